@@ -40,6 +40,7 @@ def certificate(**changes: Any) -> dict[str, Any]:
         "plan_device": None,
         "eager_time_s": 0.125,
         "threads": 1,
+        "reasons": [],
         "equal": True,
         "within_budget": True,
         **changes,
@@ -73,6 +74,7 @@ def step_values(problem: Problem, **changes: Any) -> dict[str, Any]:
         "budget_bytes": problem.ram_budget_bytes + RESERVED_BYTES,
         "keep_all_bytes": 190,
         "reserved_bytes": RESERVED_BYTES,
+        "reserves": {"inputs": RESERVED_BYTES},
         "plan": {
             "mode": str(mode),
             "device": None,

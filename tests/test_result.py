@@ -268,6 +268,21 @@ def test_summary_of_a_schedule() -> None:
     assert solve(skip_problem()).summary() == ("optimal: energy 11 J, bound 11 J, gap 0.00%")
 
 
+def test_energies_are_told_where_they_were_asked_for() -> None:
+    """With least time and costs of no device nobody asked; a limit asks, and a device does."""
+    timed = skip_problem(minimize="time")
+    silent = replace(timed, costs=replace(timed.costs, device=None))
+    for problem, told in (
+        (silent, False),
+        (replace(silent, energy_budget=100.0), True),
+        (replace(silent, costs=replace(timed.costs, device=bench_device())), True),
+    ):
+        result = solve(problem)
+        assert result.summary().startswith(f"optimal: time {result.makespan_s:.4g} s, bound ")
+        assert (" J" in result.summary(), " J" in repr(result)) == (told, told)
+        assert result.to_dict()["energy_j"] == result.energy_j > 0
+
+
 def test_an_own_objective_is_told_with_its_weights() -> None:
     """In the summary, and shortly in the repr; the energy is told beside it.
 

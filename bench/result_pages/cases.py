@@ -8,7 +8,13 @@ from blocks import table
 from poetmodel.units import format_bytes
 from result_pages import constraints, grid, training
 from result_pages.comparison import compared, method_text
-from result_pages.records import SolveRecord, circumstances, percent_text, seconds_text
+from result_pages.records import (
+    SolveRecord,
+    circumstances,
+    made_text,
+    percent_text,
+    seconds_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,12 +171,13 @@ def readme_table(
     """
     by_problem = compared(solved)
     own = {**solves(records, "main"), **solves(records, "zoo")}
-    rows = []
+    rows, beside = [], []
     for key in IN_README:
         published = by_problem.get(key, {})
         run = own.get(key) or published.get("default")
         if run is None:
             continue
+        beside += [published[name].record for name in ("default", "paper") if name in published]
         model, device, ram = key
         rows.append(
             (
@@ -188,7 +195,8 @@ def readme_table(
         f"{table(heads, rows, right=2)}\n\n"
         "RAM is relative to keep-all, overhead to a single pass, the gap to "
         "the overhead; `paper` is the published formulation with the same solver, bold where it "
-        f"ran into its limit, with its own gap. {circumstances(records)}. "
+        f"ran into its limit, with its own gap. {circumstances(records)}"
+        f"{f'; networks with `paper`: {made_text(beside)}' if beside else ''}. "
         f"{grid.sentence(solved)}{constraints.sentence(constrained)}"
         f"{training.sentence(trained)}"
         "All of it: [docs/results.md](docs/results.md)."

@@ -12,6 +12,7 @@ from result_pages.records import (
     ONE_PERCENT,
     SolveRecord,
     circumstances,
+    made_text,
     percent_text,
     seconds_text,
     share_text,
@@ -74,7 +75,8 @@ def sentence(records: Sequence[dict[str, Any]]) -> str:
     proved = share_text(sum(pair.answered for pair in able), len(able))
     return (
         f"With constraints of one's own, {proved} feasible problems were proved to 1 % within "
-        f"{_limit_s(records):g} s; the median took {_times(able)} as long as without. "
+        f"{_limit_s(records):g} s; the median took {_times(able)} as long as without "
+        f"({made_text(records)}). "
     )
 
 

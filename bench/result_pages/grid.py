@@ -18,6 +18,7 @@ from result_pages.records import (
     circumstances,
     days_text,
     feasible,
+    made_text,
     of_goal,
     percent_text,
     percentile,
@@ -256,7 +257,8 @@ def sentence(records: Sequence[dict[str, Any]]) -> str:
     return (
         "On the published graphs, with RAM from 2 % above the least that a step needs to 90 % and "
         f"with four deadlines, {proved} feasible problems were proved to 1 % of the overhead "
-        f"within 60 s on {threads_text([run.record for run in able])}; the median took {middle}. "
+        f"within 60 s on {threads_text([run.record for run in able])}; the median took {middle} "
+        f"({made_text([run.record for run in able])}). "
     )
 
 

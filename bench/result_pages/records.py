@@ -58,6 +58,12 @@ def days_text(records: Sequence[Mapping[str, Any]]) -> str:
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
+def made_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return when and where records were made, shortly: ``2026-11-22, AMD EPYC``."""
+    places = dict.fromkeys(record["machine"]["cpu"] for record in records)
+    return f"{days_text(records)}, {' and '.join(places)}"
+
+
 def circumstances(
     records: Sequence[Mapping[str, Any]], *, where: str | None = None, packages: str = ""
 ) -> str:

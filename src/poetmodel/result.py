@@ -154,7 +154,8 @@ class SolveResult:
             else:
                 own = self.own_objective is not None or self.problem.minimize == OWN
                 name = "objective" if own else self._name()
-                facts += [f"{name} {self._amount(self.value or 0.0)}, gap {gap:.2%}", energy]
+                facts += [f"{name} {self._amount(self.value or 0.0)}, gap {gap:.2%}"]
+                facts += [energy] if self.problem.asks_energy or own else []
             facts += [f"peak RAM {format_bytes(peak_bytes)}"]
         facts += [f"{len(self.violations)} violations"] if self.violations else []
         wall = format_seconds(self.wall_s)
@@ -326,7 +327,8 @@ class SolveResult:
             figures += f"; {energy}"
         else:
             value = self._amount(self.value or 0.0)
-            figures = f"{self._name()} {value}, bound {bound}, gap {self.gap:.2%}; {energy}"
+            figures = f"{self._name()} {value}, bound {bound}, gap {self.gap:.2%}"
+            figures += f"; {energy}" if self.problem.asks_energy else ""
         rejected = f"; rejected by the verifier: {'; '.join(self.violations)}"
         return f"{self.status}: {figures}{rejected if self.violations else ''}"
 

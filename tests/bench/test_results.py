@@ -45,10 +45,14 @@ def test_pages_are_written_from_the_newest_record(
         **{"seconds": 120.0, "status": "feasible", "gap": 0.4},
     }
     other = {"goal": 5, "model": model, "device": "paper-a72", "ram": ram, "seconds": 0.5}
+    later = {
+        "recorded": "2026-01-05T03:04:05+00:00",
+        "machine": {**records[0]["machine"], "cpu": "Another processor"},
+    }
     kept_runs = (
         ("2026-01-01", records[:1]),
         ("2026-01-02", records),
-        ("2026-01-02-grid", [grid_record(**published), grid_record(**other)]),
+        ("2026-01-02-grid", [grid_record(**each) | later for each in (published, other)]),
     )
     for name, kept in kept_runs:
         lines = "".join(json.dumps(record) + "\n" for record in kept)
@@ -70,5 +74,7 @@ def test_pages_are_written_from_the_newest_record(
         in text
     )
     assert "| `paper/vgg16-cifar` | `paper-a72` | 50% | 1 % | 0 % | 0.5 s | - |" in text
+    assert "2026-01-02, A processor, " in text
+    assert "networks with `paper`: 2026-01-05, Another processor. " in text
     readme.write_text(text.replace("60.1 s |", "1 s |"))
     assert make_results.main(["--check"]) == 1

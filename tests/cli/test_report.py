@@ -11,7 +11,7 @@ import pytest
 from commands import Outcome, invoke
 from pages import read_page
 from poetmodel.report.presenter import look_up
-from report_steps import step_values
+from report_steps import certificate, step_values
 from worked import skip_problem
 
 if TYPE_CHECKING:
@@ -98,12 +98,13 @@ def test_schedules_stand_side_by_side(
 def test_compiled_steps_bring_their_graph(tmp_path: Path) -> None:
     """What a PyTorch step reported, as JSON, needs no --graph; schedules of it stand beside it."""
     file, out, schedule = tmp_path / "step.json", tmp_path / "r.html", tmp_path / "s.json"
-    values = step_values(skip_problem())
+    values = step_values(skip_problem(), certificate=certificate(reasons=["the core was busy"]))
     file.write_text(json.dumps(values))
     done = invoke("report", file, "--out", out)
     assert done.status == 0, done.err
+    assert "the core was busy" in done.out
     assert "A: Are the results those of eager PyTorch?" in done.out
-    assert "6 B of the step's budget are reserved" in done.err
+    assert "6 B of the step's RAM are reserved" in done.err
     assert read_page(out.read_text(encoding="utf-8")).values["A", "step.compile_s"] == 1.5
     schedule.write_text(json.dumps(values["result"]))
     both = invoke("report", schedule, file, "--out", out, "--json")

@@ -257,6 +257,9 @@ def test_table_fits_for_every_quantity(minimize: str, solve: Callable[..., Outco
     assert (f"minimized {minimize}" in outcome.out) == (minimize != "energy")
     assert re.search(r"^gap +0 %", outcome.out, re.MULTILINE)
     assert ("proven bound" in outcome.out) == (minimize == "energy")
+    names = [line.split("  ")[0].strip() for line in outcome.out.splitlines()]
+    if minimize != "energy":  # what was asked for comes first
+        assert names.index(f"minimized {minimize}") < names.index("energy")
 
 
 def test_what_is_resident_is_told(tmp_path: Path, board_file: Path) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from commands import invoke
 from linear_steps import linear_step
+from poetmodel.export.emulator import run
 from poetmodel.export.io import save_step
+from poetmodel.export.toolchain import Target, build
 from poetmodel.graph import Graph, floor
+from toy_export import needs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +22,16 @@ if TYPE_CHECKING:
 BOARD = ("--device", "nrf52840")
 RAM = ("--ram", "4KiB")
 TILES = ("--tile", "512B")
+CNN = """
+import torch
+from torch import nn
+
+def step():
+    torch.manual_seed(0)
+    convolutions = (nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 7, 3, padding=1))
+    model = nn.Sequential(*convolutions, nn.ReLU(), nn.Flatten(), nn.Linear(448, 10))
+    return model, nn.functional.cross_entropy, (torch.ones(1, 1, 8, 8), torch.tensor([3]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +106,47 @@ def test_limits_and_infeasible_budgets_speak_of_one_graph(step: Path) -> None:
     assert invoke("solve", step, *BOARD, "--ram", f"{least - 1}B").status == 3
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("more", [(), ("--no-paging",)], ids=["paged", "in RAM"])
+def test_one_model_has_one_least_ram_from_trace_to_board(
+    more: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What ``limits`` proves of the step file is where exported C begins to train, to the byte.
+
+    What it says of the traced graph is of PyTorch's kernels, and it says so.
+    """
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(CNN)
+    train, graph, step = f"{tmp_path / 'train.py'}:step", "net.graph.json", "net.step.json"
+    sgd, folder = ("--optimizer", "sgd"), tmp_path / "firmware"
+    assert invoke("trace", train, *sgd, *BOARD, "--out", tmp_path / graph).status == 0
+    kept = ("--target", "step", "--out", tmp_path / step)
+    assert invoke("export", train, *sgd, *kept).status == 0
+    traced, exported = (invoke("limits", tmp_path / x, *BOARD, *more) for x in (graph, step))
+    assert "PyTorch's kernels" in traced.out
+    assert "nrf52840 runs those of exported C" in traced.err
+    assert "PyTorch's kernels" not in exported.out + exported.err
+    found = json.loads(invoke("limits", tmp_path / step, *BOARD, *more, "--json").out)
+    block = found["ram"]["block"]
+    assert block["proven"]
+    least = int(block["value"]) + found["reserved_bytes"]
+    assert f"--ram {least}B of 'poetmodel export'" in " ".join(exported.out.split())
+    less = invoke(
+        *("export", tmp_path / step, *BOARD, *more, "--ram", f"{least - 1}B", "--out", folder)
+    )
+    assert less.status in (1, 2)
+    assert "proved" in less.err or f"give at least {least:,} B" in less.err
+    done = invoke("export", tmp_path / step, *BOARD, *more, "--ram", f"{least}B", "--out", folder)
+    assert done.status == 0, done.err
+    needs(Target.M4)
+    batch = np.ones(64, np.float32).tobytes() + np.array([1], np.int32).tobytes()
+    program = build(folder, Target.M4)
+    ran = run(program, Target.M4, folder, inputs=batch, steps=3, learning_rate=0.1)
+    assert len(ran.require_success().losses) == 3
+    assert ran.losses[3] < ran.losses[1]
+    assert ran.figures["ram_bytes"] <= ran.figures["ram_limit_bytes"] == least
+
+
 @pytest.mark.parametrize("command", ["plan", "explain", "verify", "report"])
 def test_schedules_of_a_step_are_read_with_it(
     command: str, step: Path, schedule: Path, tmp_path: Path
@@ -115,4 +170,5 @@ def test_a_step_file_without_a_graph_is_told(tmp_path: Path) -> None:
     path.write_text(json.dumps({"format": "poetmodel-step", "version": 1}))
     ended = invoke("limits", path, *BOARD)
     assert ended.status == 2
-    assert "graph: expected a poetmodel-graph file" in ended.err
+    assert f"{path}: graph: missing" in ended.err
+    assert "graph: expected a poetmodel-graph file" in invoke("solve", path, *BOARD).err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from eager_steps import outcome, unequal  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
-from poetmodel.torch import compile  # noqa: E402
+from poetmodel.torch import certificate, compile, measure, trace  # noqa: E402
 from poetmodel.torch.certificate import certify  # noqa: E402
 from poetmodel.torch.comparison import ResultDifference  # noqa: E402
 from small_networks import residual_step  # noqa: E402
@@ -154,3 +155,38 @@ def test_a_difference_is_plain_values() -> None:
     assert replace(found, largest=0.5).to_dict()["largest"] == 0.5
     assert replace(found, largest=None, op="mm").to_dict()["told"] == "only one of both has it"
     assert str(replace(found, largest=None, op="mm")) == "loss (only one of both has it, from mm)"
+
+
+@pytest.mark.parametrize(
+    ("eager", "ours", "reasons"),
+    [
+        (1.0, 1.05, []),
+        (3.0, 3.0, ["eager PyTorch takes 3.00 times"]),
+        (1.0, 2.0, ["beyond what eager shows, the compiled step takes 2.00 times", "its program"]),
+        (0.5, 0.5, ["eager PyTorch takes 0.50 times"]),
+    ],
+)
+def test_a_time_that_is_not_the_planned_one_is_explained(
+    eager: float, ours: float, reasons: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the costs, which eager shows to be off, or by what the compiled step does beside."""
+    torch.manual_seed(1)
+    own = rows(nn.Linear(4, 4))
+    costs = measure(trace(*own), folder=None, repeats=1).costs
+    step = compile(*own, ram="100%", profile=costs, cache=False)
+    planned_s = step.compiled.check.makespan_s
+    times = cycle([planned_s * eager, planned_s * ours])
+    monkeypatch.setattr(
+        certificate, "_timed", lambda work: (work(), (taken := next(times), taken))[1]
+    )
+    found = step.verify()
+    assert len(found.reasons) == len(reasons)
+    for reason, words in zip(found.reasons, reasons, strict=True):
+        assert reason.startswith(words)
+        assert reason in found.summary()
+    assert found.to_dict()["reasons"] == list(found.reasons)
+
+
+def test_a_board_plan_is_not_held_against_this_host(verified: tuple[Any, Step]) -> None:
+    """Its times are another machine's: there is nothing to explain."""
+    assert verified[1].verify().reasons == ()

@@ -57,10 +57,11 @@ def test_three_lines(tmp_path: Path) -> None:
 
 def test_a_step_tells_what_it_is() -> None:
     """In one line: its name, what it takes of its budget, what it costs, how it is called."""
-    _, step = simple()
-    words = r"'Sequential', .*B of .*B planned, .*% more energy, loss = step\(\*inputs\)"
-    assert re.fullmatch(rf"Step\({words}\)", repr(step))
-    step.close()
+    for minimize in ("energy", "time"):
+        step = pmt.compile(*rows(nn.Linear(4, 4)), ram="100%", device="rpi4b", minimize=minimize)
+        words = rf"'Sequential', .*B of .*B planned, .*% more {minimize}, loss = step\(\*inputs\)"
+        assert re.fullmatch(rf"Step\({words}\)", repr(step))
+        step.close()
 
 
 def test_recomputing_alone_needs_no_storage() -> None:

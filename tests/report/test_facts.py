@@ -117,7 +117,7 @@ def test_state_is_told_by_its_home() -> None:
     assert (counts["resident"], counts["on storage"], counts["replacement"]) == (1, 1, 2)
     assert found["decisions"]["page_ins"] == sum(row["paged_in"] for row in table.values())
     assert found["decisions"]["page_outs"] == sum(row["paged_out"] for row in table.values())
-    graph = graph_facts(one.problem)
+    graph = graph_facts(one)
     assert graph["state"] == {"tensors": 2, "bytes": 500}
     assert graph["floor_bytes"] == 600
 
@@ -128,4 +128,4 @@ def test_without_state_nothing_is_said_of_it() -> None:
     found = facts(one)
     assert not {"state", "in_place"} & set(found)
     assert "resident" not in found["decisions"]["tensors"]
-    assert "state" not in graph_facts(one.problem)
+    assert "state" not in graph_facts(one)

@@ -24,7 +24,7 @@ def test_rows_carry_the_values_of_the_step() -> None:
     """Each cell has its key and the value there; nothing is shown twice in another unit."""
     values = step_values(skip_problem())
     rows = {row[0].name: row for row in measured_rows(values)}
-    assert list(rows) == ["heap peak", "of it tensors", "paged out", "paged in", "time of a step"]
+    assert list(rows) == ["peak RAM", "of it tensors", "paged out", "paged in", "time of a step"]
     cells = [fact for row in rows.values() for fact in row if fact.value is not None]
     assert len(cells) == 11
     for fact in cells:

@@ -96,10 +96,11 @@ def test_row_of_several_tensors_has_their_sum() -> None:
 
 
 def test_without_costs_there_are_no_columns_of_costs() -> None:
-    """Heads and cells go together."""
-    found = table(timed=False)
-    assert set(HEADS) - set(found["heads"]) == {"energy", "time"}
-    assert {len(row["cells"]) for row in found["rows"]} == {len(found["heads"])}
+    """Heads and cells go together, also where one of both is wanted."""
+    for costs in ((), ("time",)):
+        found = table(costs=costs)
+        assert set(HEADS) - set(found["heads"]) == {"energy", "time"} - set(costs)
+        assert {len(row["cells"]) for row in found["rows"]} == {len(found["heads"])}
 
 
 @pytest.mark.parametrize(

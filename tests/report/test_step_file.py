@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from instances import bench_device
 from poetmodel.errors import InputError
 from poetmodel.problem import Problem
-from poetmodel.report.facts import facts
+from poetmodel.report.bars import comparison_bars
+from poetmodel.report.comparison import compare, comparison_facts
+from poetmodel.report.facts import facts, graph_facts
+from poetmodel.report.figures import figures
+from poetmodel.report.presenter import share
 from poetmodel.report.step_file import parse_step, step_subject
+from poetmodel.report.timeline import timeline_chart
+from poetmodel.report.wording import answers
 from poetmodel.solver import solve
 from report_steps import RESERVED_BYTES, step_values
 from worked import skip_problem
@@ -29,12 +37,93 @@ def test_a_step_is_judged_and_planned() -> None:
     assert found.check is not None
     assert found.check.peak_ram_bytes + RESERVED_BYTES == values["plan"]["peak_bytes"]
     (note,) = found.notes
-    assert note.startswith("6 B of the step's budget are reserved")
+    assert note.startswith("6 B of the step's RAM are reserved: inputs 6 B")
     told = facts(found)["step"]
     assert told == {
         key: value for key, value in values.items() if key not in ("result", "scheduled")
     }
     assert facts(found)["commands"] == [f"step = {values['call']}\nprint(step.verify().summary())"]
+
+
+def test_the_ram_of_a_step_has_one_value() -> None:
+    """Budget, peak and keep-all are those of the step in facts, charts and comparison alike."""
+    values = step_values(skip_problem()) | {"keep_all_bytes": 20}
+    one = step_subject(values, source="s.json")
+    budget, peak = values["budget_bytes"], values["plan"]["peak_bytes"]
+    found, chart = facts(one), timeline_chart(one)
+    assert found["budget_bytes"] == found["problem"]["ram_budget_bytes"] == budget
+    assert found["peak_ram_bytes"] == found["plan"]["peak_ram_bytes"] == peak
+    assert found["binding"]["ram_bytes"] == peak
+    assert graph_facts(one)["checkpoint_all_peak_bytes"] == 20
+    assert (chart["budget"], max(chart["during"]), max(chart["ghost"][1])) == (budget, peak, 20)
+    held = [sum(stay[1] for stay in chart["stays"] if stay[2] <= p < stay[3]) for p in (0, -1)]
+    assert min(held) >= RESERVED_BYTES
+    (comparison,) = compare([one])
+    methods = {each["method"]: each for each in comparison_facts(one, [comparison])["methods"]}
+    assert methods["checkpoint-all"]["peak_ram_bytes"] == 20
+    bars = comparison_bars(comparison)
+    (place,) = (k for k, column in enumerate(bars.columns) if column.key == "peak_ram_bytes")
+    assert bars.lines[0].cells[place].value == peak
+    assert bars.columns[place].limit_text == f"{budget} B"
+
+
+def test_keep_all_of_operations_in_parts_has_a_name_of_its_own() -> None:
+    """Where it takes less than the step as captured it is not what 100 % of a budget is."""
+    one = step_subject(step_values(skip_problem()) | {"keep_all_bytes": 190}, source="s.json")
+    chart, bars = timeline_chart(one), comparison_bars(compare([one])[0])
+    assert max(chart["ghost"][1]) == 21
+    assert chart["ghost_name"] == "keep-all in parts"
+    assert bars.lines[1].name == "keep-all in parts"
+
+
+def test_the_peak_of_a_step_is_that_of_its_plan() -> None:
+    """Where transfers run beside the computing the plan may hold more than the schedule."""
+    values = step_values(skip_problem())
+    one = step_subject(values, source="s.json")
+    assert one.check is not None
+    more = replace(one.check, peak_ram_bytes=one.check.peak_ram_bytes + 3)
+    later = replace(one, check=more)
+    bars = comparison_bars(compare([later])[0])
+    (place,) = (k for k, column in enumerate(bars.columns) if column.key == "peak_ram_bytes")
+    peaks = (facts(later)["peak_ram_bytes"], facts(later)["plan"]["peak_ram_bytes"])
+    assert {*peaks, bars.lines[0].cells[place].value} == {values["plan"]["peak_bytes"] + 3}
+
+
+def measured(problem: Problem) -> Problem:
+    """Return a problem with the same costs as if they were measured here, to take least time."""
+    costs = replace(problem.costs, device=None)
+    return replace(problem, costs=costs, minimize="time")
+
+
+def test_a_step_that_takes_least_time_speaks_of_time() -> None:
+    """Nobody asked for energies: answers, comparison, figures and table are about seconds."""
+    one = step_subject(step_values(measured(skip_problem())), source="s.json")
+    found = facts(one)
+    assert not found["asks_energy"]
+    price = answers(found)[2]
+    share_of = found["makespan_s"] / found["pass_s"] - 1
+    assert price.word == f"+{share(share_of)} time"
+    assert " J" not in price.text
+    bars = comparison_bars(compare([one])[0])
+    assert bars.columns[0].name == "time above a single pass"
+    assert bars.lines[0].cells[0].value == pytest.approx(share_of)
+    assert not any(row[0].key.endswith("_j") for _, rows in figures([found]) for row in rows)
+
+
+def test_energies_that_were_asked_for_are_told() -> None:
+    """As the objective, as a limit, or of a device, then behind the time."""
+    problem = skip_problem()
+    timed = measured(problem)
+    assert answers(facts(step_subject(step_values(problem), source="")))[2].word.endswith("energy")
+    for asked in (
+        replace(timed, energy_budget=100.0),
+        replace(timed, costs=replace(timed.costs, device=bench_device())),
+    ):
+        price = answers(facts(step_subject(step_values(asked), source="s.json")))[2]
+        if asked.energy_budget is not None:
+            assert price.word.endswith("time")
+            assert " J, " in price.text
+        assert asked.asks_energy
 
 
 def test_a_step_survives_json() -> None:

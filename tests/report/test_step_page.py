@@ -39,7 +39,7 @@ def test_the_section_shows_what_was_measured() -> None:
         "energies: a nominal 1 W",
         "step = poetmodel.torch.compile(model, loss_fn, inputs, ram='50%')",
         "compiled with torch 2.13.0+cpu",
-        "6 B of the step's budget are reserved",
+        "6 B of the step's RAM are reserved",
     ):
         assert words in page.text
     assert "poetmodel solve" not in page.text

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.cli.failures import print_warnings
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph.catalogue import (
     OWN_SHAPE,
@@ -22,6 +23,7 @@ from poetmodel.units import MAX_BYTES
 if TYPE_CHECKING:
     from poetmodel.cli.options import CostOptions, FileGraphOptions, GraphOptions
     from poetmodel.device import Costs, Device
+    from poetmodel.export.step import Step
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.report.subject import VerifiedSchedule
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 MEMORY_FIGURES: Final = ("peak_ram_bytes",)
 """Figures of a file that need no costs."""
+LEAST_PYTORCH_BYTES: Final = 2**26
+"""Devices with less RAM do not run PyTorch [B]."""
 MEASURED_COSTS: Final = "; give --profile if it was solved with measured costs"
 """What to do where the costs of a file are taken from its device."""
 
@@ -52,12 +56,31 @@ def read_named(name: str, shape: Variant) -> Graph:
     The graph of a step file is that of the exported kernels, with larger parameters in tiles where
     that is all that is asked for.
     """
-    if is_step_file(name) and shape.given.keys() == {"tile"}:
-        from poetmodel.export.exporting import in_tiles
-        from poetmodel.export.io import load_step
+    step = read_step(name, shape) if "tile" in shape.given else None
+    return read_model_or_file(name, shape) if step is None else step.graph
 
-        return in_tiles(load_step(name), shape.tile).graph
-    return read_model_or_file(name, shape)
+
+def read_step(name: str | None, shape: Variant) -> Step | None:
+    """Return what a step file holds, in tiles of the size that is given; None for another file."""
+    if name is None or not is_step_file(name) or shape.given.keys() - {"tile"}:
+        return None
+    from poetmodel.export.exporting import in_tiles
+    from poetmodel.export.io import load_step
+
+    return in_tiles(load_step(name), shape.tile)
+
+
+def given_step(given: GraphOptions) -> Step | None:
+    """Return the step file of a MODEL argument or a ``--graph`` option; None for other graphs."""
+    names = [name for name in (given.model, given.graph) if name is not None]
+    return read_step(names[0], given.shape) if len(names) == 1 else None
+
+
+def beside_bytes(step: Step) -> int:
+    """Return what exported C takes of RAM beside its tensors: inputs, stack, runtime [B]."""
+    from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+
+    return reserved_bytes(step, STACK_BYTES)
 
 
 def is_step_file(name: str | None) -> bool:
@@ -176,14 +199,29 @@ def device_warnings(device: Device) -> tuple[str, ...]:
     return tuple(f"device {device.key or device.name}: {text}" for text in sanity_warnings(device))
 
 
+def warn_of_kernels(graph: Graph, device: Device | None) -> None:
+    """Warn where a graph is of PyTorch's kernels, and the device runs those of exported C."""
+    if device is None or graph.kernels != "pytorch" or device.ram_bytes >= LEAST_PYTORCH_BYTES:
+        return
+    print_warnings(
+        [
+            f"{graph.name} is a graph of PyTorch's kernels, and {device.key or device.name} runs "
+            "those of exported C, which need other RAM: ask about the step file that 'poetmodel "
+            "export --target step' writes"
+        ]
+    )
+
+
 def read_costs(graph: Graph, given: CostOptions, *, named: str | None = None) -> Costs:
     """Return the measured costs of a profile, or else the estimates of a device.
 
-    `named` is the device where none is given.
+    `named` is the device where none is given. A device that cannot run the kernels of the graph is
+    warned of.
     """
     from poetmodel.device import Costs
 
     device = read_device(named if given.device is None else given.device)
+    warn_of_kernels(graph, device)
     if given.profile is not None:
         from poetmodel.device.io import load_profile
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import completion
-from poetmodel.cli.inputs import is_step_file, read_device, read_graph
+from poetmodel.cli.inputs import beside_bytes, given_step, read_device, read_graph, warn_of_kernels
 from poetmodel.cli.options import GraphOptions, OutputOptions, argument, command, group, what
 from poetmodel.cli.output import figures, listing, print_json, print_text, show
 from poetmodel.device.room import DeviceRoom, floor_use, gauge, keep_all_use
@@ -40,9 +40,10 @@ class BoardOptions:
 @command("poetmodel inspect resnet18-cifar")
 def inspect(source: GraphOptions, board: BoardOptions, output: OutputOptions) -> None:
     """Show the size of a graph, its keep-all peak and its minimum RAM."""
-    graph, device = read_graph(source), read_device(board.device)
-    name = source.model if source.graph is None else source.graph
-    beside = _beside_as_c(name)
+    step, device = given_step(source), read_device(board.device)
+    graph = read_graph(source) if step is None else step.graph
+    warn_of_kernels(graph, device)
+    beside = {} if step is None else {"reserved_bytes": beside_bytes(step)}
     if output.json:
         print_json(as_dict(graph, device) | beside)
         return
@@ -53,16 +54,6 @@ def inspect(source: GraphOptions, board: BoardOptions, output: OutputOptions) ->
             f"graph of the exported kernels; C of it takes {size} beside, for inputs, stack and "
             "runtime, which --ram of 'poetmodel export' counts too"
         )
-
-
-def _beside_as_c(name: str | None) -> dict[str, int]:
-    """Return what exported C takes beside the tensors of a graph; nothing but for a step file."""
-    if name is None or not is_step_file(name):
-        return {}
-    from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-    from poetmodel.export.io import load_step
-
-    return {"reserved_bytes": reserved_bytes(load_step(name), STACK_BYTES)}
 
 
 @group

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings
-from poetmodel.cli.inputs import read_costs, read_graph
+from poetmodel.cli.inputs import beside_bytes, given_step, read_costs, read_graph
 from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.problem import Quantity
 from poetmodel.report.presenter import Fact, Unit, percent, plural, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -30,9 +31,17 @@ WORDS: Final = {
     "page": "RAM, paging",
     "both": "RAM, both",
     "stated": "RAM, all limits",
+    "block": "RAM, exported C",
     "time": "deadline",
     "energy": "energy",
 }
+
+
+KERNELS_OF: Final = {
+    "pytorch": " (PyTorch's kernels)",
+    "exported": " (kernels of exported C)",
+}
+"""What is said of graphs by whose kernels they are of."""
 
 
 @options.command("poetmodel limits mlp --device mkr1000 --ram 70%")
@@ -47,7 +56,8 @@ def limits(
     from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits
 
-    graph = read_graph(source)
+    step = given_step(source)
+    graph = read_graph(source) if step is None else step.graph
     problem = limits.problem(graph, read_costs(graph, costing))
     found = find_limits(
         problem,
@@ -55,34 +65,46 @@ def limits(
         time_limit=search.time_limit,
         gap=search.gap,
         threads=search.threads,
+        alignment=None if step is None else ALIGNMENT,
     )
+    beside = None if step is None else beside_bytes(step)
     rooms = [limit.result.room for limit in found if limit.result.room is not None]
     if rooms:  # does not even the schedule with the least RAM fit the device?
         print_room_warnings(min(rooms, key=lambda room: room.needed_bytes))
     if output.json:
-        print_json(as_dict(problem, found))
+        print_json(as_dict(problem, found, beside=beside))
         return
-    show(figures(f"Limits of {graph.name}", _facts(problem, found)))
+    of = KERNELS_OF.get(graph.kernels or "", "")
+    show(figures(f"Limits of {graph.name}{of}", _facts(problem, found, beside)))
     if any(limit.result.status == Status.FEASIBLE for limit in found):
         print_text("", "A longer --time-limit closes the gaps that are left.")
 
 
-def as_dict(problem: Problem, found: Sequence[Limit]) -> dict[str, Any]:
-    """Return the limits as plain values in SI units; those on RAM by name, under ``ram``."""
+def as_dict(
+    problem: Problem, found: Sequence[Limit], *, beside: int | None = None
+) -> dict[str, Any]:
+    """Return the limits as plain values in SI units; those on RAM by name, under ``ram``.
+
+    `beside` is what exported C takes of RAM beside its tensors [B]; None where that is no question.
+    """
     graph = problem.graph
     least = problem.floor
     return {
-        "graph": {"name": graph.name, "sha256": graph.sha256},
+        "graph": {"name": graph.name, "sha256": graph.sha256, "kernels": graph.kernels},
         "problem": problem.to_dict(),
         "floor_bytes": least.bytes,
         "floor_node": graph.nodes[least.node].name,
         "ram": {limit.name: limit.to_dict() for limit in found if limit.quantity == Quantity.RAM},
         **{limit.name: limit.to_dict() for limit in found if limit.quantity != Quantity.RAM},
+        **({} if beside is None else {"reserved_bytes": beside}),
     }
 
 
-def _facts(problem: Problem, found: Sequence[Limit]) -> Iterator[Fact]:
-    for limit in found:
+def _facts(problem: Problem, found: Sequence[Limit], beside: int | None) -> Iterator[Fact]:
+    for limit in sorted(found, key=lambda limit: limit.quantity != Quantity.RAM):
+        if limit.name == "block":
+            yield _exported(limit, beside or 0)
+            continue
         unit, room = limit.result.problem.objective.format, limit.result.room
         over = "" if room is None or room.fits else "; does not fit the device"
         yield row(
@@ -93,6 +115,22 @@ def _facts(problem: Problem, found: Sequence[Limit]) -> Iterator[Fact]:
         place = _place(limit)
         if place:
             yield row("", "", place)
+
+
+def _exported(limit: Limit, beside: int) -> Fact:
+    """Return the least RAM of exported C: its tensors, and what it takes beside them."""
+    if limit.value is None:
+        return row(WORDS[limit.name], "none", limit.result.reason)
+    whole = round(limit.value) + beside
+
+    def unit(size: float) -> str:
+        return format_bytes(size + beside)
+
+    note = (
+        f"{_proof(limit, unit)}; --ram {whole}B of 'poetmodel export', {format_bytes(beside)} of "
+        f"it for inputs, stack and runtime; tensors begin at multiples of {ALIGNMENT} B"
+    )
+    return row(WORDS[limit.name], format_bytes(whole), note)
 
 
 def _proof(limit: Limit, unit: Unit) -> str:

@@ -12,7 +12,7 @@ from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, read_named
 from poetmodel.cli.output import figures, print_json, print_written, show
 from poetmodel.cli.plan import Planned, default_mode
 from poetmodel.errors import InputError, PlanError, ScheduleError
-from poetmodel.report.presenter import Fact, row
+from poetmodel.report.presenter import Fact, look_up, row
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def _facts(found: dict[str, Any]) -> Iterator[Fact]:
         of_step = () if entry["step"] is None else step_answers(entry["step"])
         for answer in (*of_step, *answers(entry)):
             yield row(f"{entry['label']}: {answer.question}", answer.word, answer.text)
+        for reason in look_up(entry, "step.certificate.reasons") or ():
+            yield row(f"{entry['label']}: measured, not planned", "", reason)
 
 
 def read_subjects(

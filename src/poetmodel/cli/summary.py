@@ -80,6 +80,16 @@ def _proof(result: SolveResult) -> Iterator[Fact]:
     if not result.backend and result.termination == Termination.STALLED:
         reason = f"method {result.method!r} proves nothing about its schedule"
     yield row("status", str(result.status), reason)
+    if result.problem.minimize == Quantity.ENERGY:
+        yield from _energy(result)
+        yield row("gap", _gap(result), f"of the overhead; {_tolerance(result)}")
+        return
+    yield from _minimized(result)
+    if result.problem.asks_energy:
+        yield from _energy(result)
+
+
+def _energy(result: SolveResult) -> Iterator[Fact]:
     baseline_j, overhead_j = result.baseline_energy_j, result.overhead_j or 0.0
     yield row(
         "energy",
@@ -91,22 +101,31 @@ def _proof(result: SolveResult) -> Iterator[Fact]:
     if result.bound_j is not None:
         least = f"no schedule has an overhead below {format_joules(result.overhead_bound_j)}"
         yield row("proven bound", format_joules(result.bound_j), least)
-    gap = percent(result.gap or 0.0, digits=3)
-    tolerance = f"tolerance {percent(result.requested_gap)}"
-    minimize = result.problem.minimize
-    if minimize == Quantity.ENERGY:
-        yield row("gap", gap, f"of the overhead; {tolerance}")
-        return
-    amount = result.problem.objective.format
-    value, bound = (amount(figure or 0.0) for figure in (result.value, result.bound))
+
+
+def _minimized(result: SolveResult) -> Iterator[Fact]:
+    """Yield what was minimized other than energy, and its gap."""
+    minimize, objective = result.problem.minimize, result.problem.objective
+    value, bound = (objective.format(figure or 0.0) for figure in (result.value, result.bound))
     name, what = f"minimized {minimize}", ""
     if minimize == OWN:
         name, what = "own objective", f"{in_words(result.problem.own_objective)}; "
+    elif minimize == Quantity.TIME and objective.baseline > 0:
+        more = percent((result.overhead or 0.0) / objective.baseline)
+        what = f"{more} more than a single pass; "
     trains = bool(result.problem.graph.replacement_of) and result.status == Status.OPTIMAL
     if minimize == Quantity.RAM and trains:
         what = f"the least RAM in which this network trains{_within(result.problem)}; "
     yield row(name, value, f"{what}bound {bound}")
-    yield row("gap", gap, f"of the {name}; {tolerance}")
+    yield row("gap", _gap(result), f"of the {name}; {_tolerance(result)}")
+
+
+def _gap(result: SolveResult) -> str:
+    return percent(result.gap or 0.0, digits=3)
+
+
+def _tolerance(result: SolveResult) -> str:
+    return f"tolerance {percent(result.requested_gap)}"
 
 
 def _within(problem: Problem) -> str:

@@ -6,8 +6,8 @@ A node whose one tensor has the node's own name can be spelled with ``output_byt
 ``outputs``; both spellings are the same `Graph`. Written, and hashed, is the shorter one,
 ``output_bytes``, wherever it says everything, so that both hash alike. The canonical form fills in
 every key that has a default; the keys without one (``bytes_moved``, ``parameters``,
-``forward_macs``, ``in_place``, ``replaces``) appear only where they are set. A node that holds
-state has none of the keys that such a node must not give.
+``forward_macs``, ``in_place``, ``replaces``) appear only where they are set, and ``kernels`` never
+does. A node that holds state has none of the keys that such a node must not give.
 """
 
 from __future__ import annotations
@@ -198,8 +198,12 @@ def _read_node(item: dict[str, Any]) -> Node:
 
 
 def canonical_json(graph: Graph) -> str:
-    """Return the text that a graph is hashed by: defaults filled in, keys sorted, no spaces."""
+    """Return the text that a graph is hashed by: defaults filled in, keys sorted, no spaces.
+
+    Whose kernels it is of is left out.
+    """
     document = graph_to_dict(graph, defaults=True)
+    document.pop("kernels", None)
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 

@@ -153,6 +153,9 @@ class Graph:
     """Number of trainable parameters, where known."""
     forward_macs: int | None = None
     """Multiply-accumulates of the forward pass: convolutions, linear layers, matrix products."""
+    kernels: str | None = None
+    """Whose kernels compute it: ``pytorch``, ``exported`` (the C of `poetmodel.export`), or None
+    where that is not known. No part of its identity."""
 
     def __post_init__(self) -> None:
         from poetmodel.graph.io import graph_to_dict

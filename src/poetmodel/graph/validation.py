@@ -76,6 +76,7 @@ _GRAPH_KEYS: Final = {
     "resident_bytes": _OBJECT,
     "parameters": _COUNT,
     "forward_macs": _COUNT,
+    "kernels": _Rule(lambda value: value in ("pytorch", "exported"), "pytorch or exported"),
     "nodes": _Rule(lambda value: isinstance(value, list), "a list"),
 }
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")

@@ -275,6 +275,17 @@ class Problem:
         """Energy of a single pass, idle power included [J]."""
         return sum(self.table.compute_energy_j) + self.idle_power_w * self.pass_time_s
 
+    @property
+    def asks_energy(self) -> bool:
+        """Whether energies were asked for: minimized, limited, in an own sum, or of a device."""
+        sums = (self.own_objective, *(row.terms for row in self.constraints))
+        return (
+            self.minimize == Quantity.ENERGY
+            or self.energy_budget is not None
+            or self.costs.device is not None
+            or any(name == Total.ENERGY for terms in sums for name, _ in terms)
+        )
+
     @cached_property
     def objective(self) -> Objective:
         """The quantity that is minimized."""

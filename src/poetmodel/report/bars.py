@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from poetmodel.problem import DeadlineCounts
+from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.report.comparison import KEEP_ALL
 from poetmodel.report.presenter import plural, share
+from poetmodel.report.timeline import IN_PARTS
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class _Measure(NamedTuple):
     """A quantity of a schedule."""
 
     column: Column
-    read: Callable[[Simulation], float | None]
+    read: Callable[[_Entry], float | None]
     words: Callable[[float], str]
     limit: float | None = None
 
@@ -91,6 +93,8 @@ class _Entry:
 
     name: str
     simulation: Simulation
+    reserved_bytes: int = 0
+    """What a compiled step takes beyond what is simulated [B]."""
     broken: tuple[str, ...] = ()
     note: str = ""
     is_own: bool = False
@@ -104,8 +108,9 @@ def comparison_bars(comparison: Comparison) -> Bars:
         lead = f"Nothing to compare with: {comparison.reason}."
         return Bars(title=title, columns=(), lines=(), lead=lead)
     entries = [_own(subject, several=len(subjects) > 1) for subject in subjects]
-    entries += _entries(comparison.rivals)
-    columns, lines = _table(entries, [_overhead(), _peak(subjects[0]), _time(subjects[0])])
+    entries += _entries(comparison.rivals, subjects[0])
+    measures = [_overhead(subjects[0]), _peak(subjects[0]), _time(subjects[0])]
+    columns, lines = _table(entries, measures)
     return Bars(
         title=title,
         columns=columns,
@@ -123,7 +128,7 @@ def overlay_bars(subjects: Sequence[Subject]) -> Bars:
     measures = [_peak(first if len(budgets) == 1 else None), _WRITTEN]
     if all(subject.costs is not None for subject in subjects):
         measures = [
-            _overhead(),
+            _overhead(first),
             measures[0],
             _time(first if len(deadlines) == 1 else None),
             _WRITTEN,
@@ -139,33 +144,56 @@ def _own(subject: Subject, *, several: bool) -> _Entry:
     return _Entry(
         name=f"{subject.label}: {subject.sources.schedule}" if several else "this schedule",
         simulation=subject.simulation,
+        reserved_bytes=subject.peak_ram_bytes - subject.simulation.peak_ram_bytes,
         broken=("rejected",) if violations else (),
         note=f"rejected: {plural(violations, 'violation')}" if violations else note,
         is_own=True,
     )
 
 
-def _entries(rivals: Iterable[Rival]) -> Iterator[_Entry]:
+def _entries(rivals: Iterable[Rival], beside: Subject) -> Iterator[_Entry]:
     for rival in rivals:
         if rival.simulation is not None:
-            note = " and ".join(TROUBLES[each] for each in rival.broken)
             yield _Entry(
-                name=rival.name, simulation=rival.simulation, broken=rival.broken, note=note
+                name=_name(rival, beside),
+                simulation=rival.simulation,
+                reserved_bytes=rival.peak_ram_bytes(beside) - rival.simulation.peak_ram_bytes,
+                broken=rival.broken,
+                note=" and ".join(TROUBLES[each] for each in rival.broken),
             )
+
+
+def _name(rival: Rival, beside: Subject) -> str:
+    is_less = rival.peak_ram_bytes(beside) < beside.keep_all_bytes
+    return IN_PARTS if rival.method == KEEP_ALL and is_less else rival.name
 
 
 # -- quantities -------------------------------------------------------------------------------
 
 
-def _overhead() -> _Measure:
-    column = Column(name="energy above a single pass", key="overhead_ratio", trouble="energy")
-    return _Measure(column, _ratio, _more)
+def _overhead(subject: Subject) -> _Measure:
+    """Return the energy above a single pass, or the time where that is what was asked for."""
+    if _is_timed(subject):
+        column = Column(name="time above a single pass", key="overtime_ratio")
+    else:
+        column = Column(name="energy above a single pass", key="overhead_ratio", trouble="energy")
+    return _Measure(column, lambda entry: _ratio(subject, entry.simulation), _more)
+
+
+def _is_timed(subject: Subject) -> bool:
+    """Return whether time was minimized, or nobody asked for energies."""
+    return subject.problem.minimize == Quantity.TIME or not subject.problem.asks_energy
 
 
 def _peak(limited: Subject | None) -> _Measure:
     column = Column(name="peak RAM", key="peak_ram_bytes", trouble="ram")
     budget = None if limited is None else limited.budget_bytes
-    return _Measure(column, lambda simulation: simulation.peak_ram_bytes, format_bytes, budget)
+    return _Measure(
+        column,
+        lambda entry: entry.simulation.peak_ram_bytes + entry.reserved_bytes,
+        format_bytes,
+        budget,
+    )
 
 
 def _time(limited: Subject | None) -> _Measure:
@@ -173,14 +201,18 @@ def _time(limited: Subject | None) -> _Measure:
     deadline_s = None if limited is None else limited.problem.deadline_s
     if limited is None or deadline_s is None:
         column = Column(name="time of a step", key="makespan_s")
-        return _Measure(column, lambda simulation: simulation.makespan_s, format_seconds)
+        return _Measure(column, lambda entry: entry.simulation.makespan_s, format_seconds)
     computing = limited.problem.deadline_counts == DeadlineCounts.COMPUTE
     name = "time of computing" if computing else "time of a step"
     column = Column(name=name, key="deadline_time_s", trouble="deadline")
-    return _Measure(column, lambda simulation: simulation.time_s, format_seconds, deadline_s)
+    return _Measure(column, lambda entry: entry.simulation.time_s, format_seconds, deadline_s)
 
 
-def _ratio(simulation: Simulation) -> float | None:
+def _ratio(subject: Subject, simulation: Simulation) -> float | None:
+    """Return the share above a single pass that a schedule of the problem takes."""
+    if _is_timed(subject):
+        makespan_s, pass_s = simulation.makespan_s, subject.problem.pass_time_s
+        return makespan_s / pass_s - 1 if pass_s and makespan_s is not None else None
     baseline_j, overhead_j = simulation.baseline_energy_j, simulation.overhead_j
     return overhead_j / baseline_j if baseline_j and overhead_j is not None else None
 
@@ -191,7 +223,7 @@ def _more(ratio: float) -> str:
 
 _WRITTEN: Final = _Measure(
     Column(name="written to storage", key="written_bytes"),
-    lambda simulation: simulation.written_bytes,
+    lambda entry: entry.simulation.written_bytes,
     format_bytes,
 )
 
@@ -202,7 +234,7 @@ def _table(
     columns: list[Column] = []
     cells: list[list[Cell]] = [[] for _ in entries]
     for plain, read, words, limit in measures:
-        values = [read(entry.simulation) for entry in entries]
+        values = [read(entry) for entry in entries]
         most = max([value for value in (*values, limit) if value is not None], default=0) or 1
         ratio, text = (None, "") if limit is None else (limit / most, words(limit))
         column = replace(plain, limit_share=ratio, limit_text=text)
@@ -233,11 +265,12 @@ def _kind(entry: _Entry) -> str:
 
 def _lead(subject: Subject, rivals: Sequence[Rival]) -> str:
     """Return what the comparison comes to, in a sentence."""
-    own = _ratio(subject.simulation)
+    own = _ratio(subject, subject.simulation)
     if own is None or not subject.verdict.valid:
         return ""
-    what = f"{_more(own)} energy"
-    ratios = [(found, rival.name) for rival in rivals if (found := _kept_ratio(rival)) is not None]
+    what = f"{_more(own)} {'time' if _is_timed(subject) else 'energy'}"
+    kept = [(_kept_ratio(subject, rival), rival.name) for rival in rivals]
+    ratios = [(found, name) for found, name in kept if found is not None]
     if not ratios:
         return f"{what}; none of the earlier methods keeps the limits."
     best, name = min(ratios)
@@ -248,8 +281,10 @@ def _lead(subject: Subject, rivals: Sequence[Rival]) -> str:
     return f"{what} instead of {_more(best)} by {name}, the best earlier method within the limits."
 
 
-def _kept_ratio(rival: Rival) -> float | None:
-    return None if rival.simulation is None or rival.broken else _ratio(rival.simulation)
+def _kept_ratio(subject: Subject, rival: Rival) -> float | None:
+    if rival.simulation is None or rival.broken:
+        return None
+    return _ratio(subject, rival.simulation)
 
 
 def limits_in_words(bars: Bars) -> Iterator[str]:

@@ -51,7 +51,7 @@ def parts() -> list[dict[str, str]]:
     """Return the kinds of what is in RAM with their colours, from the bottom of a stack."""
     return [
         {"name": name, "key": name, "light": light, "dark": dark}
-        for name, (light, dark) in zip(PARTS, PART_COLOURS, strict=True)
+        for name, (light, dark) in zip((*PARTS, "reserved"), PART_COLOURS, strict=True)
     ]
 
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import Subject
     from poetmodel.schedule import Schedule, Simulation
 
+KEEP_ALL: Final = "checkpoint-all"
 NAMES: Final = {
-    "checkpoint-all": "keep-all",
+    KEEP_ALL: "keep-all",
     "offload-all": "paging everything",
     "chen-sqrt": "Chen √n",
     "rotor": "rotor",
@@ -78,6 +79,15 @@ class Rival:
         """What a page calls it."""
         return NAMES[self.method]
 
+    def peak_ram_bytes(self, beside: Subject) -> int:
+        """Return its peak RAM in place of the schedule that it stands beside [B].
+
+        What a compiled step reserves counts, but keep-all takes no more than that step would.
+        """
+        peak_bytes = 0 if self.simulation is None else self.simulation.peak_ram_bytes
+        found = peak_bytes + beside.reserved_bytes
+        return min(found, beside.keep_all_bytes) if self.method == KEEP_ALL else found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -113,20 +123,21 @@ def comparison_facts(subject: Subject, comparisons: Sequence[Comparison]) -> dic
     """Return the comparison of a schedule as plain values; None where nothing was compared."""
     for comparison in comparisons:
         if any(each.label == subject.label for each in comparison.subjects):
-            rivals = [_facts(rival) for rival in comparison.rivals]
+            rivals = [_facts(rival, subject) for rival in comparison.rivals]
             return {"reason": comparison.reason or None, "methods": rivals}
     return None
 
 
-def _facts(rival: Rival) -> dict[str, Any]:
+def _facts(rival: Rival, beside: Subject) -> dict[str, Any]:
     simulation = rival.simulation
-    keys = ("energy_j", "overhead_j", "peak_ram_bytes", "makespan_s", "written_bytes")
+    keys = ("energy_j", "overhead_j", "makespan_s", "written_bytes")
     return {
         "method": rival.method,
         "keeps_limits": simulation is not None and not rival.broken,
         "breaks": list(rival.broken),
         "reason": rival.reason or None,
         **{key: None if simulation is None else getattr(simulation, key) for key in keys},
+        "peak_ram_bytes": None if simulation is None else rival.peak_ram_bytes(beside),
     }
 
 

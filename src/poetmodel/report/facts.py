@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.data import installed
 from poetmodel.device.room import room_figures
-from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import OWN
 from poetmodel.report.presenter import state_figures
 from poetmodel.result import relative_gap
@@ -59,7 +58,8 @@ def facts(subject: Subject) -> dict[str, Any]:
         "baseline_energy_j": simulation.baseline_energy_j if timed else None,
         "overhead_j": simulation.overhead_j if timed else None,
         **_proof(subject),
-        "peak_ram_bytes": simulation.peak_ram_bytes,
+        "asks_energy": subject.problem.asks_energy,
+        "peak_ram_bytes": subject.peak_ram_bytes,
         "budget_bytes": subject.budget_bytes,
         **room_figures(subject.room),
         "compute_s": simulation.compute_s if timed else None,
@@ -78,7 +78,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         "binding": _binding(subject),
         "plan": _plan(subject),
         "decisions": _counts(subject),
-        "problem": None if stated is None else _problem(stated),
+        "problem": None if stated is None else _problem(stated, subject),
         "device": _device(subject),
         "versions": _versions(subject),
         "commands": list(commands(subject)),
@@ -93,12 +93,13 @@ def choices_of(graph: Graph) -> list[str]:
     return [CHOICES[choice] for choice in known]
 
 
-def graph_facts(problem: Problem) -> dict[str, Any]:
+def graph_facts(subject: Subject) -> dict[str, Any]:
     """Return the facts about the graph, which all schedules share.
 
-    With state the minimum RAM is that of the problem: storage may be memory-mapped, or not allowed.
+    Of a compiled step, its RAM figures are those of the step, reserved bytes included. With state
+    the minimum RAM is that of the problem: storage may be memory-mapped, or not allowed.
     """
-    graph, lowest = problem.graph, problem.floor
+    graph, lowest = subject.graph, subject.problem.floor
     state = {"tensors": len(graph.state_tensors), "bytes": graph.state_bytes}
     return {
         "name": graph.name,
@@ -109,8 +110,8 @@ def graph_facts(problem: Problem) -> dict[str, Any]:
         "flops": graph.flops,
         "batch_size": graph.batch_size,
         "dtype": graph.dtype,
-        "checkpoint_all_peak_bytes": checkpoint_all_peak_bytes(graph),
-        "floor_bytes": lowest.bytes,
+        "checkpoint_all_peak_bytes": subject.keep_all_bytes,
+        "floor_bytes": lowest.bytes + subject.reserved_bytes,
         "floor_node": graph.nodes[lowest.node].name,
         "resident_bytes": dict(graph.resident_bytes),
         **({"state": state} if graph.state_tensors else {}),
@@ -140,9 +141,13 @@ def _proof(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _problem(stated: ProblemEntry) -> dict[str, Any]:
-    """Return the stated problem; own constraints and weights only where there are any."""
+def _problem(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
+    """Return the stated problem; own constraints and weights only where there are any.
+
+    The budget of a compiled step is that of the step.
+    """
     found = stated.model_dump()
+    found["ram_budget_bytes"] += subject.reserved_bytes
     return {
         key: value for key, value in found.items() if value or key not in {"constraints", "weights"}
     }
@@ -155,8 +160,10 @@ def _binding(subject: Subject) -> dict[str, Any]:
     return {
         "stage": peak.stage,
         "node": graph.nodes[peak.node].name if graph.nodes else "",
-        "ram_bytes": peak.ram_bytes,
-        "other_bytes": peak.ram_bytes - sum(graph.tensor_bytes[i] for i in held),
+        "ram_bytes": peak.ram_bytes + subject.reserved_bytes,
+        "other_bytes": subject.reserved_bytes
+        + peak.ram_bytes
+        - sum(graph.tensor_bytes[i] for i in held),
         "tensors": [{"name": graph.tensors[i].name, "bytes": graph.tensor_bytes[i]} for i in held],
     }
 
@@ -183,7 +190,7 @@ def _plan(subject: Subject) -> dict[str, Any] | None:
         "makespan_s": check.makespan_s,
         "stall_s": check.stall_s,
         "energy_j": check.energy_j,
-        "peak_ram_bytes": check.peak_ram_bytes,
+        "peak_ram_bytes": check.peak_ram_bytes + subject.reserved_bytes,
         "violations": list(check.violations),
     }
 

@@ -32,8 +32,19 @@ if TYPE_CHECKING:
 
 
 def figures(schedules: Sequence[Facts]) -> Parts:
-    """Return the rows of figures of schedules in named parts."""
-    return side_by_side(_FIGURES, schedules)
+    """Return the rows of figures of schedules in named parts.
+
+    Energies that nobody asked for are left out, and so is the RAM for tensors where it is the
+    budget.
+    """
+    return side_by_side(_FIGURES, [{**found, **_left_out(found)} for found in schedules])
+
+
+def _left_out(found: Facts) -> dict[str, None]:
+    names = [] if found["asks_energy"] else list(_ENERGIES)
+    if found["budget_bytes"] == look_up(found, "problem.ram_budget_bytes"):
+        names.append("budget_bytes")
+    return dict.fromkeys(names)
 
 
 def constraint_part(several: Sequence[Sequence[ConstraintValue]]) -> Parts:
@@ -56,8 +67,8 @@ def measured_rows(step: Facts) -> Iterator[tuple[Fact, ...]]:
         )
 
 
-def graph_rows(graph: Facts) -> Iterator[Fact]:
-    """Yield the facts about the graph."""
+def graph_rows(graph: Facts, *, reserved: bool) -> Iterator[Fact]:
+    """Yield the facts about the graph; `reserved` says whether RAM figures hold more than it."""
     yield row("network", graph["name"])
     yield row("nodes", f"{graph['nodes']:,}")
     yield row("tensors", f"{graph['tensors']:,}")
@@ -66,7 +77,8 @@ def graph_rows(graph: Facts) -> Iterator[Fact]:
     yield row("batch size, type", f"{graph['batch_size']:,}, {graph['dtype']}")
     yield row("keep-all peak", whole_bytes(graph["checkpoint_all_peak_bytes"]))
     floor = whole_bytes(graph["floor_bytes"])
-    yield row("minimum RAM", f"{floor}, needed by {graph['floor_node']}")
+    least = "minimum RAM, with what is reserved" if reserved else "minimum RAM"
+    yield row(least, f"{floor}, needed by {graph['floor_node']}")
     if "state" in graph:
         tensors = plural(graph["state"]["tensors"], "tensor")
         yield row("state", f"{whole_bytes(graph['state']['bytes'])}, {tensors}")
@@ -79,13 +91,24 @@ def _weights(found: Mapping[str, float]) -> str:
     return in_words(tuple(found.items()))
 
 
+_ENERGIES: Final = ("energy_j", "baseline_energy_j", "overhead_j", "bound_j", "overhead_bound_j")
 FIRST_PARTS: Final = ("Verdict", "Certificate", "Memory", "Time", "Decisions")
 """Parts in the table of figures; the others are among the facts."""
+
+_STATUS: Final = ("status", "status in the file", str)
+_GAPS: Final = (
+    ("gap", "gap, of what was minimized", share),
+    ("requested_gap", "gap tolerance", share),
+)
+_EFFORT: Final = (
+    ("build_s", "time to build models", format_seconds),
+    ("solve_s", "time to search, solve and verify", format_seconds),
+)
 
 _FIGURES: Final[dict[str, tuple[Row, ...]]] = {
     "Verdict": (
         ("valid", "valid, as verified", yes_or_no),
-        ("status", "status in the file", str),
+        _STATUS,
         ("energy_j", "energy of a step", fine_joules),
         ("baseline_energy_j", "baseline: a single pass", fine_joules),
         ("overhead_j", "overhead", fine_joules),
@@ -94,19 +117,17 @@ _FIGURES: Final[dict[str, tuple[Row, ...]]] = {
         ("bound_j", "proven bound on the energy", fine_joules),
         ("overhead_bound_j", "proven bound on the overhead", fine_joules),
         ("objective.minimize", "minimized", str),
-        ("gap", "gap, of what was minimized", share),
-        ("requested_gap", "gap tolerance", share),
+        *_GAPS,
         ("problem.weights", "own objective", _weights),
         ("problem.method", "method", str),
         ("problem.formulation", "formulation", str),
         ("problem.backend", "back end", str),
-        ("build_s", "time to build models", format_seconds),
-        ("solve_s", "time to search, solve and verify", format_seconds),
+        *_EFFORT,
     ),
     "Memory": (
         ("peak_ram_bytes", "peak RAM", whole_bytes),
-        ("budget_bytes", "RAM for tensors", whole_bytes),
-        ("problem.ram_budget_bytes", "RAM budget as given", whole_bytes),
+        ("budget_bytes", "RAM budget less resident bytes", whole_bytes),
+        ("problem.ram_budget_bytes", "RAM budget", whole_bytes),
         ("resident_bytes", "resident bytes, on top of the peak", whole_bytes),
         ("device_ram_bytes", "RAM of the device", whole_bytes),
         ("fits_device", "fits the device", yes_or_no),
@@ -173,7 +194,7 @@ COLUMNS: Final = ("measured", "plan", "eager")
 
 _MEASURED: Final[tuple[tuple[str, Unit, tuple[str | None, str | None, str | None]], ...]] = (
     (
-        "heap peak",
+        "peak RAM",
         format_bytes,
         ("certificate.heap_peak_bytes", "plan.peak_bytes", "certificate.eager_heap_peak_bytes"),
     ),
@@ -189,9 +210,9 @@ _MEASURED: Final[tuple[tuple[str, Unit, tuple[str | None, str | None, str | None
 
 _STEP_FIGURES: Final[dict[str, tuple[Row, ...]]] = {
     "Memory of the step": (
-        ("step.budget_bytes", "budget for tensors and workspaces", whole_bytes),
-        ("step.keep_all_bytes", "keep-all peak (100 %)", whole_bytes),
-        ("step.plan.peak_bytes", "peak of the plan", whole_bytes),
+        ("step.budget_bytes", "RAM budget", whole_bytes),
+        ("step.keep_all_bytes", "keep-all peak", whole_bytes),
+        ("step.plan.peak_bytes", "peak RAM of the plan", whole_bytes),
         ("step.reserved_bytes", "of it reserved", whole_bytes),
         (
             "step.certificate.second_gradients_bytes",
@@ -209,23 +230,21 @@ _STEP_FIGURES: Final[dict[str, tuple[Row, ...]]] = {
     ),
     "What was captured": (
         ("step.graph.batch_size", "batch size", whole),
-        ("step.graph.nodes", "operations", whole),
-        ("step.graph.tensors", "tensors", whole),
+        ("step.graph.nodes", "operations as captured", whole),
+        ("step.graph.tensors", "tensors as captured", whole),
         ("step.graph.scheduled_tensors", "tensors with decisions of the solver", whole),
         ("step.graph.threshold_bytes", "always kept: tensors below", whole_bytes),
     ),
     "What runs": (
         ("step.plan.instructions", "instructions", whole),
         ("step.plan.recomputed", "recomputations", whole),
-        ("step.plan.mode", "transfers", str),
-        ("step.plan.stall_s", "stall, as planned", format_seconds),
+        ("step.plan.mode", "transfers of the plan", str),
+        ("step.plan.stall_s", "stall of the plan", format_seconds),
     ),
     "Solve": (
-        ("status", "status", str),
-        ("gap", "gap, of the overhead", share),
-        ("requested_gap", "gap tolerance", share),
-        ("build_s", "time to build models", format_seconds),
-        ("solve_s", "time to search, solve and verify", format_seconds),
+        _STATUS,
+        *_GAPS,
+        *_EFFORT,
         ("step.compile_s", "time of compile in all", format_seconds),
     ),
 }

@@ -11,7 +11,15 @@ from poetmodel.report.presenter import escaped
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Hashable,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
 Item = TypeVar("Item")
 Numbers = tuple[str, ...]
@@ -21,6 +29,8 @@ HEADS: Final = (
     *("size", "energy", "time", "recomputed", "paged out", "paged in", "stages", "in RAM"),
 )
 """The columns of the table of decisions, after tensor and decision."""
+COSTS: Final = ("energy", "time")
+"""Those of them that are costs."""
 TAIL: Final = 14
 """Most characters at the end of a name that are shown where there is no room for it all."""
 DIGITS: Final = 9
@@ -104,15 +114,17 @@ def _ranges(numbers: Sequence[str]) -> str:
 # -- the table of decisions -------------------------------------------------------------------
 
 
-def decision_table(rows: Iterable[Mapping[str, Any]], *, timed: bool = True) -> dict[str, Any]:
+def decision_table(
+    rows: Iterable[Mapping[str, Any]], *, costs: Collection[str] = COSTS
+) -> dict[str, Any]:
     """Return the table of decisions, equal tensors folded, as plain values that a page shows.
 
     Parameters
     ----------
     rows : iterable of mapping
         What `poetmodel.report.facts.decision_rows` yields, one for each tensor.
-    timed : bool
-        Whether there are energies and times.
+    costs : collection of str
+        Which costs have columns: ``energy`` and ``time``, one of them, or none.
 
     Returns
     -------
@@ -125,12 +137,12 @@ def decision_table(rows: Iterable[Mapping[str, Any]], *, timed: bool = True) -> 
     numbered = [{**row, "index": i} for i, row in enumerate(rows)]
     folds = fold(numbered, name=lambda row: str(row["tensor"]), key=_equal)
     return {
-        "heads": [head for head in HEADS if timed or head not in ("energy", "time")],
+        "heads": [head for head in HEADS if head in costs or head not in COSTS],
         "rows": [
-            _row(each.name, each.members, timed=timed)
+            _row(each.name, each.members, costs)
             | {
                 "members": [
-                    _row(row["tensor"], (row,), timed=timed)
+                    _row(row["tensor"], (row,), costs)
                     for row in each.members
                     if len(each.members) > 1
                 ]
@@ -147,7 +159,7 @@ def _equal(row: Mapping[str, Any]) -> Hashable:
     return (*counts, *moved, *(f"{row[key]:.{DIGITS}g}" for key in ("energy_j", "time_s")))
 
 
-def _row(name: str, members: Sequence[Mapping[str, Any]], *, timed: bool) -> dict[str, Any]:
+def _row(name: str, members: Sequence[Mapping[str, Any]], costs: Collection[str]) -> dict[str, Any]:
     first, many = members[0], len(members)
     nodes = dict.fromkeys(row["node"] for row in members)
     title = escaped(name)
@@ -159,8 +171,8 @@ def _row(name: str, members: Sequence[Mapping[str, Any]], *, timed: bool) -> dic
         "node": escaped(first["node"]) if len(nodes) == 1 else None,
         "cells": [
             _of_all(many, first["size_bytes"], format_bytes),
-            *([_of_all(many, first["energy_j"], format_joules)] if timed else []),
-            *([_of_all(many, first["time_s"], format_seconds)] if timed else []),
+            *([_of_all(many, first["energy_j"], format_joules)] if "energy" in costs else []),
+            *([_of_all(many, first["time_s"], format_seconds)] if "time" in costs else []),
             *(_of_all(many, first[key], str) for key in ("recomputed", "paged_out", "paged_in")),
             _from_to(min(r["first_stage"] for r in members), max(r["last_stage"] for r in members)),
             _from_to(min(r["ram_stages"] for r in members), max(r["ram_stages"] for r in members)),

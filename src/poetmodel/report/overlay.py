@@ -39,18 +39,22 @@ def overlay_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
     if len(planned) < LEAST:
         return None
     factor, unit = time_unit(max(check.makespan_s or 0.0 for _, _, check in planned))
-    sizes = [max(check.peak_ram_bytes, plan.ram_budget_bytes or 0) for _, plan, check in planned]
+    sizes = [
+        max(check.peak_ram_bytes, plan.ram_budget_bytes or 0) + subject.reserved_bytes
+        for subject, plan, check in planned
+    ]
     scale, size = size_unit(max(sizes))
     curves = []
     for subject, plan, check in planned:
         corners = list(_corners(subject.graph, plan, check))
-        budget = plan.ram_budget_bytes
+        base, budget = subject.reserved_bytes, plan.ram_budget_bytes
+        budget = None if budget is None else budget + base
         curves.append(
             {
                 "label": subject.label,
                 "name": escaped(subject.sources.schedule),
                 "x": [rounded(time / factor) for time, _ in corners],
-                "y": [rounded(ram / scale) for _, ram in corners],
+                "y": [rounded((base + ram) / scale) for _, ram in corners],
                 "budget": None if budget is None else rounded(budget / scale),
                 "budget_name": "" if budget is None else format_bytes(budget),
             }

@@ -25,7 +25,7 @@ from poetmodel.report.figures import (
     measured_rows,
     step_figures,
 )
-from poetmodel.report.folding import decision_table
+from poetmodel.report.folding import COSTS, decision_table
 from poetmodel.report.network import network_chart
 from poetmodel.report.overlay import gauge_chart, overlay_chart
 from poetmodel.report.progress import progress_of
@@ -67,7 +67,7 @@ def report_facts(
     front, if there is one. `comparisons` are those of `poetmodel.report.comparison.compare`.
     """
     return {
-        "graph": graph_facts(subjects[0].problem),
+        "graph": graph_facts(subjects[0]),
         "schedules": [
             facts(subject) | {"comparison": comparison_facts(subject, comparisons)}
             for subject in subjects
@@ -107,7 +107,7 @@ def report_page(
         parts=[part for part in parts if part[0] in FIRST_PARTS]
         + constraint_part([subject.constraints for subject in subjects]),
         fact_parts=[part for part in parts if part[0] not in FIRST_PARTS],
-        graph_rows=list(graph_rows(found["graph"])),
+        graph_rows=list(graph_rows(found["graph"], reserved=bool(subjects[0].reserved_bytes))),
         steps=[_step(entry) for entry in found["schedules"] if entry["step"] is not None],
         step_parts=step_figures(found["schedules"]),
         step_columns=COLUMNS,
@@ -141,8 +141,10 @@ def write_report(
 def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:
     """Return the table of decisions, with the rows of each schedule by its label."""
     timed = any(subject.costs is not None for subject in subjects)
+    asked = any(subject.problem.asks_energy for subject in subjects)
+    costs = [name for name in COSTS if timed and (asked or name != "energy")]
     tables = {
-        s.label: decision_table(decision_rows(s.problem, s.schedule), timed=timed) for s in subjects
+        s.label: decision_table(decision_rows(s.problem, s.schedule), costs=costs) for s in subjects
     }
     return {
         "heads": tables[subjects[0].label]["heads"],
@@ -246,4 +248,4 @@ def _here(subject: Subject, scale: float) -> dict[str, Any]:
     baseline_j, overhead_j = simulation.baseline_energy_j or 0.0, simulation.overhead_j or 0.0
     y = 100 * overhead_j / baseline_j if baseline_j else 0.0
     text = f"schedule {subject.label} of this report, overhead {y:.4g} %"
-    return {"name": subject.label, "x": simulation.peak_ram_bytes / scale, "y": y, "text": text}
+    return {"name": subject.label, "x": subject.peak_ram_bytes / scale, "y": y, "text": text}

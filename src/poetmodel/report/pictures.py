@@ -73,8 +73,10 @@ PART_COLOURS: Final = (
     ("#86BDE3", "#3C7FB1"),
     ("#B79BD6", "#8A6DB5"),
     ("#C4CAD0", "#78828B"),
+    ("#8FA3A0", "#4F615E"),
 )
-"""Colours of state, activations, gradients and workspace, on a light and on a dark ground."""
+"""Colours of state, activations, gradients, workspace and what is reserved, on a light and on a
+dark ground."""
 CURVE_COLOUR: Final = "#555555"
 LIMIT_COLOUR: Final = "#B00020"
 

@@ -91,6 +91,7 @@ class _Certificate(Strict):
     updates: bool = False
     state_on_storage_bytes: Index = 0
     mirrored_bytes: Index = 0
+    reasons: list[str] = Field(default_factory=list)
     equal: bool
     within_budget: bool
 
@@ -121,6 +122,7 @@ class _Step(Strict):
     budget_bytes: Annotated[int, Field(ge=1)]
     keep_all_bytes: Index
     reserved_bytes: Index
+    reserves: dict[str, Index] = Field(default_factory=dict)
     plan: _StepPlan
     compile_s: Finite
     certificate: _Certificate | None
@@ -194,9 +196,10 @@ def _subject(step: _Step, sources: Sources, label: str) -> Subject:
         if check.peak_ram_bytes + step.reserved_bytes != step.plan.peak_bytes:
             notes.append("the plan made for this page has another peak than the one that ran")
     if step.reserved_bytes:
+        of = ", ".join(f"{what} {format_bytes(size)}" for what, size in step.reserves.items())
         notes.append(
-            f"{format_bytes(step.reserved_bytes)} of the step's budget are reserved for tensors "
-            "that are always kept and for results; verifier and charts leave them out"
+            f"{format_bytes(step.reserved_bytes)} of the step's RAM are reserved"
+            f"{f': {of}' if of else ''}; all RAM on this page includes them"
         )
     return Subject(
         label=label,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.room import DeviceRoom
+from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import OWN_SHAPE, InputShape
 from poetmodel.schedule import RELATIONS, Schedule, constraint_values
 
@@ -65,8 +66,9 @@ class VerifiedSchedule:
     @property
     def room(self) -> DeviceRoom | None:
         """What the schedule takes of the device's RAM; None without a device."""
-        device, use = self.problem.costs.device, self.simulation.peak_use
-        return DeviceRoom.of(device, self.problem.graph, use)
+        use = self.simulation.peak_use
+        use = replace(use, activation_bytes=use.activation_bytes + self.reserved_bytes)
+        return DeviceRoom.of(self.problem.costs.device, self.problem.graph, use)
 
     @property
     def constraints(self) -> tuple[ConstraintValue, ...]:
@@ -74,9 +76,21 @@ class VerifiedSchedule:
         return constraint_values(self.problem, self.simulation)
 
     @property
+    def reserved_bytes(self) -> int:
+        """What is reserved beside the schedule; only compiled steps have such bytes [B]."""
+        return 0
+
+    @property
     def budget_bytes(self) -> int | None:
         """RAM for tensors, without resident bytes [B]; None if the file states none."""
-        return None if self.document.problem is None else self.problem.usable_ram_bytes
+        if self.document.problem is None:
+            return None
+        return self.problem.usable_ram_bytes + self.reserved_bytes
+
+    @property
+    def peak_ram_bytes(self) -> int:
+        """Peak RAM as simulated, with what is reserved [B]."""
+        return self.simulation.peak_ram_bytes + self.reserved_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +121,25 @@ class Subject(VerifiedSchedule):
     """What it found for addresses of the plan, if it was placed."""
     step: Mapping[str, Any] | None = None
     """Facts about the compiled PyTorch step that runs it, if there is one."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What a compiled step takes throughout: tensors without decisions, and results [B]."""
+        return 0 if self.step is None else int(self.step["reserved_bytes"])
+
+    @property
+    def peak_ram_bytes(self) -> int:
+        """Peak RAM with what is reserved: as simulated, of a compiled step that of its plan [B].
+
+        Transfers beside the computing may hold more at once than the schedule says.
+        """
+        planned = self.check if self.step is not None else None
+        found = self.simulation if planned is None else planned
+        return found.peak_ram_bytes + self.reserved_bytes
+
+    @property
+    def keep_all_bytes(self) -> int:
+        """The keep-all peak [B]; of a compiled step 100 % of its budget."""
+        if self.step is not None:
+            return int(self.step["keep_all_bytes"])
+        return checkpoint_all_peak_bytes(self.graph)

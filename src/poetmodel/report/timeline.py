@@ -36,6 +36,9 @@ LETTERS: Final = {
 }
 """What an instruction does; a computation again and a first read have letters of their own."""
 ORIGINS: Final = tuple(Origin)
+IN_PARTS: Final = "keep-all in parts"
+"""What keep-all is called where operations of a compiled step run in parts, so that it takes less
+than that of the step as captured."""
 
 
 def timeline_chart(subject: Subject) -> dict[str, Any]:
@@ -45,10 +48,33 @@ def timeline_chart(subject: Subject) -> dict[str, Any]:
     there is the RAM at each step, which the simulator found, without what it consists of.
     """
     if subject.plan is not None and subject.check is not None:
-        return plan_chart(subject.graph, subject.plan, subject.check)
-    if subject.simulation.valid:
-        return _without_times(subject)
-    return _by_step(subject)
+        chart = plan_chart(subject.graph, subject.plan, subject.check)
+    elif subject.simulation.valid:
+        chart = _without_times(subject)
+    else:
+        chart = _by_step(subject)
+    return chart if subject.step is None else _of_step(subject, chart)
+
+
+def _of_step(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
+    """Return the timeline of a compiled step: what is reserved is a band below all others.
+
+    Its index is below those of all workspaces. Keep-all takes no more than the step would, and less
+    where operations run in parts.
+    """
+    base, n = subject.reserved_bytes, len(chart["ops"])
+    places, kept = chart["ghost"]
+    peaks = [min(base + ram, subject.keep_all_bytes) for ram in kept]
+    parts = max(peaks, default=0) < subject.keep_all_bytes
+    band = [-1 - len(subject.graph.nodes), base, -1, n, ORIGINS.index(Origin.RESIDENT)]
+    return {
+        **chart,
+        **{key: [base + ram for ram in chart[key]] for key in ("during", "after")},
+        "stays": [*chart["stays"], *([[*band, 0, -1, 0, -1]] if base and chart["stays"] else [])],
+        "ghost": [places, peaks],
+        "ghost_name": IN_PARTS if parts else "keep-all",
+        **_budget(subject.budget_bytes, subject.peak_ram_bytes),
+    }
 
 
 def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:

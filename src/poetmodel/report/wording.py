@@ -57,7 +57,10 @@ def _fit(found: Facts) -> Words:
     if not found["valid"]:
         many = plural(len(found["violations"]), "violation")
         return "Rejected", f"the verifier found {many}, listed below", "bad"
-    place = f"at {found['binding']['node']} (stage {found['binding']['stage']})"
+    binding = found["binding"]
+    place = f"at {binding['node']} (stage {binding['stage']})"
+    if binding["ram_bytes"] != peak:
+        place = f"most of it {place}"
     over = found["fits_device"] is False
     if budget is None:
         text = f"peak RAM {format_bytes(peak)} {place}; the file states no budget{_room(found)}"
@@ -123,14 +126,20 @@ def _price(found: Facts) -> Words:
     energy_j, baseline_j = found["energy_j"], found["baseline_energy_j"]
     if energy_j is None or found["makespan_s"] is None:
         return "Unknown", "give --device or --profile for energies and times", "warn"
-    share_of = share(found["overhead_j"] / baseline_j) if baseline_j else "0 %"
+    more = share(found["overhead_j"] / baseline_j) if baseline_j else "0 %"
     time_s, pass_s = found["makespan_s"], found["pass_s"]
-    longer = f", {share(time_s / pass_s - 1)} more than a single pass" if pass_s else ""
+    longer = share(time_s / pass_s - 1) if pass_s else "0 %"
+    single = "a single pass, every node computed once, needs"
+    if look_up(found, "objective.minimize") == "time" or not found["asks_energy"]:
+        text = f"{format_seconds(time_s)} a step; {single} {format_seconds(pass_s or 0.0)}"
+        if found["asks_energy"]:
+            text += f"; {fine_joules(energy_j)}, {more} more than a single pass"
+        return f"+{longer} time", text, ""
     text = (
-        f"{fine_joules(energy_j)} a step; a single pass, every node computed once, needs "
-        f"{fine_joules(baseline_j)}; {format_seconds(time_s)}{longer}"
+        f"{fine_joules(energy_j)} a step; {single} {fine_joules(baseline_j)}; "
+        f"{format_seconds(time_s)}{f', {longer} more than a single pass' if pass_s else ''}"
     )
-    return f"+{share_of} energy", text, ""
+    return f"+{more} energy", text, ""
 
 
 # -- a compiled step --------------------------------------------------------------------------
@@ -171,6 +180,9 @@ def _speed(step: Facts) -> Words:
         plan += f" on {device}, not on the host where the step ran"
     if found is None:
         return "Not measured", plan, "warn"
+    if planned and found.get("reasons"):
+        ratio = found["time_s"] / planned
+        plan += f"; measured is {ratio:.2f} times planned, for reasons that are listed"
     eager = format_seconds(found["eager_time_s"])
     count = found.get("threads")
     threads = f", {plural(count, 'thread')}" if count else ""

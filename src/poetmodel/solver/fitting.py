@@ -150,7 +150,7 @@ class _Search:
         plan, arena = self._placed(result, self.usable_bytes)
         if arena.bytes <= self.usable_bytes:
             return Fitted(result, plan, arena)
-        rounded = _rounded(self.problem, self.alignment)
+        rounded = rounded_problem(self.problem, self.alignment)
         low, high, budget = 0, self.usable_bytes + 1, self.usable_bytes
         if rounded.graph == self.problem.graph:
             high = min(budget, result.peak_ram_bytes or 0)
@@ -243,7 +243,7 @@ class _Search:
         return f"the {format_bytes(self.usable_bytes)} that tensors may use"
 
 
-def _rounded(problem: Problem, alignment: int) -> Problem:
+def rounded_problem(problem: Problem, alignment: int) -> Problem:
     """Return the problem with numbers for its limits and sizes as they are in a block.
 
     Storage is larger by as much as the rounding may take there.

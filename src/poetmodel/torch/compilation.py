@@ -172,9 +172,9 @@ class Step:
 
     def __repr__(self) -> str:
         current, result = self._current, self._current.result
-        pays = ""
-        if result.overhead_j is not None and result.baseline_energy_j > 0:
-            pays = f"{result.overhead_j / result.baseline_energy_j:.2%} more energy"
+        pays, whole = "", result.problem.objective.baseline
+        if result.overhead is not None and whole > 0:
+            pays = f"{result.overhead / whole:.2%} more {result.problem.minimize}"
         peak = f"{format_bytes(current.peak_bytes)} of {format_bytes(current.budget_bytes)} planned"
         call = "step(*inputs)" if current.trace.joint.output is None else "step(**batch)"
         return brief(self, shown(current.trace.joint.name), peak, pays, f"loss = {call}")
@@ -279,7 +279,10 @@ class Step:
 
     @property
     def result(self) -> SolveResult:
-        """What the solver found: the schedule that runs."""
+        """What the solver found: the schedule that runs.
+
+        Its RAM and its budget leave out what is reserved; `budget_bytes` is that of the step.
+        """
         return self._current.result
 
     @property
@@ -405,6 +408,7 @@ def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
         "budget_bytes": compiled.budget_bytes,
         "keep_all_bytes": compiled.keep_all_bytes,
         "reserved_bytes": coarse.reserved_bytes,
+        "reserves": {what.strip(","): size for what, size in coarse.reserves if size},
         "plan": {
             "mode": str(compiled.plan.mode),
             "device": compiled.device,

@@ -121,7 +121,7 @@ class KnownStep:
                     times_s=found["times_s"],
                     paging=_paging(found["paging"]),
                     power=Power(**found["power"]),
-                    repeats=found["repeats"],
+                    steps_s=found["steps_s"],
                     threads=found["threads"],
                     origin=MEASURED_BEFORE,
                 )
@@ -132,7 +132,7 @@ class KnownStep:
             "times_s": times_s,
             "paging": None if profile.paging is None else asdict(profile.paging),
             "power": asdict(profile.power),
-            "repeats": profile.repeats,
+            "steps_s": profile.steps_s,
             "threads": profile.threads,
         }
         self._cache.write("costs", key, content)

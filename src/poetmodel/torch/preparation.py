@@ -160,7 +160,7 @@ class Compiled:
         self.coarse = coarsened(self.trace, budget_bytes=self.budget_bytes, homes=options.pages)
         """What was solved, with `costs`."""
         before = perf_counter()
-        costs, self.notes = _costs(self.trace, options, self.known)
+        costs, self.profile, self.notes = _costs(self.trace, options, self.known)
         """How the costs came about."""
         if divided:
             self.notes = (*self.notes, f"{divided} operations run in parts, with the same bits")
@@ -379,8 +379,10 @@ def _check_host(model: torch.nn.Module) -> None:
         )
 
 
-def _costs(traced: Trace, options: Options, known: KnownStep) -> tuple[Costs, tuple[str, ...]]:
-    """Return what the traced step costs, and how that was found."""
+def _costs(
+    traced: Trace, options: Options, known: KnownStep
+) -> tuple[Costs, Profile | None, tuple[str, ...]]:
+    """Return what the traced step costs, the measurement if there was one, and notes on it."""
     given = options.profile
     if given is not None:
         costs = given.costs if isinstance(given, Profile) else given
@@ -389,18 +391,18 @@ def _costs(traced: Trace, options: Options, known: KnownStep) -> tuple[Costs, tu
         except CostError as error:
             raise InputError(f"profile: its costs are those of another step: {error}") from None
         if isinstance(given, Profile):
-            return costs, given.notes
-        return costs, (f"costs: {costs.source or 'as given'}",)
+            return costs, given, given.notes
+        return costs, None, (f"costs: {costs.source or 'as given'}",)
     if options.device is not None:
         device = options.device
         if not isinstance(device, Device):
             device = Device.load(device)
         costs = Costs.estimate(traced.graph, device)
-        return costs, (f"costs: estimated for {costs.source}",)
+        return costs, None, (f"costs: estimated for {costs.source}",)
     folder = options.storage if options.pages else None
     if folder is not None:
         make_folder(folder)
     found = known.profile(
         traced, folder, partial(measure, traced, folder=folder, most_s=MEASURING_S)
     )
-    return found.costs, found.notes
+    return found.costs, found, found.notes

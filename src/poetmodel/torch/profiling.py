@@ -23,10 +23,10 @@ from poetmodel.torch.interpreter import call, replay, sampled, temporarily
 from poetmodel.torch.pages import checksum, read_page, write_page
 from poetmodel.torch.tracing import Trace
 from poetmodel.torch.updates import ParameterUpdate, copies
-from poetmodel.units import format_bytes
+from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import fx
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 
 MEASURED_BEFORE: Final = "all this was measured by an earlier compile, and read from the cache"
+LEAST_STEPS: Final = 3
+"""Steps that are timed whatever they take: a single one may have met a busy machine."""
+NOTABLE: Final = 0.1
+"""Times that differ by more than this share of the smaller one are explained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +50,37 @@ class Profile:
     paging: Paging | None
     """The fit that page costs come from; None where no tensor is to be paged."""
     power: Power
-    repeats: int
-    """How often all was measured; of equal operations the first of each step was."""
+    steps_s: tuple[float, ...]
+    """What the operations took together in each step that was timed [s]; of equal operations the
+    first of each step was."""
     threads: int
     origin: str = ""
     """Where it comes from, if it was not measured now."""
 
     @property
+    def repeats(self) -> int:
+        """How many steps were timed."""
+        return len(self.steps_s)
+
+    @property
+    def spread_ratio(self) -> float:
+        """How much longer the slowest of the timed steps took than the fastest, as a fraction."""
+        least_s = min(self.steps_s)
+        return max(self.steps_s) / least_s - 1 if least_s > 0 else 0.0
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """How the figures came about, one sentence each."""
-        notes = [f"compute times: least of {self.repeats} steps, {self.threads} thread(s)"]
+        notes = [
+            f"compute times: of each operation the least of {self.repeats} steps, "
+            f"{self.threads} thread(s); the steps took {format_seconds(min(self.steps_s))} to "
+            f"{format_seconds(max(self.steps_s))}, a spread of {self.spread_ratio:.0%}"
+        ]
+        if self.spread_ratio > NOTABLE:
+            notes.append(
+                "so large a spread mostly means that other programs ran: measure again when the "
+                "machine is idle"
+            )
         if self.paging is not None:
             medium = (
                 "the file cache was empty for every read"
@@ -88,7 +113,7 @@ def measure(
         Steps that are timed, of which the least counts, and times that each page is moved, of
         which the median does. In each, expensive operations of one form are timed once.
     most_s : float
-        Time after which no further step is begun [s].
+        Time after which no further step is begun, of at least three [s].
     threads : int, optional
         Threads that compute; by default as many as PyTorch is set to (`torch.get_num_threads`).
     power_from : Device, optional
@@ -108,7 +133,7 @@ def measure(
     _check(trace, repeats, threads)
     threads = threads or torch.get_num_threads()
     paging = None if folder is None else measure_paging(folder, repeats=repeats)
-    times_s, repeats = unit_times_s(
+    times_s, steps_s = unit_times_s(
         trace.joint, trace.parts, repeats=repeats, most_s=most_s, threads=threads
     )
     if power_from is not None:
@@ -117,7 +142,7 @@ def measure(
         with limited_threads(threads):
             power = measured_power(lambda: replay(trace.joint)) or NOMINAL
     return profile_of(
-        trace, times_s=times_s, paging=paging, power=power, repeats=repeats, threads=threads
+        trace, times_s=times_s, paging=paging, power=power, steps_s=steps_s, threads=threads
     )
 
 
@@ -127,7 +152,7 @@ def profile_of(
     times_s: Sequence[float],
     paging: Paging | None,
     power: Power,
-    repeats: int,
+    steps_s: Sequence[float],
     threads: int,
     origin: str = "",
 ) -> Profile:
@@ -140,7 +165,12 @@ def profile_of(
         page_out=None if paging is None else _page_costs(trace, paging.page_out, power.page_out_w),
     )
     return Profile(
-        costs=costs, paging=paging, power=power, repeats=repeats, threads=threads, origin=origin
+        costs=costs,
+        paging=paging,
+        power=power,
+        steps_s=tuple(steps_s),
+        threads=threads,
+        origin=origin,
     )
 
 
@@ -170,8 +200,8 @@ def _check(trace: object, repeats: object, threads: object) -> None:
 
 def unit_times_s(
     joint: Joint, parts: Units, *, repeats: int = 5, most_s: float = math.inf, threads: int = 1
-) -> tuple[tuple[float, ...], int]:
-    """Measure the time of each unit with the views of its inputs [s]; return the steps that took.
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Measure the time of each unit with the views of its inputs [s]; return that of each step too.
 
     Whole steps are repeated, not single operations: an operation that runs again and again on the
     same inputs finds them in the cache, which it does not in a training step. Of expensive
@@ -180,8 +210,9 @@ def unit_times_s(
     which does not run while other programs have the core; with more, the time of the wall clock.
     """
     least: dict[fx.Node, float] = {}
-    like: dict[fx.Node, fx.Node] = {}
+    steps_s: list[float] = []
     clock = thread_time if threads == 1 else perf_counter
+    now: dict[fx.Node, float] = {}
 
     def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         work = partial(call, node, arguments, keywords)
@@ -192,21 +223,28 @@ def unit_times_s(
             work = partial(node.target.replace, *own, owned=True)
         begin = clock()
         value = work()
-        took = clock() - begin
-        least[node] = min(took, least.get(node, took))
+        now[node] = clock() - begin
         return value
 
-    done, begin = 0, perf_counter()
+    begin = perf_counter()
     with limited_threads(threads):
-        while done < repeats and (not done or perf_counter() - begin < most_s):
-            like.update(sampled(joint, execute))
-            done += 1
-    least |= {node: least[first] for node, first in like.items()}
-    times_s = tuple(
-        0.0 if unit.is_source else least[unit.node] + sum(least[v] for v in unit.reads.views)
-        for unit in parts.units
-    )
-    return times_s, done
+        while len(steps_s) < repeats and (
+            len(steps_s) < LEAST_STEPS or perf_counter() - begin < most_s
+        ):
+            now.clear()
+            like = sampled(joint, execute)
+            now.update({node: now[first] for node, first in like.items()})
+            steps_s.append(sum(_of_units(parts, now)))
+            for node, took_s in now.items():
+                least[node] = min(took_s, least.get(node, took_s))
+    return tuple(_of_units(parts, least)), tuple(steps_s)
+
+
+def _of_units(parts: Units, times_s: Mapping[fx.Node, float]) -> Iterator[float]:
+    """Yield the time of each unit with the views of its inputs [s]."""
+    for unit in parts.units:
+        views_s = (times_s[view] for view in unit.reads.views)
+        yield 0.0 if unit.is_source else times_s[unit.node] + sum(views_s)
 
 
 def limited_threads(threads: int) -> AbstractContextManager[None]:

@@ -144,6 +144,7 @@ def _graph(joint: Joint, parts: Units, workspace: Sequence[int]) -> Graph:
         resident_bytes=_resident_bytes(joint, trained) if joint.optimizer is None else {},
         parameters=sum(tensor.numel() for tensor in trained),
         forward_macs=counted // 2,
+        kernels="pytorch",
     )
 
 

@@ -14,6 +14,7 @@ from poetmodel.device.room import room_figures
 from poetmodel.errors import shown
 from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Status
+from poetmodel.solver.fitting import rounded_problem
 from poetmodel.solver.outcome import EQUAL
 from poetmodel.solver.sensitivity.variants import Variant, solve_variants
 from poetmodel.units import brief
@@ -31,8 +32,8 @@ class Limit:
     """The least amount of something that a problem can do with."""
 
     name: str
-    """``keep_all``, ``recompute``, ``page``, ``both`` and ``stated`` are about RAM; ``time``,
-    ``energy``."""
+    """``keep_all``, ``recompute``, ``page``, ``both``, ``stated`` and ``block`` are about RAM;
+    ``time``, ``energy``."""
     result: SolveResult
     """The schedule with the least amount, and the proof."""
 
@@ -107,6 +108,7 @@ def find_limits(
     time_limit: float = 60.0,
     gap: float = 1e-4,
     threads: int = 1,
+    alignment: int | None = None,
 ) -> tuple[Limit, ...]:
     """Find the smallest RAM, the smallest deadline and the smallest energy of a problem.
 
@@ -118,6 +120,9 @@ def find_limits(
         As for `solve`.
     time_limit : float
         Wall time for all answers together [s].
+    alignment : int, optional
+        Also find the smallest RAM, without other limits, where all that is in RAM begins at
+        multiples of this, as in exported C [B].
 
     Returns
     -------
@@ -129,6 +134,9 @@ def find_limits(
         Ctrl-C ends with those found so far.
     """
     named = dict(_variants(problem))
+    if alignment is not None:
+        block = rounded_problem(problem, alignment)
+        named["block"] = _least_ram(block, recompute=block.recompute, paging=block.can_page)
     variants = [
         Variant(problem=changed, gap=gap, paging_first=name == "page")
         for name, changed in named.items()
@@ -147,23 +155,25 @@ def _variants(problem: Problem) -> Iterator[tuple[str, Problem]]:
         ("both", True, True),
     ):
         if recompute <= problem.recompute and paging <= problem.can_page:
-            yield (
-                name,
-                problem.without(
-                    Quantity.RAM,
-                    Quantity.TIME,
-                    Quantity.ENERGY,
-                    minimize=Quantity.RAM,
-                    recompute=recompute,
-                    paging=paging,
-                    constraints=(),
-                ),
-            )
+            yield name, _least_ram(problem, recompute=recompute, paging=paging)
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
     if any(limit is not None for limit in limits):
         yield "stated", problem.without(Quantity.RAM, minimize=Quantity.RAM)
     yield "time", problem.without(Quantity.TIME, minimize=Quantity.TIME)
     yield "energy", problem.without(Quantity.ENERGY, minimize=Quantity.ENERGY)
+
+
+def _least_ram(problem: Problem, *, recompute: bool, paging: bool) -> Problem:
+    """Return the problem of the least RAM, without other limits."""
+    return problem.without(
+        Quantity.RAM,
+        Quantity.TIME,
+        Quantity.ENERGY,
+        minimize=Quantity.RAM,
+        recompute=recompute,
+        paging=paging,
+        constraints=(),
+    )
 
 
 class LimitState(StrEnum):

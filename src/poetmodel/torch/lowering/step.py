@@ -273,6 +273,7 @@ class Lowered:
             nodes=tuple(self._node(unit, lowered.get(unit.index), there) for unit in units),
             batch_size=1 if first is None else max(1, int(first.shape[0])),
             dtype="float32",
+            kernels="exported",
         )
 
     def _node(self, unit: Unit, lowering: Lowering | None, there: set[str]) -> Node:

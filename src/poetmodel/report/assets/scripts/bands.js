@@ -21,12 +21,13 @@ const makeBands = (line, graph, counted) => {
   const bytesAt = (l) => (l % 2 ? line.after : line.during)[l >> 1] || 0;
 
   // -- bands: stacked by part, then in the order in which they come ------------------------------
-  const partOf = (what) => (what < 0 ? 3 : ["state", "activation", "gradient"].indexOf(graph.tensors[what][3]));
+  const partOf = (what) => (what < -graph.nodes.length ? 4 : what < 0 ? 3 : ["state", "activation", "gradient"].indexOf(graph.tensors[what][3]));
   const bands = line.stays.map(([what, bytes, begin, end, origin, stored, givenAt, given, replaced, ...reads]) => ({
     what, bytes, begin, end, origin, stored, given, givenAt, replaced, reads, part: partOf(what),
     from: 2 * Math.max(begin, 0), to: Math.min(2 * end + 1, 2 * n), runs: [],
   }));
-  bands.sort((a, b) => a.part - b.part || a.from - b.from || b.to - a.to || a.what - b.what);
+  const order = (band) => (band.part + 1) % 5;  // what is reserved comes first
+  bands.sort((a, b) => order(a) - order(b) || a.from - b.from || b.to - a.to || a.what - b.what);
   const base = new Float64Array(levels.length);
   const heightAt = (band, l) => band.bytes - (band.givenAt >= 0 && l >= 2 * band.givenAt ? band.given : 0);
   for (const band of bands) {

@@ -18,7 +18,8 @@ page.define("timeline", (chart, line) => {
   // -- words -----------------------------------------------------------------------------------
   const { make, size } = page;
   const node = (k) => graph.nodes[k];
-  const nameOf = (what) => (what < 0 ? `${node(-1 - what)}` : graph.tensors[what][0]);
+  const isReserved = (what) => what < -graph.nodes.length;
+  const nameOf = (what) => (isReserved(what) ? "reserved" : what < 0 ? `${node(-1 - what)}` : graph.tensors[what][0]);
   const subject = (p) => ("cas".includes(line.ops[p]) ? node(line.of[p]) : graph.tensors[line.of[p]][0]);
   const clock = (x) => {
     if (!x) return "0\u00a0s";
@@ -29,6 +30,7 @@ page.define("timeline", (chart, line) => {
   const when = (p) => (line.issued === null || p >= n ? `#${p}` : clock(line.issued[Math.max(p, 0)]));
   const arrival = (band) => [`computed at ${when(band.begin)}`, `recomputed at ${when(band.begin)}`, `paged in at ${when(band.begin)}`, "resident"][band.origin];
   const why = (band, p) => {
+    if (isReserved(band.what)) return "state, inputs, small tensors and results that the step always holds";
     if (band.what < 0) return "workspace of this step";
     const came = arrival(band);
     if (band.reads.includes(p) && "ca".includes(line.ops[p])) return `${came}, read now`;
@@ -37,7 +39,7 @@ page.define("timeline", (chart, line) => {
     return `${came}${band.reads.length ? ", not read again" : ""}`;
   };
   const goes = (band) => {
-    if (band.what < 0) return "goes with it";
+    if (band.what < 0 && !isReserved(band.what)) return "goes with it";
     if (band.end >= n) return band.replaced >= 0 ? "updated in place, stays" : "stays to the end";
     if (band.givenAt >= 0) return `${node(line.of[band.givenAt])} writes over it at ${when(band.givenAt)}`;
     return `${band.stored ? "paged out, goes" : "goes"} at ${when(band.end)}`;
@@ -178,7 +180,7 @@ page.define("timeline", (chart, line) => {
   const tip = (at) => {  // the band that one points at
     if (!chart.under) return "";
     const { band, x, y } = chart.under;
-    const words = `${nameOf(band.what)}${band.what < 0 ? " workspace" : ""}, ${size(band.bytes)}`;
+    const words = `${nameOf(band.what)}${band.what < 0 && !isReserved(band.what) ? " workspace" : ""}, ${size(band.bytes)}`;
     const right = x + 7.5 * words.length > at.left + at.width;
     return `<path class="under" d="${outline(band, at)}"/><text class="tip" x="${(x + (right ? -8 : 8)).toFixed(1)}" y="${(y - 7).toFixed(1)}" style="text-anchor: ${right ? "end" : "start"}">${page.escaped(words)}</text>`;
   };
@@ -360,7 +362,7 @@ page.define("timeline", (chart, line) => {
     const text = (extra) => found.push({ showarrow: false, font: { size: 11, color: page.skin.faint }, ...extra });
     const most = Math.max(0, ...line.ghost[1]), p = line.ghost[0][line.ghost[1].indexOf(most)] || 0;
     const x = starts[2 * p], share = last ? x / last : 0;
-    if (most) text({ x, y: most / line.scale, text: `keep-all ${size(most)}`, yanchor: "bottom", xanchor: share > 0.75 ? "right" : share < 0.25 ? "left" : "center" });
+    if (most) text({ x, y: most / line.scale, text: `${line.ghost_name || "keep-all"} ${size(most)}`, yanchor: "bottom", xanchor: share > 0.75 ? "right" : share < 0.25 ? "left" : "center" });
     const side = share > 0.6 ? { x: 0, xanchor: "left" } : { x: 1, xanchor: "right" };
     if (line.budget !== null) text({ ...side, xref: "paper", yref: above ? "y domain" : "y", y: above ? 1 : line.budget / line.scale, yanchor: above ? "top" : "bottom", text: `${above ? "\u2191 " : ""}${line.budget_name}`, font: { size: 11, color: page.skin.limit }, bgcolor: page.skin.colour === "dark" ? "rgba(18,23,28,.6)" : "rgba(255,255,255,.7)", borderpad: 0 });
     return found;
