@@ -125,8 +125,8 @@ SCALE = torch.ones(4)
 
 
 def foreign(parts: Any, x: Any) -> Any:
-    """Use a tensor of the module's file."""
-    return parts[0](x) * SCALE
+    """Change a tensor of the module's file."""
+    return parts[0](x) * SCALE.mul_(2)
 
 
 def wrong(parts: Any, x: Any) -> Any:
@@ -141,7 +141,7 @@ def wrong(parts: Any, x: Any) -> Any:
         (item, ".item()", ("_local_scalar_dense", "outside of the step")),
         (mask, "y[y > 0]", ("aten.nonzero", "masked_fill")),
         (convert, "x.numpy()", (".numpy()", "torch operations")),
-        (foreign, "* SCALE", ("no parameter, buffer or input", "register_buffer")),
+        (foreign, "* SCALE.mul_(2)", ("no parameter, buffer or input", "register_buffer")),
         (wrong, "x[:, :2]", ("must have same reduction dim", "ordinary training step")),
     ],
 )
