@@ -47,6 +47,7 @@ from poetmodel.torch.module_state import AssignedBuffers, Attributes, Draws
 from poetmodel.torch.outputs import OutputForm, loss_in
 from poetmodel.torch.surroundings import (
     annotated,
+    followed_checkpoints,
     native_operators,
     refused_seeding,
     values_given,
@@ -210,6 +211,7 @@ def _exported(
     try:
         with (
             recorded(),
+            followed_checkpoints(stepped),
             values_given(stepped, inputs, values),
             ExitStack() as stack,
             tracing(context),
