@@ -78,6 +78,13 @@ def check_agreement(compiled: Compiled) -> bool:
             # Sums that several threads share have no order of their own: that is no constant.
             with limited_threads(1):
                 unstable = _unstable(compiled, state, state.results(eager)[0])
+        made = state.new_modules() if unstable else []
+        if made:
+            raise CaptureError(
+                f"{joint.name}: forward makes modules the first time that it runs (the first is "
+                f"{made[0]}), whose initial values draw random numbers, as no later step does; "
+                "call the model once on such inputs, and compile afterwards"
+            )
         if unstable:
             raise CaptureError(
                 f"{joint.name}: PyTorch itself gives other results when the step runs again from "
@@ -211,6 +218,10 @@ class State:
     def is_as_before(self) -> bool:
         """Whether all attributes and hooks of modules are as they were."""
         return self._attributes.are_as_before()
+
+    def new_modules(self) -> list[str]:
+        """Return the paths of modules that the last run has made."""
+        return self._attributes.new_modules()
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield everything that is there before a step."""

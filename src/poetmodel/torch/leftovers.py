@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from poetmodel.torch.errors import chain
@@ -48,6 +49,7 @@ class Leftovers:
         """
         for link in chain(error):
             traceback.clear_frames(link.__traceback__)  # their variables are kept by no code
+        gc.collect()  # nor is what only holds itself
         found = self.take_away()
         new = bool(found) and not self._known
         self._known += found
@@ -89,7 +91,12 @@ class Leftovers:
         if isinstance(holder, _Cached):
             yield holder.cache_clear
         elif isinstance(holder, dict):
-            keys = [key for key, value in holder.items() if id(value) in ids or id(key) in ids]
+            keys = [
+                key
+                for key, value in holder.items()
+                # PyTorch's own tables, which the frames of a failure hold, have fake keys.
+                if (id(value) in ids or id(key) in ids) and not isinstance(key, FakeTensor)
+            ]
             yield from (self._way(holder, key) for key in keys)
         elif isinstance(holder, list | set | deque):
             content = [each for each in holder if id(each) not in ids]
