@@ -135,7 +135,7 @@ def capture(
             export = partial(
                 _exported, stepped, flat, recorded, checks, attributes, leftovers, mkldnn=mkldnn
             )
-            while (found := export()) is None or assigned.learn():
+            while (found := export()) is None or assigned.learn() or checks.learn(found[0]):
                 attributes.put_back()
             graph_module, values = found
             draws.check()
