@@ -115,14 +115,14 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         return value
 
 
-class _MatrixWatch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+class _MatrixWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     """Takes down what ``torch.linalg`` checks after an operation, such as whether it could invert.
 
     The check is an operation that raises, which a step cannot repeat.
     """
 
     def __init__(self, checks: FiniteChecks) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._checks = checks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
