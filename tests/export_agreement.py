@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 
+
+def two_groups(parameters: Any, *, factor: float = 1.0) -> torch.optim.Optimizer:
+    """Return SGD whose first group has every other parameter, and another rate and decay."""
+    every = list(parameters)
+    groups = [{"params": every[1::2], "lr": 0.02 * factor}, {"params": every[::2]}]
+    groups[1]["weight_decay"] = 0.05
+    return SGD(groups, lr=0.003 * factor, momentum=0.9)
+
+
 OPTIMIZERS: dict[str, tuple[Make | None, float | None]] = {
     "gradients": (None, None),
     "sgd": (lambda p: SGD(p, lr=0.01), None),
@@ -43,6 +52,7 @@ OPTIMIZERS: dict[str, tuple[Make | None, float | None]] = {
     "adam": (lambda p: ADAM(p, lr=0.001, eps=1e-3, weight_decay=0.02), None),
     "adamw": (lambda p: ADAMW(p, lr=0.001, eps=1e-3, amsgrad=True), None),
     "clipped": (lambda p: SGD(p, lr=0.01, momentum=0.9), 0.5),
+    "groups": (two_groups, None),
 }  # fmt: skip
 """Optimizers by name, each with the norm that gradients are clipped to.
 

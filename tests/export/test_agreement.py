@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +22,9 @@ from export_agreement import (  # noqa: E402
     Target,
     batches_like,
     lowered,
+    torch_steps,
     torch_steps_from,
+    two_groups,
 )
 from mcu.networks import NETWORKS  # noqa: E402
 
@@ -91,6 +94,25 @@ def test_state_is_that_of_torch(name: str, optimizer: str, tmp_path: Path) -> No
     """After each of five steps parameters, moments and running statistics are PyTorch's."""
     _, apart = compare(name, optimizer, tmp_path)
     assert max(apart.values()) <= CLOSE, apart
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_rates_of_all_groups_follow_that_of_the_first(
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Called with a part of the rate of the export, each group has that part of its own."""
+    torch.manual_seed(0)
+    training = NETWORKS["mlp"]()
+    batches = batches_like(training[2], 3)
+    exported = Exported(lowered(training, "groups"), tmp_path)
+    assert exported.manifest["learning_rate"] == 0.02
+    exported.manifest["learning_rate"] *= factor
+    monkeypatch.setitem(OPTIMIZERS, "groups", (partial(two_groups, factor=factor), None))
+    expected = torch_steps(training, batches, STEPS, "groups")
+    apart = exported.outcome(batches, STEPS).differences(expected)
+    assert max(apart.values()) <= CLOSE, apart
+    comment = (tmp_path / "pm_step.h").read_text().split("int pm_step(")[0]
+    assert "first group" in comment
 
 
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "keep-all"])

@@ -114,3 +114,31 @@ def test_checks_cannot_be_exported() -> None:
     own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)))
     with pytest.raises(pmt.CaptureError, match="which cannot be exported"):
         lower(*own)
+
+
+def likely(parts: Any, x: Any) -> Any:
+    """Return what is likely under a normal distribution, whose arguments are checked."""
+    y = parts[0](x)
+    return y * torch.distributions.Normal(y, y.exp()).log_prob(torch.zeros(4))
+
+
+def inverted(parts: Any, x: Any) -> Any:
+    """Divide by matrices that rows of the input make."""
+    return torch.linalg.solve(torch.diag_embed(x * parts[0].weight.sum()), parts[0](x))
+
+
+@pytest.mark.parametrize(("forward", "number"), [(likely, float("nan")), (inverted, 0.0)])
+def test_what_libraries_check_is_checked_after_the_step(forward: Any, number: float) -> None:
+    """Of distributions and matrices too: eager raises, and so does the step, undone."""
+    torch.manual_seed(1)
+    own = model, loss_fn, (x, y) = rows(nn.Linear(4, 4), by=forward)
+    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    assert differing(step, *own) == []
+    before = outcome(model, step(x, y))
+    spoilt = x.clone()
+    spoilt[0, 0] = number
+    with pytest.raises((ValueError, RuntimeError)):
+        loss_fn(model(spoilt), y)
+    with pytest.raises(pmt.CaptureError, match=r"test_finite_checks\.py.*nothing has changed"):
+        step(spoilt, y)
+    assert unequal(before, outcome(model, before["loss"])) == []

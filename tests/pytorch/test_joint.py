@@ -10,8 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
 from poetmodel.torch import CaptureError, capture, trace  # noqa: E402
 from poetmodel.torch.graph_signature import InputKind, OutputKind  # noqa: E402
 from poetmodel.torch.surroundings import native_operators  # noqa: E402
@@ -125,8 +123,8 @@ SCALE = torch.ones(4)
 
 
 def foreign(parts: Any, x: Any) -> Any:
-    """Use a tensor of the module's file."""
-    return parts[0](x) * SCALE
+    """Change a tensor of the module's file."""
+    return parts[0](x) * SCALE.mul_(2)
 
 
 def wrong(parts: Any, x: Any) -> Any:
@@ -141,7 +139,7 @@ def wrong(parts: Any, x: Any) -> Any:
         (item, ".item()", ("_local_scalar_dense", "outside of the step")),
         (mask, "y[y > 0]", ("aten.nonzero", "masked_fill")),
         (convert, "x.numpy()", (".numpy()", "torch operations")),
-        (foreign, "* SCALE", ("no parameter, buffer or input", "register_buffer")),
+        (foreign, "* SCALE.mul_(2)", ("no parameter, buffer or input", "register_buffer")),
         (wrong, "x[:, :2]", ("must have same reduction dim", "ordinary training step")),
     ],
 )
@@ -199,8 +197,8 @@ def test_what_cannot_be_captured_is_explained(
             "a loss that is a real number",
         ),
         (
-            lambda: rows(nn.Linear(4, 4), by=lambda p, x: x @ torch.linalg.inv(p[0].weight)),
-            "does more than compute, .*inv_ex",
+            lambda: rows(nn.Linear(4, 4), by=lambda p, x: (torch.ops.aten._print(""), p[0](x))[1]),
+            "does more than compute .*leave it out",
         ),
         (lambda: rows(nn.Linear(4, 4), by=unusual), "with Unusual: no; try one"),
         (
@@ -244,15 +242,6 @@ def test_modules_are_not_copied() -> None:
     assert joint.module.get_submodule("model") is model
     assert [a.name for a in joint.of(InputKind.BUFFER)] == ["loss.weight"]
     assert joint.value(joint.of(InputKind.BUFFER)[0]) is loss.weight
-
-
-def test_batch_norm_inside_of_a_checkpoint_is_updated_once() -> None:
-    """Eager updates it again when it computes the part again, and ends with other statistics."""
-    part = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    own = rows(part, by=lambda p, x: checkpoint(p[0], x, use_reentrant=False))
-    traced = trace(*own, measure_workspace=False)
-    found = run_units(traced)["mutation of parts.0.1.num_batches_tracked"]
-    assert (int(found), int(run_eager(*own)["mutation of parts.0.1.num_batches_tracked"])) == (1, 2)
 
 
 functional = nn.functional

@@ -241,13 +241,19 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         measure_paging(tmp_path / "nowhere")
 
 
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk gives a sentence that says how much must be free."""
+@pytest.mark.parametrize("room_bytes", [0, 100, 10_000])
+def test_a_full_disk_is_named(
+    room_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full, or soon is, gives a sentence that says how much must be free."""
+    pwrite = os.pwrite
 
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
+    def nearly_full(descriptor: int, memory: Any, offset: int) -> int:
+        if offset >= room_bytes:
+            raise OSError(28, "No space left on device")
+        return pwrite(descriptor, bytes(memory)[: room_bytes - offset], offset)
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", nearly_full)
     with pytest.raises(InputError, match=r"No space left on device.*64\.00 KiB free"):
         measure_paging(tmp_path, sizes_bytes=SIZES)
 

@@ -411,6 +411,25 @@ def test_draws_of_a_loss_are_refused() -> None:
     assert random.getstate() == before
 
 
+def replaced(parts: Any, x: Any) -> Any:
+    """Put another module around the layer the first time, as BigBird does."""
+    if type(parts[0]) is nn.ModuleList:
+        new = nn.Sequential(nn.Linear(4, 4))
+        new[0] = parts[0][0]
+        parts[0] = new
+    return nn.functional.dropout(parts[0](x), 0.5)
+
+
+def test_modules_that_the_first_pass_makes_are_named() -> None:
+    """Their initial values move the random generator once; called before, the model compiles."""
+    own = rows(nn.ModuleList([nn.Linear(4, 4)]), by=replaced)
+    with pytest.raises(pmt.CaptureError, match=r"\(the first is parts\.0\).*call the model once"):
+        pmt.compile(*own, ram="100%", device="rpi4b")
+    own[0](own[2][0])
+    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    assert differing(step, *own) == []
+
+
 def test_generators_without_a_state_may_be_held() -> None:
     """One of the operating system has none; its draws are seen where eager runs twice."""
     model, loss_fn, inputs = rows(

@@ -171,7 +171,8 @@ double, under sanitizers. The learning rate when this was exported: {rate}.
    instead, for {slots} slots whose sizes `pm_slot_bytes` has.{mapped}
 4. Call `pm_init()` once.
 5. Put a batch into arrays of your own, in the order of `manifest.json`.
-6. Call `pm_step(inputs, learning_rate, &loss)` for each batch.
+6. Call `pm_step(inputs, learning_rate, &loss)` for each batch, with the rate of the optimizer's
+   first group of trained parameters; the others keep their proportion to it.
 7. An error number other than `PM_TORN` leaves state as it was: call again.
 8. Read the new weights with `pm_read_state`.
 {infer}"""

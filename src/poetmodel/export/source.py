@@ -226,6 +226,8 @@ _HEADER: Final = """\
 int pm_init(void);
 
 /* One training step: `inputs` in the order of manifest.json, reals as pm_real, integers int32_t.
+   `lr` is the learning rate of the optimizer's first group of trained parameters; that of each
+   other group stays the same multiple of it as when this was exported.
    With PM_TORN some state is new already; with any other error all state is as before. */
 int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
 

@@ -129,7 +129,7 @@ class Step:
     values: Mapping[str, np.ndarray] = field(repr=False)
     """For each state tensor and each constant its elements before the first step."""
     learning_rate: float | None = None
-    """That of the optimizer now; None without updates."""
+    """That of the optimizer's first group of trained parameters now; None without updates."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of what captured it."""
     output: Value | None = None

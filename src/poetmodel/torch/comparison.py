@@ -67,7 +67,6 @@ def check_agreement(compiled: Compiled) -> bool:
     A capture holds what Python code computed while it ran: the time, a count of calls, a number
     from a generator that PyTorch does not know. Where eager gives other results when it runs again,
     with modules as the first run left them, a captured step would be wrong from its second run on.
-    Buffers that differ are only logged: batch norm in a checkpoint is updated once, not twice.
     """
     joint = compiled.trace.joint
     state = State(compiled, joint.inputs)
@@ -79,6 +78,13 @@ def check_agreement(compiled: Compiled) -> bool:
             # Sums that several threads share have no order of their own: that is no constant.
             with limited_threads(1):
                 unstable = _unstable(compiled, state, state.results(eager)[0])
+        made = state.new_modules() if unstable else []
+        if made:
+            raise CaptureError(
+                f"{joint.name}: forward makes modules the first time that it runs (the first is "
+                f"{made[0]}), whose initial values draw random numbers, as no later step does; "
+                "call the model once on such inputs, and compile afterwards"
+            )
         if unstable:
             raise CaptureError(
                 f"{joint.name}: PyTorch itself gives other results when the step runs again from "
@@ -93,6 +99,7 @@ def check_agreement(compiled: Compiled) -> bool:
         raise CaptureError(
             f"{joint.name}: the captured step does not compute what PyTorch does: "
             f"{listed(apart)}; replace the operations that these come from"
+            + (_CHECKPOINTED if any(map(_is_mutation, apart)) else "")
         )
     if all_apart:
         _LOG.warning("%s: not all bits are those of PyTorch: %s", joint.name, listed(all_apart))
@@ -123,14 +130,22 @@ def _unstable(compiled: Compiled, state: State, expected: Results) -> list[Resul
     return list(differences(compiled, expected, again))
 
 
+_CHECKPOINTED: Final = (
+    "; what changes a buffer inside of torch.utils.checkpoint does so again in eager's backward "
+    "pass: leave the checkpoint out, a compiled step decides itself what it computes again"
+)
+
+
+def _is_mutation(difference: ResultDifference) -> bool:
+    return difference.name.startswith(OutputKind.MUTATION)
+
+
 def _is_rounding(difference: ResultDifference, expected: Results) -> bool:
     """Return whether a difference is as small as sums in another order make it.
 
-    Those of gradients are seen beside the largest one; a buffer may differ in any way.
+    Those of gradients are seen beside the largest one.
     """
     name, value = difference.name, expected.get(difference.name)
-    if name.startswith(OutputKind.MUTATION):
-        return True
     if value is None or difference.largest is None or not value.is_floating_point():
         return False
     alike = [value]
@@ -203,6 +218,10 @@ class State:
     def is_as_before(self) -> bool:
         """Whether all attributes and hooks of modules are as they were."""
         return self._attributes.are_as_before()
+
+    def new_modules(self) -> list[str]:
+        """Return the paths of modules that the last run has made."""
+        return self._attributes.new_modules()
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield everything that is there before a step."""

@@ -36,6 +36,10 @@ class RandomReadError(RuntimeError):
     """A random number is read inside of a step."""
 
 
+class ForeignTensorError(RuntimeError):
+    """A tensor that is no parameter, buffer or input is changed, or would need a gradient."""
+
+
 class PageError(PoetModelError, OSError):
     """A page could not be written, read, or trusted; the step was undone."""
 
@@ -74,7 +78,7 @@ def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
         raise
     except RAISED as error:
         # What PyTorch does to clean up may fail in its turn: the first failure counts.
-        for link in _chain(error):
+        for link in chain(error):
             if isinstance(link, PoetModelError):
                 raise link from None
         place = user_place(error)
@@ -102,6 +106,7 @@ _NUMPY: Final = (".numpy() is not supported", "numpy() on", "__array__", "data p
 _DATA_DEPENDENT: Final = frozenset(
     ("DataDependentOutputException", "GuardOnDataDependentSymNode", "UserError")
 )
+_CHANGED: Final = "is changed"
 _COMPILED: Final = ("torchinductor", "_inductor")
 """What is in the paths of the code that ``torch.compile`` makes."""
 _LONGEST: Final = 300
@@ -114,8 +119,8 @@ def _is_memory(error: BaseException) -> bool:
 
 def _reason(error: BaseException, where: str) -> str:
     """Return what cannot be captured, where, and what to do."""
-    kinds = {kind.__name__ for link in _chain(error) for kind in type(link).__mro__}
-    operators = (getattr(link, "func", None) for link in _chain(error))
+    kinds = {kind.__name__ for link in chain(error) for kind in type(link).__mro__}
+    operators = (getattr(link, "func", None) for link in chain(error))
     operation = next((str(found) for found in operators if found is not None), "an operation")
     text = " ".join(str(error).split())
     if isinstance(error, SeedError):
@@ -145,10 +150,12 @@ def _reason(error: BaseException, where: str) -> str:
             f".numpy() or the like{where} cannot be captured; stay with torch operations, or "
             "convert outside of the step"
         )
-    if "allow_non_fake_inputs" in text:
+    if isinstance(error, ForeignTensorError) or "mutating a non-functional tensor" in text:
+        how = text if isinstance(error, ForeignTensorError) else _CHANGED
         return (
-            f"a tensor that is no parameter, buffer or input is used{where} and cannot be captured;"
-            " make it a buffer of the module (register_buffer) or one of the inputs"
+            f"a tensor that is no parameter, buffer or input {how}{where}, and can only be a "
+            "constant of a compiled step; make it a parameter or a buffer of the module "
+            "(register_buffer), or one of the inputs"
         )
     if "DynamicOutputShapeException" in kinds:
         return (
@@ -169,7 +176,7 @@ def _reason(error: BaseException, where: str) -> str:
     )
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and those that it was raised from."""
     link: BaseException | None = error
     seen: set[int] = set()

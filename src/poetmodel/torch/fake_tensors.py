@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
-from poetmodel.torch.errors import RAISED, RandomReadError
+from poetmodel.torch.errors import RAISED, ForeignTensorError, RandomReadError
 from poetmodel.torch.interpreter import storage_key, temporarily, tensors_in
 from poetmodel.torch.known_values import Known
 
@@ -42,7 +42,8 @@ def fake_mode(values: KnownValues, *, mkldnn: bool) -> FakeTensorMode:
     its outputs are given the strides that come out. An operation that fails on zeros keeps the
     predicted ones. `values` are known, and may be read.
     """
-    mode = FakeTensorMode()
+    # Real tensors that the code holds become constants.
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
     # No subclass: PyTorch finds the rules of some operators by the very type of the mode.
     mode.dispatch = _RealStrides(mode, values, mkldnn=mkldnn)
     return mode
@@ -63,6 +64,7 @@ class _RealStrides:
         keywords = kwargs or {}
         if not isinstance(func, OpOverload):
             return self._predict(func, types, args, keywords)
+        _check_foreign(func, args, keywords)
         reads = torch.Tag.data_dependent_output in func.tags
         shapes = torch.Tag.dynamic_output_shape in func.tags
         inner = self._depth > 0
@@ -147,6 +149,19 @@ class _RealStrides:
         except TypeError:  # an argument that cannot be a part of a key
             return None
         return self._known[key]
+
+
+def _check_foreign(func: OpOverload, args: Any, keywords: Any) -> None:
+    """Raise `ForeignTensorError` where a real tensor is written, or waits for a gradient."""
+    for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - what is written
+        value = args[place] if place < len(args) else keywords.get(argument.name)
+        for tensor in tensors_in(value):
+            if isinstance(tensor, FakeTensor):
+                continue
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                raise ForeignTensorError("is changed")
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise ForeignTensorError("that requires a gradient is used")
 
 
 _BETTER_RUN: Final = ("_grouped_mm",)

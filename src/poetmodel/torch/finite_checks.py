@@ -3,25 +3,32 @@
 Many detectors and translators clamp what overflows: ``if not torch.isfinite(x).all()``. What is
 asked follows from parameters, so that no guard can answer it before a step. A captured step goes
 on as if all is finite, and has the true answer as one more result: if it is no, the step is undone.
+The same holds for arguments of distributions, which must be in their range, and for what
+``torch.linalg`` checks: whether a matrix could be inverted.
 """
 
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from poetmodel.torch.errors import user_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ASKS: Final = {"isfinite": True, "isnan": False, "isinf": False}
-"""Functions that ask of each number, and what they say where all is well."""
+    from torch import fx
+
+_ASKS: Final = {"isfinite": True, "isnan": False, "isinf": False, "_is_all_true": True}
+"""Functions that ask of numbers, and what they say where all is well; the last one is what
+``torch.distributions`` validates arguments with."""
 _SUMS_UP: Final = frozenset(("all", "any", "max", "min", "amax", "amin"))
 _JOINS: Final = frozenset(
     ("__or__", "__ror__", "__and__", "__rand__", "logical_or", "logical_and", "bitwise_or",
@@ -37,7 +44,8 @@ class FiniteChecks:
     """What the forward pass of a capture asks about finite numbers; off until it is turned on."""
 
     def __init__(self) -> None:
-        self.on = False
+        self.on = self.of_matrices = False
+        """Whether what is asked of numbers is noted, and what torch.linalg asks of matrices."""
         self.places: dict[str, None] = {}
         """The lines that asked."""
         self._answers: list[torch.Tensor] = []
@@ -47,11 +55,20 @@ class FiniteChecks:
         """Note what a forward pass asks inside."""
         self.places.clear()
         self._answers.clear()
-        if not self.on:
+        with ExitStack() as stack:
+            if self.on:
+                stack.enter_context(_Watch(self))
+            if self.of_matrices:
+                stack.enter_context(_MatrixWatch(self))
             yield
-            return
-        with _Watch(self):
-            yield
+
+    def learn(self, graph_module: fx.GraphModule) -> bool:
+        """Watch matrices from now on if a captured step checks some; return whether that is new."""
+        descriptors = [n.meta.get("desc") for n in graph_module.graph.find_nodes(op="placeholder")]
+        found = any("Token" in type(each).__name__ for each in descriptors)
+        new = found and not self.of_matrices
+        self.of_matrices = self.of_matrices or found
+        return new
 
     def results(self) -> tuple[torch.Tensor, ...]:
         """Return whether all was finite: one tensor, or none where nothing was asked."""
@@ -96,6 +113,24 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         if known is not None and isinstance(value, torch.Tensor):
             setattr(value, _ATTRIBUTE, known)
         return value
+
+
+class _MatrixWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+    """Takes down what ``torch.linalg`` checks after an operation, such as whether it could invert.
+
+    The check is an operation that raises, which a step cannot repeat.
+    """
+
+    def __init__(self, checks: FiniteChecks) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._checks = checks
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        checks = func is torch.ops.aten._linalg_check_errors.default  # noqa: SLF001 - its only name
+        if checks and isinstance(args[0], FunctionalTensor):
+            self._checks.note(args[0].eq(0).all(), expected=True)
+            return None
+        return func(*args, **(kwargs or {}))
 
 
 def is_unknown(error: BaseException) -> bool:

@@ -357,9 +357,8 @@ def output_specs(
 def _unknown(name: str, way: str, descriptor: object) -> str:
     if "Token" in type(descriptor).__name__:
         return (
-            f"{name}: the step has an operation that does more than compute, such as the checks of "
-            "torch.linalg, and cannot be repeated; use what does not check (inv_ex, cholesky_ex, "
-            "solve_ex, ...)"
+            f"{name}: the step has an operation that does more than compute (it prints, say), and "
+            "cannot be repeated; leave it out"
         )
     return (
         f"{name}: the step has an {way} of the kind {type(descriptor).__name__}, which is not "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from itertools import chain
-from types import NoneType
+from types import ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -67,6 +68,7 @@ class Guards:
         inputs = [argument for argument in joint.of(InputKind.USER_INPUT) if argument in changed]
         self._written = tuple(argument.position for argument in inputs)
         self._shared = tuple(argument.name for argument in (*joint.owned, *inputs))
+        self._constants = tuple(_places_of_constants(joint, self._names, self._modules))
         self.compiled = self._assumptions(joint.inputs)
         self._snapshot = self._taken()
 
@@ -91,6 +93,8 @@ class Guards:
 
     def _holds(self, inputs: Sequence[Any]) -> bool:
         """Return whether all is as it was but for values."""
+        if any(self._replaced_constants()):
+            return False
         if not self._written and self._snapshot is not None and self._snapshot.is_current():
             refuse_inputs(inputs)
             return tuple(map(_form, inputs)) == self.compiled.inputs
@@ -113,8 +117,16 @@ class Guards:
         yield from _changed([argument.name for argument in owned], before.tensors, now.tensors)
         yield from _untied(self._shared, before.same, now.same)
         yield from self._module_differences(now)
-        if before == now:
+        replaced = [*self._replaced_constants()]
+        yield from (f"{name} is another tensor, or gone" for name in replaced)
+        if before == now and not replaced:
             yield from self._joint.read.differences(self._joint.read_from(inputs))
+
+    def _replaced_constants(self) -> Iterator[str]:
+        """Yield where another tensor is than the constant of the step; its values may change."""
+        for holder, key, name, constant in self._constants:
+            if holder.get(key) is not constant:
+                yield name
 
     def _module_differences(self, now: Assumptions) -> Iterator[str]:
         before = self.compiled
@@ -156,6 +168,25 @@ class Guards:
             same=tuple([first.setdefault(found, k) for k, found in enumerate(shared)]),
             autocast=torch.is_autocast_enabled("cpu"),
         )
+
+
+def _places_of_constants(
+    joint: Joint, names: Sequence[str], modules: Sequence[torch.nn.Module]
+) -> Iterator[tuple[dict[str, Any], str, str, torch.Tensor]]:
+    """Yield where a constant is an attribute of a module, or a name of a Python module."""
+    constants = {id(value) for value in map(joint.value, joint.of(InputKind.CONSTANT_TENSOR))}
+    if not constants:
+        return
+    holders = [(name, vars(module)) for name, module in zip(names, modules, strict=True)]
+    holders += [
+        (module.__name__, vars(module))
+        for module in list(sys.modules.values())
+        if type(module) is ModuleType
+    ]
+    for name, holder in holders:
+        for key, value in list(holder.items()):
+            if id(value) in constants:
+                yield holder, key, f"{name}.{key}", value
 
 
 # -- what no step can do -----------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 
 from poetmodel.collection import rare_collections
+from poetmodel.errors import listed
 from poetmodel.torch.errors import RAISED, explained
 from poetmodel.torch.fake_tensors import fake_mode, onednn
 from poetmodel.torch.finite_checks import FiniteChecks, is_unknown
@@ -41,10 +42,12 @@ from poetmodel.torch.inputs import (
 )
 from poetmodel.torch.interpreter import temporarily, tensors_in
 from poetmodel.torch.known_values import KnownValues
+from poetmodel.torch.leftovers import Leftovers
 from poetmodel.torch.module_state import AssignedBuffers, Attributes, Draws
 from poetmodel.torch.outputs import OutputForm, loss_in
 from poetmodel.torch.surroundings import (
     annotated,
+    followed_checkpoints,
     native_operators,
     refused_seeding,
     values_given,
@@ -104,8 +107,14 @@ def capture(
     )
     attributes = Attributes(stepped)
     draws = Draws(name, attributes)
-    # PyTorch runs the model several times; each time begins with the attributes of the first.
-    assigned.at_start = lambda: attributes.put_back(within=True)
+    leftovers = Leftovers()
+
+    def begin() -> None:
+        # PyTorch runs the model several times; each time begins with what the first found.
+        attributes.put_back(within=True)
+        leftovers.forget()
+
+    assigned.at_start = begin
     trail: list[str] = []
     mkldnn = torch.backends.mkldnn.enabled
     logger = logging.getLogger("torch._subclasses.fake_tensor")
@@ -123,15 +132,24 @@ def capture(
             rare_collections(),
         ):
             recorded = partial(annotated, stepped, trail, draws.check)
-            while (found := _exported(stepped, flat, recorded, checks, mkldnn=mkldnn)) is None or (
-                assigned.learn()
-            ):
+            export = partial(
+                _exported, stepped, flat, recorded, checks, attributes, leftovers, mkldnn=mkldnn
+            )
+            while (found := export()) is None or assigned.learn() or checks.learn(found[0]):
                 attributes.put_back()
             graph_module, values = found
             draws.check()
     finally:
         assigned.at_start = None
         stale = attributes.put_back()
+        leftovers.take_away()
+    if leftovers.kept_by:
+        _LOG.warning(
+            "%s: forward keeps tensors outside of the model (%s), which a compiled step does not: "
+            "what was there was put back",
+            name,
+            listed(sorted(leftovers.kept_by)),
+        )
     if stale:
         _LOG.warning(
             "%s: forward sets %s, which a compiled step does not: the code of the model runs once, "
@@ -177,25 +195,32 @@ def _exported(
     inputs: Sequence[Any],
     recorded: Callable[[], AbstractContextManager[None]],
     checks: FiniteChecks,
+    attributes: Attributes,
+    leftovers: Leftovers,
     *,
     mkldnn: bool,
 ) -> tuple[fx.GraphModule, KnownValues] | None:
     """Return the joint graph, and what is known of values; None where it takes another attempt.
 
-    That is so where a value is read that nobody knows: whether numbers are finite can be told
-    after the step, and is looked out for from then on.
+    That is so where the code keeps what one forward pass makes for the next, and where a value is
+    read that nobody knows: whether numbers are finite can be told after the step, and is looked out
+    for from then on.
     """
     values = KnownValues()
     context = TracingContext(fake_mode(values, mkldnn=mkldnn))
     try:
         with (
             recorded(),
+            followed_checkpoints(stepped),
             values_given(stepped, inputs, values),
             ExitStack() as stack,
             tracing(context),
         ):
             exported = aot_export_joint_with_descriptors(stack, stepped, tuple(inputs))
     except RAISED as error:
+        attributes.put_back()
+        if leftovers.learn(error):
+            return None
         if checks.on or not is_unknown(error):
             raise
         checks.on = True

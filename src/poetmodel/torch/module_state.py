@@ -55,7 +55,7 @@ class Attributes:
             if isinstance(value, (*_PLAIN, torch.Tensor)) or id(value) in seen:
                 continue
             seen.add(id(value))
-            if isinstance(value, torch.nn.Module) or _is_of_a_user(value):
+            if isinstance(value, torch.nn.Module) or is_of_a_user(value):
                 value = vars(value)
             if isinstance(value, list | dict | set | deque):
                 yield _Held(path, key, value)
@@ -78,6 +78,12 @@ class Attributes:
             and all(flags.is_as_before() for flags in self._tensors)
             and all(held.is_as_before() for held in self._held)
         )
+
+    def new_modules(self) -> list[str]:
+        """Return the paths of the modules that were not there."""
+        known = {id(module) for module in self._modules.values()}
+        now = self._modules[""].named_modules()
+        return [shown_path(path) for path, module in now if id(module) not in known]
 
     def put_back(self, *, within: bool = False) -> tuple[tuple[str, str], ...]:
         """Put everything back; return path and attribute of the tensors that had been set.
@@ -136,12 +142,14 @@ class _Held:
         """Put back what changed; return path, attribute and what was there meanwhile."""
         if within and self._key in _SWAPPED:
             return []
-        content = self._begun if within else self._before
+        if not within:
+            self._begun = self._before
+        content = self._begun
         found = _content(self._value)
         if _same(found, content):
             return []
         if self._key:
-            _fill(self._value, content)
+            fill(self._value, content)
             return [(self._path, self._key, found)]
         keys = [
             key
@@ -182,9 +190,9 @@ class _Flags:
         for name, hooks in self._hooks.items():
             found = getattr(tensor, name)
             if found is not None and not _same(dict(found), hooks):
-                _fill(found, hooks)
+                fill(found, hooks)
         if not _same(vars(tensor), self._attributes):
-            _fill(vars(tensor), self._attributes)
+            fill(vars(tensor), self._attributes)
 
 
 _TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -196,7 +204,7 @@ _SWAPPED: Final = ("_parameters", "_buffers")
 """What a capture puts tensors of its own into."""
 
 
-def _is_of_a_user(value: Any) -> bool:
+def is_of_a_user(value: Any) -> bool:
     """Return whether attributes of an object are a user's: not those of a library's machinery."""
     if isinstance(value, UserDict | UserList):
         return True
@@ -355,7 +363,8 @@ def _same(one: Any, other: Any) -> bool:
     return list(map(id, one)) == list(map(id, other))
 
 
-def _fill(value: Any, content: Any) -> None:
+def fill(value: Any, content: Any) -> None:
+    """Let a container hold what is given, and nothing else."""
     value.clear()
     if isinstance(value, dict | set):
         value.update(content)

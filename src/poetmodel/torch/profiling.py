@@ -306,28 +306,28 @@ def measure_paging(
 
 def _measure(descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[int]) -> Paging:
     written, read = [], []
-    with mmap.mmap(-1, max(sizes_bytes)) as memory:
-        memory[:] = os.urandom(4096) * (max(sizes_bytes) // 4096) + bytes(max(sizes_bytes) % 4096)
-        os.pwrite(descriptor, memory, 0)
-        os.fdatasync(descriptor)
-        for size in sizes_bytes:
-            page = memoryview(memory)[:size]
-            outs, ins = [], []
-            for _ in range(repeats):
-                begin = perf_counter()
-                checksum(page)
-                write_page(descriptor, page, 0)
-                outs.append(perf_counter() - begin)
-                begin = perf_counter()
-                if read_page(descriptor, page, 0) < size:
-                    raise OSError("the file is shorter than what was written to it")
-                checksum(page)
-                ins.append(perf_counter() - begin)
-            page.release()
-            written.append(median(outs))
-            read.append(median(ins))
-        write_page(descriptor, memoryview(memory)[: min(sizes_bytes)], 0)
-        cold = _is_cold(descriptor)
+    # Unmapped with its last view: after an error some are still held.
+    memory = memoryview(mmap.mmap(-1, max(sizes_bytes)))
+    memory[:] = os.urandom(4096) * (max(sizes_bytes) // 4096) + bytes(max(sizes_bytes) % 4096)
+    os.pwrite(descriptor, memory, 0)
+    os.fdatasync(descriptor)
+    for size in sizes_bytes:
+        page = memory[:size]
+        outs, ins = [], []
+        for _ in range(repeats):
+            begin = perf_counter()
+            checksum(page)
+            write_page(descriptor, page, 0)
+            outs.append(perf_counter() - begin)
+            begin = perf_counter()
+            if read_page(descriptor, page, 0) < size:
+                raise OSError("the file is shorter than what was written to it")
+            checksum(page)
+            ins.append(perf_counter() - begin)
+        written.append(median(outs))
+        read.append(median(ins))
+    write_page(descriptor, memory[: min(sizes_bytes)], 0)
+    cold = _is_cold(descriptor)
     return Paging(
         page_in=fitted(sizes_bytes, read),
         page_out=fitted(sizes_bytes, written),

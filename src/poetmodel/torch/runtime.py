@@ -231,13 +231,14 @@ class Runner:
         return held
 
     def _check(self, held: Sequence[torch.Tensor]) -> None:
-        """Raise `CaptureError` where numbers are not finite that the step took for finite."""
+        """Raise `CaptureError` where numbers are not what the step took them for."""
         if not all(held[k] for k in self._checks):
             joint = self.trace.joint
             raise CaptureError(
-                f"{joint.name}: not all numbers are finite where the model asks for it, at "
-                f"{listed(joint.checked)}, and a compiled step does only what follows where they "
-                "are; nothing has changed: leave this batch out, or run it with eager PyTorch"
+                f"{joint.name}: not all numbers are finite or in range, or a matrix cannot be "
+                f"inverted, where the model asks for it, at {listed(joint.checked)}, and a step "
+                "does only what follows where all is well; nothing has changed: leave this batch "
+                "out, or run it with eager PyTorch"
             )
 
     def _pages(self) -> Pages | None:

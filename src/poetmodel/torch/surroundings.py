@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 import torch._decomp  # registers the kernels that `native_operators` takes away
 from torch.fx import traceback
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils import checkpoint
 
 from poetmodel.torch.errors import SeedError
 from poetmodel.torch.graph_signature import ANNOTATION, shown_path
+from poetmodel.torch.interpreter import temporarily
 from poetmodel.torch.known_values import Given
 
 if TYPE_CHECKING:
@@ -86,6 +91,59 @@ def values_given(
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def followed_checkpoints(stepped: torch.nn.Module) -> Iterator[None]:
+    """Let what runs inside of ``torch.utils.checkpoint`` have the results that it has in eager.
+
+    A step decides itself what it computes again. The reentrant kind, which cannot be captured, is
+    taken as the other one: its part is trained if one of its inputs is. Eager runs a part again in
+    its backward pass, which updates the statistics of a norm once more: so it is done here, for
+    each checkpoint around it.
+    """
+    depth = 0
+
+    @contextmanager
+    def inside() -> Iterator[None]:
+        nonlocal depth
+        depth += 1
+        try:
+            yield
+        finally:
+            depth -= 1
+
+    def updated_again(norm: Any, inputs: Any, output: torch.Tensor) -> None:
+        if norm.training and norm.track_running_stats and output.requires_grad:
+            plain = _BatchNorm if isinstance(norm, _BatchNorm) else _InstanceNorm
+            with torch.no_grad():
+                for _ in range(depth):
+                    plain.forward(norm, *inputs)
+
+    class Reentrant:
+        @staticmethod
+        def apply(function: Callable[..., Any], _: bool, *inputs: Any) -> Any:  # noqa: FBT001
+            trained = any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs)
+            with inside(), torch.set_grad_enabled(trained and torch.is_grad_enabled()):
+                return function(*inputs)
+
+    def other(*arguments: Any, **keywords: Any) -> Iterator[None]:
+        with inside():
+            yield from generator(*arguments, **keywords)
+
+    generator = checkpoint._checkpoint_without_reentrant_generator  # noqa: SLF001 - no other way
+    names = {"CheckpointFunction": Reentrant, "_checkpoint_without_reentrant_generator": other}
+    norms = [module for module in stepped.modules() if isinstance(module, _NormBase)]
+    handles = [norm.register_forward_hook(updated_again) for norm in norms]
+    try:
+        with ExitStack() as stack:
+            for name, value in names.items():
+                put = partial(setattr, checkpoint, name)
+                stack.enter_context(temporarily(put, value, getattr(checkpoint, name)))
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 _PREFIXES: Final = ("upsample_", "_upsample_")

@@ -175,8 +175,8 @@ def with_optimizer(
     refuse(
         joint.name,
         (
-            f"optimizer: {place} asks whether numbers are finite, and updates do not wait for the "
-            "answer; leave the optimizer out, and call its step() yourself"
+            f"optimizer: {place} checks numbers, and updates do not wait for the answer; leave "
+            "the optimizer out, and call its step() yourself"
             for place in joint.checked
         ),
     )

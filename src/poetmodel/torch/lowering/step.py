@@ -351,7 +351,7 @@ class Lowered:
 def _unguarded(joint: Joint) -> Iterator[str]:
     """Yield which values the step depends on that C has no guards for."""
     for place in joint.checked:
-        yield f"{place} asks whether numbers are finite, which cannot be exported; leave it out"
+        yield f"{place} checks numbers, which cannot be exported; leave it out"
     for read in joint.read.reads:
         where = f" at {read.place}" if read.place else ""
         yield (

@@ -1,0 +1,227 @@
+"""What code keeps outside of modules: a capture leaves none of it behind, and works with it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import poetmodel.torch as pmt  # noqa: E402
+from eager_steps import differing  # noqa: E402
+from traced_models import rows  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+nn = torch.nn
+pytestmark = pytest.mark.torch
+
+
+def made(size: int) -> Any:
+    """Return a table."""
+    return torch.arange(1.0, size + 1)
+
+
+bounded = functools.lru_cache(maxsize=4)(made)
+unbounded = functools.cache(made)
+TABLES: dict[Any, Any] = {}
+LISTED: list[Any] = []
+NAME: Any = None
+
+
+class Holder:
+    """Holds a table for all its instances, and one for itself."""
+
+    table: Any = None
+
+
+OBJECT = Holder()
+
+
+def in_a_dictionary(size: int) -> Any:
+    """Keep the table under its size."""
+    if size not in TABLES:
+        TABLES[size] = made(size)
+    return TABLES[size]
+
+
+def in_a_tuple(size: int) -> Any:
+    """Keep two tables under one key."""
+    if "both" not in TABLES:
+        TABLES["both"] = (made(size), made(size) + 1)
+    return TABLES["both"][1]
+
+
+def in_a_list(size: int) -> Any:
+    """Keep the table in a list."""
+    if not LISTED:
+        LISTED.append(made(size))
+    return LISTED[0]
+
+
+def in_a_name(size: int) -> Any:
+    """Keep the table under a name of the file."""
+    global NAME  # noqa: PLW0603 - it is what some models do
+    if NAME is None:
+        NAME = made(size)
+    return NAME
+
+
+def in_an_object(size: int) -> Any:
+    """Keep the table in an object that no module reaches."""
+    if OBJECT.table is None:
+        OBJECT.table = made(size)
+    return OBJECT.table
+
+
+def in_a_class(size: int) -> Any:
+    """Keep the table in a class."""
+    if Holder.table is None:
+        Holder.table = made(size)
+    return Holder.table
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> Any:
+    yield
+    globals().update(NAME=None, OBJECT=Holder())
+    Holder.table = None
+    for kept in (TABLES, LISTED):
+        kept.clear()
+    for cached in (bounded, unbounded):
+        cached.cache_clear()
+
+
+KEEPERS = [
+    bounded, unbounded, in_a_dictionary, in_a_tuple, in_a_list, in_a_name, in_an_object, in_a_class
+]  # fmt: skip
+
+
+def step_with(table: Callable[[int], Any]) -> Any:
+    """Return a step that adds a table to what two layers give, before and after an activation."""
+    torch.manual_seed(1)
+    return rows(
+        nn.Linear(4, 4),
+        nn.Linear(4, 4),
+        by=lambda p, x: p[1](torch.tanh(p[0](x) * table(4))) + table(4),
+    )
+
+
+@pytest.mark.parametrize("table", KEEPERS)
+def test_tables_that_code_keeps_are_as_in_eager(table: Any) -> None:
+    """Compiled first, eager after it, and compiled after that: all have the same bits."""
+    model, loss_fn, inputs = step_with(table)
+    step = pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    alone = model(inputs[0])
+    assert torch.equal(table(4), torch.tensor([1.0, 2, 3, 4]) + (table is in_a_tuple))
+    assert differing(step, model, loss_fn, inputs) == []
+    assert torch.equal(model(inputs[0]), alone)
+    again = pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    assert differing(again, model, loss_fn, inputs) == []
+    assert differing(step, model, loss_fn, inputs) == []
+
+
+@pytest.mark.parametrize("table", KEEPERS)
+def test_captures_that_fail_leave_nothing_behind(table: Any) -> None:
+    """Eager goes on where a step could not be captured."""
+    own = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * table(4) * float(p[0](x).sum()))
+    with pytest.raises(pmt.CaptureError, match="reads a tensor's value"):
+        pmt.capture(*own)
+    own[0](own[2][0]).sum().backward()
+    assert float(table(4)[0]) in (1, 2)
+
+
+def test_what_was_kept_before_is_still_there() -> None:
+    """A name that forward sets anew has its old value afterwards, and the log says so."""
+    kept = SimpleNamespace(last=None)
+    TABLES["last"] = torch.ones(2)
+
+    def forward(parts: Any, x: Any) -> Any:
+        global NAME  # noqa: PLW0603 - it is what some models do
+        NAME = kept.last = parts[0](x)
+        return NAME
+
+    globals()["NAME"] = before = torch.ones(3)
+    pmt.capture(*rows(nn.Linear(4, 4), by=forward))
+    assert NAME is before
+    assert kept.last is None
+
+
+def test_what_compiled_steps_do_not_keep_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Tables of a cache are no news; what forward notes for others is."""
+    with caplog.at_level(logging.WARNING, "poetmodel"):
+        pmt.capture(*step_with(bounded))
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING, "poetmodel"):
+        pmt.capture(*step_with(in_a_name))
+    assert "forward keeps tensors outside of the model (NAME)" in caplog.text
+
+
+# -- constants -----------------------------------------------------------------------------------
+
+
+def test_values_of_constants_may_change() -> None:
+    """A constant is the tensor that the code holds: what is written into it counts."""
+    TABLES[4] = torch.ones(4)
+    own = step_with(in_a_dictionary)
+    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    TABLES[4].mul_(3)
+    assert differing(step, *own) == []
+
+
+@pytest.mark.parametrize("place", ["module", "file"])
+def test_another_tensor_in_the_place_of_a_constant_is_noticed(place: str) -> None:
+    """A step that would go on with the old tensor is refused, or compiled again."""
+    own = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * (p[0].scale + NAME))
+    holder = vars(own[0].parts[0]) if place == "module" else globals()
+    key = "scale" if place == "module" else "NAME"
+    own[0].parts[0].scale = torch.ones(4)
+    globals()["NAME"] = torch.ones(4)
+    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    again = pmt.compile(*own, ram="100%", device="rpi4b", dynamic="retrace")
+    assert differing(step, *own) == []
+    holder[key] = torch.full((4,), 2.0)
+    with pytest.raises(pmt.CaptureError, match=rf"\.{key} is another tensor, or gone"):
+        step(*own[2])
+    assert differing(again, *own) == []
+
+
+def written(parts: Any, x: Any) -> Any:
+    """Count in a tensor of the file."""
+    TABLES["count"].add_(1)
+    return parts[0](x) * TABLES["count"]
+
+
+def written_from_inputs(parts: Any, x: Any) -> Any:
+    """Keep a mean in a tensor of the file."""
+    TABLES["count"].copy_(x.mean())
+    return parts[0](x) * TABLES["count"]
+
+
+@pytest.mark.parametrize("forward", [written, written_from_inputs])
+def test_constants_that_change_in_the_step_are_refused(forward: Any) -> None:
+    """The error names the line and what to do; the tensor is as it was."""
+    TABLES["count"] = torch.zeros(4)
+    with pytest.raises(pmt.CaptureError, match=r"is changed at .*test_leftovers.*register_buffer"):
+        pmt.capture(*rows(nn.Linear(4, 4), by=forward))
+    assert TABLES["count"].tolist() == [0, 0, 0, 0]
+
+
+def test_constants_that_wait_for_a_gradient_are_refused() -> None:
+    """A trained tensor that is no parameter would get none; one that is only read is a constant."""
+    TABLES["scale"] = torch.ones(4, requires_grad=True)
+    with pytest.raises(pmt.CaptureError, match=r"requires a gradient is used at .*register_buffer"):
+        pmt.capture(*rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * TABLES["scale"]))
+
+    def read(parts: Any, x: Any) -> Any:
+        with torch.no_grad():
+            teacher = x * TABLES["scale"]
+        return parts[0](x) + teacher
+
+    own = rows(nn.Linear(4, 4), by=read)
+    assert differing(pmt.compile(*own, ram="100%", device="rpi4b"), *own) == []
