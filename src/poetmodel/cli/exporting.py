@@ -15,6 +15,7 @@ import typer  # noqa: TC002 - typer itself reads the annotation
 from poetmodel.cli import completion, options
 from poetmodel.cli.inputs import check_outputs
 from poetmodel.cli.output import figures, print_json, print_written, show
+from poetmodel.cli.progress import live_line
 from poetmodel.cli.tracing import OptimizerName
 from poetmodel.errors import InputError, raised_as
 from poetmodel.report.presenter import count, row
@@ -161,7 +162,11 @@ def export(
     else:
         with raised_as(InputError, "--out"):
             check_folder(wanted.out)
-    step = step_of(wanted.what, name=wanted.name, optimizer=wanted.optimizer, infer=wanted.infer)
+    shown = not output.json
+    with live_line(wanted=shown, doing="capturing" if captured else "reading"):
+        step = step_of(
+            wanted.what, name=wanted.name, optimizer=wanted.optimizer, infer=wanted.infer
+        )
     if wanted.target == Target.STEP:
         from poetmodel.export.io import save_step
 
@@ -174,7 +179,15 @@ def export(
     given = planned.given()
     if not captured:
         given["time_limit"] = max(given["time_limit"] - (time.monotonic() - called_s), 1.0)
-    made = export_step(step, wanted.out, command=command, infer=wanted.infer, **given)
+    with live_line(wanted=shown, doing="solving, planning and placing") as on_progress:
+        made = export_step(
+            step,
+            wanted.out,
+            command=command,
+            infer=wanted.infer,
+            on_progress=on_progress,
+            **given,
+        )
     facts = list(_facts(made))
     if output.json:
         from poetmodel.export.manifest import summary

@@ -8,6 +8,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings
 from poetmodel.cli.inputs import read_costs, read_graph
 from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.cli.progress import live_line
 from poetmodel.problem import Quantity
 from poetmodel.report.presenter import Fact, Unit, percent, plural, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -49,13 +50,14 @@ def limits(
 
     graph = read_graph(source)
     problem = limits.problem(graph, read_costs(graph, costing))
-    found = find_limits(
-        problem,
-        backend=search.backend.value,
-        time_limit=search.time_limit,
-        gap=search.gap,
-        threads=search.threads,
-    )
+    with live_line(wanted=not output.json, doing="finding limits"):
+        found = find_limits(
+            problem,
+            backend=search.backend.value,
+            time_limit=search.time_limit,
+            gap=search.gap,
+            threads=search.threads,
+        )
     rooms = [limit.result.room for limit in found if limit.result.room is not None]
     if rooms:  # does not even the schedule with the least RAM fit the device?
         print_room_warnings(min(rooms, key=lambda room: room.needed_bytes))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
+    from poetmodel.solver.request import OnProgress
 
 DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
@@ -54,6 +55,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     commit: bool = False,
     infer: bool = False,
     command: str = "",
+    on_progress: OnProgress | None = None,
 ) -> Deployment:
     """Write a folder of C that trains a step within all of a device's RAM.
 
@@ -94,6 +96,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         been captured with it.
     command : str
         What made the folder, for its readers.
+    on_progress : callable, optional
+        As for `poetmodel.solve`: called with the progress of each solve.
 
     Returns
     -------
@@ -107,7 +111,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     NoScheduleError
         If no schedule keeps the limits, or none was found in time.
     """
-    clock = Request(time_limit_s=time_limit, gap=gap)
+    clock = Request(time_limit_s=time_limit, gap=gap, on_progress=on_progress)
     check_folder(folder)
     found = load_device(device) if isinstance(device, str) else device
     step = in_tiles(step if infer else replace(step, inference=None), tile)
@@ -161,7 +165,9 @@ def _fitted(
     """
     mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
     limit_s = max(ratio * clock.remaining_s(), 1e-3)
-    result, plan, arena = fit_arena(problem, mode=mode, time_limit=limit_s, gap=clock.gap)
+    result, plan, arena = fit_arena(
+        problem, mode=mode, time_limit=limit_s, gap=clock.gap, on_progress=clock.on_progress
+    )
     result.require_schedule()
     if plan is None or arena is None:
         raise VerificationError(result.violations)
