@@ -248,12 +248,14 @@ def verify_document(
     if costs is None:
         stated = {key: stated.get(key) for key in MEMORY_FIGURES}
     problem = _stated_problem(document, graph, costs)
+    schedule = document.schedule
+    verdict = verify(problem, schedule, stated=stated)
     return VerifiedSchedule(
         document=document,
-        schedule=in_graph(graph, document.schedule),
+        schedule=schedule if verdict.valid else in_graph(graph, schedule),
         problem=problem,
         costs=costs,
-        verdict=verify(problem, document.schedule, stated=stated),
+        verdict=verdict,
         notes=tuple(notes),
     )
 

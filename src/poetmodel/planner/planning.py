@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.plan import Instruction, Program
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule, Verdict
+    from poetmodel.schedule import Schedule, Simulation, Verdict
 
 _PASSES: Final = 4
 """How often page-ins are moved back; moving one can make way for others."""
@@ -187,17 +187,20 @@ def verify(
     """
     if not problem.is_overlapping:
         return verify_schedule(problem, schedule, stated=stated)
-    graph, costs = problem.graph, problem.costs
-    simulation = simulate(graph, costs, schedule)
-    if simulation.violations or not planned:  # with violations no program can execute it
-        serial_s = simulation.makespan_s
-        return verify_schedule(problem, schedule, stated=stated, makespan_s=serial_s)
-    if plan is None:
-        budget = problem.usable_ram_bytes
-        peak_bytes = simulation.peak_ram_bytes
-        within_bytes = budget if peak_bytes <= budget else None
-        plan = _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
-    check = check_plan(graph, costs, plan, aux_bytes=problem.aux_limit_bytes)
-    verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=check.makespan_s)
-    own = (f"plan: {violation}" for violation in check.violations)
-    return replace(verdict, violations=(*verdict.violations, *own))
+    graph, costs, faults = problem.graph, problem.costs, []
+
+    def planned_s(simulation: Simulation) -> float | None:
+        if simulation.violations or not planned:  # with violations no program can execute it
+            return simulation.makespan_s
+        wanted = plan
+        if wanted is None:
+            budget = problem.usable_ram_bytes
+            peak_bytes = simulation.peak_ram_bytes
+            within_bytes = budget if peak_bytes <= budget else None
+            wanted = _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
+        check = check_plan(graph, costs, wanted, aux_bytes=problem.aux_limit_bytes)
+        faults.extend(f"plan: {violation}" for violation in check.violations)
+        return check.makespan_s
+
+    verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=planned_s)
+    return replace(verdict, violations=(*verdict.violations, *faults)) if faults else verdict
