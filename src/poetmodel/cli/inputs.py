@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.collection import rare_collections
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph.catalogue import (
     OWN_SHAPE,
@@ -249,7 +250,8 @@ def verify_document(
         stated = {key: stated.get(key) for key in MEMORY_FIGURES}
     problem = _stated_problem(document, graph, costs)
     schedule = document.schedule
-    verdict = verify(problem, schedule, stated=stated)
+    with rare_collections():
+        verdict = verify(problem, schedule, stated=stated)
     return VerifiedSchedule(
         document=document,
         schedule=schedule if verdict.valid else in_graph(graph, schedule),

@@ -128,7 +128,7 @@ class Schedule:
             given: Iterable[Pair] = getattr(self, name)
             try:
                 pairs = tuple(given)
-                if any(size != _IN_A_PAIR for size in map(len, pairs)):
+                if not {_IN_A_PAIR}.issuperset(map(len, pairs)):
                     raise ValueError  # noqa: TRY301 - as other things that are no pairs
                 numbers = (map(index, map(itemgetter(at), pairs)) for at in range(_IN_A_PAIR))
                 whole = list(zip(*numbers, strict=True))
