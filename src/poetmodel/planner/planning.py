@@ -18,6 +18,7 @@ from poetmodel.planner.windows import TransferWindows
 from poetmodel.problem import within
 from poetmodel.schedule import GraphIdentity, simulate
 from poetmodel.schedule import verify as verify_schedule
+from poetmodel.time_limit import check_time_limit
 from poetmodel.time_limit import time_limit as limited
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs, CostTable
     from poetmodel.graph import Graph
-    from poetmodel.plan import Instruction, Program
+    from poetmodel.plan import Instruction, PlanCheck, Program
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule, Simulation, Verdict
 
@@ -155,7 +156,7 @@ def verify(
     *,
     stated: Mapping[str, float | None] | None = None,
     plan: Plan | None = None,
-    planned: bool = True,
+    planning_s: float | None = None,
 ) -> Verdict:
     """Verify a schedule against the rules of execution and the limits of a problem.
 
@@ -171,8 +172,9 @@ def verify(
     plan : Plan, optional
         The plan to verify, where the time of the problem is a makespan. Default: the one that
         `make_plan` makes for DMA and the budget of the problem.
-    planned : bool
-        False: without a plan, transfers and computing taking turns, which is quick.
+    planning_s : float, optional
+        Wall time for making and checking a plan [s]; where it does not suffice, transfers and
+        computing take turns: that is a plan, too, and takes all times together. Default: no limit.
 
     Returns
     -------
@@ -189,16 +191,27 @@ def verify(
         return verify_schedule(problem, schedule, stated=stated)
     graph, costs, faults = problem.graph, problem.costs, []
 
-    def planned_s(simulation: Simulation) -> float | None:
-        if simulation.violations or not planned:  # with violations no program can execute it
-            return simulation.makespan_s
+    def checked(simulation: Simulation) -> PlanCheck:
         wanted = plan
         if wanted is None:
             budget = problem.usable_ram_bytes
             peak_bytes = simulation.peak_ram_bytes
             within_bytes = budget if peak_bytes <= budget else None
             wanted = _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
-        check = check_plan(graph, costs, wanted, aux_bytes=problem.aux_limit_bytes)
+        return check_plan(graph, costs, wanted, aux_bytes=problem.aux_limit_bytes)
+
+    def planned_s(simulation: Simulation) -> float | None:
+        if simulation.violations:  # no program can execute it
+            return simulation.makespan_s
+        if planning_s is None:
+            check = checked(simulation)
+        else:
+            try:
+                with limited(planning_s):
+                    check_time_limit()
+                    check = checked(simulation)
+            except TimeLimitError:
+                return simulation.makespan_s
         faults.extend(f"plan: {violation}" for violation in check.violations)
         return check.makespan_s
 
