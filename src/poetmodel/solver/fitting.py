@@ -36,8 +36,8 @@ FIRST_RATIO: Final = 0.6
 solves where these do not fit, each with half of what is left."""
 QUICK_S: Final = 5.0
 """Most time for a greedy schedule where the addresses of none that was found fit in time [s]."""
-QUICK: Final = 16
-"""It is made with a part like this of the RAM taken off."""
+QUICK: Final = (48, 12)
+"""It is made with a part like these of the RAM taken off, in turn, until one fits."""
 MARGIN: Final = 256
 """Where there was no time to prove the best schedule, a part like this of the RAM is taken off
 beside the excess: one solve more would cost more."""
@@ -212,7 +212,7 @@ class _Search:
             if high - low <= 1 or result.termination == Termination.INTERRUPTED:
                 break
             if self.clock.remaining_s() <= 2 * self.placing_s:
-                quick = self._quickly(first, _with_ram(rounded, high - high // QUICK))
+                quick = self._quickly(first, rounded, high)
                 return quick or Fitted(self._failed(first), None, None)
             result = self._solved(_with_ram(rounded, budget), 1 / 2)
             if result.schedule is None or result.violations:
@@ -231,11 +231,12 @@ class _Search:
             budget = high - (arena.bytes - self.usable_bytes) - margin
         return Fitted(self._failed(first), None, None)
 
-    def _quickly(self, first: SolveResult, less: Problem) -> Fitted | None:
+    def _quickly(self, first: SolveResult, rounded: Problem, high: int) -> Fitted | None:
         """Return a schedule made in no time with clearly less RAM, if its addresses fit."""
         if first.method != "optimal":  # the answer of a baseline would not be its own
             return None
-        for make in (_greedy, page_everything):
+        problems = [_with_ram(rounded, high - high // part) for part in QUICK]
+        for make, less in (*((_greedy, each) for each in problems), (page_everything, problems[0])):
             made = make(less)
             if made is None:
                 continue
@@ -333,7 +334,7 @@ def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
 
 def _greedy(problem: Problem) -> Schedule | None:
     with limited(QUICK_S), suppress(TimeLimitError):
-        return construct(problem, most_s=0.0)
+        return construct(problem, most_s=QUICK_S / 2)
     return None
 
 
