@@ -136,7 +136,8 @@ class Visitor:
 class Explorer:
     """A real server in a process of its own."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, errors: int | None = None) -> None:
+        self.errors = errors  # where stderr goes, as for `subprocess.Popen`
         self.port = 0  # any free one, which it keeps
         self.folder = folder
         self.options = options
@@ -152,6 +153,7 @@ class Explorer:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "poetmodel", "explore", *given, *self.options],
             stdout=subprocess.PIPE,
+            stderr=self.errors,
             text=True,
             cwd=self.folder,
             env=buffered,
@@ -182,9 +184,9 @@ class Explorer:
 
 
 @contextmanager
-def running(folder: Path, *options: str) -> Iterator[Explorer]:
+def running(folder: Path, *options: str, errors: int | None = None) -> Iterator[Explorer]:
     """Give a real server, which ends with the test."""
-    explorer = Explorer(folder, *options)
+    explorer = Explorer(folder, *options, errors=errors)
     explorer.start()
     try:
         yield explorer

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from commands import invoke
+from poetmodel.cli.application import app
 from poetmodel.cli.progress import LiveLine, live_line
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
@@ -16,6 +20,8 @@ from poetmodel.solver.request import SolveProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+STEP = Path(__file__).resolve().parents[2] / "docs" / "digits.step.json"
 
 
 def problem(minimize: str = "energy") -> Problem:
@@ -61,6 +67,14 @@ def test_line_says_incumbent_bound_gap_and_seconds(
     assert len(line.text()) < 80
 
 
+def test_line_says_what_is_done_where_there_is_no_problem() -> None:
+    """Of a solve within a longer task the gap is known, and the seconds go on."""
+    line = LiveLine(doing="planning")
+    assert line.text() == "planning, 0 s"
+    line.update(progress(0.08, 0.04))
+    assert line.text() == "planning, gap 50.00%  0 s"
+
+
 class Terminal(io.StringIO):
     """A stderr that is a terminal."""
 
@@ -87,3 +101,33 @@ def test_line_is_shown_only_where_someone_sees_it(
             on_progress(progress(0.08, 0.04))
     assert ("energy overhead" in stderr.getvalue()) == shown
     assert stdout.getvalue() == ""
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_commands_that_take_long_say_what_they_do(
+    json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal they show a line on stderr; with --json, and in a pipe, nothing of it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TERM", "xterm")
+    solved = invoke("solve", "mlp", "--device", "mkr1000", "--ram", "70%", "--out", "a.json")
+    assert solved.status == 0
+    for words, doing in (
+        (("verify", "a.json", "--graph", "mlp"), "verifying"),
+        (("plan", "a.json", "--graph", "mlp"), "planning"),
+        (("report", "a.json", "--graph", "mlp", "--out", "a.html"), "drawing"),
+        (("diff", "a.json", "a.json", "--graph", "mlp"), "verifying"),
+        (("limits", "mlp", "--device", "mkr1000", "--time-limit", "5"), "finding limits"),
+        (("explain", "a.json", "--graph", "mlp", "--time-limit", "5"), "solving for each"),
+        (("export", str(STEP), "--out", "c"), "solving, planning and placing"),
+    ):
+        arguments = [*words, *["--json"] * json]
+        with (
+            redirect_stderr(Terminal()) as seen,
+            redirect_stdout(io.StringIO()),
+            pytest.raises(SystemExit) as ended,
+        ):
+            app(arguments, prog_name="poetmodel")
+        assert ended.value.code == 0
+        assert (doing in seen.getvalue()) == (not json), words
+    assert "verifying" not in invoke("verify", "a.json", "--graph", "mlp").err

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from explorers import LONG, MLP, running, until
+from explorers import LONG, MLP, PATIENCE_S, running, until
+from poetmodel.cli.entry import INTERRUPTED
 from poetmodel.explore.store import Store
 
 if TYPE_CHECKING:
@@ -57,6 +61,52 @@ def test_ctrl_c_ends_everything(tmp_path: Path, asked: signal.Signals) -> None:
         until(lambda: all(map(gone, pids)))
         store = explorer.store.name
         assert [one.name for one in tmp_path.rglob("*") if store in one.name] == [store]
+
+
+@pytest.mark.parametrize(
+    ("asked", "delay_s"),
+    [(signal.SIGTERM, 0.0), (signal.SIGINT, 0.0), (signal.SIGTERM, 0.5), (signal.SIGINT, 1.0)],
+)
+def test_ctrl_c_ends_it_while_it_starts(
+    tmp_path: Path, asked: signal.Signals, delay_s: float
+) -> None:
+    """No traceback, whenever it comes; at the very beginning the signal itself ends the process."""
+    started = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "poetmodel", "explore", *SMALL),
+            *("--no-browser", "--port", "0", "--store", str(tmp_path / "store.sqlite")),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stderr is not None
+    assert started.stderr.readline().startswith("starting")
+    time.sleep(delay_s)
+    started.send_signal(asked)
+    _, told = started.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in told
+    assert started.returncode in (0, INTERRUPTED, -asked)
+
+
+@pytest.mark.parametrize("solves", [False, True], ids=["idle", "solving"])
+def test_signals_while_it_ends_change_nothing(tmp_path: Path, solves: bool) -> None:
+    """Who asks again and again gets the same clean end, idle or while something is solved."""
+    with running(tmp_path, *SMALL, errors=subprocess.PIPE) as explorer:
+        if solves:
+            visitor = explorer.visitor()
+            visitor.listen()
+            begun = visitor.want(visitor.open(LONG), 0.2)
+            until(lambda: visitor.point(begun["id"])["state"] == "solving")
+        process = explorer.process
+        assert process is not None
+        for _ in range(20):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                time.sleep(0.05)
+        _, told = process.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in told
+        assert process.returncode in (0, -signal.SIGTERM)  # Python itself ends last
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import time
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ from explorers import MLP, STEP
 from poetmodel.cli.application import app as command_line
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
+from poetmodel.explore.choice import Catalogue, Choice
+from poetmodel.explore.exports import export
+from poetmodel.explore.tasks import Talk
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.schedule.io import load_document
@@ -36,6 +40,7 @@ def test_choices_name_networks_and_devices(visitor: Visitor) -> None:
     assert {"name": "mlp", "group": "network"} in found["models"]
     assert {"name": "mkr1000", "ram_bytes": 32768} in found["devices"]
     assert found["initial"] == MLP
+    assert found["time_limit_s"] == 20.0
 
 
 def test_page_is_served(visitor: Visitor) -> None:
@@ -252,6 +257,31 @@ def test_c_of_a_step_file_keeps_the_ram_of_the_point(
     (made,) = tmp_path.glob("*/manifest.json")
     again = json.loads(made.read_text(encoding="utf-8"))
     assert again["arena"] == stated["arena"]
+
+
+@pytest.mark.parametrize(("waited_s", "most_s"), [(0.0, 20.0), (15.0, 5.1), (600.0, 5.0)])
+def test_wait_for_a_worker_counts_as_time_for_c(
+    waited_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C comes within the limit of a solve after it was asked for; a quarter is left in any case."""
+    limits: list[float] = []
+
+    def recorded(*_: Any, time_limit: float, **__: Any) -> None:
+        limits.append(time_limit)
+
+    monkeypatch.setattr("poetmodel.export.exporting.export_step", recorded)
+    catalogue = Catalogue(steps={STEP.name: str(STEP)})
+    job = {
+        "kind": "c",
+        "asked_s": time.time() - waited_s,
+        "choice": Choice(model=STEP.name, device="nrf52840").model_dump(),
+        "search": {"time_limit": 20.0, "gap": 0.01},
+        "ram_bytes": 65536,
+        "deadline_s": None,
+    }
+    talk = Talk(catalogue=catalogue, tell=lambda _: None, cancelled=lambda: False)
+    assert export(job, talk).values["media"] == "application/zip"
+    assert 5.0 <= limits[0] <= most_s
 
 
 @pytest.mark.parametrize(

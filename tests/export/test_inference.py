@@ -264,6 +264,16 @@ def test_inference_pages_tensors_of_its_own(tmp_path: Path) -> None:
     check_inference(model, deployment, tmp_path)
 
 
+def test_what_is_found_is_written_at_a_limit_that_is_over_at_once(tmp_path: Path) -> None:
+    """There is a schedule for the step and one for the inference, however short the time was."""
+    step = captured(Convolutional())
+    deployment = export_step(step, tmp_path, infer=True, ram=tight_ram(step, 1024), time_limit=1e-3)
+    assert deployment.inference is not None
+    assert deployment.result is not None
+    assert deployment.result.require_schedule()
+    assert "pm_infer" in (tmp_path / "pm_step.h").read_text(encoding="utf-8")
+
+
 def test_inference_without_room_is_refused(tmp_path: Path) -> None:
     """One sentence says how much is missing."""
     step = captured(Wide())

@@ -238,6 +238,19 @@ def test_page_ins_ahead_of_their_use_share_what_ram_is_left(spare: int) -> None:
     assert found.makespan_s < at_use.makespan_s or spare == 0
 
 
+def test_a_plan_is_made_without_time_to_improve_it() -> None:
+    """It is valid, within the budget, and never quicker than the one with all the time it takes."""
+    for graph, costs, schedule, budget in cases(20):
+        given = {"mode": "dma", "ram_budget_bytes": budget}
+        checks = [
+            check_plan(graph, costs, make_plan(graph, costs, schedule, time_limit=limit, **given))
+            for limit in (0.0, None)
+        ]
+        assert [check.violations for check in checks] == [(), ()]
+        assert checks[0].makespan_s >= checks[1].makespan_s * (1 - 1e-9)
+        assert checks[0].energy_j == pytest.approx(checks[1].energy_j, rel=1e-9)
+
+
 def test_a_plan_says_what_it_is_for() -> None:
     """Mode, budget, graph and device are in the plan."""
     graph, costs, schedule = paged_comb(1.0)

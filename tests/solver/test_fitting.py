@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -113,17 +114,51 @@ def test_it_ends_where_nothing_fits() -> None:
     )
 
 
-def test_the_bound_is_that_of_the_problem_as_stated() -> None:
-    """Options reach every solve; a start with less RAM is not one of the problem."""
-    limits: list[float] = []
+def test_all_solves_together_keep_the_time_limit() -> None:
+    """Each may end before the limit of all, so that there is time for plans and addresses."""
+    begun_s, ends_s = time.monotonic(), []
 
     def seen(given: Problem, *, time_limit: float) -> SolveResult:
-        limits.append(time_limit)
+        ends_s.append(time.monotonic() - begun_s + time_limit)
         return solve(given, time_limit=time_limit)
 
-    problem = replace(skip_problem(), ram=16)
-    fit_arena(problem, mode="blocking", alignment=4, solve=seen, time_limit=7.0)
-    assert limits == [7.0, 7.0]
+    problem = skip_problem(ram=16)
+    found = fit_arena(problem, mode="blocking", alignment=4, solve=seen, time_limit=60)
+    assert len(ends_s) == 2
+    assert all(0 < end_s < 60 for end_s in ends_s)
+    assert found.result.time_limit_s == 60
+
+
+@pytest.mark.parametrize("device", ["blocking", "dma"])
+def test_what_fits_is_returned_without_time_for_another_solve(device: str) -> None:
+    """Where the time is up and the block of the best schedule is too large, a quick one fits."""
+    calls: list[Problem] = []
+
+    def late(given: Problem, **_: Any) -> SolveResult:
+        calls.append(given)
+        found = solve(given)
+        return replace(found, termination=Termination.TIME_LIMIT, status=Status.FEASIBLE)
+
+    problem = skip_problem(ram=16)
+    found = checked(
+        problem, fit_arena(problem, mode=device, alignment=4, solve=late, time_limit=1e-6)
+    )
+    assert len(calls) == 1
+    assert found.result.termination == Termination.TIME_LIMIT
+    assert found.result.bound_j == 10.0
+    assert found.result.require_schedule()
+
+
+def test_a_baseline_never_answers_with_another_schedule() -> None:
+    """Where the time is up its answer does not fit, and that is said with what to do."""
+
+    def late(given: Problem, **_: Any) -> SolveResult:
+        return replace(solve(given), termination=Termination.TIME_LIMIT, method="chen")
+
+    problem = skip_problem(ram=16)
+    found = fit_arena(problem, mode="blocking", alignment=4, solve=late, time_limit=1e-6)
+    assert (found.plan, found.result.status) == (None, Status.UNKNOWN)
+    assert "or raise the time limit" in found.result.reason
 
 
 def test_alignment_is_checked_before_anything_is_solved() -> None:

@@ -9,6 +9,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.output import listing, print_json, print_text, show
+from poetmodel.cli.progress import live_line
 from poetmodel.report.presenter import (
     Fact,
     constraint_rows,
@@ -49,7 +50,8 @@ def diff(
     from poetmodel.schedule.decisions import find_decisions
 
     paths = (files.a, files.b)
-    sides = [read_valid(path, source, costing) for path in paths]
+    with live_line(wanted=not output.json, doing="verifying"):
+        sides = [read_valid(path, source, costing) for path in paths]
     print_warnings(dict.fromkeys(note for side in sides for note in side.notes))
     graph = sides[0].graph
     decisions = zip(*(find_decisions(side.problem, side.schedule) for side in sides), strict=True)

@@ -12,6 +12,7 @@ from poetmodel.cli.account import Account, as_dict, give_account
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.output import figures, listing, print_json, print_text, show
+from poetmodel.cli.progress import live_line
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
@@ -50,7 +51,8 @@ def explain(
     output: options.OutputOptions,
 ) -> None:
     """Explain what a schedule decided for its tensors, and the cost of alternatives."""
-    stated = read_valid(given.schedule, source, costing)
+    with live_line(wanted=not output.json, doing="verifying"):
+        stated = read_valid(given.schedule, source, costing)
     print_warnings(stated.notes)
     if stated.document.status != "optimal" or stated.problem.minimize != "energy":
         print_warnings(
@@ -59,13 +61,14 @@ def explain(
                 "another decision or more RAM seems to save here"
             ]
         )
-    account = give_account(
-        stated,
-        given.tensor,
-        each=output.json,
-        time_limit=search.time_limit,
-        threads=search.threads,
-    )
+    with live_line(wanted=not output.json, doing="solving for each alternative"):
+        account = give_account(
+            stated,
+            given.tensor,
+            each=output.json,
+            time_limit=search.time_limit,
+            threads=search.threads,
+        )
     print_room_warnings(stated.room)
     if output.json:
         print_json(as_dict(account))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer  # noqa: TC002 - typer itself reads the annotation
+
 from poetmodel.cli import completion, options
 from poetmodel.cli.inputs import check_outputs
 from poetmodel.cli.output import figures, print_json, print_written, show
+from poetmodel.cli.progress import live_line
 from poetmodel.cli.tracing import OptimizerName
 from poetmodel.errors import InputError, raised_as
 from poetmodel.report.presenter import count, row
@@ -107,7 +111,10 @@ class DeviceOptions:
     time_limit: float = options.how(
         60.0,
         "--time-limit SECONDS",
-        "Wall-clock limit of each solve, in seconds.",
+        "Wall-clock limit in seconds, from the start of the command on, or, where a step is "
+        "captured, from then on. It is for reading a step file, all solves, plans and addresses, "
+        "those of pm_infer too; writing the files comes on top. The best that was found by then is "
+        "written.",
         parser=options.number("a number of seconds above 0, such as 60", positive=True),
     )
     gap: float = options.how(
@@ -136,8 +143,14 @@ class DeviceOptions:
 
 
 @options.command("poetmodel export train:step --ram 256KiB --out firmware")
-def export(wanted: ExportOptions, planned: DeviceOptions, output: options.OutputOptions) -> None:
+def export(
+    context: typer.Context,
+    wanted: ExportOptions,
+    planned: DeviceOptions,
+    output: options.OutputOptions,
+) -> None:
     """Make a folder of C that trains on a device: its program, kernels, weights and drivers."""
+    called_s = context.obj or time.monotonic()
     from poetmodel.export.folder import check_folder
     from poetmodel.torch.target import is_target
 
@@ -149,7 +162,11 @@ def export(wanted: ExportOptions, planned: DeviceOptions, output: options.Output
     else:
         with raised_as(InputError, "--out"):
             check_folder(wanted.out)
-    step = step_of(wanted.what, name=wanted.name, optimizer=wanted.optimizer, infer=wanted.infer)
+    shown = not output.json
+    with live_line(wanted=shown, doing="capturing" if captured else "reading"):
+        step = step_of(
+            wanted.what, name=wanted.name, optimizer=wanted.optimizer, infer=wanted.infer
+        )
     if wanted.target == Target.STEP:
         from poetmodel.export.io import save_step
 
@@ -159,7 +176,18 @@ def export(wanted: ExportOptions, planned: DeviceOptions, output: options.Output
     from poetmodel.export.exporting import export_step
 
     command = shlex.join(["poetmodel", *sys.argv[1:]])
-    made = export_step(step, wanted.out, command=command, infer=wanted.infer, **planned.given())
+    given = planned.given()
+    if not captured:
+        given["time_limit"] = max(given["time_limit"] - (time.monotonic() - called_s), 1.0)
+    with live_line(wanted=shown, doing="solving, planning and placing") as on_progress:
+        made = export_step(
+            step,
+            wanted.out,
+            command=command,
+            infer=wanted.infer,
+            on_progress=on_progress,
+            **given,
+        )
     facts = list(_facts(made))
     if output.json:
         from poetmodel.export.manifest import summary

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.cli.failures import print_warnings
+from poetmodel.collection import rare_collections
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph.catalogue import (
     OWN_SHAPE,
@@ -286,12 +287,15 @@ def verify_document(
     if costs is None:
         stated = {key: stated.get(key) for key in MEMORY_FIGURES}
     problem = _stated_problem(document, graph, costs)
+    schedule = document.schedule
+    with rare_collections():
+        verdict = verify(problem, schedule, stated=stated)
     return VerifiedSchedule(
         document=document,
-        schedule=in_graph(graph, document.schedule),
+        schedule=schedule if verdict.valid else in_graph(graph, schedule),
         problem=problem,
         costs=costs,
-        verdict=verify(problem, document.schedule, stated=stated),
+        verdict=verdict,
         notes=tuple(notes),
     )
 

@@ -8,6 +8,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings
 from poetmodel.cli.inputs import beside_bytes, given_step, read_costs, read_graph
 from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.cli.progress import live_line
 from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.problem import Quantity
 from poetmodel.report.presenter import Fact, Unit, percent, plural, row
@@ -59,14 +60,15 @@ def limits(
     step = given_step(source)
     graph = read_graph(source) if step is None else step.graph
     problem = limits.problem(graph, read_costs(graph, costing))
-    found = find_limits(
-        problem,
-        backend=search.backend.value,
-        time_limit=search.time_limit,
-        gap=search.gap,
-        threads=search.threads,
-        alignment=None if step is None else ALIGNMENT,
-    )
+    with live_line(wanted=not output.json, doing="finding limits"):
+        found = find_limits(
+            problem,
+            backend=search.backend.value,
+            time_limit=search.time_limit,
+            gap=search.gap,
+            threads=search.threads,
+            alignment=None if step is None else ALIGNMENT,
+        )
     beside = None if step is None else beside_bytes(step)
     rooms = [limit.result.room for limit in found if limit.result.room is not None]
     if rooms:  # does not even the schedule with the least RAM fit the device?

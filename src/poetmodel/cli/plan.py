@@ -13,6 +13,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, costs_of_file, graph_of
 from poetmodel.cli.output import figures, print_json, print_text, print_written, show
+from poetmodel.cli.progress import live_line
 from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
@@ -129,16 +130,17 @@ def plan(
         print_warnings(
             [*(note + MEASURED_COSTS for note in notes), *(doubts if wanted.mode is None else ())]
         )
-        made = Planned.of(
-            graph,
-            costs,
-            document.schedule,
-            mode=wanted.mode or mode,
-            ram_budget_bytes=budget,
-            aux_bytes=None if stated is None else stated.aux_bytes,
-            alignment=(wanted.alignment or ALIGNMENT) if wanted.arena else None,
-            may_wait=stated is None or stated.deadline_counts != "overlap",
-        )
+        with live_line(wanted=not output.json, doing="planning"):
+            made = Planned.of(
+                graph,
+                costs,
+                document.schedule,
+                mode=wanted.mode or mode,
+                ram_budget_bytes=budget,
+                aux_bytes=None if stated is None else stated.aux_bytes,
+                alignment=(wanted.alignment or ALIGNMENT) if wanted.arena else None,
+                may_wait=stated is None or stated.deadline_counts != "overlap",
+            )
     except (ScheduleError, PlanError) as error:
         raise error.within(str(path)) from None
     if made.violations:

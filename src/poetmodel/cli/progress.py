@@ -1,4 +1,4 @@
-"""What a running command shows on stderr: the live line of a solve, the bar of a sweep."""
+"""What a running command shows on stderr: a live line, the bar of a sweep."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
     from poetmodel.bench import Progress
     from poetmodel.problem import Problem
+    from poetmodel.problem.objective import Objective
     from poetmodel.solver.request import SolveProgress
 
     OnProgress = Callable[[SolveProgress], None]
 
 
 class LiveLine:
-    """One line with incumbent, bound, gap and seconds; the seconds advance by themselves."""
+    """One line with what is done and, of a solve, incumbent, bound and gap; seconds advance."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem | None = None, doing: str = "solving") -> None:
         self._problem = problem
+        self._doing = doing
         self._start_s = time.monotonic()
         self._latest: SolveProgress | None = None
 
@@ -38,11 +40,12 @@ class LiveLine:
         """Return the line."""
         seconds = f"{time.monotonic() - self._start_s:.0f} s"
         latest = self._latest
-        if latest is None:
-            return f"solving, {seconds}"
-        incumbent = f"{self._problem.objective.label} {self._amount(latest.incumbent)}"
-        gap = "" if latest.gap is None else f"gap {latest.gap:.2%}  "
-        return f"{incumbent}  bound {self._amount(latest.bound)}  {gap}{seconds}"
+        gap = "" if latest is None or latest.gap is None else f"gap {latest.gap:.2%}  "
+        if latest is None or self._problem is None:
+            return f"{self._doing}, {gap}{seconds}"
+        objective = self._problem.objective
+        incumbent = f"{objective.label} {_amount(latest.incumbent, objective)}"
+        return f"{incumbent}  bound {_amount(latest.bound, objective)}  {gap}{seconds}"
 
     def __rich__(self) -> Text:
         """Return what rich draws."""
@@ -50,24 +53,29 @@ class LiveLine:
 
         return Text(self.text(), no_wrap=True, overflow="ellipsis")
 
-    def _amount(self, value: float | None) -> str:
-        if value is None:
-            return "none yet"
-        objective = self._problem.objective
-        if objective.baseline > 0:
-            return f"{value / objective.baseline:.4%}"
-        return objective.format(value) if objective.in_bytes else f"{value:.4g}"
+
+def _amount(value: float | None, objective: Objective) -> str:
+    if value is None:
+        return "none yet"
+    if objective.baseline > 0:
+        return f"{value / objective.baseline:.4%}"
+    return objective.format(value) if objective.in_bytes else f"{value:.4g}"
 
 
 @contextmanager
-def live_line(problem: Problem, *, wanted: bool) -> Iterator[OnProgress | None]:
-    """Show the live line while the body runs, if it is wanted and stderr is a terminal."""
+def live_line(
+    problem: Problem | None = None, *, wanted: bool, doing: str = "solving"
+) -> Iterator[OnProgress | None]:
+    """Show the live line while the body runs, if it is wanted and stderr is a terminal.
+
+    Without a problem it says what is done, and of a solve the gap alone.
+    """
     if is_quiet() or not (wanted and sys.stderr.isatty()):
         yield None
         return
     from rich.live import Live
 
-    line = LiveLine(problem)
+    line = LiveLine(problem, doing)
     target = console(stderr=True)
     with Live(line, console=target, transient=True, redirect_stdout=False, refresh_per_second=5):
         yield line.update

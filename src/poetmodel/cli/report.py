@@ -11,6 +11,7 @@ from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, read_named, verify_document
 from poetmodel.cli.output import figures, print_json, print_written, show
 from poetmodel.cli.plan import Planned, default_mode
+from poetmodel.cli.progress import live_line
 from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.report.presenter import Fact, look_up, row
 from poetmodel.units import format_bytes
@@ -68,11 +69,15 @@ def report(
     inputs = (*map(str, paths), source.graph, costing.device, costing.profile)
     check_outputs(("--out", page.out), inputs=inputs)
     cells, front = ([], []) if beside.sweep is None else read_sweep(beside.sweep)
-    subjects = read_subjects(paths, source, costing)
+    with live_line(wanted=not output.json, doing="verifying"):
+        subjects = read_subjects(paths, source, costing)
     print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
     print_room_warnings(*(subject.room for subject in subjects))
-    comparisons = () if page.no_compare else compare(subjects)
-    size_bytes = write_report(page.out, subjects, cells=cells, front=front, comparisons=comparisons)
+    with live_line(wanted=not output.json, doing="comparing and drawing"):
+        comparisons = () if page.no_compare else compare(subjects)
+        size_bytes = write_report(
+            page.out, subjects, cells=cells, front=front, comparisons=comparisons
+        )
     print_written(page.out)
     found = report_facts(subjects, cells=cells, front=front, comparisons=comparisons)
     if output.json:

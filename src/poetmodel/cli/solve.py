@@ -112,7 +112,7 @@ def solve(
         fitted = _fit(problem, search, shown=not output.json)
         result = fitted.result
     else:
-        result = _run(problem, search, shown=not output.json)
+        result = _run(problem, search, search.time_limit, shown=not output.json)
     if output.verbose and result.log:
         print(result.log.rstrip(), file=sys.stderr)
     if result.reduction:
@@ -138,14 +138,16 @@ def _fit(problem: Problem, search: options.SearchOptions, *, shown: bool) -> Fit
     """Return the result of the method with a plan and addresses that fit."""
     from poetmodel.solver import fit_arena
 
-    def solved(stated: Problem) -> SolveResult:
-        return _run(stated, search, shown=shown)
+    def solved(stated: Problem, *, time_limit: float) -> SolveResult:
+        return _run(stated, search, time_limit, shown=shown)
 
     mode, _ = default_mode(problem.costs.device, problem.deadline_counts)
-    return fit_arena(problem, mode=mode, solve=solved)
+    return fit_arena(problem, mode=mode, solve=solved, time_limit=search.time_limit)
 
 
-def _run(problem: Problem, search: options.SearchOptions, *, shown: bool) -> SolveResult:
+def _run(
+    problem: Problem, search: options.SearchOptions, limit_s: float, *, shown: bool
+) -> SolveResult:
     """Return the result of the method, also where it does not apply or is interrupted."""
     try:
         with live_line(problem, wanted=shown) as on_progress:
@@ -156,7 +158,7 @@ def _run(problem: Problem, search: options.SearchOptions, *, shown: bool) -> Sol
                 search.method,
                 formulation=None if search.formulation is None else search.formulation.value,
                 backend=search.backend.value,
-                time_limit=search.time_limit,
+                time_limit=limit_s,
                 gap=search.gap,
                 threads=search.threads,
                 on_progress=on_progress,
@@ -174,7 +176,7 @@ def _run(problem: Problem, search: options.SearchOptions, *, shown: bool) -> Sol
             termination=Termination.INTERRUPTED,
             reason=TOO_EARLY,
             method=search.method,
-            time_limit_s=search.time_limit,
+            time_limit_s=limit_s,
             requested_gap=search.gap,
         )
 

@@ -14,6 +14,7 @@ from poetmodel.cli import completion, inspect, options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
 from poetmodel.cli.output import figures, print_json, print_text, print_written, show
+from poetmodel.cli.progress import live_line
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import read_model_or_file
 from poetmodel.report.presenter import Fact, document
@@ -177,13 +178,15 @@ def trace(costing: CostingOptions, wanted: TraceOptions, output: options.OutputO
         profile_out = _beside(out)
     check_outputs(("--out", out))
     check_outputs(("--out", profile_out))
-    traced = costing.trace(wanted.target, wanted.optimizer)
+    with live_line(wanted=not output.json, doing="capturing"):
+        traced = costing.trace(wanted.target, wanted.optimizer)
     if out is not None:
         traced.graph.save(out)
     costs: Costs | None = None
     notes: tuple[str, ...] = ()
     if costing.device is not None or profile_out is not None:
-        costs, notes = costing.costs(traced)
+        with live_line(wanted=not output.json, doing="measuring"):
+            costs, notes = costing.costs(traced)
     if profile_out is not None and costs is not None:
         from poetmodel.device.io import save_profile
 
@@ -343,11 +346,13 @@ def profile(
         )
     check_outputs(("--out", out), inputs=(what,))
     if emulated:
-        graph, costs, notes = emulating.measured(what, costing, tile)
+        with live_line(wanted=not output.json, doing="building and running"):
+            graph, costs, notes = emulating.measured(what, costing, tile)
     elif is_target(what):
-        traced = costing.trace(what)
-        graph = traced.graph
-        costs, notes = costing.costs(traced)
+        with live_line(wanted=not output.json, doing="capturing and measuring"):
+            traced = costing.trace(what)
+            graph = traced.graph
+            costs, notes = costing.costs(traced)
     elif costing.device is not None:
         graph = read_model_or_file(what, sizes.shape)
         costs, notes = estimate(graph, costing.device)

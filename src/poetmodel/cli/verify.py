@@ -18,6 +18,7 @@ from poetmodel.cli.inputs import (
     verify_document,
 )
 from poetmodel.cli.output import figures, print_json, print_text, show
+from poetmodel.cli.progress import live_line
 from poetmodel.data import as_text, read_bytes
 from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
@@ -68,8 +69,9 @@ def verify(
     """Simulate a schedule or a plan; check rules of execution, limits, and its stated figures."""
     content = read_bytes(given.schedule)
     about = _about_plan if is_plan(content) else _about_schedule
-    facts, title, room = about(content, given.schedule, source, costing)
-    found = document(facts)
+    with live_line(wanted=not output.json, doing="verifying"):
+        facts, title, room = about(content, given.schedule, source, costing)
+        found = document(facts)
     print_warnings(found["notes"])
     if output.json:
         print_json(found)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import tempfile
+import time
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, PlanError
 from poetmodel.explore.answers import (
@@ -23,6 +24,9 @@ from poetmodel.schedule.relations import dump
 
 if TYPE_CHECKING:
     from poetmodel.explore.tasks import Talk
+
+LEAST_RATIO: Final = 0.25
+"""Share of the time limit that C gets however long it waited for a worker."""
 
 
 def export(job: dict[str, Any], talk: Talk) -> Frame:
@@ -64,7 +68,10 @@ def _command(job: dict[str, Any], talk: Talk) -> Frame:
 
 
 def _c(job: dict[str, Any], talk: Talk) -> Frame:
-    """Solve the captured step again, as ``poetmodel export`` does, and pack the folder."""
+    """Solve the captured step again, as ``poetmodel export`` does, and pack the folder.
+
+    The time limit is for the wait until a worker was free, too; a part is left in any case.
+    """
     from poetmodel.export.exporting import export_step
 
     known = read_choice(talk.catalogue, json.dumps(job["choice"]))
@@ -73,6 +80,8 @@ def _c(job: dict[str, Any], talk: Talk) -> Frame:
     if step is None:
         raise InputError("there is no captured step")
     name = file_stem(step.graph.name)
+    limit_s, waited_s = given["time_limit"], time.time() - job["asked_s"]
+    given["time_limit"] = max(limit_s - waited_s, LEAST_RATIO * limit_s)
     with tempfile.TemporaryDirectory() as folder:
         export_step(step, Path(folder), **given)
         packed = io.BytesIO()

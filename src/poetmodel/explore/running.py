@@ -6,7 +6,6 @@ import hashlib
 import os
 import signal
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -51,7 +50,14 @@ def serve(
     workers: int | None = None,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve until Ctrl-C; `ready` gets the address once it answers."""
+    """Serve until Ctrl-C or SIGTERM; `ready` gets the address once it answers.
+
+    In the main thread neither of them raises anything from here on, to the end of the process.
+    """
+    ending = _Ending()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, ending.asked)
     port = listening.getsockname()[1]
     made = explorer(
         port=port,
@@ -71,13 +77,31 @@ def serve(
     )
     address = f"http://127.0.0.1:{port}/?token={made.token}"
     server = _Server(config, made.coordinator, lambda: ready(address))
-    if threading.current_thread() is threading.main_thread():  # a polite kill ends as Ctrl-C does
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with suppress(KeyboardInterrupt):  # which is how the server ends
-            server.run([listening])
+        ending.of(server)
+        server.run([listening])
     finally:
         made.store.close()
+
+
+class _Ending:
+    """What a signal asks for: a server that is there ends, and one that comes ends at once."""
+
+    def __init__(self) -> None:
+        self._wanted = False
+        self._server: uvicorn.Server | None = None
+
+    def asked(self, *_: object) -> None:
+        """Handle a signal; while the server runs it has a handler of its own."""
+        self._wanted = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def of(self, server: uvicorn.Server) -> None:
+        """Let signals end a server, those that came before it too."""
+        self._server = server
+        if self._wanted:
+            server.should_exit = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +167,10 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say so."""
+        if self.should_exit:  # asked for before it had begun
+            return
         await super().startup(sockets)
-        if self.started:
+        if self.started and not self.should_exit:
             self._tell()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

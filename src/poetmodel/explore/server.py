@@ -7,9 +7,9 @@ in SI units; bodies of requests are JSON.
 ``GET /``
     The page.
 ``GET /api/choices``
-    ``{models: [{name, group}], devices: [{name, ram_bytes}], initial, version}``: what may be
-    chosen, and what the command line asked for: a CHOICE, perhaps with ``ram_bytes`` and
-    ``deadline_s``.
+    ``{models: [{name, group}], devices: [{name, ram_bytes}], initial, time_limit_s, version}``:
+    what may be chosen, and what the command line asked for: a CHOICE, perhaps with ``ram_bytes``
+    and ``deadline_s``, and the limit of each solve.
 ``POST /api/problems`` CHOICE
     Opens a problem: ``{problem, title, choice, graph, floor_bytes, keep_all_bytes, resident_bytes,
     device_ram_bytes, baseline_energy_j, objective: {minimize, baseline}, deadline: {least_s,
@@ -38,7 +38,8 @@ in SI units; bodies of requests are JSON.
     state_bytes, shared_bytes, resident_bytes, single_pass_s}``.
 ``GET /api/points/ID/export/KIND``
     A file: ``schedule``, ``plan``, ``report``, ``command``, or ``c``, a zip of C, which solves the
-    captured step anew as ``poetmodel export`` does.
+    captured step anew as ``poetmodel export`` does, within the time limit of a solve; a wait for
+    a free worker counts.
 
 A POINT has the fields of `poetmodel.explore.points.Point`, without ``digest`` and ``proof``, and
 ``gap`` and ``bound_j``, the bound on the energy of a step.
@@ -125,6 +126,7 @@ def application(  # noqa: C901 - the routes, each a few lines
             "models": catalogue.models(),
             "devices": catalogue.device_list(),
             "initial": dict(initial),
+            "time_limit_s": coordinator.solves.search["time_limit"],
             "version": installed("poetmodel") or "",
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.io import load_device, load_profile
@@ -18,6 +18,7 @@ from poetmodel.plan.arena import ALIGNMENT, check_arena
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import unit_remark
 from poetmodel.solver.fitting import aligned_graph, fit_arena
+from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
+    from poetmodel.solver.request import OnProgress
 
 DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
+STEP_RATIO: Final = 0.9
+"""Share of the time limit for the step; the rest is for checks, and for an inference."""
 
 
 def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameters have defaults
@@ -51,6 +55,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     commit: bool = False,
     infer: bool = False,
     command: str = "",
+    on_progress: OnProgress | None = None,
 ) -> Deployment:
     """Write a folder of C that trains a step within all of a device's RAM.
 
@@ -80,7 +85,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     deadline : str or float, optional
         Time limit of a step: seconds, ``20ms``, or ``150%`` of one computation of every node.
     time_limit : float
-        Most time of each solve [s].
+        Wall time for everything but the writing of the files: all solves, plans and addresses,
+        those of an inference included [s]. What was found by then is written.
     gap : float
         Gap of the overhead at which the solver stops.
     commit : bool
@@ -90,6 +96,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         been captured with it.
     command : str
         What made the folder, for its readers.
+    on_progress : callable, optional
+        As for `poetmodel.solve`: called with the progress of each solve.
 
     Returns
     -------
@@ -103,6 +111,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     NoScheduleError
         If no schedule keeps the limits, or none was found in time.
     """
+    clock = Request(time_limit_s=time_limit, gap=gap, on_progress=on_progress)
     check_folder(folder)
     found = load_device(device) if isinstance(device, str) else device
     step = in_tiles(step if infer else replace(step, inference=None), tile)
@@ -129,8 +138,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         paging=pages,
         minimize=minimize,
     )
-    solving = {"time_limit": time_limit, "gap": gap}
-    result, plan, arena = _fitted(problem, found, **solving)
+    result, plan, arena = _fitted(problem, found, clock, STEP_RATIO)
     deployment = Deployment(
         step=step,
         plan=plan,
@@ -142,16 +150,24 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         commit=commit and bool(step.graph.state_tensors),
     )
     if step.inference is not None:
-        inference = _inference(deployment, step.inference, problem, found, **solving)
+        inference = _inference(deployment, step.inference, problem, found, clock)
         deployment = replace(deployment, inference=inference)
     write_folder(deployment, folder, command=command)
     return deployment
 
 
-def _fitted(problem: Problem, device: Device, **options: Any) -> tuple[SolveResult, Plan, Arena]:
-    """Return a schedule with its plan and addresses, all checked; raise where there is none."""
+def _fitted(
+    problem: Problem, device: Device, clock: Request, ratio: float = 1.0
+) -> tuple[SolveResult, Plan, Arena]:
+    """Return a schedule with its plan and addresses, all checked; raise where there is none.
+
+    It may take a share of the time that is left.
+    """
     mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
-    result, plan, arena = fit_arena(problem, mode=mode, **options)
+    limit_s = max(ratio * clock.remaining_s(), 1e-3)
+    result, plan, arena = fit_arena(
+        problem, mode=mode, time_limit=limit_s, gap=clock.gap, on_progress=clock.on_progress
+    )
     result.require_schedule()
     if plan is None or arena is None:
         raise VerificationError(result.violations)
@@ -165,7 +181,7 @@ def _fitted(problem: Problem, device: Device, **options: Any) -> tuple[SolveResu
 
 
 def _inference(
-    deployment: Deployment, captured: Step, problem: Problem, device: Device, **options: Any
+    deployment: Deployment, captured: Step, problem: Problem, device: Device, clock: Request
 ) -> Inference:
     """Plan an inference beside a step: in the RAM above the state that lives there."""
     resident = deployment.resident_bytes
@@ -188,7 +204,7 @@ def _inference(
         deadline=None,
         aux_bytes=None if aux is None else max(0, aux - sum(deployment.slot_bytes)),
     )
-    _, plan, arena = _fitted(wanted, device, **options)
+    _, plan, arena = _fitted(wanted, device, clock)
     return Inference(step=step, plan=plan, arena=arena)
 
 

@@ -19,7 +19,7 @@ from poetmodel.plan.state import PlanState
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from poetmodel.graph import Graph
@@ -222,6 +222,8 @@ class _Walk:
         self.sizes = graph.tensor_bytes
         self.live: dict[int, Rectangle] = {}
         """The copies in RAM, by tensor."""
+        self.live_bytes = 0
+        """What they take together, each rounded up to the alignment [B]."""
         self.under_way: set[int] = set()
         """The tensors whose transfer may be under way."""
         self.done: list[Rectangle] = []
@@ -287,7 +289,6 @@ class _Walk:
         self, made: list[tuple[Content, int]], in_place: Mapping[int, int] = _NOTHING
     ) -> None:
         """Give what an instruction makes its addresses, beside all that is in RAM."""
-        before = list(self.live.items())
         new: list[Rectangle] = []
         for content, index in made:
             is_output = content == Content.OUTPUT
@@ -295,11 +296,9 @@ class _Walk:
             offset = self._offset(content, index, size)
             one = Rectangle(self.position, self.position + 1, offset, size, content, index)
             giver = in_place.get(index) if is_output else None
-            for i, other in before:
-                if i != giver:
-                    self._check_apart(one, other)
-            for other in new:
-                self._check_apart(one, other)
+            beside = (other for i, other in self.live.items() if i != giver)
+            self._check_apart(one, self.live.values() if giver is None else beside)
+            self._check_apart(one, new)
             if giver is not None:
                 self._check_pair(one, self.live[giver])
             new.append(one)
@@ -310,6 +309,7 @@ class _Walk:
                 continue
             self._end(one.index, self.position + 1)  # an old copy is beside the new one until now
             self.live[one.index] = one
+            self.live_bytes += aligned(one.bytes, self.arena.alignment)
 
     def _offset(self, content: Content, index: int, size: int) -> int | None:
         """Return the offset of something, and check it by itself."""
@@ -326,15 +326,19 @@ class _Walk:
         self.highest = max(self.highest, aligned(end, self.arena.alignment))
         return offset
 
-    def _check_apart(self, one: Rectangle, other: Rectangle) -> None:
-        if one.offset is None or other.offset is None or not (one.bytes and other.bytes):
+    def _check_apart(self, one: Rectangle, others: Iterable[Rectangle]) -> None:
+        begin, size = one.offset, one.bytes
+        if begin is None or not size:
             return
-        if one.offset < other.offset + other.bytes and other.offset < one.offset + one.bytes:
-            where = f"{other.offset:,} to {other.offset + other.bytes:,}"
+        end = begin + size
+        for other in others:
+            at = other.offset
+            if at is None or at >= end or at + other.bytes <= begin or not other.bytes:
+                continue
             self._violate(
                 (one.begin, one.content, one.index),
-                f"is at {one.offset:,} to {one.offset + one.bytes:,} and overlaps "
-                f"{self._name(other.content, other.index)} at {where}",
+                f"is at {begin:,} to {end:,} and overlaps "
+                f"{self._name(other.content, other.index)} at {at:,} to {at + other.bytes:,}",
             )
 
     def _check_pair(self, one: Rectangle, giver: Rectangle) -> None:
@@ -349,14 +353,16 @@ class _Walk:
         """Add up what is in RAM during an instruction."""
         size = {one.index: one.bytes for one in new if one.content == Content.OUTPUT}
         alignment = self.arena.alignment
-        total = sum(aligned(one.bytes, alignment) for one in (*self.live.values(), *new))
+        total = self.live_bytes + sum(aligned(one.bytes, alignment) for one in new)
         for y, x in in_place.items():
             total -= aligned(min(size.get(y, 0), self.sizes[x]), alignment)
         self.lower_bound_bytes = max(self.lower_bound_bytes, total)
 
     def _end(self, i: int, position: int) -> None:
         if i in self.live:
-            self.done.append(self.live.pop(i)._replace(end=position))
+            gone = self.live.pop(i)
+            self.live_bytes -= aligned(gone.bytes, self.arena.alignment)
+            self.done.append(gone._replace(end=position))
 
     def _check_stated(self) -> None:
         arena, budget = self.arena, self.plan.ram_budget_bytes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
-from poetmodel.errors import PlanError
+from poetmodel.errors import PlanError, TimeLimitError
 from poetmodel.plan import Plan, check_plan
 from poetmodel.plan.derivation import with_waits_and_frees
 from poetmodel.plan.homes import PlanHomes
@@ -17,15 +18,17 @@ from poetmodel.planner.windows import TransferWindows
 from poetmodel.problem import within
 from poetmodel.schedule import GraphIdentity, simulate
 from poetmodel.schedule import verify as verify_schedule
+from poetmodel.time_limit import check_time_limit
+from poetmodel.time_limit import time_limit as limited
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.device import Costs, CostTable
     from poetmodel.graph import Graph
-    from poetmodel.plan import Program
+    from poetmodel.plan import Instruction, PlanCheck, Program
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule, Verdict
+    from poetmodel.schedule import Schedule, Simulation, Verdict
 
 _PASSES: Final = 4
 """How often page-ins are moved back; moving one can make way for others."""
@@ -38,6 +41,7 @@ def make_plan(
     *,
     mode: StorageMode | str,
     ram_budget_bytes: int | None = None,
+    time_limit: float | None = None,
 ) -> Plan:
     """Make the program of a schedule.
 
@@ -54,6 +58,9 @@ def make_plan(
     ram_budget_bytes : int, optional
         RAM that ``dma`` plans may use, without resident bytes [B]. Default: the peak of the
         schedule; less than that is not possible.
+    time_limit : float, optional
+        Wall time after which ``dma`` plans are no longer improved: transfers begin at their use
+        where there is no time for more [s].
 
     Returns
     -------
@@ -73,8 +80,8 @@ def make_plan(
     simulation = simulate(graph, costs, schedule)
     if simulation.violations:
         raise PlanError(simulation.violations)
-    peak_bytes = simulation.peak_ram_bytes
-    return _plan_of(graph, costs, schedule, StorageMode(mode), ram_budget_bytes, peak_bytes)
+    peak_bytes, wanted = simulation.peak_ram_bytes, StorageMode(mode)
+    return _plan_of(graph, costs, schedule, wanted, ram_budget_bytes, peak_bytes, time_limit)
 
 
 def _plan_of(
@@ -84,6 +91,7 @@ def _plan_of(
     mode: StorageMode,
     ram_budget_bytes: int | None,
     peak_bytes: int,
+    limit_s: float | None = None,
 ) -> Plan:
     """Make the program of a schedule that is valid and has this peak [B]."""
     budget = max(ram_budget_bytes or 0, peak_bytes)
@@ -100,18 +108,37 @@ def _plan_of(
     homes = PlanHomes.of(graph, plan)
     if mode == StorageMode.BLOCKING:
         return replace(plan, program=program_of(homes, schedule))
-    return replace(plan, program=_overlapping(homes, costs.table(graph), schedule, budget))
+    program = _overlapping(homes, costs.table(graph), schedule, budget, limit_s)
+    return replace(plan, program=program)
 
 
-def _overlapping(homes: PlanHomes, table: CostTable, schedule: Schedule, budget: int) -> Program:
-    """Return the program of a schedule for a device with DMA."""
+def _overlapping(
+    homes: PlanHomes, table: CostTable, schedule: Schedule, budget: int, limit_s: float | None
+) -> Program:
+    """Return the program of a schedule for a device with DMA; in time, or as good as it got."""
     moves = moves_of(homes, schedule)
     best = Timing(homes, table, start_at_use(homes, moves), budget)
+    improved = _improved(homes, table, moves, budget, best)
+    try:
+        with nullcontext() if limit_s is None else limited(limit_s):
+            for each in improved:
+                best = each
+    except TimeLimitError:
+        if limit_s is None:  # of a limit around
+            raise
+    return with_waits_and_frees(homes, best.steps, StorageMode.DMA)
+
+
+def _improved(
+    homes: PlanHomes, table: CostTable, moves: Sequence[Instruction], budget: int, best: Timing
+) -> Iterator[Timing]:
+    """Yield ever better programs of a schedule, beginning from one."""
     windows = TransferWindows(homes, table, moves, budget)
     chosen = windows.steps(best_transfers(windows).transfers)
     found = Timing(homes, table, chosen, budget)
     if found.peak_ram_bytes <= budget and found.makespan_s < best.makespan_s:
         best = found
+        yield best
     for _ in range(_PASSES):
         later = just_in_time(best)
         if later == best.given:
@@ -120,7 +147,7 @@ def _overlapping(homes: PlanHomes, table: CostTable, schedule: Schedule, budget:
         if not within(timing.makespan_s, best.makespan_s):
             break
         best = timing
-    return with_waits_and_frees(homes, best.steps, StorageMode.DMA)
+        yield best
 
 
 def verify(
@@ -129,7 +156,7 @@ def verify(
     *,
     stated: Mapping[str, float | None] | None = None,
     plan: Plan | None = None,
-    planned: bool = True,
+    planning_s: float | None = None,
 ) -> Verdict:
     """Verify a schedule against the rules of execution and the limits of a problem.
 
@@ -145,8 +172,9 @@ def verify(
     plan : Plan, optional
         The plan to verify, where the time of the problem is a makespan. Default: the one that
         `make_plan` makes for DMA and the budget of the problem.
-    planned : bool
-        False: without a plan, transfers and computing taking turns, which is quick.
+    planning_s : float, optional
+        Wall time for making and checking a plan [s]; where it does not suffice, transfers and
+        computing take turns: that is a plan, too, and takes all times together. Default: no limit.
 
     Returns
     -------
@@ -162,16 +190,31 @@ def verify(
     if not problem.is_overlapping:
         return verify_schedule(problem, schedule, stated=stated)
     graph, costs = problem.graph, problem.costs
-    simulation = simulate(graph, costs, schedule)
-    if simulation.violations or not planned:  # with violations no program can execute it
-        serial_s = simulation.makespan_s
-        return verify_schedule(problem, schedule, stated=stated, makespan_s=serial_s)
-    if plan is None:
-        budget = problem.usable_ram_bytes
-        peak_bytes = simulation.peak_ram_bytes
-        within_bytes = budget if peak_bytes <= budget else None
-        plan = _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
-    check = check_plan(graph, costs, plan, aux_bytes=problem.aux_limit_bytes)
-    verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=check.makespan_s)
-    own = (f"plan: {violation}" for violation in check.violations)
-    return replace(verdict, violations=(*verdict.violations, *own))
+    faults: list[str] = []
+
+    def checked(simulation: Simulation) -> PlanCheck:
+        wanted = plan
+        if wanted is None:
+            budget = problem.usable_ram_bytes
+            peak_bytes = simulation.peak_ram_bytes
+            within_bytes = budget if peak_bytes <= budget else None
+            wanted = _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
+        return check_plan(graph, costs, wanted, aux_bytes=problem.aux_limit_bytes)
+
+    def planned_s(simulation: Simulation) -> float | None:
+        if simulation.violations:  # no program can execute it
+            return simulation.makespan_s
+        if planning_s is None:
+            check = checked(simulation)
+        else:
+            try:
+                with limited(planning_s):
+                    check_time_limit()
+                    check = checked(simulation)
+            except TimeLimitError:
+                return simulation.makespan_s
+        faults.extend(f"plan: {violation}" for violation in check.violations)
+        return check.makespan_s
+
+    verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=planned_s)
+    return replace(verdict, violations=(*verdict.violations, *faults)) if faults else verdict

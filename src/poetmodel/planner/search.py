@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from poetmodel.errors import InputError
 from poetmodel.plan import Instruction, Op
 from poetmodel.problem import RELATIVE_TOLERANCE
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -139,6 +140,7 @@ class _BeamSearch:
         self.complete = True
         labels = [_Label(0.0, 0.0, 0, 0, arriving=(), leaving=(), trail=None, begun=0.0)]
         for gap in range(len(self.windows.nodes)):
+            check_time_limit()
             reached: dict[int, list[_Label]] = {}
             for label in labels:
                 for after in self._continued(label, gap):

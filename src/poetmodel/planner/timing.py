@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.plan import Instruction, Op
 from poetmodel.plan.derivation import ends_of_copies
 from poetmodel.planner.sequence import unread_page_ins
-from poetmodel.time_limit import watched
+from poetmodel.time_limit import check_time_limit, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -202,6 +202,7 @@ def just_in_time(timing: Timing) -> tuple[Instruction, ...]:
     bus, steps = _bus(timing), timing.given
     rounding = _ROUNDING * timing.makespan_s
     for transfer in [each for each in reversed(bus) if each.reader > each.place]:
+        check_time_limit()
         _move(bus, transfer, timing.core_s, rounding)
     order = [(place, 1) for place in range(len(steps))]
     for x, each in enumerate(bus):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from poetmodel.plan import Instruction, Op
 from poetmodel.plan.derivation import copies_of
 from poetmodel.planner.sequence import unread_page_ins
+from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -179,9 +180,11 @@ class TransferWindows:
 
         first_read = {into.tensor: into.last for into in reversed(self._ins)}
         for out in self._outs.values():
+            check_time_limit()
             end = max(out.unused, min(first_read.get(out.tensor, len(self.nodes)), out.last))
             held = range(out.held_from, end)
             out.due = next((g for g in held if not fits(g, out.held_bytes(g))), end)
         for into in self._ins:
+            check_time_limit()
             earlier = range(into.last, into.first, -1)
             into.first = next((g for g in earlier if not fits(g - 1, into.bytes)), into.first)

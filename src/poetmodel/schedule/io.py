@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from poetmodel.collection import rare_collections
 from poetmodel.data import parse_json, place, read_text
 from poetmodel.device.room import ROOM, gauge_claims
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
@@ -272,7 +273,7 @@ def load_document(path: str | Path) -> ScheduleDocument:
 
 def parse_document(text: str, *, source: str) -> ScheduleDocument:
     """Read the text of a schedule file; `source` names it in errors."""
-    with raised_as(ScheduleError, source):
+    with rare_collections(), raised_as(ScheduleError, source):
         document = parse_file(_ScheduleFile, text, kind="schedule")
     if document.R is None:
         raise ScheduleError(
@@ -281,8 +282,10 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
     missing = [name for name in RELATIONS if getattr(document, name) is None]
     if missing:
         raise ScheduleError(f"{name}: missing" for name in missing).within(source)
+    with rare_collections():
+        schedule = Schedule.of_entries(vars(document), document.identity())
     return ScheduleDocument(
-        schedule=Schedule.of_entries(vars(document), document.identity()),
+        schedule=schedule,
         device=document.device,
         problem=document.problem,
         status=document.status,

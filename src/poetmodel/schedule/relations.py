@@ -6,8 +6,8 @@ import gc
 import json
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from itertools import chain, repeat
-from operator import index
+from itertools import chain, islice, repeat
+from operator import index, itemgetter, lt
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.data import write_text
@@ -58,6 +58,7 @@ MOST_PAIRS: Final = 30_000_000
 """Most pairs of one relation: each takes about 64 bytes, so that these take some 2 GB."""
 
 Pair = tuple[int, int]
+_IN_A_PAIR: Final = 2
 Span = tuple[int, int, int]
 """Tensor, first stage and last stage."""
 
@@ -124,9 +125,13 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in RELATIONS:
-            pairs: Iterable[Pair] = getattr(self, name)
+            given: Iterable[Pair] = getattr(self, name)
             try:
-                whole = [(index(t), index(k)) for t, k in watched(tuple(pairs))]
+                pairs = tuple(given)
+                if not {_IN_A_PAIR}.issuperset(map(len, pairs)):
+                    raise ValueError  # noqa: TRY301 - as other things that are no pairs
+                numbers = (map(index, map(itemgetter(at), pairs)) for at in range(_IN_A_PAIR))
+                whole = list(zip(*numbers, strict=True))
             except (TypeError, ValueError):
                 raise ScheduleError(
                     f"{name}: expected pairs of whole numbers (stage, index)"
@@ -250,6 +255,9 @@ def _ascending(tensors: Iterable[int]) -> tuple[int, ...]:
 
 def _ordered(pairs: list[Pair]) -> tuple[Pair, ...]:
     """Return pairs sorted, each once; by stages first, which is quick where there are many."""
+    check_time_limit()
+    if all(map(lt, pairs, islice(pairs, 1, None))):
+        return tuple(pairs)
     stages: dict[int, set[int]] = {}
     for t, k in watched(pairs):
         stages.setdefault(t, set()).add(k)

@@ -9,11 +9,11 @@ from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.problem import RELATIVE_TOLERANCE, Surrogate, within
 from poetmodel.schedule.relations import OBJECTIVE_BOUND, OBJECTIVE_VALUE, STATED, WEAR
-from poetmodel.schedule.simulation import Simulation, simulate
+from poetmodel.schedule.simulation import Simulation, simulate, timed_anew
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem, TotalsConstraint
@@ -86,7 +86,7 @@ def verify(
     schedule: Schedule,
     *,
     stated: Mapping[str, float | None] | None = None,
-    makespan_s: float | None = None,
+    makespan_s: float | Callable[[Simulation], float | None] | None = None,
 ) -> Verdict:
     """Verify a schedule against the rules of execution and the limits of a problem.
 
@@ -99,9 +99,10 @@ def verify(
     stated : mapping of str to number, optional
         Figures that a file claims, such as ``energy_j`` and ``peak_ram_bytes``; each is compared
         with the simulated one.
-    makespan_s : float, optional
+    makespan_s : float or callable, optional
         Where transfers run beside the computing: how long a plan of the schedule takes, as its own
-        simulator found [s]; `poetmodel.planner.verify` makes one and passes it.
+        simulator found [s], or what tells that of the simulation of the schedule;
+        `poetmodel.planner.verify` makes a plan and passes it.
 
     Returns
     -------
@@ -123,13 +124,14 @@ def verify(
             "deadline: one that counts 'overlap' is held against a plan of the transfers; use "
             "poetmodel.planner.verify, which makes it"
         )
-    simulation = simulate(
-        problem.graph,
-        problem.costs,
-        schedule,
-        deadline_counts=problem.deadline_counts,
-        makespan_s=makespan_s,
-    )
+    graph, costs, counts = problem.graph, problem.costs, problem.deadline_counts
+    known_s = None if callable(makespan_s) else makespan_s
+    simulation = simulate(graph, costs, schedule, deadline_counts=counts, makespan_s=known_s)
+    if callable(makespan_s):
+        planned_s = makespan_s(simulation)
+        simulation = timed_anew(
+            simulation, graph, costs, schedule, deadline_counts=counts, makespan_s=planned_s
+        )
     violations = (
         *simulation.violations,
         *_choices(problem, schedule),

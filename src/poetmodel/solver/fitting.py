@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import time
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device import StorageMode
+from poetmodel.errors import TimeLimitError
+from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.placement import place
 from poetmodel.plan.arena import ALIGNMENT, aligned, check_alignment
 from poetmodel.planner import make_plan, verify
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, simulate
 from poetmodel.solver.facade import solve as solve_by_default
-from poetmodel.units import format_bytes
+from poetmodel.solver.request import Request
+from poetmodel.time_limit import time_limit as limited
+from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,6 +30,19 @@ if TYPE_CHECKING:
     from poetmodel.plan.arena import Arena
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
+
+FIRST_RATIO: Final = 0.6
+"""Share of the time limit for the first solve; the rest is for its plan, its addresses, and more
+solves where these do not fit, each with half of what is left."""
+QUICK_S: Final = 5.0
+"""Most time for a greedy schedule where the addresses of none that was found fit in time [s]."""
+QUICK: Final = (48, 12)
+"""It is made with a part like these of the RAM taken off, in turn, until one fits."""
+MARGIN: Final = 256
+"""Where there was no time to prove the best schedule, a part like this of the RAM is taken off
+beside the excess: one solve more would cost more."""
+LONGEST_PLACING_S: Final = 10.0
+"""Most time for the addresses of one plan [s]."""
 
 
 class Fitted(NamedTuple):
@@ -43,6 +63,7 @@ def fit_arena(
     alignment: int = ALIGNMENT,
     solve: Callable[..., SolveResult] = solve_by_default,
     most_solves: int = 12,
+    time_limit: float = 60.0,
     **options: Any,
 ) -> Fitted:
     """Solve a problem, plan its schedule and place all copies in a block within the RAM budget.
@@ -59,11 +80,13 @@ def fit_arena(
     alignment : int
         Offsets are multiples of this power of two [B].
     solve : callable
-        What solves a problem, with `options`.
+        What solves a problem, with a ``time_limit`` and `options`.
     most_solves : int
         How often the problem is solved at most.
+    time_limit : float
+        Wall time for everything: all solves, plans and addresses [s].
     **options
-        Keyword arguments of `solve`. A time limit is that of each solve.
+        Other keyword arguments of `solve`.
 
     Returns
     -------
@@ -78,9 +101,14 @@ def fit_arena(
     that is infeasible no addresses fit. Blocks differ between schedules, and less RAM may have a
     larger one. Once a budget is too small for any schedule, budgets between it and the least that
     gave a block too large are tried by halves.
+
+    The first solve gets three fifths of the time, and each further one half of what is left. A
+    plan and its addresses are made in any case; they are improved as long as there is time. If none
+    fits by then, a greedy schedule with clearly less RAM is the answer.
     """
     check_alignment(alignment)
-    search = _Search(problem, StorageMode(mode), alignment, solve, options)
+    clock = Request(time_limit_s=time_limit)
+    search = _Search(problem, StorageMode(mode), alignment, solve, options, clock)
     return search.run(most_solves)
 
 
@@ -95,6 +123,7 @@ def plan_and_place(
     alignment: int = ALIGNMENT,
     seed: int = 0,
     may_wait: bool = True,
+    time_limit: float | None = None,
 ) -> tuple[Plan, Arena]:
     """Plan a schedule and place all that the plan has in RAM.
 
@@ -110,19 +139,31 @@ def plan_and_place(
         As in `place`.
     may_wait : bool
         Whether transfers beside the computing may begin later where the block fits only so.
+    time_limit : float, optional
+        Wall time after which nothing is improved any more [s].
     """
+    until_s = time.monotonic() + (math.inf if time_limit is None else time_limit)
     room = ram_budget_bytes if room_bytes is None else room_bytes
     peak_bytes = simulate(graph, costs, schedule).peak_ram_bytes
     budget = ram_budget_bytes
     while True:
-        plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=budget)
-        arena = place(graph, plan, alignment=alignment, seed=seed)
+        plan = make_plan(
+            graph,
+            costs,
+            schedule,
+            mode=mode,
+            ram_budget_bytes=budget,
+            time_limit=until_s - time.monotonic(),
+        )
+        placing_s = min(LONGEST_PLACING_S, until_s - time.monotonic())
+        arena = place(graph, plan, alignment=alignment, seed=seed, time_limit=placing_s)
         if room is None or budget is None:
             return plan, arena
         fits = arena.bytes <= room
         if fits or budget <= peak_bytes or mode != StorageMode.DMA or not may_wait:
             return replace(plan, ram_budget_bytes=room), arena
-        budget = max(peak_bytes, budget - (arena.bytes - room))
+        excess = arena.bytes - room if time.monotonic() < until_s else budget
+        budget = max(peak_bytes, budget - excess)
 
 
 class _Search:
@@ -135,59 +176,100 @@ class _Search:
         alignment: int,
         solve: Callable[..., SolveResult],
         options: Mapping[str, Any],
+        clock: Request,
     ) -> None:
         self.problem, self.mode, self.alignment = problem, mode, alignment
-        self.solve, self.options = solve, options
+        self.solve, self.options, self.clock = solve, options, clock
         self.usable_bytes = problem.usable_ram_bytes
         self.smallest_bytes: int | None = None
         """The size of the smallest block found."""
+        self.placing_s = 0.0
+        """How long the last plan with its addresses took [s]."""
 
     def run(self, most_solves: int) -> Fitted:
         """Solve until the addresses fit, or nothing is left to try."""
-        first = result = self.solve(self.problem, **self.options)
-        if result.schedule is None or result.violations:
-            return Fitted(result, None, None)
-        plan, arena = self._placed(result, self.usable_bytes)
+        first = self._solved(self.problem, FIRST_RATIO)
+        if first.schedule is None or first.violations:
+            return Fitted(first, None, None)
+        plan, arena = self._placed(first.schedule, self.usable_bytes)
         if arena.bytes <= self.usable_bytes:
-            return Fitted(result, plan, arena)
+            return Fitted(first, plan, arena)
+        return self._again(first, arena.bytes - self.usable_bytes, most_solves - 1)
+
+    def _again(self, first: SolveResult, excess: int, most_solves: int) -> Fitted:
+        """Solve with less RAM, since the block of the first schedule is larger by an excess."""
+        result = first
         rounded = rounded_problem(self.problem, self.alignment)
-        low, high, budget = 0, self.usable_bytes + 1, self.usable_bytes
+        hurried = first.termination == Termination.TIME_LIMIT
+        margin = self.usable_bytes // MARGIN if hurried else 0
+        low, high, budget = 0, self.usable_bytes + 1, self.usable_bytes - margin
         if rounded.graph == self.problem.graph:
-            high = min(budget, result.peak_ram_bytes or 0)
-            budget = high - (arena.bytes - self.usable_bytes)
-        for _ in range(most_solves - 1):
+            high = min(self.usable_bytes, first.peak_ram_bytes or 0)
+            budget = high - excess - margin
+        for _ in range(most_solves):
             if budget <= low:
                 budget = (low + high) // 2
             if high - low <= 1 or result.termination == Termination.INTERRUPTED:
                 break
-            less = replace(rounded, ram=budget + rounded.resident_bytes)
-            result = self.solve(less, **self.options)
+            if self.clock.remaining_s() <= 2 * self.placing_s:
+                quick = self._quickly(first, rounded, high)
+                return quick or Fitted(self._failed(first), None, None)
+            result = self._solved(_with_ram(rounded, budget), 1 / 2)
             if result.schedule is None or result.violations:
                 if result.status == Status.INFEASIBLE and budget == self.usable_bytes:
                     return Fitted(self._infeasible(result), None, None)
                 low = budget
                 continue
-            plan, arena = self._placed(result, budget)
+            plan, arena = self._placed(result.schedule, budget)
             if arena.bytes <= self.usable_bytes:
-                return self._fitted(first, result, plan, arena)
+                found = self._fitted(first, result, plan, arena)
+                if not found.result.violations:
+                    return found
+                low = budget  # such as a deadline that the plan misses in less RAM
+                continue
             high = min(budget, result.peak_ram_bytes or 0)
-            budget = high - (arena.bytes - self.usable_bytes)
+            budget = high - (arena.bytes - self.usable_bytes) - margin
         return Fitted(self._failed(first), None, None)
 
-    def _placed(self, result: SolveResult, budget: int) -> tuple[Plan, Arena]:
+    def _quickly(self, first: SolveResult, rounded: Problem, high: int) -> Fitted | None:
+        """Return a schedule made in no time with clearly less RAM, if its addresses fit."""
+        if first.method != "optimal":  # the answer of a baseline would not be its own
+            return None
+        problems = [_with_ram(rounded, high - high // part) for part in QUICK]
+        for make, less in (*((_greedy, each) for each in problems), (page_everything, problems[0])):
+            made = make(less)
+            if made is None:
+                continue
+            plan, arena = self._placed(made, less.usable_ram_bytes)
+            if arena.bytes <= self.usable_bytes:
+                result = replace(first, schedule=made, build_s=0.0, solve_s=0.0)
+                found = self._fitted(first, result, plan, arena)
+                if not found.result.violations:
+                    return found
+        return None
+
+    def _solved(self, stated: Problem, ratio: float) -> SolveResult:
+        """Solve a problem within a share of the time that is left, but for that of a plan."""
+        limit_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
+        result = self.solve(stated, time_limit=limit_s, **self.options)
+        return replace(result, time_limit_s=self.clock.time_limit_s)
+
+    def _placed(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
         """Plan a schedule within a budget, and place it."""
-        graph = self.problem.graph
+        graph, begun_s = self.problem.graph, self.clock.elapsed_s()
         plan, arena = plan_and_place(
             graph,
             self.problem.costs,
-            replace(result.require_schedule(), identity=GraphIdentity.of(graph)),
+            replace(schedule, identity=GraphIdentity.of(graph)),
             mode=self.mode,
             ram_budget_bytes=budget,
             room_bytes=self.usable_bytes,
             alignment=self.alignment,
             seed=self.options.get("seed", 0),
             may_wait=not self.problem.is_overlapping,
+            time_limit=self.clock.remaining_s() / 2,
         )
+        self.placing_s = self.clock.elapsed_s() - begun_s
         if self.smallest_bytes is None or arena.bytes < self.smallest_bytes:
             self.smallest_bytes = arena.bytes
         return plan, arena
@@ -195,7 +277,7 @@ class _Search:
     def _fitted(self, first: SolveResult, result: SolveResult, plan: Plan, arena: Arena) -> Fitted:
         """Return what was found with less RAM as a result of the problem as stated."""
         schedule = replace(result.require_schedule(), identity=plan.identity)
-        verdict = verify(self.problem, schedule)
+        verdict = verify(self.problem, schedule, plan=plan)
         found = replace(
             result,
             problem=self.problem,
@@ -226,9 +308,12 @@ class _Search:
 
     def _failed(self, first: SolveResult) -> SolveResult:
         excess = (self.smallest_bytes or 0) - self.usable_bytes
+        late = self.clock.remaining_s() <= 2 * self.placing_s
+        within = f" within {format_seconds(self.clock.time_limit_s)}" if late else ""
         reason = (
-            f"no schedule was found whose addresses fit {self._room()}: the smallest block found "
-            f"takes {format_bytes(excess)} more; add as much to ram"
+            f"no schedule was found{within} whose addresses fit {self._room()}: the smallest block "
+            f"found takes {format_bytes(excess)} more; add as much to ram"
+            f"{', or raise the time limit' if late else ''}"
         )
         return replace(
             first,
@@ -241,6 +326,16 @@ class _Search:
 
     def _room(self) -> str:
         return f"the {format_bytes(self.usable_bytes)} that tensors may use"
+
+
+def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
+    return replace(problem, ram=usable_bytes + problem.resident_bytes)
+
+
+def _greedy(problem: Problem) -> Schedule | None:
+    with limited(QUICK_S), suppress(TimeLimitError):
+        return construct(problem, most_s=QUICK_S / 2)
+    return None
 
 
 def rounded_problem(problem: Problem, alignment: int) -> Problem:

@@ -84,13 +84,15 @@ class Outcome:
         return replace(self, build_s=build_s, log="".join(part.log for part in parts))
 
 
-def verify_schedule(problem: Problem, schedule: Schedule, *, planned: bool = True) -> Candidate:
+def verify_schedule(
+    problem: Problem, schedule: Schedule, *, planning_s: float | None = None
+) -> Candidate:
     """Give a schedule to the verifier, with its plan where time is a makespan.
 
-    If that is not to be `planned`, transfers and computing take turns.
+    Where so many seconds do not suffice for the plan, transfers and computing take turns.
     """
     begun_s = time.monotonic()
-    verdict = verify(problem, schedule, planned=planned)
+    verdict = verify(problem, schedule, planning_s=planning_s)
     broken = problem.broken_rows(schedule) if isinstance(problem, Surrogate) else []
     return Candidate(
         schedule=schedule,

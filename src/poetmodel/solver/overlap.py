@@ -17,7 +17,6 @@ from poetmodel.problem.totals import Total
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.outcome import Candidate, Outcome, is_closed, verify_schedule
 from poetmodel.solver.request import GRACE_S, Request, SolveProgress
-from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
@@ -188,15 +187,9 @@ class _ShareSearch:
         return True
 
     def _verified(self, schedule: Schedule) -> Candidate:
-        """Verify a schedule with its plan; where no time is left for that, without any overlap.
-
-        The core can wait for each transfer: that is a plan, too, and takes all times together.
-        """
-        try:
-            with time_limit(self.request.remaining_s() + GRACE_S):
-                return verify_schedule(self.problem, schedule)
-        except TimeLimitError:
-            return verify_schedule(self.problem, schedule, planned=False)
+        """Verify a schedule with its plan; where no time is left for that, without any overlap."""
+        planning_s = self.request.remaining_s() + GRACE_S
+        return verify_schedule(self.problem, schedule, planning_s=planning_s)
 
     def _done(self) -> bool:
         interrupted = any(one.termination == Termination.INTERRUPTED for _, one in self.solved)
