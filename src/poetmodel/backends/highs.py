@@ -40,7 +40,6 @@ from __future__ import annotations
 import math
 import re
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -208,19 +207,9 @@ class Highs(Solver):
             most = min(most, bound - _REFUTED * max(1.0, abs(bound) / 1000))
         target = None if math.isinf(most) else form.sense * most
         remaining_s = math.inf if call.remaining_s is None else call.remaining_s
-        again = replace(
-            limits,
-            time_s=min(remaining_s, _CONFIRMING_S),
-            objective_cutoff=target,
-            objective_stop=target,
-            log=None,
-            options=dict(call.options) | {"presolve": "off"},
-        )
-        second = SolverCall(form, again, on_progress=lambda _: not call.stopping)
         found = RawSolution(status=SolverStatus.TIME_LIMIT)
         if remaining_s > 0.0 and not call.stopping:
-            with suppress(BackendError):
-                found = self._run_once(second)[0]
+            found = self._without_presolve(call, min(remaining_s, _CONFIRMING_S), target)
         if found.status is SolverStatus.OBJECTIVE_STOP:
             return None
         if found.x is not None:
@@ -234,6 +223,24 @@ class Highs(Solver):
         if proved is not None and outcome.bound is not None:
             proved = form.sense * min(form.sense * proved, form.sense * outcome.bound)
         return replace(outcome, status=SolverStatus.OTHER_LIMIT, bound=proved)
+
+    def _without_presolve(
+        self, call: SolverCall, time_s: float, target: float | None
+    ) -> RawSolution:
+        """Look for a solution that is at least as good as a target, until one is found."""
+        limits = replace(
+            call.limits,
+            time_s=time_s,
+            objective_cutoff=target,
+            objective_stop=target,
+            log=None,
+            options=dict(call.options) | {"presolve": "off"},
+        )
+        again = SolverCall(call.form, limits, on_progress=lambda _: not call.stopping)
+        try:
+            return self._run_once(again)[0]
+        except BackendError:
+            return RawSolution(status=SolverStatus.TIME_LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
