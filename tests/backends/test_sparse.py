@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SOLVE = (
     "import sys\nimport poetmodel as pm\n"
     "graph = pm.zoo.mlp()\n"
@@ -34,6 +36,7 @@ def test_default_solve_loads_little() -> None:
     assert printed(SOLVE + f"print(sorted({heavy} & set(sys.modules)))") == "[]\n"
 
 
+@pytest.mark.slow
 def test_pyomo_has_scipy_afterwards() -> None:
     """Pyomo's own compiler, scipy.stats and every import hook work in the same process."""
     after = (
@@ -52,6 +55,7 @@ def test_pyomo_has_scipy_afterwards() -> None:
     assert printed(SOLVE + after) == "1\n"
 
 
+@pytest.mark.slow
 def test_scipy_may_be_loaded_before() -> None:
     """A process that has loaded scipy, or all of Pyomo, solves as well."""
     for first in ("import scipy.sparse", "import pyomo.environ", "import scipy.stats"):

@@ -130,6 +130,7 @@ def check_against_published(layers: Sequence[Layer]) -> int:
     return quicker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", range(5))
 def test_no_published_sequence_is_quicker(group: int) -> None:
     """At every budget that one keeps, `rotor` finds a schedule at least as quick."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 RECORDS = make_results.RESULTS / "figures"
 
 
+@pytest.mark.slow
 def test_page_and_pictures_are_current(capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody edited a generated part; every figure has its block and its records."""
     assert make_results.main(["--check"]) == 0, capsys.readouterr().out

@@ -54,6 +54,7 @@ def test_published_parameters(name: str, count: int) -> None:
     assert parameters(NETWORKS[name]()) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_is_traced(name: str) -> None:
     """A training step of each is captured; all its parameters have gradients."""

@@ -21,6 +21,7 @@ def cells_of(name: str) -> tuple[Run, ...]:
     return figure(name).runs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", FIGURES.values(), ids=lambda entry: entry.name)
 def test_quick_run_is_a_smaller_one(entry: Figure) -> None:
     """It has fewer runs, none twice, one seed, shorter limits, and no problem of its own."""

@@ -155,6 +155,7 @@ def is_equipped(command: str) -> bool:
     return all(find_spec(package) is not None for package in NEEDS.get(command, ()))
 
 
+@pytest.mark.slow
 def test_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Typed one after the other in an empty folder, the examples all succeed."""
     monkeypatch.chdir(tmp_path)
@@ -280,6 +281,7 @@ def test_full_disk_behind_stdout_is_told() -> None:
     assert process.stderr == "error: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_plain_terminal_gets_plain_output() -> None:
     """In a pipe, or with NO_COLOR, there are no colours; in ASCII, no character breaks."""
     for environment in ({"NO_COLOR": "1", "FORCE_COLOR": ""}, {"PYTHONIOENCODING": "ascii"}):

@@ -100,6 +100,7 @@ def test_names_have_their_meaning() -> None:
         assert [name for name, text in names() if not text] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     ["solve ", "solve mlp --device ", "solve mlp --method ", "bench ", "sweep mlp --devices rp"],

@@ -183,6 +183,7 @@ def test_schedule_that_does_not_hold_is_refused(
     assert path.name in outcome.err
 
 
+@pytest.mark.slow
 def test_tensor_alone_and_beside_others_costs_the_same(tmp_path: Path) -> None:
     """The figures of the whole schedule are those of each of its tensors, in JSON and in words."""
     out = tmp_path / "linear.schedule.json"
@@ -202,6 +203,7 @@ def test_tensor_alone_and_beside_others_costs_the_same(tmp_path: Path) -> None:
         assert price[0] in invoke("explain", out, name, *long).out
 
 
+@pytest.mark.slow
 def test_equal_tensors_are_one_row(tmp_path: Path) -> None:
     """A row has their number and sum, and what it costs to do without the decision for all."""
     out = tmp_path / "auto.schedule.json"

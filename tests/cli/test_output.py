@@ -44,6 +44,7 @@ def test_columns_share_the_room(bounds: list[tuple[int, int]], room: int) -> Non
         assert widths == most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [200, 80, 60, 40])
 @pytest.mark.parametrize("command", LISTS)
 def test_no_word_breaks_at_any_width(
@@ -99,6 +100,7 @@ def test_help_says_all_of_what_is_written(command: str, monkeypatch: pytest.Monk
         assert " ".join((parameter.help or "").split()) in out
 
 
+@pytest.mark.slow
 def test_quiet_commands_print_nothing(chain_file: Path, board_file: Path, tmp_path: Path) -> None:
     """No table, no warning and no note; files are written, JSON is printed, errors are told."""
     schedule = tmp_path / "chain.schedule.json"
@@ -144,6 +146,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_neither_steer_nor_flood(name: str, tmp_path: Path, board_file: Path) -> None:
     """A name from a file is printed on one line, without control characters, and cut if endless."""

@@ -203,6 +203,7 @@ def test_missing_extra_ends_with_a_sentence(
     assert 'pip install "poetmodel[report]"' in done.err
 
 
+@pytest.mark.slow
 def test_large_network_stays_small(tmp_path: Path) -> None:
     """The page of bert-base, 507 nodes with all tensors kept, is far below 6 MB."""
     schedule, out = tmp_path / "bert.schedule.json", tmp_path / "bert.html"

@@ -29,6 +29,7 @@ def run(redirection: str, *arguments: object, **settings: str) -> subprocess.Com
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     ("arguments", "status"), [("models", 0), ("inspect nothing", 2), ("solve --nonsense", 2)]
@@ -44,6 +45,7 @@ def test_closed_streams_are_read_and_written_as_nothing(
         assert found.stdout == ""
 
 
+@pytest.mark.slow
 def test_files_are_written_with_closed_streams(
     chain_file: Path, board_file: Path, tmp_path: Path
 ) -> None:
@@ -59,6 +61,7 @@ def test_files_are_written_with_closed_streams(
     assert relations[0] == relations[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", ["stdout", "stderr", "both"])
 @pytest.mark.parametrize("arguments", [*TABLES, "inspect nothing"])
 def test_closed_pipe_ends_as_by_its_signal(arguments: str, streams: str) -> None:
@@ -80,6 +83,7 @@ def test_closed_pipe_ends_as_by_its_signal(arguments: str, streams: str) -> None
     assert "Exception ignored" not in (found.stderr or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["1", "2"])
 def test_docstrings_are_not_needed(level: str, chain_file: Path, board_file: Path) -> None:
     """With PYTHONOPTIMIZE=2 the same is found, and help still says what commands do."""

@@ -304,6 +304,7 @@ def test_a_device_beside_a_profile_is_kept(tmp_path: Path, board: Path) -> None:
     assert Costs.load(path, device=bare).pages is None
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_saved_profiles_lose_nothing(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

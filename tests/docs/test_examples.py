@@ -27,6 +27,7 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     return [*found, pytest.mark.torch] if "torch" in needed else found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=marks(name)) for name in RUNNING],

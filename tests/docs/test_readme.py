@@ -62,6 +62,7 @@ def test_first_command_is_understood() -> None:
     assert problem.ram_budget_bytes > 0
 
 
+@pytest.mark.slow
 def test_first_command_proves_what_the_page_says(tmp_path: Path) -> None:
     """The README's first command proves an optimum, with the figures of the page."""
     from poetmodel.graph import checkpoint_all_peak_bytes

@@ -48,6 +48,7 @@ def gone(pid: int) -> bool:
     return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_everything(tmp_path: Path, asked: signal.Signals) -> None:
     """So does a polite kill: the exit status is 0, no process is left, and one file."""

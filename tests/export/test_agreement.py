@@ -73,6 +73,7 @@ def compare(
     return exported, worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(NETWORKS, quick=("lenet", "bert-block")))
 def test_gradients_are_those_of_torch(name: str, tmp_path: Path) -> None:
     """Without an optimizer, the loss and all gradients are PyTorch's."""
@@ -133,6 +134,7 @@ def test_schedules_train_as_torch(name: str, schedule: str, tmp_path: Path) -> N
     assert max(apart.values()) <= CLOSE, apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("target", [Target.HOST, Target.HOST_DOUBLE])
 def test_training_goes_on_after_a_reset_as_if_there_were_none(

@@ -49,6 +49,7 @@ def on_board(
     return exported.outcome(batches, 3, target=target, settings=("POISON=1",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [

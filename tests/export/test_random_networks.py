@@ -51,6 +51,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.slow
 @given(**ARGUMENTS)
 @settings(max_examples=3, phases=PHASES)
 def test_some_random_networks_train_as_in_torch(**drawn: Any) -> None:

@@ -106,6 +106,7 @@ def test_without_time_it_finds_nothing() -> None:
     assert search.schedule() is None
 
 
+@pytest.mark.slow
 def test_long_chains_are_found_where_pages_are_dear() -> None:
     """On a board with dear pages one line computes again what the others would page.
 

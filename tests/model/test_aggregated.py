@@ -486,6 +486,7 @@ def own_pointwise(kind: str, count: int) -> Iterator[tuple[str, Problem, Groupin
             yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
 
 
+@pytest.mark.slow
 def test_dominated_keeps_lose_nothing_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with own constraints and objectives."""
     seen = check_dominated_keeps(own_pointwise("dominated", 150), monkeypatch)
@@ -551,6 +552,7 @@ def own_instances(count: int) -> Iterator[tuple[str, Problem, Grouping]]:
             yield seed, problem, random_rows(rng, problem, rng.choice((0.15, 0.3, 0.6)))
 
 
+@pytest.mark.slow
 def test_merging_stages_keeps_every_count_that_is_wanted() -> None:
     """Own constraints and objectives: no bound is above the best value; single stages lose none."""
     beside = looser = 0

@@ -204,6 +204,7 @@ def test_all_solvers_agree_with_exhaustive_search(backend: str) -> None:
     assert found.count(Status.INFEASIBLE) < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(2))
 def test_reductions_lose_nothing_on_larger_graphs(number: int) -> None:
     """Up to eight nodes, where nobody can search exhaustively, both models agree: 40."""

@@ -162,6 +162,7 @@ def test_other_inputs_are_compiled_for_if_asked() -> None:
     step.close()
 
 
+@pytest.mark.slow
 def test_a_percentage_is_the_same_bytes_for_all_inputs() -> None:
     """The last, smaller batch of an epoch has the RAM of the others; a larger one has no more."""
     torch.manual_seed(1)

@@ -107,6 +107,7 @@ def test_a_compiled_step_with_dropout_is_eager(kind: str, tmp_path: Path) -> Non
         assert differing(step, *own) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
 def test_dropout_between_recurrent_layers_is_drawn(kind: Any, p: float) -> None:

@@ -104,6 +104,7 @@ def test_other():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("needed", "failing"),
     [("", ["test_unmarked"]), ("1", ["test_marked", "test_unmarked"])],

@@ -164,6 +164,7 @@ def test_equal_operations_are_executed_once(make: Any) -> None:
     assert all(forms[node] == forms[first] for node, first in like.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [encoder, blocks, wide])
 def test_units_and_workspaces_are_those_of_a_full_run(
     make: Any, monkeypatch: pytest.MonkeyPatch

@@ -286,6 +286,7 @@ def test_upsampling_is_that_of_eager(mode: dict[str, Any], channels_last: bool) 
     assert equal(through(up, nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cell",
     [

@@ -146,6 +146,7 @@ def test_file_hook_leaves_what_is_there_anyway(tmp_path: Path) -> None:
     assert torch.equal(hooks.unpack(hooks.pack(expanded)), expanded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [m for m in METHODS if "@" not in m and m != "memory-budget"])
 def test_every_method_is_measured(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

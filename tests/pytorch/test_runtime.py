@@ -271,6 +271,7 @@ def test_without_rollback_gradients_are_added_at_once(
     step.runner.close()
 
 
+@pytest.mark.slow
 def test_a_hundred_steps_leave_nothing(
     paged: tuple[Any, Paged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,6 +201,7 @@ class Broken:
         monkeypatch.setattr(StateFile, name, move)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background_io", [False, True])
 @pytest.mark.parametrize(("name", "after"), [("read", 5), ("write", 5), ("commit", 0)])
 def test_a_step_that_fails_leaves_the_state_of_before(

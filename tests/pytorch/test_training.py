@@ -79,6 +79,7 @@ def test_optimizers_see_eagers_gradients(
     check_training(own, tmp_path, make, 20, ram="60%", device="rpi4b")
 
 
+@pytest.mark.slow
 def test_two_hundred_steps_under_half_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

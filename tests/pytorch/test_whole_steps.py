@@ -132,6 +132,7 @@ def test_homes_keep_what_was_put_last(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("method", [name for name in WHOLE_METHODS if "@" not in name])
 def test_every_method_of_whole_steps_is_measured(

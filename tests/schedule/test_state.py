@@ -358,6 +358,7 @@ def test_simulator_agrees_with_the_blunt_one() -> None:
     assert paging > 1000
 
 
+@pytest.mark.slow
 def test_every_changed_entry_is_judged_alike() -> None:
     """Add, drop or move any entry, or a home: both say invalid, or both give the same figures."""
     counts = {True: 0, False: 0}

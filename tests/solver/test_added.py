@@ -234,6 +234,7 @@ def stage_limits(rng: random.Random, model: pyo.ConcreteModel, schedule: Schedul
         yield sum(value * getattr(model, kind)[index] for index, value in named) <= limit
 
 
+@pytest.mark.slow
 def test_rows_on_stages_have_the_answer_of_the_model() -> None:
     """On random problems, whatever is minimized and limited: status and value of the model."""
     seen = []

@@ -38,7 +38,7 @@ BACKENDS: Final = tuple(
     pytest.param(name, marks=pytest.mark.skipif(not backend(name).available(), reason="missing"))
     for name in ("highs", "scip", "gurobi")
 )
-QUICK, BATCH, ALL = 40, 100, 12
+QUICK, BATCH, ALL = 20, 100, 12
 """Instances of the quick sample; of each slow test; and how many of those."""
 EQUAL: Final = 1e-9
 """What a bound may be above an optimum by rounding alone, relative to all energy or time."""
@@ -123,7 +123,7 @@ def test_every_claim_holds_on_more(way: str, name: str, number: int) -> None:
 def test_the_instances_reach_every_scale_and_limit() -> None:
     """The quick sample and the slow ones have small and large bytes and costs, and every limit."""
     seen: Counter[str] = Counter()
-    for number in range(4 * QUICK):
+    for number in range(8 * QUICK):
         problem = scaled_instance(seeded(f"scales/{number}"))
         sizes = [size for size in problem.graph.tensor_bytes if size]
         costs = [cost for cost in problem.table.compute_energy_j if cost]

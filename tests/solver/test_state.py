@@ -104,14 +104,14 @@ def test_what_is_ruled_out_before_solving_is_infeasible() -> None:
 
 @pytest.mark.parametrize("way", FORMULATIONS)
 def test_state_is_exact(way: str) -> None:
-    """Sixty instances each way."""
-    assert not faults(seeds(0, QUICK), way, state_problem)
+    """Thirty instances each way."""
+    assert not faults(seeds(0, QUICK // 2), way, state_problem)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_own_rows_on_state_are_exact(way: str) -> None:
-    """Thirty instances each way, with rows on homes, first reads and write-backs."""
-    assert not faults(seeds(1, QUICK // 2), way, state_rows_problem)
+    """Fifteen instances each way, with rows on homes, first reads and write-backs."""
+    assert not faults(seeds(1, QUICK // 4), way, state_rows_problem)
 
 
 @pytest.mark.parametrize("way", ["lazy", "compact"])

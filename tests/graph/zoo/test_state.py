@@ -86,6 +86,7 @@ def computed_flops(graph: Graph) -> int:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.sampled_from(sorted(SMALL.keys() - {"bert-base", "vgg16"})),

@@ -535,6 +535,7 @@ def script(folder: Path, limit: float) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 2.5])
 def test_ctrl_c_in_a_terminal_keeps_the_schedule(after_s: float, tmp_path: Path) -> None:
@@ -550,6 +551,7 @@ def test_ctrl_c_in_a_terminal_keeps_the_schedule(after_s: float, tmp_path: Path)
     assert errors == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
 def test_a_time_limit_ends_both(tmp_path: Path) -> None:
     """Without a warning of anything left open."""

@@ -322,6 +322,7 @@ AT_ONCE = LazyParams(worker_start_s=0.0)
 """Start the worker at once."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_s", [0.0, 0.3, 1e9])
 def test_a_search_beside_the_proof_changes_no_value(
     start_s: float, monkeypatch: pytest.MonkeyPatch
@@ -398,6 +399,7 @@ def test_a_search_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         solved(comb_problem(14, 13, 5.0), threads=2, params=AT_ONCE)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
 def test_the_proof_goes_on_without_a_search_that_was_killed(
     monkeypatch: pytest.MonkeyPatch,

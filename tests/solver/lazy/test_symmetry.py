@@ -172,6 +172,7 @@ def test_one_branching_on_a_counter_settles_what_half_a_decision_left_open() -> 
         assert found == (expected if expected is None else pytest.approx(expected))
 
 
+@pytest.mark.slow
 def test_counted_forms_have_the_same_least_value() -> None:
     """Counted forms have the same least value."""
     compared = 0

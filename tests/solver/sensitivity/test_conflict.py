@@ -158,6 +158,7 @@ def limited(problem: Problem, remedy: Remedy, limit: float) -> Problem:
     return replace(problem, constraints=tuple(changed))
 
 
+@pytest.mark.slow
 def test_conflicts_are_irreducible_and_nearest_limits_exact() -> None:
     """The oracle finds no schedule for a conflict, and one without any of its members.
 

@@ -269,6 +269,7 @@ def test_unproven_amounts_come_with_what_is_proved(monkeypatch: pytest.MonkeyPat
     )
 
 
+@pytest.mark.slow
 def test_least_storage_counts_the_homes_of_state() -> None:
     """With the storage named there is a schedule, with a byte less there is none.
 

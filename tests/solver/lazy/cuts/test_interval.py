@@ -295,6 +295,7 @@ def test_every_point_of_a_relaxation_keeps_its_cuts() -> None:
     assert min(seen.values()) > 20, seen
 
 
+@pytest.mark.slow
 def test_cuts_hold_for_own_constraints_and_what_they_want() -> None:
     """A page-out, a page-in or a recomputation that serves nothing else cuts nothing off."""
     seen = check_validity(40, "own", (5, 8), own=True)
