@@ -84,7 +84,7 @@ def test_gradients_are_those_of_torch(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [
-        pytest.param(name, optimizer, marks=[] if name == "mlp" else pytest.mark.slow)
+        pytest.param(name, optimizer, marks=[] if name == "mlp" else pytest.mark.seeds)
         for name in NETWORKS
         for optimizer in OPTIMIZERS
         if optimizer in ("sgd", "momentum", "adam")
