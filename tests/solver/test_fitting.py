@@ -20,6 +20,7 @@ from worked import skip_problem
 if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
 
 
 def checked(problem: Problem, found: Fitted) -> Fitted:
@@ -127,6 +128,35 @@ def test_all_solves_together_keep_the_time_limit() -> None:
     assert len(ends_s) == 2
     assert all(0 < end_s < 60 for end_s in ends_s)
     assert found.result.time_limit_s == 60
+
+
+def test_the_time_that_is_left_goes_into_a_better_schedule() -> None:
+    """It begins from the one whose addresses fit, and the better bound of both holds."""
+    problem, starts = skip_problem(ram=13), []
+
+    def hurried(given: Problem, *, start: Schedule | None = None, **options: Any) -> SolveResult:
+        starts.append(start)
+        if start is None:
+            paged = solve(replace(given, recompute=False), **options)
+            assert (paged.energy_j or 0.0) > 11
+            return replace(
+                solve(given, **options),
+                schedule=paged.schedule,
+                simulation=paged.simulation,
+                objective_bound=10.0,
+                overhead_bound_j=0.0,
+                status=Status.FEASIBLE,
+                termination=Termination.TIME_LIMIT,
+            )
+        return solve(given, start=start, **options)
+
+    found = checked(problem, fit_arena(problem, mode="blocking", alignment=1, solve=hurried))
+    assert [start is not None for start in starts] == [False, True]
+    assert (found.result.energy_j, found.result.bound_j) == (11.0, 11.0)
+    assert (found.result.status, found.result.termination) == (
+        Status.OPTIMAL,
+        Termination.PROVED,
+    )
 
 
 @pytest.mark.parametrize("device", ["blocking", "dma"])

@@ -102,9 +102,10 @@ def fit_arena(
     larger one. Once a budget is too small for any schedule, budgets between it and the least that
     gave a block too large are tried by halves.
 
-    The first solve gets three fifths of the time, and each further one half of what is left. A
-    plan and its addresses are made in any case; they are improved as long as there is time. If none
-    fits by then, a greedy schedule with clearly less RAM is the answer.
+    The first solve gets three fifths of the time. If its block fits, what is left goes into a
+    better schedule; if not, each further solve gets half of what is left. A plan and its addresses
+    are made in any case; they are improved as long as there is time. If none fits by then, a greedy
+    schedule with clearly less RAM is the answer.
     """
     check_alignment(alignment)
     clock = Request(time_limit_s=time_limit)
@@ -193,7 +194,7 @@ class _Search:
             return Fitted(first, None, None)
         plan, arena = self._placed(first.schedule, self.usable_bytes)
         if arena.bytes <= self.usable_bytes:
-            return Fitted(first, plan, arena)
+            return self._improved(first, plan, arena)
         return self._again(first, arena.bytes - self.usable_bytes, most_solves - 1)
 
     def _again(self, first: SolveResult, excess: int, most_solves: int) -> Fitted:
@@ -231,6 +232,32 @@ class _Search:
             budget = high - (arena.bytes - self.usable_bytes) - margin
         return Fitted(self._failed(first), None, None)
 
+    def _improved(self, first: SolveResult, plan: Plan, arena: Arena) -> Fitted:
+        """Spend what is left of the time on a better schedule, from one whose addresses fit."""
+        fits = Fitted(first, plan, arena)
+        cut_short = first.method == "optimal" and first.termination == Termination.TIME_LIMIT
+        if not cut_short or self.clock.remaining_s() <= 2 * self.placing_s:
+            return fits
+        result = self._solved(self.problem, 1.0, start=first.schedule)
+        first = _judged(
+            replace(
+                first,
+                objective_bound=max(first.proven_bound, result.proven_bound),
+                overhead_bound_j=max(first.overhead_bound_j, result.overhead_bound_j),
+                build_s=first.build_s + result.build_s,
+                solve_s=first.solve_s + result.solve_s,
+            )
+        )
+        value, known = result.value, first.value
+        if value is not None and known is not None and value < known and not result.violations:
+            plan, arena = self._placed(result.require_schedule(), self.usable_bytes)
+            if arena.bytes <= self.usable_bytes:
+                result = replace(result, build_s=0.0, solve_s=0.0)
+                found = self._fitted(first, result, plan, arena)
+                if not found.result.violations:
+                    return found
+        return Fitted(first, fits.plan, fits.arena)
+
     def _quickly(self, first: SolveResult, rounded: Problem, high: int) -> Fitted | None:
         """Return a schedule made in no time with clearly less RAM, if its addresses fit."""
         if first.method != "optimal":  # the answer of a baseline would not be its own
@@ -248,10 +275,10 @@ class _Search:
                     return found
         return None
 
-    def _solved(self, stated: Problem, ratio: float) -> SolveResult:
+    def _solved(self, stated: Problem, ratio: float, **more: Any) -> SolveResult:
         """Solve a problem within a share of the time that is left, but for that of a plan."""
         limit_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
-        result = self.solve(stated, time_limit=limit_s, **self.options)
+        result = self.solve(stated, time_limit=limit_s, **{**self.options, **more})
         return replace(result, time_limit_s=self.clock.time_limit_s)
 
     def _placed(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
@@ -289,12 +316,7 @@ class _Search:
             build_s=first.build_s + result.build_s,
             solve_s=first.solve_s + result.solve_s,
         )
-        proved = (found.objective_gap or 0.0) <= found.requested_gap
-        ended = result.termination
-        if proved or ended == Termination.PROVED:
-            ended = Termination.PROVED if proved else Termination.STALLED
-        status = Status.OPTIMAL if proved else Status.FEASIBLE
-        return Fitted(replace(found, status=status, termination=ended), plan, arena)
+        return Fitted(_judged(found), plan, arena)
 
     def _infeasible(self, result: SolveResult) -> SolveResult:
         """Return the proof, a result of the problem with sizes rounded up, in its words."""
@@ -326,6 +348,15 @@ class _Search:
 
     def _room(self) -> str:
         return f"the {format_bytes(self.usable_bytes)} that tensors may use"
+
+
+def _judged(found: SolveResult) -> SolveResult:
+    """Return a result with the status that its value and bound give it."""
+    proved = (found.gap or 0.0) <= found.requested_gap
+    ended = found.termination
+    if proved or ended == Termination.PROVED:
+        ended = Termination.PROVED if proved else Termination.STALLED
+    return replace(found, status=Status.OPTIMAL if proved else Status.FEASIBLE, termination=ended)
 
 
 def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
