@@ -21,6 +21,7 @@ from poetmodel.torch.errors import CaptureError, enough_memory
 from poetmodel.torch.inputs import input_faults, refuse, unflatten
 from poetmodel.torch.preparation import Compiled, Options
 from poetmodel.torch.profiling import Profile
+from poetmodel.torch.progress import stages_shown
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -375,8 +376,10 @@ class Step:
 
     def _compile(self, inputs: Inputs) -> Compiled:
         first = self._compiled[0] if self._compiled else None
-        with enough_memory(type(self._model).__name__):
-            compiled = Compiled(self._model, self._loss_fn, inputs, self._options, first=first)
+        with enough_memory(type(self._model).__name__), stages_shown() as tell:
+            compiled = Compiled(
+                self._model, self._loss_fn, inputs, self._options, first=first, tell=tell
+            )
         self._compiled.append(compiled)
         return compiled
 

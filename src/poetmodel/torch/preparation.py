@@ -31,6 +31,7 @@ from poetmodel.torch.known_steps import KnownStep
 from poetmodel.torch.mapped_memory import release_memory
 from poetmodel.torch.pages import make_folder
 from poetmodel.torch.profiling import Profile, measure
+from poetmodel.torch.progress import of_solve
 from poetmodel.torch.runtime import Runner
 from poetmodel.torch.tracing import (
     Trace,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule
+    from poetmodel.solver.request import SolveProgress
     from poetmodel.torch.certificate import Certificate
     from poetmodel.torch.homes import Homes
     from poetmodel.torch.inputs import Inputs
@@ -120,7 +122,7 @@ class Compiled:
     """A step compiled for inputs of one form: traced, costs found, solved, planned, and a program.
 
     Parameters and errors are those of `poetmodel.torch.compile`; `first` is the same step for the
-    inputs that came first, whose budget is that of all.
+    inputs that came first, whose budget is that of all; `tell` gets the stage that begins.
     """
 
     def __init__(
@@ -131,8 +133,10 @@ class Compiled:
         options: Options,
         *,
         first: Compiled | None = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         begin = perf_counter()
+        tell("capturing the step")
         self.refinement: BackgroundSolve | None = None
         """What improves the schedule beside training."""
         _check_host(model)
@@ -160,6 +164,7 @@ class Compiled:
         self.coarse = coarsened(self.trace, budget_bytes=self.budget_bytes, homes=options.pages)
         """What was solved, with `costs`."""
         before = perf_counter()
+        tell("finding the costs of operations")
         costs, self.profile, self.notes = _costs(self.trace, options, self.known)
         """How the costs came about."""
         if divided:
@@ -177,10 +182,12 @@ class Compiled:
         self.options = options
         self.homes: Homes | None = None if first is None else first.homes
         """The state file, of all forms; None while no plan has state on storage."""
-        self.result = self._solved()
+        tell("solving")
+        self.result = self._solved(of_solve(tell))
         """What the solver found, and what runs."""
         self.plan, self.check = self._planned(self.result)
         self.runner = self._runner(self.plan)
+        tell("comparing with eager PyTorch")
         self.certificate: Certificate | None = None
         """What was found when it was last verified; None for another plan since."""
         try:
@@ -236,7 +243,7 @@ class Compiled:
             minimize=minimize,
         )
 
-    def _solved(self) -> SolveResult:
+    def _solved(self, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
         """Solve; to be refined, for a few seconds unless nothing is found in them."""
         problem, options, begin = self._problem(), self.options, perf_counter()
         first_s = min(FIRST_S, options.time_limit) if options.refine else options.time_limit
@@ -245,11 +252,19 @@ class Compiled:
             result = known
         else:
             start = self.known.start(problem) if known is None else known.schedule
-            result = _solve(problem, time_limit=first_s, gap=options.gap, start=start)
+            result = _solve(
+                problem,
+                time_limit=first_s,
+                gap=options.gap,
+                start=start,
+                on_progress=on_progress,
+            )
         left_s = options.time_limit - (perf_counter() - begin)
         if options.refine and left_s > 0 and not _is_settled(result):
             if result.schedule is None:
-                result = _solve(problem, time_limit=left_s, gap=options.gap)
+                result = _solve(
+                    problem, time_limit=left_s, gap=options.gap, on_progress=on_progress
+                )
             else:
                 self.refinement = BackgroundSolve(
                     problem, start=result.schedule, time_limit=left_s, gap=options.gap
