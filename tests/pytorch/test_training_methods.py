@@ -47,9 +47,14 @@ def test_all_networks_are_tried() -> None:
     assert {name.partition("-")[0] for name in NETWORKS} == set(SMALLEST)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("settings")
-@pytest.mark.parametrize("network", SMALLEST)
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "vgg16" else pytest.mark.seeds)
+        for name in SMALLEST
+    ],
+)
 def test_every_method_runs(network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gives a peak, times and bytes; compiled steps equal eager and keep their budgets."""
     name = next(name for name in NETWORKS if name.startswith(f"{network}-"))
