@@ -514,7 +514,7 @@ def test_no_more_cuts_come_at_once_than_may_be() -> None:
     """Of too many the most violated ones are taken."""
     every: list[Cut] = []
     worst, point = rows_of(crowded_problem()), np.zeros(0)
-    for seed, problem in cramped(60, "most", (6, 8)):
+    for seed, problem in cramped(range(60), "most", (6, 8)):
         rng = seeded(f"rows of {seed}")
         relaxation = restoring(problem, random_rows(rng, problem))
         x = np.array([float(rng.random() < 0.7) for _ in range(relaxation.form.n_columns)])
@@ -530,7 +530,7 @@ def test_no_more_cuts_come_at_once_than_may_be() -> None:
 def test_recompute_memory_cuts_stay_when_rows_are_added() -> None:
     """Each once, tight or not; interval cuts have the relations behind them and may go."""
     seen = 0
-    for seed, problem in cramped(60, "stay", (6, 8)):
+    for seed, problem in cramped(range(60), "stay", (6, 8)):
         relaxation = restoring(problem, random_rows(seeded(f"rows of {seed}"), problem))
         relaxation.separators = {"recompute_memory": separator(relaxation)}
         cuts = random_cuts(seeded(seed), relaxation, 20)
