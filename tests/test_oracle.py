@@ -260,6 +260,7 @@ def test_oracle_schedules_pass_the_verifier(minimize: str) -> None:
     assert checked > 100
 
 
+@pytest.mark.slow
 def test_oracle_schedules_keep_own_constraints() -> None:
     """Theirs are valid too, wasteful ones where a constraint or an objective wants waste."""
     checked = wasteful = 0

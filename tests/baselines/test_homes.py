@@ -99,6 +99,7 @@ def proven(share: str) -> tuple[Problem, SolveResult]:
 # -- every method ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", HEURISTICS.values(), ids=HEURISTICS)
 def test_schedules_are_valid_with_the_stated_homes_or_refused(entry: Method) -> None:
     """On random training steps: within RAM by the simulator, or a reason."""
@@ -118,6 +119,7 @@ def test_schedules_are_valid_with_the_stated_homes_or_refused(entry: Method) -> 
     assert made > (0 if entry.name in chains else 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("share", ["100%", "55%"])
 def test_no_method_beats_the_proven_optimum_of_a_network(entry: Method, share: str) -> None:

@@ -32,6 +32,7 @@ def planned_s(problem: Problem, chain: ChainMemory, actions: tuple[Action, ...])
     return simulation.makespan_s if fits else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_no_choice_of_actions_is_quicker(seed: int) -> None:
     """The plan of the actions found is as quick as that of the best of all combinations.

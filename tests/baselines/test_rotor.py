@@ -58,6 +58,7 @@ def outcomes(costs: Costs, chain: Chain) -> list[tuple[int, float]]:
     return [(simulation.peak_ram_bytes, simulation.compute_s or 0.0) for simulation in simulations]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_no_persistent_schedule_is_quicker(seed: int) -> None:
     """At every budget the compute time is that of an exhaustive search, or both find nothing."""

@@ -46,6 +46,7 @@ def test_solved_cells_are_counted_along_the_time() -> None:
     assert panel.lines == (("compact, highs", ((1.0, 1.0), (3.0, 2.0))), ("paper, highs", ()))
 
 
+@pytest.mark.slow
 def test_maps_show_the_schedule_of_each_cell(tmp_path: Path) -> None:
     """A map for each schedule, with cells as the relations have them; without one there is none."""
     graph = load_model("paper/linear")

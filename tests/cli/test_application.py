@@ -245,6 +245,7 @@ def test_programming_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
         invoke("inspect", "mlp", "--json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("models", "--json"), ("models",), ()])
 def test_reader_that_goes_away_is_no_error(arguments: tuple[str, ...]) -> None:
     """When whoever reads stdout leaves, the command ends without a word."""
@@ -292,6 +293,7 @@ def test_plain_terminal_gets_plain_output() -> None:
             assert max(map(len, process.stdout.splitlines())) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_offered(shell: str) -> None:
     """The shell can complete commands and options."""

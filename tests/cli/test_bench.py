@@ -49,6 +49,7 @@ def _small_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "figure", lambda name: {"small": SMALL}.get(name) or FIGURES[name])
 
 
+@pytest.mark.slow
 def test_bench_writes_records_table_and_picture(tmp_path: Path) -> None:
     """A quick run, then the whole one: what was done is not done again."""
     pytest.importorskip("matplotlib")

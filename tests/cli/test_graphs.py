@@ -56,6 +56,7 @@ def test_own_size_is_the_network_itself() -> None:
     assert invoke("inspect", "mlp", "--batch", 1, "--image", 28, "--json").json == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

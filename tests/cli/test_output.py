@@ -91,6 +91,7 @@ def test_flags_are_shown_as_flags(command: str) -> None:
     assert "bool" not in text.lower()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_says_all_of_what_is_written(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No word of a help text is taken for markup, which rich leaves out."""

@@ -96,6 +96,7 @@ def test_infeasible_says_what_would_do(solve: Callable[..., Outcome]) -> None:
     assert solve("--ram", "404", "--deadline", "100%").status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meaning", ["compute", "serial", "overlap"])
 @pytest.mark.parametrize(
     "limits",

@@ -54,6 +54,7 @@ def test_batch_sizes_are_swept(tmp_path: Path) -> None:
     assert len(done.json["pareto"]) == 2
 
 
+@pytest.mark.slow
 def test_networks_are_swept_with_their_state(tmp_path: Path) -> None:
     """A network with its state in the graph is named so in the table."""
     arguments = ("--state", "sgd", "--devices", "rpi4b", "--ram", "100%", "--methods", "resident")
@@ -79,6 +80,7 @@ def test_faults_are_said_before_anything_runs(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_own_constraints_hold_for_every_run(tmp_path: Path) -> None:
     """They are part of what identifies a run; a method that breaks one is not applicable."""
     rows, out = tmp_path / "rows.toml", tmp_path / "sweep"

@@ -104,6 +104,7 @@ def test_ci_calls_the_readme_command() -> None:
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_whole_training_step_takes_what_the_page_says() -> None:
     """The command with state proves its gap within the budget, with the figures of the page."""
     from poetmodel.graph import checkpoint_all_peak_bytes

@@ -123,6 +123,7 @@ def paged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Exported, Any]:
     return Exported(step, folder, **SCHEDULES["dma"]), batches_like(inputs, 2)
 
 
+@pytest.mark.slow
 def test_late_transfers_give_the_same_bits(paged: Any) -> None:
     """A driver that moves data at the wait and not before changes nothing."""
     exported, batches = paged
@@ -178,6 +179,7 @@ def _calls_of_init(exported: Exported, batches: Any, settings: Any) -> int:
         call += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flip", "old", "empty"])
 def test_checksum_notices_wrong_pages(paged: Any, kind: str) -> None:
     """A flipped bit, a lost write, a read that did nothing: unnoticed without the checksum."""

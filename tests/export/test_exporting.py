@@ -68,6 +68,7 @@ class Smoothed(torch.nn.Module):
         return self.loss(self.linear(x), x.argmax(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "optimizer", "device"),
     [

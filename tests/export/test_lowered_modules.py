@@ -276,6 +276,7 @@ def test_training(name: str) -> None:
         torch.testing.assert_close(found, parameter.detach(), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_words(batch: int) -> None:
     """Embeddings, a block of BERT, and padding that takes no part."""
@@ -284,6 +285,7 @@ def test_words(batch: int) -> None:
     check(Words(), functional.cross_entropy, words, torch.tensor([2, 0][:batch]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_patches(batch: int) -> None:
     """A vision transformer; with one image many of its tensors are permuted."""

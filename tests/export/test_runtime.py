@@ -69,6 +69,7 @@ def test_gradients_are_written_without_an_optimizer(
     assert np.frombuffer(found.state, kind) == pytest.approx([*(slope * x), slope], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", ["file", "ram", "spi_flash"])
 @pytest.mark.parametrize(
     "checksum",

@@ -464,6 +464,7 @@ def check_dominated_keeps(
     return seen
 
 
+@pytest.mark.slow
 def test_dominated_keeps_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relaxation with them has the same optimum, and more columns."""
     seen = check_dominated_keeps(instances("dominated", 200, pointwise_graph), monkeypatch)

@@ -61,6 +61,7 @@ def test_contracts_are_kept(tmp_path: Path) -> None:
     assert "0 broken" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("violation", VIOLATIONS)
 def test_a_violation_breaks_the_contract(violation: str, tmp_path: Path) -> None:
     """The contracts would notice: an import in the wrong direction fails the check."""

@@ -53,6 +53,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["nesterov", "adamw"])
 def test_steps_keep_the_budget_and_are_eagers(

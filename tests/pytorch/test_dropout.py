@@ -81,6 +81,7 @@ def check(step: Any, folder: Path, plans: int) -> None:
         runner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["layers", "low", "cast"])
 @pytest.mark.parametrize("p", RATIOS)
 def test_dropout_of_every_ratio_is_that_of_eager(p: float, kind: str, tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def test_dropout_of_every_ratio_is_that_of_eager(p: float, kind: str, tmp_path: 
     check(KINDS[kind](p), tmp_path, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["encoder", "low_encoder", "channels"])
 @pytest.mark.parametrize("p", [0.1, 0.15, 0.45, 1.0])
 def test_dropout_inside_of_layers_is_that_of_eager(p: float, kind: str, tmp_path: Path) -> None:

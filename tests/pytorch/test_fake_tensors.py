@@ -145,6 +145,7 @@ class Mixed(nn.Module):
         return y + start if self.residual else y
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
 @pytest.mark.parametrize("seed", range(30))
 def test_any_mix_of_layouts_is_captured_as_eager_runs_it(seed: int) -> None:

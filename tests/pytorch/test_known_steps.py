@@ -107,6 +107,7 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"ram": "80%"}, {"recompute": False, "ram": "100%"}, {"minimize": "energy"}]
 )
@@ -123,6 +124,7 @@ def test_what_depends_on_an_option_is_found_anew(
     assert counted.take() == {"solve"} | checked | measured
 
 
+@pytest.mark.slow
 def test_threads_and_code_are_part_of_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -376,6 +376,7 @@ def check_random(step: Step, mode: str, folder: Path, seeds: range) -> None:
         runner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_random_plans_run_as_eager(name: str, mode: str, tmp_path: Path) -> None:

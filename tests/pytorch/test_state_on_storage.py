@@ -99,6 +99,7 @@ def on_storage(step: Step) -> set[str]:
     return {graph.tensors[i].name for i in away}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background_io", [False, True])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_steps_below_the_size_of_state_are_eagers(

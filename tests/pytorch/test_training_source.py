@@ -36,6 +36,7 @@ def test_every_optimizer_updates_as_eager(name: str, clip: float | None) -> None
     assert not twins.differing(traced, runner(traced))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*STEPS, *ARCHITECTURES])
 def test_every_step_updates_as_eager(name: str) -> None:
     """So it is for steps of all kinds, with weights that are tied, frozen, unused or changed."""

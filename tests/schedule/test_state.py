@@ -377,6 +377,7 @@ def test_every_changed_entry_is_judged_alike() -> None:
     assert min(counts.values()) > 800, counts
 
 
+@pytest.mark.slow
 def test_several_changes_are_judged_alike() -> None:
     """Schedules with up to four random changes."""
     for number, (graph, schedule, mapped) in enumerate(schedules("several", 1500)):

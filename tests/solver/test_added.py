@@ -64,6 +64,7 @@ def total_rows(rng: random.Random, model: pyo.ConcreteModel) -> list[Any]:
     ][: rng.randint(1, 3)]
 
 
+@pytest.mark.slow
 def test_rows_on_totals_have_the_answer_of_the_model() -> None:
     """On random problems: status and value are those of the model as it was built."""
     seen = set()
@@ -140,6 +141,7 @@ def rows_of_state(rng: random.Random, model: pyo.ConcreteModel) -> list[Any]:
     return rng.sample(every, rng.randint(1, 3))
 
 
+@pytest.mark.slow
 def test_rows_on_state_have_the_answer_of_the_model() -> None:
     """On random training steps: status and value are those of the model as it was built."""
     seen, quickly = Counter[str](), 0

@@ -35,12 +35,14 @@ def seeds(number: int, count: int, kind: str = "own") -> list[str]:
     return [f"{kind}/{number}/{i}" for i in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_own_rows_are_exact(way: str) -> None:
     """Thirty instances each way."""
     assert not faults(seeds(0, QUICK // 2), way)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS[1:])
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_own_rows_are_exact_by_other_solvers(way: str, name: str) -> None:
@@ -102,6 +104,7 @@ def disagreements(numbers: range, kind: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["scarce", "alike", "twins"])
 def test_lazy_and_compact_agree_on_larger_graphs(kind: str) -> None:
     """Where nobody can search exhaustively, equal decisions among them: 45."""
@@ -159,6 +162,7 @@ def test_own_rows_are_exact_on_six_nodes(way: str) -> None:
 # -- what the instances cover --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_instances_cover_every_kind_of_row() -> None:
     """The seeds of the quick run reach each many times, and rows decide what is best."""
     seen: Counter[str] = Counter()

@@ -286,6 +286,7 @@ def scaled_fault(problem: Problem, way: str, name: str, gap: float) -> str:
     return f"called optimal {beyond} above the optimum, of {above}" if wrong else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_own_rows_hold_at_every_scale(way: str, name: str) -> None:

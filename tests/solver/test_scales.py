@@ -97,6 +97,7 @@ def faults(seeds: Iterable[int], way: str, name: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_claim_holds_at_every_scale(way: str, name: str) -> None:
@@ -120,6 +121,7 @@ def test_every_claim_holds_on_more(way: str, name: str, number: int) -> None:
     assert not faults(range(begin, begin + BATCH), way, name)
 
 
+@pytest.mark.slow
 def test_the_instances_reach_every_scale_and_limit() -> None:
     """The quick sample and the slow ones have small and large bytes and costs, and every limit."""
     seen: Counter[str] = Counter()

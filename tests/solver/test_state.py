@@ -70,6 +70,7 @@ def test_what_the_search_finds_is_simulated() -> None:
     assert checked > 40
 
 
+@pytest.mark.slow
 def test_fewer_bytes_than_the_least_are_impossible() -> None:
     """What must be below a value of peak RAM or bytes written: just that, homes or not."""
     checked = 0
@@ -102,12 +103,14 @@ def test_what_is_ruled_out_before_solving_is_infeasible() -> None:
 # -- every way to an answer ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", FORMULATIONS)
 def test_state_is_exact(way: str) -> None:
     """Thirty instances each way."""
     assert not faults(seeds(0, QUICK // 2), way, state_problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_own_rows_on_state_are_exact(way: str) -> None:
     """Fifteen instances each way, with rows on homes, first reads and write-backs."""
@@ -120,6 +123,7 @@ def test_bytes_of_every_scale_are_exact(way: str) -> None:
     assert not misses(range(30), way)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_state_is_exact_by_other_solvers(way: str, name: str) -> None:
@@ -177,6 +181,7 @@ def failures_of_rounds(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_random", [False, True])
 def test_merged_stages_are_exact(at_random: bool) -> None:
     """From nothing that is enforced, and from rows for no reason: sixty each."""
@@ -336,6 +341,7 @@ def is_of_use_after(problem: Problem) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_instances_cover_every_case() -> None:
     """The seeds of the quick run, and those with own rows, reach each case many times."""
     seen: Counter[str] = Counter()

@@ -39,6 +39,7 @@ def test_all_faults_are_told_at_once() -> None:
     assert "wide_gap_ratio" in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [

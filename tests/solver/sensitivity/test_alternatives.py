@@ -198,6 +198,7 @@ def test_kept_tensors_beside_resident_state_could_leave_ram() -> None:
     assert paged > 10
 
 
+@pytest.mark.slow
 def test_other_homes_of_state_cost_what_the_best_schedule_with_them_costs() -> None:
     """Each home but that of the schedule, against another formulation with the home fixed."""
     rng, seen = seeded("other homes of state"), set()

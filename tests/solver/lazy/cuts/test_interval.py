@@ -287,6 +287,7 @@ def check_validity(count: int, kind: str, n: tuple[int, int], *, own: bool = Fal
     return seen
 
 
+@pytest.mark.slow
 def test_every_point_of_a_relaxation_keeps_its_cuts() -> None:
     """So does every point of a finer relaxation, once they are stated in it."""
     seen = check_validity(40, "valid", (6, 10))

@@ -496,6 +496,7 @@ def check_points(count: int, kind: str, n: tuple[int, int]) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_schedules_keep_recompute_memory_cuts() -> None:
     """The points of the best schedules for random prices break none, in finer groups neither."""
     seen = check_points(200, "points", (5, 7))
