@@ -37,7 +37,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     solve = preparation.solve
 
     def stopped(problem: Any, **limits: Any) -> Any:
-        return solve(problem, **limits, on_progress=lambda progress: progress.schedule is None)
+        limits["on_progress"] = lambda progress: progress.schedule is None
+        return solve(problem, **limits)
 
     def timed_out(problem: Any, **limits: Any) -> Any:
         found = stopped(problem, **limits)
