@@ -46,6 +46,14 @@ COLUMNS = (
 )
 
 
+class Terminal(io.StringIO):
+    """A stderr that is a terminal."""
+
+    def isatty(self) -> bool:
+        """Say so."""
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a command left behind."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections import defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -53,15 +53,11 @@ def keep(names: Iterable[str], file: Path = KEPT) -> list[str]:
 
 def chosen(names: Iterable[str], share: int | None, kept: Iterable[str] = ()) -> set[str]:
     """Return what runs of these tests, where each function gives every share its part."""
-    functions = defaultdict[str, list[str]](list)
+    always, places, taken = set(kept), Counter[str](), set[str]()
     for name in names:
-        functions[name.partition("[")[0]].append(name)
-    taken = {name for each in functions.values() for name in each if name in set(kept)}
-    for function, cases in functions.items():
-        first = crc32(function.encode())
-        taken |= {
-            name
-            for place, name in enumerate(cases)
-            if share is None or (first + place) % SHARES == share
-        }
+        function = name.partition("[")[0]
+        place = crc32(function.encode()) + places[function]
+        places[function] += 1
+        if share is None or place % SHARES == share or name in always:
+            taken.add(name)
     return taken

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import invoke
+from commands import Terminal, invoke
 from poetmodel.cli.application import app
 from poetmodel.cli.progress import LiveLine, live_line
 from poetmodel.device import Costs
@@ -73,14 +73,6 @@ def test_line_says_what_is_done_where_there_is_no_problem() -> None:
     assert line.text() == "planning, 0 s"
     line.update(progress(0.08, 0.04))
     assert line.text() == "planning, gap 50.00%  0 s"
-
-
-class Terminal(io.StringIO):
-    """A stderr that is a terminal."""
-
-    def isatty(self) -> bool:
-        """Say so."""
-        return True
 
 
 @pytest.mark.parametrize(

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
+from commands import Terminal  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.torch
 
 
-class Terminal(io.StringIO):
-    """What is written to a terminal, or to a pipe."""
-
-    def __init__(self, *, is_terminal: bool) -> None:
-        super().__init__()
-        self.is_terminal = is_terminal
-
-    def isatty(self) -> bool:
-        """Return which of the two it is."""
-        return self.is_terminal
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize(("stream", "is_terminal"), [(Terminal, True), (io.StringIO, False)])
 def test_stages_are_shown_on_a_terminal_only(
-    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+    stream: Callable[[], io.StringIO], is_terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each stage has its turn; a pipe gets nothing."""
-    stderr = Terminal(is_terminal=is_terminal)
+    stderr = stream()
     monkeypatch.setattr("sys.stderr", stderr)
     monkeypatch.setenv("TERM", "xterm")
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))

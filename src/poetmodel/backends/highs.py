@@ -135,20 +135,22 @@ class Highs(Solver):
 
     def run(self, call: SolverCall) -> RawSolution:
         """Solve a model that has columns and no trivial contradiction."""
-        again, confirmed = False, None
+        again = False
         if not call.limits.presolve:
             call.options.setdefault("presolve", "off")
         while True:
             outcome, misled_by = self._run_once(call)
             if misled_by is None:
                 confirmed = self._confirmed(call, outcome)
-                misled_by = "presolve" if confirmed is None else None
+                if confirmed is not None:
+                    return replace(confirmed, solved_again=again)
+                misled_by = "presolve"
             if misled_by == "presolve" and "presolve" not in call.options:
                 call.options["presolve"] = "off"
             elif misled_by == "start":
                 call.start = None
             else:
-                return replace(confirmed or outcome, solved_again=again)
+                return replace(outcome, solved_again=again)
             call.write(f"poetmodel: {misled_by} went wrong; solving again without it\n")
             call.forget()
             again = True

@@ -223,10 +223,8 @@ class Coordinator:
         if point.value is None and kind != "c":
             msg = "there is no schedule yet to export"
             raise RefusedError(msg)
-        job = {
-            **self.solves.proved(opened, point),
-            **{"task": "export", "kind": kind, "asked_s": time.time()},
-        }
+        job = self.solves.proved(opened, point)
+        job |= {"task": "export", "kind": kind, "asked_s": time.time()}
         pool = self.solvers if kind == "c" else self.drawers
         return await pool.do(job, await self.solves.schedule(point))
 

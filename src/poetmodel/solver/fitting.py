@@ -234,10 +234,9 @@ class _Search:
 
     def _improved(self, first: SolveResult, plan: Plan, arena: Arena) -> Fitted:
         """Spend what is left of the time on a better schedule, from one whose addresses fit."""
-        fits = Fitted(first, plan, arena)
         cut_short = first.method == "optimal" and first.termination == Termination.TIME_LIMIT
         if not cut_short or self.clock.remaining_s() <= 2 * self.placing_s:
-            return fits
+            return Fitted(first, plan, arena)
         result = self._solved(self.problem, 1.0, start=first.schedule)
         first = _judged(
             replace(
@@ -250,13 +249,13 @@ class _Search:
         )
         value, known = result.value, first.value
         if value is not None and known is not None and value < known and not result.violations:
-            plan, arena = self._placed(result.require_schedule(), self.usable_bytes)
-            if arena.bytes <= self.usable_bytes:
+            placed = self._placed(result.require_schedule(), self.usable_bytes)
+            if placed[1].bytes <= self.usable_bytes:
                 result = replace(result, build_s=0.0, solve_s=0.0)
-                found = self._fitted(first, result, plan, arena)
+                found = self._fitted(first, result, *placed)
                 if not found.result.violations:
                     return found
-        return Fitted(first, fits.plan, fits.arena)
+        return Fitted(first, plan, arena)
 
     def _quickly(self, first: SolveResult, rounded: Problem, high: int) -> Fitted | None:
         """Return a schedule made in no time with clearly less RAM, if its addresses fit."""
