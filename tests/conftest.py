@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from browser_pages import CHROMIUM
-from rotation import KEPT, chosen, keep, kept_tests, this_share
+from kit.browser_pages import CHROMIUM
+from kit.rotation import KEPT, chosen, keep, kept_tests, this_share
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -27,8 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Doctests are looked for in every module, also in helpers of the tests that need PyTorch.
 _IMPORTS_TORCH = re.compile(r"^(import|from) (poetmodel\.)?torch\b", re.MULTILINE)
 collect_ignore = [
-    path.name
-    for path in Path(__file__).parent.glob("*.py")
+    f"kit/{path.name}"
+    for path in Path(__file__).parent.glob("kit/*.py")
     if not find_spec("torch") and _IMPORTS_TORCH.search(path.read_text(encoding="utf-8"))
 ]
 

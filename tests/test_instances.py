@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from instances import random_graph, random_instances, random_schedule, seeded
+from kit.instances import random_graph, random_instances, random_schedule, seeded
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.schedule import simulate
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from instances import bench_device, random_costs, random_graph, random_problem, seeded
-from oracle import Optimum, optimum
-from own_rows import constrained
+from kit.instances import bench_device, random_costs, random_graph, random_problem, seeded
+from kit.oracle import Optimum, optimum
+from kit.own_rows import constrained
+from kit.state_steps import random_step
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import OWN, Problem
 from poetmodel.schedule import Schedule, Simulation, simulate, verify
-from state_steps import random_step
 
 if TYPE_CHECKING:
     import random

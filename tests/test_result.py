@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import poetmodel as pm
-from commands import training_step, write_graph
-from instances import bench_device, random_instances
+from kit.commands import training_step, write_graph
+from kit.instances import bench_device, random_instances
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.baselines import METHODS, run
 from poetmodel.device import Costs
 from poetmodel.errors import NoScheduleError
@@ -28,7 +29,6 @@ from poetmodel.schedule.io import load_document
 from poetmodel.schedule.relations import STATED
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import explain_infeasible, find_limits
-from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rotation import KEPT, SHARES, chosen, keep, kept_tests, this_share
+from kit.rotation import KEPT, SHARES, chosen, keep, kept_tests, this_share
 
 if TYPE_CHECKING:
     from pathlib import Path

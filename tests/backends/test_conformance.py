@@ -17,14 +17,14 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
-from oracle import optimum
+from kit.oracle import optimum
+from kit.state_problems import state_problem
 from poetmodel.backends import BackendProgress, Limits, SolverStatus, backend
 from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.registry import backend_names
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
 from poetmodel.errors import BackendUnavailableError, InputError, UnknownOptionError
 from poetmodel.model import build
-from state_problems import state_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable

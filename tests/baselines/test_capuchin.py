@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from baseline_checks import valid_or_refused
-from instances import random_instances
+from kit.baseline_checks import valid_or_refused
+from kit.instances import random_instances
+from kit.strategies import graphs
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.baselines.capuchin import capuchin
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, floor, operation
 from poetmodel.problem import Problem
 from poetmodel.schedule import checkpoint_all
-from strategies import graphs
-from worked import even_costs, skip_graph, skip_problem
 
 
 def _two_gaps(transfer_s: float, *, ram: int = 9, **limits: object) -> Problem:

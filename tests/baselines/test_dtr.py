@@ -9,9 +9,12 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 
-from baseline_checks import valid_or_refused
-from chains import chain_costs, random_training_graph, training_chain
-from instances import random_instances, seeded
+from kit.baseline_checks import valid_or_refused
+from kit.chains import chain_costs, random_training_graph, training_chain
+from kit.instances import random_instances, seeded
+from kit.simrd_reference import Simrd
+from kit.strategies import graphs
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.baselines import run
 from poetmodel.baselines.dtr import Runtime, dtr, dtr_paging
 from poetmodel.baselines.dtr_scores import HEURISTICS
@@ -28,9 +31,6 @@ from poetmodel.graph import (
 from poetmodel.graph.zoo import resnet18_cifar
 from poetmodel.problem import Problem
 from poetmodel.schedule import checkpoint_all, simulate
-from simrd_reference import Simrd
-from strategies import graphs
-from worked import even_costs, skip_graph, skip_problem
 
 
 def _two_victims(*, a_s: float, recomputable: bool = True) -> Problem:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import poetmodel as pm
-from instances import random_costs, random_problem, seeded
+from kit.instances import random_costs, random_problem, seeded
+from kit.state_steps import random_step, state, update
+from kit.worked import skip_problem
 from poetmodel.baselines import METHODS, StateHomes, run
 from poetmodel.baselines.dtr import dtr
 from poetmodel.baselines.homes import all_in_ram, all_on_storage
@@ -20,8 +22,6 @@ from poetmodel.graph import Graph, checkpoint_all_peak_bytes, operation
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
-from state_steps import random_step, state, update
-from worked import skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

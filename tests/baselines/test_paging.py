@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from baseline_checks import valid_or_refused
-from instances import random_instances
+from kit.baseline_checks import valid_or_refused
+from kit.instances import random_instances
+from kit.strategies import graphs
+from kit.worked import comb_graph, even_costs, skip_graph, skip_problem
 from poetmodel.baselines.paging import (
     Gap,
     execute_gaps,
@@ -22,8 +24,6 @@ from poetmodel.graph import Graph, floor, operation
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.schedule import checkpoint_all, simulate
-from strategies import graphs
-from worked import comb_graph, even_costs, skip_graph, skip_problem
 
 
 def test_gaps_worked_by_hand() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from chains import chain_costs, random_training_graph, training_chain
-from instances import seeded
+from kit.chains import chain_costs, random_training_graph, training_chain
+from kit.instances import seeded
 from poetmodel.baselines.chain import ChainMemory
 from poetmodel.baselines.pofo import (
     Action,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from chains import chain_costs, random_training_graph, training_chain
-from instances import random_instance, seeded
-from oracle import optimum
+from kit.chains import chain_costs, random_training_graph, training_chain
+from kit.instances import random_instance, seeded
+from kit.oracle import optimum
 from poetmodel.baselines import run
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes, floor

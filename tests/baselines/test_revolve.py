@@ -6,15 +6,15 @@ import heapq
 
 import pytest
 
-from chains import chain_costs, training_chain
-from instances import seeded
+from kit.chains import chain_costs, training_chain
+from kit.instances import seeded
+from kit.rotor_reference import chain_graph, random_layers
 from poetmodel.baselines.chain import Chain
 from poetmodel.baselines.revolve import forward_steps, griewank_walther, revolve
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.schedule import simulate, verify
-from rotor_reference import chain_graph, random_layers
 
 LENGTHS = range(1, 11)
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chains import chain_costs, random_training_graph, training_chain
-from instances import seeded
+from kit.chains import chain_costs, random_training_graph, training_chain
+from kit.instances import seeded
+from kit.rotor_reference import Layer, Rotor, chain_graph, random_layers, seconds
 from poetmodel.baselines.chain import Chain
 from poetmodel.baselines.rotor import rotor
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.problem import Problem
 from poetmodel.schedule import simulate, verify
-from rotor_reference import Layer, Rotor, chain_graph, random_layers, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,8 +7,8 @@ from math import sqrt
 
 import pytest
 
-from chains import chain_costs, random_training_graph, training_chain
-from instances import seeded
+from kit.chains import chain_costs, random_training_graph, training_chain
+from kit.instances import seeded
 from poetmodel.baselines.engine import begin_of_backward, droppable
 from poetmodel.baselines.saved_sets import (
     chen_greedy,

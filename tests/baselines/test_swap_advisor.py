@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from baseline_checks import valid_or_refused
-from instances import random_instances
+from kit.baseline_checks import valid_or_refused
+from kit.instances import random_instances
+from kit.strategies import graphs
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.baselines.paging import execute_gaps, gaps_of
 from poetmodel.baselines.swap_advisor import _GeneticSearch, swap_advisor
 from poetmodel.device import Costs
@@ -17,8 +19,6 @@ from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, floor, operation
 from poetmodel.problem import Problem
 from poetmodel.schedule import checkpoint_all, simulate
-from strategies import graphs
-from worked import even_costs, skip_graph, skip_problem
 
 
 def _either(transfer_j: tuple[float, float], **limits: object) -> Problem:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import make_results
+from kit.measured_records import CIRCUMSTANCES, in_folder
+from kit.toy_export import needs
 from mcu import boards
 from mcu.boards import (
     BOARD,
@@ -27,12 +29,10 @@ from mcu.boards import (
     smoke_runs,
 )
 from mcu.others import NOT_STATED, OTHERS
-from measured_records import CIRCUMSTANCES, in_folder
 from poetmodel.bench.measurement import FAILED
 from poetmodel.device import Device
 from poetmodel.device.io import device_names
 from result_pages.boards import Exported, goals, page, ram_of, readme_table
-from toy_export import needs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import test_solvers
-from figure_rows import row
+from kit.figure_rows import row
 from solver_tables import comparison
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import constraints
 import make_results
 from constraints import MODEL, TOTALS, WITHOUT, OwnRun, measure_own, runs
 from grid import instances
-from measured_records import grid_record, in_folder, solve_record
+from kit.measured_records import grid_record, in_folder, solve_record
 from poetmodel.problem.io import parse_constraints
 from result_pages.constraints import section, sentence
 

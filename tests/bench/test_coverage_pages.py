@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from measured_records import CIRCUMSTANCES
+from kit.measured_records import CIRCUMSTANCES
 from pytorch.coverage import DIFFERS, REFUSED, WORKS
 from result_pages.coverage import lead, page
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import make_results
-from measured_records import in_folder
+from kit.measured_records import in_folder
 from poetmodel.bench.figures import FIGURES
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import InputShape, load_model

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import make_results
-from measured_records import grid_record as record
-from measured_records import in_folder
+from kit.measured_records import grid_record as record
+from kit.measured_records import in_folder
 from result_pages import plot
 from result_pages.comparison import PUBLISHED, comparison_table, finished_sentence, time_ratio
 from result_pages.grid import full_page, section

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import make_results
-from measured_records import KEY, grid_record, in_folder, solve_record
+from kit.measured_records import KEY, grid_record, in_folder, solve_record
 from result_pages import cases
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ import pytest
 
 import run_grid
 from grid import Instance, instances
+from kit.run_processes import die, wait
 from poetmodel.bench.measurement import FAILED
 from poetmodel.errors import BackendUnavailableError
 from poetmodel.solver import SolveProgress
 from run_grid import Course, chosen_instances, main, measure, peak_memory_bytes
-from run_processes import die, wait
 
 if TYPE_CHECKING:
     from pathlib import Path

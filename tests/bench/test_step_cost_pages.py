@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from measured_records import CIRCUMSTANCES
+from kit.measured_records import CIRCUMSTANCES
 from result_pages.step_costs import convolutions_table, section, steps_table
 
 

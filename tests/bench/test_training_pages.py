@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import make_results
-from measured_records import CIRCUMSTANCES, in_folder
+from kit.measured_records import CIRCUMSTANCES, in_folder
 from result_pages.records import TrainingRecord, duels, savings
 from result_pages.training import duels_table, goals_table, network_table, section, sentence
 

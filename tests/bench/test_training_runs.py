@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness import recorded
+from kit.run_processes import ran
 from pytorch import compare
 from pytorch.runs import (
     AT_PEERS,
@@ -23,7 +24,6 @@ from pytorch.runs import (
     training_runs,
     whole_step_runs,
 )
-from run_processes import ran
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import make_results
-from measured_records import CIRCUMSTANCES, in_folder
+from kit.measured_records import CIRCUMSTANCES, in_folder
 from result_pages import plot
 from result_pages.records import TrainingRecord, duels
 from result_pages.whole_steps import goals_table, model_table, section

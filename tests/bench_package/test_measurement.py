@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import BOARD, training_step, write_graph
+from kit.commands import BOARD, training_step, write_graph
 from poetmodel.baselines import run
 from poetmodel.bench import Settings, grid, measurement
 from poetmodel.bench.measurement import measure

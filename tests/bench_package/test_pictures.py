@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from figure_rows import row, without
+from kit.figure_rows import row, without
 from poetmodel.bench.pictures import TICKS, Map, Panel, digest, draw, panels, round_ticks
 from poetmodel.graph.catalogue import load_model
 from poetmodel.report.pictures import Kind, stage_map

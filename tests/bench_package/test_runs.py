@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import BOARD, chain, write_graph
+from kit.commands import BOARD, chain, write_graph
 from poetmodel.bench import Run, Settings, grid
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import InputShape, Variant, load_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from figure_rows import row, without
+from kit.figure_rows import row, without
 from poetmodel.bench.pictures import panels
 from poetmodel.bench.summaries import (
     overhead_ratio,

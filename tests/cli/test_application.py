@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import poetmodel
-from commands import invoke
+from kit.commands import invoke
 from poetmodel.cli import inspect
 from poetmodel.cli.application import app
 from poetmodel.errors import BackendError, BackendUnavailableError, VerificationError

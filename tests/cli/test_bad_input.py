@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import (
+from kit.commands import (
     BOARD,
     chain,
     invoke,

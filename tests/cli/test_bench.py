@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import invoke
+from kit.commands import invoke
 from poetmodel import bench
 from poetmodel.bench import figures
 from poetmodel.bench.figures import FIGURES, Figure, Part

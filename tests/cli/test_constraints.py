@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import Outcome, invoke
+from kit.commands import Outcome, invoke
 
 if TYPE_CHECKING:
     from collections.abc import Callable

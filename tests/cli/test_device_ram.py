@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import BOARD, Outcome, chain, invoke, profile_rows, write_csv, write_graph
+from kit.commands import BOARD, Outcome, chain, invoke, profile_rows, write_csv, write_graph
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import BOARD, invoke
+from kit.commands import BOARD, invoke
 from poetmodel.device.io import device_names, load_device
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import invoke
+from kit.commands import invoke
 from poetmodel.cli import diff as module
 from poetmodel.cli.diff import _words
 from poetmodel.schedule.decisions import Choice, Decision
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from commands import Outcome
+    from kit.commands import Outcome
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commands import invoke
+from kit.commands import invoke
 from poetmodel.backends import registry
 from poetmodel.cli import doctor as module
 from poetmodel.errors import BackendError, BackendUnavailableError, LicenceError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import invoke
+from kit.commands import invoke
 from poetmodel.cli.account import Account
 from poetmodel.cli.explain import price
 from poetmodel.cli.inputs import read_valid
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from commands import Outcome
+    from kit.commands import Outcome
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from commands import invoke
+from kit.commands import invoke
 
 if TYPE_CHECKING:
     from pathlib import Path

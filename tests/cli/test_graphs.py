@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import invoke
+from kit.commands import invoke
 from poetmodel.graph.zoo import MODELS
 
 if TYPE_CHECKING:

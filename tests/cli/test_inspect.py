@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import BOARD, chain, invoke, node, write_graph
+from kit.commands import BOARD, chain, invoke, node, write_graph
+from kit.state_steps import state, update
 from poetmodel.cli.options import StateName
 from poetmodel.graph import Graph, operation, zoo
 from poetmodel.graph.catalogue import model_names
 from poetmodel.graph.zoo.state import STATES
-from state_steps import state, update
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import chain, invoke, write_graph
+from kit.commands import chain, invoke, write_graph
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import chain, invoke, write_graph
+from kit.commands import chain, invoke, write_graph
 from poetmodel.result import Status
 from poetmodel.solver import sensitivity as module
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from commands import Outcome
+    from kit.commands import Outcome
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commands import invoke
+from kit.commands import invoke
 from poetmodel.graph.catalogue import describe_model, model_names
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from typer.main import get_command
 
-from commands import chain, invoke, write_graph
+from kit.commands import chain, invoke, write_graph
 from poetmodel.cli.application import app
 from poetmodel.cli.output import MOST_SENTENCE, _shared, printable
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import BOARD, Outcome, invoke
-from pages import read_page
+from kit.commands import BOARD, Outcome, invoke
+from kit.pages import read_page
+from kit.trace_events import check_trace
+from kit.worked import skip_problem
 from poetmodel.cli.plan import save_beside
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
 from poetmodel.plan import Arena, Plan, check_arena, check_plan, decode
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.solver import solve
-from trace_events import check_trace
-from worked import skip_problem
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import Terminal, invoke
+from kit.commands import Terminal, invoke
 from poetmodel.cli.application import app
 from poetmodel.cli.progress import LiveLine, live_line
 from poetmodel.device import Costs

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import Outcome, invoke
-from pages import read_page
+from kit.commands import Outcome, invoke
+from kit.pages import read_page
+from kit.report_steps import certificate, step_values
+from kit.worked import skip_problem
 from poetmodel.report.presenter import look_up
-from report_steps import certificate, step_values
-from worked import skip_problem
 
 if TYPE_CHECKING:
     from pathlib import Path

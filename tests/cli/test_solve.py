@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import BOARD, Outcome, chain, invoke, profile_rows, write_csv, write_graph
+from kit.commands import BOARD, Outcome, chain, invoke, profile_rows, write_csv, write_graph
 from poetmodel.backends.registry import backend_names
 from poetmodel.cli.options import BackendName, FormulationName
 from poetmodel.errors import BackendUnavailableError, InputError

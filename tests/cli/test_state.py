@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import invoke, training_step, write_graph
+from kit.commands import invoke, training_step, write_graph
+from kit.state_steps import state, update
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all
-from state_steps import state, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable

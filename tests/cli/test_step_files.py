@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from commands import invoke
-from linear_steps import linear_step
+from kit.commands import invoke
+from kit.linear_steps import linear_step
+from kit.toy_export import needs
 from poetmodel.export.emulator import run
 from poetmodel.export.io import save_step
 from poetmodel.export.toolchain import Target, build
 from poetmodel.graph import Graph, floor
-from toy_export import needs
 
 if TYPE_CHECKING:
     from pathlib import Path

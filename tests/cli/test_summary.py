@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kit.state_steps import state
 from poetmodel.cli.summary import treatment
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
-from state_steps import state
 
 
 def graph() -> Graph:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import invoke
+from kit.commands import invoke
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import invoke
+from kit.commands import invoke
 from poetmodel.device import Costs
 from poetmodel.graph import Graph
 from poetmodel.problem import Problem

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import BOARD, Outcome, chain, invoke, training_step, write_graph
+from kit.commands import BOARD, Outcome, chain, invoke, training_step, write_graph
 from poetmodel.graph import Graph
 from poetmodel.schedule import checkpoint_all
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import Outcome, invoke
-from plan_words import plan
+from kit.commands import Outcome, invoke
+from kit.plan_words import plan
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
 from poetmodel.plan import check_plan, encode

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.strategies import costs_for, graphs
 from poetmodel.device import (
     FREE,
     Compute,
@@ -24,7 +25,6 @@ from poetmodel.device import (
 )
 from poetmodel.errors import CostError
 from poetmodel.graph import Graph, Node, Tensor, operation
-from strategies import costs_for, graphs
 
 
 @pytest.fixture

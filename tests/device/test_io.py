@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.strategies import costs_for, rich_graphs
 from poetmodel.device import (
     FREE,
     Compute,
@@ -22,7 +23,6 @@ from poetmodel.device import (
 )
 from poetmodel.device.io import device_names, load_device, load_profile, save_profile
 from poetmodel.errors import CostError, DeviceError, InputError
-from strategies import costs_for, rich_graphs
 
 if TYPE_CHECKING:
     from pathlib import Path

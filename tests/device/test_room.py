@@ -6,7 +6,8 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from instances import seeded
+from kit.instances import seeded
+from kit.state_steps import random_step
 from poetmodel.device import Device
 from poetmodel.device.room import (
     DeviceRoom,
@@ -17,7 +18,6 @@ from poetmodel.device.room import (
     room_figures,
 )
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
-from state_steps import random_step
 
 GRAPH = Graph(
     name="pair",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from page_examples import blocks_of, run_page
+from kit.page_examples import blocks_of, run_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))

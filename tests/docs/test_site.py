@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from browser_pages import PATIENCE_MS
+from kit.browser_pages import PATIENCE_MS
 from site_pages import PAGES, notebook_page, site_links, site_tables
 
 if TYPE_CHECKING:

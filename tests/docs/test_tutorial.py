@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import invoke
+from kit.commands import invoke
 from make_tutorial import ROOT, TUTORIAL, differences
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from explorers import Visitor
+    from kit.explorers import Visitor
 
 if not all(map(find_spec, ("fastapi", "uvicorn", "httpx", "jinja2", "plotly"))):
     collect_ignore_glob = ["*.py"]
@@ -24,7 +24,7 @@ def visitor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
     import httpx
     import uvicorn
 
-    from explorers import MLP, PATIENCE_S, STEP, Visitor, until
+    from kit.explorers import MLP, PATIENCE_S, STEP, Visitor, until
     from poetmodel.explore.choice import Catalogue
     from poetmodel.explore.running import explorer
 

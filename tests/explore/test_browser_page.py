@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from browser_pages import PATIENCE_MS, PHONE
-from explorer_pages import WIDE, Visit, visit
-from explorers import running
+from kit.browser_pages import PATIENCE_MS, PHONE
+from kit.explorer_pages import WIDE, Visit, visit
+from kit.explorers import running
 from poetmodel.schedule.io import parse_document
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-    from explorers import Explorer
+    from kit.explorers import Explorer
 
 pytestmark = pytest.mark.browser
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 if TYPE_CHECKING:
-    from explorers import Visitor
+    from kit.explorers import Visitor
 
 
 def stranger(visitor: Visitor, **headers: str) -> httpx.Client:

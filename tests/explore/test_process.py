@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from explorers import LONG, MLP, PATIENCE_S, running, until
+from kit.explorers import LONG, MLP, PATIENCE_S, running, until
 from poetmodel.cli.entry import INTERRUPTED
 from poetmodel.explore.store import Store
 
 if TYPE_CHECKING:
-    from explorers import Explorer
+    from kit.explorers import Explorer
 
 SMALL = ("mlp", "--device", "mkr1000", "--workers", "1")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from explorers import MLP, STEP
+from kit.explorers import MLP, STEP
 from poetmodel.cli.application import app as command_line
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
@@ -26,7 +26,7 @@ from poetmodel.solver import solve
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from explorers import Visitor
+    from kit.explorers import Visitor
 
 
 def solved(visitor: Visitor, share: float = 0.3, **more: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from export_agreement import (  # noqa: E402
+from kit.export_agreement import (  # noqa: E402
     BATCH,
     OPTIMIZERS,
     SCHEDULES,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from toy_export import LEARNING_RATE, library, samples
+from kit.toy_export import LEARNING_RATE, library, samples
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from export_agreement import (  # noqa: E402
+from kit.export_agreement import (  # noqa: E402
     BATCH,
     SCHEDULES,
     Exported,

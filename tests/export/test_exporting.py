@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from export_agreement import Exported, batches_like, lowered, torch_steps  # noqa: E402
+from kit.export_agreement import Exported, batches_like, lowered, torch_steps  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
 from poetmodel.export.io import load_step, save_step  # noqa: E402
 from poetmodel.torch.exporting import export  # noqa: E402

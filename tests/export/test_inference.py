@@ -15,8 +15,9 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
-from export_agreement import QUICK_BUILD  # noqa: E402
-from kernel_calls import Memory  # noqa: E402
+from kit.export_agreement import QUICK_BUILD  # noqa: E402
+from kit.kernel_calls import Memory  # noqa: E402
+from kit.toy_export import needs  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
 from poetmodel.export import toolchain  # noqa: E402
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes  # noqa: E402
@@ -30,7 +31,6 @@ from poetmodel.graph import floor  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
 from poetmodel.torch.lowering.inference import with_inference  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
-from toy_export import needs  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

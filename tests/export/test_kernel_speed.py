@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 
 import poetmodel.export
+from kit.toy_export import needs
 from poetmodel.export import toolchain
 from poetmodel.export.toolchain import MACHINES, Target
-from toy_export import needs
 
 pytestmark = pytest.mark.slow
 

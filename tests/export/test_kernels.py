@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kernel_calls import KERNELS, SOURCES, WARNINGS, parameters
+from kit.kernel_calls import KERNELS, SOURCES, WARNINGS, parameters
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from kernel_calls import check, lowered  # noqa: E402
+from kit.kernel_calls import check, lowered  # noqa: E402
 from poetmodel.export.step import Call, Ref  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402

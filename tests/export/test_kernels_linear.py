@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_calls import check, lowered  # noqa: E402
+from kit.kernel_calls import check, lowered  # noqa: E402
 from poetmodel.export.step import Call, Ref  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis.strategies import booleans, data, integers, lists, permutations  # noqa: E402
 
-from kernel_calls import check, lowered  # noqa: E402
+from kit.kernel_calls import check, lowered  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_calls import Memory  # noqa: E402
+from kit.kernel_calls import Memory  # noqa: E402
 from poetmodel.export.step import Buffer, DataType  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
 from poetmodel.torch.lowering.registry import Look, Lowering, lowering_of  # noqa: E402

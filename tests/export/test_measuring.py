@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import invoke
-from linear_steps import linear_step
+from kit.commands import invoke
+from kit.linear_steps import linear_step
+from kit.toy_export import needs
 from poetmodel.device import Costs, Device
 from poetmodel.device.io import load_profile
 from poetmodel.errors import InputError
 from poetmodel.export.io import save_step
 from poetmodel.export.measuring import emulated_profile
 from poetmodel.export.toolchain import Target
-from toy_export import needs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from toy_export import library
+from kit.toy_export import library
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from export_agreement import (  # noqa: E402
+from kit.export_agreement import (  # noqa: E402
     OPTIMIZERS,
     Exported,
     batches_like,
     lowered,
     torch_steps,
 )
+from kit.random_networks import trainings  # noqa: E402
 from poetmodel.errors import NoScheduleError  # noqa: E402
-from random_networks import trainings  # noqa: E402
 
 pytestmark = pytest.mark.torch
 STEPS = 3

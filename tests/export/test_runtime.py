@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from kit.toy_export import BATCHES, LEARNING_RATE, Toys, batches, expected, samples
 from poetmodel.export.emulator import FAULT_STATUS, STEP_STATUS, STOPPED_STATUS, run
 from poetmodel.export.toolchain import Target, ToolchainError
-from toy_export import BATCHES, LEARNING_RATE, Toys, batches, expected, samples
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from toy_export import library
+from kit.toy_export import library
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kernel_calls import Memory
+from kit.kernel_calls import Memory
 from poetmodel.errors import InputError
 from poetmodel.export.exporting import in_tiles
 from poetmodel.export.step import Ref

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kit.toy_export import needs
 from poetmodel.errors import MissingExtraError
 from poetmodel.export import toolchain
 from poetmodel.export.emulator import Run
 from poetmodel.export.toolchain import Target, ToolchainError
-from toy_export import needs
 
 if TYPE_CHECKING:
     from pathlib import Path

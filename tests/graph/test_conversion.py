@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from kit.strategies import graphs, rich_graphs
 from poetmodel.errors import GraphError
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.graph.conversion import from_networkx, to_networkx
-from strategies import graphs, rich_graphs
 
 
 @pytest.fixture

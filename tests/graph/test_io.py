@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 
+from kit.strategies import graphs, rich_graphs
 from poetmodel.errors import GraphError, InputError
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.graph.io import (
@@ -18,7 +19,6 @@ from poetmodel.graph.io import (
     load_graph,
     save_graph,
 )
-from strategies import graphs, rich_graphs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from kit.strategies import graphs
 from poetmodel.graph import (
     Graph,
     Node,
@@ -16,7 +17,6 @@ from poetmodel.graph import (
     inference_profile,
     operation,
 )
-from strategies import graphs
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instances import seeded
+from kit.instances import seeded
+from kit.state_steps import random_step, state, update
 from poetmodel.device import Costs
 from poetmodel.errors import CostError, GraphError
 from poetmodel.graph import (
@@ -24,7 +25,6 @@ from poetmodel.graph import (
 )
 from poetmodel.graph.conversion import from_networkx, to_networkx
 from poetmodel.graph.io import canonical_json, graph_from_dict, graph_to_dict
-from state_steps import random_step, state, update
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from kit.strategies import graphs, rich_graphs
 from poetmodel.errors import GraphError
 from poetmodel.graph import Graph, Node, Phase, Tensor, operation
-from strategies import graphs, rich_graphs
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from instances import random_instances, seeded
+from kit.instances import random_instances, seeded
+from kit.worked import even_costs
 from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.greedy import construct
@@ -10,7 +11,6 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.restorations import Restoration
 from poetmodel.problem import Problem
 from poetmodel.solver.outcome import verify_schedule
-from worked import even_costs
 
 
 def beside_problem() -> Problem:

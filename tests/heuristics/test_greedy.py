@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from instances import random_instances
-from oracle import optimum
+from kit.instances import random_instances
+from kit.oracle import optimum
+from kit.state_problems import in_time_problem, random_state_problems
+from kit.worked import skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import floor
@@ -18,8 +20,6 @@ from poetmodel.result import Status
 from poetmodel.schedule import checkpoint_all, verify
 from poetmodel.solver import solve
 from poetmodel.time_limit import time_limit
-from state_problems import in_time_problem, random_state_problems
-from worked import skip_graph, skip_problem
 
 if TYPE_CHECKING:
     from poetmodel.schedule import Schedule

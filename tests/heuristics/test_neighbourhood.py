@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from instances import random_instances
-from lazy_rounds import scarce_problem
-from oracle import optimum
+from kit.instances import random_instances
+from kit.lazy_rounds import scarce_problem
+from kit.oracle import optimum
+from kit.state_problems import random_state_problems
+from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import load_model
@@ -18,8 +20,6 @@ from poetmodel.heuristics.restorations import restorations_of
 from poetmodel.problem import Problem, Quantity
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import verify_schedule
-from state_problems import random_state_problems
-from worked import skip_problem
 
 
 def searched(problem: Problem, turns: int, seed: int = 0) -> LargeNeighbourhoodSearch:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instances import random_instance, seeded
-from oracle import optimum
-from own_rows import constrained
+from kit.instances import random_instance, seeded
+from kit.oracle import optimum
+from kit.own_rows import constrained
+from kit.state_problems import random_state_problems
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.greedy import construct
@@ -21,7 +22,6 @@ from poetmodel.heuristics.restorations import Restoration
 from poetmodel.problem import Problem
 from poetmodel.schedule import simulate
 from poetmodel.solver.outcome import verify_schedule
-from state_problems import random_state_problems
 
 if TYPE_CHECKING:
     from poetmodel.schedule import Simulation

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from instances import random_costs, random_graph, random_instances, random_schedule, seeded
-from oracle import optimum
+from kit.instances import random_costs, random_graph, random_instances, random_schedule, seeded
+from kit.oracle import optimum
+from kit.state_problems import state_costs
+from kit.state_steps import random_state_schedule, random_step
+from kit.worked import skip_graph
 from poetmodel.device import Costs
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.restorations import Restoration
 from poetmodel.problem import Problem
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, simulate
-from state_problems import state_costs
-from state_steps import random_state_schedule, random_step
-from worked import skip_graph
 
 if TYPE_CHECKING:
     import random

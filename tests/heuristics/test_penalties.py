@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from instances import random_instances, seeded
+from kit.instances import random_instances, seeded
+from kit.worked import skip_problem
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective, price
 from poetmodel.heuristics.restorations import Restoration
 from poetmodel.problem import Quantity, weighted
 from poetmodel.schedule import verify
 from poetmodel.solver.outcome import verify_schedule
-from worked import skip_problem
 
 
 @pytest.mark.parametrize("minimize", list(Quantity))

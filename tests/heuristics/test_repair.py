@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from instances import random_instances, seeded
+from kit.instances import random_instances, seeded
+from kit.worked import skip_problem
 from poetmodel.device import Costs
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, floor, operation
@@ -17,7 +18,6 @@ from poetmodel.heuristics.repair import Repair, RepairParams
 from poetmodel.heuristics.restorations import Restoration
 from poetmodel.problem import Problem
 from poetmodel.solver.outcome import verify_schedule
-from worked import skip_problem
 
 
 def repair_of(problem: Problem, partial: PartialSchedule, **choices: Any) -> Repair:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import random_instance, random_instances, seeded
-from lazy_rounds import (
+from kit.instances import random_instance, random_instances, seeded
+from kit.lazy_rounds import (
     CLOSE,
     pointwise_graph,
     random_rows,
@@ -18,8 +18,8 @@ from lazy_rounds import (
     scarce_problem,
     varied_graph,
 )
-from oracle import optimum
-from own_rows import constrained
+from kit.oracle import optimum
+from kit.own_rows import constrained
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import random_instances
-from oracle import optimum
+from kit.instances import random_instances
+from kit.oracle import optimum
+from kit.worked import comb_graph, even_costs, skip_problem
 from poetmodel.device import Costs
 from poetmodel.errors import InputError, ModelError, VerificationError
 from poetmodel.graph import Graph, operation
@@ -20,7 +21,6 @@ from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import RELATIONS, checkpoint_all, verify
 from poetmodel.schedule.io import load_document
 from poetmodel.solver import solve
-from worked import comb_graph, even_costs, skip_problem
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from instances import bench_device, random_instances
-from oracle import optimum
+from kit.instances import bench_device, random_instances
+from kit.oracle import optimum
+from kit.worked import early_recomputation, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.model import build
@@ -23,7 +24,6 @@ from poetmodel.model.events import (
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
-from worked import early_recomputation, even_costs, skip_graph, skip_problem
 
 
 def events_of(problem: Problem, stages: Stages = "all", *, dominance: bool = True) -> Events:

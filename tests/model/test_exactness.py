@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from instances import random_instance, random_instances, seeded
-from oracle import optimum
+from kit.instances import random_instance, random_instances, seeded
+from kit.oracle import optimum
 from poetmodel.errors import PoetModelError
 from poetmodel.model import build
 from poetmodel.problem import Quantity

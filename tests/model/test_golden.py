@@ -26,6 +26,8 @@ import pyomo.environ as pyo
 import pytest
 from pyomo.repn import generate_standard_repn
 
+from kit.state_steps import state, update
+from kit.worked import even_costs, skip_graph
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.model import FORMULATIONS, build
@@ -34,8 +36,6 @@ from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem import Problem
-from state_steps import state, update
-from worked import even_costs, skip_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

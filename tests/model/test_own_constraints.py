@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from adversary import wrong_claims
-from instances import random_instance, random_schedule, seeded
-from oracle import optimum
-from own_rows import constrained, with_random_rows
+from kit.adversary import wrong_claims
+from kit.instances import random_instance, random_schedule, seeded
+from kit.oracle import optimum
+from kit.own_rows import constrained, with_random_rows
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.model import build
@@ -26,7 +27,6 @@ from poetmodel.solver import solve
 from poetmodel.solver.monolithic import build_and_solve
 from poetmodel.solver.outcome import finish, verify_schedule
 from poetmodel.solver.request import Request
-from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
     from poetmodel.result import SolveResult

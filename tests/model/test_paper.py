@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import (
+from kit.instances import (
     random_instance,
     random_instances,
     random_schedule,
     seeded,
 )
-from oracle import optimum
-from own_rows import with_random_rows
+from kit.oracle import optimum
+from kit.own_rows import with_random_rows
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import ModelError
 from poetmodel.graph import Graph, Node, Tensor, operation
@@ -29,7 +30,6 @@ from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import verify
 from poetmodel.solver import solve
-from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,13 +8,13 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
-from instances import random_instances
+from kit.instances import random_instances
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.errors import ModelError
 from poetmodel.model import build
 from poetmodel.model.relations import Relation
 from poetmodel.problem import Problem
 from poetmodel.schedule import RELATIONS
-from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph

@@ -6,11 +6,11 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
+from kit.worked import even_costs, skip_graph
 from poetmodel.backends.compiler import compile_model
 from poetmodel.model import build
 from poetmodel.model.rows import ArrayTerms, Row, RowConstraint, row_constraint
 from poetmodel.problem import Problem
-from worked import even_costs, skip_graph
 
 
 def small_model() -> pyo.ConcreteModel:

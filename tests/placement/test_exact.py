@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from instances import seeded
+from kit.instances import seeded
 from poetmodel.placement.exact import exact_order, is_small
 from poetmodel.placement.lifetimes import Block, Span, lower_bound_bytes
 from poetmodel.placement.packing import UNPLACED, Packing

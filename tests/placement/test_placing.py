@@ -9,17 +9,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import random_programs
-from instances import seeded
-from plan_words import plan, random_plan
+from kit import random_programs
+from kit.instances import seeded
+from kit.plan_words import plan, random_plan
+from kit.state_plans import KEPT, PAGED, random_state_plan, step
+from kit.strategies import graphs
+from kit.worked import skip_graph
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
 from poetmodel.placement import place
 from poetmodel.plan import Plan, check_arena, check_plan
-from state_plans import KEPT, PAGED, random_state_plan, step
-from strategies import graphs
-from worked import skip_graph
 
 if TYPE_CHECKING:
     from poetmodel.plan import Arena

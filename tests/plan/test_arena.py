@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from plan_words import FOLLOWS, plan
+from kit.plan_words import FOLLOWS, plan
+from kit.state_plans import KEPT, PAGED, step
+from kit.worked import skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Arena, Plan, check_arena
 from poetmodel.plan.arena import Rectangle
 from poetmodel.plan.io import load_document, parse_document
 from poetmodel.schedule import GraphIdentity
-from state_plans import KEPT, PAGED, step
-from worked import skip_graph
 
 if TYPE_CHECKING:
     from pathlib import Path

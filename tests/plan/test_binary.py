@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poetmodel as pm
-from instances import seeded
-from plan_words import FOLLOWS, altered, plan, random_plan
+from kit.instances import seeded
+from kit.plan_words import FOLLOWS, altered, plan, random_plan
+from kit.state_plans import KEPT, PAGED, random_state_plan, step
+from kit.worked import skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.graph.catalogue import load_model
 from poetmodel.plan import check_plan, decode, encode
@@ -25,8 +27,6 @@ from poetmodel.plan.binary import (
 )
 from poetmodel.planner import make_plan
 from poetmodel.schedule import GraphIdentity
-from state_plans import KEPT, PAGED, random_state_plan, step
-from worked import skip_graph
 
 FLAGS = len(MAGIC) + 1
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from instances import random_graph, random_schedule, seeded
-from plan_words import plan
+from kit.instances import random_graph, random_schedule, seeded
+from kit.plan_words import plan
+from kit.worked import skip_graph
 from poetmodel.device import StorageMode
 from poetmodel.plan import Op
 from poetmodel.plan.derivation import explicit_steps, with_waits_and_frees
 from poetmodel.plan.homes import PlanHomes
 from poetmodel.planner.sequence import moves_of
-from worked import skip_graph
 
 SKIP = PlanHomes.of(skip_graph())
 

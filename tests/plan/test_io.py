@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from plan_words import PAGED, plan
+from kit.plan_words import PAGED, plan
+from kit.state_plans import step
+from kit.worked import even_costs, skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.plan import Plan, check_plan
 from poetmodel.plan.io import load_document, parse_document
 from poetmodel.plan.program import STATED
 from poetmodel.schedule import GraphIdentity
 from poetmodel.schedule.relations import dump
-from state_plans import step
-from worked import even_costs, skip_graph
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from plan_words import PAGED, plan
+from kit.plan_words import PAGED, plan
+from kit.state_steps import state, update
+from kit.worked import even_costs, skip_graph
 from poetmodel.graph import Graph, operation
 from poetmodel.placement import place
 from poetmodel.plan import check_plan
 from poetmodel.plan.listing import plan_listing
-from state_steps import state, update
-from worked import even_costs, skip_graph
 
 
 def pair_step() -> Graph:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 import poetmodel as pm
-from instances import bench_device, random_costs, random_graph, random_schedule, seeded
-from plan_words import PAGED, altered, plan, random_plan
+from kit.instances import bench_device, random_costs, random_graph, random_schedule, seeded
+from kit.plan_words import PAGED, altered, plan, random_plan
+from kit.worked import even_costs, skip_graph
 from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan import Moment, Op, Plan, check_plan
 from poetmodel.plan.simulation import false_claims
 from poetmodel.planner import make_plan
 from poetmodel.schedule import GraphIdentity, simulate
-from worked import even_costs, skip_graph
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph

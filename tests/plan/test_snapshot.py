@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instances import seeded
-from plan_words import PAGED, plan, random_plan
+from kit.instances import seeded
+from kit.plan_words import PAGED, plan, random_plan
+from kit.state_plans import random_state_plan, step
+from kit.worked import even_costs, skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.placement import place
 from poetmodel.plan import check_arena, check_plan, memory_snapshot
 from poetmodel.plan.snapshot import encode_snapshot
-from state_plans import random_state_plan, step
-from worked import even_costs, skip_graph
 
 if TYPE_CHECKING:
     from poetmodel.device import Costs

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instances import bench_device, seeded
-from plan_words import altered, plan
+from kit.instances import bench_device, seeded
+from kit.plan_words import altered, plan
+from kit.state_plans import KEPT, PAGED, random_state_plan, step
 from poetmodel.device import Costs, StorageMode
 from poetmodel.plan import Moment, Op, Plan, check_plan
-from state_plans import KEPT, PAGED, random_state_plan, step
 
 if TYPE_CHECKING:
     from poetmodel.device import Device

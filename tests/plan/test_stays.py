@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from instances import seeded
-from plan_words import PAGED as PAGED_SKIP
-from plan_words import plan, random_plan
+from kit.instances import seeded
+from kit.plan_words import PAGED as PAGED_SKIP
+from kit.plan_words import plan, random_plan
+from kit.state_plans import KEPT, PAGED, random_state_plan, step
+from kit.worked import skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.plan import check_plan
 from poetmodel.plan.arena import BEFORE, Content
 from poetmodel.plan.stays import Origin, Stay, ram_in_use, stays
 from poetmodel.schedule import GraphIdentity
-from state_plans import KEPT, PAGED, random_state_plan, step
-from worked import skip_graph
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instances import seeded
-from plan_words import PAGED, plan, random_plan
+from kit.instances import seeded
+from kit.plan_words import PAGED, plan, random_plan
+from kit.state_plans import random_state_plan
+from kit.trace_events import check_trace, nanoseconds
+from kit.worked import even_costs, skip_graph
 from poetmodel.device.room import PARTS
 from poetmodel.plan import Op, check_plan, trace_events
 from poetmodel.plan.trace import BUS, CORE, trace_text
-from state_plans import random_state_plan
-from trace_events import check_trace, nanoseconds
-from worked import even_costs, skip_graph
 
 if TYPE_CHECKING:
     from poetmodel.device import Costs

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from instances import bench_device, random_costs, random_graph, random_schedule, seeded
+from kit.instances import bench_device, random_costs, random_graph, random_schedule, seeded
+from kit.worked import comb_graph, skip_graph
 from planner_rules import lower_bound_s
 from poetmodel.device import Costs
 from poetmodel.errors import PlanError
@@ -21,7 +22,6 @@ from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
 from poetmodel.planner.timing import Timing
 from poetmodel.planner.windows import TransferWindows
 from poetmodel.schedule import Schedule, checkpoint_all, simulate, storage_entries
-from worked import comb_graph, skip_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from instances import random_costs, random_graph, random_schedule, seeded
-from least_makespan import least_makespan_s
+from kit.instances import random_costs, random_graph, random_schedule, seeded
+from kit.least_makespan import least_makespan_s
+from kit.state_plans import random_state_case
+from kit.worked import even_costs, skip_graph
 from poetmodel.plan import Instruction, Op
 from poetmodel.plan.homes import PlanHomes
 from poetmodel.planner import make_plan
@@ -15,8 +17,6 @@ from poetmodel.planner.search import best_transfers
 from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
 from poetmodel.planner.timing import Timing
 from poetmodel.planner.windows import TransferWindows
-from state_plans import random_state_case
-from worked import even_costs, skip_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from instances import bench_device, seeded
+from kit.instances import bench_device, seeded
+from kit.state_plans import random_state_case
+from kit.state_steps import state, update
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Op, check_plan
@@ -15,8 +17,6 @@ from poetmodel.plan.derivation import explicit_steps
 from poetmodel.plan.homes import PlanHomes
 from poetmodel.planner import make_plan
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
-from state_plans import random_state_case
-from state_steps import state, update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

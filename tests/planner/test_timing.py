@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.worked import even_costs, skip_graph
 from planner_rules import lower_bound_s, prefetch_early
 from poetmodel.plan import Instruction, Op
 from poetmodel.plan.homes import PlanHomes
@@ -9,7 +10,6 @@ from poetmodel.planner.sequence import moves_of, program_of, start_at_use, unrea
 from poetmodel.planner.timing import Timing, just_in_time
 from poetmodel.planner.windows import PageIn, PageOut, TransferWindows
 from poetmodel.schedule import Schedule
-from worked import even_costs, skip_graph
 
 GRAPH = skip_graph()
 HOMES = PlanHomes.of(GRAPH)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import training_step, write_graph
-from instances import bench_device, random_instances, seeded
+from kit.commands import training_step, write_graph
+from kit.instances import bench_device, random_instances, seeded
+from kit.state_steps import random_step
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, floor, zoo
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import limits_in_words, obstacle, unit_remark
-from state_steps import random_step
-from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
     from pathlib import Path

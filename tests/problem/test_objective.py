@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from instances import random_instances, seeded
+from kit.instances import random_instances, seeded
+from kit.worked import skip_problem
 from poetmodel.graph import floor
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.problem import Coefficients, DeadlineCounts, Quantity, weighted
 from poetmodel.schedule import Schedule, simulate
-from worked import skip_problem
 
 
 def paid(schedule: Schedule, coefficients: Coefficients) -> float:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from kit.worked import skip_problem
 from poetmodel.problem import Problem, Quantity, StageLimit, Surrogate
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import accepted
-from worked import skip_problem
 
 
 def problem_of(minimize: str = "energy") -> Problem:

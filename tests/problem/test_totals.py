@@ -9,7 +9,7 @@ import pyomo.environ as pyo
 import pytest
 
 import poetmodel as pm
-from instances import bench_device, random_instance, random_schedule, seeded
+from kit.instances import bench_device, random_instance, random_schedule, seeded
 from poetmodel.errors import InputError
 from poetmodel.problem import TotalsConstraint
 

@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from eager_steps import outcome, unequal  # noqa: E402
+from kit.eager_steps import outcome, unequal  # noqa: E402
+from kit.small_networks import residual_step  # noqa: E402
+from kit.traced_models import rows  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
 from poetmodel.torch import certificate, compile, measure, trace  # noqa: E402
 from poetmodel.torch.certificate import certify  # noqa: E402
 from poetmodel.torch.comparison import ResultDifference  # noqa: E402
-from small_networks import residual_step  # noqa: E402
-from traced_models import rows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

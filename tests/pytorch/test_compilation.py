@@ -12,7 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
-from eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing  # noqa: E402
+from kit.small_networks import residual_step  # noqa: E402
+from kit.traced_models import rows  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.errors import BudgetError, InputError, NoScheduleError  # noqa: E402
 from poetmodel.torch.tracing import (  # noqa: E402
@@ -21,8 +23,6 @@ from poetmodel.torch.tracing import (  # noqa: E402
     keep_all_bytes,
     least_bytes,
 )
-from small_networks import residual_step  # noqa: E402
-from traced_models import rows  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

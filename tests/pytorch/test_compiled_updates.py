@@ -9,13 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
+from kit.optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
+from kit.small_networks import residual_step, transformer_step  # noqa: E402
+from kit.traced_models import residual, rows  # noqa: E402
 from poetmodel.errors import BudgetError  # noqa: E402
 from poetmodel.report.facts import facts as page_facts  # noqa: E402
 from poetmodel.report.step_file import step_subject  # noqa: E402
 from poetmodel.torch import CaptureError, PageError, Step, compile  # noqa: E402
-from small_networks import residual_step, transformer_step  # noqa: E402
-from traced_models import residual, rows  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
-from eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing  # noqa: E402
 from poetmodel.torch.convolutions import (  # noqa: E402
     Backward,
     Divided,

@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing  # noqa: E402
+from kit.random_programs import random_plan  # noqa: E402
+from kit.traced_models import Through, recurrent  # noqa: E402
 from poetmodel.torch import compile, trace  # noqa: E402
 from poetmodel.torch.runtime import Runner  # noqa: E402
-from random_programs import random_plan  # noqa: E402
-from traced_models import Through, recurrent  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

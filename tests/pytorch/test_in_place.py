@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
+from kit.optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
+from kit.traced_models import rows  # noqa: E402
 from poetmodel.torch.in_place import kernel_in_place  # noqa: E402
 from poetmodel.torch.interpreter import call, storage_key, storage_peak_bytes  # noqa: E402
-from traced_models import rows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

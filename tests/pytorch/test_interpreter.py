@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kit.traced_models import Residual, images, rows  # noqa: E402
 from poetmodel.torch import interpreter, trace  # noqa: E402
 from poetmodel.torch.interpreter import (  # noqa: E402
     _peaks,
@@ -20,7 +21,6 @@ from poetmodel.torch.interpreter import (  # noqa: E402
     sampled,
     storage_peak_bytes,
 )
-from traced_models import Residual, images, rows  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import fx

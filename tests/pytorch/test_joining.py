@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from kit.strategies import costs_for, graphs  # noqa: E402
 from poetmodel.device import FREE, Cost, Costs, PageCost, StorageMode  # noqa: E402
 from poetmodel.graph import Graph, Node, Phase, Tensor, floor  # noqa: E402
 from poetmodel.heuristics.greedy import construct  # noqa: E402
@@ -19,7 +20,6 @@ from poetmodel.problem import Problem  # noqa: E402
 from poetmodel.torch import compile  # noqa: E402
 from poetmodel.torch.joining import EXTRA_SHARE, JOINED_SHARE, joined  # noqa: E402
 from poetmodel.torch.tracing import Coarse  # noqa: E402
-from strategies import costs_for, graphs  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -10,10 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from poetmodel.torch import CaptureError, capture, trace  # noqa: E402
-from poetmodel.torch.graph_signature import InputKind, OutputKind  # noqa: E402
-from poetmodel.torch.surroundings import native_operators  # noqa: E402
-from traced_models import (  # noqa: E402  # noqa: E402
+from kit.traced_models import (  # noqa: E402  # noqa: E402
     STEPS,
     Through,
     checkpointed,
@@ -22,7 +19,10 @@ from traced_models import (  # noqa: E402  # noqa: E402
     residual,
     rows,
 )
-from traced_steps import run_eager, run_units  # noqa: E402
+from kit.traced_steps import run_eager, run_units  # noqa: E402
+from poetmodel.torch import CaptureError, capture, trace  # noqa: E402
+from poetmodel.torch.graph_signature import InputKind, OutputKind  # noqa: E402
+from poetmodel.torch.surroundings import native_operators  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import killed_run  # noqa: E402
 import poetmodel.torch as pmt  # noqa: E402
+from kit import killed_run  # noqa: E402
 from poetmodel.torch.state_file import PREFIX  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -9,10 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
+from kit.traced_models import Residual, Through  # noqa: E402
 from poetmodel.result import Status  # noqa: E402
 from poetmodel.torch import known_steps, preparation, profiling, units  # noqa: E402
 from poetmodel.torch.convolutions import kernels_told  # noqa: E402
-from traced_models import Residual, Through  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
-from eager_steps import differing  # noqa: E402
-from traced_models import Through, rows  # noqa: E402
+from kit.eager_steps import differing  # noqa: E402
+from kit.traced_models import Through, rows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

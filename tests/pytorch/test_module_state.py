@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing  # noqa: E402
+from kit.traced_steps import run_eager, run_units  # noqa: E402
 from poetmodel.torch import CaptureError, capture, compile, trace  # noqa: E402
-from traced_steps import run_eager, run_units  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

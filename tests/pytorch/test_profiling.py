@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kit.traced_models import residual, rows  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.device.hardware import Compute  # noqa: E402
 from poetmodel.device.io import save_profile  # noqa: E402
@@ -17,7 +18,6 @@ from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.problem import Problem  # noqa: E402
 from poetmodel.torch import measure, profiling, trace  # noqa: E402
 from poetmodel.torch.profiling import Power, fitted, measure_paging, measured_power, power_of  # noqa: E402
-from traced_models import residual, rows  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
-from commands import Terminal  # noqa: E402
+from kit.commands import Terminal  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,20 +15,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from eager_steps import differing, eager_step, outcome, unequal  # noqa: E402
+from kit.eager_steps import differing, eager_step, outcome, unequal  # noqa: E402
+from kit.random_programs import random_plan  # noqa: E402
+from kit.small_networks import ARCHITECTURES, residual_step, transformer_step  # noqa: E402
+from kit.traced_models import STEPS, residual, rows  # noqa: E402
 from poetmodel.plan import Instruction, Op, Plan  # noqa: E402
 from poetmodel.torch import PageError, compile, trace  # noqa: E402
 from poetmodel.torch.runtime import Runner  # noqa: E402
 from poetmodel.torch.source import Generated  # noqa: E402
-from random_programs import random_plan  # noqa: E402
-from small_networks import ARCHITECTURES, residual_step, transformer_step  # noqa: E402
-from traced_models import STEPS, residual, rows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kit.small_networks import Step
     from poetmodel.torch.preparation import Compiled
-    from small_networks import Step
 
 nn = torch.nn
 pytestmark = pytest.mark.torch

@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kit.traced_models import rows  # noqa: E402
 from poetmodel.torch.guards import Guards  # noqa: E402
 from poetmodel.torch.joint import capture  # noqa: E402
-from traced_models import rows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 from torch.nn.utils import parametrize  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
-from eager_steps import differing  # noqa: E402
-from traced_models import Through, rows  # noqa: E402
-from traced_steps import run_eager, run_units  # noqa: E402
+from kit.eager_steps import differing  # noqa: E402
+from kit.traced_models import Through, rows  # noqa: E402
+from kit.traced_steps import run_eager, run_units  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

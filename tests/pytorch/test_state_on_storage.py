@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
+from kit.optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
+from kit.small_networks import residual_step  # noqa: E402
 from poetmodel.errors import BudgetError  # noqa: E402
 from poetmodel.heuristics.greedy import page_everything  # noqa: E402
 from poetmodel.torch import PageError, Step, compile  # noqa: E402
 from poetmodel.torch.state_file import StateFile  # noqa: E402
 from poetmodel.torch.tracing import least_bytes  # noqa: E402
-from small_networks import residual_step  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

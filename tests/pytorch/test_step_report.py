@@ -10,15 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pages import read_page  # noqa: E402
+from kit.pages import read_page  # noqa: E402
+from kit.small_networks import residual_step  # noqa: E402
+from kit.traced_models import rows  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
 from poetmodel.report.page import LIBRARIES  # noqa: E402
 from poetmodel.report.presenter import look_up  # noqa: E402
 from poetmodel.report.step_file import parse_step, step_subject  # noqa: E402
 from poetmodel.torch import compile, measure, trace  # noqa: E402
-from small_networks import residual_step  # noqa: E402
-from traced_models import rows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing  # noqa: E402
+from kit.traced_models import rows  # noqa: E402
 from poetmodel.torch import CaptureError, compile  # noqa: E402
-from traced_models import rows  # noqa: E402
 
 nn = torch.nn
 pytestmark = pytest.mark.torch

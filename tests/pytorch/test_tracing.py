@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kit.small_networks import residual_step  # noqa: E402
+from kit.traced_models import frozen, residual, rows  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes  # noqa: E402
 from poetmodel.torch import compile, trace  # noqa: E402
@@ -20,8 +22,6 @@ from poetmodel.torch.tracing import (  # noqa: E402
     floor_bytes,
     keep_all_bytes,
 )
-from small_networks import residual_step  # noqa: E402
-from traced_models import frozen, residual, rows  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

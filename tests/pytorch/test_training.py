@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from eager_steps import eager_step, outcome, unequal  # noqa: E402
+from kit.eager_steps import eager_step, outcome, unequal  # noqa: E402
+from kit.small_networks import residual_step  # noqa: E402
 from poetmodel.torch import compile  # noqa: E402
-from small_networks import residual_step  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

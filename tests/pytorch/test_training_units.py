@@ -8,12 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from optimizer_steps import ADAM, OPTIMIZERS, SGD, Twins, grouped  # noqa: E402
-from poetmodel.device import Costs, Device  # noqa: E402
-from poetmodel.graph import Graph, Phase  # noqa: E402
-from poetmodel.torch import CaptureError, measure, trace  # noqa: E402
-from poetmodel.torch.optimizers import ACCEPTED  # noqa: E402
-from traced_models import (  # noqa: E402
+from kit.optimizer_steps import ADAM, OPTIMIZERS, SGD, Twins, grouped  # noqa: E402
+from kit.traced_models import (  # noqa: E402
     STEPS,
     Through,
     frozen,
@@ -22,6 +18,10 @@ from traced_models import (  # noqa: E402
     shared_gradient,
     transposed_gradient,
 )
+from poetmodel.device import Costs, Device  # noqa: E402
+from poetmodel.graph import Graph, Phase  # noqa: E402
+from poetmodel.torch import CaptureError, measure, trace  # noqa: E402
+from poetmodel.torch.optimizers import ACCEPTED  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
+from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
+from kit.report_steps import step_values
+from kit.report_subjects import subject
+from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.plan.arena import Content
@@ -14,9 +17,6 @@ from poetmodel.problem import Problem
 from poetmodel.report.page import report_facts, write_report
 from poetmodel.report.presenter import look_up
 from poetmodel.report.step_file import step_subject
-from report_steps import step_values
-from report_subjects import subject
-from worked import skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

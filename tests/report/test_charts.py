@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from kit.report_subjects import subject, training_problem
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.problem import Problem
 from poetmodel.report.charts import KINDS, address_chart, front_chart, stage_chart
 from poetmodel.report.pictures import Kind, stage_map
 from poetmodel.schedule import Schedule
-from report_subjects import subject, training_problem
-from worked import even_costs, skip_graph, skip_problem
 
 
 def cells(chart: dict[str, Any]) -> dict[tuple[int, int], tuple[Kind, bool, str]]:

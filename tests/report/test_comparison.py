@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from instances import random_instance, seeded
+from kit.instances import random_instance, seeded
+from kit.report_subjects import subject, training_problem
+from kit.worked import skip_problem
 from poetmodel.baselines import method
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError
@@ -19,8 +21,6 @@ from poetmodel.report.bars import Bars, comparison_bars, overlay_bars
 from poetmodel.report.comparison import NAMES, CompareParams, Rival, compare, comparison_facts
 from poetmodel.report.presenter import share
 from poetmodel.solver import solve
-from report_subjects import subject, training_problem
-from worked import skip_problem
 
 if TYPE_CHECKING:
     from poetmodel.report.subject import Subject

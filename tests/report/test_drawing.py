@@ -11,7 +11,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pages import read_page
+from kit.pages import read_page
+from kit.worked import even_costs
 from poetmodel.errors import InputError, MissingExtraError
 from poetmodel.graph import Graph, operation
 from poetmodel.placement import place
@@ -20,7 +21,6 @@ from poetmodel.planner import make_plan
 from poetmodel.report.drawing import check_picture, draw_addresses, draw_plan, draw_stages
 from poetmodel.report.still import shortened
 from poetmodel.schedule import checkpoint_all
-from worked import even_costs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from kit.report_subjects import subject, training_problem
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.problem import Problem
 from poetmodel.report.facts import commands, decision_rows, facts, graph_facts
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.solver import solve
-from report_subjects import subject, training_problem
-from worked import even_costs, skip_graph, skip_problem
 
 
 def test_commands_state_the_whole_problem() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from kit.report_steps import step_values
+from kit.report_subjects import subject
+from kit.worked import skip_problem
 from poetmodel.report.facts import facts
 from poetmodel.report.figures import figures, measured_rows, step_figures
 from poetmodel.report.presenter import look_up
-from report_steps import step_values
-from report_subjects import subject
-from worked import skip_problem
 
 
 def test_figures_stand_beside_each_other() -> None:

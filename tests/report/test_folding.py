@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.worked import even_costs
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.report.facts import decision_rows
 from poetmodel.report.folding import HEADS, decision_table, fold, tail
 from poetmodel.schedule import Schedule
-from worked import even_costs
 
 
 def names(*given: str) -> list[str]:

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from instances import random_instances
+from kit.instances import random_instances
+from kit.report_subjects import subject
+from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.device.room import keep_all_use
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -15,8 +17,6 @@ from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.report.overlay import gauge_chart, overlay_chart
 from poetmodel.solver import solve
-from report_subjects import subject
-from worked import skip_problem
 
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])

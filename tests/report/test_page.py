@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pages import read_page
+from kit.pages import read_page
+from kit.report_subjects import subject
+from kit.worked import even_costs, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import MissingExtraError
 from poetmodel.graph import Graph, operation
@@ -18,8 +20,6 @@ from poetmodel.problem import Problem
 from poetmodel.report.page import check_report, report_facts, report_page, write_report
 from poetmodel.report.presenter import look_up
 from poetmodel.schedule import Schedule
-from report_subjects import subject
-from worked import even_costs, skip_problem
 
 if TYPE_CHECKING:
     from pathlib import Path

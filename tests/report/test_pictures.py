@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from plan_words import PAGED, plan
+from kit.plan_words import PAGED, plan
+from kit.state_plans import step
+from kit.worked import even_costs, skip_graph
 from poetmodel.device import Costs
 from poetmodel.plan import Arena, check_arena, check_plan
 from poetmodel.report.bands import Timeline, plan_timeline
 from poetmodel.report.pictures import Kind, address_map, stage_map
 from poetmodel.schedule import Schedule
-from state_plans import step
-from worked import even_costs, skip_graph
 
 
 def described(text: str, mode: str = "dma") -> Timeline:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from kit.report_subjects import subject
+from kit.worked import comb_problem, skip_problem
 from poetmodel.report.progress import progress_chart, progress_of
 from poetmodel.solver import solve
-from report_subjects import subject
-from worked import comb_problem, skip_problem
 
 
 def test_history_of_the_file_is_drawn() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from instances import bench_device
+from kit.instances import bench_device
+from kit.report_steps import RESERVED_BYTES, step_values
+from kit.worked import skip_problem
 from poetmodel.errors import InputError
 from poetmodel.problem import Problem
 from poetmodel.report.bars import comparison_bars
@@ -21,8 +23,6 @@ from poetmodel.report.step_file import parse_step, step_subject
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers
 from poetmodel.solver import solve
-from report_steps import RESERVED_BYTES, step_values
-from worked import skip_problem
 
 
 def test_a_step_is_judged_and_planned() -> None:

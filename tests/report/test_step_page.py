@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from pages import read_page
+from kit.pages import read_page
+from kit.report_steps import certificate, step_values
+from kit.report_subjects import subject
+from kit.worked import skip_problem
 from poetmodel.report.page import report_facts, report_page
 from poetmodel.report.presenter import look_up
 from poetmodel.report.step_file import step_subject
-from report_steps import certificate, step_values
-from report_subjects import subject
-from worked import skip_problem
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from instances import seeded
-from plan_words import random_plan
+from kit.instances import seeded
+from kit.plan_words import random_plan
+from kit.report_subjects import subject, training_problem
+from kit.state_plans import random_state_plan
+from kit.worked import even_costs, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import load_model
@@ -16,9 +19,6 @@ from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.report.timeline import ORIGINS, plan_chart, timeline_chart
 from poetmodel.schedule import Schedule, checkpoint_all
-from report_subjects import subject, training_problem
-from state_plans import random_state_plan
-from worked import even_costs, skip_problem
 
 RESIDENT = ORIGINS.index("resident")
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
-from pages import read_page
+from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
+from kit.pages import read_page
+from kit.report_subjects import subject, training_problem
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.plan import check_plan
@@ -18,7 +19,6 @@ from poetmodel.report.drawing import draw_plan
 from poetmodel.report.page import write_report
 from poetmodel.report.timeline import plan_chart
 from poetmodel.schedule import checkpoint_all
-from report_subjects import subject, training_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
-from pages import read_page
+from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
+from kit.pages import read_page
+from kit.report_subjects import subject
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.report.comparison import compare
 from poetmodel.report.page import report_facts, write_report
-from report_subjects import subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from kit.report_steps import certificate, step_values
+from kit.report_subjects import subject
+from kit.worked import skip_problem
 from poetmodel.problem import TotalsConstraint
 from poetmodel.report.facts import facts
 from poetmodel.report.figures import measured_rows
 from poetmodel.report.wording import REMEDY, answers, step_answers
 from poetmodel.schedule import Schedule
-from report_steps import certificate, step_values
-from report_subjects import subject
-from worked import skip_problem
 
 
 def test_answers_of_a_proven_schedule() -> None:

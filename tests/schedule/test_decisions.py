@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from instances import bench_device, random_graph, random_schedule, seeded
+from kit.instances import bench_device, random_graph, random_schedule, seeded
+from kit.state_steps import random_state_schedule, random_step, state
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
@@ -21,8 +23,6 @@ from poetmodel.schedule.decisions import (
     steps_at_limit,
 )
 from poetmodel.solver import solve
-from state_steps import random_state_schedule, random_step, state
-from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

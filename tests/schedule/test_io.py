@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instances import random_schedule, seeded
+from kit.instances import random_schedule, seeded
+from kit.strategies import graphs, rich_graphs
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph import Graph, operation
 from poetmodel.schedule import (
@@ -23,7 +24,6 @@ from poetmodel.schedule import (
 )
 from poetmodel.schedule.io import load_document, parse_document
 from poetmodel.schedule.relations import STATED, dump
-from strategies import graphs, rich_graphs
 
 if TYPE_CHECKING:
     from pathlib import Path

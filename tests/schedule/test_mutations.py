@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from closed_form import broken_entries, energy_j, memory_curve
-from instances import random_graph, random_instances, random_schedule, seeded
-from oracle import optimum
+from kit.closed_form import broken_entries, energy_j, memory_curve
+from kit.instances import random_graph, random_instances, random_schedule, seeded
+from kit.oracle import optimum
 from poetmodel.device import Costs
 from poetmodel.schedule import RELATIONS, Schedule, Simulation, simulate
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from blunt_state import simulated_bluntly
-from instances import seeded
+from kit.blunt_state import simulated_bluntly
+from kit.instances import seeded
+from kit.state_steps import random_state_schedule, random_step, state, update
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, Node, Phase, Tensor, operation
 from poetmodel.schedule import Schedule, simulate
-from state_steps import random_state_schedule, random_step, state, update
 
 if TYPE_CHECKING:
     import random

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.strategies import graphs
 from poetmodel.errors import ScheduleError, TimeLimitError, TooLargeError
 from poetmodel.graph import Graph, operation
 from poetmodel.schedule import (
@@ -24,7 +25,6 @@ from poetmodel.schedule import (
     simulate,
 )
 from poetmodel.time_limit import time_limit
-from strategies import graphs
 
 
 @pytest.fixture

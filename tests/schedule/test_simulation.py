@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from closed_form import broken_entries, copies, energy_j, memory_curve
-from instances import bench_device, random_schedule, seeded
+from kit.closed_form import broken_entries, copies, energy_j, memory_curve
+from kit.instances import bench_device, random_schedule, seeded
+from kit.strategies import costs_for, graphs
 from poetmodel.device import Costs
 from poetmodel.errors import CostError
 from poetmodel.graph import (
@@ -23,7 +24,6 @@ from poetmodel.graph import (
     operation,
 )
 from poetmodel.schedule import MemoryPoint, Schedule, Simulation, checkpoint_all, simulate
-from strategies import costs_for, graphs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from blunt_state import Blunt, simulated_bluntly
-from instances import bench_device, seeded
+from kit.blunt_state import Blunt, simulated_bluntly
+from kit.instances import bench_device, seeded
+from kit.state_steps import random_state_schedule, random_step, state, update
 from poetmodel.device import Costs, Device, Storage, StorageMode
 from poetmodel.errors import ScheduleError
 from poetmodel.graph import (
@@ -28,7 +29,6 @@ from poetmodel.schedule import (
     checkpoint_all,
     simulate,
 )
-from state_steps import random_state_schedule, random_step, state, update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

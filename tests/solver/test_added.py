@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import random_instances, seeded
+from kit.instances import random_instances, seeded
+from kit.state_problems import state_problem
+from kit.worked import comb_graph, even_costs, skip_graph
 from poetmodel import Problem, build, solve
 from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.heuristics.greedy import construct
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import verify
-from state_problems import state_problem
-from worked import comb_graph, even_costs, skip_graph
 
 if TYPE_CHECKING:
     import random

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kit.worked import comb_graph, even_costs
 from poetmodel.heuristics.greedy import page_everything
 from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver import background, solve
 from poetmodel.solver.background import BackgroundSolve
-from worked import comb_graph, even_costs
 
 if TYPE_CHECKING:
     from poetmodel.schedule import Schedule

@@ -10,8 +10,9 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
-from instances import random_costs, random_graph, random_instance, seeded
-from oracle import optimum
+from kit.instances import random_costs, random_graph, random_instance, seeded
+from kit.oracle import optimum
+from kit.worked import even_costs, skip_problem
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs
@@ -23,7 +24,6 @@ from poetmodel.result import Status
 from poetmodel.schedule import simulate
 from poetmodel.solver import monolithic, solve
 from poetmodel.solver.covers import limit_rows, with_covers
-from worked import even_costs, skip_problem
 
 if TYPE_CHECKING:
     import random

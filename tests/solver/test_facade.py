@@ -16,9 +16,10 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
-from instances import random_instance, random_instances, seeded
-from oracle import optimum
-from own_rows import constrained
+from kit.instances import random_instance, random_instances, seeded
+from kit.oracle import optimum
+from kit.own_rows import constrained
+from kit.worked import comb_graph, even_costs, skip_graph, skip_problem
 from poetmodel.backends.highs import Highs
 from poetmodel.backends.protocol import Limits, RawSolution, SolverStatus
 from poetmodel.errors import InputError, ScheduleError, TimeLimitError
@@ -31,7 +32,6 @@ from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, verify
 from poetmodel.solver import SolveProgress, facade, monolithic, solve
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.overlap import OverlapParams
-from worked import comb_graph, even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -716,7 +716,7 @@ def test_ctrl_c_during_a_real_solve(formulation: str, tmp_path: Path) -> None:
                 "import os, signal, sys, time",
                 f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})",
                 "import poetmodel as pm",
-                "from worked import comb_graph, even_costs",
+                "from kit.worked import comb_graph, even_costs",
                 "graph = comb_graph(16)",
                 "costs = even_costs(graph, page_in=(9, 9), page_out=(9, 9))",
                 "calls = []",

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instances import random_instance, seeded
+from kit.instances import random_instance, seeded
+from kit.worked import skip_problem
 from poetmodel.errors import PlanError
 from poetmodel.placement import place
 from poetmodel.plan import check_arena, check_plan
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import verify
 from poetmodel.solver import Fitted, fit_arena, solve
-from worked import skip_problem
 
 if TYPE_CHECKING:
     from poetmodel.problem import Problem

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from instances import random_instance, seeded
+from kit.instances import random_instance, seeded
+from kit.worked import comb_problem, skip_problem
 from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status
 from poetmodel.schedule.io import parse_document
 from poetmodel.schedule.relations import dump
 from poetmodel.solver import SolveProgress, solve
 from poetmodel.solver.history import MOST_MOMENTS, History
-from worked import comb_problem, skip_problem
 
 
 def _rising(values: list[float | None]) -> bool:

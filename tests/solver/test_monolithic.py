@@ -9,6 +9,7 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
+from kit.worked import comb_graph, even_costs, skip_problem
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.highs import Highs
 from poetmodel.backends.protocol import RawSolution, SolverStatus
@@ -22,7 +23,6 @@ from poetmodel.solver import SolveProgress, monolithic, solve
 from poetmodel.solver.monolithic import TERMINATIONS, solve_model, start_values
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
-from worked import comb_graph, even_costs, skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable

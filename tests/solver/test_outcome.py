@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from instances import seeded
+from kit.instances import seeded
+from kit.worked import skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
@@ -23,7 +24,6 @@ from poetmodel.solver.outcome import (
     verify_schedule,
 )
 from poetmodel.solver.request import Request
-from worked import skip_graph, skip_problem
 
 RECOMPUTED = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)), S_RAM=((1, 0), (2, 1), (3, 2)))
 """`a` is recomputed for its last use: 1 J, 1 s, 12 bytes."""

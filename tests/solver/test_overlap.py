@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import bench_device, random_costs, random_graph, random_schedule, seeded
-from lazy_rounds import scarce_problem
-from oracle import optimum
+from kit.instances import bench_device, random_costs, random_graph, random_schedule, seeded
+from kit.lazy_rounds import scarce_problem
+from kit.oracle import optimum
+from kit.state_problems import state_problem
+from kit.state_steps import random_state_schedule
 from poetmodel.device import Costs
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
@@ -21,8 +23,6 @@ from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import verify_schedule
-from state_problems import state_problem
-from state_steps import random_state_schedule
 
 if TYPE_CHECKING:
     from poetmodel.solver.request import SolveProgress

@@ -14,9 +14,9 @@ from typing import Final
 import pytest
 
 import poetmodel as pm
-from oracle import optimum
-from own_rows import larger_own_rows_problem, own_rows_problem
-from own_rows_answers import WAYS, answer, faults
+from kit.oracle import optimum
+from kit.own_rows import larger_own_rows_problem, own_rows_problem
+from kit.own_rows_answers import WAYS, answer, faults
 from poetmodel.backends.registry import backend
 from poetmodel.errors import ModelError
 from poetmodel.problem import OWN

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from instances import seeded
-from oracle import optimum
-from own_rows import scaled_and_constrained
-from own_rows_answers import answer, fault
+from kit.instances import seeded
+from kit.oracle import optimum
+from kit.own_rows import scaled_and_constrained
+from kit.own_rows_answers import answer, fault
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.errors import PoetModelError

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import pyomo.environ as pyo
 import pytest
 
-from instances import scaled_instance, seeded
-from oracle import optimum
+from kit.instances import scaled_instance, seeded
+from kit.oracle import optimum
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.errors import InputError, PoetModelError

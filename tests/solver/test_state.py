@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from instances import seeded
-from lazy_rounds import RoundsError, no_rows, random_rows, run_rounds
-from oracle import optimum
-from own_rows_answers import answer, faults
+from kit.instances import seeded
+from kit.lazy_rounds import RoundsError, no_rows, random_rows, run_rounds
+from kit.oracle import optimum
+from kit.own_rows_answers import answer, faults
+from kit.state_problems import scaled_state_problem, state_problem, state_rows_problem
 from poetmodel.backends.registry import backend
 from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.problem.infeasibility import obstacle
@@ -23,7 +24,6 @@ from poetmodel.schedule import verify
 from poetmodel.solver.lazy import solve_lazily
 from poetmodel.solver.outcome import finish
 from poetmodel.solver.request import Request
-from state_problems import scaled_state_problem, state_problem, state_rows_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

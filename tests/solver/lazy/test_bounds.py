@@ -6,11 +6,11 @@ import math
 
 import pytest
 
+from kit.worked import skip_problem
 from poetmodel.heuristics.greedy import page_everything
 from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy.bounds import BoundTracker
 from poetmodel.solver.outcome import verify_schedule
-from worked import skip_problem
 
 RECOMPUTED = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)), S_RAM=((1, 0), (2, 1), (3, 2)))
 """The skip connection with `a` made again: 1 J."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from instances import random_graph, random_schedule, seeded
-from lazy_rounds import (
+from kit.instances import random_graph, random_schedule, seeded
+from kit.lazy_rounds import (
     CLOSE,
     broken,
     placed,
@@ -19,6 +19,8 @@ from lazy_rounds import (
     scarce_problem,
     solved,
 )
+from kit.state_problems import in_time_problem
+from kit.worked import comb_graph, skip_graph
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.graph import Graph, operation
@@ -36,8 +38,6 @@ from poetmodel.solver.lazy.disaggregation import (
 )
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import verify_schedule
-from state_problems import in_time_problem
-from worked import comb_graph, skip_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

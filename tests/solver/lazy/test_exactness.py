@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from instances import random_costs, random_graph, random_instance, random_problem, seeded
-from lazy_rounds import RoundsError, no_rows, random_rows, run_rounds, scarce_problem
-from oracle import optimum
+from kit.instances import random_costs, random_graph, random_instance, random_problem, seeded
+from kit.lazy_rounds import RoundsError, no_rows, random_rows, run_rounds, scarce_problem
+from kit.oracle import optimum
+from kit.worked import early_recomputation
 from poetmodel.errors import PoetModelError
 from poetmodel.graph import Graph, floor
 from poetmodel.model import build
@@ -26,7 +27,6 @@ from poetmodel.solver.lazy import solve_lazily
 from poetmodel.solver.monolithic import solve_model
 from poetmodel.solver.outcome import finish
 from poetmodel.solver.request import Request
-from worked import early_recomputation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

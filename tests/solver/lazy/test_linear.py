@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from instances import random_instances, seeded
-from lazy_rounds import (
+from kit.instances import random_instances, seeded
+from kit.lazy_rounds import (
     CLOSE,
     no_rows,
     random_rows,
@@ -17,6 +17,7 @@ from lazy_rounds import (
     scarce_problem,
     solved,
 )
+from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.model.aggregated import Grouping
@@ -32,7 +33,6 @@ from poetmodel.solver.lazy.linear import add_cuts, add_rows, stage_loads
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.request import Request
 from poetmodel.time_limit import time_limit
-from worked import comb_graph, comb_problem, even_costs, skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from lazy_rounds import CLOSE, no_rows
+from kit.lazy_rounds import CLOSE, no_rows
+from kit.worked import comb_problem
 from poetmodel.errors import InputError
 from poetmodel.result import Termination
 from poetmodel.solver.lazy import LazyParams, solve_lazily
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS
 from poetmodel.solver.request import Request
-from worked import comb_problem
 
 
 @pytest.mark.parametrize("field", fields(LazyParams), ids=lambda field: field.name)

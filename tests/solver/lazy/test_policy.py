@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kit.worked import comb_problem
 from poetmodel.heuristics.greedy import construct
 from poetmodel.solver.lazy import LazyParams
 from poetmodel.solver.lazy.bounds import BoundTracker
 from poetmodel.solver.lazy.policy import Policy
 from poetmodel.solver.outcome import verify_schedule
-from worked import comb_problem
 
 if TYPE_CHECKING:
     from poetmodel.solver.outcome import Candidate

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from instances import seeded
-from lazy_rounds import CLOSE, random_rows, run_rounds, scarce_problem, solved
+from kit.instances import seeded
+from kit.lazy_rounds import CLOSE, random_rows, run_rounds, scarce_problem, solved
+from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem.infeasibility import obstacle
@@ -17,7 +18,6 @@ from poetmodel.solver.lazy.primal import PrimalHeuristic, examine
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
-from worked import comb_problem, skip_problem
 
 if TYPE_CHECKING:
     from poetmodel.problem import Problem

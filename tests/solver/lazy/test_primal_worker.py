@@ -16,8 +16,9 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 import pytest
 
-from instances import seeded
-from lazy_rounds import CLOSE, random_rows, run_rounds, scarce_problem, solved
+from kit.instances import seeded
+from kit.lazy_rounds import CLOSE, random_rows, run_rounds, scarce_problem, solved
+from kit.worked import comb_graph, even_costs
 from poetmodel.errors import BackendError
 from poetmodel.heuristics.greedy import page_everything
 from poetmodel.model.aggregated import Grouping
@@ -34,7 +35,6 @@ from poetmodel.solver.lazy.primal_worker import (
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
-from worked import comb_graph, even_costs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from instances import random_instances, random_schedule, seeded
-from lazy_rounds import (
+from kit.instances import random_instances, random_schedule, seeded
+from kit.lazy_rounds import (
     CLOSE,
     groupings_between,
     no_rows,
@@ -17,7 +17,8 @@ from lazy_rounds import (
     scarce_problem,
     solved,
 )
-from oracle import optimum
+from kit.oracle import optimum
+from kit.worked import comb_graph, even_costs, skip_problem
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.heuristics.partial_schedule import PartialSchedule
@@ -31,7 +32,6 @@ from poetmodel.solver.lazy.cuts.interval import IntervalOrigin
 from poetmodel.solver.lazy.disaggregation import ROUNDING
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import verify_schedule
-from worked import comb_graph, even_costs, skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from lazy_rounds import no_rows, scarce_problem
-from oracle import optimum
+from kit.lazy_rounds import no_rows, scarce_problem
+from kit.oracle import optimum
+from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.backends.protocol import BackendProgress, RawSolution
 from poetmodel.device import Costs
 from poetmodel.errors import BackendError
@@ -29,7 +30,6 @@ from poetmodel.solver.lazy.row_generation import RowGeneration
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import reported_bound, verify_schedule
 from poetmodel.solver.request import Request
-from worked import comb_graph, comb_problem, even_costs, skip_problem
 
 if TYPE_CHECKING:
     import subprocess

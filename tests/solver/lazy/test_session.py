@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lazy_rounds import scarce_problem
+from kit.lazy_rounds import scarce_problem
+from kit.worked import comb_graph, even_costs, skip_graph, skip_problem
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import Graph, operation
 from poetmodel.model.aggregated import Grouping
@@ -21,7 +22,6 @@ from poetmodel.solver.lazy.cuts.recompute_memory import (
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
-from worked import comb_graph, even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
     from poetmodel.solver.request import SolveProgress

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lazy_rounds import CLOSE, scarce_problem
-from oracle import optimum
+from kit.lazy_rounds import CLOSE, scarce_problem
+from kit.oracle import optimum
+from kit.worked import comb_problem, skip_problem
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
@@ -24,7 +25,6 @@ from poetmodel.solver.lazy.solve import (
 )
 from poetmodel.solver.outcome import Candidate, Outcome, verify_schedule
 from poetmodel.solver.request import Request, SolveProgress
-from worked import comb_problem, skip_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

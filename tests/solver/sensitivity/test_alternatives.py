@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from commands import training_step, write_graph
-from instances import bench_device, random_instance, seeded
-from oracle import optimum
+from kit.commands import training_step, write_graph
+from kit.instances import bench_device, random_instance, seeded
+from kit.oracle import optimum
+from kit.state_steps import random_step
+from kit.worked import skip_problem
 from poetmodel.device import Costs
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
@@ -24,8 +26,6 @@ from poetmodel.solver.sensitivity.alternatives import (
     find_alternatives,
     value_of_ram,
 )
-from state_steps import random_step
-from worked import skip_problem
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import random_instances, seeded
-from oracle import optimum
-from own_rows import constrained
+from kit.instances import random_instances, seeded
+from kit.oracle import optimum
+from kit.own_rows import constrained
+from kit.worked import comb_problem, skip_problem
 from poetmodel.model import build
 from poetmodel.problem import Problem, TotalsConstraint
 from poetmodel.result import Status, Termination
@@ -18,7 +19,6 @@ from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, Remedy, conflict, explain_infeasible
 from poetmodel.solver.sensitivity.conflict import find_conflict
 from poetmodel.solver.sensitivity.remedies import freed, name_of, stated_limits
-from worked import comb_problem, skip_problem
 
 if TYPE_CHECKING:
     from poetmodel.solver.sensitivity import Explanation

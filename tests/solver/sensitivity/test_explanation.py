@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from instances import bench_device, random_instances, seeded
-from oracle import optimum
+from kit.instances import bench_device, random_instances, seeded
+from kit.oracle import optimum
+from kit.state_steps import random_step
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, operation
@@ -21,8 +23,6 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, explain_infeasible, variants
-from state_steps import random_step
-from worked import even_costs, skip_graph, skip_problem
 
 if TYPE_CHECKING:
     from poetmodel.solver.sensitivity import Explanation, Remedy

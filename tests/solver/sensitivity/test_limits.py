@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from instances import random_instances
-from oracle import optimum
+from kit.instances import random_instances
+from kit.oracle import optimum
+from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem, Quantity, TotalsConstraint
@@ -16,7 +17,6 @@ from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import find_limits, variants
 from poetmodel.solver.sensitivity.limits import LimitState, used_limits
-from worked import even_costs, skip_graph, skip_problem
 
 
 def test_limits_of_a_graph_worked_out_by_hand() -> None:

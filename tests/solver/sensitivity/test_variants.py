@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kit.worked import skip_problem
 from poetmodel.problem import Quantity, TotalsConstraint
 from poetmodel.schedule import simulate
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import variants as module
 from poetmodel.solver.sensitivity.variants import Variant, solve_variants
-from worked import skip_problem
 
 if TYPE_CHECKING:
     import pytest

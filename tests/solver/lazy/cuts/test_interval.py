@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 
-from instances import random_schedule, seeded
-from lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
-from oracle import optimum
-from own_rows import with_random_rows
+from kit.instances import random_schedule, seeded
+from kit.lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
+from kit.oracle import optimum
+from kit.own_rows import with_random_rows
+from kit.worked import comb_graph, even_costs
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
@@ -22,7 +23,6 @@ from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.solver.lazy.cuts.interval import IntervalOrigin, IntervalSeparator
-from worked import comb_graph, even_costs
 
 if TYPE_CHECKING:
     import random

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pytest
 
-from instances import seeded
-from lazy_rounds import CLOSE, broken, no_rows, placed, ram_limit, random_rows
-from oracle import optimum
+from kit.instances import seeded
+from kit.lazy_rounds import CLOSE, broken, no_rows, placed, ram_limit, random_rows
+from kit.oracle import optimum
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs

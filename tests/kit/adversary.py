@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from instances import random_instance, scaled_instance, seeded
-from oracle import TooManyLabelsError, optimum
-from own_rows import own_rows_problem, scaled_and_constrained
+from kit.instances import random_instance, scaled_instance, seeded
+from kit.oracle import TooManyLabelsError, optimum
+from kit.own_rows import own_rows_problem, scaled_and_constrained
+from kit.state_problems import scaled_state_problem, state_problem, state_rows_problem
 from poetmodel.backends.registry import backend as back_end
 from poetmodel.device import Costs
 from poetmodel.errors import LicenceError
@@ -31,7 +32,6 @@ from poetmodel.solver.lazy import solve_lazily
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS, LazyParams
 from poetmodel.solver.outcome import accepted, finish, verify_schedule
 from poetmodel.solver.request import Request
-from state_problems import scaled_state_problem, state_problem, state_rows_problem
 
 if TYPE_CHECKING:
     import random

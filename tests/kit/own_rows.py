@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from instances import (
+from kit.instances import (
     random_instance,
     random_problem,
     random_schedule,
     scaled_instance,
     seeded,
 )
-from lazy_rounds import scarce_problem
-from oracle import optimum
+from kit.lazy_rounds import scarce_problem
+from kit.oracle import optimum
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import OWN, Problem, TotalsConstraint

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from instances import random_costs, random_problem, seeded
+from kit.instances import random_costs, random_problem, seeded
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor, operation

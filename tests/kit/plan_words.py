@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from instances import random_costs, random_graph, random_schedule
+from kit.instances import random_costs, random_graph, random_schedule
 from poetmodel.device import StorageMode
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.planner import make_plan

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from browser_pages import PATIENCE_MS, OpenPage
+from kit.browser_pages import PATIENCE_MS, OpenPage
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from explorers import Explorer
+    from kit.explorers import Explorer
 
 WIDE: dict[str, Any] = {"viewport": {"width": 1440, "height": 900}}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 60.0
 """How long a test waits for what must come [s]; no promise about speed."""
 MLP = {"model": "mlp", "device": "mkr1000"}
-STEP = Path(__file__).resolve().parents[1] / "docs" / "digits.step.json"
+STEP = Path(__file__).resolve().parents[2] / "docs" / "digits.step.json"
 """A captured step, of which C can be made."""
 LONG = {"model": "resnet50", "device": "rpi4b"}
 """A problem whose solve goes on for as long as it may."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from instances import bench_device
+from kit.instances import bench_device
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, Node, Tensor, operation
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from instances import bench_device, random_costs, random_problem, seeded
-from own_rows import constrained
+from kit.instances import bench_device, random_costs, random_problem, seeded
+from kit.own_rows import constrained
+from kit.state_steps import random_step, state, update
 from poetmodel.device import Costs
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import Problem
-from state_steps import random_step, state, update
 
 if TYPE_CHECKING:
     import random

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from eager_steps import eager_step
+from kit.eager_steps import eager_step
+from kit.toy_export import needs
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.emulator import Run, run
 from poetmodel.export.exporting import export_step
@@ -21,7 +22,6 @@ from poetmodel.plan import Op
 from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.solver.fitting import aligned_graph
 from poetmodel.torch.lowering.step import lower
-from toy_export import needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

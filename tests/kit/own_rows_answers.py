@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyomo.environ as pyo
 
-from oracle import optimum
-from own_rows import own_rows_problem
+from kit.oracle import optimum
+from kit.own_rows import own_rows_problem
 from poetmodel.errors import PoetModelError
 from poetmodel.model import build
 from poetmodel.problem import OWN, Problem
@@ -19,7 +19,7 @@ from poetmodel.solver import solve
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from oracle import Optimum
+    from kit.oracle import Optimum
     from poetmodel.problem.totals import Terms
     from poetmodel.result import SolveResult
     from poetmodel.solver.request import SolveProgress

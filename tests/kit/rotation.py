@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHARES = 8
 """Into how many shares the tests are divided."""
-KEPT = Path(__file__).with_name("kept_seeds.txt")
+KEPT = Path(__file__).parents[1] / "kept_seeds.txt"
 """The tests that failed once and always run, a name a line."""
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from instances import random_costs
+from kit.instances import random_costs
+from kit.state_steps import random_state_schedule, random_step, state, update
 from poetmodel.graph import Graph, operation
 from poetmodel.planner import make_plan
 from poetmodel.schedule import simulate
-from state_steps import random_state_schedule, random_step, state, update
 
 if TYPE_CHECKING:
     from random import Random

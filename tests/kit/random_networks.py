@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from traced_models import Through
+from kit.traced_models import Through
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from commands import invoke
+from kit.commands import invoke
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SOURCES = Path(toolchain.__file__).with_name("c")
-TOY = Path(__file__).with_name("export") / "toy"
+TOY = Path(__file__).parents[1] / "export" / "toy"
 GENERATED = {"pm_state.c", "pm_state.h", "weights.S", "kernels"}
 """What a toy does without."""
 LEARNING_RATE = 0.05
