@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
+import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,83 +23,20 @@ nn = torch.nn
 pytestmark = pytest.mark.torch
 
 
-def made(size: int) -> Any:
-    """Return a table."""
-    return torch.arange(1.0, size + 1)
-
-
-bounded = functools.lru_cache(maxsize=4)(made)
-unbounded = functools.cache(made)
-TABLES: dict[Any, Any] = {}
-LISTED: list[Any] = []
-NAME: Any = None
-
-
-class Holder:
-    """Holds a table for all its instances, and one for itself."""
-
-    table: Any = None
-
-
-OBJECT = Holder()
-
-
-def in_a_dictionary(size: int) -> Any:
-    """Keep the table under its size."""
-    if size not in TABLES:
-        TABLES[size] = made(size)
-    return TABLES[size]
-
-
-def in_a_tuple(size: int) -> Any:
-    """Keep two tables under one key."""
-    if "both" not in TABLES:
-        TABLES["both"] = (made(size), made(size) + 1)
-    return TABLES["both"][1]
-
-
-def in_a_list(size: int) -> Any:
-    """Keep the table in a list."""
-    if not LISTED:
-        LISTED.append(made(size))
-    return LISTED[0]
-
-
-def in_a_name(size: int) -> Any:
-    """Keep the table under a name of the file."""
-    global NAME  # noqa: PLW0603 - it is what some models do
-    if NAME is None:
-        NAME = made(size)
-    return NAME
-
-
-def in_an_object(size: int) -> Any:
-    """Keep the table in an object that no module reaches."""
-    if OBJECT.table is None:
-        OBJECT.table = made(size)
-    return OBJECT.table
-
-
-def in_a_class(size: int) -> Any:
-    """Keep the table in a class."""
-    if Holder.table is None:
-        Holder.table = made(size)
-    return Holder.table
-
-
-@pytest.fixture(autouse=True)
-def _empty() -> Any:
-    yield
-    globals().update(NAME=None, OBJECT=Holder())
-    Holder.table = None
-    for kept in (TABLES, LISTED):
-        kept.clear()
-    for cached in (bounded, unbounded):
-        cached.cache_clear()
+@pytest.fixture
+def keepers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Execute the file of a model anew: the collector of garbage knows all that it holds."""
+    path = find_spec("kit.keepers").origin
+    spec = spec_from_file_location("keepers", path)
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "keepers", module)
+    spec.loader.exec_module(module)
+    return module
 
 
 KEEPERS = [
-    bounded, unbounded, in_a_dictionary, in_a_tuple, in_a_list, in_a_name, in_an_object, in_a_class
+    "bounded", "unbounded", "in_a_dictionary", "in_a_tuple",
+    "in_a_list", "in_a_name", "in_an_object", "in_a_class",
 ]  # fmt: skip
 
 
@@ -112,13 +50,14 @@ def step_with(table: Callable[[int], Any]) -> Any:
     )
 
 
-@pytest.mark.parametrize("table", KEEPERS)
-def test_tables_that_code_keeps_are_as_in_eager(table: Any) -> None:
+@pytest.mark.parametrize("name", KEEPERS)
+def test_tables_that_code_keeps_are_as_in_eager(keepers: Any, name: str) -> None:
     """Compiled first, eager after it, and compiled after that: all have the same bits."""
+    table = getattr(keepers, name)
     model, loss_fn, inputs = step_with(table)
     step = pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
     alone = model(inputs[0])
-    assert torch.equal(table(4), torch.tensor([1.0, 2, 3, 4]) + (table is in_a_tuple))
+    assert torch.equal(table(4), torch.tensor([1.0, 2, 3, 4]) + (name == "in_a_tuple"))
     assert differing(step, model, loss_fn, inputs) == []
     assert torch.equal(model(inputs[0]), alone)
     again = pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
@@ -126,9 +65,10 @@ def test_tables_that_code_keeps_are_as_in_eager(table: Any) -> None:
     assert differing(step, model, loss_fn, inputs) == []
 
 
-@pytest.mark.parametrize("table", KEEPERS)
-def test_captures_that_fail_leave_nothing_behind(table: Any) -> None:
+@pytest.mark.parametrize("name", KEEPERS)
+def test_captures_that_fail_leave_nothing_behind(keepers: Any, name: str) -> None:
     """Eager goes on where a step could not be captured."""
+    table = getattr(keepers, name)
     own = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * table(4) * float(p[0](x).sum()))
     with pytest.raises(pmt.CaptureError, match="reads a tensor's value"):
         pmt.capture(*own)
@@ -136,41 +76,45 @@ def test_captures_that_fail_leave_nothing_behind(table: Any) -> None:
     assert float(table(4)[0]) in (1, 2)
 
 
-def test_what_was_kept_before_is_still_there() -> None:
+def test_what_was_kept_before_is_still_there(keepers: Any) -> None:
     """A name that forward sets anew has its old value afterwards, and the log says so."""
     kept = SimpleNamespace(last=None)
-    TABLES["last"] = torch.ones(2)
+    keepers.TABLES["last"] = torch.ones(2)
 
     def forward(parts: Any, x: Any) -> Any:
-        global NAME  # noqa: PLW0603 - it is what some models do
-        NAME = kept.last = parts[0](x)
-        return NAME
+        keepers.NAME = kept.last = parts[0](x)
+        return keepers.NAME
 
-    globals()["NAME"] = before = torch.ones(3)
+    keepers.NAME = before = torch.ones(3)
     pmt.capture(*rows(nn.Linear(4, 4), by=forward))
-    assert NAME is before
+    assert keepers.NAME is before
     assert kept.last is None
 
 
-def test_what_compiled_steps_do_not_keep_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_compiled_steps_do_not_keep_is_told(
+    keepers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Tables of a cache are no news; what forward notes for others is."""
     with caplog.at_level(logging.WARNING, "poetmodel"):
-        pmt.capture(*step_with(bounded))
+        pmt.capture(*step_with(keepers.bounded))
     assert not caplog.records
     with caplog.at_level(logging.WARNING, "poetmodel"):
-        pmt.capture(*step_with(in_a_name))
+        pmt.capture(*step_with(keepers.in_a_name))
     assert "forward keeps tensors outside of the model (NAME)" in caplog.text
 
+
+TABLES: dict[str, Any] = {}
+NAME: Any = None
 
 # -- constants -----------------------------------------------------------------------------------
 
 
-def test_values_of_constants_may_change() -> None:
+def test_values_of_constants_may_change(keepers: Any) -> None:
     """A constant is the tensor that the code holds: what is written into it counts."""
-    TABLES[4] = torch.ones(4)
-    own = step_with(in_a_dictionary)
+    keepers.TABLES[4] = torch.ones(4)
+    own = step_with(keepers.in_a_dictionary)
     step = pmt.compile(*own, ram="100%", device="rpi4b")
-    TABLES[4].mul_(3)
+    keepers.TABLES[4].mul_(3)
     assert differing(step, *own) == []
 
 
