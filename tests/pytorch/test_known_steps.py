@@ -244,7 +244,14 @@ def test_other_shapes_start_from_the_known_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is repaired for the sizes of the other batch, and valid there."""
-    compiled(own(), tmp_path)
+
+    def step_of(batch: int) -> tuple[Any, ...]:
+        torch.manual_seed(1)
+        layers = [layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.Tanh())]
+        inputs = torch.randn(batch, 16), torch.randn(batch, 16)
+        return nn.Sequential(*layers), nn.functional.mse_loss, inputs
+
+    compiled(step_of(batch=64), tmp_path)
     starts: list[Any] = []
     solve = preparation.solve
 
@@ -253,7 +260,7 @@ def test_other_shapes_start_from_the_known_schedule(
         return solve(problem, **options)
 
     monkeypatch.setattr(preparation, "solve", watched)
-    compiled(own(batch=5), tmp_path)
+    compiled(step_of(batch=80), tmp_path)
     ((problem, start),) = starts
     assert start is not None
     assert known_steps.accepted(problem, start) is not None
