@@ -1,8 +1,8 @@
 """Ablation: a sample of the grid, solved with one part of the row generation left out at a time.
 
 ``python bench/ablation.py --out bench/results/$(date +%F)-ablation.jsonl`` runs everything;
-``python scripts/make_results.py`` puts the means into ``docs/lazy.md``. A variant is one entry of
-`VARIANTS`: other `LazyParams`, another seed, or a part that no parameter switches off.
+``python scripts/make_results.py`` puts the means into ``bench/lazy-records.md``. A variant is one
+entry of `VARIANTS`: other `LazyParams`, another seed, or a part that no parameter switches off.
 ``--captures`` takes captured models instead, and ``--out`` should then end in
 ``-ablation-captures.jsonl``, which gets a table of its own.
 """

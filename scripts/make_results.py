@@ -13,9 +13,9 @@ own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``,
 the README's table of boards, the last ``*-coverage.jsonl`` for ``docs/pytorch-models.md``, the
 last ``*-curve.jsonl`` for the chart ``docs/training-curve.svg``, and the last other file for all
 else; the last
-``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``docs/lazy.md``; charts lie
-beside their pages, that of ``docs/tested.md`` is of its own table; ``docs/paper-figures.md`` and
-the pictures beside it are made of ``bench/results/figures/``.
+``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``bench/lazy-records.md``;
+charts lie beside their pages, that of ``docs/tested.md`` is of its own table;
+``docs/paper-figures.md`` and the pictures beside it are made of ``bench/results/figures/``.
 ``--check`` writes nothing, needs no matplotlib, and exits 1 where something is not what the records
 say. Without a record there is no page.
 """
@@ -66,7 +66,7 @@ MODELS_PAGE: Final = ROOT / "docs" / "pytorch-models.md"
 BOARDS_PAGE: Final = ROOT / "docs" / "on-a-microcontroller.md"
 INDEX: Final = ROOT / "docs" / "index.md"
 TESTED_PAGE: Final = ROOT / "docs" / "tested.md"
-LAZY_PAGE: Final = ROOT / "docs" / "lazy.md"
+ABLATION_PAGE: Final = ROOT / "bench" / "lazy-records.md"
 PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
 README: Final = ROOT / "README.md"
 
@@ -96,10 +96,10 @@ def due() -> dict[Path, str]:
     pages = {FIGURES_PAGE: figures.page_text(FIGURES_PAGE, RESULTS / "figures")}
     ablations = sorted(RESULTS.glob("*-ablation.jsonl"))
     if ablations:
-        text = LAZY_PAGE.read_text(encoding="utf-8")
+        text = ABLATION_PAGE.read_text(encoding="utf-8")
         files = (ablations[-1], *sorted(RESULTS.glob("*-ablation-*.jsonl")))
         block = ablation.page(*map(ablation.read, files))
-        pages[LAZY_PAGE] = replace_block(text, "ablation", block)
+        pages[ABLATION_PAGE] = replace_block(text, "ablation", block)
     boards_source, exported = read_newest("*-mcu.jsonl")
     trains_source, stepped = read_newest("*-trains.jsonl")
     if stepped:

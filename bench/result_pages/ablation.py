@@ -1,4 +1,4 @@
-"""What `docs/lazy.md` says of the ablation: means over a sample, and single runs."""
+"""What `bench/lazy-records.md` says of the ablation: means over a sample, and single runs."""
 
 from __future__ import annotations
 
