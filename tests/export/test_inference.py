@@ -17,9 +17,9 @@ from torch.nn import functional  # noqa: E402
 import poetmodel.torch as pmt  # noqa: E402
 from kit.export_agreement import QUICK_BUILD  # noqa: E402
 from kit.kernel_calls import Memory  # noqa: E402
+from kit.shared_objects import build  # noqa: E402
 from kit.toy_export import needs  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
-from poetmodel.export import toolchain  # noqa: E402
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes  # noqa: E402
 from poetmodel.export.emulator import run  # noqa: E402
 from poetmodel.export.exporting import export_step  # noqa: E402
@@ -127,7 +127,7 @@ def check_inference(
     batches = inputs_of(model, 2)
     real = "<f8" if target is Target.HOST_DOUBLE else "<f4"
     quick = (QUICK_BUILD,) if target is Target.HOST_DOUBLE else ()
-    program = toolchain.build(folder, target, settings=("POISON=1", *quick, *settings))
+    program = build(folder, target, settings=("POISON=1", *quick, *settings))
     given: dict[str, Any] = {"inputs": file_of(batches, real), "steps": STEPS, "learning_rate": 0.1}
     with_it = run(program, target, folder, words=("infer=outputs.bin",), **given)
     found = np.fromfile(folder / "outputs.bin", real).reshape(len(LABELS), 4)

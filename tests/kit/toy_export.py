@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from kit.shared_objects import STORE, build, digest
 from poetmodel.export import toolchain
 from poetmodel.export.emulator import Run, run
 from poetmodel.export.toolchain import Target
@@ -50,7 +51,7 @@ class Toys:
             hidden = shutil.ignore_patterns(*GENERATED)
             shutil.copytree(SOURCES, folder, ignore=hidden)
             shutil.copytree(TOY, folder, dirs_exist_ok=True)
-            self._built[key] = toolchain.build(folder, target, settings=settings)
+            self._built[key] = build(folder, target, settings=settings)
         return self._built[key]
 
     def run(
@@ -100,10 +101,13 @@ def expected(steps: int) -> tuple[list[float], np.ndarray, float]:
 
 
 def library(folder: Path, *sources: str, flags: Sequence[str] = ()) -> ctypes.CDLL:
-    """Build a library of some C files of the runtime, and load it."""
+    """Build a library of some C files of the runtime, and load it with variables of its own."""
     needs(Target.HOST)
-    path = folder / f"{Path(sources[0]).stem}{len(list(folder.iterdir()))}.so"
     options = ["-std=c11", "-O2", "-shared", "-fPIC", f"-I{SOURCES}", f"-I{TOY}", *flags]
     files = [TOY / each if (TOY / each).is_file() else SOURCES / each for each in sources]
-    subprocess.run(["cc", *options, "-o", path, *files, "-lm"], check=True)
-    return ctypes.CDLL(str(path))
+    name = f"{Path(sources[0]).stem}{digest(*options, *files)}.so"
+    command = ["cc", *options, *files, "-lm", "-o"]
+    kept = STORE.keep(name, lambda path: subprocess.run([*command, path], check=True))
+    own = folder / f"{len(list(folder.iterdir()))}{name}"
+    shutil.copyfile(kept, own)
+    return ctypes.CDLL(str(own))
