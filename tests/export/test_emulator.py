@@ -17,6 +17,7 @@ from kit.export_agreement import (  # noqa: E402
     batches_like,
     condition,
     lowered,
+    more_networks,
     torch_steps,
 )
 from mcu.networks import NETWORKS  # noqa: E402
@@ -55,7 +56,7 @@ def on_board(
     [
         ("bert-block", "momentum"),
         *(
-            pytest.param(*pair, marks=pytest.mark.slow)
+            pytest.param(*pair, marks=pytest.mark.seeds)
             for pair in (("resnet8-thin", "sgd"), ("unet", "adam"), ("ds-cnn", "sgd"))
         ),
     ],
@@ -70,7 +71,7 @@ def test_schedules_give_the_bits_of_keep_all(name: str, optimizer: str, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [Target.M3, Target.M7])
-@pytest.mark.parametrize("name", ["bert-block", "resnet8-thin", "m5"])
+@pytest.mark.parametrize("name", more_networks(("bert-block", "resnet8-thin", "m5")))
 def test_boards_give_the_same_bits(name: str, target: Target, tmp_path: Path) -> None:
     """Soft floats of an M3 and those of an M7 are those of an M4.
 
@@ -89,11 +90,9 @@ def test_boards_give_the_same_bits(name: str, target: Target, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
-        "bert-block",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("resnet8", "ds-cnn", "lenet", "autoencoder", "unet", "m5", "vit-block")
-        ),
+        "lenet",
+        pytest.param("bert-block", marks=pytest.mark.slow),
+        *more_networks(("resnet8", "ds-cnn", "autoencoder", "unet", "m5", "vit-block"), always=()),
     ],
 )
 def test_floats_are_near_torch(name: str, tmp_path: Path) -> None:

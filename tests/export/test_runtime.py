@@ -15,7 +15,7 @@ from poetmodel.export.toolchain import Target, ToolchainError
 if TYPE_CHECKING:
     from pathlib import Path
 
-BOARDS = (Target.M3, Target.M4, Target.M7)
+BOARDS = [Target.M4, *(pytest.param(t, marks=pytest.mark.slow) for t in (Target.M3, Target.M7))]
 STEPS = BATCHES + 2
 TORN, SHORT, CHECKSUM = 1, 3, 5
 PAGE = 2
