@@ -90,9 +90,9 @@ def test_the_budget_counts_state_and_inputs() -> None:
     """A moment more takes as much more; a budget without room for state says what takes it."""
     sizes = {}
     for name in ("sgd", "momentum"):
-        twins = large(name)
+        twins = Twins(residual(), OPTIMIZERS[name])
         sizes[name] = compiled(twins).compiled.keep_all_bytes
-    parameters = sum(p.nbytes for p in large("sgd").model.parameters())
+    parameters = sum(p.nbytes for p in twins.model.parameters())
     assert sizes["momentum"] - sizes["sgd"] == parameters
     with pytest.raises(BudgetError, match="parameters, buffers, and what the optimizer keeps"):
         compiled(large("momentum"), ram=50_000)

@@ -10,7 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.traced_models import (  # noqa: E402  # noqa: E402
+from kit.quick import quick  # noqa: E402
+from kit.traced_models import (  # noqa: E402
     STEPS,
     Through,
     checkpointed,
@@ -136,7 +137,9 @@ def wrong(parts: Any, x: Any) -> Any:
     ("function", "line", "fragments"),
     [
         (branch, "if y.sum() > 0", ("_local_scalar_dense", "torch.where")),
-        (item, ".item()", ("_local_scalar_dense", "outside of the step")),
+        pytest.param(
+            item, ".item()", ("_local_scalar_dense", "outside of the step"), marks=pytest.mark.slow
+        ),
         (mask, "y[y > 0]", ("aten.nonzero", "masked_fill")),
         (convert, "x.numpy()", (".numpy()", "torch operations")),
         (foreign, "* SCALE.mul_(2)", ("no parameter, buffer or input", "register_buffer")),
@@ -271,7 +274,9 @@ def equal(own: Any) -> bool:
     return all(torch.equal(value, found[key]) for key, value in expected.items())
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
+@pytest.mark.parametrize(
+    "mode", quick(MODES, MODES[2:3]), ids=lambda mode: "-".join(map(str, mode.values()))
+)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_upsampling_is_that_of_eager(mode: dict[str, Any], channels_last: bool) -> None:
     """Whatever the mode and the layout; the operator itself is in the graph."""
@@ -365,7 +370,10 @@ def at_random(parts: Any, x: Any) -> Any:
     return parts[0](x) + torch.randn(3, 4)
 
 
-@pytest.mark.parametrize("forward", [by_function, within_fork, by_generator, at_random])
+@pytest.mark.parametrize(
+    "forward",
+    quick((by_function, within_fork, by_generator, at_random), (by_function, by_generator)),
+)
 def test_seeding_is_refused(forward: Any) -> None:
     """The error names the line; the generator can be seeded afterwards, and is as it was."""
     step = rows(nn.Linear(4, 4), by=forward)
