@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from poetmodel.torch.inputs import flatten, unflatten  # noqa: E402
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def same_as_eager(step: pmt.Step, model: Any, expected: Any, *batch: Any) -> boo
     )
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("kind", quick(BATCHES, ("dict", "encoding", "fixed")))
 def test_mappings_are_batches(kind: str) -> None:
     """The model gets one of the type that was given, with the values of the call."""
     torch.manual_seed(1)
@@ -176,7 +177,7 @@ def test_mappings_within_others_are_batches_too() -> None:
     assert step.verify().equal
 
 
-@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("kind", quick(BATCHES, ("dict", "encoding", "fixed")))
 def test_a_batch_is_given_by_name_where_forward_has_its_keys(kind: str) -> None:
     """``model(**batch).loss``, as models of sentences are called."""
     torch.manual_seed(1)

@@ -16,9 +16,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.eager_steps import differing, eager_step, outcome, unequal  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from kit.random_programs import random_plan  # noqa: E402
 from kit.small_networks import ARCHITECTURES, residual_step, transformer_step  # noqa: E402
-from kit.traced_models import STEPS, residual, rows  # noqa: E402
+from kit.traced_models import QUICK_STEPS, STEPS, residual, rows  # noqa: E402
 from poetmodel.plan import Instruction, Op, Plan  # noqa: E402
 from poetmodel.torch import PageError, compile, trace  # noqa: E402
 from poetmodel.torch.runtime import Runner  # noqa: E402
@@ -385,7 +386,7 @@ def test_random_plans_run_as_eager(name: str, mode: str, tmp_path: Path) -> None
     check_random(ARCHITECTURES[name](), mode, tmp_path, range(3))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", quick(STEPS, QUICK_STEPS))
 def test_random_plans_of_all_kinds_of_modules(name: str, tmp_path: Path) -> None:
     """Frozen, tied, unused, random, low-precision and other parts run as eager."""
     torch.manual_seed(1)

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import differing  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from kit.traced_models import Through, rows  # noqa: E402
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 
@@ -165,7 +166,14 @@ FIRING = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
 
 @FIRING
-@pytest.mark.parametrize("kind", HOOKS | OTHERS)
+@pytest.mark.parametrize(
+    "kind",
+    quick(
+        HOOKS | OTHERS,
+        ("before forward with keywords", "backward", "mode", "module replaced", "global hook",
+         "nested container", "object", "class"),
+    ),
+)  # fmt: skip
 def test_a_capture_leaves_modules_as_they_were(kind: str) -> None:
     """Compiling and verifying change nothing, and the step computes what eager's first does."""
     own = step_of((HOOKS | OTHERS)[kind])
@@ -180,7 +188,7 @@ def test_a_capture_leaves_modules_as_they_were(kind: str) -> None:
 
 
 @FIRING
-@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("kind", quick(HOOKS, ("forward", "backward")))
 def test_hooks_of_the_first_pass_are_captured_once(kind: str) -> None:
     """However often PyTorch runs the model meanwhile."""
     own = step_of(HOOKS[kind])
@@ -231,7 +239,7 @@ def hooked(module: Any) -> None:
         (hooked, r"parameter 'weight' of module '0\.inner' gets a hook in forward"),
     ],
 )
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_parameters_that_forward_changes_are_refused(
     change: Callable[[Any], None], words: str, late: bool
 ) -> None:
@@ -286,7 +294,9 @@ def of_fresh_generator(_: Any) -> float:
     return random.Random().random()  # noqa: S311
 
 
-@pytest.mark.parametrize("constant", [clock, count, of_system, of_fresh_generator])
+@pytest.mark.parametrize(
+    "constant", quick((clock, count, of_system, of_fresh_generator), (count, of_system))
+)
 def test_what_is_another_constant_each_time_is_refused(constant: Callable[[Any], float]) -> None:
     """Eager runs twice at compile: a clock, a count and other random numbers show."""
     model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * constant(model))
@@ -442,7 +452,9 @@ def test_generators_without_a_state_may_be_held() -> None:
         pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
 
 
-@pytest.mark.parametrize("kind", ["random", "numpy generator", "numpy state"])
+@pytest.mark.parametrize(
+    "kind", quick(("random", "numpy generator", "numpy state"), ("random", "numpy generator"))
+)
 def test_draws_of_generators_that_modules_hold_are_refused(kind: str) -> None:
     """Also from an object that a module holds."""
     numpy = pytest.importorskip("numpy")

@@ -130,7 +130,12 @@ def differing_now(twins: Twins) -> list[str]:
 
 @pytest.mark.parametrize(
     ("optimizer", "clip"),
-    [("sgd", None), ("nesterov", 0.1), ("adam, weight decay", None), ("amsgrad", 0.1)],
+    [
+        ("sgd", None),
+        ("amsgrad", 0.1),
+        pytest.param("nesterov", 0.1, marks=pytest.mark.slow),
+        pytest.param("adam, weight decay", None, marks=pytest.mark.slow),
+    ],
 )
 def test_every_optimizer_updates_state_on_storage(
     optimizer: str, clip: float | None, tmp_path: Path
@@ -293,7 +298,7 @@ def test_reports_tell_state_on_storage(tmp_path: Path) -> None:
         assert "rollback" not in step.verify().summary()
 
 
-@pytest.mark.parametrize("rollback", [False, True])
+@pytest.mark.parametrize("rollback", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_state_moves_where_another_plan_has_other_homes(tmp_path: Path, rollback: bool) -> None:
     """A plan that takes over between steps finds state in its homes, also to be verified."""
     twins = twins_of("perceptron")
@@ -311,7 +316,7 @@ def test_state_moves_where_another_plan_has_other_homes(tmp_path: Path, rollback
         assert not differing(twins, step, 2)
 
 
-@pytest.mark.parametrize("rollback", [False, True])
+@pytest.mark.parametrize("rollback", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_checkpoint_may_be_loaded_before_the_first_step(tmp_path: Path, rollback: bool) -> None:
     """Moments that are loaded into an optimizer without any are what the first step begins with."""
     twins = twins_of("perceptron")

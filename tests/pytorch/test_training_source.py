@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import poetmodel as pm  # noqa: E402
 from kit.optimizer_steps import OPTIMIZERS, SGD, Twins, grouped, in_order, runner  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from kit.small_networks import ARCHITECTURES, residual_step  # noqa: E402
 from kit.traced_models import STEPS, residual, rows  # noqa: E402
 from poetmodel.graph import Graph, Phase  # noqa: E402
@@ -25,9 +26,18 @@ if TYPE_CHECKING:
 nn = torch.nn
 pytestmark = pytest.mark.torch
 
+QUICK = (("sgd", None), ("nesterov", 0.1), ("amsgrad", None), ("adam, foreach", 0.1))
+"""Optimizers and norms of gradients that the quick tests try."""
 
-@pytest.mark.parametrize("clip", [None, 0.1])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+
+@pytest.mark.parametrize(
+    ("name", "clip"),
+    [
+        pytest.param(name, clip, marks=[] if (name, clip) in QUICK else pytest.mark.slow)
+        for name in OPTIMIZERS
+        for clip in (None, 0.1)
+    ],
+)
 def test_every_optimizer_updates_as_eager(name: str, clip: float | None) -> None:
     """After each of three steps loss, parameters, buffers and moments are eager's, bit by bit."""
     torch.manual_seed(1)
@@ -109,7 +119,7 @@ def with_recomputations(graph: Graph, random: Random, share: float) -> Iterator[
         replaced |= {state_of[i] for i in graph.outputs_of[k] if i in state_of}
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", quick(ARCHITECTURES, ("residual", "transformer")))
 def test_recomputing_changes_no_bit(name: str) -> None:
     """Programs that compute at random again what they may give the same updates."""
     torch.manual_seed(1)
@@ -171,8 +181,17 @@ def deep() -> Any:
     return model, nn.functional.mse_loss, (torch.randn(2, 64), torch.randn(2, 64))
 
 
-@pytest.mark.parametrize("clip", [None, 0.1])
-@pytest.mark.parametrize("name", ["sgd", "nesterov", "adam"])
+@pytest.mark.parametrize(
+    ("name", "clip"),
+    [
+        ("nesterov", 0.1),
+        ("adam", None),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (("sgd", None), ("sgd", 0.1), ("nesterov", None), ("adam", 0.1))
+        ),
+    ],
+)
 @pytest.mark.parametrize("make", [wide, deep])
 def test_memory_is_what_the_simulator_says(make: Any, name: str, clip: float | None) -> None:
     """The peak of the tensors of a step is the simulator's, operators in place included."""

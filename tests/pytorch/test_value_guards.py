@@ -234,14 +234,14 @@ def check_random_readings(seed: int) -> None:
         assert differing(step, *with_mask(own, *mask)) == [], (seed, mask)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_readings(seed: int) -> None:
     """Masks change what is read of them, or not: loss and gradients are eager's."""
     check_random_readings(seed)
 
 
 @pytest.mark.seeds
-@pytest.mark.parametrize("seed", range(4, 100))
+@pytest.mark.parametrize("seed", range(2, 100))
 def test_more_random_readings(seed: int) -> None:
     """The same for more models and masks."""
     check_random_readings(seed)
