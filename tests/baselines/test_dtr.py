@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from kit.baseline_checks import valid_or_refused
 from kit.chains import chain_costs, random_training_graph, training_chain
 from kit.instances import random_instances, seeded
+from kit.quick import quick
 from kit.simrd_reference import Simrd
 from kit.strategies import graphs
 from kit.worked import even_costs, skip_graph, skip_problem
@@ -227,7 +228,7 @@ def test_nothing_is_evicted_at_full_ram(method: object) -> None:
     assert method(problem) == checkpoint_all(problem.graph)
 
 
-@pytest.mark.parametrize("heuristic", [*HEURISTICS, "liveness"])
+@pytest.mark.parametrize("heuristic", quick([*HEURISTICS, "liveness"], ("full", "eq", "liveness")))
 def test_schedules_keep_the_budget_or_are_refused(heuristic: str) -> None:
     """Whatever the graph, the schedule is valid and within RAM, or there is a reason."""
     found = 0
@@ -373,7 +374,7 @@ def _clocks(problem: Problem, heuristic: str) -> tuple[float | None, float | Non
 
 
 @pytest.mark.parametrize("heuristic", ["full", "eq"])
-@pytest.mark.parametrize("ram", ["45%", "50%", "60%", "70%"])
+@pytest.mark.parametrize("ram", quick(["45%", "50%", "60%", "70%"], ["50%"]))
 def test_runtime_is_the_authors_on_the_true_resnet(heuristic: str, ram: str) -> None:
     """The clock at the end is that of the transcription, at every budget."""
     ours, theirs = _clocks(_resnet(ram), heuristic)
@@ -381,11 +382,12 @@ def test_runtime_is_the_authors_on_the_true_resnet(heuristic: str, ram: str) -> 
     assert ours == pytest.approx(theirs, rel=1e-12)
 
 
+@pytest.mark.parametrize("seeds", quick([range(75), range(75, 150)], [range(75)]), ids=str)
 @pytest.mark.parametrize("heuristic", ["full", "eq"])
-def test_runtime_is_the_authors_on_random_graphs(heuristic: str) -> None:
+def test_runtime_is_the_authors_on_random_graphs(heuristic: str, seeds: range) -> None:
     """Also with several outputs a node, at budgets where it thrashes or ends."""
     outcomes: dict[str, int] = {"again": 0, "refused": 0}
-    for seed in range(150):
+    for seed in seeds:
         graph = random_training_graph(seeded(f"simrd/{seed}"), 7)
         graph = _without_workspace(graph)
         costs = chain_costs(graph, seconds=[1 + k * 7 % 5 for k in range(len(graph.nodes))])

@@ -11,5 +11,9 @@ if TYPE_CHECKING:
 
 
 def quick(values: Iterable[Any], chosen: Container[Any]) -> list[Any]:
-    """Return parameters, marked slow but for those that are chosen."""
-    return [v if v in chosen else pytest.param(v, marks=pytest.mark.slow) for v in values]
+    """Return parameters, or tuples of them, marked slow but for those that are chosen."""
+    return [v if v in chosen else pytest.param(*_values(v), marks=pytest.mark.slow) for v in values]
+
+
+def _values(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

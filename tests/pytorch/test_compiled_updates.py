@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from kit.small_networks import residual_step, transformer_step  # noqa: E402
 from kit.traced_models import residual, rows  # noqa: E402
 from poetmodel.errors import BudgetError  # noqa: E402
@@ -156,7 +157,7 @@ def test_a_lost_page_says_that_updates_may_be_torn(tmp_path: Path) -> None:
         assert not trained(twins, step)  # with a new file; nothing had been done
 
 
-@pytest.mark.parametrize("minimize", ["writes", "ram", "energy"])
+@pytest.mark.parametrize("minimize", quick(["writes", "ram", "energy"], ["writes"]))
 def test_all_state_is_in_ram_whatever_is_minimized(minimize: str, tmp_path: Path) -> None:
     """A home on storage costs no byte written where state is reserved; it is RAM all the same."""
     twins = Twins(residual(), OPTIMIZERS["momentum"])

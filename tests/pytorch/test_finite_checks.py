@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import differing, outcome, unequal  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 
@@ -61,7 +62,7 @@ def compiled(kind: str, **options: Any) -> tuple[Any, pmt.Step]:
     return own, pmt.compile(*own, ram="100%", device="rpi4b", **options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick(KINDS, ("all finite", "any", "joined")))
 def test_steps_on_finite_numbers_are_those_of_eager(kind: str) -> None:
     """What the model asks changes nothing; the line that asks is known."""
     own, step = compiled(kind)

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from kit.small_networks import residual_step  # noqa: E402
 from poetmodel.errors import BudgetError  # noqa: E402
 from poetmodel.heuristics.greedy import page_everything  # noqa: E402
@@ -130,12 +131,10 @@ def differing_now(twins: Twins) -> list[str]:
 
 @pytest.mark.parametrize(
     ("optimizer", "clip"),
-    [
-        ("sgd", None),
-        ("amsgrad", 0.1),
-        pytest.param("nesterov", 0.1, marks=pytest.mark.slow),
-        pytest.param("adam, weight decay", None, marks=pytest.mark.slow),
-    ],
+    quick(
+        [("sgd", None), ("nesterov", 0.1), ("adam, weight decay", None), ("amsgrad", 0.1)],
+        [("sgd", None), ("amsgrad", 0.1)],
+    ),
 )
 def test_every_optimizer_updates_state_on_storage(
     optimizer: str, clip: float | None, tmp_path: Path

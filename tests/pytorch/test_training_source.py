@@ -32,11 +32,7 @@ QUICK = (("sgd", None), ("nesterov", 0.1), ("amsgrad", None), ("adam, foreach", 
 
 @pytest.mark.parametrize(
     ("name", "clip"),
-    [
-        pytest.param(name, clip, marks=[] if (name, clip) in QUICK else pytest.mark.slow)
-        for name in OPTIMIZERS
-        for clip in (None, 0.1)
-    ],
+    quick([(name, clip) for name in OPTIMIZERS for clip in (None, 0.1)], QUICK),
 )
 def test_every_optimizer_updates_as_eager(name: str, clip: float | None) -> None:
     """After each of three steps loss, parameters, buffers and moments are eager's, bit by bit."""
@@ -183,14 +179,10 @@ def deep() -> Any:
 
 @pytest.mark.parametrize(
     ("name", "clip"),
-    [
-        ("nesterov", 0.1),
-        ("adam", None),
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("sgd", None), ("sgd", 0.1), ("nesterov", None), ("adam", 0.1))
-        ),
-    ],
+    quick(
+        [(name, clip) for name in ("sgd", "nesterov", "adam") for clip in (None, 0.1)],
+        [("nesterov", 0.1), ("adam", None)],
+    ),
 )
 @pytest.mark.parametrize("make", [wide, deep])
 def test_memory_is_what_the_simulator_says(make: Any, name: str, clip: float | None) -> None:
