@@ -314,7 +314,7 @@ def test_refuses_with_the_step_that_does_not_fit() -> None:
     problem = skip_problem(recompute=False)
     with pytest.raises(MethodNotApplicableError, match=r"the step 'c' .* no tensor may leave RAM"):
         dtr(problem)
-    with pytest.raises(MethodNotApplicableError, match="no tensor may leave RAM"):
+    with pytest.raises(MethodNotApplicableError, match="leave RAM"):
         dtr_paging(skip_problem(recompute=False, aux_bytes=3))
     assert dtr_paging(problem).M_in == ((3, 0),)
 

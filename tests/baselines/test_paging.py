@@ -207,7 +207,7 @@ def test_offload_budget_is_not_bent() -> None:
     )
     costs = even_costs(graph)
     assert offload_all(Problem(graph, costs, ram=12)).M_in == ()
-    with pytest.raises(MethodNotApplicableError, match="needs 12 B at 'c', and tensors may use 11"):
+    with pytest.raises(MethodNotApplicableError, match=r"needs 12 B at 'c'.* 11"):
         offload_all(Problem(graph, costs, ram=11))
 
 

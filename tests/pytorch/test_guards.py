@@ -59,7 +59,7 @@ def test_tied_weights_are_noticed() -> None:
     own, step = layers()
     model, _, inputs = own
     model[3].weight = model[0].weight
-    with pytest.raises(pmt.CaptureError, match=r"3\.weight was not the same tensor as 0\.weight"):
+    with pytest.raises(pmt.CaptureError, match=r"3\.weight was not .* 0\.weight"):
         step(*inputs)
 
 
@@ -81,7 +81,7 @@ def test_inputs_that_get_gradients_may_not_become_others() -> None:
     step = pmt.compile(model, loss_fn, (x, x), ram="100%", device="rpi4b")
     assert differing(step, model, loss_fn, (x, x)) == []
     other = x.detach().clone().requires_grad_()
-    with pytest.raises(pmt.CaptureError, match=r"inputs\[1\] was the same tensor as inputs\[0\]"):
+    with pytest.raises(pmt.CaptureError, match=r"inputs\[1\] was .* inputs\[0\]"):
         step(x, other)
 
 
@@ -137,7 +137,7 @@ def test_hooks_of_parameters_of_the_loss_are_refused() -> None:
     model, _, inputs = rows(nn.Linear(4, 4))
     loss_fn.forward = lambda y, t: (y - t).square().mean() * loss_fn[0].weight.sum()
     loss_fn[0].weight.register_hook(times_ten)
-    with pytest.raises(pmt.CaptureError, match=r"0\.weight: a compiled step does not run hooks"):
+    with pytest.raises(pmt.CaptureError, match=r"0\.weight: .*hooks"):
         pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
 
 
@@ -148,7 +148,7 @@ def test_hooks_of_inputs_are_refused(register: Callable[[torch.Tensor], Any]) ->
     x.requires_grad_()
     step = pmt.compile(model, loss_fn, (x, y), ram="100%", device="rpi4b")
     register(x)
-    with pytest.raises(pmt.CaptureError, match=r"inputs\[0\]: a compiled step does not run hooks"):
+    with pytest.raises(pmt.CaptureError, match=r"inputs\[0\]: .*hooks"):
         step(x, y)
 
 
@@ -219,7 +219,7 @@ def normalize_less(model: Any) -> None:
     ("change", "words"),
     [
         (replace_dropout, "2: another module is there, or none"),
-        pytest.param(replace_linear, "3: another module is there, or none", marks=pytest.mark.slow),
+        pytest.param(replace_linear, "3: another module", marks=pytest.mark.slow),
         (append, "modules were added to the model"),
         (drop_bias, r"3\.bias was .* and is None"),
         (drop_more, r"2\.p was 0\.5 and is 0\.9"),

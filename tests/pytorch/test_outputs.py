@@ -203,7 +203,7 @@ def kept() -> pmt.Step:
     [
         (lambda step, b: step(x=b["x"]), r"\(labels, x\), and labels missing"),
         (lambda step, b: step(**b, scale=1.0), "and scale new"),
-        (lambda step, b: step(x=b["x"], y=b["labels"]), "and labels missing and y new"),
+        (lambda step, b: step(x=b["x"], y=b["labels"]), "labels missing and y new"),
         (lambda step, b: step(b["x"], b["labels"]), r"by name.*step\(\*\*batch\); got 2 without"),
         (lambda step, b: step({"x": b["x"]}, labels=b["labels"]), "by name.*; got labels"),
         (lambda step, _: step(), "labels, x missing"),
@@ -224,7 +224,7 @@ def test_other_names_are_told(call: Callable[..., Any], words: str, kept: pmt.St
 @pytest.mark.parametrize(
     ("rows", "loss_fn", "words"),
     [
-        ({"x": torch.ones(2, 4)}, None, "no loss in the dict.*labels"),
+        ({"x": torch.ones(2, 4)}, None, "no loss .*dict.*labels"),
         ({"x": torch.ones(2, 4), "y": 1}, None, "unexpected keyword argument 'y'"),
         ({"labels": torch.ones(2)}, None, "missing a required argument: 'x'"),
         ({"x": torch.ones(2, 4)}, nn.functional.mse_loss, "loss_fn: a batch of named inputs"),

@@ -108,7 +108,7 @@ def full(step: Paged, monkeypatch: pytest.MonkeyPatch) -> str:
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     del step
-    return "could not be written: No space left"
+    return "No space left"
 
 
 def short(step: Paged, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -137,7 +137,7 @@ def changed(step: Paged, monkeypatch: pytest.MonkeyPatch) -> str:
         return got
 
     monkeypatch.setattr(os, "preadv", preadv)
-    return "is not what was written"
+    return "not what was"
 
 
 @pytest.mark.parametrize("fault", [truncated, removed, full, short, changed])

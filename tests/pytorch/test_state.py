@@ -232,11 +232,11 @@ def hooked(module: Any) -> None:
     ("change", "words"),
     [
         (new_parameter, "parameter 'scale' of module '0' is new after forward"),
-        (new_layer, r"parameter 'bias' of module '0\.layer' is new after forward"),
+        (new_layer, r"'bias' of module '0\.layer' is new"),
         (replaced, r"parameter 'weight' of module '0\.inner' is assigned in forward"),
-        (taken, r"parameter 'weight' of module '0\.unused' is taken away in forward"),
+        (taken, r"'weight' of module '0\.unused' is taken"),
         (parametrized, r"module '0\.inner.*' is"),
-        (hooked, r"parameter 'weight' of module '0\.inner' gets a hook in forward"),
+        (hooked, r"'weight' of module '0\.inner' gets a hook"),
     ],
 )
 @pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -330,7 +330,7 @@ def too_large_in_eager(parts: Any, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("forward", "words"),
     [
-        (too_large, r"aten\.empty\S* fails on the example inputs with RuntimeError: .*memory"),
+        (too_large, r"aten\.empty\S* fails .*memory"),
         (too_large_in_eager, "one step of PyTorch: there is not enough memory at .*smaller batch"),
     ],
 )
@@ -448,7 +448,7 @@ def test_generators_without_a_state_may_be_held() -> None:
     model.draws, model.drawing = random.SystemRandom(), False
     pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
     model.drawing = True
-    with pytest.raises(pmt.CaptureError, match="gives other results when the step runs again"):
+    with pytest.raises(pmt.CaptureError, match="other results"):
         pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
 
 
