@@ -78,6 +78,12 @@ def built(kernel: str) -> Callable[..., None]:
     return function  # type: ignore[no-any-return]
 
 
+def real(*shape: int) -> torch.Tensor:
+    """Return random numbers in double."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
 class Memory:
     """Buffers of a step, each between guards; what nobody wrote is poisoned."""
 
