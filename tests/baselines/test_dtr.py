@@ -18,7 +18,7 @@ from kit.strategies import graphs
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.baselines import run
 from poetmodel.baselines.dtr import Runtime, dtr, dtr_paging
-from poetmodel.baselines.dtr_scores import HEURISTICS
+from poetmodel.baselines.dtr_scores import HEURISTICS, CostSets
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.graph import (
@@ -31,7 +31,7 @@ from poetmodel.graph import (
 )
 from poetmodel.graph.zoo import resnet18_cifar
 from poetmodel.problem import Problem
-from poetmodel.schedule import checkpoint_all, simulate
+from poetmodel.schedule import simulate
 
 
 def _two_victims(*, a_s: float, recomputable: bool = True) -> Problem:
@@ -220,14 +220,6 @@ def test_source_of_an_evicted_tensor_stays() -> None:
     assert (5, 0) in schedule.S_RAM
 
 
-@pytest.mark.parametrize("method", [dtr, dtr_paging])
-def test_nothing_is_evicted_at_full_ram(method: object) -> None:
-    """At the checkpoint-all peak the schedule is checkpoint-all."""
-    problem = skip_problem(ram="100%")
-    assert callable(method)
-    assert method(problem) == checkpoint_all(problem.graph)
-
-
 @pytest.mark.parametrize("heuristic", quick([*HEURISTICS, "liveness"], ("full", "eq", "liveness")))
 def test_schedules_keep_the_budget_or_are_refused(heuristic: str) -> None:
     """Whatever the graph, the schedule is valid and within RAM, or there is a reason."""
@@ -236,21 +228,6 @@ def test_schedules_keep_the_budget_or_are_refused(heuristic: str) -> None:
         schedule = valid_or_refused(lambda given: dtr(given, heuristic), problem)
         found += schedule is not None and len(schedule.R) > len(problem.graph.nodes)
     assert found > 5
-
-
-def test_paging_keeps_the_budget_or_is_refused() -> None:
-    """So does the variant with storage, which both pages and recomputes."""
-    paged = again = 0
-    for problem in random_instances(300, (3, 9), seed=52, resident=True, below_floor=True):
-        schedule = valid_or_refused(dtr_paging, problem)
-        if schedule is not None:
-            paged += bool(schedule.M_in)
-            again += len(schedule.R) > len(problem.graph.nodes)
-            limit = problem.aux_limit_bytes
-            sizes = problem.graph.tensor_bytes
-            assert limit is None or sum(sizes[i] for _, i in schedule.M_out) <= limit
-    assert paged > 10
-    assert again > 10
 
 
 @settings(max_examples=40)
@@ -282,13 +259,6 @@ def test_time_decides_where_time_is_minimized() -> None:
     problem = Problem(graph, costs, ram=13, minimize="time")
     assert dtr_paging(problem).M_in == ()
     assert dtr_paging(Problem(graph, costs, ram=13)).M_in == ((3, 0),)
-
-
-def test_samples_on_storage_need_no_page_out() -> None:
-    """A tensor that lies on storage from the start is dropped and paged in."""
-    graph = skip_graph(on_aux=True)
-    schedule = dtr_paging(Problem(graph, even_costs(graph, page_in=(0.5, 0.5)), ram=13))
-    assert (schedule.M_out, schedule.M_in) == ((), ((3, 0),))
 
 
 def test_storage_limit_counts_all_that_was_written() -> None:
@@ -441,3 +411,37 @@ def test_run_that_thrashes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         MethodNotApplicableError, match="it thrashes: the compute time of 10 single passes"
     ):
         dtr(problem)
+
+
+# -- sets of evicted tensors and their costs ---------------------------------------------------
+
+
+def test_sets_join_through_a_common_neighbour() -> None:
+    """Two sets become one when a tensor beside both is added; its cost counts once."""
+    sets = CostSets()
+    sets.add(0, 1.0, [])
+    sets.add(1, 2.0, [])
+    assert sets.total([0, 1]) == 3.0
+    sets.add(2, 4.0, [0, 1])
+    assert sets.total([0]) == sets.total([0, 1, 2]) == 7.0
+
+
+def test_a_tensor_that_is_back_takes_only_its_cost_along() -> None:
+    """The rest of its set stays together, though nothing joins it any more."""
+    sets = CostSets()
+    sets.add(0, 1.0, [])
+    sets.add(1, 2.0, [0])
+    sets.add(2, 4.0, [1])
+    sets.remove(1, 2.0)
+    assert sets.total([1]) == 0.0
+    assert sets.total([0]) == sets.total([0, 2]) == 5.0
+
+
+def test_a_tensor_can_be_evicted_again() -> None:
+    """It then starts a set of its own, joined with those beside it."""
+    sets = CostSets()
+    sets.add(0, 1.0, [])
+    sets.remove(0, 1.0)
+    sets.add(0, 1.0, [])
+    sets.add(1, 2.0, [])
+    assert (sets.total([0]), sets.total([1])) == (1.0, 2.0)

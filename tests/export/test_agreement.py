@@ -22,11 +22,11 @@ from kit.export_agreement import (  # noqa: E402
     Target,
     batches_like,
     lowered,
-    more_networks,
     torch_steps,
     torch_steps_from,
     two_groups,
 )
+from kit.quick import rotating  # noqa: E402
 from mcu.networks import NETWORKS  # noqa: E402
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def compare(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", more_networks(NETWORKS, always=("lenet", "bert-block")))
+@pytest.mark.parametrize("name", rotating(NETWORKS, ("lenet", "bert-block")))
 def test_gradients_are_those_of_torch(name: str, tmp_path: Path) -> None:
     """Without an optimizer, the loss and all gradients are PyTorch's."""
     _, apart = compare(name, "gradients", tmp_path)
@@ -124,7 +124,7 @@ def test_rates_of_all_groups_follow_that_of_the_first(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "keep-all"])
-@pytest.mark.parametrize("name", more_networks(("bert-block", "resnet8-thin")))
+@pytest.mark.parametrize("name", rotating(("bert-block", "resnet8-thin"), ("bert-block",)))
 def test_schedules_train_as_torch(name: str, schedule: str, tmp_path: Path) -> None:
     """So they do where tensors are computed again or paged, and state is on storage."""
     # Moments would take so much of the RAM that there is nothing to compute again.

@@ -15,8 +15,9 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
-from kit.export_agreement import QUICK_BUILD, more_networks  # noqa: E402
+from kit.export_agreement import QUICK_BUILD  # noqa: E402
 from kit.kernel_calls import Memory  # noqa: E402
+from kit.quick import rotating  # noqa: E402
 from kit.shared_objects import build  # noqa: E402
 from kit.toy_export import needs  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
@@ -168,7 +169,7 @@ PLACES: Final[dict[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("network", more_networks(NETWORKS, always=("convolutional",)))
+@pytest.mark.parametrize("network", rotating(NETWORKS, ("convolutional",)))
 def test_inference_after_steps_is_that_of_torch(network: str, place: str, tmp_path: Path) -> None:
     """It reads the state that the steps left, wherever the home is, and leaves it as it is."""
     torch.manual_seed(0)

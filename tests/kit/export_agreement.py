@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 import torch
 
 from kit.eager_steps import eager_step
@@ -26,7 +25,7 @@ from poetmodel.solver.fitting import aligned_graph
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from poetmodel.export.step import Step
@@ -76,11 +75,6 @@ BATCH = {"autoencoder": (8,)}
 
 QUICK_BUILD = "EXTRA=-O0"
 """For builds with sanitizers, which take longer to compile than to run a few steps."""
-
-
-def more_networks(names: Iterable[str], *, always: Sequence[str] = ("bert-block",)) -> list[Any]:
-    """Return networks as parameters of a slow test, of which some run always."""
-    return [n if n in always else pytest.param(n, marks=pytest.mark.seeds) for n in names]
 
 
 @dataclass(frozen=True, slots=True)

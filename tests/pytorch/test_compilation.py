@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import re
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
+from kit.commands import Terminal  # noqa: E402
 from kit.eager_steps import differing  # noqa: E402
 from kit.small_networks import residual_step  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
@@ -25,6 +27,7 @@ from poetmodel.torch.tracing import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 nn = torch.nn
@@ -336,3 +339,21 @@ def test_frozen_layers_shrink_the_graph() -> None:
     assert part.compiled.keep_all_bytes < whole.keep_all_bytes
     assert differing(part, *own) == []
     assert own[0][0].weight.grad is None
+
+
+@pytest.mark.parametrize(("stream", "is_terminal"), [(Terminal, True), (io.StringIO, False)])
+def test_stages_are_shown_on_a_terminal_only(
+    stream: Callable[[], io.StringIO], is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stage has its turn; a pipe gets nothing."""
+    stderr = stream()
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    with pmt.compile(
+        model, nn.functional.mse_loss, (torch.ones(4, 8), torch.ones(4, 1)), ram="100%"
+    ):
+        shown = stderr.getvalue()
+    assert bool(shown) == is_terminal
+    if is_terminal:
+        assert "comparing with eager" in shown

@@ -22,7 +22,7 @@ from kit.traced_models import (  # noqa: E402
 )
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 from poetmodel.torch import CaptureError, capture, trace  # noqa: E402
-from poetmodel.torch.graph_signature import InputKind, OutputKind  # noqa: E402
+from poetmodel.torch.graph_signature import InputKind, Lookup, OutputKind  # noqa: E402
 from poetmodel.torch.surroundings import native_operators  # noqa: E402
 
 if TYPE_CHECKING:
@@ -396,3 +396,27 @@ def test_own_generators_are_refused() -> None:
     step = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) + torch.randn(3, 4, generator=own))
     with pytest.raises(CaptureError, match=r"aten.randn.generator.* random generator of its own"):
         capture(*step)
+
+
+def test_all_parameters_and_buffers_are_found() -> None:
+    """In the order of the paths, whatever that is; each module on the way is fetched once."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)))
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    paths = sorted(named, reverse=True)
+    found = Lookup(paths)(model)
+    assert [tensor is named[path] for tensor, path in zip(found, paths, strict=True)] == [
+        True
+    ] * len(paths)
+    model.alone = nn.Parameter(torch.zeros(1))
+    assert Lookup(["alone"])(model)[0] is model.alone
+
+
+def test_replaced_modules_and_tensors_are_seen() -> None:
+    """Nothing is remembered between two calls."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    lookup = Lookup(["0.weight"])
+    assert lookup(model)[0] is model[0].weight
+    model[0] = nn.Linear(2, 2)
+    assert lookup(model)[0] is model[0].weight
+    model[0].weight = nn.Parameter(torch.zeros(2, 2))
+    assert lookup(model)[0] is model[0].weight

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
-from kit.quick import quick  # noqa: E402
+from kit.quick import quick, rotating  # noqa: E402
 from kit.small_networks import residual_step  # noqa: E402
 from poetmodel.errors import BudgetError  # noqa: E402
 from poetmodel.heuristics.greedy import page_everything  # noqa: E402
@@ -102,7 +102,7 @@ def on_storage(step: Step) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("background_io", [False, True])
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", rotating(NETWORKS, ("perceptron",)))
 def test_steps_below_the_size_of_state_are_eagers(
     network: str, background_io: bool, tmp_path: Path
 ) -> None:
@@ -339,8 +339,13 @@ def test_verifying_before_the_first_step_measures_steps_that_have_moments(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam", "amsgrad"])
+@pytest.mark.parametrize(
+    ("network", "optimizer"),
+    rotating(
+        [(n, name) for n in NETWORKS for name in ("sgd", "nesterov", "adam", "amsgrad")],
+        [("perceptron", "adam"), ("convolutions", "nesterov")],
+    ),
+)
 def test_two_hundred_steps_are_eagers(network: str, optimizer: str, tmp_path: Path) -> None:
     """By costs measured here, with background transfers, other batches and a falling rate."""
     twins = twins_of(network, optimizer, clip=0.5)
