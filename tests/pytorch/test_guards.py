@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import differing  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 
 if TYPE_CHECKING:
@@ -105,12 +106,10 @@ HOOKS: tuple[Callable[[torch.Tensor], Any], ...] = (
 
 @pytest.mark.parametrize(
     ("register", "dynamic"),
-    [
-        (HOOKS[0], "error"),
-        (HOOKS[1], "retrace"),
-        pytest.param(HOOKS[0], "retrace", marks=pytest.mark.slow),
-        pytest.param(HOOKS[1], "error", marks=pytest.mark.slow),
-    ],
+    quick(
+        [(hook, dynamic) for hook in HOOKS for dynamic in ("error", "retrace")],
+        [(HOOKS[0], "error"), (HOOKS[1], "retrace")],
+    ),
 )
 def test_hooks_of_parameters_are_refused(
     register: Callable[[torch.Tensor], Any], dynamic: str
@@ -185,49 +184,21 @@ def test_hooks_of_modules_that_come_later_are_noticed(kind: str, kept: tuple[Any
 # -- modules -----------------------------------------------------------------------------------
 
 
-def replace_dropout(model: Any) -> None:
-    """Put another module in a place."""
-    model[2] = nn.Identity()
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "replaced": (lambda m: setattr(m, "2", nn.Identity()), "2: another module is there, or none"),
+    "without parameters": (lambda m: setattr(m, "3", nn.Identity()), "3: another module"),
+    "one more": (lambda m: m.append(nn.ReLU()), "modules were added to the model"),
+    "no bias": (lambda m: setattr(m[3], "bias", None), r"3\.bias was .* and is None"),
+    "a rate": (lambda m: setattr(m[2], "p", 0.9), r"2\.p was 0\.5 and is 0\.9"),
+    # A number that only the program holds.
+    "a number": (lambda m: setattr(m[1], "eps", 1.0), r"1\.eps was 1e-05 and is 1\.0"),
+}
 
 
-def replace_linear(model: Any) -> None:
-    """Put a module without parameters where there was one with some."""
-    model[3] = nn.Identity()
-
-
-def append(model: Any) -> None:
-    """Put one module more."""
-    model.append(nn.ReLU())
-
-
-def drop_bias(model: Any) -> None:
-    """Take a parameter away."""
-    model[3].bias = None
-
-
-def drop_more(model: Any) -> None:
-    """Change the rate of dropout."""
-    model[2].p = 0.9
-
-
-def normalize_less(model: Any) -> None:
-    """Change a number that only the program holds."""
-    model[1].eps = 1.0
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (replace_dropout, "2: another module is there, or none"),
-        pytest.param(replace_linear, "3: another module", marks=pytest.mark.slow),
-        (append, "modules were added to the model"),
-        (drop_bias, r"3\.bias was .* and is None"),
-        (drop_more, r"2\.p was 0\.5 and is 0\.9"),
-        pytest.param(normalize_less, r"1\.eps was 1e-05 and is 1\.0", marks=pytest.mark.slow),
-    ],
-)
-def test_changes_of_modules_are_noticed(change: Callable[[Any], None], words: str) -> None:
+@pytest.mark.parametrize("kind", quick(CHANGES, ("replaced", "one more", "no bias", "a rate")))
+def test_changes_of_modules_are_noticed(kind: str) -> None:
     """What changed is named; with retrace the step is compiled anew, and is eager's."""
+    change, words = CHANGES[kind]
     own, step = layers()
     change(own[0])
     with pytest.raises(pmt.CaptureError, match=words):

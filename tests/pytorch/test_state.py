@@ -198,52 +198,37 @@ def test_hooks_of_the_first_pass_are_captured_once(kind: str) -> None:
     assert not all(torch.equal(value, plain[key]) for key, value in expected.items())
 
 
-def new_parameter(module: Any) -> None:
-    """Register a parameter."""
-    module.scale = nn.Parameter(torch.ones(4))
+REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "new": (
+        lambda m: setattr(m, "scale", nn.Parameter(torch.ones(4))),
+        "parameter 'scale' of module '0' is new after forward",
+    ),
+    "layer": (
+        lambda m: setattr(m, "layer", nn.Linear(4, 4)), r"'bias' of module '0\.layer' is new"
+    ),
+    "replaced": (
+        lambda m: setattr(m.inner, "weight", nn.Parameter(torch.ones(4, 4))),
+        r"parameter 'weight' of module '0\.inner' is assigned in forward",
+    ),
+    "taken": (
+        lambda m: delattr(m.unused, "weight"), r"'weight' of module '0\.unused' is taken"
+    ),
+    "parametrized": (
+        lambda m: parametrize.register_parametrization(m.inner, "weight", Doubled()),
+        r"module '0\.inner.*' is",
+    ),
+    "hooked": (
+        lambda m: m.inner.weight.register_hook(lambda g: g * 2),
+        r"'weight' of module '0\.inner' gets a hook",
+    ),
+}  # fmt: skip
 
 
-def new_layer(module: Any) -> None:
-    """Add a layer with parameters."""
-    module.layer = nn.Linear(4, 4)
-
-
-def replaced(module: Any) -> None:
-    """Assign another parameter."""
-    module.inner.weight = nn.Parameter(torch.ones(4, 4))
-
-
-def taken(module: Any) -> None:
-    """Take a parameter away."""
-    del module.unused.weight
-
-
-def parametrized(module: Any) -> None:
-    """Put a parametrization on a weight."""
-    parametrize.register_parametrization(module.inner, "weight", Doubled())
-
-
-def hooked(module: Any) -> None:
-    """Put a hook on a weight."""
-    module.inner.weight.register_hook(lambda g: g * 2)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (new_parameter, "parameter 'scale' of module '0' is new after forward"),
-        (new_layer, r"'bias' of module '0\.layer' is new"),
-        (replaced, r"parameter 'weight' of module '0\.inner' is assigned in forward"),
-        (taken, r"'weight' of module '0\.unused' is taken"),
-        (parametrized, r"module '0\.inner.*' is"),
-        (hooked, r"'weight' of module '0\.inner' gets a hook"),
-    ],
-)
+@pytest.mark.parametrize("kind", REFUSED)
 @pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_parameters_that_forward_changes_are_refused(
-    change: Callable[[Any], None], words: str, late: bool
-) -> None:
+def test_parameters_that_forward_changes_are_refused(kind: str, late: bool) -> None:
     """The parameter is named; the modules are as they were."""
+    change, words = REFUSED[kind]
     own = step_of(change, late=late)
     before = state_of(own[0])
     with pytest.raises(pmt.CaptureError, match=words):
@@ -273,33 +258,25 @@ def test_what_acts_on_gradients_from_the_second_step_on_is_refused() -> None:
         pmt.compile(*own, ram="100%", device="rpi4b")
 
 
-def clock(_: Any) -> float:
-    """Return the time since the last full second, which a float32 tells apart on any host."""
-    return time.perf_counter() % 1
-
-
 def count(module: Any) -> float:
     """Count calls."""
     module.calls += 1
     return float(module.calls)
 
 
-def of_system(_: Any) -> float:
-    """Draw from the operating system."""
-    return random.SystemRandom().random()
+CONSTANTS: dict[str, Callable[[Any], float]] = {
+    # The time since the last full second, which a float32 tells apart on any host.
+    "clock": lambda _: time.perf_counter() % 1,
+    "count": count,
+    "system": lambda _: random.SystemRandom().random(),
+    "fresh generator": lambda _: random.Random().random(),  # noqa: S311
+}
 
 
-def of_fresh_generator(_: Any) -> float:
-    """Draw from a new generator."""
-    return random.Random().random()  # noqa: S311
-
-
-@pytest.mark.parametrize(
-    "constant", quick((clock, count, of_system, of_fresh_generator), (count, of_system))
-)
-def test_what_is_another_constant_each_time_is_refused(constant: Callable[[Any], float]) -> None:
+@pytest.mark.parametrize("kind", quick(CONSTANTS, ("count", "system")))
+def test_what_is_another_constant_each_time_is_refused(kind: str) -> None:
     """Eager runs twice at compile: a clock, a count and other random numbers show."""
-    model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * constant(model))
+    model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * CONSTANTS[kind](model))
     model.calls = 0
     with pytest.raises(pmt.CaptureError, match=r"loss .*would be frozen: make it an input"):
         pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")

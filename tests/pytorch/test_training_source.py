@@ -21,7 +21,7 @@ from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.interpreter import storage_peak_bytes  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 nn = torch.nn
 pytestmark = pytest.mark.torch
@@ -206,31 +206,27 @@ def test_memory_is_what_the_simulator_says(make: Any, name: str, clip: float | N
         assert peak_beside(graph, keep_all(graph)) > 1.9 * promised
 
 
-def changed_rule(twins: Twins) -> None:
-    """Change a setting that is part of the updates."""
-    twins.optimizers[0].param_groups[0]["momentum"] = 0.5
+CHANGES: dict[str, tuple[Callable[[Twins], Any], str]] = {
+    "rule": (
+        lambda t: t.optimizers[0].param_groups[0].update(momentum=0.5),
+        "its groups or their settings were changed",
+    ),
+    # As an eager step leaves them.
+    "gradients": (
+        lambda t: t.loss_fn(t.model(*t.inputs[:-1]), t.inputs[-1]).backward(),
+        "has a gradient already.*zero_grad",
+    ),
+    "parameter": (
+        lambda t: setattr(t.model[0], "weight", nn.Parameter(torch.zeros(4, 4))),
+        "parameter 0.weight is another tensor now",
+    ),
+}
 
 
-def gradients_there(twins: Twins) -> None:
-    """Leave gradients of an eager step."""
-    twins.loss_fn(twins.model(*twins.inputs[:-1]), twins.inputs[-1]).backward()
-
-
-def another_parameter(twins: Twins) -> None:
-    """Give the model another parameter."""
-    twins.model[0].weight = nn.Parameter(torch.zeros(4, 4))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (changed_rule, "its groups or their settings were changed"),
-        (gradients_there, "has a gradient already.*zero_grad"),
-        (another_parameter, "parameter 0.weight is another tensor now"),
-    ],
-)
-def test_what_the_updates_do_not_hold_for_is_refused(change: Any, message: str) -> None:
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_the_updates_do_not_hold_for_is_refused(kind: str) -> None:
     """Where eager would do something else now, a step raises and changes nothing."""
+    change, message = CHANGES[kind]
     torch.manual_seed(1)
     twins = Twins(rows(nn.Linear(4, 4)), OPTIMIZERS["momentum"])
     traced = twins.trace(measure_workspace=False)
