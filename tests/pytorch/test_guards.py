@@ -253,7 +253,7 @@ def test_an_input_that_others_wait_for_is_refused(kept: tuple[Any, Step]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("number", "other"), [(2, 2.0), (1, True), (0.0, -0.0), (float("nan"), 1.0)]
+    ("number", "other"), [(3, 4), (2, 2.0), (1, True), (0.0, -0.0), (float("nan"), 1.0)]
 )
 def test_numbers_are_those_that_were_compiled_for(number: Any, other: Any) -> None:
     """NaN is equal to itself; a number of another type is another one."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+numpy = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 from torch.nn.utils import parametrize  # noqa: E402
@@ -293,26 +294,23 @@ def test_eager_that_fails_is_told_in_a_sentence() -> None:
         pmt.compile(*rows(nn.Linear(4, 4), by=spoiled), ram="100%", device="rpi4b")
 
 
-def too_large(parts: Any, x: Any) -> Any:
-    """Use more than there is."""
-    return parts[0](x) + torch.empty(2**50).expand(3, 4, 2**50)[..., 0]
+LARGE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "program": (
+        lambda p, x: p[0](x) + torch.empty(2**50).expand(3, 4, 2**50)[..., 0],
+        r"aten\.empty\S* fails .*memory",
+    ),
+    # Made for nothing: it is not in the graph.
+    "eager": (
+        lambda p, x: (torch.empty(2**50), p[0](x))[1],
+        "one step of PyTorch: there is not enough memory at .*smaller batch",
+    ),
+}
 
 
-def too_large_in_eager(parts: Any, x: Any) -> Any:
-    """Make more than there is, for nothing: it is not in the graph."""
-    torch.empty(2**50)
-    return parts[0](x)
-
-
-@pytest.mark.parametrize(
-    ("forward", "words"),
-    [
-        (too_large, r"aten\.empty\S* fails .*memory"),
-        (too_large_in_eager, "one step of PyTorch: there is not enough memory at .*smaller batch"),
-    ],
-)
-def test_too_little_memory_is_told_in_a_sentence(forward: Any, words: str) -> None:
+@pytest.mark.parametrize("kind", LARGE)
+def test_too_little_memory_is_told_in_a_sentence(kind: str) -> None:
     """For the program, and for the steps of PyTorch that it is compared with."""
+    forward, words = LARGE[kind]
     own = rows(nn.Linear(4, 4), by=forward)
     before = state_of(own[0])
     with pytest.raises(pmt.CaptureError, match=words):
@@ -358,30 +356,20 @@ def test_recorded_outputs_are_recorded_once() -> None:
 # -- random numbers that are not PyTorch's -----------------------------------------------------
 
 
-def of_python(parts: Any, x: Any) -> Any:
-    """Draw from the standard library."""
-    return parts[0](x) * random.random()  # noqa: S311
+DRAWS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "python": (lambda p, x: p[0](x) * random.random(), "Python's random"),  # noqa: S311
+    "numpy": (lambda p, x: p[0](x) * float(numpy.random.rand()), r"numpy\.random"),
+    "a layer left out": (
+        lambda p, x: p[0](x) if random.random() < 2 else x,  # noqa: S311
+        "Python's random",
+    ),
+}
 
 
-def of_numpy(parts: Any, x: Any) -> Any:
-    """Draw from numpy."""
-    import numpy as np
-
-    return parts[0](x) * float(np.random.rand())  # noqa: NPY002
-
-
-def skipped(parts: Any, x: Any) -> Any:
-    """Skip a layer at random."""
-    return parts[0](x) if random.random() < 2 else x  # noqa: S311
-
-
-@pytest.mark.parametrize(
-    ("forward", "told"),
-    [(of_python, "Python's random"), (of_numpy, r"numpy\.random"), (skipped, "Python's random")],
-)
-def test_draws_that_are_not_of_pytorch_are_refused(forward: Any, told: str) -> None:
+@pytest.mark.parametrize("kind", DRAWS)
+def test_draws_that_are_not_of_pytorch_are_refused(kind: str) -> None:
     """The module is named, and the states are as before."""
-    numpy = pytest.importorskip("numpy")
+    forward, told = DRAWS[kind]
     own = rows(nn.Sequential(Through(forward, nn.Linear(4, 4))))
     before = random.getstate(), numpy.random.get_state()[1].tolist()
     with pytest.raises(pmt.CaptureError, match=rf"draws from {told} in module '0\.0' \(Through\)"):
@@ -434,7 +422,6 @@ def test_generators_without_a_state_may_be_held() -> None:
 )
 def test_draws_of_generators_that_modules_hold_are_refused(kind: str) -> None:
     """Also from an object that a module holds."""
-    numpy = pytest.importorskip("numpy")
     own = {
         "random": lambda: random.Random(1),  # noqa: S311
         "numpy generator": lambda: numpy.random.default_rng(1),
