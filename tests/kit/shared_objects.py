@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import re
@@ -29,8 +30,9 @@ class Store:
     def path(self, name: str) -> Path:
         """Return where a file is kept, or would be."""
         if self.folder is None:
-            self._own = TemporaryDirectory(prefix="pm_objects_")
-            self.folder = Path(self._own.name)
+            own = TemporaryDirectory(prefix="pm_objects_")
+            atexit.register(own.cleanup)
+            self.folder = Path(own.name)
         return self.folder / name
 
     def keep(self, name: str, make: Callable[[Path], object]) -> Path:

@@ -42,16 +42,19 @@ class Toys:
         self.folder = folder
         self._built: dict[tuple[Target, tuple[str, ...]], Path] = {}
 
+    def sources(self) -> Path:
+        """Return a new folder of what the toy is built from."""
+        folder = self.folder / str(len(list(self.folder.iterdir())))
+        shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns(*GENERATED))
+        shutil.copytree(TOY, folder, dirs_exist_ok=True)
+        return folder
+
     def program(self, target: Target, *settings: str) -> Path:
         """Return the program for a target, built with some settings."""
         needs(target)
         key = (target, settings)
         if key not in self._built:
-            folder = self.folder / str(len(list(self.folder.iterdir())))
-            hidden = shutil.ignore_patterns(*GENERATED)
-            shutil.copytree(SOURCES, folder, ignore=hidden)
-            shutil.copytree(TOY, folder, dirs_exist_ok=True)
-            self._built[key] = build(folder, target, settings=settings)
+            self._built[key] = build(self.sources(), target, settings=settings)
         return self._built[key]
 
     def run(
