@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.commands import Terminal  # noqa: E402
-from kit.eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing, keep_all  # noqa: E402
 from kit.small_networks import residual_step  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
@@ -38,7 +38,7 @@ def simple(**options: Any) -> tuple[Any, pmt.Step]:
     """Return a step of two linear layers, and it compiled to keep everything."""
     torch.manual_seed(1)
     own = rows(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    return own, pmt.compile(*own, ram="100%", device="rpi4b", **options)
+    return own, keep_all(*own, **options)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_three_lines(tmp_path: Path) -> None:
 def test_a_step_tells_what_it_is() -> None:
     """In one line: its name, what it takes of its budget, what it costs, how it is called."""
     for minimize in ("energy", "time"):
-        step = pmt.compile(*rows(nn.Linear(4, 4)), ram="100%", device="rpi4b", minimize=minimize)
+        step = keep_all(*rows(nn.Linear(4, 4)), minimize=minimize)
         words = rf"'Sequential', .*B of .*B planned, .*% more {minimize}, loss = step\(\*inputs\)"
         assert re.fullmatch(rf"Step\({words}\)", repr(step))
         step.close()
@@ -300,7 +300,7 @@ def test_inference_mode_is_refused() -> None:
         with pytest.raises(pmt.CaptureError, match="inference mode is on"):
             step(*own[2])
         with pytest.raises(pmt.CaptureError, match="inference mode"):
-            pmt.compile(*own, ram="100%", device="rpi4b")
+            keep_all(*own)
     assert all(parameter.grad is None for parameter in own[0].parameters())
     assert differing(step, *own) == []
 
@@ -316,7 +316,7 @@ def test_a_step_cannot_be_copied(copied: Any, kept: tuple[Any, pmt.Step]) -> Non
 def test_autocast_around_compile_is_refused() -> None:
     """Autocast belongs inside of the model."""
     with torch.autocast("cpu"), pytest.raises(pmt.CaptureError, match="inside"):
-        pmt.compile(*rows(nn.Linear(4, 4)), ram="100%", device="rpi4b")
+        keep_all(*rows(nn.Linear(4, 4)))
 
 
 def test_other_devices_are_refused() -> None:
@@ -324,17 +324,17 @@ def test_other_devices_are_refused() -> None:
     model = nn.Linear(4, 4, device="meta")
     inputs = (torch.randn(3, 4, device="meta"), torch.randn(3, 4, device="meta"))
     with pytest.raises(InputError, match="on meta"):
-        pmt.compile(model, nn.functional.mse_loss, inputs, ram="100%", device="rpi4b")
+        keep_all(model, nn.functional.mse_loss, inputs)
 
 
 def test_frozen_layers_shrink_the_graph() -> None:
     """Fine-tuning the last layers has fewer operations and a lower peak."""
     torch.manual_seed(1)
     own = residual_step()
-    whole = pmt.compile(*own, ram="100%", device="rpi4b").compiled
+    whole = keep_all(*own).compiled
     for layer in own[0][:4]:
         layer.requires_grad_(False)
-    part = pmt.compile(*own, ram="100%", device="rpi4b")
+    part = keep_all(*own)
     assert len(part.compiled.trace.graph.nodes) < len(whole.trace.graph.nodes)
     assert part.compiled.keep_all_bytes < whole.keep_all_bytes
     assert differing(part, *own) == []

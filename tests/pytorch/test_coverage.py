@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import poetmodel.torch as pmt  # noqa: E402
+from kit.eager_steps import keep_all  # noqa: E402
 from pytorch.coverage import REFUSED, WORKS, ModelRun, tried  # noqa: E402
 from pytorch.zoo import TRIALS, Trial  # noqa: E402
 
@@ -45,9 +46,7 @@ def compiled(name: str, **options: Any) -> tuple[Trial, pmt.Step]:
     """Return a model of another library, and its step with room for everything."""
     torch.manual_seed(0)
     trial = TRIALS[name]()
-    step = pmt.compile(
-        trial.model, trial.loss_fn, trial.inputs, ram="100%", device="rpi4b", **options
-    )
+    step = keep_all(trial.model, trial.loss_fn, trial.inputs, **options)
     return trial, step
 
 

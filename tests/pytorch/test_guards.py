@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
-from kit.eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing, keep_all  # noqa: E402
 from kit.quick import quick  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 
@@ -26,7 +26,7 @@ def layers(**options: Any) -> tuple[Any, Step]:
     """Return a step through four kinds of layers, compiled to keep everything."""
     torch.manual_seed(1)
     own = rows(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
-    return own, pmt.compile(*own, ram="100%", device="rpi4b", **options)
+    return own, keep_all(*own, **options)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def tied(**options: Any) -> tuple[Any, Step]:
     torch.manual_seed(1)
     own = rows(nn.Linear(4, 4), nn.Linear(4, 4))
     own[0][1].weight = own[0][0].weight
-    return own, pmt.compile(*own, ram="100%", device="rpi4b", **options)
+    return own, keep_all(*own, **options)
 
 
 # -- weights in several places -----------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_inputs_that_get_gradients_may_not_become_others() -> None:
     """One tensor given twice that requires a gradient, and then two of them."""
     model, loss_fn, (x, _) = rows(nn.Linear(4, 4))
     x.requires_grad_()
-    step = pmt.compile(model, loss_fn, (x, x), ram="100%", device="rpi4b")
+    step = keep_all(model, loss_fn, (x, x))
     assert differing(step, model, loss_fn, (x, x)) == []
     other = x.detach().clone().requires_grad_()
     with pytest.raises(pmt.CaptureError, match=r"inputs\[1\] was .* inputs\[0\]"):
@@ -120,7 +120,7 @@ def test_hooks_of_parameters_are_refused(
     handle = register(model[3].weight)
     words = r"3\.weight: a compiled step does not run hooks of parameters"
     with pytest.raises(pmt.CaptureError, match=words):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
     with pytest.raises(pmt.CaptureError, match=words):
         step(*inputs)
     with pytest.raises(pmt.CaptureError, match=words):
@@ -137,7 +137,7 @@ def test_hooks_of_parameters_of_the_loss_are_refused() -> None:
     loss_fn.forward = lambda y, t: (y - t).square().mean() * loss_fn[0].weight.sum()
     loss_fn[0].weight.register_hook(times_ten)
     with pytest.raises(pmt.CaptureError, match=r"0\.weight: .*hooks"):
-        pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+        keep_all(model, loss_fn, inputs)
 
 
 @pytest.mark.parametrize("register", HOOKS)
@@ -145,7 +145,7 @@ def test_hooks_of_inputs_are_refused(register: Callable[[torch.Tensor], Any]) ->
     """An input that gets a gradient has hooks too."""
     model, loss_fn, (x, y) = rows(nn.Linear(4, 4))
     x.requires_grad_()
-    step = pmt.compile(model, loss_fn, (x, y), ram="100%", device="rpi4b")
+    step = keep_all(model, loss_fn, (x, y))
     register(x)
     with pytest.raises(pmt.CaptureError, match=r"inputs\[0\]: .*hooks"):
         step(x, y)
@@ -158,7 +158,7 @@ def test_hooks_of_modules_are_part_of_the_program() -> None:
         lambda _module, into, _out: tuple(None if g is None else g * 10 for g in into)
     )
     own[0][0].register_forward_hook(lambda _module, _inputs, output: output * 2)
-    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    step = keep_all(*own)
     assert differing(step, *own) == []
 
 
@@ -220,7 +220,7 @@ def test_what_users_keep_in_their_modules_is_theirs() -> None:
     """Counters and notes of a class of one's own stop no step."""
     model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x))
     model.epoch = 1
-    step = pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    step = keep_all(model, loss_fn, inputs)
     model.epoch = 2
     assert differing(step, model, loss_fn, inputs) == []
 
@@ -245,7 +245,7 @@ def test_an_input_that_others_wait_for_is_refused(kept: tuple[Any, Step]) -> Non
     words = r"inputs\[0\] requires a gradient and was computed from other tensors.*detach\(\)"
     for work in (
         lambda: step(encoder(x), y),
-        lambda: pmt.compile(model, loss_fn, (encoder(x), y), ram="100%", device="rpi4b"),
+        lambda: keep_all(model, loss_fn, (encoder(x), y)),
     ):
         with pytest.raises(pmt.CaptureError, match=words):
             work()
@@ -258,7 +258,7 @@ def test_an_input_that_others_wait_for_is_refused(kept: tuple[Any, Step]) -> Non
 def test_numbers_are_those_that_were_compiled_for(number: Any, other: Any) -> None:
     """NaN is equal to itself; a number of another type is another one."""
     model, loss_fn, (x, y) = rows(nn.Linear(4, 4), by=lambda p, x, k: p[0](x) * k)
-    step = pmt.compile(model, loss_fn, (x, number, y), ram="100%", device="rpi4b")
+    step = keep_all(model, loss_fn, (x, number, y))
     step(x, type(number)(str(number)), y)
     with pytest.raises(pmt.CaptureError, match=rf"inputs\[1\] was {number!r} and is {other!r}"):
         step(x, other, y)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
+from kit.eager_steps import keep_all  # noqa: E402
 from kit.quick import quick  # noqa: E402
 from poetmodel.torch.outputs import OutputForm  # noqa: E402
 
@@ -235,7 +236,7 @@ def test_other_names_are_told(call: Callable[..., Any], words: str, kept: pmt.St
 def test_batches_that_do_not_fit_are_told(rows: Any, loss_fn: Any, words: str) -> None:
     """By what is wrong with their names."""
     with pytest.raises(pmt.CaptureError, match=words):
-        pmt.compile(Model(), loss_fn, rows, ram="100%", device="rpi4b")
+        keep_all(Model(), loss_fn, rows)
 
 
 def test_other_batches_are_compiled_for_if_asked() -> None:

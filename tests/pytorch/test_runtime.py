@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.eager_steps import differing, eager_step, outcome, unequal  # noqa: E402
+from kit.eager_steps import differing, eager_step, keep_all, outcome, unequal  # noqa: E402
 from kit.quick import quick  # noqa: E402
 from kit.random_programs import random_plan  # noqa: E402
 from kit.small_networks import ARCHITECTURES, residual_step, transformer_step  # noqa: E402
@@ -310,7 +310,7 @@ def test_tied_weights_are_summed_before_they_are_added(uses: int) -> None:
     for layer in layers[1:]:
         layer.weight = layers[0].weight
     own = rows(*layers)
-    step = compile(*own, ram="100%", device="rpi4b")
+    step = keep_all(*own)
     for _ in range(2):
         assert differing(step, *own) == []
 
@@ -320,7 +320,7 @@ def test_gradients_are_the_users_to_keep() -> None:
     torch.manual_seed(1)
     parts = (nn.Linear(4, 4), nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False))
     own = rows(*parts, by=lambda p, x: p[0](x) + p[1].weight + p[2].weight)
-    step = compile(*own, ram="100%", device="rpi4b")
+    step = keep_all(*own)
     step(*own[2])
     gradients = [parameter.grad for parameter in own[0].parameters()]
     assert torch.equal(gradients[2], gradients[3])
@@ -334,7 +334,7 @@ def test_the_gradient_of_an_input_is_given_too() -> None:
     """An input that requires a gradient gets one."""
     model, loss_fn, (x, y) = rows(nn.Linear(4, 4))
     x.requires_grad_()
-    step = compile(model, loss_fn, (x, y), ram="100%", device="rpi4b")
+    step = keep_all(model, loss_fn, (x, y))
     step(x, y)
     found, x.grad = x.grad, None
     eager_step(model, loss_fn, (x, y))
@@ -344,7 +344,7 @@ def test_the_gradient_of_an_input_is_given_too() -> None:
 def test_an_input_changed_in_place_is_changed() -> None:
     """What the model does to its input happens, once."""
     model, loss_fn, (x, y) = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x.mul_(2)))
-    step = compile(model, loss_fn, (x, y), ram="100%", device="rpi4b")
+    step = keep_all(model, loss_fn, (x, y))
     before = x.clone()
     step(x, y)
     assert torch.equal(x, 2 * before)

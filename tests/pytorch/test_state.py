@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.utils import parametrize  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
-from kit.eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing, keep_all  # noqa: E402
 from kit.quick import quick  # noqa: E402
 from kit.traced_models import Through, rows  # noqa: E402
 from kit.traced_steps import run_eager, run_units  # noqa: E402
@@ -179,7 +179,7 @@ def test_a_capture_leaves_modules_as_they_were(kind: str) -> None:
     """Compiling and verifying change nothing, and the step computes what eager's first does."""
     own = step_of((HOOKS | OTHERS)[kind])
     before = state_of(own[0])
-    step = pmt.compile(*own, ram="100%", device="rpi4b", time_limit=5)
+    step = keep_all(*own, time_limit=5)
     assert state_of(own[0]) == before
     assert step.verify().equal
     assert state_of(own[0]) == before
@@ -233,7 +233,7 @@ def test_parameters_that_forward_changes_are_refused(kind: str, late: bool) -> N
     own = step_of(change, late=late)
     before = state_of(own[0])
     with pytest.raises(pmt.CaptureError, match=words):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
     assert state_of(own[0]) == before
 
 
@@ -247,7 +247,7 @@ def test_what_acts_from_the_second_step_on_is_refused() -> None:
     own = step_of(lambda m: m.register_forward_hook(doubled))
     before = state_of(own[0])
     with pytest.raises(pmt.CaptureError, match="gives other results when the step runs again"):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
     assert state_of(own[0]) == before
 
 
@@ -256,7 +256,7 @@ def test_what_acts_on_gradients_from_the_second_step_on_is_refused() -> None:
     change = partial(nn.Module.register_full_backward_hook, hook=doubled_gradient)
     own = rows(nn.Linear(4, 4), Ready(change))
     with pytest.raises(pmt.CaptureError, match=r"again from .*: gradient of "):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
 
 
 def count(module: Any) -> float:
@@ -280,7 +280,7 @@ def test_what_is_another_constant_each_time_is_refused(kind: str) -> None:
     model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * CONSTANTS[kind](model))
     model.calls = 0
     with pytest.raises(pmt.CaptureError, match=r"loss .*would be frozen: make it an input"):
-        pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+        keep_all(model, loss_fn, inputs)
     assert model.calls == 0
 
 
@@ -291,7 +291,7 @@ def test_eager_that_fails_is_told_in_a_sentence() -> None:
         return parts[0](x).relu().mul_(0.5)
 
     with pytest.raises(pmt.CaptureError, match=r"Through: .*modified by an inplace"):
-        pmt.compile(*rows(nn.Linear(4, 4), by=spoiled), ram="100%", device="rpi4b")
+        keep_all(*rows(nn.Linear(4, 4), by=spoiled))
 
 
 LARGE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
@@ -314,7 +314,7 @@ def test_too_little_memory_is_told_in_a_sentence(kind: str) -> None:
     own = rows(nn.Linear(4, 4), by=forward)
     before = state_of(own[0])
     with pytest.raises(pmt.CaptureError, match=words):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
     assert state_of(own[0]) == before
 
 
@@ -346,7 +346,7 @@ def test_recorded_outputs_are_recorded_once() -> None:
 
     torch.manual_seed(1)
     own = Recorded(), loss_fn, (torch.randn(3, 4), torch.randn(3, 4))
-    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    step = keep_all(*own)
     assert step.verify().equal
     assert differing(step, *own) == []
     assert not own[0].installed
@@ -373,7 +373,7 @@ def test_draws_that_are_not_of_pytorch_are_refused(kind: str) -> None:
     own = rows(nn.Sequential(Through(forward, nn.Linear(4, 4))))
     before = random.getstate(), numpy.random.get_state()[1].tolist()
     with pytest.raises(pmt.CaptureError, match=rf"draws from {told} in module '0\.0' \(Through\)"):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
     assert (random.getstate(), numpy.random.get_state()[1].tolist()) == before
 
 
@@ -399,9 +399,9 @@ def test_modules_that_the_first_pass_makes_are_named() -> None:
     """Their initial values move the random generator once; called before, the model compiles."""
     own = rows(nn.ModuleList([nn.Linear(4, 4)]), by=replaced)
     with pytest.raises(pmt.CaptureError, match=r"\(the first is parts\.0\).*call the model once"):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
     own[0](own[2][0])
-    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    step = keep_all(*own)
     assert differing(step, *own) == []
 
 
@@ -411,10 +411,10 @@ def test_generators_without_a_state_may_be_held() -> None:
         nn.Linear(4, 4), by=lambda p, x: p[0](x) * (model.draws.random() if model.drawing else 1)
     )
     model.draws, model.drawing = random.SystemRandom(), False
-    pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    keep_all(model, loss_fn, inputs)
     model.drawing = True
     with pytest.raises(pmt.CaptureError, match="other results"):
-        pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+        keep_all(model, loss_fn, inputs)
 
 
 @pytest.mark.parametrize(
@@ -433,6 +433,6 @@ def test_draws_of_generators_that_modules_hold_are_refused(kind: str) -> None:
     model.draws = own
     first = own.uniform(0, 1)
     with pytest.raises(pmt.CaptureError, match=r"draws from a .*[rR]andom"):
-        pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+        keep_all(model, loss_fn, inputs)
     again = type(own)(1) if kind != "numpy generator" else numpy.random.default_rng(1)
     assert (again.uniform(0, 1), again.uniform(0, 1)) == (first, own.uniform(0, 1))
