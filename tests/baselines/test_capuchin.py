@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
 
-from kit.baseline_checks import valid_or_refused
-from kit.instances import random_instances
-from kit.strategies import graphs
-from kit.worked import even_costs, skip_graph, skip_problem
+from kit.worked import skip_problem
 from poetmodel.baselines.capuchin import capuchin
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.graph import Graph, floor, operation
+from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
-from poetmodel.schedule import checkpoint_all
 
 
 def _two_gaps(transfer_s: float, *, ram: int = 9, **limits: object) -> Problem:
@@ -115,44 +110,6 @@ def test_recomputation_that_does_not_fit_becomes_a_swap() -> None:
     assert _left(problem) == ([0], [])
     roomy = Graph(name="roomy", nodes=(operation("b", output_bytes=4), *graph.nodes[1:]))
     assert _left(Problem(roomy, costs, ram=10)) == ([], [0])
-
-
-def test_nothing_leaves_at_full_ram() -> None:
-    """At the checkpoint-all peak the schedule is checkpoint-all."""
-    problem = skip_problem(ram="100%")
-    assert capuchin(problem) == checkpoint_all(problem.graph)
-
-
-def test_schedules_keep_the_budget_or_are_refused() -> None:
-    """Whatever the graph, the schedule is valid, within RAM and storage, or there is a reason."""
-    paged = again = 0
-    for storage in (True, False):
-        for problem in random_instances(
-            250, (3, 9), seed=91, resident=True, below_floor=True, storage=storage
-        ):
-            schedule = valid_or_refused(capuchin, problem)
-            if schedule is not None:
-                paged += bool(schedule.M_in)
-                again += len(schedule.R) > len(problem.graph.nodes)
-                sizes, limit = problem.graph.tensor_bytes, problem.aux_limit_bytes
-                assert limit is None or sum(sizes[i] for _, i in schedule.M_out) <= limit
-    assert paged > 20
-    assert again > 20
-
-
-@settings(max_examples=40)
-@given(graph=graphs(max_nodes=10, on_aux=True))
-def test_minimum_ram_is_enough(graph: Graph) -> None:
-    """With storage a budget of the largest working set is always kept, the same way each time."""
-    problem = Problem(graph, even_costs(graph), ram=max(1, floor(graph).bytes))
-    assert valid_or_refused(capuchin, problem) == capuchin(problem)
-
-
-def test_samples_on_storage_need_no_page_out() -> None:
-    """A tensor that lies on storage from the start is dropped and paged in."""
-    graph = skip_graph(on_aux=True, recomputable=False)
-    schedule = capuchin(Problem(graph, even_costs(graph), ram=13))
-    assert (schedule.M_out, schedule.M_in) == ((), ((3, 0),))
 
 
 def test_refused_with_the_stage_that_does_not_fit() -> None:

@@ -129,7 +129,7 @@ def test_room_is_made_by_evictions_and_refused_without_a_victim() -> None:
     execution.compute(1)
     assert execution.ram_bytes == 7
     execution.make_room(2, 2)
-    with pytest.raises(MethodNotApplicableError, match="the step 'f2' takes 3 B more, 7 B of 9 B"):
+    with pytest.raises(MethodNotApplicableError, match="'f2' takes 3 B more, 7 B of 9 B"):
         execution.make_room(3, 2)
     execution.evict(0)
     execution.make_room(3, 2)

@@ -10,6 +10,7 @@ import pytest
 
 from kit.chains import chain_costs, random_training_graph, training_chain
 from kit.instances import random_instance, seeded
+from kit.quick import quick
 from poetmodel.baselines import METHODS, Method, run
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.planner import verify
@@ -47,7 +48,13 @@ def best(name: str) -> SolveResult:
     return run(PROBLEMS[name], "optimal", gap=GAP)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize(
+    "problem",
+    quick(
+        PROBLEMS,
+        ("chain 85%", "chain 70%", "network 0 70%", "network 1 85%", "random 0", "random 1"),
+    ),
+)
 @pytest.mark.parametrize("entry", METHODS.values(), ids=METHODS)
 def test_schedule_is_valid_or_refused_and_never_beats_the_optimum(
     entry: Method, problem: str

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from kit.baseline_checks import valid_or_refused
 from kit.instances import random_instances
 from kit.strategies import graphs
-from kit.worked import even_costs, skip_graph, skip_problem
+from kit.worked import even_costs, skip_problem
 from poetmodel.baselines.paging import execute_gaps, gaps_of
 from poetmodel.baselines.swap_advisor import _GeneticSearch, swap_advisor
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, floor, operation
 from poetmodel.problem import Problem
-from poetmodel.schedule import checkpoint_all, simulate
+from poetmodel.schedule import simulate
 
 
 def _either(transfer_j: tuple[float, float], **limits: object) -> Problem:
@@ -93,23 +93,6 @@ def _least_overhead_j(problem: Problem) -> float:
     return least
 
 
-def test_nothing_is_swapped_at_full_ram() -> None:
-    """At the checkpoint-all peak the schedule is checkpoint-all, with or without storage."""
-    problem = skip_problem(ram="100%", paging=False)
-    assert swap_advisor(problem) == checkpoint_all(problem.graph)
-
-
-def test_schedules_keep_the_budget_or_are_refused() -> None:
-    """Whatever the graph, the schedule is valid and within RAM, or there is a reason."""
-    swapped = 0
-    for problem in random_instances(100, (3, 8), seed=82, resident=True, below_floor=True):
-        schedule = valid_or_refused(swap_advisor, problem)
-        if schedule is not None:
-            swapped += bool(schedule.M_in)
-            assert all(t == k for t, k in schedule.R)
-    assert swapped > 10
-
-
 @settings(max_examples=20)
 @given(graph=graphs(max_nodes=7, on_aux=True))
 def test_the_same_seed_gives_the_same_schedule(graph: Graph) -> None:
@@ -144,13 +127,6 @@ def test_every_quantity_can_be_minimized(minimize: str) -> None:
     """The search follows what the problem minimizes, and keeps the budget."""
     assert swap_advisor(_either((1, 10), minimize=minimize)).M_in
     assert swap_advisor(_either((1, 10), minimize=minimize, deadline_counts="compute")).M_in
-
-
-def test_samples_on_storage_are_not_written() -> None:
-    """A tensor that lies on storage from the start is only paged in."""
-    graph = skip_graph(on_aux=True)
-    schedule = swap_advisor(Problem(graph, even_costs(graph), ram=13))
-    assert (schedule.M_out, schedule.M_in) == ((), ((3, 0),))
 
 
 def test_refused_with_reason() -> None:

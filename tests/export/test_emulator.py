@@ -19,6 +19,7 @@ from kit.export_agreement import (  # noqa: E402
     lowered,
     torch_steps,
 )
+from kit.quick import rotating  # noqa: E402
 from mcu.networks import NETWORKS  # noqa: E402
 from poetmodel.export.toolchain import Target  # noqa: E402
 
@@ -52,13 +53,10 @@ def on_board(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [
-        ("bert-block", "momentum"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("resnet8-thin", "sgd"), ("unet", "adam"), ("ds-cnn", "sgd"))
-        ),
-    ],
+    rotating(
+        [("bert-block", "momentum"), ("resnet8-thin", "sgd"), ("unet", "adam"), ("ds-cnn", "sgd")],
+        [("bert-block", "momentum")],
+    ),
 )
 def test_schedules_give_the_bits_of_keep_all(name: str, optimizer: str, tmp_path: Path) -> None:
     """Computed again, paged, tiled in time, read in place: losses and state are the same bits."""
@@ -70,7 +68,7 @@ def test_schedules_give_the_bits_of_keep_all(name: str, optimizer: str, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [Target.M3, Target.M7])
-@pytest.mark.parametrize("name", ["bert-block", "resnet8-thin", "m5"])
+@pytest.mark.parametrize("name", rotating(("bert-block", "resnet8-thin", "m5"), ("bert-block",)))
 def test_boards_give_the_same_bits(name: str, target: Target, tmp_path: Path) -> None:
     """Soft floats of an M3 and those of an M7 are those of an M4.
 
@@ -89,11 +87,9 @@ def test_boards_give_the_same_bits(name: str, target: Target, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
-        "bert-block",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("resnet8", "ds-cnn", "lenet", "autoencoder", "unet", "m5", "vit-block")
-        ),
+        "lenet",
+        pytest.param("bert-block", marks=pytest.mark.slow),
+        *rotating(("resnet8", "ds-cnn", "autoencoder", "unet", "m5", "vit-block"), ()),
     ],
 )
 def test_floats_are_near_torch(name: str, tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from torch.nn import functional  # noqa: E402
 import poetmodel.torch as pmt  # noqa: E402
 from kit.export_agreement import QUICK_BUILD  # noqa: E402
 from kit.kernel_calls import Memory  # noqa: E402
+from kit.quick import rotating  # noqa: E402
+from kit.shared_objects import build  # noqa: E402
 from kit.toy_export import needs  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
-from poetmodel.export import toolchain  # noqa: E402
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes  # noqa: E402
 from poetmodel.export.emulator import run  # noqa: E402
 from poetmodel.export.exporting import export_step  # noqa: E402
@@ -127,7 +128,7 @@ def check_inference(
     batches = inputs_of(model, 2)
     real = "<f8" if target is Target.HOST_DOUBLE else "<f4"
     quick = (QUICK_BUILD,) if target is Target.HOST_DOUBLE else ()
-    program = toolchain.build(folder, target, settings=("POISON=1", *quick, *settings))
+    program = build(folder, target, settings=("POISON=1", *quick, *settings))
     given: dict[str, Any] = {"inputs": file_of(batches, real), "steps": STEPS, "learning_rate": 0.1}
     with_it = run(program, target, folder, words=("infer=outputs.bin",), **given)
     found = np.fromfile(folder / "outputs.bin", real).reshape(len(LABELS), 4)
@@ -168,7 +169,7 @@ PLACES: Final[dict[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", rotating(NETWORKS, ("convolutional",)))
 def test_inference_after_steps_is_that_of_torch(network: str, place: str, tmp_path: Path) -> None:
     """It reads the state that the steps left, wherever the home is, and leaves it as it is."""
     torch.manual_seed(0)

@@ -8,17 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.kernel_calls import check, lowered  # noqa: E402
+from kit.kernel_calls import check, lowered, real  # noqa: E402
 from poetmodel.export.step import Call, Ref  # noqa: E402
 
 pytestmark = pytest.mark.torch
 aten = torch.ops.aten
-
-
-def real(*shape: int) -> Any:
-    """Return random numbers."""
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def lying(rows: int, columns: int, how: str) -> Any:

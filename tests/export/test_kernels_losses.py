@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.kernel_calls import check  # noqa: E402
+from kit.kernel_calls import check, real  # noqa: E402
 
 pytestmark = pytest.mark.torch
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
-
-
-def real(*shape: int) -> Any:
-    """Return random numbers."""
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])

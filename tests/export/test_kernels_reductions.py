@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.kernel_calls import check, lowered  # noqa: E402
+from kit.kernel_calls import check, lowered, real  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 aten = torch.ops.aten
 INFINITY = float("inf")
-
-
-def real(*shape: int) -> Any:
-    """Return random numbers."""
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 DIMENSIONS = [[0], [1], [-1], [0, 2], [2, 1], [0, 1, 2]]

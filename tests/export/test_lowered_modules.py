@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from kit.kernel_calls import Memory  # noqa: E402
+from poetmodel.torch.errors import CaptureError  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 
 if TYPE_CHECKING:
@@ -291,3 +292,30 @@ def test_patches(batch: int) -> None:
     """A vision transformer; with one image many of its tensors are permuted."""
     torch.manual_seed(0)
     check(Patches(), functional.cross_entropy, real(batch, 2, 8, 8), torch.tensor([2, 0][:batch]))
+
+
+def test_norms_take_over_the_memory_of_what_they_read() -> None:
+    """Batch norm and its gradient may work in place, although they make more than one tensor."""
+    layers = (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
+    inputs = (torch.randn(1, 1, 4, 4), torch.zeros(1, dtype=torch.long))
+    step = lower(nn.Sequential(*layers), functional.cross_entropy, inputs)
+    norms = [node for node in step.graph.nodes if "batch_norm" in node.op]
+    assert len(norms) == 2
+    for node in norms:
+        ((made, taken),) = node.in_place
+        sizes = {buffer: step.buffers[buffer].bytes for buffer in (made, taken)}
+        assert sizes == {made: 32, taken: 32}
+        assert taken in node.inputs
+
+
+def test_values_that_are_read_cannot_be_exported() -> None:
+    """A program in C has no guards: it would do what the first inputs asked for."""
+
+    class Branching(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return y * 2 if (x > 0).all() else y
+
+    inputs = (torch.ones(1, 3), torch.zeros(1, 2))
+    with pytest.raises(CaptureError, match=r"value that is read at .* \(True\) would be part of"):
+        lower(Branching(3, 2), functional.mse_loss, inputs)

@@ -49,7 +49,7 @@ def test_costs_are_counted_instructions() -> None:
     ("device", "options", "words"),
     [
         ("imxrt1062", {"clock": "fast"}, "clock: expected a frequency such as 64MHz, got 'fast'"),
-        ("imxrt1062", {"clock": 0}, "clock: expected a frequency above 0"),
+        ("imxrt1062", {"clock": 0}, "clock: .*above 0"),
         ("nrf52840", {"power": "3J"}, "power: expected a power such as 20mW"),
         ("nrf52840", {"instructions_per_cycle": 0.0}, "instructions per cycle: expected a number"),
         ("nrf52840", {"core": "m0"}, "core: expected one of m3, m4, m7, got 'm0'"),

@@ -59,7 +59,7 @@ def test_some_random_networks_train_as_in_torch(**drawn: Any) -> None:
     check(**drawn)
 
 
-@pytest.mark.slow
+@pytest.mark.seeds
 @given(**ARGUMENTS)
 @settings(max_examples=20, phases=PHASES)
 def test_random_networks_train_as_in_torch(**drawn: Any) -> None:

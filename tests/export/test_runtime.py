@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.toy_export import BATCHES, LEARNING_RATE, Toys, batches, expected, samples
+from kit.toy_export import BATCHES, LEARNING_RATE, Toys, batches, expected, needs, samples
+from poetmodel.export import toolchain
 from poetmodel.export.emulator import FAULT_STATUS, STEP_STATUS, STOPPED_STATUS, run
 from poetmodel.export.toolchain import Target, ToolchainError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-BOARDS = (Target.M3, Target.M4, Target.M7)
+BOARDS = [Target.M4, *(pytest.param(t, marks=pytest.mark.slow) for t in (Target.M3, Target.M7))]
 STEPS = BATCHES + 2
 TORN, SHORT, CHECKSUM = 1, 3, 5
 PAGE = 2
@@ -195,6 +196,32 @@ def test_full_stack_ends_in_a_fault(toys: Toys, tmp_path: Path, target: Target) 
     assert found.status == FAULT_STATUS
     assert "stack" in found.messages
     assert not found.losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("pm_step.c", "PM_C(0.125)", "PM_C(0.25)"),
+        ("pm_step.h", "BYTES 64", "BYTES 128"),
+    ],
+)
+def test_objects_are_made_again_where_flags_or_texts_differ(
+    toys: Toys, name: str, old: str, new: str
+) -> None:
+    """What make left from other settings, or from another text, is no part of a program."""
+    needs(Target.HOST)
+    folder = toys.sources()
+
+    def built(*settings: str) -> bytes:
+        return toolchain.build(folder, Target.HOST, settings=settings).read_bytes()
+
+    plain = built()
+    assert built("EXTRA=-DTOY_GRADIENTS") != plain
+    assert built() == plain
+    text = (folder / name).read_text(encoding="utf-8")
+    (folder / name).write_text(text.replace(old, new), encoding="utf-8")
+    assert built() != plain
 
 
 def test_linker_refuses_too_little_ram(toys: Toys) -> None:

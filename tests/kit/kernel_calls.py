@@ -9,7 +9,6 @@ import pkgutil
 import re
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import fx
 from torch.utils._pytree import tree_map_only
 
 import poetmodel.export
+from kit.shared_objects import STORE
 from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, LearningRate, Ref
 from poetmodel.torch import lowering
 from poetmodel.torch.lowering.registry import Look, Lowering, data_type, lowering_of
@@ -57,16 +57,15 @@ def built(kernel: str) -> Callable[..., None]:
     """Return a kernel, built in double; what C leaves undefined ends the process."""
     if not COMPILER:
         pytest.skip("no cc on PATH")
-    library = Path(tempfile.mkdtemp(prefix="pm_kernel_")) / f"{kernel}.so"
-    options = ("-std=c11", "-O1", "-g", "-ffp-contract=off", "-fPIC", "-shared", "-DPM_REAL=double")
+    options = ("-std=c11", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-DPM_REAL=double")
     checks = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
     # What generated code defines: the number of the step, which random numbers depend on.
-    step = library.with_name("step.c")
-    step.write_text("#include <stdint.h>\nuint32_t pm_random_step;\n", encoding="utf-8")
-    paths = (f"-I{SOURCES}", f"-I{KERNELS}", str(KERNELS / f"{kernel}.c"), str(step))
-    subprocess.run(
-        [COMPILER, *options, *WARNINGS, *checks, *paths, "-o", str(library), "-lm"],
-        check=True,
+    text = f'#include "{kernel}.c"\n#include <stdint.h>\nuint32_t pm_random_step;\n'
+    paths = (f"-I{SOURCES}", f"-I{KERNELS}", "-xc", "-", "-lm", "-o")
+    command = [COMPILER, *options, *WARNINGS, *checks, *paths]
+    library = STORE.keep(
+        f"{kernel}.so",
+        lambda path: subprocess.run([*command, path], input=text, text=True, check=True),
     )
     loaded = ctypes.CDLL(str(library))
     function = getattr(loaded, kernel)
@@ -76,8 +75,13 @@ def built(kernel: str) -> Callable[..., None]:
         ctypes.c_void_p if "*" in parameter else _TYPES[parameter.split()[0]]
         for parameter in parameters(kernel)
     ]
-    shutil.rmtree(library.parent)
     return function  # type: ignore[no-any-return]
+
+
+def real(*shape: int) -> torch.Tensor:
+    """Return random numbers in double."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 class Memory:

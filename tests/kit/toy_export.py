@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from kit.shared_objects import STORE, build, digest
 from poetmodel.export import toolchain
 from poetmodel.export.emulator import Run, run
 from poetmodel.export.toolchain import Target
@@ -41,16 +42,19 @@ class Toys:
         self.folder = folder
         self._built: dict[tuple[Target, tuple[str, ...]], Path] = {}
 
+    def sources(self) -> Path:
+        """Return a new folder of what the toy is built from."""
+        folder = self.folder / str(len(list(self.folder.iterdir())))
+        shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns(*GENERATED))
+        shutil.copytree(TOY, folder, dirs_exist_ok=True)
+        return folder
+
     def program(self, target: Target, *settings: str) -> Path:
         """Return the program for a target, built with some settings."""
         needs(target)
         key = (target, settings)
         if key not in self._built:
-            folder = self.folder / str(len(list(self.folder.iterdir())))
-            hidden = shutil.ignore_patterns(*GENERATED)
-            shutil.copytree(SOURCES, folder, ignore=hidden)
-            shutil.copytree(TOY, folder, dirs_exist_ok=True)
-            self._built[key] = toolchain.build(folder, target, settings=settings)
+            self._built[key] = build(self.sources(), target, settings=settings)
         return self._built[key]
 
     def run(
@@ -100,10 +104,13 @@ def expected(steps: int) -> tuple[list[float], np.ndarray, float]:
 
 
 def library(folder: Path, *sources: str, flags: Sequence[str] = ()) -> ctypes.CDLL:
-    """Build a library of some C files of the runtime, and load it."""
+    """Build a library of some C files of the runtime, and load it with variables of its own."""
     needs(Target.HOST)
-    path = folder / f"{Path(sources[0]).stem}{len(list(folder.iterdir()))}.so"
     options = ["-std=c11", "-O2", "-shared", "-fPIC", f"-I{SOURCES}", f"-I{TOY}", *flags]
     files = [TOY / each if (TOY / each).is_file() else SOURCES / each for each in sources]
-    subprocess.run(["cc", *options, "-o", path, *files, "-lm"], check=True)
-    return ctypes.CDLL(str(path))
+    name = f"{Path(sources[0]).stem}{digest(*options, *files)}.so"
+    command = ["cc", *options, *files, "-lm", "-o"]
+    kept = STORE.keep(name, lambda path: subprocess.run([*command, path], check=True))
+    own = folder / f"{len(list(folder.iterdir()))}{name}"
+    shutil.copyfile(kept, own)
+    return ctypes.CDLL(str(own))

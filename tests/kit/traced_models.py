@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,8 +10,12 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from poetmodel.torch import trace
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from poetmodel.torch import Trace
 
 Step = tuple[nn.Module, Any, tuple[Any, ...]]
 
@@ -63,6 +68,12 @@ def residual() -> Step:
         nn.Conv2d(3, 4, 3, padding=1), Residual(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 3)
     )
     return model, functional.cross_entropy, (torch.randn(2, 3, 4, 4), torch.tensor([0, 2]))
+
+
+@cache
+def traced_residual() -> Trace:
+    """Return the step of `residual`, traced once for all tests that only read it."""
+    return trace(*residual(), measure_workspace=False)
 
 
 def rows(*parts: nn.Module, by: Callable[..., torch.Tensor] | None = None) -> Step:
@@ -203,3 +214,9 @@ STEPS: dict[str, Callable[[], Step]] = {
     ),
 }
 """Steps by name; each must run by units exactly as PyTorch runs it."""
+
+QUICK_STEPS = (
+    "residual", "frozen", "encoder layer", "custom function", "attention with dropout",
+    "autocast", "nested inputs", "one gradient for two",
+)  # fmt: skip
+"""Those that the quick tests try."""

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.eager_steps import outcome, unequal  # noqa: E402
+from kit.eager_steps import keep_all, outcome, unequal  # noqa: E402
 from kit.small_networks import residual_step  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
@@ -80,7 +80,7 @@ def test_a_wrong_result_is_named() -> None:
     """A step of other weights than eager's: which results differ, by how much, from where."""
     torch.manual_seed(1)
     model, loss_fn, inputs = rows(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
-    step = compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    step = keep_all(model, loss_fn, inputs)
     run = step.compiled.runner.run
 
     def wrong(flat: Any, emit: Any, **known: Any) -> Any:
@@ -114,7 +114,7 @@ def test_parameters_that_eager_changes_are_as_before() -> None:
     torch.manual_seed(1)
     own = rows(nn.Linear(4, 4), nn.Linear(4, 4))
     model = own[0]
-    step = compile(*own, ram="100%", device="rpi4b")
+    step = keep_all(*own)
     before = {name: value.clone() for name, value in model.state_dict().items()}
 
     def descend(parameter: torch.Tensor) -> None:
@@ -137,7 +137,7 @@ def test_a_planned_time_of_another_device_is_called_so() -> None:
     """The plan's time is told with its device, the measured ones with this host."""
     torch.manual_seed(1)
     own = rows(nn.Linear(4, 4))
-    estimated = compile(*own, ram="100%", device="rpi4b")
+    estimated = keep_all(*own)
     found = estimated.verify()
     assert found.plan_device == estimated.compiled.device
     assert found.plan_device == Device.load("rpi4b").name

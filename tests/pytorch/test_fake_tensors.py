@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kit.quick import rotating  # noqa: E402
 from kit.traced_models import Through  # noqa: E402
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 from poetmodel.torch import capture, trace  # noqa: E402
@@ -147,7 +148,7 @@ class Mixed(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", rotating(range(30), range(2)))
 def test_any_mix_of_layouts_is_captured_as_eager_runs_it(seed: int) -> None:
     """Views, copies, layers and losses drawn at random: strides are real, results equal."""
     draw = random.Random(seed)  # noqa: S311 - no secret

@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
-from kit.eager_steps import differing, outcome, unequal  # noqa: E402
+from kit.eager_steps import differing, keep_all, outcome, unequal  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 
@@ -58,10 +59,10 @@ def compiled(kind: str, **options: Any) -> tuple[Any, pmt.Step]:
         return parts[2](parts[1](KINDS[kind](parts[0](x))))
 
     own = rows(*layers, by=forward)
-    return own, pmt.compile(*own, ram="100%", device="rpi4b", **options)
+    return own, keep_all(*own, **options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick(KINDS, ("all finite", "any", "joined")))
 def test_steps_on_finite_numbers_are_those_of_eager(kind: str) -> None:
     """What the model asks changes nothing; the line that asks is known."""
     own, step = compiled(kind)
@@ -88,7 +89,7 @@ def test_steps_on_other_numbers_are_undone(number: float) -> None:
 def test_checks_of_inputs_are_guards() -> None:
     """What an input alone decides is known before the step."""
     own = rows(nn.Linear(4, 4), by=lambda p, x: p[0](clamped(x)))
-    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    step = keep_all(*own)
     assert not step.compiled.trace.joint.checked
     assert step.compiled.trace.joint.read.reads
 
@@ -97,7 +98,7 @@ def test_other_questions_are_refused() -> None:
     """What is asked beside that is not taken for granted."""
     own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)) * (2 if p[0](x).max() > 0 else 1))
     with pytest.raises(pmt.CaptureError, match="reads a tensor's value"):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
 
 
 def test_updates_do_not_wait_for_answers() -> None:
@@ -106,7 +107,7 @@ def test_updates_do_not_wait_for_answers() -> None:
     own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)))
     optimizer = torch.optim.SGD(own[0].parameters(), lr=0.1)
     with pytest.raises(pmt.CaptureError, match="updates do not wait for the answer"):
-        pmt.compile(*own, ram="100%", device="rpi4b", optimizer=optimizer)
+        keep_all(*own, optimizer=optimizer)
 
 
 def test_checks_cannot_be_exported() -> None:
@@ -132,7 +133,7 @@ def test_what_libraries_check_is_checked_after_the_step(forward: Any, number: fl
     """Of distributions and matrices too: eager raises, and so does the step, undone."""
     torch.manual_seed(1)
     own = model, loss_fn, (x, y) = rows(nn.Linear(4, 4), by=forward)
-    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    step = keep_all(*own)
     assert differing(step, *own) == []
     before = outcome(model, step(x, y))
     spoilt = x.clone()

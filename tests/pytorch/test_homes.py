@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from poetmodel.torch import PageError  # noqa: E402
 from poetmodel.torch.homes import Homes  # noqa: E402
 from poetmodel.torch.pages import blank, bytes_of  # noqa: E402
@@ -131,8 +132,13 @@ def test_recover_loads_the_last_whole_state(tmp_path: Path) -> None:
     assert equal(run.state(), expected)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("rollback", [True, False])
+@pytest.mark.parametrize(
+    ("share", "rollback"),
+    quick(
+        [(share, rollback) for share in (0.0, 0.5, 1.0) for rollback in (True, False)],
+        [(0.0, True), (0.5, True), (1.0, False)],
+    ),
+)
 def test_what_a_user_changes_between_steps_counts(
     tmp_path: Path, share: float, *, rollback: bool
 ) -> None:

@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import poetmodel.torch as pmt  # noqa: E402
+from kit.quick import rotating  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.huggingface import Trainer  # noqa: E402
@@ -258,7 +259,10 @@ def test_the_optimizer_is_a_part_of_the_step(where: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["checkpointed", "bf16", "noise", "T5", "ViT", "LoRA"])
+@pytest.mark.parametrize(
+    "kind",
+    rotating(["checkpointed", "bf16", "noise", "T5", "ViT", "LoRA"], ["checkpointed", "LoRA"]),
+)
 def test_models_and_settings_of_all_kinds(kind: str, tmp_path: Path) -> None:
     """Gradient checkpointing, autocast, noise in embeddings, pairs of texts, images, adapters."""
     torch.manual_seed(1)

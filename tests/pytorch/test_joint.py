@@ -10,7 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.traced_models import (  # noqa: E402  # noqa: E402
+from kit.quick import quick  # noqa: E402
+from kit.traced_models import (  # noqa: E402
     STEPS,
     Through,
     checkpointed,
@@ -21,7 +22,7 @@ from kit.traced_models import (  # noqa: E402  # noqa: E402
 )
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 from poetmodel.torch import CaptureError, capture, trace  # noqa: E402
-from poetmodel.torch.graph_signature import InputKind, OutputKind  # noqa: E402
+from poetmodel.torch.graph_signature import InputKind, Lookup, OutputKind  # noqa: E402
 from poetmodel.torch.surroundings import native_operators  # noqa: E402
 
 if TYPE_CHECKING:
@@ -136,7 +137,9 @@ def wrong(parts: Any, x: Any) -> Any:
     ("function", "line", "fragments"),
     [
         (branch, "if y.sum() > 0", ("_local_scalar_dense", "torch.where")),
-        (item, ".item()", ("_local_scalar_dense", "outside of the step")),
+        pytest.param(
+            item, ".item()", ("_local_scalar_dense", "outside of the step"), marks=pytest.mark.slow
+        ),
         (mask, "y[y > 0]", ("aten.nonzero", "masked_fill")),
         (convert, "x.numpy()", (".numpy()", "torch operations")),
         (foreign, "* SCALE.mul_(2)", ("no parameter, buffer or input", "register_buffer")),
@@ -271,7 +274,9 @@ def equal(own: Any) -> bool:
     return all(torch.equal(value, found[key]) for key, value in expected.items())
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
+@pytest.mark.parametrize(
+    "mode", quick(MODES, MODES[2:3]), ids=lambda mode: "-".join(map(str, mode.values()))
+)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_upsampling_is_that_of_eager(mode: dict[str, Any], channels_last: bool) -> None:
     """Whatever the mode and the layout; the operator itself is in the graph."""
@@ -365,7 +370,10 @@ def at_random(parts: Any, x: Any) -> Any:
     return parts[0](x) + torch.randn(3, 4)
 
 
-@pytest.mark.parametrize("forward", [by_function, within_fork, by_generator, at_random])
+@pytest.mark.parametrize(
+    "forward",
+    quick((by_function, within_fork, by_generator, at_random), (by_function, by_generator)),
+)
 def test_seeding_is_refused(forward: Any) -> None:
     """The error names the line; the generator can be seeded afterwards, and is as it was."""
     step = rows(nn.Linear(4, 4), by=forward)
@@ -388,3 +396,27 @@ def test_own_generators_are_refused() -> None:
     step = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) + torch.randn(3, 4, generator=own))
     with pytest.raises(CaptureError, match=r"aten.randn.generator.* random generator of its own"):
         capture(*step)
+
+
+def test_all_parameters_and_buffers_are_found() -> None:
+    """In the order of the paths, whatever that is; each module on the way is fetched once."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)))
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    paths = sorted(named, reverse=True)
+    found = Lookup(paths)(model)
+    assert [tensor is named[path] for tensor, path in zip(found, paths, strict=True)] == [
+        True
+    ] * len(paths)
+    model.alone = nn.Parameter(torch.zeros(1))
+    assert Lookup(["alone"])(model)[0] is model.alone
+
+
+def test_replaced_modules_and_tensors_are_seen() -> None:
+    """Nothing is remembered between two calls."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    lookup = Lookup(["0.weight"])
+    assert lookup(model)[0] is model[0].weight
+    model[0] = nn.Linear(2, 2)
+    assert lookup(model)[0] is model[0].weight
+    model[0].weight = nn.Parameter(torch.zeros(2, 2))
+    assert lookup(model)[0] is model[0].weight

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +18,6 @@ from poetmodel.torch.convolutions import kernels_told  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 nn = torch.nn
 pytestmark = pytest.mark.torch
@@ -34,6 +35,19 @@ def compiled(step: tuple[Any, ...], folder: Path, **options: Any) -> pmt.Step:
     """Compile a step for three quarters of the memory, with what is known in a folder."""
     model, loss_fn, inputs = step
     return pmt.compile(model, loss_fn, inputs, cache=folder, **({"ram": "75%"} | options))
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[pmt.Step, Path]:
+    """Return the step, and a folder in which it is known."""
+    folder = tmp_path_factory.mktemp("known")
+    return compiled(own(), folder), folder
+
+
+@pytest.fixture
+def folder(known: tuple[pmt.Step, Path], tmp_path: Path) -> Path:
+    """Return a folder of the test's own in which the step is known."""
+    return Path(shutil.copytree(known[1], tmp_path / "known"))
 
 
 class Counted:
@@ -112,12 +126,12 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     "options", [{"ram": "80%"}, {"recompute": False, "ram": "100%"}, {"minimize": "energy"}]
 )
 def test_what_depends_on_an_option_is_found_anew(
-    options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: Any, known: tuple[pmt.Step, Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The schedule is; what was measured of the same operations is read; a plan is checked once."""
-    first = compiled(own(), tmp_path)
+    first, _ = known
     counted = Counted(monkeypatch)
-    other = compiled(own(), tmp_path, **options)
+    other = compiled(own(), folder, **options)
     checked = set() if other.source == first.source else {"check_agreement"}
     alike = kernels_told(other.compiled.trace) == kernels_told(first.compiled.trace)
     measured = set() if alike else {"unit_times_s"}
@@ -126,32 +140,30 @@ def test_what_depends_on_an_option_is_found_anew(
 
 @pytest.mark.slow
 def test_threads_and_code_are_part_of_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With others, all runs anew."""
-    compiled(own(), tmp_path)
     counted = Counted(monkeypatch)
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        compiled(own(), tmp_path)
+        compiled(own(), folder)
     finally:
         torch.set_num_threads(before)
     assert counted.take() == ALL
     monkeypatch.setattr(known_steps, "_own_code", lambda: "other")
-    compiled(own(), tmp_path)
+    compiled(own(), folder)
     assert counted.take() == ALL
 
 
 def test_an_edited_source_file_is_checked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graph is the same, and what is measured; but the code may do more than the graph says."""
-    compiled(own(), tmp_path)
     counted = Counted(monkeypatch)
     found = known_steps._file_digest
     monkeypatch.setattr(known_steps, "_file_digest", lambda n: f"{found(n)} {n == 'traced_models'}")
-    compiled(own(), tmp_path)
+    compiled(own(), folder)
     assert counted.take() == {"check_agreement"}
 
 
@@ -190,19 +202,19 @@ def test_other_constants_are_checked_again(tmp_path: Path, monkeypatch: pytest.M
     assert counted.take() == set()
 
 
-def test_damaged_files_are_found_anew(tmp_path: Path) -> None:
+def test_damaged_files_are_found_anew(known: tuple[pmt.Step, Path], folder: Path) -> None:
     """Of each kind, whether bytes are lost or the content is another: all is found, and kept."""
-    first = compiled(own(), tmp_path)
-    for path in list(tmp_path.iterdir()):
+    first, _ = known
+    for path in list(folder.iterdir()):
         path.write_bytes(path.read_bytes()[:-10])
-    again = compiled(own(), tmp_path)
+    again = compiled(own(), folder)
     assert again.compiled.trace.graph == first.compiled.trace.graph
-    cache = preparation.Cache(tmp_path)
-    for path in list(tmp_path.iterdir()):
+    cache = preparation.Cache(folder)
+    for path in list(folder.iterdir()):
         kind, _, _ = path.name.partition("-")
         key = preparation_key(path)
         cache.write(kind, key, {"made": [[0, []]], "times_s": "x", "schedule": {"R": [[9**9, 0]]}})
-    assert compiled(own(), tmp_path).verify().equal
+    assert compiled(own(), folder).verify().equal
 
 
 def preparation_key(path: Path) -> str:

@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
-from kit.eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing, keep_all  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 
 if TYPE_CHECKING:
@@ -34,10 +35,11 @@ def keepers(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-KEEPERS = [
-    "bounded", "unbounded", "in_a_dictionary", "in_a_tuple",
-    "in_a_list", "in_a_name", "in_an_object", "in_a_class",
-]  # fmt: skip
+KEEPERS = quick(
+    ["bounded", "unbounded", "in_a_dictionary", "in_a_tuple",
+     "in_a_list", "in_a_name", "in_an_object", "in_a_class"],
+    ["bounded", "in_a_tuple", "in_a_name"],
+)  # fmt: skip
 
 
 def step_with(table: Callable[[int], Any]) -> Any:
@@ -55,12 +57,12 @@ def test_tables_that_code_keeps_are_as_in_eager(keepers: Any, name: str) -> None
     """Compiled first, eager after it, and compiled after that: all have the same bits."""
     table = getattr(keepers, name)
     model, loss_fn, inputs = step_with(table)
-    step = pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    step = keep_all(model, loss_fn, inputs)
     alone = model(inputs[0])
     assert torch.equal(table(4), torch.tensor([1.0, 2, 3, 4]) + (name == "in_a_tuple"))
     assert differing(step, model, loss_fn, inputs) == []
     assert torch.equal(model(inputs[0]), alone)
-    again = pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    again = keep_all(model, loss_fn, inputs)
     assert differing(again, model, loss_fn, inputs) == []
     assert differing(step, model, loss_fn, inputs) == []
 
@@ -113,7 +115,7 @@ def test_values_of_constants_may_change(keepers: Any) -> None:
     """A constant is the tensor that the code holds: what is written into it counts."""
     keepers.TABLES[4] = torch.ones(4)
     own = step_with(keepers.in_a_dictionary)
-    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    step = keep_all(*own)
     keepers.TABLES[4].mul_(3)
     assert differing(step, *own) == []
 
@@ -126,8 +128,8 @@ def test_another_tensor_in_the_place_of_a_constant_is_noticed(place: str) -> Non
     key = "scale" if place == "module" else "NAME"
     own[0].parts[0].scale = torch.ones(4)
     globals()["NAME"] = torch.ones(4)
-    step = pmt.compile(*own, ram="100%", device="rpi4b")
-    again = pmt.compile(*own, ram="100%", device="rpi4b", dynamic="retrace")
+    step = keep_all(*own)
+    again = keep_all(*own, dynamic="retrace")
     assert differing(step, *own) == []
     holder[key] = torch.full((4,), 2.0)
     with pytest.raises(pmt.CaptureError, match=rf"\.{key} is another tensor, or gone"):
@@ -168,4 +170,4 @@ def test_constants_that_wait_for_a_gradient_are_refused() -> None:
         return parts[0](x) + teacher
 
     own = rows(nn.Linear(4, 4), by=read)
-    assert differing(pmt.compile(*own, ram="100%", device="rpi4b"), *own) == []
+    assert differing(keep_all(*own), *own) == []

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.traced_models import residual, rows  # noqa: E402
+from kit.traced_models import residual, rows, traced_residual  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.device.hardware import Compute  # noqa: E402
 from poetmodel.device.io import save_profile  # noqa: E402
@@ -44,7 +44,7 @@ def test_profile_fits_its_graph(tmp_path: Path) -> None:
 
 def test_time_is_bounded(tmp_path: Path) -> None:
     """When the time is used up no further step begins, but three are timed in any case."""
-    traced = trace(*residual(), measure_workspace=False)
+    traced = traced_residual()
     assert measure(traced, folder=tmp_path, repeats=5, most_s=0.0).repeats == 3
     assert measure(traced, folder=tmp_path, repeats=4).repeats == 4
     assert measure(traced, folder=tmp_path, repeats=1).repeats == 1
@@ -57,7 +57,7 @@ def test_the_spread_of_the_steps_is_told(
     steps_s: tuple[float, ...], spread: float, doubtful: object
 ) -> None:
     """How far the slowest step is from the fastest; where that is much, what to do about it."""
-    found = measure(trace(*residual(), measure_workspace=False), folder=None, repeats=1)
+    found = measure(traced_residual(), folder=None, repeats=1)
     found = dataclasses.replace(found, steps_s=steps_s)
     assert found.spread_ratio == pytest.approx(spread)
     assert f"a spread of {spread:.0%}" in found.notes[0]
@@ -66,14 +66,14 @@ def test_the_spread_of_the_steps_is_told(
 
 def test_without_pages_no_folder_is_needed() -> None:
     """Costs have no storage then, and nothing is said of pages."""
-    profile = measure(trace(*residual(), measure_workspace=False), folder=None, repeats=1)
+    profile = measure(traced_residual(), folder=None, repeats=1)
     assert profile.costs.pages is None
     assert not any(note.startswith("page") for note in profile.notes)
 
 
 def test_notes_say_how_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeats, threads, folder, and where energies come from are said."""
-    traced = trace(*residual(), measure_workspace=False)
+    traced = traced_residual()
     monkeypatch.setattr(profiling, "measured_power", lambda _: None)
     notes = measure(traced, folder=tmp_path, repeats=2).notes
     assert notes[0].startswith("compute times: of each operation the least of 2 steps, 1 thread")
@@ -87,7 +87,7 @@ def test_counters_are_read_while_the_step_runs(
     """Where counters can be read, their power makes the energies."""
     power = Power(compute_w=5.0, page_in_w=6.0, page_out_w=7.0, source="counters")
     monkeypatch.setattr(profiling, "measured_power", lambda work: work() or power)
-    profile = measure(trace(*residual(), measure_workspace=False), folder=tmp_path, repeats=1)
+    profile = measure(traced_residual(), folder=tmp_path, repeats=1)
     cost = profile.costs.compute["0/convolution"]
     assert cost.energy_j == 5.0 * cost.time_s
     assert profile.notes[-1] == "energies: counters"
@@ -116,14 +116,14 @@ def test_only_the_processor_is_measured(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"repeats": 0}, "repeats: expected a whole number from 1, got 0"),
-        ({"repeats": "x"}, "repeats: expected a whole number from 1, got 'x'"),
-        ({"threads": -1}, "threads: expected a whole number from 1, got -1"),
+        ({"repeats": "x"}, "repeats: .*got 'x'"),
+        ({"threads": -1}, "threads: .*got -1"),
     ],
 )
 def test_measurements_that_make_no_sense_are_refused(options: Any, words: str) -> None:
     """Each with a sentence."""
     with pytest.raises(InputError, match=words):
-        measure(trace(*residual(), measure_workspace=False), **options)
+        measure(traced_residual(), **options)
     with pytest.raises(InputError, match="expected what `trace` returns, got 'x'"):
         measure("x")
 
@@ -150,7 +150,7 @@ def test_least_time_counts_and_views_belong_to_their_reader(
 
 def test_threads_are_put_back() -> None:
     """Measuring with some threads leaves the setting of the process as it was."""
-    traced = trace(*residual(), measure_workspace=False)
+    traced = traced_residual()
     before = torch.get_num_threads()
     times_s, _ = profiling.unit_times_s(traced.joint, traced.parts, repeats=1, threads=before + 1)
     assert torch.get_num_threads() == before

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
+from kit.eager_steps import keep_all  # noqa: E402
 from poetmodel.result import Termination  # noqa: E402
 from poetmodel.solver.background import BackgroundSolve  # noqa: E402
 from poetmodel.torch import preparation  # noqa: E402
@@ -111,6 +112,6 @@ def test_a_step_that_is_refused_leaves_no_process(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_proved_at_once_is_not_refined() -> None:
     """With room for everything there is nothing to look for."""
-    step = pmt.compile(*own(), ram="100%", device="rpi4b", refine=True)
+    step = keep_all(*own(), refine=True)
     assert not step.refining
     assert step.compiled.refinement is None

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+numpy = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 from torch.nn.utils import parametrize  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
-from kit.eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing, keep_all  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from kit.traced_models import Through, rows  # noqa: E402
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 
@@ -165,12 +167,19 @@ FIRING = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
 
 @FIRING
-@pytest.mark.parametrize("kind", HOOKS | OTHERS)
+@pytest.mark.parametrize(
+    "kind",
+    quick(
+        HOOKS | OTHERS,
+        ("before forward with keywords", "backward", "mode", "module replaced", "global hook",
+         "nested container", "object", "class"),
+    ),
+)  # fmt: skip
 def test_a_capture_leaves_modules_as_they_were(kind: str) -> None:
     """Compiling and verifying change nothing, and the step computes what eager's first does."""
     own = step_of((HOOKS | OTHERS)[kind])
     before = state_of(own[0])
-    step = pmt.compile(*own, ram="100%", device="rpi4b", time_limit=5)
+    step = keep_all(*own, time_limit=5)
     assert state_of(own[0]) == before
     assert step.verify().equal
     assert state_of(own[0]) == before
@@ -180,7 +189,7 @@ def test_a_capture_leaves_modules_as_they_were(kind: str) -> None:
 
 
 @FIRING
-@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("kind", quick(HOOKS, ("forward", "backward")))
 def test_hooks_of_the_first_pass_are_captured_once(kind: str) -> None:
     """However often PyTorch runs the model meanwhile."""
     own = step_of(HOOKS[kind])
@@ -190,56 +199,41 @@ def test_hooks_of_the_first_pass_are_captured_once(kind: str) -> None:
     assert not all(torch.equal(value, plain[key]) for key, value in expected.items())
 
 
-def new_parameter(module: Any) -> None:
-    """Register a parameter."""
-    module.scale = nn.Parameter(torch.ones(4))
+REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "new": (
+        lambda m: setattr(m, "scale", nn.Parameter(torch.ones(4))),
+        "parameter 'scale' of module '0' is new after forward",
+    ),
+    "layer": (
+        lambda m: setattr(m, "layer", nn.Linear(4, 4)), r"'bias' of module '0\.layer' is new"
+    ),
+    "replaced": (
+        lambda m: setattr(m.inner, "weight", nn.Parameter(torch.ones(4, 4))),
+        r"parameter 'weight' of module '0\.inner' is assigned in forward",
+    ),
+    "taken": (
+        lambda m: delattr(m.unused, "weight"), r"'weight' of module '0\.unused' is taken"
+    ),
+    "parametrized": (
+        lambda m: parametrize.register_parametrization(m.inner, "weight", Doubled()),
+        r"module '0\.inner.*' is",
+    ),
+    "hooked": (
+        lambda m: m.inner.weight.register_hook(lambda g: g * 2),
+        r"'weight' of module '0\.inner' gets a hook",
+    ),
+}  # fmt: skip
 
 
-def new_layer(module: Any) -> None:
-    """Add a layer with parameters."""
-    module.layer = nn.Linear(4, 4)
-
-
-def replaced(module: Any) -> None:
-    """Assign another parameter."""
-    module.inner.weight = nn.Parameter(torch.ones(4, 4))
-
-
-def taken(module: Any) -> None:
-    """Take a parameter away."""
-    del module.unused.weight
-
-
-def parametrized(module: Any) -> None:
-    """Put a parametrization on a weight."""
-    parametrize.register_parametrization(module.inner, "weight", Doubled())
-
-
-def hooked(module: Any) -> None:
-    """Put a hook on a weight."""
-    module.inner.weight.register_hook(lambda g: g * 2)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (new_parameter, "parameter 'scale' of module '0' is new after forward"),
-        (new_layer, r"parameter 'bias' of module '0\.layer' is new after forward"),
-        (replaced, r"parameter 'weight' of module '0\.inner' is assigned in forward"),
-        (taken, r"parameter 'weight' of module '0\.unused' is taken away in forward"),
-        (parametrized, r"module '0\.inner.*' is"),
-        (hooked, r"parameter 'weight' of module '0\.inner' gets a hook in forward"),
-    ],
-)
-@pytest.mark.parametrize("late", [False, True])
-def test_parameters_that_forward_changes_are_refused(
-    change: Callable[[Any], None], words: str, late: bool
-) -> None:
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_parameters_that_forward_changes_are_refused(kind: str, late: bool) -> None:
     """The parameter is named; the modules are as they were."""
+    change, words = REFUSED[kind]
     own = step_of(change, late=late)
     before = state_of(own[0])
     with pytest.raises(pmt.CaptureError, match=words):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
     assert state_of(own[0]) == before
 
 
@@ -253,7 +247,7 @@ def test_what_acts_from_the_second_step_on_is_refused() -> None:
     own = step_of(lambda m: m.register_forward_hook(doubled))
     before = state_of(own[0])
     with pytest.raises(pmt.CaptureError, match="gives other results when the step runs again"):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
     assert state_of(own[0]) == before
 
 
@@ -262,12 +256,7 @@ def test_what_acts_on_gradients_from_the_second_step_on_is_refused() -> None:
     change = partial(nn.Module.register_full_backward_hook, hook=doubled_gradient)
     own = rows(nn.Linear(4, 4), Ready(change))
     with pytest.raises(pmt.CaptureError, match=r"again from .*: gradient of "):
-        pmt.compile(*own, ram="100%", device="rpi4b")
-
-
-def clock(_: Any) -> float:
-    """Return the time since the last full second, which a float32 tells apart on any host."""
-    return time.perf_counter() % 1
+        keep_all(*own)
 
 
 def count(module: Any) -> float:
@@ -276,23 +265,22 @@ def count(module: Any) -> float:
     return float(module.calls)
 
 
-def of_system(_: Any) -> float:
-    """Draw from the operating system."""
-    return random.SystemRandom().random()
+CONSTANTS: dict[str, Callable[[Any], float]] = {
+    # The time since the last full second, which a float32 tells apart on any host.
+    "clock": lambda _: time.perf_counter() % 1,
+    "count": count,
+    "system": lambda _: random.SystemRandom().random(),
+    "fresh generator": lambda _: random.Random().random(),  # noqa: S311
+}
 
 
-def of_fresh_generator(_: Any) -> float:
-    """Draw from a new generator."""
-    return random.Random().random()  # noqa: S311
-
-
-@pytest.mark.parametrize("constant", [clock, count, of_system, of_fresh_generator])
-def test_what_is_another_constant_each_time_is_refused(constant: Callable[[Any], float]) -> None:
+@pytest.mark.parametrize("kind", quick(CONSTANTS, ("count", "system")))
+def test_what_is_another_constant_each_time_is_refused(kind: str) -> None:
     """Eager runs twice at compile: a clock, a count and other random numbers show."""
-    model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * constant(model))
+    model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * CONSTANTS[kind](model))
     model.calls = 0
     with pytest.raises(pmt.CaptureError, match=r"loss .*would be frozen: make it an input"):
-        pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+        keep_all(model, loss_fn, inputs)
     assert model.calls == 0
 
 
@@ -303,33 +291,30 @@ def test_eager_that_fails_is_told_in_a_sentence() -> None:
         return parts[0](x).relu().mul_(0.5)
 
     with pytest.raises(pmt.CaptureError, match=r"Through: .*modified by an inplace"):
-        pmt.compile(*rows(nn.Linear(4, 4), by=spoiled), ram="100%", device="rpi4b")
+        keep_all(*rows(nn.Linear(4, 4), by=spoiled))
 
 
-def too_large(parts: Any, x: Any) -> Any:
-    """Use more than there is."""
-    return parts[0](x) + torch.empty(2**50).expand(3, 4, 2**50)[..., 0]
+LARGE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "program": (
+        lambda p, x: p[0](x) + torch.empty(2**50).expand(3, 4, 2**50)[..., 0],
+        r"aten\.empty\S* fails .*memory",
+    ),
+    # Made for nothing: it is not in the graph.
+    "eager": (
+        lambda p, x: (torch.empty(2**50), p[0](x))[1],
+        "one step of PyTorch: there is not enough memory at .*smaller batch",
+    ),
+}
 
 
-def too_large_in_eager(parts: Any, x: Any) -> Any:
-    """Make more than there is, for nothing: it is not in the graph."""
-    torch.empty(2**50)
-    return parts[0](x)
-
-
-@pytest.mark.parametrize(
-    ("forward", "words"),
-    [
-        (too_large, r"aten\.empty\S* fails on the example inputs with RuntimeError: .*memory"),
-        (too_large_in_eager, "one step of PyTorch: there is not enough memory at .*smaller batch"),
-    ],
-)
-def test_too_little_memory_is_told_in_a_sentence(forward: Any, words: str) -> None:
+@pytest.mark.parametrize("kind", LARGE)
+def test_too_little_memory_is_told_in_a_sentence(kind: str) -> None:
     """For the program, and for the steps of PyTorch that it is compared with."""
+    forward, words = LARGE[kind]
     own = rows(nn.Linear(4, 4), by=forward)
     before = state_of(own[0])
     with pytest.raises(pmt.CaptureError, match=words):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
     assert state_of(own[0]) == before
 
 
@@ -361,7 +346,7 @@ def test_recorded_outputs_are_recorded_once() -> None:
 
     torch.manual_seed(1)
     own = Recorded(), loss_fn, (torch.randn(3, 4), torch.randn(3, 4))
-    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    step = keep_all(*own)
     assert step.verify().equal
     assert differing(step, *own) == []
     assert not own[0].installed
@@ -371,34 +356,24 @@ def test_recorded_outputs_are_recorded_once() -> None:
 # -- random numbers that are not PyTorch's -----------------------------------------------------
 
 
-def of_python(parts: Any, x: Any) -> Any:
-    """Draw from the standard library."""
-    return parts[0](x) * random.random()  # noqa: S311
+DRAWS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "python": (lambda p, x: p[0](x) * random.random(), "Python's random"),  # noqa: S311
+    "numpy": (lambda p, x: p[0](x) * float(numpy.random.rand()), r"numpy\.random"),
+    "a layer left out": (
+        lambda p, x: p[0](x) if random.random() < 2 else x,  # noqa: S311
+        "Python's random",
+    ),
+}
 
 
-def of_numpy(parts: Any, x: Any) -> Any:
-    """Draw from numpy."""
-    import numpy as np
-
-    return parts[0](x) * float(np.random.rand())  # noqa: NPY002
-
-
-def skipped(parts: Any, x: Any) -> Any:
-    """Skip a layer at random."""
-    return parts[0](x) if random.random() < 2 else x  # noqa: S311
-
-
-@pytest.mark.parametrize(
-    ("forward", "told"),
-    [(of_python, "Python's random"), (of_numpy, r"numpy\.random"), (skipped, "Python's random")],
-)
-def test_draws_that_are_not_of_pytorch_are_refused(forward: Any, told: str) -> None:
+@pytest.mark.parametrize("kind", DRAWS)
+def test_draws_that_are_not_of_pytorch_are_refused(kind: str) -> None:
     """The module is named, and the states are as before."""
-    numpy = pytest.importorskip("numpy")
+    forward, told = DRAWS[kind]
     own = rows(nn.Sequential(Through(forward, nn.Linear(4, 4))))
     before = random.getstate(), numpy.random.get_state()[1].tolist()
     with pytest.raises(pmt.CaptureError, match=rf"draws from {told} in module '0\.0' \(Through\)"):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
     assert (random.getstate(), numpy.random.get_state()[1].tolist()) == before
 
 
@@ -424,9 +399,9 @@ def test_modules_that_the_first_pass_makes_are_named() -> None:
     """Their initial values move the random generator once; called before, the model compiles."""
     own = rows(nn.ModuleList([nn.Linear(4, 4)]), by=replaced)
     with pytest.raises(pmt.CaptureError, match=r"\(the first is parts\.0\).*call the model once"):
-        pmt.compile(*own, ram="100%", device="rpi4b")
+        keep_all(*own)
     own[0](own[2][0])
-    step = pmt.compile(*own, ram="100%", device="rpi4b")
+    step = keep_all(*own)
     assert differing(step, *own) == []
 
 
@@ -436,16 +411,17 @@ def test_generators_without_a_state_may_be_held() -> None:
         nn.Linear(4, 4), by=lambda p, x: p[0](x) * (model.draws.random() if model.drawing else 1)
     )
     model.draws, model.drawing = random.SystemRandom(), False
-    pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    keep_all(model, loss_fn, inputs)
     model.drawing = True
-    with pytest.raises(pmt.CaptureError, match="gives other results when the step runs again"):
-        pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+    with pytest.raises(pmt.CaptureError, match="other results"):
+        keep_all(model, loss_fn, inputs)
 
 
-@pytest.mark.parametrize("kind", ["random", "numpy generator", "numpy state"])
+@pytest.mark.parametrize(
+    "kind", quick(("random", "numpy generator", "numpy state"), ("random", "numpy generator"))
+)
 def test_draws_of_generators_that_modules_hold_are_refused(kind: str) -> None:
     """Also from an object that a module holds."""
-    numpy = pytest.importorskip("numpy")
     own = {
         "random": lambda: random.Random(1),  # noqa: S311
         "numpy generator": lambda: numpy.random.default_rng(1),
@@ -457,6 +433,6 @@ def test_draws_of_generators_that_modules_hold_are_refused(kind: str) -> None:
     model.draws = own
     first = own.uniform(0, 1)
     with pytest.raises(pmt.CaptureError, match=r"draws from a .*[rR]andom"):
-        pmt.compile(model, loss_fn, inputs, ram="100%", device="rpi4b")
+        keep_all(model, loss_fn, inputs)
     again = type(own)(1) if kind != "numpy generator" else numpy.random.default_rng(1)
     assert (again.uniform(0, 1), again.uniform(0, 1)) == (first, own.uniform(0, 1))

@@ -182,7 +182,7 @@ def test_a_damaged_page_is_noticed(file: StateFile) -> None:
     with file.path.open("r+b") as opened:
         opened.seek(offset + 4000)
         opened.write(b"\x01")
-    with pytest.raises(PageError, match="'t9' is not what was written"):
+    with pytest.raises(PageError, match="'t9' is not what"):
         got(file, 9)
     os.truncate(file.path, offset + 100)
     with pytest.raises(PageError, match=r"'t9': only 100 of .* the file was cut"):
@@ -213,10 +213,10 @@ def test_failing_calls_are_explained(file: StateFile, monkeypatch: pytest.Monkey
         with pytest.raises(PageError, match="record could not be written: Input/output error"):
             file.commit()
         patch.setattr(os, "pwritev", fail)
-        with pytest.raises(PageError, match="'t2' could not be written: Input/output error"):
+        with pytest.raises(PageError, match=r"'t2' .*written: Input"):
             put(file, 2, 2.0)
         patch.setattr(os, "preadv", fail)
-        with pytest.raises(PageError, match="'t2' could not be read: Input/output error"):
+        with pytest.raises(PageError, match=r"'t2' .*read: Input"):
             got(file, 2)
     file.rollback()
     assert values(file) == {2: 1.0, 5: 1.0, 9: 1.0}
@@ -242,7 +242,7 @@ def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path: Path) -> None:
         try:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (LARGE_BYTES, LARGE_BYTES))
-            with pytest.raises(InputError, match="no room for a state file of"):
+            with pytest.raises(InputError, match="no room"):
                 StateFile(tmp_path, tensors())
             code = len(list(tmp_path.iterdir()))
         finally:

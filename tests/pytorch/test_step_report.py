@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kit.eager_steps import keep_all  # noqa: E402
 from kit.pages import read_page  # noqa: E402
 from kit.small_networks import residual_step  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
@@ -56,7 +57,7 @@ def test_the_report_is_plain(step: Step) -> None:
     assert found["graph"]["nodes"] == len(step.compiled.trace.graph.nodes)
     assert found["torch"] == torch.__version__
     torch.manual_seed(1)
-    fresh = compile(*rows(nn.Linear(4, 4)), ram="100%", device="rpi4b").report()
+    fresh = keep_all(*rows(nn.Linear(4, 4))).report()
     assert fresh["certificate"] is None
     assert json.loads(json.dumps(fresh, allow_nan=False)) == fresh
 
@@ -93,7 +94,7 @@ def test_a_page_tells_what_was_found_wrong(tmp_path: Path) -> None:
     """A step that does not compute what eager does: the result and its operation are named."""
     need_libraries()
     torch.manual_seed(1)
-    wrong = compile(*rows(nn.Linear(4, 4)), ram="100%", device="rpi4b")
+    wrong = keep_all(*rows(nn.Linear(4, 4)))
     run = wrong.compiled.runner.run
     wrong.compiled.runner.run = lambda flat, emit, **known: run(
         flat, lambda k, value: emit(k, value * 2), **known
@@ -111,7 +112,7 @@ def test_a_certificate_is_that_of_what_ran() -> None:
     """What was found of a step for some inputs is not said of it for others."""
     torch.manual_seed(1)
     model, loss_fn, (x, y) = rows(nn.Linear(4, 4))
-    both = compile(model, loss_fn, (x, y), ram="100%", device="rpi4b", dynamic="retrace")
+    both = keep_all(model, loss_fn, (x, y), dynamic="retrace")
     both.verify()
     both(torch.cat((x, x)), torch.cat((y, y)))
     assert both.report()["certificate"] is None

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.small_networks import residual_step  # noqa: E402
-from kit.traced_models import frozen, residual, rows  # noqa: E402
+from kit.traced_models import frozen, residual, rows, traced_residual  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes  # noqa: E402
 from poetmodel.torch import compile, trace  # noqa: E402
@@ -69,14 +69,7 @@ def test_resident_bytes_of_frozen_layers_and_buffers() -> None:
 
 def test_held_bytes_are_those_handed_out_at_the_end() -> None:
     """The loss and the new mean, deviation and counter of batch norm wait for the end."""
-    assert trace(*residual(), measure_workspace=False).held_bytes == 4 + 16 + 16 + 8
-
-
-def test_frozen_layers_shrink_the_graph() -> None:
-    """What is not trained has no backward."""
-    whole = trace(*rows(nn.Linear(4, 4), nn.Linear(4, 4)), measure_workspace=False).graph
-    part = trace(*frozen(), measure_workspace=False).graph
-    assert len(part.nodes) < len(whole.nodes)
+    assert traced_residual().held_bytes == 4 + 16 + 16 + 8
 
 
 def test_meta_device_needs_no_memory() -> None:
@@ -108,7 +101,7 @@ def test_graph_file_and_estimates(tmp_path: Path) -> None:
 
 def test_the_smallest_tensors_are_kept() -> None:
     """As many of the smallest as fit, equal sizes alike; their sum is reserved."""
-    traced = trace(*residual(), measure_workspace=False)
+    traced = traced_residual()
     sizes = [storage.bytes for storage in traced.parts.storages]
     coarse = coarsen(traced, kept_bytes=300)
     kept = [size for size in sizes if size < coarse.threshold_bytes]
@@ -123,7 +116,7 @@ def test_the_smallest_tensors_are_kept() -> None:
 
 def test_the_graph_keeps_its_nodes_and_what_they_read() -> None:
     """Kept tensors are neither read nor made by any node; those made again are workspace."""
-    traced = trace(*residual(), measure_workspace=False)
+    traced = traced_residual()
     coarse = coarsen(traced, kept_bytes=300)
     assert [node.name for node in coarse.graph.nodes] == [n.name for n in traced.graph.nodes]
     names = {tensor.name for tensor in coarse.graph.tensors}
@@ -134,7 +127,7 @@ def test_the_graph_keeps_its_nodes_and_what_they_read() -> None:
 
 def test_results_that_wait_are_reserved() -> None:
     """Where nothing is kept, copies of the loss and of new statistics are."""
-    traced = trace(*residual(), measure_workspace=False)
+    traced = traced_residual()
     whole = coarsened(traced, budget_bytes=keep_all_bytes(traced))
     assert whole.graph is traced.graph
     # A loss, mean and variance of 4 channels, and a counter of 8 bytes.
@@ -154,7 +147,7 @@ def test_sums_of_gradients_of_one_weight_are_reserved() -> None:
 
 def test_costs_of_kept_tensors_are_left_out() -> None:
     """Costs of a coarse graph are those of the whole one."""
-    traced = trace(*residual(), measure_workspace=False)
+    traced = traced_residual()
     coarse = coarsen(traced, kept_bytes=300)
     costs = Costs.estimate(traced.graph, Device.load("rpi4b"))
     table = coarse_costs(costs, coarse.graph).table(coarse.graph)
@@ -192,7 +185,7 @@ def test_most_of_the_room_above_the_floor_is_left() -> None:
 
 def test_below_the_floor_the_least_one_is_told() -> None:
     """Of several floors the least is the one that no budget may be below."""
-    traced = trace(*residual(), measure_workspace=False)
+    traced = traced_residual()
     found = coarsened(traced, budget_bytes=100)
     assert floor_bytes(found) == min(
         floor_bytes(coarsen(traced, kept_bytes=kept)) for kept in (0, 1)
@@ -201,7 +194,7 @@ def test_below_the_floor_the_least_one_is_told() -> None:
 
 def test_room_for_everything_leaves_nothing_out() -> None:
     """At the peak of keeping everything there is nothing to decide."""
-    traced = trace(*residual(), measure_workspace=False)
+    traced = traced_residual()
     whole = coarsened(traced, budget_bytes=keep_all_bytes(traced))
     assert len(whole.numbers) == len(traced.parts.storages)
     assert whole.threshold_bytes == 0

@@ -53,12 +53,31 @@ def train(
     return losses
 
 
-def check_training(own: Any, folder: Path, make: Any, steps: int, **options: Any) -> None:
-    """Train a model and its copy side by side, and compare everything."""
-    model, loss_fn, (x, y) = own
+SLOW = pytest.mark.slow
+RESNET18 = {"batch": 8, "size": 32, "widths": (64, 128, 256, 512), "blocks": 2}
+
+
+@pytest.mark.parametrize(
+    ("make", "network", "steps", "options"),
+    [
+        pytest.param(sgd, {}, 20, {"ram": "60%"}, id="sgd"),
+        pytest.param(adam, {}, 20, {"ram": "60%"}, id="adam", marks=SLOW),
+        pytest.param(
+            sgd, {"blocks": 2}, 200, {"ram": "50%", "time_limit": 5}, id="half", marks=SLOW
+        ),
+        pytest.param(sgd, RESNET18, 200, {"ram": "50%", "time_limit": 30}, id="18", marks=SLOW),
+    ],
+)
+def test_optimizers_see_eagers_gradients(
+    make: Any, network: Any, steps: int, options: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Micro-batches, clipping, schedules, dropout and batch norm: the same weights at the end."""
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)  # nothing here depends on the medium
+    torch.manual_seed(1)
+    model, loss_fn, (x, y) = residual_step(**{"size": 16, **network})
     twin = copy.deepcopy(model)
     batches = [(torch.randn_like(x), torch.randint_like(y, 10)) for _ in range(steps)]
-    with compile(model, loss_fn, (x, y), storage=folder, **options) as step:
+    with compile(model, loss_fn, (x, y), storage=tmp_path, device="rpi4b", **options) as step:
         assert step.result.overhead_j is not None
         assert step.result.overhead_j > 0
         found = train(model, step, batches, make)
@@ -66,34 +85,3 @@ def check_training(own: Any, folder: Path, make: Any, steps: int, **options: Any
     expected = train(twin, lambda *batch: eager_step(twin, loss_fn, batch), batches, make)
     assert [loss.item() for loss in found] == [loss.item() for loss in expected]
     assert unequal(outcome(twin, expected[-1]), ours) == []
-
-
-@pytest.mark.parametrize("make", [sgd, adam])
-def test_optimizers_see_eagers_gradients(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Micro-batches, clipping, schedules, dropout and batch norm: the same weights at the end."""
-    monkeypatch.setattr(os, "fdatasync", lambda _: None)  # nothing here depends on the medium
-    torch.manual_seed(1)
-    own = residual_step(size=16)
-    check_training(own, tmp_path, make, 20, ram="60%", device="rpi4b")
-
-
-@pytest.mark.slow
-def test_two_hundred_steps_under_half_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A small residual network is identical to eager's after 200 steps."""
-    monkeypatch.setattr(os, "fdatasync", lambda _: None)
-    torch.manual_seed(1)
-    own = residual_step(size=16, blocks=2)
-    check_training(own, tmp_path, sgd, 200, ram="50%", device="rpi4b", time_limit=5)
-
-
-@pytest.mark.slow
-def test_two_hundred_steps_of_resnet18(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ResNet-18 with dropout on images of 32 x 32 under 50 % is identical to eager's."""
-    monkeypatch.setattr(os, "fdatasync", lambda _: None)
-    torch.manual_seed(1)
-    own = residual_step(batch=8, size=32, widths=(64, 128, 256, 512), blocks=2)
-    check_training(own, tmp_path, sgd, 200, ram="50%", device="rpi4b", time_limit=30)

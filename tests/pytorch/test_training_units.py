@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.optimizer_steps import ADAM, OPTIMIZERS, SGD, Twins, grouped  # noqa: E402
+from kit.quick import quick  # noqa: E402
 from kit.traced_models import (  # noqa: E402
     STEPS,
     Through,
@@ -16,6 +18,7 @@ from kit.traced_models import (  # noqa: E402
     residual,
     rows,
     shared_gradient,
+    traced_residual,
     transposed_gradient,
 )
 from poetmodel.device import Costs, Device  # noqa: E402
@@ -33,6 +36,12 @@ pytestmark = pytest.mark.torch
 def whole(step: Any, name: str = "sgd", *, clip: float | None = None) -> Graph:
     """Return the graph of a step with an optimizer."""
     return Twins(step, OPTIMIZERS[name], clip=clip).trace(measure_workspace=False).graph
+
+
+@cache
+def of_residual(name: str = "sgd", *, clip: float | None = None) -> Graph:
+    """Return the graph of a residual step with an optimizer."""
+    return whole(residual(), name, clip=clip)
 
 
 def state(graph: Graph) -> dict[str, int]:
@@ -67,7 +76,10 @@ def test_state_of_each_optimizer() -> None:
     assert graph.resident_bytes == {}
 
 
-@pytest.mark.parametrize("name", ["residual", "encoder layer", "group norm", "depthwise", "gru"])
+@pytest.mark.parametrize(
+    "name",
+    quick(["residual", "encoder layer", "group norm", "depthwise", "gru"], ["residual", "gru"]),
+)
 def test_updates_follow_gradient_and_last_reader(name: str) -> None:
     """Between what an update waits for and the update come other updates and their state only."""
     torch.manual_seed(1)
@@ -89,7 +101,7 @@ def test_updates_follow_gradient_and_last_reader(name: str) -> None:
 
 def test_sources_come_right_before_their_first_reader() -> None:
     """Between state, or an input, and what reads it first, there are only others like it."""
-    graph = whole(residual(), "adam")
+    graph = of_residual("adam")
     for k, node in enumerate(graph.nodes):
         if node.phase in (Phase.STATE, Phase.INPUT):
             (made,) = graph.outputs_of[k]
@@ -100,7 +112,7 @@ def test_sources_come_right_before_their_first_reader() -> None:
 
 def test_clipping_is_a_barrier() -> None:
     """Every update reads the factor, and the factor reads every gradient."""
-    graph = whole(residual(), clip=1.0)
+    graph = of_residual(clip=1.0)
     (norm,) = [k for k, node in enumerate(graph.nodes) if node.op == "clip_grad_norm"]
     updates = [k for k, node in enumerate(graph.nodes) if node.op == "sgd"]
     assert min(updates) > norm
@@ -111,12 +123,12 @@ def test_clipping_is_a_barrier() -> None:
         read = [i for i in graph.inputs_of[k] if graph.nodes[graph.node_of[i]].phase == "backward"]
         assert read
         assert set(read) <= set(graph.inputs_of[norm])
-    assert "clip_grad_norm" not in {node.op for node in whole(residual()).nodes}
+    assert "clip_grad_norm" not in {node.op for node in of_residual().nodes}
 
 
 def test_learning_rate_is_an_input() -> None:
     """It is a number of 8 bytes that every update reads; each group of parameters has its own."""
-    graph = whole(residual(), "adamw")
+    graph = of_residual("adamw")
     k = graph.node_index["lr"]
     assert (graph.nodes[k].phase, graph.nodes[k].output_bytes) == (Phase.INPUT, 8)
     updates = [k for k, node in enumerate(graph.nodes) if node.op == "adamw"]
@@ -143,7 +155,7 @@ def test_what_is_not_trained_is_only_read() -> None:
 
 def test_running_statistics_are_updated_when_batch_norm_is_done_with() -> None:
     """One node updates those of a module, after the backward of batch norm: it may run again."""
-    graph = whole(residual())
+    graph = of_residual()
     names = {f"1.bn.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
     assert names <= replaced(graph)
     (update,) = {graph.node_of[graph.replacement_of[graph.tensor_index[n]]] for n in names}
@@ -164,7 +176,7 @@ def test_tied_weights_are_one_state_tensor() -> None:
 
 def test_updates_need_no_memory_but_that_of_their_gradient() -> None:
     """A gradient that others read too is copied, where the update would write over it."""
-    assert not any(n.workspace_bytes for n in whole(residual(), "adam").nodes if n.op == "adam")
+    assert not any(n.workspace_bytes for n in of_residual("adam").nodes if n.op == "adam")
 
     def found(name: str, step: Any) -> list[int]:
         return [n.workspace_bytes for n in whole(step, name).nodes if n.op in ("sgd", "adam")]
@@ -184,7 +196,7 @@ def test_inputs_of_the_step_are_nodes() -> None:
 
 def test_without_an_optimizer_nothing_is_new() -> None:
     """The graph ends with the gradients, and has version 1."""
-    graph = trace(*residual(), measure_workspace=False).graph
+    graph = traced_residual().graph
     assert graph.version == 1
     assert not {Phase.STATE, Phase.UPDATE, Phase.INPUT} & {node.phase for node in graph.nodes}
 
@@ -239,7 +251,7 @@ def hooked(parameters: Any) -> Any:
     [
         (torch.optim.RMSprop, f"expected {ACCEPTED}, got torch.optim.rmsprop.RMSprop"),
         (lambda p: Own(p, lr=0.1), "expected torch.optim.SGD.* got .*Own"),
-        (lambda _: "sgd", "expected torch.optim.SGD.* got 'sgd'"),
+        (lambda _: "sgd", "got 'sgd'"),
         (lambda p: ADAM(p, fused=True), "group 0: fused=True cannot be traced; leave it out"),
         (lambda p: ADAM(p, lr=torch.tensor(0.5)), "group 0: lr is a tensor; .* such as lr=0.5"),
         (lambda p: SGD(p, lr=0.1, differentiable=True), "differentiable=True"),

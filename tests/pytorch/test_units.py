@@ -8,12 +8,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kit.quick import quick  # noqa: E402
 from kit.traced_models import (  # noqa: E402
+    QUICK_STEPS,
     STEPS,
     checkpointed,
     recurrent,
     residual,
     rows,
+    traced_residual,
 )
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 from poetmodel.graph import Phase  # noqa: E402
@@ -24,7 +27,7 @@ nn = torch.nn
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", quick(STEPS, QUICK_STEPS))
 def test_units_run_as_eager(name: str) -> None:
     """Loss, gradients, buffers and random state are those of eager, bit by bit."""
     torch.manual_seed(1)
@@ -88,7 +91,7 @@ def test_views_are_no_units_and_readers_replay_them() -> None:
 
 def test_outputs_of_one_operation_are_tensors_of_their_own() -> None:
     """Batch norm makes five tensors, dropout two, one of them a mask of a byte an element."""
-    parts = trace(*residual(), measure_workspace=False).parts
+    parts = traced_residual().parts
     made = {
         unit.op: [parts.storages[index].bytes for index in unit.storages]
         for unit in parts.units
@@ -103,7 +106,7 @@ def test_outputs_of_one_operation_are_tensors_of_their_own() -> None:
 
 def test_only_random_operations_are_tagged() -> None:
     """Units that draw random numbers are told from the others."""
-    parts = trace(*residual(), measure_workspace=False).parts
+    parts = traced_residual().parts
     assert [unit.op for unit in parts.units if unit.random] == ["native_dropout"]
 
 
@@ -118,7 +121,7 @@ def test_layouts_rebuild_a_tensor_from_its_bytes() -> None:
 
 def test_emissions_come_after_their_last_maker() -> None:
     """A result is there after the unit that makes it; a parameter handed through, at once."""
-    traced = trace(*residual(), measure_workspace=False)
+    traced = traced_residual()
     for emission in traced.parts.emissions:
         makers = [traced.parts.storages[index].unit for index in emission.reads.storages]
         assert emission.after == max(makers)
@@ -160,7 +163,7 @@ NAMES = [
 
 def test_names_say_module_and_operator() -> None:
     """Every node says whose it is, the sum of a residual block's gradients too."""
-    traced = trace(*residual(), measure_workspace=False)
+    traced = traced_residual()
     assert [(node.name, node.phase) for node in traced.graph.nodes] == NAMES
 
 
@@ -190,7 +193,7 @@ def test_a_module_used_twice_has_numbered_names() -> None:
 def test_phases_follow_each_other() -> None:
     """Forward, loss, backward: none comes again."""
     order = [Phase.FORWARD, Phase.LOSS, Phase.BACKWARD]
-    graph = trace(*residual(), measure_workspace=False).graph
+    graph = traced_residual().graph
     places = [order.index(Phase(node.phase)) for node in graph.nodes]
     assert all(before <= after for before, after in pairwise(places))
 

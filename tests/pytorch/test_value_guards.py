@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
-from kit.eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing, keep_all  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,9 +45,7 @@ def masked(function: Callable[..., torch.Tensor], **options: Any) -> tuple[Any, 
     torch.manual_seed(1)
     model = Masked(function)
     inputs = (torch.randn(3, 4), torch.tensor([True, True, False]))
-    return (model, None, inputs), pmt.compile(
-        model, None, inputs, ram="100%", device="rpi4b", **options
-    )
+    return (model, None, inputs), keep_all(model, None, inputs, **options)
 
 
 def with_mask(own: Any, *mask: int) -> Any:
@@ -103,7 +101,7 @@ def test_a_buffer_that_becomes_another_tensor_is_the_one_that_counts() -> None:
     own, step = masked(lambda model, y, _: y * 2 if model.scale > 0 else y)
     model, _, inputs = own
     model.scale = torch.tensor(-1.0)
-    with pytest.raises(pmt.CaptureError, match="was True and is False"):
+    with pytest.raises(pmt.CaptureError, match="was True"):
         step(*inputs)
 
 
@@ -154,7 +152,7 @@ def test_what_is_read_twice_is_looked_at_once() -> None:
 def test_verify_looks_at_values() -> None:
     """A certificate is of what was compiled for, never of another branch."""
     own, step = masked(whole)
-    with pytest.raises(pmt.CaptureError, match="was False and is True"):
+    with pytest.raises(pmt.CaptureError, match="was False"):
         step.verify(*with_mask(own, 1, 1, 1)[2])
 
 
@@ -234,14 +232,14 @@ def check_random_readings(seed: int) -> None:
         assert differing(step, *with_mask(own, *mask)) == [], (seed, mask)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_readings(seed: int) -> None:
     """Masks change what is read of them, or not: loss and gradients are eager's."""
     check_random_readings(seed)
 
 
 @pytest.mark.seeds
-@pytest.mark.parametrize("seed", range(4, 100))
+@pytest.mark.parametrize("seed", range(2, 100))
 def test_more_random_readings(seed: int) -> None:
     """The same for more models and masks."""
     check_random_readings(seed)

@@ -1,4 +1,4 @@
-"""Kernels of pools and of their gradients against PyTorch."""
+"""Kernels that make planes smaller or larger, and of their gradients, against PyTorch."""
 
 from __future__ import annotations
 
@@ -87,3 +87,73 @@ def test_adaptive_pools_are_pytorchs(size: list[int]) -> None:
         check(aten.adaptive_max_pool2d.default, x, size)
         indices = aten.adaptive_max_pool2d(x, size)[1]
         check(aten.adaptive_max_pool2d_backward.default, dy, x, indices)
+
+
+SIZES = [
+    ((2, 3, 4, 5), (8, 10)),
+    ((1, 2, 3, 4), (7, 5)),
+    ((2, 2, 6, 7), (3, 4)),
+    ((1, 1, 1, 5), (3, 1)),
+]
+
+
+@pytest.mark.parametrize("name", ["upsample_nearest", "_upsample_nearest_exact"])
+@pytest.mark.parametrize(("shape", "size"), SIZES)
+def test_nearest_neighbours_are_pytorchs(
+    name: str, shape: tuple[int, ...], size: tuple[int, int]
+) -> None:
+    """Values and gradients are PyTorch's, in one dimension and in two."""
+    for x in layouts(*shape):
+        dy = torch.randn((*shape[:2], *size), dtype=torch.float64)
+        check(getattr(aten, f"{name}2d").default, x, size)
+        check(getattr(aten, f"{name}2d_backward").default, dy, size, shape)
+        check(getattr(aten, f"{name}1d").default, x[:, :, 0], size[1:])
+        back = getattr(aten, f"{name}1d_backward").default
+        check(back, dy[:, :, 0], size[1:], (*shape[:2], shape[3]))
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize(("shape", "size"), SIZES)
+def test_interpolation_is_pytorchs(
+    aligned: bool, shape: tuple[int, ...], size: tuple[int, int]
+) -> None:
+    """Values and gradients are PyTorch's, in one dimension and in two."""
+    for x in layouts(*shape):
+        dy = torch.randn((*shape[:2], *size), dtype=torch.float64)
+        check(aten.upsample_bilinear2d.default, x, size, aligned)
+        check(aten.upsample_bilinear2d_backward.default, dy, size, shape, aligned)
+        check(aten.upsample_linear1d.default, x[:, :, 0], size[1:], aligned)
+        line = (*shape[:2], shape[3])
+        check(aten.upsample_linear1d_backward.default, dy[:, :, 0], size[1:], line, aligned)
+
+
+def test_factors_count_where_they_are_given() -> None:
+    """A factor that is no ratio of the sizes is what PyTorch goes by."""
+    x = torch.randn((1, 2, 5, 6), dtype=torch.float64)
+    check(aten.upsample_bilinear2d.default, x, (11, 13), False, 2.3, 2.2)
+    check(aten.upsample_nearest2d.default, x, (11, 13), 2.3, 2.2)
+    dy = torch.randn((1, 2, 11, 13), dtype=torch.float64)
+    check(aten.upsample_bilinear2d_backward.default, dy, (11, 13), x.shape, False, 2.3, 2.2)
+
+
+@pytest.mark.parametrize("kind", ["reflection", "replication"])
+@pytest.mark.parametrize("pads", [(1, 2, 0, 3), (2, 2, 2, 2), (-1, 2, 1, -2)])
+def test_padding_with_the_image_is_pytorchs(kind: str, pads: tuple[int, ...]) -> None:
+    """Values and gradients are PyTorch's, in one dimension and in two, and where rows are cut."""
+    for x in layouts(2, 3, 5, 6):
+        for of, along in ((pads, "2d"), (pads[:2], "1d")):
+            part = x if along == "2d" else x[:, 0]
+            forward = getattr(aten, f"{kind}_pad{along}").default
+            check(forward, part, of)
+            dy = torch.randn_like(forward(part, of))
+            check(getattr(aten, f"{kind}_pad{along}_backward").default, dy, part, of)
+
+
+@pytest.mark.parametrize(
+    "pads", [(1, 2), (1, 2, 0, 3), (-1, 2, 1, -2), (0, 0, 0, 0, 1, 2), (-1, -2)]
+)
+def test_padding_with_a_number_is_pytorchs(pads: tuple[int, ...]) -> None:
+    """Any number of dimensions grows or is cut."""
+    for x in layouts(2, 3, 5, 6):
+        check(aten.constant_pad_nd.default, x, pads, 0.5)
+        check(aten.constant_pad_nd.default, x.long(), pads, 3)

@@ -1,0 +1,104 @@
+"""What a run of the tests has compiled of C, shared by all of its tests and workers."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.export import toolchain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from poetmodel.export.toolchain import Target
+
+_INCLUDED: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
+
+
+class Store:
+    """A folder of compiled files; each is written under another name first."""
+
+    folder: Path | None = None
+    """The folder of the run; else there is one until the process ends."""
+
+    def path(self, name: str) -> Path:
+        """Return where a file is kept, or would be."""
+        if self.folder is None:
+            own = TemporaryDirectory(prefix="pm_objects_")
+            atexit.register(own.cleanup)
+            self.folder = Path(own.name)
+        return self.folder / name
+
+    def keep(self, name: str, make: Callable[[Path], object]) -> Path:
+        """Return a file, which is made if it is not there."""
+        path = self.path(name)
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            with TemporaryDirectory(dir=path.parent) as folder:
+                make(Path(folder, name))
+                Path(folder, name).replace(path)
+        return path
+
+
+STORE: Final = Store()
+
+
+def digest(*parts: object) -> str:
+    """Return a name for what was compiled from some parts."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+def build(folder: Path, target: Target, *, settings: Sequence[str] = ()) -> Path:
+    """Build an exported folder with the objects that there are of the same text and flags."""
+    objects = folder / "build" / target
+    shutil.rmtree(objects, ignore_errors=True)
+    flags = objects / "flags"
+    command = ["make", "--silent", str(flags.relative_to(folder)), *settings]
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS")}
+    toolchain.execute(command, folder, time_limit_s=60.0, environment=environment)
+    if not flags.exists():
+        return toolchain.build(folder, target, settings=settings)
+    names = _names(folder, objects, flags.read_text(encoding="utf-8").split())
+    for path, name in names.items():
+        if STORE.path(name).exists():
+            path.parent.mkdir(exist_ok=True)
+            shutil.copyfile(STORE.path(name), path)
+    program = toolchain.build(folder, target, settings=settings)
+    for path, name in names.items():
+        if path.exists():
+            STORE.keep(name, lambda copy, path=path: shutil.copyfile(path, copy))
+    return program
+
+
+def _names(folder: Path, objects: Path, flags: list[str]) -> dict[Path, str]:
+    """Return the name in the store for each object that depends on text alone.
+
+    A macro counts where a text has its name; what the linker is told does not count.
+    """
+    compiling = [word for word in flags if not word.startswith("-Wl,")]
+    names = {}
+    for source in (*folder.glob("*.c"), *folder.glob("board/*.c"), *folder.glob("kernels/*.c")):
+        text = _text(source, folder, set())
+        if ".incbin" not in text:
+            own = [w for w in compiling if w[:2] != "-D" or w[2:].partition("=")[0] in text]
+            path = objects / source.relative_to(folder).with_suffix(".o")
+            names[path] = f"{digest(*own, text)}.o"
+    return names
+
+
+def _text(source: Path, folder: Path, read: set[Path]) -> str:
+    """Return the text of a file, and of all files of its folder that it includes."""
+    read.add(source)
+    text = source.read_text(encoding="utf-8")
+    for name in _INCLUDED.findall(text):
+        paths = (source.parent / name, folder / name)
+        path = next((path for path in paths if path.is_file()), None)
+        if path is not None and path not in read:
+            text += _text(path, folder, read)
+    return text
