@@ -1,0 +1,265 @@
+"""The golden set: what a change of structure must leave as it is.
+
+``python scripts/golden.py check`` solves, plans, exports and compiles what the files in
+``tests/golden`` record, and prints each difference. A change that is meant to change an entry
+records it anew in the same commit, ``python scripts/golden.py record PART...``, and says why.
+The parts are
+
+- `problems`: status, value and bound of 400 random problems, by ``lazy`` and ``compact``;
+- `schedules`: the relations of schedules of built-in networks, one thread, proved within seconds;
+- `commands`: exit status and JSON of commands, without times and versions;
+- `plans`: programs with addresses, and their binary form;
+- `folders`: every file of exported C;
+- `steps`: source and peak of compiled PyTorch steps.
+
+A solver's or PyTorch's next release may change entries: the versions are on record, and another
+one is named beside the differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from contextlib import chdir
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+os.environ["POETMODEL_CACHE"] = ""
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import poetmodel as pm  # noqa: E402
+from kit.adversary import KINDS  # noqa: E402
+from kit.commands import invoke  # noqa: E402
+from poetmodel.errors import PoetModelError  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Entries = Iterator[tuple[str, Any]]
+
+FOLDER: Final = ROOT / "tests" / "golden"
+VERSIONS: Final = ("highspy", "numpy", "torch")
+DIGITS: Final = 9
+"""Significant digits of values and bounds: column order may change the last ones."""
+VOLATILE: Final = frozenset(
+    {"build_s", "solve_s", "wall_s", "history", "statistics", "log", "versions", "poetmodel"}
+)
+"""Keys of JSON that no two runs share."""
+RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out", "resident")
+NETWORKS: Final = ("mlp", "autoencoder", "ds-cnn", "mobilenetv1-vww", "resnet8", "resnet18-cifar")
+DEVICES: Final = ("rpi4b", "nrf52840", "mkr1000", "paper-m4", "jetson-tx2")
+SHARES: Final = ("80%", "60%", "40%")
+FORMS: Final = ("json", "binary")
+STEPS: Final = ("residual_step", "plain_step", "depthwise_step", "transformer_step", "unet_step")
+
+
+def called(*arguments: object) -> Any:
+    """Run a command in this process; exported folders name it."""
+    sys.argv = ["poetmodel", *map(str, arguments)]
+    return invoke(*arguments)
+
+
+def digest(content: bytes) -> str:
+    """Return what stands for bytes in a record."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def as_bytes(document: Any) -> bytes:
+    """Return JSON as bytes that depend on its content alone."""
+    return json.dumps(document, sort_keys=True).encode()
+
+
+def rounded(value: float | None) -> str | None:
+    """Return a number as it is recorded."""
+    return None if value is None else f"{value:.{DIGITS}g}"
+
+
+def stable(document: Any) -> Any:
+    """Return JSON without what no two runs share."""
+    if isinstance(document, dict):
+        kept = {key: value for key, value in document.items() if key not in VOLATILE}
+        return {key: stable(value) for key, value in kept.items()}
+    if isinstance(document, list):
+        return [stable(value) for value in document]
+    return rounded(document) if isinstance(document, float) else document
+
+
+# -- parts ---------------------------------------------------------------------------------------
+
+
+def problems() -> Entries:
+    """Yield status, value and bound of random problems, forty of each kind."""
+    for kind, draw in KINDS.items():
+        for number in range(40):
+            seed = f"{kind}/golden{number}"
+            for formulation in ("lazy", "compact"):
+                try:
+                    result = pm.solve(draw(seed), formulation=formulation, gap=1e-6)
+                except PoetModelError as error:
+                    yield f"{seed} {formulation}", type(error).__name__
+                    continue
+                value, bound = map(rounded, (result.objective_value, result.objective_bound))
+                yield f"{seed} {formulation}", [result.status.value, value, bound]
+
+
+def schedules() -> Entries:
+    """Yield the relations of schedules, where they were proved to be the best."""
+    for device in DEVICES:
+        for network in NETWORKS:
+            for share in SHARES:
+                document = _solved(network, device, share)
+                if document is not None:
+                    relations = {key: document.get(key) for key in RELATIONS}
+                    yield f"{network} {device} {share}", digest(as_bytes(relations))
+
+
+def _solved(network: str, device: str, share: str) -> dict[str, Any] | None:
+    """Solve a problem; write ``golden.schedule.json``, and return it where it was proved."""
+    file = Path("golden.schedule.json")
+    file.unlink(missing_ok=True)
+    how = ("--device", device, "--ram", share, "--time-limit", "10", "--quiet")
+    called("solve", network, *how, "--out", file)
+    document: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+    return document if document is not None and document["status"] == "optimal" else None
+
+
+def commands() -> Entries:
+    """Yield exit status and JSON of commands."""
+    lines = [f"inspect {network} --json" for network in NETWORKS]
+    lines += [f"inspect mlp --device {device} --json" for device in DEVICES]
+    lines += [f"solve {name} --device rpi4b --ram 70% --json" for name in NETWORKS]
+    lines += [f"solve {name} --device stm32h743 --ram 60% --state sgd --json" for name in NETWORKS]
+    lines += [f"limits {name} --device rpi4b --json" for name in NETWORKS[:3]]
+    aims = ("time", "ram", "writes")
+    lines += [f"solve mlp --device mkr1000 --ram 70% --minimize {aim} --json" for aim in aims]
+    lines += ["models --json", "devices --json", "models mlp --json", "devices rpi4b --json"]
+    lines += ["solve mlp --device rpi4b --ram 1B --json", "solve nothing --device rpi4b --json"]
+    lines += ["solve mlp --ram 70% --json", "verify nothing.json --graph mlp --device rpi4b --json"]
+    yield from ((line, _answered(line)) for line in lines)
+    called("solve", "autoencoder", "--device", "rpi4b", "--ram", "60%", "--out", "a.schedule.json")
+    called("solve", "autoencoder", "--device", "rpi4b", "--ram", "90%", "--out", "b.schedule.json")
+    board = "--graph autoencoder --device rpi4b"
+    lines = [f"verify a.schedule.json {board} --json", f"explain a.schedule.json {board} --json"]
+    lines += [f"diff a.schedule.json b.schedule.json {board} --json"]
+    yield from ((line, _answered(line)) for line in lines)
+
+
+def _answered(line: str) -> list[Any]:
+    """Return the exit status of a command and its JSON."""
+    outcome = called(*line.split())
+    answer = stable(outcome.json) if outcome.out.startswith("{") else outcome.out
+    return [outcome.status, digest(as_bytes(answer))]
+
+
+def plans() -> Entries:
+    """Yield programs with addresses."""
+    for network in NETWORKS:
+        for device in DEVICES:
+            if _solved(network, device, "60%") is not None:
+                yield f"{network} {device}", [_planned(network, device, form) for form in FORMS]
+
+
+def _planned(network: str, device: str, form: str) -> list[Any]:
+    """Return the exit status of planning a schedule, and what stands for the file."""
+    out = Path("golden.plan")
+    out.unlink(missing_ok=True)
+    how = ("--graph", network, "--device", device, "--format", form, "--arena", "--quiet")
+    status = called("plan", "golden.schedule.json", *how, "--out", out).status
+    return [status, digest(out.read_bytes()) if out.exists() else None]
+
+
+def folders() -> Entries:
+    """Yield every file of exported C."""
+    step = Path("digits.step.json")
+    step.write_bytes((ROOT / "docs" / step).read_bytes())
+    for share in ("100%", "90%", "80%", "60%"):
+        for options in ((), ("--commit",), ("--tile", "2KiB")):
+            name = " ".join((share, *options))
+            out = Path(f"folder {name}")
+            how = ("--ram", share, "--out", out, "--quiet", *options)
+            status = called("export", step, *how).status
+            yield name, status
+            for path in sorted(path for path in out.rglob("*") if path.is_file()):
+                yield f"{name}: {path.relative_to(out)}", digest(path.read_bytes())
+
+
+def steps() -> Entries:
+    """Yield source and peak of compiled steps, with and without an update."""
+    import torch
+
+    import poetmodel.torch as pmt
+    from kit import small_networks
+
+    for name in STEPS:
+        for update in (False, True):
+            for ram in ("100%", "80%"):
+                torch.manual_seed(1)
+                model, loss_fn, inputs = getattr(small_networks, name)()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if update else None
+                options: dict[str, Any] = {"optimizer": optimizer} if update else {}
+                try:
+                    step = pmt.compile(model, loss_fn, inputs, ram=ram, device="rpi4b", **options)
+                except PoetModelError as error:
+                    yield f"{name} {update} {ram}", type(error).__name__
+                    continue
+                source = digest(step.source.encode())
+                yield f"{name} {update} {ram}", [source, step.compiled.peak_bytes]
+
+
+PARTS: Final[dict[str, Callable[[], Entries]]] = {
+    part.__name__: part for part in (problems, schedules, commands, plans, folders, steps)
+}
+
+
+# -- record and check ----------------------------------------------------------------------------
+
+
+def say(line: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{line}\n")
+
+
+def entries_of(part: str) -> dict[str, Any]:
+    """Make a part, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        return dict(PARTS[part]())
+
+
+def main() -> int:
+    """Record parts, or check them; return 1 where something differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("action", choices=("record", "check"))
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    arguments = parser.parse_args()
+    versions = {name: version(name) for name in VERSIONS}
+    differing = 0
+    for part in arguments.parts or PARTS:
+        path = FOLDER / f"{part}.json"
+        made = json.loads(json.dumps(entries_of(part)))
+        if arguments.action == "record":
+            FOLDER.mkdir(exist_ok=True)
+            document = {"versions": versions, "entries": made}
+            path.write_text(json.dumps(document, indent=0, sort_keys=True) + "\n")
+            say(f"{part}: {len(made)} recorded")
+            continue
+        recorded = json.loads(path.read_text())
+        expected = recorded["entries"]
+        changed = [key for key, entry in expected.items() if made.get(key) != entry]
+        for key in changed:
+            say(f"{part}: {key}: {made.get(key)} in place of {expected.get(key)}")
+        say(f"{part}: {len(changed)} of {len(expected)} differ")
+        if changed and recorded["versions"] != versions:
+            say(f"recorded with {recorded['versions']}, run with {versions}")
+        differing += len(changed)
+    return int(differing > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
