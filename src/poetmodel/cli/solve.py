@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -151,18 +151,21 @@ def _run(
     """Return the result of the method, also where it does not apply or is interrupted."""
     try:
         with live_line(problem, wanted=shown) as on_progress:
+            stated: dict[str, Any] = {
+                "formulation": None if search.formulation is None else search.formulation.value,
+                "backend": search.backend.value,
+                "time_limit": limit_s,
+                "gap": search.gap,
+                "threads": search.threads,
+                "on_progress": on_progress,
+            }
+            if search.method == DEFAULT:
+                from poetmodel.solver import solve as find_best
+
+                return find_best(problem, **stated)
             from poetmodel.baselines import run
 
-            return run(
-                problem,
-                search.method,
-                formulation=None if search.formulation is None else search.formulation.value,
-                backend=search.backend.value,
-                time_limit=limit_s,
-                gap=search.gap,
-                threads=search.threads,
-                on_progress=on_progress,
-            )
+            return run(problem, search.method, **stated)
     except MethodNotApplicableError as error:
         if error.result is None:
             raise
