@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kit.browser_pages import CHROMIUM
+from kit.messages import Told
 from kit.rotation import KEPT, chosen, keep, kept_tests, this_share
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ NEEDS_TORCH = bool(os.environ.get("POETMODEL_NEEDS_TORCH"))
 NEEDS_EMULATOR = bool(os.environ.get("POETMODEL_NEEDS_EMULATOR"))
 """Whether exported C must be built and run here (``.ci/run``)."""
 _NO_EMULATOR = re.compile(r"no (make|cc|arm-none-eabi-gcc|qemu-system-arm) .*on PATH")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run write what people are told now (`kit.messages`)."""
+    parser.addoption("--update-messages", action="store_true", help="write what people are told")
 
 
 def pytest_configure() -> None:
@@ -115,6 +121,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     if fault:
         report.outcome, report.longrepr = "failed", f"{fault}: {report.longrepr}"
     return report
+
+
+@pytest.fixture
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """Compare what people are told with the test's entry in the catalogue of its module."""
+    name = f"{request.path.stem.removeprefix('test_')}.txt"
+    return Told(
+        path=request.path.parent / "messages" / name,
+        name=request.node.name,
+        folder=tmp_path_factory.getbasetemp(),
+        update=request.config.getoption("--update-messages"),
+    )
 
 
 @pytest.fixture(scope="module")
