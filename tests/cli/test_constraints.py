@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from kit.messages import Told
+
 WEAR = '[[constraint]]\nname = "wear"\nsum = {"bytes_written" = 1}\nat_most = "0.1kB"\n'
 """At most one of the tensors of 100 B may be written."""
 
@@ -56,22 +58,27 @@ def test_faults_of_the_file_end_with_status_2(
     ]
 
 
-def test_a_file_that_is_missing_ends_with_status_2(chain_file: Path, board_file: Path) -> None:
+def test_a_file_that_is_missing_ends_with_status_2(
+    chain_file: Path, board_file: Path, told: Told
+) -> None:
     """The sentence is that of every other file."""
     problem = ("--graph", chain_file, "--device", board_file)
     outcome = invoke("solve", *problem, "--constraints", "nowhere.toml")
-    assert (outcome.status, outcome.err) == (2, "error: nowhere.toml: no such file\n")
+    assert outcome.status == 2
+    told(outcome.err)
 
 
-def test_the_file_is_not_written_over(solve: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_the_file_is_not_written_over(
+    solve: Callable[..., Outcome], tmp_path: Path, told: Told
+) -> None:
     """--out on the file of constraints is refused."""
     outcome = solve(WEAR, "--ram", "350", "--out", tmp_path / "rows.toml")
     assert outcome.status == 2
-    assert "this is an input file" in outcome.err
+    told(outcome.err)
     assert (tmp_path / "rows.toml").read_text() == WEAR
 
 
-def test_several_files_add_up(solve: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_several_files_add_up(solve: Callable[..., Outcome], tmp_path: Path, told: Told) -> None:
     """Rows of all files count; two objectives contradict each other."""
     more = tmp_path / "more.toml"
     more.write_text(WEAR.replace("wear", "bus").replace("bytes_written", "bytes_read"))
@@ -79,22 +86,16 @@ def test_several_files_add_up(solve: Callable[..., Outcome], tmp_path: Path) -> 
     assert [row["name"] for row in document["problem"]["constraints"]] == ["wear", "bus"]
     more.write_text('[objective]\nsum = {"bytes_read" = 1}\n')
     outcome = solve('[objective]\nsum = {"energy_j" = 1}\n', "--constraints", more)
-    assert (outcome.status, outcome.err) == (
-        2,
-        f"error: {tmp_path / 'rows.toml'}: {more} has an [objective] of its own; leave out one of "
-        "them\n",
-    )
+    assert outcome.status == 2
+    told(outcome.err)
 
 
-def test_an_objective_excludes_minimize(solve: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_an_objective_excludes_minimize(solve: Callable[..., Outcome], told: Told) -> None:
     """Two of them would contradict each other, also where the option names the default."""
     text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-6}\n'
     outcome = solve(text, "--minimize", "energy")
     assert outcome.status == 2
-    assert outcome.err == (
-        f"error: --minimize energy: {tmp_path / 'rows.toml'} has an [objective] of its own; leave "
-        "out one of them\n"
-    )
+    told(outcome.err)
     document = solve(text, "--ram", "400", "--json").json
     assert document["problem"]["minimize"] == "own"
     assert document["problem"]["weights"] == {"energy_j": 1, "bytes_written": 1e-06}
@@ -128,34 +129,34 @@ def rewrite(path: Path, **limits: object) -> None:
     path.write_text(json.dumps(document))
 
 
-def test_verify_holds_a_file_to_its_rows(schedule_file: Path, chain_file: Path) -> None:
+def test_verify_holds_a_file_to_its_rows(schedule_file: Path, chain_file: Path, told: Told) -> None:
     """A broken row is a violation by its name: exit 3; with or without costs."""
     command = ("verify", schedule_file, "--graph", chain_file)
     outcome = invoke(*command)
     assert outcome.status == 0
-    assert "wear" in outcome.out
+    told(outcome.out)
     (first, *_) = invoke(*command, "--json").json["constraints"]
     assert (first["name"], first["value"], first["at_limit"]) == ("wear", 100, True)
     rewrite(schedule_file, upper=99)
     outcome = invoke(*command)
     assert outcome.status == 3
-    assert "constraint 'wear': 100 B is above its limit, at most 99 B" in outcome.out
+    told(outcome.out, "then")
 
 
 @pytest.mark.parametrize(
-    ("claim", "words"),
+    "claim",
     [
-        ({"value": 1.0}, "objective.value: the file says 1.0, the simulation gives"),
-        ({"bound": 1e9}, "objective.bound: the stated bound 1000000000.0 is above"),
+        {"value": 1.0},
+        {"bound": 1e9},
     ],
 )
 def test_verify_holds_a_file_to_its_own_objective(
     claim: dict[str, float],
-    words: str,
     solve: Callable[..., Outcome],
     chain_file: Path,
     board_file: Path,
     tmp_path: Path,
+    told: Told,
 ) -> None:
     """What the file claims of the sum that was minimized is compared with the simulation."""
     path = tmp_path / "own.schedule.json"
@@ -168,14 +169,12 @@ def test_verify_holds_a_file_to_its_own_objective(
     path.write_text(json.dumps(document))
     outcome = invoke(*command)
     assert outcome.status == 3
-    assert words in outcome.out
+    told(outcome.out)
     del document["problem"]["weights"]
     path.write_text(json.dumps(document))
     outcome = invoke(*command)
     assert outcome.status == 2
-    assert outcome.err == (
-        f"error: {path}: problem: weights: missing; what is minimized is 'own'\n"
-    )
+    told(outcome.err, "then")
 
 
 def test_without_costs_rows_of_times_and_energies_are_not_checked(
@@ -194,29 +193,25 @@ def test_without_costs_rows_of_times_and_energies_are_not_checked(
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    "changed",
     [
-        ({"terms": {"bytes": 1}}, "problem: constraint 'wear': 'bytes': expected one of"),
-        (
-            {"terms": {"page_ins:h9": 1}},
-            "problem: constraint 'wear': 'page_ins:h9': the graph has no tensor 'h9'",
-        ),
-        ({"lower": 200}, "problem: constraint 'wear': at least 200 and at most 100 cross"),
-        ({"upper": None}, "problem: constraint 'wear': expected a limit"),
-        ({"name": ""}, "problem.constraints[0].name"),
-        ({"name": "constraint 2[h1]"}, "another constraint has this name"),
+        {"terms": {"bytes": 1}},
+        {"terms": {"page_ins:h9": 1}},
+        {"lower": 200},
+        {"upper": None},
+        {"name": ""},
+        {"name": "constraint 2[h1]"},
     ],
 )
 def test_faulty_rows_of_a_file_are_named(
-    changed: dict[str, object], sentence: str, schedule_file: Path, chain_file: Path
+    changed: dict[str, object], schedule_file: Path, chain_file: Path, told: Told
 ) -> None:
     """The file, the row, and what is wrong with it: exit 2."""
     rewrite(schedule_file, **changed)
     for command in ("verify", "explain"):
         outcome = invoke(command, schedule_file, "--graph", chain_file)
         assert outcome.status == 2, outcome.err
-        assert f"error: {schedule_file}: " in outcome.err
-        assert sentence in outcome.err
+        told(outcome.err, command)
 
 
 def test_diff_and_explain_and_report_carry_the_rows(
@@ -278,15 +273,17 @@ def test_the_report_says_how_to_solve_again(
     assert one == other
 
 
-def test_a_method_that_breaks_a_row_ends_with_status_4(solve: Callable[..., Outcome]) -> None:
+def test_a_method_that_breaks_a_row_ends_with_status_4(
+    solve: Callable[..., Outcome], told: Told
+) -> None:
     """The reason names the row; a method that keeps it has a schedule."""
     strict = WEAR.replace("0.1kB", "99B")
     outcome = solve(strict, "--ram", "350", "--method", "lru-paging")
     assert (outcome.status, outcome.out) == (4, "")
-    assert "lru-paging: its schedule breaks a limit: constraint 'wear': " in outcome.err
+    told(outcome.err)
     outcome = solve(strict, "--ram", "350", "--method", "paging-only")
     assert outcome.status == 4
-    assert "the constraint 'wear' (at most 99 B)" in outcome.err
+    told(outcome.err, "then")
     document = solve(strict, "--ram", "404", "--method", "checkpoint-all", "--json").json
     assert document["problem"]["constraints"][0]["upper"] == 99
 
@@ -316,8 +313,8 @@ def test_infeasible_rows_are_named_with_the_nearest_limit(solve: Callable[..., O
         "hint: feasible with recomputation",
         "hint: feasible with constraint 'wear' at most 100 bytes",
     ]
-    told = outcome.json["infeasible"]
-    assert told["constraints"] == ["wear"]
-    assert told["limits"] == ["the RAM budget", "no recomputation"]
-    assert told["changes"][-1]["nearest"] == 100
+    answer = outcome.json["infeasible"]
+    assert answer["constraints"] == ["wear"]
+    assert answer["limits"] == ["the RAM budget", "no recomputation"]
+    assert answer["changes"][-1]["nearest"] == 100
     assert solve(strict.replace("0.05kB", "100B"), "--ram", "350", "--no-recompute").status == 0

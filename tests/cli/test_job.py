@@ -11,6 +11,8 @@ from kit.commands import chain, invoke, write_graph
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.messages import Told
+
 
 def test_job_gives_the_limits_of_a_step(chain_file: Path, board_file: Path) -> None:
     """10 steps in 70 s and 80 J: 7 s and 8 J each, where a pass takes 6 s and 6 J."""
@@ -48,13 +50,14 @@ def test_table_says_time_energy_and_limits(chain_file: Path, board_file: Path) -
     assert "not at its limit" in text
 
 
-def test_impossible_job_says_which_limit_is_too_little(chain_file: Path, board_file: Path) -> None:
+def test_impossible_job_says_which_limit_is_too_little(
+    chain_file: Path, board_file: Path, told: Told
+) -> None:
     """A pass takes 6 s; 5 s are too few, and the energy is not what is in the way: exit 3."""
     options = ("--samples", 10, "--within", "50s", "--battery", "80J")
     outcome = invoke("solve", "--graph", chain_file, "--device", board_file, *options)
     assert (outcome.status, outcome.out) == (3, "")
-    assert "each of the 10 steps may take 5 s and 8 J" in outcome.err
-    assert "without the deadline there is a schedule" in outcome.err
+    told(outcome.err)
     assert "the energy budget" not in outcome.err
 
 

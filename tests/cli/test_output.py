@@ -19,6 +19,8 @@ from poetmodel.cli.output import MOST_SENTENCE, _shared, printable
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.messages import Told
+
 COMMANDS = sorted(info.name or "" for info in app.registered_commands)
 LISTS = ("models", "devices", "doctor", "inspect resnet18-cifar", "devices rpi4b", "models mlp")
 
@@ -102,7 +104,9 @@ def test_help_says_all_of_what_is_written(command: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_quiet_commands_print_nothing(chain_file: Path, board_file: Path, tmp_path: Path) -> None:
+def test_quiet_commands_print_nothing(
+    chain_file: Path, board_file: Path, tmp_path: Path, told: Told
+) -> None:
     """No table, no warning and no note; files are written, JSON is printed, errors are told."""
     schedule = tmp_path / "chain.schedule.json"
     given = ("--graph", chain_file)
@@ -129,7 +133,7 @@ def test_quiet_commands_print_nothing(chain_file: Path, board_file: Path, tmp_pa
     assert schedule.exists()
     assert (tmp_path / "sweep" / "cells.csv").exists()
     assert json.loads(invoke("models", "--quiet", "--json").out)
-    assert invoke("models", "nope", "--quiet").err.startswith("error: ")
+    told(invoke("models", "nope", "--quiet").err)
     assert invoke("models").out
 
 
@@ -191,7 +195,9 @@ def test_ordinary_texts_stay(text: str) -> None:
     assert printable(text) == text
 
 
-def test_steps_of_thousands_of_tensors_stay_short(tmp_path: Path, board_file: Path) -> None:
+def test_steps_of_thousands_of_tensors_stay_short(
+    tmp_path: Path, board_file: Path, told: Told
+) -> None:
     """What is printed of a node that reads 500 tensors names a few, and says how many more."""
     names = [f"source{i}" for i in range(500)]
     nodes: list[dict[str, Any]] = [
@@ -207,7 +213,7 @@ def test_steps_of_thousands_of_tensors_stay_short(tmp_path: Path, board_file: Pa
     refused = invoke("solve", graph, "--device", board_file, "--ram", 100, "--time-limit", 2)
     assert refused.status == 3
     assert len(refused.err) < 1_000
-    assert "and 496 more" in refused.err
+    told(refused.err)
 
 
 def test_files_of_another_kind_are_told_in_plain_words(tmp_path: Path) -> None:
