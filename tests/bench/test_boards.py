@@ -34,8 +34,9 @@ from poetmodel.device.io import device_names
 from result_pages.boards import page, ram_of, readme_table
 
 if TYPE_CHECKING:
-    from kit.messages import Told
     from pathlib import Path
+
+    from kit.messages import Told
 
 KIB = 1024
 

@@ -43,8 +43,9 @@ from what_trains_where import (
 )
 
 if TYPE_CHECKING:
-    from kit.messages import Told
     from pathlib import Path
+
+    from kit.messages import Told
 
 KIB = 1024
 
