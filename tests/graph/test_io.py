@@ -23,6 +23,8 @@ from poetmodel.graph.io import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.messages import Told
+
 HEAD = '{"format": "poetmodel-graph", "version": 1, "name": "g", '
 
 
@@ -215,9 +217,9 @@ def test_what_is_no_graph_file_is_one_plain_error(
     assert message in fault
 
 
-def test_a_missing_file_is_a_graph_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_graph_error(tmp_path: Path, told: Told) -> None:
     """A path that leads nowhere, or to a folder, is an error that names it."""
-    with pytest.raises(GraphError, match=r"none\.json: no such file"):
+    with told.raises(GraphError):
         load_graph(tmp_path / "none.json")
     with pytest.raises(GraphError, match="found a folder"):
         load_graph(tmp_path)
@@ -292,13 +294,15 @@ def test_each_fault_of_a_graph_names_its_key(changes: dict[str, Any], message: s
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999", "1e30", "-5", "0.5"])
-def test_numbers_that_json_admits_but_sizes_do_not(tmp_path: Path, literal: str) -> None:
+def test_numbers_that_json_admits_but_sizes_do_not(
+    tmp_path: Path, literal: str, told: Told
+) -> None:
     """Python's JSON reads NaN and infinities; here they are faults with their place."""
     path = tmp_path / "g.json"
     path.write_text(
         json.dumps(document()).replace('"output_bytes": 4', f'"output_bytes": {literal}')
     )
-    with pytest.raises(GraphError, match=r"nodes\[0\] \('a'\)\.output_bytes: expected a whole"):
+    with told.raises(GraphError):
         load_graph(path)
 
 
@@ -360,11 +364,11 @@ def test_values_are_checked_beside_a_node_that_is_none() -> None:
     ]
 
 
-def test_half_a_character_is_no_name(tmp_path: Path) -> None:
+def test_half_a_character_is_no_name(tmp_path: Path, told: Told) -> None:
     """JSON can spell what UTF-8 cannot; such a name could never be written again."""
     path = tmp_path / "g.json"
     path.write_text(json.dumps(document(node("\ud800"))))
-    with pytest.raises(GraphError, match="characters that UTF-8 can hold"):
+    with told.raises(GraphError):
         load_graph(path)
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _INDENT: Final = "    "
@@ -53,6 +55,13 @@ class Told:
     """Folder whose subfolders are written ``<tmp>``."""
     update: bool
     """Whether entries that differ are written."""
+
+    @contextmanager
+    def raises(self, kind: type[Exception], about: str = "") -> Iterator[None]:
+        """Fail if no such exception is raised, or one that says something else."""
+        with pytest.raises(kind) as caught:
+            yield
+        self(str(caught.value), about)
 
     def __call__(self, text: str, about: str = "") -> None:
         """Fail if the entry is another text; `about` tells apart what one test compares."""
