@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.commands import invoke
+from kit.commands import invoke, write_solved
 from poetmodel.cli import diff as module
 from poetmodel.cli.diff import _words
 from poetmodel.schedule.decisions import Choice, Decision
@@ -20,17 +20,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def diff(tmp_path: Path, chain_file: Path, board_file: Path) -> Callable[..., Outcome]:
+def diff(chain_file: Path, board_file: Path) -> Callable[..., Outcome]:
     """Return the command on a schedule of 350 B and one with further options."""
 
-    def run(*options: object, then: tuple[object, ...] = ()) -> Outcome:
-        paths = []
-        for name, more in (("a.json", ("--ram", "350")), ("b.json", options)):
-            paths.append(tmp_path / name)
-            made = invoke(
-                "solve", chain_file, "--device", board_file, *more, "--out", paths[-1], "--quiet"
-            )
-            assert made.status == 0
+    def run(*options: str, then: tuple[object, ...] = ()) -> Outcome:
+        limits = (("--ram", "350"), options)
+        paths = [write_solved(board_file, f"{'ab'[k]}.json", *limits[k]) for k in (0, 1)]
         return invoke("diff", *paths, "--graph", chain_file, "--device", board_file, *then)
 
     return run

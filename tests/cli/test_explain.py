@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.commands import invoke
+from kit.commands import invoke, write_solved
 from poetmodel.cli.account import Account
 from poetmodel.cli.explain import price
 from poetmodel.cli.inputs import read_valid
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def explain(tmp_path: Path, chain_file: Path, board_file: Path) -> Callable[..., Outcome]:
+def explain(chain_file: Path, board_file: Path) -> Callable[..., Outcome]:
     """Return a function that solves the chain with options, and explains the schedule."""
 
     def run(
@@ -34,10 +34,7 @@ def explain(tmp_path: Path, chain_file: Path, board_file: Path) -> Callable[...,
         tensor: str | None = None,
         limits: tuple[str, ...] = (),
     ) -> Outcome:
-        out = tmp_path / "chain.schedule.json"
-        stated = ("--device", board_file, "--ram", ram, *limits)
-        made = invoke("solve", chain_file, *stated, "--out", out, "--quiet")
-        assert made.status == 0
+        out = write_solved(board_file, "chain.schedule.json", "--ram", ram, *limits)
         asked = () if tensor is None else (tensor,)
         where = ("--graph", chain_file, "--device", board_file)
         return invoke("explain", out, *asked, *where, *arguments)
@@ -240,12 +237,10 @@ def test_equal_tensors_are_one_row(tmp_path: Path) -> None:
     ],
 )
 def test_noise_below_the_gap_is_nothing(
-    energy_j: float, words: str, tmp_path: Path, chain_file: Path, board_file: Path
+    energy_j: float, words: str, chain_file: Path, board_file: Path
 ) -> None:
     """The chain is proved to 1e-4 of 4 mJ, and energies to 1e-9 of 6 J: 406 nJ are noise."""
-    out = tmp_path / "chain.schedule.json"
-    stated = ("--device", board_file, "--ram", "350", "--out", out)
-    assert invoke("solve", chain_file, *stated).status == 0
+    out = write_solved(board_file, "chain.schedule.json", "--ram", "350")
     found = read_valid(out, FileGraphOptions(graph=str(chain_file)), CostOptions())
     account = Account(stated=found, decisions=(), at_limit=(), asked=(), more_ram=())
     assert account.noise_j == pytest.approx(4.06e-7, rel=1e-3)
@@ -269,14 +264,11 @@ def test_price_that_is_not_proven_is_a_range(
     energy_j: float | None,
     least_j: float | None,
     words: str,
-    tmp_path: Path,
     chain_file: Path,
     board_file: Path,
 ) -> None:
     """From what is proved, which is never below the optimum of the file, to what was found."""
-    out = tmp_path / "chain.schedule.json"
-    stated = ("--device", board_file, "--ram", "350", "--out", out)
-    assert invoke("solve", chain_file, *stated).status == 0
+    out = write_solved(board_file, "chain.schedule.json", "--ram", "350")
     found = read_valid(out, FileGraphOptions(graph=str(chain_file)), CostOptions())
     account = Account(stated=found, decisions=(), at_limit=(), asked=(), more_ram=())
     other = Alternative(

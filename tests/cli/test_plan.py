@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.commands import BOARD, Outcome, invoke
+from kit.commands import BOARD, Outcome, invoke, write_solved
 from kit.pages import read_page
 from kit.trace_events import check_trace
 from kit.worked import skip_problem
@@ -27,15 +27,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def schedule_file(tmp_path: Path, chain_file: Path, board_file: Path) -> Path:
+def schedule_file(board_file: Path) -> Path:
     """Return the file of a schedule of `chain` that pages one tensor, in 304 B."""
-    path = tmp_path / "chain.schedule.json"
-    done = invoke(
-        *("solve", "--graph", chain_file, "--device", board_file, "--ram", "304B", "--quiet"),
-        *("--no-recompute", "--out", path),
-    )
-    assert done.status == 0, done.err
-    return path
+    return write_solved(board_file, "chain.schedule.json", "--ram", "304B", "--no-recompute")
 
 
 def plan(schedule: Path, graph: Path, *arguments: object) -> Outcome:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.commands import Outcome, invoke
+from kit.commands import Outcome, invoke, write_solved
 from kit.pages import read_page
 from kit.report_steps import certificate, step_values
 from kit.worked import skip_problem
@@ -24,15 +24,10 @@ pytest.importorskip("plotly")
 
 
 @pytest.fixture
-def schedule_file(tmp_path: Path, chain_file: Path, board_file: Path) -> Path:
+def schedule_file(board_file: Path) -> Path:
     """Return the file of a schedule of `chain` that pages one tensor, in 304 B."""
-    path = tmp_path / "chain.schedule.json"
-    done = invoke(
-        *("solve", "--graph", chain_file, "--device", board_file, "--ram", "304B", "--quiet"),
-        *("--no-recompute", "--deadline", "7.5s", "--out", path),
-    )
-    assert done.status == 0, done.err
-    return path
+    limits = ("--ram", "304B", "--no-recompute", "--deadline", "7.5s")
+    return write_solved(board_file, "chain.schedule.json", *limits)
 
 
 def report(graph: Path | str, out: Path, *arguments: object) -> Outcome:

@@ -109,7 +109,9 @@ def test_limits_and_infeasible_budgets_speak_of_one_graph(step: Path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("more", [(), ("--no-paging",)], ids=["paged", "in RAM"])
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(("--no-paging",), marks=pytest.mark.slow)], ids=["paged", "in RAM"]
+)
 def test_one_model_has_one_least_ram_from_trace_to_board(
     more: tuple[str, ...], tmp_path: Path, told: Told
 ) -> None:

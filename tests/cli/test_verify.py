@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.commands import BOARD, Outcome, chain, invoke, training_step, write_graph
+from kit.commands import BOARD, Outcome, chain, invoke, training_step, write_graph, write_solved
 from poetmodel.graph import Graph
 from poetmodel.schedule import checkpoint_all
 
@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def solved(tmp_path: Path, chain_file: Path, board_file: Path) -> Path:
+def solved(board_file: Path) -> Path:
     """Return the schedule file of the chain in 350 B, which pages x out and in."""
-    path = tmp_path / "x.schedule.json"
-    arguments = ("--device", board_file, "--ram", "350", "--deadline", "200%", "--out", path)
-    assert invoke("solve", chain_file, *arguments).status == 0
-    return path
+    return write_solved(board_file, "x.schedule.json", "--ram", "350", "--deadline", "200%")
 
 
 @pytest.fixture

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
 
 from poetmodel.cli.application import app
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BOARD = """\
 name = "Test board"
@@ -35,6 +37,9 @@ bytes_per_s = 100000.0
 power_w = 1.0
 """
 
+COMMAND = get_command(app)
+"""The parser of all commands, which takes typer as long to make as a command takes."""
+
 COLUMNS = (
     "name",
     "compute_time_s",
@@ -44,6 +49,26 @@ COLUMNS = (
     "page_out_time_s",
     "page_out_energy_j",
 )
+
+
+@cache
+def _solved(limits: tuple[str, ...]) -> tuple[str, str]:
+    """Return what ``solve`` writes for `chain` on the board, and the folder that it names."""
+    with tempfile.TemporaryDirectory() as name:
+        graph, board, path = (Path(name) / file for file in ("chain.graph.json", "board.toml", "x"))
+        write_graph(graph, chain())
+        board.write_text(BOARD)
+        done = invoke("solve", graph, "--device", board, *limits, "--out", path, "--quiet")
+        assert done.status == 0, done.err
+        return path.read_text(), name
+
+
+def write_solved(board: Path, name: str, *limits: str) -> Path:
+    """Write, beside the file of the board, the schedule of `chain` within limits, solved once."""
+    text, folder = _solved(limits)
+    path = board.with_name(name)
+    path.write_text(text.replace(folder, str(board.parent)))
+    return path
 
 
 class Terminal(io.StringIO):
@@ -78,7 +103,7 @@ def invoke(*arguments: object) -> Outcome:
     status: object = None
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            app([str(argument) for argument in arguments], prog_name="poetmodel")
+            COMMAND([str(argument) for argument in arguments], prog_name="poetmodel")
         except SystemExit as end:
             status = end.code
     texts = []
