@@ -1,35 +1,38 @@
-"""Files that the tests of the command line read."""
+"""Files that the tests of the command line read, by names without a folder: tables have those."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from kit.commands import BOARD, chain, profile_rows, write_csv, write_graph
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture
-def chain_file(tmp_path: Path) -> Path:
+def chain_file() -> Path:
     """Return the file of `chain`."""
-    return write_graph(tmp_path / "chain.graph.json", chain())
+    return write_graph(Path("chain.graph.json"), chain())
 
 
 @pytest.fixture
-def board_file(tmp_path: Path) -> Path:
+def board_file() -> Path:
     """Return the file of a blocking board: 1 s and 1 J a node, 2 ms a transfer of 100 B."""
-    path = tmp_path / "board.toml"
+    path = Path("board.toml")
     path.write_text(BOARD)
     return path
 
 
 @pytest.fixture
-def profile_file(tmp_path: Path) -> Path:
+def profile_file() -> Path:
     """Return the file of `profile_rows`."""
-    return write_csv(tmp_path / "chain.csv", profile_rows())
+    return write_csv(Path("chain.csv"), profile_rows())
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in the folder of the test."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)

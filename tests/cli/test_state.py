@@ -146,7 +146,9 @@ def test_explain_prices_homes_and_tells_what_is_in_place(
         told(invoke("explain", file, *tensor, "--graph", graph).out, "".join(tensor))
 
 
-def test_diff_names_the_homes_that_differ(solved: Callable[..., tuple[Path, Path]]) -> None:
+def test_diff_names_the_homes_that_differ(
+    solved: Callable[..., tuple[Path, Path]], told: Told
+) -> None:
     """Less RAM moves w1 to storage; replacements are no differences of their own."""
     less, graph = solved(700)
     more, _ = solved(900)
@@ -158,8 +160,7 @@ def test_diff_names_the_homes_that_differ(solved: Callable[..., tuple[Path, Path
     assert not {"w1+", "w2+", "w1"} & set(homes)
     first, second = (entry["state"] for entry in found["schedules"])
     assert (first["resident_bytes"], second["resident_bytes"]) == (300, 0)
-    out = words(invoke("diff", more, less, "--graph", graph).out)
-    assert "resident state 300 B 0 B -300 B" in out
+    told(invoke("diff", more, less, "--graph", graph).out)
 
 
 def test_least_ram_is_that_in_which_the_network_trains(

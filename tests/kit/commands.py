@@ -67,7 +67,7 @@ def write_solved(board: Path, name: str, *limits: str) -> Path:
     """Write, beside the file of the board, the schedule of `chain` within limits, solved once."""
     text, folder = _solved(limits)
     path = board.with_name(name)
-    path.write_text(text.replace(folder, str(board.parent)))
+    path.write_text(text.replace(str(Path(folder) / "board.toml"), str(board)))
     return path
 
 
