@@ -64,8 +64,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-messages", action="store_true", help="write what people are told")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Refuse to pass over all that an environment was made for; settle which seeds are tried."""
+    if config.getoption("--update-messages") and getattr(config.option, "numprocesses", None):
+        msg = "--update-messages: several processes would write one file; leave -n out"
+        raise pytest.UsageError(msg)
     share = this_share()
     os.environ["POETMODEL_SEEDS"] = "all" if share is None else str(share)  # for each worker
     if NEEDS_TORCH and find_spec("torch") is None:

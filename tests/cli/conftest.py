@@ -1,38 +1,33 @@
-"""Files that the tests of the command line read, by names without a folder: tables have those."""
+"""A folder for each test of the command line, with the files that most of them read."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.commands import BOARD, chain, profile_rows, write_csv, write_graph
+from kit.commands import (
+    BOARD,
+    BOARD_FILE,
+    CHAIN,
+    PROFILE,
+    chain,
+    profile_rows,
+    write_csv,
+    write_graph,
+)
 
-
-@pytest.fixture
-def chain_file() -> Path:
-    """Return the file of `chain`."""
-    return write_graph(Path("chain.graph.json"), chain())
-
-
-@pytest.fixture
-def board_file() -> Path:
-    """Return the file of a blocking board: 1 s and 1 J a node, 2 ms a transfer of 100 B."""
-    path = Path("board.toml")
-    path.write_text(BOARD)
-    return path
-
-
-@pytest.fixture
-def profile_file() -> Path:
-    """Return the file of `profile_rows`."""
-    return write_csv(Path("chain.csv"), profile_rows())
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in the folder of the test."""
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in the folder of the test: names without a folder are stable, and break no table."""
     monkeypatch.chdir(tmp_path)
+    write_graph(CHAIN, chain())
+    BOARD_FILE.write_text(BOARD)
+    write_csv(PROFILE, profile_rows())
 
 
 @pytest.fixture(autouse=True)

@@ -158,9 +158,8 @@ def is_equipped(command: str) -> bool:
 
 
 @pytest.mark.slow
-def test_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_work() -> None:
     """Typed one after the other in an empty folder, the examples all succeed."""
-    monkeypatch.chdir(tmp_path)
     for command in COMMANDS:
         if command not in (*SLOW, *SERVING, *TRAINED) and is_equipped(command):
             for line in examples(command):
@@ -182,9 +181,8 @@ def test_example_with_a_training_step_works(
 
 
 @pytest.mark.slow
-def test_long_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_examples_work() -> None:
     """Those that take long succeed, too."""
-    monkeypatch.chdir(tmp_path)
     for command in filter(is_equipped, SLOW):
         for line in examples(command):
             run_example(line)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kit.commands import (
     BOARD,
+    BOARD_FILE,
+    CHAIN,
+    PROFILE,
     chain,
     invoke,
     node,
@@ -22,8 +26,6 @@ from poetmodel.graph import Graph
 from poetmodel.schedule import checkpoint_all
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kit.messages import Told
 
 PRECIOUS = b"what was here before\x00\xff"
@@ -31,9 +33,9 @@ PRECIOUS = b"what was here before\x00\xff"
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out() -> Path:
     """Return an output path where a file lies already."""
-    path = tmp_path / "results" / "old.schedule.json"
+    path = Path("results") / "old.schedule.json"
     path.parent.mkdir()
     path.write_bytes(PRECIOUS)
     return path
@@ -95,12 +97,10 @@ GRAPHS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", GRAPHS)
-def test_bad_graph_exits_2_and_names_file_and_field(
-    case: str, tmp_path: Path, board_file: Path, out: Path, told: Told
-) -> None:
+def test_bad_graph_exits_2_and_names_file_and_field(case: str, out: Path, told: Told) -> None:
     """A graph that breaks a rule is refused with its file, the place and what is accepted."""
-    path = write_graph(tmp_path / "bad.graph.json", GRAPHS[case])
-    told(refusal(out, "--graph", path, "--device", board_file))
+    path = write_graph(Path("bad.graph.json"), GRAPHS[case])
+    told(refusal(out, "--graph", path, "--device", BOARD_FILE))
 
 
 def changed_step(**nodes: dict[str, Any]) -> dict[str, Any]:
@@ -146,14 +146,12 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_bad_state_exits_2_and_names_node_and_tensor(
-    case: str, tmp_path: Path, board_file: Path, out: Path, told: Told
-) -> None:
+def test_bad_state_exits_2_and_names_node_and_tensor(case: str, out: Path, told: Told) -> None:
     """What a graph with state or operators in place may not say is a sentence of every command."""
-    path = write_graph(tmp_path / "bad.graph.json", STEPS[case])
-    told(refusal(out, "--graph", path, "--device", board_file))
-    schedule = tmp_path / "good.schedule.json"
-    graph = Graph.load(write_graph(tmp_path / "good.graph.json", training_step()))
+    path = write_graph(Path("bad.graph.json"), STEPS[case])
+    told(refusal(out, "--graph", path, "--device", BOARD_FILE))
+    schedule = Path("good.schedule.json")
+    graph = Graph.load(write_graph(Path("good.graph.json"), training_step()))
     checkpoint_all(graph).save(schedule)
     for words in (("inspect",), ("verify", schedule)):
         outcome = invoke(*words, "--graph", path)
@@ -163,11 +161,11 @@ def test_bad_state_exits_2_and_names_node_and_tensor(
 
 @pytest.mark.parametrize("options", [("--count-parameters",), ("--formulation", "paper")])
 def test_options_that_state_does_not_allow_exit_2(
-    options: tuple[str, ...], tmp_path: Path, board_file: Path, out: Path, told: Told
+    options: tuple[str, ...], out: Path, told: Told
 ) -> None:
     """State counts in any case, and the formulation of the paper has none."""
-    path = write_graph(tmp_path / "step.graph.json", training_step())
-    told(refusal(out, "--graph", path, "--device", board_file, "--ram", "90%", *options))
+    path = write_graph(Path("step.graph.json"), training_step())
+    told(refusal(out, "--graph", path, "--device", BOARD_FILE, "--ram", "90%", *options))
 
 
 FILES = {
@@ -183,24 +181,20 @@ FILES = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_graph_file_that_is_none_exits_2(
-    case: str, tmp_path: Path, board_file: Path, out: Path, told: Told
-) -> None:
+def test_graph_file_that_is_none_exits_2(case: str, out: Path, told: Told) -> None:
     """A damaged graph file is refused by name, as an option and as an argument."""
-    path = tmp_path / "bad.graph.json"
+    path = Path("bad.graph.json")
     path.write_bytes(FILES[case])
     for graph in (("--graph", path), (path,)):
-        told(refusal(out, *graph, "--device", board_file))
+        told(refusal(out, *graph, "--device", BOARD_FILE))
 
 
-def test_many_faults_of_a_graph_come_one_a_line_and_the_rest_counted(
-    tmp_path: Path, board_file: Path, out: Path, told: Told
-) -> None:
+def test_many_faults_of_a_graph_come_one_a_line_and_the_rest_counted(out: Path, told: Told) -> None:
     """Of twenty faults the first eight are told, one a line, then how many more there are."""
     document = chain()
     document["nodes"] += [node(f"bad{k}", size=-1) for k in range(20)]
-    path = write_graph(tmp_path / "bad.graph.json", document)
-    told(refusal(out, "--graph", path, "--device", board_file))
+    path = write_graph(Path("bad.graph.json"), document)
+    told(refusal(out, "--graph", path, "--device", BOARD_FILE))
 
 
 # -- devices -----------------------------------------------------------------------------------
@@ -223,15 +217,13 @@ DEVICES = {
 
 
 @pytest.mark.parametrize("case", DEVICES)
-def test_bad_device_exits_2_and_names_file_and_field(
-    case: str, tmp_path: Path, chain_file: Path, out: Path, told: Told
-) -> None:
+def test_bad_device_exits_2_and_names_file_and_field(case: str, out: Path, told: Told) -> None:
     """A device file that breaks a rule is refused with its name and the field."""
     old, new = DEVICES[case]
     assert old in BOARD
-    path = tmp_path / "bad.toml"
+    path = Path("bad.toml")
     path.write_text(BOARD.replace(old, new))
-    told(refusal(out, "--graph", chain_file, "--device", path))
+    told(refusal(out, "--graph", CHAIN, "--device", path))
 
 
 # -- profiles ----------------------------------------------------------------------------------
@@ -260,22 +252,18 @@ PROFILES = {
 
 
 @pytest.mark.parametrize("case", PROFILES)
-def test_bad_profile_exits_2_and_names_file_and_field(
-    case: str, tmp_path: Path, chain_file: Path, out: Path, told: Told
-) -> None:
+def test_bad_profile_exits_2_and_names_file_and_field(case: str, out: Path, told: Told) -> None:
     """A profile that is malformed or does not fit the graph is refused with its name."""
-    path = write_csv(tmp_path / "bad.csv", PROFILES[case])
-    told(refusal(out, "--graph", chain_file, "--profile", path, "--ram", "90%"))
+    path = write_csv(Path("bad.csv"), PROFILES[case])
+    told(refusal(out, "--graph", CHAIN, "--profile", path, "--ram", "90%"))
 
 
 @pytest.mark.parametrize("content", [b"\x00\xff\xfe", b"PK\x03\x04\x80"])
-def test_binary_profile_exits_2(
-    content: bytes, tmp_path: Path, chain_file: Path, out: Path, told: Told
-) -> None:
+def test_binary_profile_exits_2(content: bytes, out: Path, told: Told) -> None:
     """A profile that is no text is refused by name."""
-    path = tmp_path / "bad.csv"
+    path = Path("bad.csv")
     path.write_bytes(content)
-    told(refusal(out, "--graph", chain_file, "--profile", path, "--ram", "90%"))
+    told(refusal(out, "--graph", CHAIN, "--profile", path, "--ram", "90%"))
 
 
 # -- options -----------------------------------------------------------------------------------
@@ -342,31 +330,27 @@ INFEASIBLE = (
     ids=[*OPTIONS, *INFEASIBLE],
 )
 def test_bad_option_exits_with_its_status_and_is_named(
-    options: str, status: int, chain_file: Path, board_file: Path, out: Path, told: Told
+    options: str, status: int, out: Path, told: Told
 ) -> None:
     """An option that cannot be used is named with what is accepted; proven infeasible exits 3."""
-    about = ("--graph", chain_file, "--device", board_file)
+    about = ("--graph", CHAIN, "--device", BOARD_FILE)
     told(refusal(out, *about, *shlex.split(options), status=status))
 
 
 @pytest.mark.parametrize("options", [("--ram",), ("--colour", "red")])
-def test_what_the_parser_refuses_exits_2(
-    options: tuple[str, ...], chain_file: Path, board_file: Path
-) -> None:
+def test_what_the_parser_refuses_exits_2(options: tuple[str, ...]) -> None:
     """An option without its value or that is unknown is named; the words are the parser's."""
-    outcome = invoke("solve", "--graph", chain_file, "--device", board_file, *options)
+    outcome = invoke("solve", "--graph", CHAIN, "--device", BOARD_FILE, *options)
     assert (outcome.status, outcome.out) == (2, "")
     assert options[0] in outcome.err
 
 
-def test_resident_bytes_are_part_of_the_proof(
-    tmp_path: Path, board_file: Path, out: Path, told: Told
-) -> None:
+def test_resident_bytes_are_part_of_the_proof(out: Path, told: Told) -> None:
     """Parameters and gradients of 2,000 B leave no RAM for the 304 B that g2 takes."""
     document = chain() | {"resident_bytes": {"parameters": 1000, "gradients": 1000}}
-    path = write_graph(tmp_path / "chain.graph.json", document)
+    path = write_graph(Path("chain.graph.json"), document)
     limits = ("--ram", "2000", "--count-parameters")
-    told(refusal(out, "--graph", path, "--device", board_file, *limits, status=3))
+    told(refusal(out, "--graph", path, "--device", BOARD_FILE, *limits, status=3))
 
 
 @pytest.mark.parametrize(
@@ -390,11 +374,9 @@ def test_unknown_or_missing_input_exits_2(arguments: str, out: Path, told: Told)
     told(refusal(out, *arguments.split()))
 
 
-def test_profile_alone_needs_a_budget(
-    chain_file: Path, profile_file: Path, out: Path, told: Told
-) -> None:
+def test_profile_alone_needs_a_budget(out: Path, told: Told) -> None:
     """Without a device nothing says how much RAM there is."""
-    told(refusal(out, "--graph", chain_file, "--profile", profile_file))
+    told(refusal(out, "--graph", CHAIN, "--profile", PROFILE))
 
 
 # -- output ------------------------------------------------------------------------------------
@@ -410,58 +392,50 @@ def test_profile_alone_needs_a_budget(
         "chain.graph.json/x.schedule.json",
     ],
 )
-def test_bad_output_exits_2_before_solving(
-    target: str, tmp_path: Path, chain_file: Path, board_file: Path, told: Told
-) -> None:
+def test_bad_output_exits_2_before_solving(target: str, tmp_path: Path, told: Told) -> None:
     """An output that cannot be written, or is an input, is refused and nothing is changed."""
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    about = (chain_file, "--device", board_file, "--time-limit", "1")
+    about = (CHAIN, "--device", BOARD_FILE, "--time-limit", "1")
     outcome = invoke("solve", *about, "--out", tmp_path / target)
     assert outcome.status == 2
     told(outcome.err)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_read_only_folder_exits_2(
-    tmp_path: Path,
-    chain_file: Path,
-    board_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    told: Told,
-) -> None:
+def test_read_only_folder_exits_2(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """An output in a folder that takes no files is refused and the folder named."""
 
     def refuse(**_options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    folder = tmp_path / "locked"
+    folder = Path("locked")
     folder.mkdir(mode=0o500)
     monkeypatch.setattr(tempfile, "mkstemp", refuse)  # root may write anywhere
-    outcome = invoke("solve", chain_file, "--device", board_file, "--out", folder / "x.json")
+    outcome = invoke("solve", CHAIN, "--device", BOARD_FILE, "--out", folder / "x.json")
     assert outcome.status == 2
     told(outcome.err)
     assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("command", ["inspect", "models", "devices", "verify"])
-def test_other_commands_name_a_missing_file_too(command: str, tmp_path: Path, told: Told) -> None:
+def test_other_commands_name_a_missing_file_too(command: str, told: Told) -> None:
     """Every command that reads a file names one that is missing and exits 2."""
     more = ("--graph", "mlp") if command == "verify" else ()
-    outcome = invoke(command, tmp_path / "missing.json", *more)
+    outcome = invoke(command, Path("missing.json"), *more)
     assert (outcome.status, outcome.out) == (2, "")
     told(outcome.err)
 
 
-def test_json_does_not_change_how_errors_are_told(chain_file: Path, board_file: Path) -> None:
+def test_json_does_not_change_how_errors_are_told() -> None:
     """With --json an error still is the same sentence on stderr, and stdout stays empty."""
-    about = ("solve", chain_file, "--device", board_file, "--ram", "0")
+    about = ("solve", CHAIN, "--device", BOARD_FILE, "--ram", "0")
     outcome = invoke(*about, "--json")
     assert (outcome.status, outcome.out, outcome.err) == (2, "", invoke(*about).err)
 
 
-def test_infeasible_problem_prints_its_object_with_json(chain_file: Path, board_file: Path) -> None:
+def test_infeasible_problem_prints_its_object_with_json() -> None:
     """With --json it prints null figures and no relations, and the reason on stderr."""
-    about = ("solve", chain_file, "--device", board_file, "--ram", "303")
+    about = ("solve", CHAIN, "--device", BOARD_FILE, "--ram", "303")
     outcome = invoke(*about, "--json")
     assert (outcome.status, outcome.err) == (3, invoke(*about).err)
     document = outcome.json

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.commands import Outcome, invoke
+from kit.commands import BOARD_FILE, CHAIN, Outcome, invoke
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,13 +22,13 @@ WEAR = '[[constraint]]\nname = "wear"\nsum = {"bytes_written" = 1}\nat_most = "0
 
 
 @pytest.fixture
-def solve(chain_file: Path, board_file: Path, tmp_path: Path) -> Callable[..., Outcome]:
+def solve() -> Callable[..., Outcome]:
     """Return the command on the chain and the board, given the text of a file of constraints."""
 
     def run(text: str, *arguments: object) -> Outcome:
-        path = tmp_path / "rows.toml"
+        path = Path("rows.toml")
         path.write_text(text)
-        problem = ("--graph", chain_file, "--device", board_file, "--constraints", path)
+        problem = ("--graph", CHAIN, "--device", BOARD_FILE, "--constraints", path)
         return invoke("solve", *problem, *arguments)
 
     return run
@@ -43,13 +43,11 @@ def test_json_has_the_rows(solve: Callable[..., Outcome]) -> None:
     assert "weights" not in document["problem"]
 
 
-def test_faults_of_the_file_end_with_status_2(
-    solve: Callable[..., Outcome], tmp_path: Path
-) -> None:
+def test_faults_of_the_file_end_with_status_2(solve: Callable[..., Outcome]) -> None:
     """A line for each, with the file and the place, and no traceback."""
     outcome = solve('[[constraint]]\nname = "wear"\nsum = {"byte_written" = 1}\nmost = 3\n')
     assert (outcome.status, outcome.out) == (2, "")
-    file = tmp_path / "rows.toml"
+    file = Path("rows.toml")
     assert outcome.err.splitlines() == [
         f"error: {file}: constraint[0] ('wear').most: unknown key; did you mean at_most?",
         f"error: {file}: constraint[0] ('wear').sum: 'byte_written': did you mean bytes_written?",
@@ -58,29 +56,25 @@ def test_faults_of_the_file_end_with_status_2(
     ]
 
 
-def test_a_file_that_is_missing_ends_with_status_2(
-    chain_file: Path, board_file: Path, told: Told
-) -> None:
+def test_a_file_that_is_missing_ends_with_status_2(told: Told) -> None:
     """The sentence is that of every other file."""
-    problem = ("--graph", chain_file, "--device", board_file)
+    problem = ("--graph", CHAIN, "--device", BOARD_FILE)
     outcome = invoke("solve", *problem, "--constraints", "nowhere.toml")
     assert outcome.status == 2
     told(outcome.err)
 
 
-def test_the_file_is_not_written_over(
-    solve: Callable[..., Outcome], tmp_path: Path, told: Told
-) -> None:
+def test_the_file_is_not_written_over(solve: Callable[..., Outcome], told: Told) -> None:
     """--out on the file of constraints is refused."""
-    outcome = solve(WEAR, "--ram", "350", "--out", tmp_path / "rows.toml")
+    outcome = solve(WEAR, "--ram", "350", "--out", Path("rows.toml"))
     assert outcome.status == 2
     told(outcome.err)
-    assert (tmp_path / "rows.toml").read_text() == WEAR
+    assert (Path("rows.toml")).read_text() == WEAR
 
 
-def test_several_files_add_up(solve: Callable[..., Outcome], tmp_path: Path, told: Told) -> None:
+def test_several_files_add_up(solve: Callable[..., Outcome], told: Told) -> None:
     """Rows of all files count; two objectives contradict each other."""
-    more = tmp_path / "more.toml"
+    more = Path("more.toml")
     more.write_text(WEAR.replace("wear", "bus").replace("bytes_written", "bytes_read"))
     document = solve(WEAR, "--constraints", more, "--ram", "350", "--json").json
     assert [row["name"] for row in document["problem"]["constraints"]] == ["wear", "bus"]
@@ -129,9 +123,9 @@ def rewrite(path: Path, **limits: object) -> None:
     path.write_text(json.dumps(document))
 
 
-def test_verify_holds_a_file_to_its_rows(schedule_file: Path, chain_file: Path, told: Told) -> None:
+def test_verify_holds_a_file_to_its_rows(schedule_file: Path, told: Told) -> None:
     """A broken row is a violation by its name: exit 3; with or without costs."""
-    command = ("verify", schedule_file, "--graph", chain_file)
+    command = ("verify", schedule_file, "--graph", CHAIN)
     outcome = invoke(*command)
     assert outcome.status == 0
     told(outcome.out)
@@ -151,18 +145,13 @@ def test_verify_holds_a_file_to_its_rows(schedule_file: Path, chain_file: Path, 
     ],
 )
 def test_verify_holds_a_file_to_its_own_objective(
-    claim: dict[str, float],
-    solve: Callable[..., Outcome],
-    chain_file: Path,
-    board_file: Path,
-    tmp_path: Path,
-    told: Told,
+    claim: dict[str, float], solve: Callable[..., Outcome], told: Told
 ) -> None:
     """What the file claims of the sum that was minimized is compared with the simulation."""
-    path = tmp_path / "own.schedule.json"
+    path = Path("own.schedule.json")
     text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-6}\n'
     assert solve(text, "--ram", "350", "--out", path).status == 0
-    command = ("verify", path, "--graph", chain_file, "--device", board_file)
+    command = ("verify", path, "--graph", CHAIN, "--device", BOARD_FILE)
     assert invoke(*command).status == 0
     document = json.loads(path.read_text())
     document["objective"] |= claim
@@ -177,16 +166,14 @@ def test_verify_holds_a_file_to_its_own_objective(
     told(outcome.err, "then")
 
 
-def test_without_costs_rows_of_times_and_energies_are_not_checked(
-    schedule_file: Path, chain_file: Path
-) -> None:
+def test_without_costs_rows_of_times_and_energies_are_not_checked(schedule_file: Path) -> None:
     """Those of bytes are."""
     document = json.loads(schedule_file.read_text())
     document["device"] = "unknown board"
     timed = {"name": "late", "terms": {"compute_s": 1}, "lower": 100, "upper": None}
     document["problem"]["constraints"].append(timed)
     schedule_file.write_text(json.dumps(document))
-    command = ("verify", schedule_file, "--graph", chain_file)
+    command = ("verify", schedule_file, "--graph", CHAIN)
     assert invoke(*command).status == 0
     rewrite(schedule_file, upper=99)
     assert invoke(*command).status == 3
@@ -204,21 +191,19 @@ def test_without_costs_rows_of_times_and_energies_are_not_checked(
     ],
 )
 def test_faulty_rows_of_a_file_are_named(
-    changed: dict[str, object], schedule_file: Path, chain_file: Path, told: Told
+    changed: dict[str, object], schedule_file: Path, told: Told
 ) -> None:
     """The file, the row, and what is wrong with it: exit 2."""
     rewrite(schedule_file, **changed)
     for command in ("verify", "explain"):
-        outcome = invoke(command, schedule_file, "--graph", chain_file)
+        outcome = invoke(command, schedule_file, "--graph", CHAIN)
         assert outcome.status == 2, outcome.err
         told(outcome.err, command)
 
 
-def test_diff_and_explain_and_report_carry_the_rows(
-    schedule_file: Path, chain_file: Path, tmp_path: Path, told: Told
-) -> None:
+def test_diff_and_explain_and_report_carry_the_rows(schedule_file: Path, told: Told) -> None:
     """Values beside each other, in JSON, and on the page."""
-    about = ("--graph", chain_file)
+    about = ("--graph", CHAIN)
     told(invoke("diff", schedule_file, schedule_file, *about).out)
     (one, other) = invoke("diff", schedule_file, schedule_file, *about, "--json").json["schedules"]
     assert one["constraints"] == other["constraints"]
@@ -228,7 +213,7 @@ def test_diff_and_explain_and_report_carry_the_rows(
         "constraint 2[h1]",
         "constraint 2[h2]",
     ]
-    page = tmp_path / "r.html"
+    page = Path("r.html")
     reported = invoke("report", schedule_file, *about, "--out", page, "--json").json
     assert reported["schedules"][0]["constraints"] == explained["constraints"]
     text = page.read_text()
@@ -250,17 +235,14 @@ def test_an_own_objective_is_shown_with_its_weights(solve: Callable[..., Outcome
     assert document["M_out"] == []
 
 
-def test_the_report_says_how_to_solve_again(
-    solve: Callable[..., Outcome], chain_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_says_how_to_solve_again(solve: Callable[..., Outcome]) -> None:
     """Its commands write the file of constraints and give the same schedule, objective included."""
-    path = tmp_path / "c.schedule.json"
+    path = Path("c.schedule.json")
     text = EACH + '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-06, "constant" = 2}\n'
     assert solve(text, "--ram", "350", "--out", path).status == 0
     before = path.read_text()
-    about = ("--graph", chain_file, "--out", tmp_path / "r.html")
+    about = ("--graph", CHAIN, "--out", Path("r.html"))
     found = invoke("report", path, *about, "--json").json["schedules"][0]["commands"]
-    monkeypatch.chdir(tmp_path)
     written, again, _ = found
     subprocess.run(["sh", "-c", written], check=True)
     path.unlink()
@@ -286,11 +268,11 @@ def test_a_method_that_breaks_a_row_ends_with_status_4(
     assert document["problem"]["constraints"][0]["upper"] == 99
 
 
-def test_limits_keep_the_rows(chain_file: Path, board_file: Path, tmp_path: Path) -> None:
+def test_limits_keep_the_rows() -> None:
     """All limits together take more RAM: without a page-out all is kept, 404 B."""
-    path = tmp_path / "rows.toml"
+    path = Path("rows.toml")
     path.write_text(WEAR.replace("0.1kB", "0B"))
-    problem = ("--graph", chain_file, "--device", board_file, "--constraints", path)
+    problem = ("--graph", CHAIN, "--device", BOARD_FILE, "--constraints", path)
     found = invoke("limits", *problem, "--no-recompute", "--json").json
     assert found["ram"]["page"]["value"] == 304
     assert found["ram"]["stated"]["value"] == 404

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +11,6 @@ import pytest
 from kit.commands import BOARD, Outcome, chain, invoke, profile_rows, write_csv, write_graph
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kit.messages import Told
 
 WARNING = "warning: the step does not fit device"
@@ -19,13 +18,13 @@ FIGURES = ("resident_bytes", "device_ram_bytes", "fits_device")
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> dict[str, Path]:
+def files() -> dict[str, Path]:
     """Return a graph, a board with 300 B of RAM, costs, and a schedule with a peak above that."""
     found = {
-        "graph": write_graph(tmp_path / "chain.graph.json", chain()),
-        "board": tmp_path / "board.toml",
-        "profile": write_csv(tmp_path / "chain.csv", profile_rows()),
-        "schedule": tmp_path / "chain.schedule.json",
+        "graph": write_graph(Path("chain.graph.json"), chain()),
+        "board": Path("board.toml"),
+        "profile": write_csv(Path("chain.csv"), profile_rows()),
+        "schedule": Path("chain.schedule.json"),
     }
     found["board"].write_text(BOARD.replace("ram_bytes = 1_000_000", "ram_bytes = 300"))
     assert solve(found, "--out", found["schedule"]).status == 0
@@ -49,9 +48,9 @@ def test_solve_warns_of_a_peak_above_the_boards_ram(files: dict[str, Path], told
     assert solve(files, "--profile", files["profile"]).err.count(WARNING) == 1
 
 
-def test_resident_bytes_count_beside_the_peak(tmp_path: Path, files: dict[str, Path]) -> None:
+def test_resident_bytes_count_beside_the_peak(files: dict[str, Path]) -> None:
     """A peak that fits does not, with the parameters that stay in RAM beside it."""
-    graph = tmp_path / "heavy.graph.json"
+    graph = Path("heavy.graph.json")
     write_graph(graph, chain() | {"resident_bytes": {"parameters": 999_900}})
     files["board"].write_text(BOARD)
     document = solve(files | {"graph": graph}, "--json").json
@@ -109,19 +108,17 @@ def test_limits_warn_where_the_least_ram_is_too_much(files: dict[str, Path]) -> 
     assert "does not fit the device" in " ".join(outcome.out.split())
 
 
-def test_sweep_names_the_cells_that_do_not_fit(
-    files: dict[str, Path], tmp_path: Path, told: Told
-) -> None:
+def test_sweep_names_the_cells_that_do_not_fit(files: dict[str, Path], told: Told) -> None:
     """A sweep counts them, and its rows hold the figures."""
     outcome = invoke(
         "sweep",
         files["graph"],
         *("--devices", files["board"], "--ram", "100%"),
-        *("--methods", "checkpoint-all", "--out", tmp_path / "sweep"),
+        *("--methods", "checkpoint-all", "--out", Path("sweep")),
     )
     assert outcome.status == 0
     told(outcome.err)
-    heads, row = (tmp_path / "sweep" / "cells.csv").read_text().splitlines()
+    heads, row = (Path("sweep") / "cells.csv").read_text().splitlines()
     assert dict(zip(heads.split(","), row.split(","), strict=True))["fits_device"] == "False"
 
 

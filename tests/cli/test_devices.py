@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +11,6 @@ from kit.commands import BOARD, invoke
 from poetmodel.device.io import device_names, load_device
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kit.messages import Told
 
 
@@ -60,9 +59,9 @@ def test_sane_device_is_not_warned_about() -> None:
     assert invoke("devices", "rpi4b").err == ""
 
 
-def test_file_is_shown_as_a_shipped_one(tmp_path: Path) -> None:
+def test_file_is_shown_as_a_shipped_one() -> None:
     """A device file is shown too, also one without storage."""
-    path = tmp_path / "mine.toml"
+    path = Path("mine.toml")
     path.write_text(BOARD[: BOARD.index("[storage]")])
     outcome = invoke("devices", path)
     assert outcome.status == 0

@@ -7,27 +7,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.commands import invoke, write_solved
+from kit.commands import BOARD_FILE, CHAIN, invoke, write_solved
 from poetmodel.cli import diff as module
 from poetmodel.cli.diff import _words
 from poetmodel.schedule.decisions import Choice, Decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from kit.commands import Outcome
     from kit.messages import Told
 
 
 @pytest.fixture
-def diff(chain_file: Path, board_file: Path) -> Callable[..., Outcome]:
+def diff() -> Callable[..., Outcome]:
     """Return the command on a schedule of 350 B and one with further options."""
 
     def run(*options: str, then: tuple[object, ...] = ()) -> Outcome:
         limits = (("--ram", "350"), options)
-        paths = [write_solved(board_file, f"{'ab'[k]}.json", *limits[k]) for k in (0, 1)]
-        return invoke("diff", *paths, "--graph", chain_file, "--device", board_file, *then)
+        paths = [write_solved(f"{'ab'[k]}.json", *limits[k]) for k in (0, 1)]
+        return invoke("diff", *paths, "--graph", CHAIN, "--device", BOARD_FILE, *then)
 
     return run
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.commands import invoke, write_solved
+from kit.commands import BOARD_FILE, CHAIN, invoke, write_solved
 from poetmodel.cli.account import Account
 from poetmodel.cli.explain import price
 from poetmodel.cli.inputs import read_valid
@@ -18,14 +19,13 @@ from poetmodel.solver.sensitivity.alternatives import Alternative, Forbidden, Ho
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from kit.commands import Outcome
     from kit.messages import Told
 
 
 @pytest.fixture
-def explain(chain_file: Path, board_file: Path) -> Callable[..., Outcome]:
+def explain() -> Callable[..., Outcome]:
     """Return a function that solves the chain with options, and explains the schedule."""
 
     def run(
@@ -34,9 +34,9 @@ def explain(chain_file: Path, board_file: Path) -> Callable[..., Outcome]:
         tensor: str | None = None,
         limits: tuple[str, ...] = (),
     ) -> Outcome:
-        out = write_solved(board_file, "chain.schedule.json", "--ram", ram, *limits)
+        out = write_solved("chain.schedule.json", "--ram", ram, *limits)
         asked = () if tensor is None else (tensor,)
-        where = ("--graph", chain_file, "--device", board_file)
+        where = ("--graph", CHAIN, "--device", BOARD_FILE)
         return invoke("explain", out, *asked, *where, *arguments)
 
     return run
@@ -110,28 +110,24 @@ def test_change_that_breaks_a_limit_has_no_price(
     told(explain(ram="404", tensor="h1", limits=("--deadline", "100%")).out)
 
 
-def test_file_of_bare_relations_is_explained(
-    explain: Callable[..., Outcome], tmp_path: Path, chain_file: Path, board_file: Path, told: Told
-) -> None:
+def test_file_of_bare_relations_is_explained(explain: Callable[..., Outcome], told: Told) -> None:
     """Without a stated problem the device's limits hold, which is said."""
     explain()
-    path = tmp_path / "chain.schedule.json"
+    path = Path("chain.schedule.json")
     document = json.loads(path.read_text())
     del document["problem"]
     path.write_text(json.dumps(document))
-    outcome = invoke("explain", path, "--graph", chain_file, "--device", board_file, "--json")
+    outcome = invoke("explain", path, "--graph", CHAIN, "--device", BOARD_FILE, "--json")
     assert outcome.json["ram_budget_bytes"] == 1_000_000
     told(outcome.err)
 
 
-def test_doubtful_comparisons_are_flagged(
-    explain: Callable[..., Outcome], tmp_path: Path, chain_file: Path, board_file: Path, told: Told
-) -> None:
+def test_doubtful_comparisons_are_flagged(explain: Callable[..., Outcome], told: Told) -> None:
     """Of a schedule that is not proven to need the least energy, a warning says what that means."""
     explain()
-    path = tmp_path / "chain.schedule.json"
+    path = Path("chain.schedule.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "feasible"}))
-    outcome = invoke("explain", path, "--graph", chain_file, "--device", board_file)
+    outcome = invoke("explain", path, "--graph", CHAIN, "--device", BOARD_FILE)
     assert outcome.status == 0
     told(outcome.err)
 
@@ -158,27 +154,22 @@ def test_unknown_tensor_is_told_with_a_near_one(
     ],
 )
 def test_schedule_that_does_not_hold_is_refused(
-    change: dict[str, Any],
-    explain: Callable[..., Outcome],
-    tmp_path: Path,
-    chain_file: Path,
-    board_file: Path,
-    told: Told,
+    change: dict[str, Any], explain: Callable[..., Outcome], told: Told
 ) -> None:
     """What the verifier rejects, or another graph's, is not explained: exit 2 names the file."""
     explain()
-    path = tmp_path / "chain.schedule.json"
+    path = Path("chain.schedule.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    outcome = invoke("explain", path, "--graph", chain_file, "--device", board_file)
+    outcome = invoke("explain", path, "--graph", CHAIN, "--device", BOARD_FILE)
     assert (outcome.status, outcome.out) == (2, "")
     told(outcome.err)
     assert path.name in outcome.err
 
 
 @pytest.mark.slow
-def test_tensor_alone_and_beside_others_costs_the_same(tmp_path: Path) -> None:
+def test_tensor_alone_and_beside_others_costs_the_same() -> None:
     """The figures of the whole schedule are those of each of its tensors, in JSON and in words."""
-    out = tmp_path / "linear.schedule.json"
+    out = Path("linear.schedule.json")
     limits = ("--device", "rpi4b", "--ram", "50%", "--no-paging", "--out", out)
     long = ("--time-limit", "600")  # a loaded machine proves as much as an idle one
     assert invoke("solve", "paper/linear", *limits).status == 0
@@ -196,9 +187,9 @@ def test_tensor_alone_and_beside_others_costs_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_equal_tensors_are_one_row(tmp_path: Path) -> None:
+def test_equal_tensors_are_one_row() -> None:
     """A row has their number and sum, and what it costs to do without the decision for all."""
-    out = tmp_path / "auto.schedule.json"
+    out = Path("auto.schedule.json")
     where = ("--device", "mkr1000")
     assert invoke("solve", "autoencoder", *where, "--ram", "45%", "--out", out).status == 0
     document = invoke("explain", out, "--graph", "autoencoder", *where, "--json").json
@@ -236,12 +227,10 @@ def test_equal_tensors_are_one_row(tmp_path: Path) -> None:
         (0.004, "+4 mJ"),
     ],
 )
-def test_noise_below_the_gap_is_nothing(
-    energy_j: float, words: str, chain_file: Path, board_file: Path
-) -> None:
+def test_noise_below_the_gap_is_nothing(energy_j: float, words: str) -> None:
     """The chain is proved to 1e-4 of 4 mJ, and energies to 1e-9 of 6 J: 406 nJ are noise."""
-    out = write_solved(board_file, "chain.schedule.json", "--ram", "350")
-    found = read_valid(out, FileGraphOptions(graph=str(chain_file)), CostOptions())
+    out = write_solved("chain.schedule.json", "--ram", "350")
+    found = read_valid(out, FileGraphOptions(graph=str(CHAIN)), CostOptions())
     account = Account(stated=found, decisions=(), at_limit=(), asked=(), more_ram=())
     assert account.noise_j == pytest.approx(4.06e-7, rel=1e-3)
     assert account.signed(energy_j) == words
@@ -261,15 +250,11 @@ def test_noise_below_the_gap_is_nothing(
     ],
 )
 def test_price_that_is_not_proven_is_a_range(
-    energy_j: float | None,
-    least_j: float | None,
-    words: str,
-    chain_file: Path,
-    board_file: Path,
+    energy_j: float | None, least_j: float | None, words: str
 ) -> None:
     """From what is proved, which is never below the optimum of the file, to what was found."""
-    out = write_solved(board_file, "chain.schedule.json", "--ram", "350")
-    found = read_valid(out, FileGraphOptions(graph=str(chain_file)), CostOptions())
+    out = write_solved("chain.schedule.json", "--ram", "350")
+    found = read_valid(out, FileGraphOptions(graph=str(CHAIN)), CostOptions())
     account = Account(stated=found, decisions=(), at_limit=(), asked=(), more_ram=())
     other = Alternative(
         tensor=0,
@@ -290,14 +275,12 @@ def test_price_that_is_not_proven_is_a_range(
         (None, -0.001, "unknown"),
     ],
 )
-def test_bound_below_zero_is_not_shown(
-    energy_j: float | None, least_j: float, words: str, tmp_path: Path, chain_file: Path
-) -> None:
+def test_bound_below_zero_is_not_shown(energy_j: float | None, least_j: float, words: str) -> None:
     """Beside a schedule that is not proven it tells nothing of a decision."""
-    out = tmp_path / "chain.schedule.json"
+    out = Path("chain.schedule.json")
     where = ("--device", "rpi4b", "--ram", "350", "--out", out)
-    assert invoke("solve", chain_file, *where).status == 0
-    found = read_valid(out, FileGraphOptions(graph=str(chain_file)), CostOptions())
+    assert invoke("solve", CHAIN, *where).status == 0
+    found = read_valid(out, FileGraphOptions(graph=str(CHAIN)), CostOptions())
     stated = {key: value for key, value in found.document.stated.items() if "bound" not in key}
     open_one = replace(found, document=replace(found.document, stated=stated))
     account = Account(stated=open_one, decisions=(), at_limit=(), asked=(), more_ram=())

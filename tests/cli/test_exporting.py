@@ -31,8 +31,8 @@ def test_missing_torch_is_said(
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr("poetmodel.torch.errors.version", missing)
-    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
     outcome = invoke(*arguments)
     assert outcome.status == 5
     told(outcome.err)
-    assert not list(tmp_path.iterdir())
+    assert set(tmp_path.iterdir()) == before

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.commands import chain, invoke, write_graph
+from kit.commands import BOARD_FILE, CHAIN, chain, invoke, write_graph
 from poetmodel.result import Status
 from poetmodel.solver import sensitivity as module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from kit.commands import Outcome
     from kit.messages import Told
 
 
 @pytest.fixture
-def limits(chain_file: Path, board_file: Path) -> Callable[..., Outcome]:
+def limits() -> Callable[..., Outcome]:
     """Return the command on the chain and the board, with more options."""
 
     def run(*arguments: object) -> Outcome:
-        return invoke("limits", "--graph", chain_file, "--device", board_file, *arguments)
+        return invoke("limits", "--graph", CHAIN, "--device", BOARD_FILE, *arguments)
 
     return run
 
@@ -71,13 +71,11 @@ def test_budget_below_the_floor_is_answered_all_the_same(
     told(outcome.out)
 
 
-def test_forbidden_ways_and_resident_bytes_count(tmp_path: Path, board_file: Path) -> None:
+def test_forbidden_ways_and_resident_bytes_count() -> None:
     """--no-paging leaves two lines on RAM; with --count-parameters amounts are whole budgets."""
-    path = write_graph(
-        tmp_path / "heavy.graph.json", chain() | {"resident_bytes": {"parameters": 1000}}
-    )
+    path = write_graph(Path("heavy.graph.json"), chain() | {"resident_bytes": {"parameters": 1000}})
     document = invoke(
-        "limits", path, "--device", board_file, "--no-paging", "--count-parameters", "--json"
+        "limits", path, "--device", BOARD_FILE, "--no-paging", "--count-parameters", "--json"
     ).json
     assert {name: answer["value"] for name, answer in document["ram"].items()} == {
         "keep_all": 1404,
@@ -114,8 +112,8 @@ def test_unproven_amounts_come_with_their_gap(
     assert "--time-limit" not in words
 
 
-def test_missing_graph_is_told(board_file: Path, told: Told) -> None:
+def test_missing_graph_is_told(told: Told) -> None:
     """Without a graph there is one sentence and status 2."""
-    outcome = invoke("limits", "--device", board_file)
+    outcome = invoke("limits", "--device", BOARD_FILE)
     assert (outcome.status, outcome.out) == (2, "")
     told(outcome.err)

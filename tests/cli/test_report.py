@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.commands import Outcome, invoke, write_solved
+from kit.commands import BOARD_FILE, CHAIN, Outcome, invoke, write_solved
 from kit.pages import read_page
 from kit.report_steps import certificate, step_values
 from kit.worked import skip_problem
 from poetmodel.report.presenter import look_up
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kit.messages import Told
 
 pytest.importorskip("jinja2")
@@ -24,10 +23,10 @@ pytest.importorskip("plotly")
 
 
 @pytest.fixture
-def schedule_file(board_file: Path) -> Path:
+def schedule_file() -> Path:
     """Return the file of a schedule of `chain` that pages one tensor, in 304 B."""
     limits = ("--ram", "304B", "--no-recompute", "--deadline", "7.5s")
-    return write_solved(board_file, "chain.schedule.json", *limits)
+    return write_solved("chain.schedule.json", *limits)
 
 
 def report(graph: Path | str, out: Path, *arguments: object) -> Outcome:
@@ -35,12 +34,10 @@ def report(graph: Path | str, out: Path, *arguments: object) -> Outcome:
     return invoke("report", *arguments, "--graph", graph, "--out", out)
 
 
-def test_page_and_json_agree(
-    schedule_file: Path, chain_file: Path, tmp_path: Path, told: Told
-) -> None:
+def test_page_and_json_agree(schedule_file: Path, told: Told) -> None:
     """``--json`` prints every figure of the page, alone; the file is told on stderr."""
-    out = tmp_path / "r.html"
-    done = report(chain_file, out, schedule_file, "--json")
+    out = Path("r.html")
+    done = report(CHAIN, out, schedule_file, "--json")
     assert done.status == 0, done.err
     told(done.err)
     assert (done.json["out"], done.json["size_bytes"]) == (str(out), out.stat().st_size)
@@ -57,11 +54,9 @@ def test_page_and_json_agree(
     assert entry["versions"]["poetmodel"]
 
 
-def test_commands_reproduce_the_schedule(
-    schedule_file: Path, chain_file: Path, tmp_path: Path
-) -> None:
+def test_commands_reproduce_the_schedule(schedule_file: Path) -> None:
     """What the page says to type makes the same file again, and judges it."""
-    done = report(chain_file, tmp_path / "r.html", schedule_file, "--json")
+    done = report(CHAIN, Path("r.html"), schedule_file, "--json")
     first = json.loads(schedule_file.read_text())
     schedule_file.unlink()
     solve, verify = done.json["schedules"][0]["commands"]
@@ -74,17 +69,13 @@ def test_commands_reproduce_the_schedule(
     assert invoke(*shlex.split(verify)[1:]).status == 0
 
 
-def test_schedules_stand_side_by_side(
-    schedule_file: Path, chain_file: Path, board_file: Path, tmp_path: Path, told: Told
-) -> None:
+def test_schedules_stand_side_by_side(schedule_file: Path, told: Told) -> None:
     """Two files, two columns, each with its own figures; the table has the three answers."""
-    other = tmp_path / "all.schedule.json"
-    made = invoke(
-        *("solve", "--graph", chain_file, "--device", board_file, "--quiet", "--out", other)
-    )
+    other = Path("all.schedule.json")
+    made = invoke(*("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--quiet", "--out", other))
     assert made.status == 0
-    out = tmp_path / "r.html"
-    done = report(chain_file, out, schedule_file, other)
+    out = Path("r.html")
+    done = report(CHAIN, out, schedule_file, other)
     assert done.status == 0
     told(done.out)
     page = read_page(out.read_text(encoding="utf-8"))
@@ -93,9 +84,9 @@ def test_schedules_stand_side_by_side(
     assert {"map-A", "map-B", "time-A", "time-B"} <= set(page.ids)
 
 
-def test_compiled_steps_bring_their_graph(tmp_path: Path, told: Told) -> None:
+def test_compiled_steps_bring_their_graph(told: Told) -> None:
     """What a PyTorch step reported, as JSON, needs no --graph; schedules of it stand beside it."""
-    file, out, schedule = tmp_path / "step.json", tmp_path / "r.html", tmp_path / "s.json"
+    file, out, schedule = Path("step.json"), Path("r.html"), Path("s.json")
     values = step_values(skip_problem(), certificate=certificate(reasons=["the core was busy"]))
     file.write_text(json.dumps(values))
     done = invoke("report", file, "--out", out)
@@ -112,12 +103,12 @@ def test_compiled_steps_bring_their_graph(tmp_path: Path, told: Told) -> None:
     assert first["commands"][-1].endswith("--graph skip")
 
 
-def test_a_step_of_another_graph_is_refused(tmp_path: Path, chain_file: Path, told: Told) -> None:
+def test_a_step_of_another_graph_is_refused(told: Told) -> None:
     """Status 2, the file is named, and nothing is written."""
-    file, out = tmp_path / "step.json", tmp_path / "r.html"
+    file, out = Path("step.json"), Path("r.html")
     values = step_values(skip_problem())
     file.write_text(json.dumps(values))
-    other = report(chain_file, out, file)
+    other = report(CHAIN, out, file)
     assert other.status == 2
     told(other.err)
     file.write_text(json.dumps(values | {"budget_bytes": None}))
@@ -127,9 +118,9 @@ def test_a_step_of_another_graph_is_refused(tmp_path: Path, chain_file: Path, to
     assert not out.exists()
 
 
-def test_sweep_folder_gives_the_front(tmp_path: Path) -> None:
+def test_sweep_folder_gives_the_front() -> None:
     """Cells and front come from the folder; the schedule's own point is among them."""
-    folder, schedule = tmp_path / "sweep", tmp_path / "mlp.schedule.json"
+    folder, schedule = Path("sweep"), Path("mlp.schedule.json")
     swept = invoke(
         *("sweep", "mlp", "--devices", "rpi4b", "--ram", "75%,100%", "--out", folder, "--quiet")
     )
@@ -138,7 +129,7 @@ def test_sweep_folder_gives_the_front(tmp_path: Path) -> None:
         *("solve", "mlp", "--device", "rpi4b", "--ram", "75%", "--quiet", "--out", schedule)
     )
     assert made.status == 0
-    out = tmp_path / "r.html"
+    out = Path("r.html")
     done = report("mlp", out, schedule, "--sweep", folder, "--json")
     assert done.status == 0, done.err
     assert len(done.json["sweep"]["cells"]) == 2
@@ -149,70 +140,60 @@ def test_sweep_folder_gives_the_front(tmp_path: Path) -> None:
     assert [here["name"] for here in charts[-1]["here"]] == ["A"]
 
 
-def test_rejected_schedule_is_reported(
-    schedule_file: Path, chain_file: Path, tmp_path: Path
-) -> None:
+def test_rejected_schedule_is_reported(schedule_file: Path) -> None:
     """A schedule that cannot run has a page that says why."""
     document = json.loads(schedule_file.read_text())
     schedule_file.write_text(json.dumps(document | {"S_RAM": []}))
-    out = tmp_path / "r.html"
-    done = report(chain_file, out, schedule_file, "--json")
+    out = Path("r.html")
+    done = report(CHAIN, out, schedule_file, "--json")
     assert done.status == 0
     assert done.json["schedules"][0]["valid"] is False
     assert "Rejected" in read_page(out.read_text(encoding="utf-8")).text
 
 
-def test_file_without_problem_or_device(
-    schedule_file: Path, chain_file: Path, tmp_path: Path, told: Told
-) -> None:
+def test_file_without_problem_or_device(schedule_file: Path, told: Told) -> None:
     """Bare relations are shown with their peak; what is unknown is said."""
     document = json.loads(schedule_file.read_text())
     bare = {key: document[key] for key in document if key not in ("problem", "device", "objective")}
     schedule_file.write_text(json.dumps(bare))
-    done = report(chain_file, tmp_path / "r.html", schedule_file, "--json")
+    done = report(CHAIN, Path("r.html"), schedule_file, "--json")
     assert done.status == 0, done.err
     entry = done.json["schedules"][0]
     assert (entry["peak_ram_bytes"], entry["energy_j"], entry["budget_bytes"]) == (304, None, None)
     told(done.err)
 
 
-def test_bad_input_is_told(
-    schedule_file: Path, chain_file: Path, tmp_path: Path, told: Told
-) -> None:
+def test_bad_input_is_told(schedule_file: Path, told: Told) -> None:
     """No graph, another graph, no sweep, an input as target: status 2, and nothing is written."""
-    out = tmp_path / "r.html"
+    out = Path("r.html")
     told(invoke("report", schedule_file, "--out", out).err)
     other = report("mlp", out, schedule_file)
     assert other.status == 2
     told(other.err, "other")
-    missing = report(chain_file, out, schedule_file, "--sweep", tmp_path / "none")
+    missing = report(CHAIN, out, schedule_file, "--sweep", Path("none"))
     assert missing.status == 2
     told(missing.err, "missing")
-    assert report(chain_file, schedule_file, schedule_file).status == 2
-    assert report(chain_file, out, *[schedule_file] * 9).status == 2
-    assert report(chain_file, out, tmp_path / "none.json").status == 2
+    assert report(CHAIN, schedule_file, schedule_file).status == 2
+    assert report(CHAIN, out, *[schedule_file] * 9).status == 2
+    assert report(CHAIN, out, Path("none.json")).status == 2
     assert not out.exists()
-    assert not (tmp_path / "none").exists()
+    assert not (Path("none")).exists()
 
 
 def test_missing_extra_ends_with_a_sentence(
-    schedule_file: Path,
-    chain_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    told: Told,
+    schedule_file: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     """Status 2, and the name of the extra."""
     monkeypatch.setattr("poetmodel.report.drawing.find_spec", lambda _: None)
-    done = report(chain_file, tmp_path / "r.html", schedule_file)
+    done = report(CHAIN, Path("r.html"), schedule_file)
     assert done.status == 2
     told(done.err)
 
 
 @pytest.mark.slow
-def test_large_network_stays_small(tmp_path: Path) -> None:
+def test_large_network_stays_small() -> None:
     """The page of bert-base, 507 nodes with all tensors kept, is far below 6 MB."""
-    schedule, out = tmp_path / "bert.schedule.json", tmp_path / "bert.html"
+    schedule, out = Path("bert.schedule.json"), Path("bert.html")
     made = invoke(
         *("solve", "bert-base", "--device", "rpi4b", "--method", "checkpoint-all", "--quiet"),
         *("--out", schedule),

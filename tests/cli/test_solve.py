@@ -10,11 +10,23 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.commands import BOARD, Outcome, chain, invoke, profile_rows, write_csv, write_graph
+from kit.commands import (
+    BOARD,
+    BOARD_FILE,
+    CHAIN,
+    PROFILE,
+    Outcome,
+    chain,
+    invoke,
+    profile_rows,
+    write_csv,
+    write_graph,
+)
 from poetmodel.backends.registry import backend_names
 from poetmodel.cli.options import BackendName, FormulationName
 from poetmodel.errors import BackendUnavailableError, InputError
@@ -24,7 +36,6 @@ from poetmodel.units import parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from kit.messages import Told
     from poetmodel.problem import Problem
@@ -33,11 +44,11 @@ FIGURES = ("energy_j", "bound_j", "overhead_j", "gap", "peak_ram_bytes", "comput
 
 
 @pytest.fixture
-def solve(chain_file: Path, board_file: Path) -> Callable[..., Outcome]:
+def solve() -> Callable[..., Outcome]:
     """Return the command on the chain and the board, with more options."""
 
     def run(*arguments: object) -> Outcome:
-        return invoke("solve", "--graph", chain_file, "--device", board_file, *arguments)
+        return invoke("solve", "--graph", CHAIN, "--device", BOARD_FILE, *arguments)
 
     return run
 
@@ -159,11 +170,9 @@ def test_interrupted_explanation_leaves_the_answer(
     assert len(outcome.err.splitlines()) == 1
 
 
-def test_json_on_stdout_is_the_object_in_the_file(
-    solve: Callable[..., Outcome], tmp_path: Path
-) -> None:
+def test_json_on_stdout_is_the_object_in_the_file(solve: Callable[..., Outcome]) -> None:
     """--json prints the object that --out writes, and nothing else on stdout."""
-    out = tmp_path / "x.schedule.json"
+    out = Path("x.schedule.json")
     outcome = solve("--ram", "350", "--out", out, "--json")
     assert outcome.status == 0
     assert outcome.json == json.loads(out.read_text())
@@ -196,16 +205,14 @@ def test_table_says_what_people_ask(solve: Callable[..., Outcome]) -> None:
     assert "\x1b" not in outcome.out
 
 
-def test_profile_replaces_the_devices_costs(
-    chain_file: Path, board_file: Path, profile_file: Path
-) -> None:
+def test_profile_replaces_the_devices_costs() -> None:
     """With both, the profile gives costs and the device RAM; alone, the profile has no RAM limit.
 
     In the profile a node costs 2 J and a transfer 1 J: a pass is 12 J, and computing x again (2 J)
     is as dear as paging it out and in.
     """
-    common = ("solve", chain_file, "--profile", profile_file, "--json")
-    both = invoke(*common, "--device", board_file).json
+    common = ("solve", CHAIN, "--profile", PROFILE, "--json")
+    both = invoke(*common, "--device", BOARD_FILE).json
     assert both["baseline_energy_j"] == pytest.approx(12.0)
     assert both["problem"]["ram_budget_bytes"] == 1_000_000
     assert both["problem"]["aux_bytes"] == 1_000_000
@@ -264,14 +271,14 @@ def test_table_fits_for_every_quantity(minimize: str, solve: Callable[..., Outco
         assert names.index(f"minimized {minimize}") < names.index("energy")
 
 
-def test_what_is_resident_is_told(tmp_path: Path, board_file: Path) -> None:
+def test_what_is_resident_is_told() -> None:
     """Parameters not counted in the budget are named as needed on top; counted ones as counted."""
     document = chain() | {"resident_bytes": {"parameters": 4096, "gradients": 4096}}
-    path = write_graph(tmp_path / "g.json", document)
-    apart = invoke("solve", path, "--device", board_file, "--ram", "350").out
+    path = write_graph(Path("g.json"), document)
+    apart = invoke("solve", path, "--device", BOARD_FILE, "--ram", "350").out
     assert re.search(r"resident RAM +8.00 KiB +parameters, gradients: needed on top", apart)
     counted = invoke(
-        "solve", path, "--device", board_file, "--ram", "8542B", "--count-parameters"
+        "solve", path, "--device", BOARD_FILE, "--ram", "8542B", "--count-parameters"
     ).out
     assert re.search(r"resident RAM +8.00 KiB +parameters, gradients: counted", counted)
     assert re.search(r"peak RAM +304 B +99.5 % of the budget of 8.34 KiB", counted)
@@ -279,10 +286,10 @@ def test_what_is_resident_is_told(tmp_path: Path, board_file: Path) -> None:
 
 
 def test_schedule_that_the_judge_rejects_exits_6_and_is_written(
-    solve: Callable[..., Outcome], tmp_path: Path, told: Told
+    solve: Callable[..., Outcome], told: Told
 ) -> None:
     """The paper's model does not see that g2's inputs and output are in RAM together with x."""
-    out = tmp_path / "x.schedule.json"
+    out = Path("x.schedule.json")
     outcome = solve("--ram", "310", "--formulation", "paper", "--out", out)
     assert outcome.status == 6
     told(outcome.err)
@@ -292,9 +299,9 @@ def test_schedule_that_the_judge_rejects_exits_6_and_is_written(
     assert written["peak_ram_bytes"] == 404
 
 
-def test_reduction_of_the_papers_model_is_reported(tmp_path: Path, told: Told) -> None:
+def test_reduction_of_the_papers_model_is_reported(told: Told) -> None:
     """Nodes with several outputs or none are no reason to refuse; stderr, JSON and file say so."""
-    out = tmp_path / "x.schedule.json"
+    out = Path("x.schedule.json")
     arguments = ("solve", "mlp", "--device", "rpi4b", "--ram", "100%", "--formulation", "paper")
     outcome = invoke(*arguments, "--out", out, "--json")
     assert outcome.status in (0, 6)
@@ -308,11 +315,11 @@ def test_reduction_of_the_papers_model_is_reported(tmp_path: Path, told: Told) -
     assert "reduction" not in invoke(*arguments[:6], "--json").json
 
 
-def test_implausible_device_is_warned_about_once(tmp_path: Path, chain_file: Path) -> None:
+def test_implausible_device_is_warned_about_once() -> None:
     """What looks wrong in a device is one warning line on stderr; --quiet keeps it away."""
-    path = tmp_path / "odd.toml"
+    path = Path("odd.toml")
     path.write_text(BOARD.replace("[storage]", "flops_per_j = 10\n[storage]"))
-    arguments = ("solve", chain_file, "--device", path, "--ram", "350")
+    arguments = ("solve", CHAIN, "--device", path, "--ram", "350")
     outcome = invoke(*arguments)
     assert outcome.status == 0
     assert any(line.startswith("warning: device ") for line in outcome.err.splitlines())
@@ -328,7 +335,7 @@ def test_verbose_prints_the_solvers_log_on_stderr(solve: Callable[..., Outcome])
 
 
 def test_missing_backend_exits_5(
-    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: Told
+    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     """A back end that is not installed exits 5 with its sentence, and writes nothing."""
 
@@ -337,14 +344,14 @@ def test_missing_backend_exits_5(
         raise BackendUnavailableError(msg)
 
     monkeypatch.setattr("poetmodel.solver.solve", refuse)
-    outcome = solve("--backend", "scip", "--out", tmp_path / "x.json")
+    outcome = solve("--backend", "scip", "--out", Path("x.json"))
     assert (outcome.status, outcome.out) == (5, "")
     told(outcome.err)
-    assert not (tmp_path / "x.json").exists()
+    assert not (Path("x.json")).exists()
 
 
 def test_no_schedule_within_the_limit_exits_4(
-    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: Told
+    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     """Without a schedule the reason is told, --json prints the object, the file stays away."""
 
@@ -357,13 +364,13 @@ def test_no_schedule_within_the_limit_exits_4(
         )
 
     monkeypatch.setattr("poetmodel.solver.solve", find_nothing)
-    outcome = solve("--out", tmp_path / "x.json", "--json")
+    outcome = solve("--out", Path("x.json"), "--json")
     assert outcome.status == 4
     told(outcome.err)
     assert outcome.json["status"] == "unknown"
     assert [outcome.json[key] for key in FIGURES] == [None] * len(FIGURES)
     assert "R" not in outcome.json
-    assert not (tmp_path / "x.json").exists()
+    assert not (Path("x.json")).exists()
 
 
 def test_interrupted_solve_without_a_schedule_exits_4(
@@ -459,7 +466,7 @@ def test_time_taken_is_the_time_waited(solve: Callable[..., Outcome]) -> None:
 
 
 def test_result_is_shown_even_if_the_file_cannot_be_written(
-    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: Told
+    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     """A disk that fills up while solving costs the file, not the result."""
 
@@ -468,17 +475,17 @@ def test_result_is_shown_even_if_the_file_cannot_be_written(
         raise InputError(msg)
 
     monkeypatch.setattr(SolveResult, "save", refuse)
-    outcome = solve("--ram", "350", "--out", tmp_path / "x.json", "--json")
+    outcome = solve("--ram", "350", "--out", Path("x.json"), "--json")
     assert outcome.status == 2
     assert outcome.json["status"] == "optimal"
     told(outcome.err)
 
 
 def test_old_output_is_replaced_by_a_new_schedule(
-    solve: Callable[..., Outcome], tmp_path: Path, told: Told
+    solve: Callable[..., Outcome], told: Told
 ) -> None:
     """With a schedule found, the output file is the new one, and no draft stays behind."""
-    out = tmp_path / "new" / "x.schedule.json"
+    out = Path("new") / "x.schedule.json"
     out.parent.mkdir()
     out.write_text("old")
     outcome = solve("--ram", "350", "--out", out)
@@ -487,14 +494,12 @@ def test_old_output_is_replaced_by_a_new_schedule(
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
-def test_profile_columns_may_come_in_any_order(
-    chain_file: Path, tmp_path: Path, profile_file: Path
-) -> None:
+def test_profile_columns_may_come_in_any_order() -> None:
     """A profile with its columns reversed gives the same result."""
-    turned = write_csv(tmp_path / "turned.csv", [row[::-1] for row in profile_rows()])
+    turned = write_csv(Path("turned.csv"), [row[::-1] for row in profile_rows()])
     results = [
-        invoke("solve", chain_file, "--profile", path, "--ram", "350", "--json").json
-        for path in (profile_file, turned)
+        invoke("solve", CHAIN, "--profile", path, "--ram", "350", "--json").json
+        for path in (PROFILE, turned)
     ]
     assert results[0]["energy_j"] == results[1]["energy_j"]
 
@@ -515,9 +520,9 @@ def watch(terminal: int, process: subprocess.Popen[str], text: str, patience_s: 
 
 
 @pytest.mark.parametrize("formulation", ["lazy", "compact"])
-def test_ctrl_c_keeps_and_writes_the_best_schedule(formulation: str, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_and_writes_the_best_schedule(formulation: str) -> None:
     """On a terminal the live line runs; Ctrl-C ends the solve with what it has, exit 0."""
-    out = tmp_path / "x.schedule.json"
+    out = Path("x.schedule.json")
     terminal, stderr = pty.openpty()
     command = ("solve", "resnet18-cifar", "--device", "rpi4b", "--ram", "40%", "--gap", "0")
     process = subprocess.Popen(

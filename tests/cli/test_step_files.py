@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,6 @@ from poetmodel.export.toolchain import Target, build
 from poetmodel.graph import Graph, floor
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kit.messages import Told
 
 BOARD = ("--device", "nrf52840")
@@ -152,25 +151,23 @@ def test_one_model_has_one_least_ram_from_trace_to_board(
 
 
 @pytest.mark.parametrize("command", ["plan", "explain", "verify", "report"])
-def test_schedules_of_a_step_are_read_with_it(
-    command: str, step: Path, schedule: Path, tmp_path: Path
-) -> None:
+def test_schedules_of_a_step_are_read_with_it(command: str, step: Path, schedule: Path) -> None:
     """``--graph`` takes the step file that the schedule was solved for."""
-    more = ("--out", tmp_path / "page.html") if command == "report" else ()
+    more = ("--out", Path("page.html")) if command == "report" else ()
     ended = invoke(command, schedule, "--graph", step, *more)
     assert ended.status == 0, ended.err
 
 
-def test_a_sweep_takes_step_files(step: Path, tmp_path: Path) -> None:
+def test_a_sweep_takes_step_files(step: Path) -> None:
     """Beside built-in networks."""
     sweep = ("--devices", "nrf52840", "--ram", "100%", "--methods", "checkpoint-all")
-    ended = invoke("sweep", step, *sweep, "--out", tmp_path / "out")
+    ended = invoke("sweep", step, *sweep, "--out", Path("out"))
     assert ended.status == 0, ended.err
 
 
-def test_a_step_file_without_a_graph_is_told(tmp_path: Path, told: Told) -> None:
+def test_a_step_file_without_a_graph_is_told(told: Told) -> None:
     """In a sentence that names the place."""
-    path = tmp_path / "broken.step.json"
+    path = Path("broken.step.json")
     path.write_text(json.dumps({"format": "poetmodel-step", "version": 1}))
     ended = invoke("limits", path, *BOARD)
     assert ended.status == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +16,6 @@ from poetmodel.problem import Problem
 from poetmodel.torch import errors
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kit.messages import Told
 
 SOURCE = """\
@@ -43,9 +42,11 @@ def branch():
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a user's file, which is the current one."""
     pytest.importorskip("torch")
-    (tmp_path / "user_train.py").write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    folder = tmp_path / "user"
+    folder.mkdir()
+    (folder / "user_train.py").write_text(SOURCE)
+    monkeypatch.chdir(folder)
+    return folder
 
 
 @pytest.mark.torch
@@ -145,9 +146,9 @@ def test_a_module_that_cannot_be_captured_is_no_traceback() -> None:
     assert "torch.where" in last
 
 
-def test_profile_estimates_any_graph_for_a_device(tmp_path: Path) -> None:
+def test_profile_estimates_any_graph_for_a_device() -> None:
     """With --device a graph is costed without running it, and without PyTorch."""
-    out = tmp_path / "mlp.csv"
+    out = Path("mlp.csv")
     outcome = invoke("profile", "mlp", "--device", "rpi4b", "--out", out, "--json")
     assert outcome.status == 0, outcome.err
     with out.open(newline="") as stream:

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.commands import BOARD, Outcome, chain, invoke, training_step, write_graph, write_solved
+from kit.commands import (
+    BOARD,
+    BOARD_FILE,
+    CHAIN,
+    PROFILE,
+    Outcome,
+    chain,
+    invoke,
+    training_step,
+    write_graph,
+    write_solved,
+)
 from poetmodel.graph import Graph
 from poetmodel.schedule import checkpoint_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from kit.messages import Told
 
 
 @pytest.fixture
-def solved(board_file: Path) -> Path:
+def solved() -> Path:
     """Return the schedule file of the chain in 350 B, which pages x out and in."""
-    return write_solved(board_file, "x.schedule.json", "--ram", "350", "--deadline", "200%")
+    return write_solved("x.schedule.json", "--ram", "350", "--deadline", "200%")
 
 
 @pytest.fixture
-def verify(solved: Path, chain_file: Path) -> Callable[..., Outcome]:
+def verify(solved: Path) -> Callable[..., Outcome]:
     """Return the command on that file, with keys changed and more options."""
 
     def run(*options: object, **keys: Any) -> Outcome:
@@ -33,16 +44,14 @@ def verify(solved: Path, chain_file: Path) -> Callable[..., Outcome]:
         for key, value in keys.items():
             document[key] = document[key] | value if isinstance(value, dict) else value
         solved.write_text(json.dumps(document))
-        return invoke("verify", solved, "--graph", chain_file, *options)
+        return invoke("verify", solved, "--graph", CHAIN, *options)
 
     return run
 
 
-def test_solved_schedule_is_valid(
-    verify: Callable[..., Outcome], board_file: Path, told: Told
-) -> None:
+def test_solved_schedule_is_valid(verify: Callable[..., Outcome], told: Told) -> None:
     """What solve writes, verify accepts, with the same figures."""
-    outcome = verify("--device", board_file, "--json")
+    outcome = verify("--device", BOARD_FILE, "--json")
     assert outcome.status == 0
     assert outcome.err == ""
     assert outcome.json["valid"] is True
@@ -50,19 +59,17 @@ def test_solved_schedule_is_valid(
     assert outcome.json["energy_j"] == pytest.approx(6.004, rel=1e-9)
     assert outcome.json["peak_ram_bytes"] == 304
     assert outcome.json["written_bytes"] == outcome.json["read_bytes"] == 100
-    table = verify("--device", board_file)
+    table = verify("--device", BOARD_FILE)
     assert table.status == 0
     told(table.out)
 
 
-def test_costs_default_to_the_device_in_the_file(
-    verify: Callable[..., Outcome], board_file: Path
-) -> None:
+def test_costs_default_to_the_device_in_the_file(verify: Callable[..., Outcome]) -> None:
     """The board that the file names gives the costs where it is found, and that is said."""
     outcome = verify("--json")
     assert outcome.status == 0
     assert outcome.json["energy_j"] == pytest.approx(6.004, rel=1e-9)
-    assert str(board_file) in outcome.err
+    assert str(BOARD_FILE) in outcome.err
 
 
 def test_without_costs_the_rest_is_checked(verify: Callable[..., Outcome], told: Told) -> None:
@@ -99,40 +106,38 @@ def test_without_costs_the_rest_is_checked(verify: Callable[..., Outcome], told:
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_what_is_broken_is_named_and_exits_3(
-    keys: dict[str, Any], verify: Callable[..., Outcome], board_file: Path, told: Told
+    keys: dict[str, Any], verify: Callable[..., Outcome], told: Told
 ) -> None:
     """Each broken rule, limit and figure is a line in plain words."""
-    outcome = verify("--device", board_file, **keys)
+    outcome = verify("--device", BOARD_FILE, **keys)
     assert outcome.status == 3
     told(outcome.out)
-    found = verify("--device", board_file, "--json").json
+    found = verify("--device", BOARD_FILE, "--json").json
     assert found["valid"] is False
     for violation in found["violations"]:
         assert violation in outcome.out.splitlines()
 
 
-def test_recomputation_that_the_problem_forbids_is_named(
-    tmp_path: Path, chain_file: Path, board_file: Path, told: Told
-) -> None:
+def test_recomputation_that_the_problem_forbids_is_named(told: Told) -> None:
     """A schedule that recomputes is not one for a problem that allows none."""
-    path = tmp_path / "x.schedule.json"
+    path = Path("x.schedule.json")
     limits = ("--ram", "350", "--no-paging")
-    arguments = ("--device", board_file, *limits, "--out", path)
-    assert invoke("solve", chain_file, *arguments).status == 0
+    arguments = ("--device", BOARD_FILE, *limits, "--out", path)
+    assert invoke("solve", CHAIN, *arguments).status == 0
     document = json.loads(path.read_text())
     document["problem"]["recompute"] = False
     path.write_text(json.dumps(document))
-    outcome = invoke("verify", path, "--graph", chain_file)
+    outcome = invoke("verify", path, "--graph", CHAIN)
     assert outcome.status == 3
     told(outcome.out)
 
 
-def test_resident_bytes_count_where_the_file_says_so(tmp_path: Path, board_file: Path) -> None:
+def test_resident_bytes_count_where_the_file_says_so() -> None:
     """A file solved with --count-parameters is judged with them."""
     document = chain() | {"resident_bytes": {"parameters": 1000}}
-    graph = write_graph(tmp_path / "g.json", document)
-    path = tmp_path / "x.schedule.json"
-    arguments = ("--device", board_file, "--ram", "1350", "--count-parameters", "--out", path)
+    graph = write_graph(Path("g.json"), document)
+    path = Path("x.schedule.json")
+    arguments = ("--device", BOARD_FILE, "--ram", "1350", "--count-parameters", "--out", path)
     assert invoke("solve", graph, *arguments).status == 0
     assert invoke("verify", path, "--graph", graph).status == 0
     changed = json.loads(path.read_text())
@@ -141,66 +146,58 @@ def test_resident_bytes_count_where_the_file_says_so(tmp_path: Path, board_file:
     assert invoke("verify", path, "--graph", graph).status == 3
 
 
-def test_measured_costs_are_checked_with_the_profile(
-    tmp_path: Path, chain_file: Path, board_file: Path, profile_file: Path, told: Told
-) -> None:
+def test_measured_costs_are_checked_with_the_profile(told: Told) -> None:
     """Solved with device and profile: the profile makes it valid, estimates alone do not."""
-    path = tmp_path / "x.schedule.json"
-    costs = ("--device", board_file, "--profile", profile_file)
-    assert invoke("solve", chain_file, *costs, "--ram", "350", "--out", path).status == 0
-    assert invoke("verify", path, "--graph", chain_file, *costs).status == 0
-    assert invoke("verify", path, "--graph", chain_file, "--profile", profile_file).status == 0
-    estimated = invoke("verify", path, "--graph", chain_file)
+    path = Path("x.schedule.json")
+    costs = ("--device", BOARD_FILE, "--profile", PROFILE)
+    assert invoke("solve", CHAIN, *costs, "--ram", "350", "--out", path).status == 0
+    assert invoke("verify", path, "--graph", CHAIN, *costs).status == 0
+    assert invoke("verify", path, "--graph", CHAIN, "--profile", PROFILE).status == 0
+    estimated = invoke("verify", path, "--graph", CHAIN)
     assert estimated.status == 3
     told(estimated.err)
 
 
-def test_idle_power_of_the_device_in_the_file_counts_beside_a_profile(
-    tmp_path: Path, chain_file: Path, profile_file: Path
-) -> None:
+def test_idle_power_of_the_device_in_the_file_counts_beside_a_profile() -> None:
     """With --profile alone, the device that the file names still gives the idle power."""
-    board = tmp_path / "idle.toml"
+    board = Path("idle.toml")
     board.write_text(BOARD.replace("[compute]", "idle_power_w = 0.5\n[compute]"))
-    path = tmp_path / "x.schedule.json"
-    costs = ("--device", board, "--profile", profile_file)
-    assert invoke("solve", chain_file, *costs, "--ram", "350", "--out", path).status == 0
-    arguments = ("verify", path, "--graph", chain_file, "--profile", profile_file)
+    path = Path("x.schedule.json")
+    costs = ("--device", board, "--profile", PROFILE)
+    assert invoke("solve", CHAIN, *costs, "--ram", "350", "--out", path).status == 0
+    arguments = ("verify", path, "--graph", CHAIN, "--profile", PROFILE)
     assert invoke(*arguments).status == 0
     assert invoke(*arguments, "--json").json["baseline_energy_j"] == pytest.approx(15.0)
 
 
-def test_schedule_that_was_rejected_is_rejected_again(
-    tmp_path: Path, chain_file: Path, board_file: Path
-) -> None:
+def test_schedule_that_was_rejected_is_rejected_again() -> None:
     """A file with violations, from the paper's formulation, is not valid."""
-    path = tmp_path / "x.schedule.json"
+    path = Path("x.schedule.json")
     options = ("--ram", "310", "--formulation", "paper", "--out", path)
-    assert invoke("solve", chain_file, "--device", board_file, *options).status == 6
-    assert invoke("verify", path, "--graph", chain_file).status == 3
+    assert invoke("solve", CHAIN, "--device", BOARD_FILE, *options).status == 6
+    assert invoke("verify", path, "--graph", CHAIN).status == 3
 
 
-def test_bare_relations_are_judged_by_the_rules_alone(
-    tmp_path: Path, chain_file: Path, told: Told
-) -> None:
+def test_bare_relations_are_judged_by_the_rules_alone(told: Told) -> None:
     """A file without a problem has no limits; its rules are checked, and it says so."""
-    path = tmp_path / "bare.schedule.json"
-    checkpoint_all(Graph.load(chain_file)).save(path)
-    outcome = invoke("verify", path, "--graph", chain_file, "--json")
+    path = Path("bare.schedule.json")
+    checkpoint_all(Graph.load(CHAIN)).save(path)
+    outcome = invoke("verify", path, "--graph", CHAIN, "--json")
     assert outcome.status == 0
     assert outcome.json["peak_ram_bytes"] == 404
     told(outcome.err)
 
 
-def test_shipped_model_may_be_named_as_the_graph(tmp_path: Path) -> None:
+def test_shipped_model_may_be_named_as_the_graph() -> None:
     """--graph takes the name of a shipped model too."""
-    path = tmp_path / "mlp.schedule.json"
+    path = Path("mlp.schedule.json")
     assert invoke("solve", "mlp", "--device", "mkr1000", "--out", path).status == 0
     assert invoke("verify", path, "--graph", "mlp").status == 0
 
 
-def test_another_graph_exits_2(solved: Path, tmp_path: Path, told: Told) -> None:
+def test_another_graph_exits_2(solved: Path, told: Told) -> None:
     """A schedule of another graph is refused: both graphs are named, by name and sha256."""
-    other = write_graph(tmp_path / "other.json", chain() | {"name": "other"})
+    other = write_graph(Path("other.json"), chain() | {"name": "other"})
     outcome = invoke("verify", solved, "--graph", other)
     assert (outcome.status, outcome.out) == (2, "")
     assert solved.name in outcome.err
@@ -241,13 +238,11 @@ def test_malformed_file_exits_2_and_names_the_field(
 @pytest.mark.parametrize(
     "content", [b"", b"\x00\xff", b'{"format": "poetmodel-sch', b"[" * 100_000]
 )
-def test_file_that_is_none_exits_2(
-    content: bytes, tmp_path: Path, chain_file: Path, told: Told
-) -> None:
+def test_file_that_is_none_exits_2(content: bytes, told: Told) -> None:
     """An empty, binary, truncated or absurd file is refused by name."""
-    path = tmp_path / "bad.schedule.json"
+    path = Path("bad.schedule.json")
     path.write_bytes(content)
-    outcome = invoke("verify", path, "--graph", chain_file)
+    outcome = invoke("verify", path, "--graph", CHAIN)
     assert (outcome.status, outcome.out) == (2, "")
     told(outcome.err)
 
@@ -262,10 +257,10 @@ def test_file_that_is_none_exits_2(
         ("--graph", "mlp", "--profile", "nowhere.csv"),
     ],
 )
-def test_missing_inputs_exit_2(options: tuple[str, ...], tmp_path: Path, told: Told) -> None:
+def test_missing_inputs_exit_2(options: tuple[str, ...], told: Told) -> None:
     """Without the graph, or with files that do not exist, verify says what is missing."""
-    path = tmp_path / "bare.schedule.json"
-    checkpoint_all(Graph.load(write_graph(tmp_path / "g.json", chain()))).save(path)
+    path = Path("bare.schedule.json")
+    checkpoint_all(Graph.load(write_graph(Path("g.json"), chain()))).save(path)
     if "mlp" in options:
         assert invoke("solve", "mlp", "--device", "mkr1000", "--out", path).status == 0
     outcome = invoke("verify", path, *options)
@@ -277,12 +272,12 @@ def test_missing_inputs_exit_2(options: tuple[str, ...], tmp_path: Path, told: T
 
 
 @pytest.fixture
-def verify_step(tmp_path: Path, board_file: Path) -> Callable[..., Outcome]:
+def verify_step() -> Callable[..., Outcome]:
     """Return the command on a training step with w1 in RAM and w2 on storage, with keys changed.
 
     Tensors are x w1 h r w2 y g2 dw2 dr w2+ g1 dw1 w1+; u2 replaces w2 in stage 9.
     """
-    path = write_graph(tmp_path / "step.graph.json", training_step())
+    path = write_graph(Path("step.graph.json"), training_step())
     graph = Graph.load(path)
     document = checkpoint_all(graph).to_dict()
     document["resident"] = [1]
@@ -291,9 +286,9 @@ def verify_step(tmp_path: Path, board_file: Path) -> Callable[..., Outcome]:
     document["M_out"] = [[9, 9]]
 
     def run(*options: object, **keys: Any) -> Outcome:
-        file = tmp_path / "step.schedule.json"
+        file = Path("step.schedule.json")
         file.write_text(json.dumps(document | keys))
-        return invoke("verify", file, "--graph", path, "--device", board_file, *options)
+        return invoke("verify", file, "--graph", path, "--device", BOARD_FILE, *options)
 
     run.document = document  # type: ignore[attr-defined]
     return run
@@ -352,11 +347,11 @@ def test_what_state_does_not_allow_is_named_and_exits_3(
 
 
 def test_state_on_memory_mapped_storage_is_read_where_it_lies(
-    verify_step: Callable[..., Outcome], board_file: Path, told: Told
+    verify_step: Callable[..., Outcome], told: Told
 ) -> None:
     """It is in no relation of RAM, takes none, and costs its write-back alone."""
-    board_file.write_text(
-        board_file.read_text().replace(
+    BOARD_FILE.write_text(
+        BOARD_FILE.read_text().replace(
             'mode = "blocking"', 'mode = "blocking"\nmemory_mapped = true'
         )
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,12 @@ from typer.main import get_command
 
 from poetmodel.cli.application import app
 
+CHAIN = Path("chain.graph.json")
+"""File of `chain`, in the folder of each test of the command line."""
+BOARD_FILE = Path("board.toml")
+"""File of a blocking board: 1 s and 1 J a node, 2 ms a transfer of 100 B."""
+PROFILE = Path("chain.csv")
+"""File of `profile_rows`."""
 BOARD = """\
 name = "Test board"
 core = "one core"
@@ -52,22 +57,20 @@ COLUMNS = (
 
 
 @cache
-def _solved(limits: tuple[str, ...]) -> tuple[str, str]:
-    """Return what ``solve`` writes for `chain` on the board, and the folder that it names."""
-    with tempfile.TemporaryDirectory() as name:
-        graph, board, path = (Path(name) / file for file in ("chain.graph.json", "board.toml", "x"))
-        write_graph(graph, chain())
-        board.write_text(BOARD)
-        done = invoke("solve", graph, "--device", board, *limits, "--out", path, "--quiet")
-        assert done.status == 0, done.err
-        return path.read_text(), name
+def _solved(limits: tuple[str, ...]) -> str:
+    """Return what ``solve`` writes for `chain` on the board."""
+    out = Path("solved.json")
+    done = invoke("solve", CHAIN, "--device", BOARD_FILE, *limits, "--out", out, "--quiet")
+    assert done.status == 0, done.err
+    text = out.read_text()
+    out.unlink()
+    return text
 
 
-def write_solved(board: Path, name: str, *limits: str) -> Path:
-    """Write, beside the file of the board, the schedule of `chain` within limits, solved once."""
-    text, folder = _solved(limits)
-    path = board.with_name(name)
-    path.write_text(text.replace(str(Path(folder) / "board.toml"), str(board)))
+def write_solved(name: str, *limits: str) -> Path:
+    """Write the schedule file of `chain` on the board within some limits, solved once."""
+    path = Path(name)
+    path.write_text(_solved(limits))
     return path
 
 
