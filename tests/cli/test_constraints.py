@@ -13,28 +13,21 @@ import pytest
 from kit.commands import BOARD_FILE, CHAIN, Outcome, invoke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kit.messages import Told
 
 WEAR = '[[constraint]]\nname = "wear"\nsum = {"bytes_written" = 1}\nat_most = "0.1kB"\n'
 """At most one of the tensors of 100 B may be written."""
 
 
-@pytest.fixture
-def solve() -> Callable[..., Outcome]:
-    """Return the command on the chain and the board, given the text of a file of constraints."""
-
-    def run(text: str, *arguments: object) -> Outcome:
-        path = Path("rows.toml")
-        path.write_text(text)
-        problem = ("--graph", CHAIN, "--device", BOARD_FILE, "--constraints", path)
-        return invoke("solve", *problem, *arguments)
-
-    return run
+def solve(text: str, *arguments: object) -> Outcome:
+    """Run the command on the chain and the board, given the text of a file of constraints."""
+    path = Path("rows.toml")
+    path.write_text(text)
+    problem = ("--graph", CHAIN, "--device", BOARD_FILE, "--constraints", path)
+    return invoke("solve", *problem, *arguments)
 
 
-def test_json_has_the_rows(solve: Callable[..., Outcome]) -> None:
+def test_json_has_the_rows() -> None:
     """Each row with its name, its terms and its limits."""
     document = solve(WEAR, "--ram", "350", "--json").json
     assert document["problem"]["constraints"] == [
@@ -43,7 +36,7 @@ def test_json_has_the_rows(solve: Callable[..., Outcome]) -> None:
     assert "weights" not in document["problem"]
 
 
-def test_faults_of_the_file_end_with_status_2(solve: Callable[..., Outcome]) -> None:
+def test_faults_of_the_file_end_with_status_2() -> None:
     """A line for each, with the file and the place, and no traceback."""
     outcome = solve('[[constraint]]\nname = "wear"\nsum = {"byte_written" = 1}\nmost = 3\n')
     assert (outcome.status, outcome.out) == (2, "")
@@ -64,7 +57,7 @@ def test_a_file_that_is_missing_ends_with_status_2(told: Told) -> None:
     told(outcome.err)
 
 
-def test_the_file_is_not_written_over(solve: Callable[..., Outcome], told: Told) -> None:
+def test_the_file_is_not_written_over(told: Told) -> None:
     """--out on the file of constraints is refused."""
     outcome = solve(WEAR, "--ram", "350", "--out", Path("rows.toml"))
     assert outcome.status == 2
@@ -72,7 +65,7 @@ def test_the_file_is_not_written_over(solve: Callable[..., Outcome], told: Told)
     assert (Path("rows.toml")).read_text() == WEAR
 
 
-def test_several_files_add_up(solve: Callable[..., Outcome], told: Told) -> None:
+def test_several_files_add_up(told: Told) -> None:
     """Rows of all files count; two objectives contradict each other."""
     more = Path("more.toml")
     more.write_text(WEAR.replace("wear", "bus").replace("bytes_written", "bytes_read"))
@@ -84,7 +77,7 @@ def test_several_files_add_up(solve: Callable[..., Outcome], told: Told) -> None
     told(outcome.err)
 
 
-def test_an_objective_excludes_minimize(solve: Callable[..., Outcome], told: Told) -> None:
+def test_an_objective_excludes_minimize(told: Told) -> None:
     """Two of them would contradict each other, also where the option names the default."""
     text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-6}\n'
     outcome = solve(text, "--minimize", "energy")
@@ -99,7 +92,7 @@ def test_an_objective_excludes_minimize(solve: Callable[..., Outcome], told: Tol
 EACH = WEAR + '\n[[constraint]]\neach = "recomputations:h*"\nat_most = 1\n'
 
 
-def test_the_table_has_each_row_with_its_value_and_limit(solve: Callable[..., Outcome]) -> None:
+def test_the_table_has_each_row_with_its_value_and_limit() -> None:
     """A row at its limit says so. In 350 B the sample x of 100 B is paged once."""
     lines = solve(EACH, "--ram", "350").out.splitlines()
     rows = {line.split("  ")[0]: line.split(maxsplit=1)[1] for line in lines if "at most" in line}
@@ -109,7 +102,7 @@ def test_the_table_has_each_row_with_its_value_and_limit(solve: Callable[..., Ou
 
 
 @pytest.fixture
-def schedule_file(solve: Callable[..., Outcome]) -> Path:
+def schedule_file() -> Path:
     """Return the file of the schedule that pages the sample, with the row about wear."""
     path = Path("c.schedule.json")
     assert solve(EACH, "--ram", "350", "--out", path).status == 0
@@ -144,9 +137,7 @@ def test_verify_holds_a_file_to_its_rows(schedule_file: Path, told: Told) -> Non
         {"bound": 1e9},
     ],
 )
-def test_verify_holds_a_file_to_its_own_objective(
-    claim: dict[str, float], solve: Callable[..., Outcome], told: Told
-) -> None:
+def test_verify_holds_a_file_to_its_own_objective(claim: dict[str, float], told: Told) -> None:
     """What the file claims of the sum that was minimized is compared with the simulation."""
     path = Path("own.schedule.json")
     text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-6}\n'
@@ -222,7 +213,7 @@ def test_diff_and_explain_and_report_carry_the_rows(schedule_file: Path, told: T
     assert "3 own constraints kept" in text
 
 
-def test_an_own_objective_is_shown_with_its_weights(solve: Callable[..., Outcome]) -> None:
+def test_an_own_objective_is_shown_with_its_weights() -> None:
     """Energy and wear: paging x costs 4 mJ and 100 B, computing it again 1 J."""
     text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-4}\n'
     rows = solve(text, "--ram", "350").out.splitlines()
@@ -235,7 +226,7 @@ def test_an_own_objective_is_shown_with_its_weights(solve: Callable[..., Outcome
     assert document["M_out"] == []
 
 
-def test_the_report_says_how_to_solve_again(solve: Callable[..., Outcome]) -> None:
+def test_the_report_says_how_to_solve_again() -> None:
     """Its commands write the file of constraints and give the same schedule, objective included."""
     path = Path("c.schedule.json")
     text = EACH + '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-06, "constant" = 2}\n'
@@ -253,9 +244,7 @@ def test_the_report_says_how_to_solve_again(solve: Callable[..., Outcome]) -> No
     assert one == other
 
 
-def test_a_method_that_breaks_a_row_ends_with_status_4(
-    solve: Callable[..., Outcome], told: Told
-) -> None:
+def test_a_method_that_breaks_a_row_ends_with_status_4(told: Told) -> None:
     """The reason names the row; a method that keeps it has a schedule."""
     strict = WEAR.replace("0.1kB", "99B")
     outcome = solve(strict, "--ram", "350", "--method", "lru-paging")
@@ -280,7 +269,7 @@ def test_limits_keep_the_rows() -> None:
     assert any("RAM, all limits" in line and "1 own constraint" in line for line in lines)
 
 
-def test_infeasible_rows_are_named_with_the_nearest_limit(solve: Callable[..., Outcome]) -> None:
+def test_infeasible_rows_are_named_with_the_nearest_limit() -> None:
     """As hints on stderr and in JSON, exit 3; the limit that is said to work does."""
     strict = WEAR.replace("0.1kB", "0.05kB")
     outcome = solve(strict, "--ram", "350", "--no-recompute", "--json")

@@ -13,25 +13,18 @@ from poetmodel.cli.diff import _words
 from poetmodel.schedule.decisions import Choice, Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kit.commands import Outcome
     from kit.messages import Told
 
 
-@pytest.fixture
-def diff() -> Callable[..., Outcome]:
-    """Return the command on a schedule of 350 B and one with further options."""
-
-    def run(*options: str, then: tuple[object, ...] = ()) -> Outcome:
-        limits = (("--ram", "350"), options)
-        paths = [write_solved(f"{'ab'[k]}.json", *limits[k]) for k in (0, 1)]
-        return invoke("diff", *paths, "--graph", CHAIN, "--device", BOARD_FILE, *then)
-
-    return run
+def diff(*options: str, then: tuple[object, ...] = ()) -> Outcome:
+    """Run the command on a schedule of 350 B and one with further options."""
+    limits = (("--ram", "350"), options)
+    paths = [write_solved(f"{'ab'[k]}.json", *limits[k]) for k in (0, 1)]
+    return invoke("diff", *paths, "--graph", CHAIN, "--device", BOARD_FILE, *then)
 
 
-def test_another_budget_changes_one_tensor(diff: Callable[..., Outcome]) -> None:
+def test_another_budget_changes_one_tensor() -> None:
     """With 404 B x is kept: 4 mJ and 4 ms less, for a peak that is 54 B or more higher."""
     document = diff("--ram", "404", then=("--json",)).json
     a, b = document["schedules"]
@@ -44,7 +37,7 @@ def test_another_budget_changes_one_tensor(diff: Callable[..., Outcome]) -> None
     assert (changed["tensor"], changed["a"]["fate"], changed["b"]["fate"]) == ("x", "paged", "kept")
 
 
-def test_table_fits_and_shows_the_change(diff: Callable[..., Outcome], told: Told) -> None:
+def test_table_fits_and_shows_the_change(told: Told) -> None:
     """Figures stand side by side with their difference, in 80 columns."""
     outcome = diff("--ram", "350", "--no-paging")
     assert (outcome.status, outcome.err) == (0, "")
@@ -73,15 +66,13 @@ def test_stages_are_shown_where_words_are_the_same() -> None:
     assert _words(decision, replace(decision, recomputed=(4, 5))) == ("recomputed", "recomputed x2")
 
 
-def test_long_lists_are_cut(
-    diff: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_long_lists_are_cut(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """The table shows the largest tensors and says how many more there are."""
     monkeypatch.setattr(module, "SHOWN", 0)
     told(diff("--ram", "404").out)
 
 
-def test_same_schedules_do_not_differ(diff: Callable[..., Outcome], told: Told) -> None:
+def test_same_schedules_do_not_differ(told: Told) -> None:
     """Nothing is said to change where nothing does."""
     told(diff("--ram", "350").out)
     assert diff("--ram", "350", then=("--json",)).json["changed"] == []

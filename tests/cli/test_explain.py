@@ -18,31 +18,24 @@ from poetmodel.cli.options import CostOptions, FileGraphOptions
 from poetmodel.solver.sensitivity.alternatives import Alternative, Forbidden, How
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kit.commands import Outcome
     from kit.messages import Told
 
 
-@pytest.fixture
-def explain() -> Callable[..., Outcome]:
-    """Return a function that solves the chain with options, and explains the schedule."""
-
-    def run(
-        *arguments: object,
-        ram: str = "350",
-        tensor: str | None = None,
-        limits: tuple[str, ...] = (),
-    ) -> Outcome:
-        out = write_solved("chain.schedule.json", "--ram", ram, *limits)
-        asked = () if tensor is None else (tensor,)
-        where = ("--graph", CHAIN, "--device", BOARD_FILE)
-        return invoke("explain", out, *asked, *where, *arguments)
-
-    return run
+def explain(
+    *arguments: object,
+    ram: str = "350",
+    tensor: str | None = None,
+    limits: tuple[str, ...] = (),
+) -> Outcome:
+    """Solve the chain with options, and explain the schedule."""
+    out = write_solved("chain.schedule.json", "--ram", ram, *limits)
+    asked = () if tensor is None else (tensor,)
+    where = ("--graph", CHAIN, "--device", BOARD_FILE)
+    return invoke("explain", out, *asked, *where, *arguments)
 
 
-def test_schedule_is_explained_in_json(explain: Callable[..., Outcome]) -> None:
+def test_schedule_is_explained_in_json() -> None:
     """With 350 B x is paged for 4 mJ; computed again it takes 1 J; 18 B more save nothing."""
     outcome = explain("--json")
     assert (outcome.status, outcome.err) == (0, "")
@@ -69,7 +62,7 @@ def test_schedule_is_explained_in_json(explain: Callable[..., Outcome]) -> None:
     assert [more["saved_j"] for more in document["more_ram"]] == pytest.approx([0, 0], abs=1e-12)
 
 
-def test_more_ram_that_saves_is_priced(explain: Callable[..., Outcome]) -> None:
+def test_more_ram_that_saves_is_priced() -> None:
     """From 390 B, 5 % more hold all 404 B, which saves the 4 mJ of paging: 0.2 mJ for each byte."""
     small, large = explain("--json", ram="390").json["more_ram"]
     assert small["saved_j"] == pytest.approx(0, abs=1e-12)
@@ -78,7 +71,7 @@ def test_more_ram_that_saves_is_priced(explain: Callable[..., Outcome]) -> None:
     assert large["saved_j_per_kb"] == pytest.approx(0.2)
 
 
-def test_tables_fit(explain: Callable[..., Outcome], told: Told) -> None:
+def test_tables_fit(told: Told) -> None:
     """The tables of a schedule and of a tensor fit 80 columns and have the same figures."""
     whole = explain()
     assert max(map(len, whole.out.splitlines())) <= 80
@@ -88,29 +81,25 @@ def test_tables_fit(explain: Callable[..., Outcome], told: Told) -> None:
     told(one.out, "one")
 
 
-def test_kept_tensor_has_upper_bounds(explain: Callable[..., Outcome], told: Told) -> None:
+def test_kept_tensor_has_upper_bounds(told: Told) -> None:
     """What is kept could be let go at most at the price of its way out and back."""
     told(explain(tensor="h1").out)
     told(explain(tensor="g1").out, "g1")
 
 
-def test_what_no_schedule_does_without_is_impossible(
-    explain: Callable[..., Outcome], told: Told
-) -> None:
+def test_what_no_schedule_does_without_is_impossible(told: Told) -> None:
     """Where nothing may be paged, 350 B cannot do without computing x again: proved."""
     limits = ("--no-paging",)
     told(explain(limits=limits).out)
     told(explain(tensor="x", limits=limits).out, "x")
 
 
-def test_change_that_breaks_a_limit_has_no_price(
-    explain: Callable[..., Outcome], told: Told
-) -> None:
+def test_change_that_breaks_a_limit_has_no_price(told: Told) -> None:
     """With a deadline of one pass, what is kept cannot be let go without missing it."""
     told(explain(ram="404", tensor="h1", limits=("--deadline", "100%")).out)
 
 
-def test_file_of_bare_relations_is_explained(explain: Callable[..., Outcome], told: Told) -> None:
+def test_file_of_bare_relations_is_explained(told: Told) -> None:
     """Without a stated problem the device's limits hold, which is said."""
     explain()
     path = Path("chain.schedule.json")
@@ -122,7 +111,7 @@ def test_file_of_bare_relations_is_explained(explain: Callable[..., Outcome], to
     told(outcome.err)
 
 
-def test_doubtful_comparisons_are_flagged(explain: Callable[..., Outcome], told: Told) -> None:
+def test_doubtful_comparisons_are_flagged(told: Told) -> None:
     """Of a schedule that is not proven to need the least energy, a warning says what that means."""
     explain()
     path = Path("chain.schedule.json")
@@ -132,14 +121,12 @@ def test_doubtful_comparisons_are_flagged(explain: Callable[..., Outcome], told:
     told(outcome.err)
 
 
-def test_schedule_without_any_decision_says_so(explain: Callable[..., Outcome], told: Told) -> None:
+def test_schedule_without_any_decision_says_so(told: Told) -> None:
     """Where everything fits nothing costs anything."""
     told(explain(ram="404").out)
 
 
-def test_unknown_tensor_is_told_with_a_near_one(
-    explain: Callable[..., Outcome], told: Told
-) -> None:
+def test_unknown_tensor_is_told_with_a_near_one(told: Told) -> None:
     """A name that the graph does not have ends with one sentence and status 2."""
     outcome = explain(tensor="h11")
     assert outcome.status == 2
@@ -153,9 +140,7 @@ def test_unknown_tensor_is_told_with_a_near_one(
         {"graph": {"name": "other", "sha256": "0" * 64}},
     ],
 )
-def test_schedule_that_does_not_hold_is_refused(
-    change: dict[str, Any], explain: Callable[..., Outcome], told: Told
-) -> None:
+def test_schedule_that_does_not_hold_is_refused(change: dict[str, Any], told: Told) -> None:
     """What the verifier rejects, or another graph's, is not explained: exit 2 names the file."""
     explain()
     path = Path("chain.schedule.json")

@@ -13,23 +13,16 @@ from poetmodel.result import Status
 from poetmodel.solver import sensitivity as module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kit.commands import Outcome
     from kit.messages import Told
 
 
-@pytest.fixture
-def limits() -> Callable[..., Outcome]:
-    """Return the command on the chain and the board, with more options."""
-
-    def run(*arguments: object) -> Outcome:
-        return invoke("limits", "--graph", CHAIN, "--device", BOARD_FILE, *arguments)
-
-    return run
+def limits(*arguments: object) -> Outcome:
+    """Run the command on the chain and the board, with more options."""
+    return invoke("limits", "--graph", CHAIN, "--device", BOARD_FILE, *arguments)
 
 
-def test_limits_of_the_chain(limits: Callable[..., Outcome]) -> None:
+def test_limits_of_the_chain() -> None:
     """Kept it takes 404 B at g2; the floor of 304 B is reached by paging x, for 4 ms and 4 mJ."""
     document = limits("--ram", "350", "--json").json
     assert document["floor_bytes"] == 304
@@ -47,7 +40,7 @@ def test_limits_of_the_chain(limits: Callable[..., Outcome]) -> None:
     assert all(answer["proven"] for answer in document["ram"].values())
 
 
-def test_table_fits_and_says_what_binds(limits: Callable[..., Outcome], told: Told) -> None:
+def test_table_fits_and_says_what_binds(told: Told) -> None:
     """Every line fits 80 columns; each amount is proven, with the step and its tensors."""
     outcome = limits("--ram", "350", "--deadline", "7s", "--energy-budget", "7J")
     assert (outcome.status, outcome.err) == (0, "")
@@ -57,9 +50,7 @@ def test_table_fits_and_says_what_binds(limits: Callable[..., Outcome], told: To
     told(outcome.out, "then")
 
 
-def test_budget_below_the_floor_is_answered_all_the_same(
-    limits: Callable[..., Outcome], told: Told
-) -> None:
+def test_budget_below_the_floor_is_answered_all_the_same(told: Told) -> None:
     """No deadline will do then, with the reason; what RAM it takes is still said."""
     document = limits("--ram", "200", "--json").json
     assert document["ram"]["both"]["value"] == 304
@@ -83,9 +74,7 @@ def test_forbidden_ways_and_resident_bytes_count() -> None:
     }
 
 
-def test_unproven_amounts_come_with_their_gap(
-    limits: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_unproven_amounts_come_with_their_gap(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """What a time limit left open is said with gap and bound, and how to get closer."""
     real = module.find_limits
 

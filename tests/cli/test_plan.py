@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from kit.messages import Told
 
 
-@pytest.fixture
-def schedule_file() -> Path:
-    """Return the file of a schedule of `chain` that pages one tensor, in 304 B."""
-    return write_solved("chain.schedule.json", "--ram", "304B", "--no-recompute")
+SCHEDULE = Path("chain.schedule.json")
+"""File of a schedule of `chain` that pages one tensor, in 304 B."""
+
+
+@pytest.fixture(autouse=True)
+def _schedule() -> None:
+    """Write it."""
+    write_solved(SCHEDULE.name, "--ram", "304B", "--no-recompute")
 
 
 def plan(schedule: Path, graph: Path, *arguments: object) -> Outcome:
@@ -43,16 +47,16 @@ def restated(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(document | changes))
 
 
-def test_plan_file_is_written_and_judged(schedule_file: Path, told: Told) -> None:
+def test_plan_file_is_written_and_judged(told: Told) -> None:
     """The device named in the file gives costs and mode; figures are those of the schedule."""
     out = Path("chain.plan.json")
-    done = plan(schedule_file, CHAIN, "--out", out)
+    done = plan(SCHEDULE, CHAIN, "--out", out)
     assert done.status == 0, done.err
     told(done.err)
     told(done.out, "table")
     graph, made = Graph.load(CHAIN), Plan.load(out)
     costs = Costs.estimate(graph, Device.load(BOARD_FILE))
-    simulation = simulate(graph, costs, Schedule.load(schedule_file))
+    simulation = simulate(graph, costs, Schedule.load(SCHEDULE))
     stated = json.loads(out.read_text())
     assert made.mode == stated["mode"] == "blocking"
     assert stated["ram_budget_bytes"] == 304
@@ -63,61 +67,61 @@ def test_plan_file_is_written_and_judged(schedule_file: Path, told: Told) -> Non
     assert (check.violations, stated["stall_s"]) == ((), 0.0)
 
 
-def test_json_is_the_content_of_the_file(schedule_file: Path) -> None:
+def test_json_is_the_content_of_the_file() -> None:
     """``--json`` prints the same object, alone."""
     out = Path("chain.plan.json")
-    done = plan(schedule_file, CHAIN, "--out", out, "--json", "--mode", "dma")
+    done = plan(SCHEDULE, CHAIN, "--out", out, "--json", "--mode", "dma")
     assert done.status == 0
     assert done.json == json.loads(out.read_text())
     assert done.json["mode"] == "dma"
     assert done.json["program"][0] == ["compute", 0]
 
 
-def test_text_goes_to_the_file_or_to_stdout(schedule_file: Path, told: Told) -> None:
+def test_text_goes_to_the_file_or_to_stdout(told: Told) -> None:
     """The same listing either way."""
-    done = plan(schedule_file, CHAIN, "--format", "text")
+    done = plan(SCHEDULE, CHAIN, "--format", "text")
     assert done.status == 0
     told(done.out)
     out = Path("chain.txt")
-    assert plan(schedule_file, CHAIN, "--format", "text", "--out", out).status == 0
+    assert plan(SCHEDULE, CHAIN, "--format", "text", "--out", out).status == 0
     assert out.read_text() == done.out
 
 
-def test_binary_is_the_same_plan(schedule_file: Path) -> None:
+def test_binary_is_the_same_plan() -> None:
     """The bytes decode to the plan of the JSON file."""
     out, coded = Path("chain.plan.json"), Path("chain.plan")
-    assert plan(schedule_file, CHAIN, "--out", out).status == 0
-    done = plan(schedule_file, CHAIN, "--format", "binary", "--out", coded)
+    assert plan(SCHEDULE, CHAIN, "--out", out).status == 0
+    done = plan(SCHEDULE, CHAIN, "--format", "binary", "--out", coded)
     assert done.status == 0
     data = coded.read_bytes()
     assert decode(Graph.load(CHAIN), data) == Plan.load(out)
     assert f"binary size    {len(data)} B" in done.out
 
 
-def test_trace_goes_to_the_file_or_to_stdout(schedule_file: Path) -> None:
+def test_trace_goes_to_the_file_or_to_stdout() -> None:
     """The same trace events either way, with the figures of the plan."""
     out = Path("chain.trace.json")
-    assert plan(schedule_file, CHAIN, "--format", "trace", "--out", out).status == 0
-    done = plan(schedule_file, CHAIN, "--format", "trace")
+    assert plan(SCHEDULE, CHAIN, "--format", "trace", "--out", out).status == 0
+    done = plan(SCHEDULE, CHAIN, "--format", "trace")
     assert done.status == 0
     assert done.out == out.read_text()
     events = check_trace(json.loads(done.out))
-    stated = plan(schedule_file, CHAIN, "--json").json
+    stated = plan(SCHEDULE, CHAIN, "--json").json
     ram = [event["args"]["bytes"] for event in events if event["name"] == "RAM"]
     assert max(ram) == stated["peak_ram_bytes"]
     assert any(event.get("cat") == "page_out" for event in events)
 
 
-def test_snapshot_has_the_addresses_of_the_plan(schedule_file: Path) -> None:
+def test_snapshot_has_the_addresses_of_the_plan() -> None:
     """With ``--arena`` those of the plan file, as aligned; without, as `place` has them."""
     out, found = Path("chain.pickle"), Path("chain.plan.json")
-    command = (schedule_file, CHAIN, "--arena", "--alignment", 1)
+    command = (SCHEDULE, CHAIN, "--arena", "--alignment", 1)
     assert plan(*command, "--out", found).status == 0
     assert plan(*command, "--format", "memory-viz", "--out", out).status == 0
     (trace,) = pickle.loads(out.read_bytes())["device_traces"]  # noqa: S301 - our own bytes
     placed = sorted(one.offset for one in Arena.load(found).offsets)
     assert sorted(entry["addr"] for entry in trace if entry["action"] == "alloc") == placed
-    command = (schedule_file, CHAIN, "--format", "memory-viz")
+    command = (SCHEDULE, CHAIN, "--format", "memory-viz")
     assert plan(*command, "--out", out).status == 0
     (trace,) = pickle.loads(out.read_bytes())["device_traces"]  # noqa: S301 - our own bytes
     assert len([entry for entry in trace if entry["action"] == "alloc"]) == len(placed)
@@ -125,95 +129,95 @@ def test_snapshot_has_the_addresses_of_the_plan(schedule_file: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["binary", "memory-viz"])
-def test_bytes_need_a_file(schedule_file: Path, form: str, told: Told) -> None:
+def test_bytes_need_a_file(form: str, told: Told) -> None:
     """They are not for a terminal; the message says what to give."""
-    done = plan(schedule_file, CHAIN, "--format", form)
+    done = plan(SCHEDULE, CHAIN, "--format", form)
     assert done.status == 2
     told(done.err)
 
 
-def test_default_mode_is_the_devices(schedule_file: Path) -> None:
+def test_default_mode_is_the_devices() -> None:
     """A device with DMA gives dma plans; the option goes before it."""
     board = Path("dma.toml")
     board.write_text(BOARD.replace('"blocking"', '"dma"'))
-    command = (schedule_file, CHAIN, "--device", board, "--json")
+    command = (SCHEDULE, CHAIN, "--device", board, "--json")
     assert plan(*command).json["mode"] == "dma"
     assert plan(*command, "--mode", "blocking").json["mode"] == "blocking"
 
 
-def test_default_mode_without_device_is_the_schedules(schedule_file: Path) -> None:
+def test_default_mode_without_device_is_the_schedules() -> None:
     """With a profile alone, an overlap schedule is for DMA, any other one not."""
-    restated(schedule_file, device=None)
-    command = (schedule_file, CHAIN, "--profile", PROFILE, "--json")
+    restated(SCHEDULE, device=None)
+    command = (SCHEDULE, CHAIN, "--profile", PROFILE, "--json")
     assert plan(*command).json["mode"] == "blocking"
-    restated(schedule_file, problem={"deadline_counts": "overlap"})
+    restated(SCHEDULE, problem={"deadline_counts": "overlap"})
     assert plan(*command).json["mode"] == "dma"
 
 
-def test_blocking_device_is_told_to_an_overlap_schedule(schedule_file: Path, told: Told) -> None:
+def test_blocking_device_is_told_to_an_overlap_schedule(told: Told) -> None:
     """A plan that does not keep the meaning of the schedule's time says so."""
-    restated(schedule_file, problem={"deadline_counts": "overlap"}, makespan_s=None)
-    done = plan(schedule_file, CHAIN, "--json")
+    restated(SCHEDULE, problem={"deadline_counts": "overlap"}, makespan_s=None)
+    done = plan(SCHEDULE, CHAIN, "--json")
     assert done.json["mode"] == "blocking"
     told(done.err)
-    assert "--mode dma" not in plan(schedule_file, CHAIN, "--mode", "blocking").err
+    assert "--mode dma" not in plan(SCHEDULE, CHAIN, "--mode", "blocking").err
 
 
-def test_budget_is_a_limit(schedule_file: Path, told: Told) -> None:
+def test_budget_is_a_limit(told: Told) -> None:
     """A plan that does not fit is told, and not written."""
     out = Path("x.plan.json")
-    done = plan(schedule_file, CHAIN, "--ram", "303B", "--out", out)
+    done = plan(SCHEDULE, CHAIN, "--ram", "303B", "--out", out)
     assert done.status == 3
     told(done.err)
     assert not out.exists()
-    assert plan(schedule_file, CHAIN, "--ram", "100%", "--json").json["ram_budget_bytes"] == 404
+    assert plan(SCHEDULE, CHAIN, "--ram", "100%", "--json").json["ram_budget_bytes"] == 404
 
 
-def test_resident_bytes_are_left_out_of_the_budget(schedule_file: Path, told: Told) -> None:
+def test_resident_bytes_are_left_out_of_the_budget(told: Told) -> None:
     """A file whose budget counts parameters leaves the rest to tensors."""
     graph = json.loads(CHAIN.read_text())
     graph["resident_bytes"] = {"parameters": 96}
     CHAIN.write_text(json.dumps(graph))
-    document = json.loads(schedule_file.read_text())
+    document = json.loads(SCHEDULE.read_text())
     document["graph"]["sha256"] = Graph.load(CHAIN).sha256
-    schedule_file.write_text(json.dumps(document))
-    restated(schedule_file, problem={"count_parameters": True, "ram_budget_bytes": 400})
-    assert plan(schedule_file, CHAIN, "--json").json["ram_budget_bytes"] == 304
-    done = plan(schedule_file, CHAIN, "--ram", "96B")
+    SCHEDULE.write_text(json.dumps(document))
+    restated(SCHEDULE, problem={"count_parameters": True, "ram_budget_bytes": 400})
+    assert plan(SCHEDULE, CHAIN, "--json").json["ram_budget_bytes"] == 304
+    done = plan(SCHEDULE, CHAIN, "--ram", "96B")
     assert done.status == 2
     told(done.err)
 
 
-def test_bad_input_is_told(schedule_file: Path, told: Told) -> None:
+def test_bad_input_is_told(told: Told) -> None:
     """No graph, another graph, a schedule that cannot run, no costs: exit 2 and the reason."""
-    told(invoke("plan", schedule_file).err)
-    other = plan(schedule_file, "mlp")  # type: ignore[arg-type]
+    told(invoke("plan", SCHEDULE).err)
+    other = plan(SCHEDULE, "mlp")  # type: ignore[arg-type]
     assert other.status == 2
     told(other.err, "other")
-    restated(schedule_file, S_RAM=[])
-    broken = plan(schedule_file, CHAIN)
+    restated(SCHEDULE, S_RAM=[])
+    broken = plan(SCHEDULE, CHAIN)
     assert broken.status == 2
     told(broken.err, "broken")
-    restated(schedule_file, device="elsewhere")
-    told(plan(schedule_file, CHAIN).err, "no costs")
+    restated(SCHEDULE, device="elsewhere")
+    told(plan(SCHEDULE, CHAIN).err, "no costs")
     assert plan(Path("none.json"), CHAIN).status == 2
 
 
-def test_files_must_differ(schedule_file: Path, told: Told) -> None:
+def test_files_must_differ(told: Told) -> None:
     """No output may take the place of an input or of another output."""
-    assert plan(schedule_file, CHAIN, "--out", schedule_file).status == 2
+    assert plan(SCHEDULE, CHAIN, "--out", SCHEDULE).status == 2
     picture = Path("x.svg")
-    done = plan(schedule_file, CHAIN, "--out", picture, "--plot", picture)
+    done = plan(SCHEDULE, CHAIN, "--out", picture, "--plot", picture)
     assert done.status == 2
     told(done.err)
-    assert plan(schedule_file, CHAIN, "--plot", Path("x.pdf")).status == 2
+    assert plan(SCHEDULE, CHAIN, "--plot", Path("x.pdf")).status == 2
 
 
-def test_plot_is_drawn(schedule_file: Path, told: Told) -> None:
+def test_plot_is_drawn(told: Told) -> None:
     """``--plot`` writes the picture beside everything else."""
     pytest.importorskip("plotly")
     picture = Path("chain.html")
-    done = plan(schedule_file, CHAIN, "--plot", picture)
+    done = plan(SCHEDULE, CHAIN, "--plot", picture)
     assert done.status == 0
     told(done.err)
     charts = json.loads(read_page(picture.read_text()).scripts["charts"])["charts"]
@@ -278,18 +282,18 @@ def test_plan_of_a_rejected_schedule_is_not_written(
 # -- addresses ---------------------------------------------------------------------------------
 
 
-def test_addresses_are_part_of_the_plan_file(schedule_file: Path, told: Told) -> None:
+def test_addresses_are_part_of_the_plan_file(told: Told) -> None:
     """Figures, offsets in the file and in the listing; 'verify' walks them again."""
     out = Path("chain.plan.json")
-    done = plan(schedule_file, CHAIN, "--arena", "--alignment", 4, "--out", out)
+    done = plan(SCHEDULE, CHAIN, "--arena", "--alignment", 4, "--out", out)
     assert done.status == 0, done.err
     told(done.out)
     graph, made, arena = Graph.load(CHAIN), Plan.load(out), Arena.load(out)
     assert (arena.bytes, arena.alignment) == (304, 4)
     assert check_arena(graph, made, arena).violations == ()
-    shown = plan(schedule_file, CHAIN, "--arena", "--alignment", 4, "--json").json
+    shown = plan(SCHEDULE, CHAIN, "--arena", "--alignment", 4, "--json").json
     assert shown == json.loads(out.read_text())
-    listed = plan(schedule_file, CHAIN, "--arena", "--alignment", 4, "--format", "text")
+    listed = plan(SCHEDULE, CHAIN, "--arena", "--alignment", 4, "--format", "text")
     told(listed.out, "listed")
     verified = invoke("verify", out, "--graph", CHAIN, "--json")
     assert verified.status == 0, verified.err
@@ -303,10 +307,10 @@ def test_addresses_are_part_of_the_plan_file(schedule_file: Path, told: Told) ->
     assert any("overlaps" in violation for violation in verified.json["violations"])
 
 
-def test_a_block_above_the_budget_is_an_error(schedule_file: Path, told: Told) -> None:
+def test_a_block_above_the_budget_is_an_error(told: Told) -> None:
     """With 256 B as alignment no tensor of the peak leaves room for another."""
     out = Path("chain.plan.json")
-    done = plan(schedule_file, CHAIN, "--arena", "--alignment", 256, "--out", out)
+    done = plan(SCHEDULE, CHAIN, "--arena", "--alignment", 256, "--out", out)
     assert done.status == 3
     told(done.err)
     assert not out.exists()
@@ -321,24 +325,22 @@ def test_a_block_above_the_budget_is_an_error(schedule_file: Path, told: Told) -
         ("--arena", "--format", "binary", "--out", "x"),
     ],
 )
-def test_options_of_addresses_are_checked(
-    schedule_file: Path, arguments: tuple[object, ...], told: Told
-) -> None:
+def test_options_of_addresses_are_checked(arguments: tuple[object, ...], told: Told) -> None:
     """What says nothing together is told."""
-    done = plan(schedule_file, CHAIN, *arguments)
+    done = plan(SCHEDULE, CHAIN, *arguments)
     assert done.status == 2
     told(done.err)
 
 
-def test_map_of_addresses_is_drawn(schedule_file: Path, told: Told) -> None:
+def test_map_of_addresses_is_drawn(told: Told) -> None:
     """A picture of its own, named in the output."""
     pytest.importorskip("matplotlib")
     path = Path("chain.svg")
-    done = plan(schedule_file, CHAIN, "--arena", "--alignment", 4, "--plot-arena", path)
+    done = plan(SCHEDULE, CHAIN, "--arena", "--alignment", 4, "--plot-arena", path)
     assert done.status == 0, done.err
     told(done.err)
     assert "copies and workspaces in 304 B" in path.read_text()
-    assert plan(schedule_file, CHAIN, "--arena", "--plot-arena", Path("x")).status == 2
+    assert plan(SCHEDULE, CHAIN, "--arena", "--plot-arena", Path("x")).status == 2
 
 
 def test_solve_finds_a_schedule_whose_addresses_fit(told: Told) -> None:

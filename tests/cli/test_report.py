@@ -22,11 +22,14 @@ pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
 
 
-@pytest.fixture
-def schedule_file() -> Path:
-    """Return the file of a schedule of `chain` that pages one tensor, in 304 B."""
-    limits = ("--ram", "304B", "--no-recompute", "--deadline", "7.5s")
-    return write_solved("chain.schedule.json", *limits)
+SCHEDULE = Path("chain.schedule.json")
+"""File of a schedule of `chain` that pages one tensor, in 304 B."""
+
+
+@pytest.fixture(autouse=True)
+def _schedule() -> None:
+    """Write it."""
+    write_solved(SCHEDULE.name, "--ram", "304B", "--no-recompute", "--deadline", "7.5s")
 
 
 def report(graph: Path | str, out: Path, *arguments: object) -> Outcome:
@@ -34,10 +37,10 @@ def report(graph: Path | str, out: Path, *arguments: object) -> Outcome:
     return invoke("report", *arguments, "--graph", graph, "--out", out)
 
 
-def test_page_and_json_agree(schedule_file: Path, told: Told) -> None:
+def test_page_and_json_agree(told: Told) -> None:
     """``--json`` prints every figure of the page, alone; the file is told on stderr."""
     out = Path("r.html")
-    done = report(CHAIN, out, schedule_file, "--json")
+    done = report(CHAIN, out, SCHEDULE, "--json")
     assert done.status == 0, done.err
     told(done.err)
     assert (done.json["out"], done.json["size_bytes"]) == (str(out), out.stat().st_size)
@@ -46,7 +49,7 @@ def test_page_and_json_agree(schedule_file: Path, told: Told) -> None:
     assert page.values
     for (_, key), value in page.values.items():
         assert look_up(entry, key) == value
-    stated = json.loads(schedule_file.read_text())
+    stated = json.loads(SCHEDULE.read_text())
     for key in ("energy_j", "bound_j", "overhead_j", "peak_ram_bytes", "makespan_s", "gap"):
         assert entry[key] == pytest.approx(stated[key])
     assert entry["device"]["name"] == "Test board"
@@ -54,14 +57,14 @@ def test_page_and_json_agree(schedule_file: Path, told: Told) -> None:
     assert entry["versions"]["poetmodel"]
 
 
-def test_commands_reproduce_the_schedule(schedule_file: Path) -> None:
+def test_commands_reproduce_the_schedule() -> None:
     """What the page says to type makes the same file again, and judges it."""
-    done = report(CHAIN, Path("r.html"), schedule_file, "--json")
-    first = json.loads(schedule_file.read_text())
-    schedule_file.unlink()
+    done = report(CHAIN, Path("r.html"), SCHEDULE, "--json")
+    first = json.loads(SCHEDULE.read_text())
+    SCHEDULE.unlink()
     solve, verify = done.json["schedules"][0]["commands"]
     assert invoke(*shlex.split(solve)[1:], "--quiet").status == 0
-    again = json.loads(schedule_file.read_text())
+    again = json.loads(SCHEDULE.read_text())
     for document in (first, again):
         for key in ("build_s", "solve_s", "history"):
             document.pop(key)
@@ -69,13 +72,13 @@ def test_commands_reproduce_the_schedule(schedule_file: Path) -> None:
     assert invoke(*shlex.split(verify)[1:]).status == 0
 
 
-def test_schedules_stand_side_by_side(schedule_file: Path, told: Told) -> None:
+def test_schedules_stand_side_by_side(told: Told) -> None:
     """Two files, two columns, each with its own figures; the table has the three answers."""
     other = Path("all.schedule.json")
     made = invoke(*("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--quiet", "--out", other))
     assert made.status == 0
     out = Path("r.html")
-    done = report(CHAIN, out, schedule_file, other)
+    done = report(CHAIN, out, SCHEDULE, other)
     assert done.status == 0
     told(done.out)
     page = read_page(out.read_text(encoding="utf-8"))
@@ -140,52 +143,50 @@ def test_sweep_folder_gives_the_front() -> None:
     assert [here["name"] for here in charts[-1]["here"]] == ["A"]
 
 
-def test_rejected_schedule_is_reported(schedule_file: Path) -> None:
+def test_rejected_schedule_is_reported() -> None:
     """A schedule that cannot run has a page that says why."""
-    document = json.loads(schedule_file.read_text())
-    schedule_file.write_text(json.dumps(document | {"S_RAM": []}))
+    document = json.loads(SCHEDULE.read_text())
+    SCHEDULE.write_text(json.dumps(document | {"S_RAM": []}))
     out = Path("r.html")
-    done = report(CHAIN, out, schedule_file, "--json")
+    done = report(CHAIN, out, SCHEDULE, "--json")
     assert done.status == 0
     assert done.json["schedules"][0]["valid"] is False
     assert "Rejected" in read_page(out.read_text(encoding="utf-8")).text
 
 
-def test_file_without_problem_or_device(schedule_file: Path, told: Told) -> None:
+def test_file_without_problem_or_device(told: Told) -> None:
     """Bare relations are shown with their peak; what is unknown is said."""
-    document = json.loads(schedule_file.read_text())
+    document = json.loads(SCHEDULE.read_text())
     bare = {key: document[key] for key in document if key not in ("problem", "device", "objective")}
-    schedule_file.write_text(json.dumps(bare))
-    done = report(CHAIN, Path("r.html"), schedule_file, "--json")
+    SCHEDULE.write_text(json.dumps(bare))
+    done = report(CHAIN, Path("r.html"), SCHEDULE, "--json")
     assert done.status == 0, done.err
     entry = done.json["schedules"][0]
     assert (entry["peak_ram_bytes"], entry["energy_j"], entry["budget_bytes"]) == (304, None, None)
     told(done.err)
 
 
-def test_bad_input_is_told(schedule_file: Path, told: Told) -> None:
+def test_bad_input_is_told(told: Told) -> None:
     """No graph, another graph, no sweep, an input as target: status 2, and nothing is written."""
     out = Path("r.html")
-    told(invoke("report", schedule_file, "--out", out).err)
-    other = report("mlp", out, schedule_file)
+    told(invoke("report", SCHEDULE, "--out", out).err)
+    other = report("mlp", out, SCHEDULE)
     assert other.status == 2
     told(other.err, "other")
-    missing = report(CHAIN, out, schedule_file, "--sweep", Path("none"))
+    missing = report(CHAIN, out, SCHEDULE, "--sweep", Path("none"))
     assert missing.status == 2
     told(missing.err, "missing")
-    assert report(CHAIN, schedule_file, schedule_file).status == 2
-    assert report(CHAIN, out, *[schedule_file] * 9).status == 2
+    assert report(CHAIN, SCHEDULE, SCHEDULE).status == 2
+    assert report(CHAIN, out, *[SCHEDULE] * 9).status == 2
     assert report(CHAIN, out, Path("none.json")).status == 2
     assert not out.exists()
     assert not (Path("none")).exists()
 
 
-def test_missing_extra_ends_with_a_sentence(
-    schedule_file: Path, monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_missing_extra_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """Status 2, and the name of the extra."""
     monkeypatch.setattr("poetmodel.report.drawing.find_spec", lambda _: None)
-    done = report(CHAIN, Path("r.html"), schedule_file)
+    done = report(CHAIN, Path("r.html"), SCHEDULE)
     assert done.status == 2
     told(done.err)
 

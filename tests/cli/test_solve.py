@@ -35,25 +35,18 @@ from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.units import parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kit.messages import Told
     from poetmodel.problem import Problem
 
 FIGURES = ("energy_j", "bound_j", "overhead_j", "gap", "peak_ram_bytes", "compute_s", "transfer_s")
 
 
-@pytest.fixture
-def solve() -> Callable[..., Outcome]:
-    """Return the command on the chain and the board, with more options."""
-
-    def run(*arguments: object) -> Outcome:
-        return invoke("solve", "--graph", CHAIN, "--device", BOARD_FILE, *arguments)
-
-    return run
+def solve(*arguments: object) -> Outcome:
+    """Run the command on the chain and the board, with more options."""
+    return invoke("solve", "--graph", CHAIN, "--device", BOARD_FILE, *arguments)
 
 
-def test_schedule_of_least_energy_is_found(solve: Callable[..., Outcome]) -> None:
+def test_schedule_of_least_energy_is_found() -> None:
     """With 350 B the sample x has to leave, and paging it is cheaper than computing it again.
 
     A transfer takes 1 ms + 100 B / 100 kB/s = 2 ms at 1 W, so paging x out and in adds 4 mJ to the
@@ -69,7 +62,7 @@ def test_schedule_of_least_energy_is_found(solve: Callable[..., Outcome]) -> Non
     assert len(document["M_out"]) == len(document["M_in"]) == 1
 
 
-def test_without_paging_the_sample_is_computed_again(solve: Callable[..., Outcome]) -> None:
+def test_without_paging_the_sample_is_computed_again() -> None:
     """--no-paging leaves recomputing x: one more second and joule, 100 B made anew."""
     document = solve("--ram", "350", "--no-paging", "--json").json
     assert document["status"] == "optimal"
@@ -78,9 +71,7 @@ def test_without_paging_the_sample_is_computed_again(solve: Callable[..., Outcom
     assert document["M_out"] == document["M_in"] == []
 
 
-def test_neither_paging_nor_recomputing_is_proven_infeasible(
-    solve: Callable[..., Outcome], told: Told
-) -> None:
+def test_neither_paging_nor_recomputing_is_proven_infeasible(told: Told) -> None:
     """With both forbidden, less than the checkpoint-all peak is not enough: exit 3."""
     outcome = solve("--ram", "350", "--no-paging", "--no-recompute")
     assert (outcome.status, outcome.out) == (3, "")
@@ -88,7 +79,7 @@ def test_neither_paging_nor_recomputing_is_proven_infeasible(
     assert solve("--ram", "404", "--no-paging", "--no-recompute").status == 0
 
 
-def test_infeasible_says_what_would_do(solve: Callable[..., Outcome]) -> None:
+def test_infeasible_says_what_would_do() -> None:
     """After what is in the way come the changes that work, one a line, in words and in JSON.
 
     With 350 B the sample x must leave RAM, for 4 ms of paging; all kept takes 404 B.
@@ -121,7 +112,7 @@ def test_infeasible_says_what_would_do(solve: Callable[..., Outcome]) -> None:
         ("--ram", "350", "--no-paging", "--no-recompute"),
     ],
 )
-def test_advice_works(meaning: str, limits: tuple[str, ...], solve: Callable[..., Outcome]) -> None:
+def test_advice_works(meaning: str, limits: tuple[str, ...]) -> None:
     """Every amount in a hint, given in place of the limit, has a schedule; one error line blames.
 
     Where a deadline of one pass keeps its meaning of compute time, paging keeps it, too.
@@ -150,14 +141,12 @@ def _pairs(limits: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [tuple(part.split("=")) for part in "=".join(limits).replace("=--", " --").split()]
 
 
-def test_only_infeasible_objects_are_explained(solve: Callable[..., Outcome]) -> None:
+def test_only_infeasible_objects_are_explained() -> None:
     """Where there is a schedule there is no such key."""
     assert "infeasible" not in solve("--ram", "350", "--json").json
 
 
-def test_interrupted_explanation_leaves_the_answer(
-    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_explanation_leaves_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while it is looked for ends with what is known: exit 3 and the reason."""
     from poetmodel.solver.sensitivity import explanation
 
@@ -170,7 +159,7 @@ def test_interrupted_explanation_leaves_the_answer(
     assert len(outcome.err.splitlines()) == 1
 
 
-def test_json_on_stdout_is_the_object_in_the_file(solve: Callable[..., Outcome]) -> None:
+def test_json_on_stdout_is_the_object_in_the_file() -> None:
     """--json prints the object that --out writes, and nothing else on stdout."""
     out = Path("x.schedule.json")
     outcome = solve("--ram", "350", "--out", out, "--json")
@@ -179,7 +168,7 @@ def test_json_on_stdout_is_the_object_in_the_file(solve: Callable[..., Outcome])
     assert outcome.json["format"] == "poetmodel-schedule"
 
 
-def test_table_says_what_people_ask(solve: Callable[..., Outcome]) -> None:
+def test_table_says_what_people_ask() -> None:
     """The table has every figure of a result, in 80 columns without colours."""
     outcome = solve("--ram", "350", "--deadline", "200%")
     assert outcome.status == 0
@@ -222,7 +211,7 @@ def test_profile_replaces_the_devices_costs() -> None:
     assert alone["device"] is None
 
 
-def test_every_limit_reaches_the_problem(solve: Callable[..., Outcome]) -> None:
+def test_every_limit_reaches_the_problem() -> None:
     """Each option arrives as the stated problem of the file, in SI units."""
     outcome = solve(
         *("--ram", "90%", "--aux", "1kB", "--deadline", "110%", "--deadline-counts", "compute"),
@@ -248,7 +237,7 @@ def test_every_limit_reaches_the_problem(solve: Callable[..., Outcome]) -> None:
 
 
 @pytest.mark.parametrize("formulation", ["lazy", "compact"])
-def test_exact_formulations_agree(formulation: str, solve: Callable[..., Outcome]) -> None:
+def test_exact_formulations_agree(formulation: str) -> None:
     """--formulation chooses how, not what: the same optimum, and the file says which."""
     document = solve("--ram", "350", "--formulation", formulation, "--json").json
     assert document["problem"]["formulation"] == formulation
@@ -257,7 +246,7 @@ def test_exact_formulations_agree(formulation: str, solve: Callable[..., Outcome
 
 
 @pytest.mark.parametrize("minimize", ["energy", "time", "ram", "writes"])
-def test_table_fits_for_every_quantity(minimize: str, solve: Callable[..., Outcome]) -> None:
+def test_table_fits_for_every_quantity(minimize: str) -> None:
     """Whatever is minimized, the table says its value and bound in 80 columns."""
     limits = ("--ram", "350", "--energy-budget", "200%", "--time-limit", "5")
     outcome = solve(*limits, "--minimize", minimize)
@@ -285,9 +274,7 @@ def test_what_is_resident_is_told() -> None:
     assert "resident" not in invoke("solve", "mlp", "--device", "rpi4b").out.splitlines()[0]
 
 
-def test_schedule_that_the_judge_rejects_exits_6_and_is_written(
-    solve: Callable[..., Outcome], told: Told
-) -> None:
+def test_schedule_that_the_judge_rejects_exits_6_and_is_written(told: Told) -> None:
     """The paper's model does not see that g2's inputs and output are in RAM together with x."""
     out = Path("x.schedule.json")
     outcome = solve("--ram", "310", "--formulation", "paper", "--out", out)
@@ -327,16 +314,14 @@ def test_implausible_device_is_warned_about_once() -> None:
     assert invoke(*arguments, "--quiet").err == ""
 
 
-def test_verbose_prints_the_solvers_log_on_stderr(solve: Callable[..., Outcome]) -> None:
+def test_verbose_prints_the_solvers_log_on_stderr() -> None:
     """The log goes to stderr, stdout stays the same table or object."""
     outcome = solve("--ram", "350", "--verbose", "--json")
     assert "HiGHS" in outcome.err
     assert outcome.json["status"] == "optimal"
 
 
-def test_missing_backend_exits_5(
-    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_missing_backend_exits_5(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """A back end that is not installed exits 5 with its sentence, and writes nothing."""
 
     def refuse(*_arguments: object, **_options: object) -> None:
@@ -350,9 +335,7 @@ def test_missing_backend_exits_5(
     assert not (Path("x.json")).exists()
 
 
-def test_no_schedule_within_the_limit_exits_4(
-    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_no_schedule_within_the_limit_exits_4(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """Without a schedule the reason is told, --json prints the object, the file stays away."""
 
     def find_nothing(problem: Problem, **_options: object) -> SolveResult:
@@ -374,7 +357,7 @@ def test_no_schedule_within_the_limit_exits_4(
 
 
 def test_interrupted_solve_without_a_schedule_exits_4(
-    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, told: Told
+    monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     """A solve that was interrupted empty-handed says that, whatever the solver's reason."""
 
@@ -393,7 +376,7 @@ def test_interrupted_solve_without_a_schedule_exits_4(
 
 
 def test_interrupt_before_anything_is_found_exits_4(
-    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, told: Told
+    monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     """Ctrl-C while there is nothing to keep says so."""
 
@@ -409,9 +392,7 @@ def test_interrupt_before_anything_is_found_exits_4(
     assert [printed.json[key] for key in FIGURES] == [None] * len(FIGURES)
 
 
-def test_method_that_does_not_apply_prints_its_object(
-    solve: Callable[..., Outcome], told: Told
-) -> None:
+def test_method_that_does_not_apply_prints_its_object(told: Told) -> None:
     """Exit 4 of a method has its reason on stderr and the object, alone, on stdout."""
     outcome = solve("--ram", "350", "--method", "rotor", "--json")
     assert outcome.status == 4
@@ -421,9 +402,7 @@ def test_method_that_does_not_apply_prints_its_object(
     assert solve("--ram", "350", "--method", "rotor").out == ""
 
 
-def test_method_that_misses_its_time_limit_prints_its_object(
-    solve: Callable[..., Outcome], told: Told
-) -> None:
+def test_method_that_misses_its_time_limit_prints_its_object(told: Told) -> None:
     """Exit 4 by the time limit names method and limit, and prints the object."""
     outcome = solve("--method", "chen-sqrt", "--time-limit", "1e-6", "--json")
     assert outcome.status == 4
@@ -432,9 +411,7 @@ def test_method_that_misses_its_time_limit_prints_its_object(
     assert outcome.json["problem"]["time_limit_s"] == 1e-6
 
 
-def test_interrupted_method_prints_its_object(
-    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_interrupted_method_prints_its_object(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """Ctrl-C while a method works ends with exit 4 and the object."""
 
     def interrupt(_: object) -> None:
@@ -446,14 +423,14 @@ def test_interrupted_method_prints_its_object(
     told(outcome.err)
 
 
-def test_infeasible_prints_its_object(solve: Callable[..., Outcome]) -> None:
+def test_infeasible_prints_its_object() -> None:
     """Exit 3 prints the object as well, by a method too."""
     for more in ((), ("--method", "rotor")):
         outcome = solve("--ram", "10", "--json", *more)
         assert (outcome.status, outcome.json["status"]) == (3, "infeasible")
 
 
-def test_time_taken_is_the_time_waited(solve: Callable[..., Outcome]) -> None:
+def test_time_taken_is_the_time_waited() -> None:
     """The table shows the wall time from the call to the answer, and that its parts add up."""
     text = " ".join(solve("--ram", "350").out.split())  # lines may break anywhere in the row
     row = re.search(r"time taken (\S+ \w+) (.*?); limit", text)
@@ -466,7 +443,7 @@ def test_time_taken_is_the_time_waited(solve: Callable[..., Outcome]) -> None:
 
 
 def test_result_is_shown_even_if_the_file_cannot_be_written(
-    solve: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, told: Told
+    monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     """A disk that fills up while solving costs the file, not the result."""
 
@@ -481,9 +458,7 @@ def test_result_is_shown_even_if_the_file_cannot_be_written(
     told(outcome.err)
 
 
-def test_old_output_is_replaced_by_a_new_schedule(
-    solve: Callable[..., Outcome], told: Told
-) -> None:
+def test_old_output_is_replaced_by_a_new_schedule(told: Told) -> None:
     """With a schedule found, the output file is the new one, and no draft stays behind."""
     out = Path("new") / "x.schedule.json"
     out.parent.mkdir()

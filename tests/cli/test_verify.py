@@ -29,27 +29,26 @@ if TYPE_CHECKING:
     from kit.messages import Told
 
 
-@pytest.fixture
-def solved() -> Path:
-    """Return the schedule file of the chain in 350 B, which pages x out and in."""
-    return write_solved("x.schedule.json", "--ram", "350", "--deadline", "200%")
+SOLVED = Path("x.schedule.json")
+"""The schedule of the chain in 350 B, which pages x out and in."""
 
 
-@pytest.fixture
-def verify(solved: Path) -> Callable[..., Outcome]:
-    """Return the command on that file, with keys changed and more options."""
-
-    def run(*options: object, **keys: Any) -> Outcome:
-        document = json.loads(solved.read_text())
-        for key, value in keys.items():
-            document[key] = document[key] | value if isinstance(value, dict) else value
-        solved.write_text(json.dumps(document))
-        return invoke("verify", solved, "--graph", CHAIN, *options)
-
-    return run
+@pytest.fixture(autouse=True)
+def _solved() -> None:
+    """Write it."""
+    write_solved(SOLVED.name, "--ram", "350", "--deadline", "200%")
 
 
-def test_solved_schedule_is_valid(verify: Callable[..., Outcome], told: Told) -> None:
+def verify(*options: object, **keys: Any) -> Outcome:
+    """Run the command on that file, with keys changed and more options."""
+    document = json.loads(SOLVED.read_text())
+    for key, value in keys.items():
+        document[key] = document[key] | value if isinstance(value, dict) else value
+    SOLVED.write_text(json.dumps(document))
+    return invoke("verify", SOLVED, "--graph", CHAIN, *options)
+
+
+def test_solved_schedule_is_valid(told: Told) -> None:
     """What solve writes, verify accepts, with the same figures."""
     outcome = verify("--device", BOARD_FILE, "--json")
     assert outcome.status == 0
@@ -64,7 +63,7 @@ def test_solved_schedule_is_valid(verify: Callable[..., Outcome], told: Told) ->
     told(table.out)
 
 
-def test_costs_default_to_the_device_in_the_file(verify: Callable[..., Outcome]) -> None:
+def test_costs_default_to_the_device_in_the_file() -> None:
     """The board that the file names gives the costs where it is found, and that is said."""
     outcome = verify("--json")
     assert outcome.status == 0
@@ -72,7 +71,7 @@ def test_costs_default_to_the_device_in_the_file(verify: Callable[..., Outcome])
     assert str(BOARD_FILE) in outcome.err
 
 
-def test_without_costs_the_rest_is_checked(verify: Callable[..., Outcome], told: Told) -> None:
+def test_without_costs_the_rest_is_checked(told: Told) -> None:
     """With no costs to be found, rules and bytes are judged, and it says what was not."""
     outcome = verify("--json", device="gone.toml")
     assert outcome.status == 0
@@ -105,9 +104,7 @@ def test_without_costs_the_rest_is_checked(verify: Callable[..., Outcome], told:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_what_is_broken_is_named_and_exits_3(
-    keys: dict[str, Any], verify: Callable[..., Outcome], told: Told
-) -> None:
+def test_what_is_broken_is_named_and_exits_3(keys: dict[str, Any], told: Told) -> None:
     """Each broken rule, limit and figure is a line in plain words."""
     outcome = verify("--device", BOARD_FILE, **keys)
     assert outcome.status == 3
@@ -195,12 +192,12 @@ def test_shipped_model_may_be_named_as_the_graph() -> None:
     assert invoke("verify", path, "--graph", "mlp").status == 0
 
 
-def test_another_graph_exits_2(solved: Path, told: Told) -> None:
+def test_another_graph_exits_2(told: Told) -> None:
     """A schedule of another graph is refused: both graphs are named, by name and sha256."""
     other = write_graph(Path("other.json"), chain() | {"name": "other"})
-    outcome = invoke("verify", solved, "--graph", other)
+    outcome = invoke("verify", SOLVED, "--graph", other)
     assert (outcome.status, outcome.out) == (2, "")
-    assert solved.name in outcome.err
+    assert SOLVED.name in outcome.err
     told(outcome.err)
 
 
@@ -226,9 +223,7 @@ def test_another_graph_exits_2(solved: Path, told: Told) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_malformed_file_exits_2_and_names_the_field(
-    keys: dict[str, Any], verify: Callable[..., Outcome], told: Told
-) -> None:
+def test_malformed_file_exits_2_and_names_the_field(keys: dict[str, Any], told: Told) -> None:
     """A schedule file that breaks its format is refused with its name and the field."""
     outcome = verify(**keys)
     assert (outcome.status, outcome.out) == (2, "")
