@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import make_results
-from kit.measured_records import CIRCUMSTANCES, in_folder
+from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
 from kit.toy_export import needs
 from mcu import boards
 from mcu.boards import (
@@ -182,8 +182,7 @@ def test_pages_are_written_from_the_newest_record(
 ) -> None:
     """The script makes page and README, and finds them current."""
     kept = record(KEEP_ALL, ram_bytes=700 * KIB, instructions=32_000_000)
-    content = "".join(f"{json.dumps(each)}\n" for each in (record(), kept))
-    (tmp_path / "2026-01-02-mcu.jsonl").write_text(content)
+    write_records(tmp_path, "2026-01-02-mcu", record(), kept)
     readme = in_folder(tmp_path, monkeypatch)
     readme.write_text(readme.read_text() + "<!-- begin boards -->\n<!-- end boards -->\n")
     assert make_results.main([]) == 0

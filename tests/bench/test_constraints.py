@@ -12,7 +12,7 @@ import constraints
 import make_results
 from constraints import MODEL, TOTALS, WITHOUT, OwnRun, measure_own, runs
 from grid import instances
-from kit.measured_records import grid_record, in_folder, solve_record
+from kit.measured_records import grid_record, in_folder, solve_record, write_records
 from poetmodel.problem.io import parse_constraints
 from result_pages.constraints import section, sentence
 
@@ -128,8 +128,7 @@ def test_pages_are_written_from_the_newest_record(
         "2026-01-02-constraints": [record(WITHOUT), record(TOTALS)],
     }
     for name, found in kept.items():
-        lines = "".join(json.dumps(one) + "\n" for one in found)
-        (tmp_path / f"{name}.jsonl").write_text(lines)
+        write_records(tmp_path, name, *found)
     readme = in_folder(tmp_path, monkeypatch)
     assert make_results.main([]) == 0
     text = (tmp_path / "results.md").read_text()

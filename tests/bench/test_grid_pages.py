@@ -10,7 +10,7 @@ import pytest
 
 import make_results
 from kit.measured_records import grid_record as record
-from kit.measured_records import in_folder
+from kit.measured_records import in_folder, write_records
 from result_pages import plot
 from result_pages.comparison import PUBLISHED, finished_sentence, time_ratio
 from result_pages.grid import full_page, section
@@ -135,11 +135,11 @@ def test_captured_models_have_their_own_record(
     """It takes the place of what the grid's file has of them; the page names both files."""
     monkeypatch.setattr(make_results, "RESULTS", tmp_path)
     kept = {
-        "2026-01-02-grid.jsonl": (record(), captured("60%", 9.0, 0.5)),
-        "2026-01-03-captures.jsonl": (captured("40%", 1.0, 0.0),),
+        "2026-01-02-grid": (record(), captured("60%", 9.0, 0.5)),
+        "2026-01-03-captures": (captured("40%", 1.0, 0.0),),
     }
     for name, lines in kept.items():
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_records(tmp_path, name, *lines)
     source, records = make_results.read_grid()
     assert source == (
         "`bench/results/2026-01-02-grid.jsonl` and `bench/results/2026-01-03-captures.jsonl`"
@@ -209,7 +209,7 @@ def test_grid_has_its_own_file_and_page(
     """The newest grid is used beside the newest other run; checking needs no plotting library."""
     pytest.importorskip("matplotlib")
     other = record() | {"kind": "startup", "name": "python", "rounds": 1}
-    (tmp_path / "2026-01-02.jsonl").write_text(json.dumps(other) + "\n")
+    write_records(tmp_path, "2026-01-02", other)
     old, new = json.dumps(record(seconds=9.0)), json.dumps(record())
     (tmp_path / "2026-01-02-grid.jsonl").write_text(f"{old}\n{new}\n{new[:30]}")
     in_folder(tmp_path, monkeypatch)
@@ -220,6 +220,6 @@ def test_grid_has_its_own_file_and_page(
     assert capsys.readouterr().out == ""
     assert "## The grid" in (tmp_path / "results.md").read_text()
     assert "| 40% | - | optimal | 2 s |" in (tmp_path / "results-grid.md").read_text()
-    (tmp_path / "2026-01-02-grid.jsonl").write_text(json.dumps(record(seconds=3.0, gaps=[])))
+    write_records(tmp_path, "2026-01-02-grid", record(seconds=3.0, gaps=[]))
     assert make_results.main(["--check"]) == 1
     assert "stale" in capsys.readouterr().out

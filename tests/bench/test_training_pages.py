@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import make_results
-from kit.measured_records import CIRCUMSTANCES, in_folder
+from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
 from result_pages.records import TrainingRecord, duels, savings
 from result_pages.training import duels_table, section, sentence
 
@@ -162,7 +162,7 @@ def test_training_has_its_own_file(
     """The newest comparison is used beside the newest other run, the latest record of each run."""
     in_folder(tmp_path, monkeypatch)
     other = record() | {"kind": "startup", "name": "python", "rounds": 1}
-    (tmp_path / "2026-01-02.jsonl").write_text(json.dumps(other) + "\n")
+    write_records(tmp_path, "2026-01-02", other)
     assert make_results.main([]) == 0
     assert make_results.main(["--check"]) == 0
     assert "## Training methods" not in (tmp_path / "results.md").read_text()

@@ -10,7 +10,7 @@ import pytest
 import against
 import make_results
 import what_trains_where as trains_where
-from kit.measured_records import CIRCUMSTANCES, in_folder
+from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
 from poetmodel.bench.measurement import NOT_APPLICABLE
 from poetmodel.device.io import device_names
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -220,8 +220,7 @@ def test_pages_are_written_from_the_newest_record(
 ) -> None:
     """The script makes the page, and finds it current."""
     for name, seconds in (("2026-01-01", 9.0), ("2026-01-02", 2.0)):
-        content = json.dumps(record(seconds=seconds)) + "\n"
-        (tmp_path / f"{name}-trains.jsonl").write_text(content)
+        write_records(tmp_path, f"{name}-trains", record(seconds=seconds))
     in_folder(tmp_path, monkeypatch)
     assert make_results.main([]) == 0
     text = (tmp_path / "what-trains-where.md").read_text()

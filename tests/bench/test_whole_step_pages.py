@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import make_results
-from kit.measured_records import CIRCUMSTANCES, in_folder
+from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
 from result_pages import plot
 from result_pages.records import TrainingRecord, duels
 from result_pages.whole_steps import section
@@ -102,10 +101,9 @@ def test_page_has_a_section_where_there_is_a_record(
     """The newest record of whole steps is told on the page of results, network by network."""
     in_folder(tmp_path, monkeypatch)
     other = record() | {"kind": "startup", "name": "python", "rounds": 1}
-    (tmp_path / "2026-01-02.jsonl").write_text(json.dumps(other) + "\n")
+    write_records(tmp_path, "2026-01-02", other)
     records = [record("eager", peak_bytes=150 * MEBI), record("keep-all"), record()]
-    lines = "".join(json.dumps(each) + "\n" for each in records)
-    (tmp_path / "2026-01-02-whole-step.jsonl").write_text(lines)
+    write_records(tmp_path, "2026-01-02-whole-step", *records)
     assert make_results.main([]) == 0
     page = (tmp_path / "results.md").read_text()
     assert page.count("## Whole training steps") == 1
