@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kit.browser_pages import CHROMIUM
+from kit.messages import Told
 from kit.rotation import KEPT, chosen, keep, kept_tests, this_share
 
 if TYPE_CHECKING:
@@ -58,8 +59,16 @@ NEEDS_EMULATOR = bool(os.environ.get("POETMODEL_NEEDS_EMULATOR"))
 _NO_EMULATOR = re.compile(r"no (make|cc|arm-none-eabi-gcc|qemu-system-arm) .*on PATH")
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run write what people are told now (`kit.messages`)."""
+    parser.addoption("--update-messages", action="store_true", help="write what people are told")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Refuse to pass over all that an environment was made for; settle which seeds are tried."""
+    if config.getoption("--update-messages") and getattr(config.option, "numprocesses", None):
+        msg = "--update-messages: several processes would write one file; leave -n out"
+        raise pytest.UsageError(msg)
     share = this_share()
     os.environ["POETMODEL_SEEDS"] = "all" if share is None else str(share)  # for each worker
     if NEEDS_TORCH and find_spec("torch") is None:
@@ -115,6 +124,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     if fault:
         report.outcome, report.longrepr = "failed", f"{fault}: {report.longrepr}"
     return report
+
+
+@pytest.fixture
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """Compare what people are told with the test's entry in the catalogue of its module."""
+    name = f"{request.path.stem.removeprefix('test_')}.txt"
+    return Told(
+        path=request.path.parent / "messages" / name,
+        name=request.node.name,
+        folder=tmp_path_factory.getbasetemp(),
+        update=request.config.getoption("--update-messages"),
+    )
 
 
 @pytest.fixture(scope="module")

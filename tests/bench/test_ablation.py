@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,6 +10,9 @@ import ablation
 from grid import instances
 from poetmodel.solver.lazy.session import Session
 from result_pages.ablation import EVERYTHING, page
+
+if TYPE_CHECKING:
+    from kit.messages import Told
 
 CELL = {"model": "m", "device": "d", "ram": "50%", "deadline": None, "limit_s": 3.0}
 
@@ -97,40 +100,32 @@ def test_warm_starts_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(basis is None for basis in given)
 
 
-def test_the_page_counts_time_outs_with_their_limit() -> None:
-    """The run with everything stands in for a missing one; other limits come by themselves."""
-    text = page(
+RECORDS: dict[str, tuple[list[dict[str, Any]], ...]] = {
+    "time-outs count with their limit, other limits by themselves": (
         [
             run(EVERYTHING, 1.0, 0.0),
             run(EVERYTHING, 2.5, 0.5, ram="30%"),
             run("no cuts", 1.0, None),
             run("no cuts", 9.0, 0.25, limit_s=9.0),
-        ]
-    )
-    assert "2 instances, 3 s each" in text
-    assert "| everything | 2 | 1 | 1.8 | 25.0 |" in text
-    assert "| no cuts | 1 | 0 | 3.0 | 75.0 |" in text
-    assert "| m d 50% | no cuts | feasible | 9.0 | 25.00 |" in text
-
-
-def test_what_was_not_run_stands_for_itself_with_one_part_more() -> None:
-    """Parts that are left out together are compared with the runs that leave out one less."""
-    text = page(
+        ],
+    ),
+    "two parts beside runs without one of them": (
         [
             run(EVERYTHING, 1.0, 0.0),
             run(EVERYTHING, 1.0, 0.0, ram="30%"),
             run("no a", 2.0, 0.0),
             run("no a", 2.0, 0.0, ram="30%"),
             run("no a, b", 2.0, 0.0),
-        ]
-    )
-    assert "| no a, b | 1 | 2 | 2.0 | 0.0 |" in text
+        ],
+    ),
+    "a later record in a table of its own": (
+        [run(EVERYTHING, 1.0, 0.0)],
+        [run(EVERYTHING, 2.0, 0.0), run("no cuts", 2.5, 0.1)],
+    ),
+}
 
 
-def test_a_second_record_has_a_table_of_its_own() -> None:
-    """What was measured after the decisions is not mixed with what they were taken from."""
-    text = page([run(EVERYTHING, 1.0, 0.0)], [run(EVERYTHING, 2.0, 0.0), run("no cuts", 2.5, 0.1)])
-    before, after = text.split("A later record: 1 instances, 3 s each")
-    assert "| everything | 1 | 1 | 1.0 | 0.0 |" in before
-    assert "| everything | 1 | 1 | 2.0 | 0.0 |" in after
-    assert "no cuts" not in before
+@pytest.mark.parametrize("case", RECORDS)
+def test_page_is_what_the_records_say(case: str, told: Told) -> None:
+    """The run with one part more, or with everything, stands in for a missing one."""
+    told(page(*RECORDS[case]))

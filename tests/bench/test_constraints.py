@@ -12,12 +12,14 @@ import constraints
 import make_results
 from constraints import MODEL, TOTALS, WITHOUT, OwnRun, measure_own, runs
 from grid import instances
-from kit.measured_records import grid_record, in_folder, solve_record
+from kit.measured_records import grid_record, in_folder, solve_record, write_records
 from poetmodel.problem.io import parse_constraints
 from result_pages.constraints import section, sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kit.messages import Told
 
 SMALL = {run.form: run for run in constraints.smoke_runs() if "at_most = 2" in run.text}
 """The same constraint in each form."""
@@ -28,13 +30,6 @@ def record(form: str, own: str = "few", **changes: Any) -> dict[str, Any]:
     found = grid_record(**{"requested_gap": 0.01, "stated_s": 0.25, "build_s": 0.5} | changes)
     found["cell"] |= {"own": own, "text": "", "form": form}
     return found | {"kind": constraints.KIND, "name": f"{found['name']} | {own} | {form}"}
-
-
-def line(text: str, start: str) -> str:
-    """Return the one line of a text that begins so."""
-    found = [line for line in text.splitlines() if line.startswith(start)]
-    assert len(found) == 1
-    return found[0]
 
 
 # -- what is run -----------------------------------------------------------------------------------
@@ -85,68 +80,42 @@ def test_a_constraint_holds_in_both_forms() -> None:
 # -- pages -----------------------------------------------------------------------------------------
 
 
-def test_each_line_has_the_solve_without_the_constraint_beside_it() -> None:
-    """Status, both times, their ratio, gap, both overheads, columns and building."""
-    text = section(
-        [record(WITHOUT, seconds=0.5), record(TOTALS, overhead_j=0.02, gap=0.004)], "run.jsonl"
-    )
-    row = line(text, "| `paper/bert`, paper-m4, 40% |")
-    assert "| few | optimal | 2 s | 0.5 s | 4 | 0.4 % | 2 % | 1 % | 300 | 0.75 s |" in row
-    assert "1 of 1 (100.0 %) feasible problems were proved to 1 %." in text
-    assert "the median of the ratios of each pair is 4 times" in text
-
-
-def test_time_outs_stay_with_their_gap_and_are_named() -> None:
-    """One without a schedule, too."""
-    late = {"status": "feasible", "seconds": 60.0, "gap": 0.25}
-    lost = {"status": "unknown", "seconds": 61.0, "gap": None, "overhead_j": None}
-    text = section(
-        [
-            record(WITHOUT),
-            record(TOTALS, **late),
-            record(WITHOUT, "fewer"),
-            record(TOTALS, "fewer", **lost),
-        ],
-        "run.jsonl",
-    )
-    assert "| few | feasible | **60 s** | 2 s | 30 | 25 % |" in text
-    assert "| fewer | unknown | **61 s** | 2 s | 30 | - | - |" in text
-    assert "0 of 2 (0.0 %) feasible problems were proved to 1 %." in text
-    assert "fewer (gap -); `paper/bert`, paper-m4, 40%, few (gap 25 %)." in text
-
-
-def test_what_is_proved_infeasible_is_counted_apart() -> None:
-    """It stays in the table, and its time counts in no median."""
-    nothing = {"status": "infeasible", "gap": None, "overhead_j": None, "seconds": 40.0}
-    records = [
+NOTHING = {"status": "infeasible", "gap": None, "overhead_j": None}
+RECORDS: dict[str, tuple[dict[str, Any], ...]] = {
+    "beside the solve without": (
+        record(WITHOUT, seconds=0.5),
+        record(TOTALS, overhead_j=0.02, gap=0.004),
+    ),
+    "time-outs": (
         record(WITHOUT),
-        record(TOTALS, **nothing),
+        record(TOTALS, status="feasible", seconds=60.0, gap=0.25),
+        record(WITHOUT, "fewer"),
+        record(TOTALS, "fewer", status="unknown", seconds=61.0, gap=None, overhead_j=None),
+    ),
+    "one infeasible": (
+        record(WITHOUT),
+        record(TOTALS, **NOTHING, seconds=40.0),
         record(WITHOUT, "fewer"),
         record(TOTALS, "fewer", seconds=3.0),
-    ]
-    text = section(records, "run.jsonl")
-    assert "1 of 2 problems are proved infeasible." in text
-    assert "the median of the ratios of each pair is 1.5 times" in text
-    assert "| few | infeasible | 40 s |" in text
-    assert "1 of 1 (100.0 %) feasible problems" in sentence(records)
-    assert "the median took 1.5 times as long as without" in sentence(records)
+    ),
+    "a model of one's own": (
+        record(WITHOUT),
+        record(TOTALS),
+        record(MODEL, seconds=8.0, stated_s=5.0),
+    ),
+    "a model that leaves out too much": (
+        record(WITHOUT),
+        record(TOTALS),
+        record(MODEL, **NOTHING),
+    ),
+}
 
 
-def test_a_model_of_ones_own_is_held_against_totals() -> None:
-    """In a table of its own, building of the model included."""
-    text = section(
-        [record(WITHOUT), record(TOTALS), record(MODEL, seconds=8.0, stated_s=5.0)], "run.jsonl"
-    )
-    assert "1 of 1 (100.0 %) others were proved to 1 %; the median took 4 times as" in text
-    rows = [row for row in text.splitlines() if row.startswith("| `paper/bert`, ")]
-    assert "| few | optimal | 8 s | 2 s | 0 % | 1 % | 300 | 5.5 s |" in rows[1]
-
-
-def test_a_model_that_leaves_out_too_much_is_infeasible() -> None:
-    """What over totals has a schedule then shows why."""
-    nothing = {"status": "infeasible", "gap": None, "overhead_j": None}
-    text = section([record(WITHOUT), record(TOTALS), record(MODEL, **nothing)], "run.jsonl")
-    assert "Of 1 models, 1 came out infeasible: a model [leaves out choices](how-to/" in text
+@pytest.mark.parametrize("case", RECORDS)
+def test_section_is_what_the_records_say(case: str, told: Told) -> None:
+    """Each line beside the solve without; time-outs by name; the infeasible in no median."""
+    told(section(RECORDS[case], "run.jsonl"))
+    told(sentence(RECORDS[case]), "sentence")
 
 
 def test_pages_are_written_from_the_newest_record(
@@ -159,8 +128,7 @@ def test_pages_are_written_from_the_newest_record(
         "2026-01-02-constraints": [record(WITHOUT), record(TOTALS)],
     }
     for name, found in kept.items():
-        lines = "".join(json.dumps(one) + "\n" for one in found)
-        (tmp_path / f"{name}.jsonl").write_text(lines)
+        write_records(tmp_path, name, *found)
     readme = in_folder(tmp_path, monkeypatch)
     assert make_results.main([]) == 0
     text = (tmp_path / "results.md").read_text()

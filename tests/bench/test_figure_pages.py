@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import make_results
-from kit.measured_records import in_folder
+from kit.measured_records import in_folder, write_records
 from poetmodel.bench.figures import FIGURES
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import InputShape, load_model
@@ -36,9 +35,9 @@ def test_stale_parts_are_noticed_and_written(
     records: list[dict[str, Any]] = figures.read(RECORDS, "figure5")
     in_folder(tmp_path, monkeypatch)
     page = tmp_path / "paper-figures.md"
-    kept = tmp_path / "figures" / "figure5.jsonl"
-    kept.parent.mkdir()
-    kept.write_text("".join(json.dumps(record) + "\n" for record in records))
+    kept = tmp_path / "figures"
+    kept.mkdir()
+    write_records(kept, "figure5", *records)
     assert make_results.main(["--check"]) == 1
     assert make_results.main([]) == 0
     assert (tmp_path / "paper-figure5.svg").exists()
@@ -50,7 +49,7 @@ def test_stale_parts_are_noticed_and_written(
     assert capsys.readouterr().out == ""
     found = next(record for record in records if record["status"] == "optimal")
     found["result"]["overhead_j"] *= 2
-    kept.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_records(kept, "figure5", *records)
     assert make_results.main(["--check"]) == 1
     said = capsys.readouterr().out
     assert "stale" in said

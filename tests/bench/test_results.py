@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import make_results
-from kit.measured_records import KEY, grid_record, in_folder, solve_record
+from kit.measured_records import KEY, grid_record, in_folder, solve_record, write_records
 from result_pages import cases
 
 if TYPE_CHECKING:
@@ -55,8 +54,7 @@ def test_pages_are_written_from_the_newest_record(
         ("2026-01-02-grid", [grid_record(**each) | later for each in (published, other)]),
     )
     for name, kept in kept_runs:
-        lines = "".join(json.dumps(record) + "\n" for record in kept)
-        (tmp_path / f"{name}.jsonl").write_text(lines)
+        write_records(tmp_path, name, *kept)
     readme = in_folder(tmp_path, monkeypatch)
     assert make_results.main(["--check"]) == 1
     assert make_results.main([]) == 0

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from kit.measured_records import CIRCUMSTANCES
-from result_pages.step_costs import convolutions_table, section, steps_table
+from result_pages.step_costs import section
+
+if TYPE_CHECKING:
+    from kit.messages import Told
 
 
 def step(heap: str = "default", **changes: Any) -> dict[str, Any]:
@@ -43,29 +48,14 @@ def convolutions(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_medians_of_pairs_are_shown() -> None:
-    """Of the ratios, and of page faults, which one step in three may have many of."""
-    row = steps_table([step()]).splitlines()[-1]
-    assert row.count("1.020") == 2
-    assert "| 11 | 21 |" in row
-    assert "3,000" not in row
-
-
-def test_shares_and_equal_convolutions_are_shown() -> None:
-    """A convolution with other bits would be seen."""
-    row = convolutions_table([convolutions()]).splitlines()[-1]
-    assert "| 60 % | 30 % | 7 | 6 |" in row
-    assert "0.5 s -> 0.4 s" in row
-
-
-def test_networks_without_divided_convolutions_have_no_times() -> None:
-    """There is nothing to compare."""
-    row = convolutions_table([convolutions(divided=0, unequal=0, whole_s=0.0, parts_s=0.0)])
-    assert row.endswith("| 0 | 0 |  |  |")
-
-
-def test_the_section_has_both_tables() -> None:
-    """Each with its own records."""
-    found = section([step(), convolutions()], "2026-01-01-step-costs.jsonl")
-    assert found.count("`vgg16-b8`") == 2
-    assert "3 pairs of steps" in found
+@pytest.mark.parametrize(
+    "records",
+    [
+        (step(), convolutions()),
+        (convolutions(divided=0, unequal=0, whole_s=0.0, parts_s=0.0),),
+    ],
+    ids=["both tables", "nothing divided"],
+)
+def test_section_is_what_the_records_say(records: tuple[dict[str, Any], ...], told: Told) -> None:
+    """Medians of ratios and of page faults; convolutions with other bits."""
+    told(section(records, "2026-01-01-step-costs.jsonl"))

@@ -10,7 +10,7 @@ import pytest
 import against
 import make_results
 import what_trains_where as trains_where
-from kit.measured_records import CIRCUMSTANCES, in_folder
+from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
 from poetmodel.bench.measurement import NOT_APPLICABLE
 from poetmodel.device.io import device_names
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -44,6 +44,8 @@ from what_trains_where import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kit.messages import Told
 
 KIB = 1024
 
@@ -90,13 +92,6 @@ def least(bound: int, value: int, *, graph: str = TILES, **changes: Any) -> dict
     proved = "optimal" if bound == value else "feasible"
     figures = {"objective_bound": bound * KIB, "objective_value": value * KIB, "status": proved}
     return record(LEAST, graph=graph, minimize="ram", **figures | changes)
-
-
-def line(text: str, start: str) -> str:
-    """Return the one line of a text that begins so."""
-    found = [line for line in text.splitlines() if line.startswith(start)]
-    assert len(found) == 1
-    return found[0]
 
 
 # -- what is run -----------------------------------------------------------------------------------
@@ -151,7 +146,7 @@ def test_a_board_too_small_is_proved_so() -> None:
 # -- the headline ----------------------------------------------------------------------------------
 
 
-def test_a_budget_is_kept_or_proved_impossible_or_open() -> None:
+def test_a_budget_is_kept_or_proved_impossible_or_open(told: Told) -> None:
     """As the bounds say, with whole weights first, then in tiles."""
     records = [
         StepRecord(each)
@@ -167,108 +162,57 @@ def test_a_budget_is_kept_or_proved_impossible_or_open() -> None:
     kinds = {budget: verdict(records, "resnet8", MAPPED, budget) for budget in BUDGETS}
     assert kinds == dict(zip(BUDGETS, ("no", "in tiles", "yes", "yes"), strict=True))
     assert bytes_of("320 KiB") == 320 * KIB
-    assert "as built-in graphs, in a RAM of 256 KiB: none (open: " in headline(records)
-    text = budgets_table(records)
-    assert "| `resnet8` | paged | open | yes | yes | yes |" in text
-    assert "|  | read in place | no | in tiles | yes | yes |" in text
-    assert "| `ds-cnn` | paged | open | open | open | open |" in text
+    told(headline(records))
+    told(budgets_table(records), "table")
 
 
 # -- pages -----------------------------------------------------------------------------------------
 
-
-def test_boards_say_energy_time_and_wear() -> None:
-    """As multiples of keep-all; what is proved impossible and what was not decided differ."""
-    nothing = dict.fromkeys(("energy_j", "overhead_j", "gap", "peak_ram_bytes", "time_s"))
-    text = page(
-        [
-            record(),
-            record(device="mkr1000", status="infeasible", **nothing),
-            record(device="rp2350", status="unknown", seconds=12.0, **nothing),
-            record(device="nano33ble", status="feasible", gap=0.25, steps_until_worn=None),
-        ],
-        "run.jsonl",
-    )
-    row = line(text, "| `resnet8` | `stm32f746` |")
-    assert "| 320.00 KiB | yes | - | 190.00 KiB | 1.5 | 3 | 80.00 KiB | 1,500,000 | 0 % |" in row
-    assert "| 32.00 KiB | no | - |" in line(text, "| `resnet8` | `mkr1000` |")
-    assert "| open | - |" in line(text, "| `resnet8` | `rp2350` |")
-    assert "| - | 25 % | **2 s** |" in line(text, "| `resnet8` | `nano33ble` |")
-    assert "`resnet8` on 2 of 4 boards. 1 schedules are not proved to 1 %." in text
-
-
-def test_methods_are_held_against_the_optimum() -> None:
-    """Each overhead with its multiple; a method without a schedule is counted."""
-    refused = {"status": NOT_APPLICABLE, "energy_j": None}
-    shared = {"ram": "least+50%"}
-    text = page(
-        [
-            record(POLICIES, **shared),
-            record(POLICIES, method="resident", **refused, **shared),
-            record(POLICIES, method="zero-offload", overhead_j=2.0, **shared),
-            record(POLICIES, method="offload-all", overhead_j=3.0, **shared),
-        ],
-        "run.jsonl",
-    )
-    row = line(text, "| `resnet8` | `stm32f746` | least + 50% |")
-    assert "| 50 % | 0 % | 2 s | - | 200 % (4) | 300 % (6) |" in row
-    assert "`resident` keeps 0 of 1 budgets; `zero-offload` keeps 1 of 1 budgets, with 4" in text
-    assert "1 of 1 (100.0 %) proved, median time 2 s (1.5 s of the processor)" in text
-    assert "Wanted was a median of 10 s, which is met." in text
+NOTHING = dict.fromkeys(("energy_j", "overhead_j", "gap", "peak_ram_bytes", "time_s"))
+REFUSED = {"status": NOT_APPLICABLE, "energy_j": None}
+SLOW = {"status": "feasible", "gap": 0.3, "seconds": 20.0}
+HALF = {"ram": "least+50%"}
+DRY = {"paging": False, "device": PAGED}
+VISION = {"network": "mobilenetv2-035, 48 x 48", "device": "nrf52840"}
+RECORDS: dict[str, tuple[dict[str, Any], ...]] = {
+    "boards": (
+        record(),
+        record(device="mkr1000", status="infeasible", **NOTHING),
+        record(device="rp2350", status="unknown", **NOTHING | {"seconds": 12.0}),
+        record(device="nano33ble", status="feasible", gap=0.25, steps_until_worn=None),
+    ),
+    "methods": (
+        record(POLICIES, **HALF),
+        record(POLICIES, method="resident", **REFUSED, **HALF),
+        record(POLICIES, method="zero-offload", overhead_j=2.0, **HALF),
+        record(POLICIES, method="offload-all", overhead_j=3.0, **HALF),
+    ),
+    "missed": (
+        record(POLICIES, ram="least+0%", **SLOW),
+        record(SPEED, network="BERT, 4 blocks", device="rpi4b", **HALF, **SLOW),
+    ),
+    "least RAM": (
+        least(100, 120, graph="activations", **DRY),
+        least(500, 500, graph="state", **DRY),
+        least(400, 450, graph=IN_PLACE, **DRY),
+        least(300, 300, graph=IN_PLACE, device=PAGED),
+        least(180, 180, graph=IN_PLACE),
+    ),
+    "built-in graphs alone": (record(**VISION, status="infeasible", **NOTHING),),
+}
 
 
-def test_missed_goals_are_said_with_figures() -> None:
-    """A slow median, and a larger network with a gap."""
-    late = {"status": "feasible", "gap": 0.3, "seconds": 20.0}
-    text = page(
-        [
-            record(POLICIES, ram="least+0%", **late),
-            record(SPEED, network="BERT, 4 blocks", device="rpi4b", ram="least+50%", **late),
-        ],
-        "run.jsonl",
-    )
-    assert "0 of 1 (0.0 %) proved, median time 20 s (1.5 s of" in text
-    assert "Wanted was a median of 10 s, which is missed." in text
-    assert "0 of 1 (0.0 %) are proved to 2 % within" in text
-    assert "| BERT, 4 blocks | least + 50% |" in text
-    assert "| feasible | 50 % | 30 % | **20 s** |" in text
+@pytest.mark.parametrize("case", RECORDS)
+def test_page_is_what_the_records_say(case: str, told: Told) -> None:
+    """Energy, time and wear as multiples; methods beside the optimum; goals met and missed."""
+    told(page(RECORDS[case], "run.jsonl"))
 
 
-def test_the_least_ram_stands_with_its_bounds() -> None:
-    """Proved as one figure, else from the bound to what was found."""
-    dry = {"paging": False, "device": PAGED}
-    text = page(
-        [
-            least(100, 120, graph="activations", **dry),
-            least(500, 500, graph="state", **dry),
-            least(400, 450, graph=IN_PLACE, **dry),
-            least(300, 300, graph=IN_PLACE, device=PAGED),
-            least(180, 180, graph=IN_PLACE),
-        ],
-        "run.jsonl",
-    )
-    assert (
-        "| `resnet8` | 300.00 KiB | 900.00 KiB | 100.00 KiB to 120.00 KiB | 500.00 KiB | "
-        "400.00 KiB to 450.00 KiB | paged | 300.00 KiB |" in text
-    )
-    assert "|  |  |  |  |  |  | read in place | 180.00 KiB |" in text
-
-
-def test_what_is_said_of_a_board_is_said_of_exported_kernels() -> None:
+def test_what_is_said_of_a_board_is_said_of_exported_kernels(told: Told) -> None:
     """The table of budgets names its graphs; a board's answer is that of its C, beside theirs."""
     cell = {"part": "board", "network": "mobilenetv2-035", "board": "nrf52840", "ram": None}
     exported = {"cell": cell, "status": "yes", "tried": [{"tile": "32KiB"}]}
-    nothing = dict.fromkeys(("energy_j", "overhead_j", "gap", "peak_ram_bytes", "time_s"))
-    where = {"network": "mobilenetv2-035, 48 x 48", "device": "nrf52840"}
-    never = record(**where, status="infeasible", **nothing)
-    text = page([never], "run.jsonl", exported=[exported])
-    assert "train whole, as built-in graphs, in a RAM" in text
-    assert "This table is about the built-in graphs" in text
-    assert "## On boards, as exported C" in text
-    assert "| `mobilenetv2-035, 48 x 48` | `nrf52840` | 256.00 KiB | no | yes, 32KiB |" in text
-    alone = page([never], "run.jsonl")
-    assert "as exported C" not in alone
-    assert "| 256.00 KiB | no | - |" in alone
+    told(page(RECORDS["built-in graphs alone"], "run.jsonl", exported=[exported]))
 
 
 def test_pages_are_written_from_the_newest_record(
@@ -276,8 +220,7 @@ def test_pages_are_written_from_the_newest_record(
 ) -> None:
     """The script makes the page, and finds it current."""
     for name, seconds in (("2026-01-01", 9.0), ("2026-01-02", 2.0)):
-        content = json.dumps(record(seconds=seconds)) + "\n"
-        (tmp_path / f"{name}-trains.jsonl").write_text(content)
+        write_records(tmp_path, f"{name}-trains", record(seconds=seconds))
     in_folder(tmp_path, monkeypatch)
     assert make_results.main([]) == 0
     text = (tmp_path / "what-trains-where.md").read_text()
@@ -308,7 +251,7 @@ def test_a_checkout_solves_by_its_own_runner() -> None:
     assert len(facts["commit"]) == 40
 
 
-def test_the_quicker_time_of_each_counts() -> None:
+def test_the_quicker_time_of_each_counts(told: Told) -> None:
     """With the ratio of both, and the commits."""
     times = {("before", 0): 4.0, ("here", 0): 3.0, ("here", 1): 1.0, ("before", 1): 2.0}
     records = []
@@ -317,7 +260,4 @@ def test_the_quicker_time_of_each_counts() -> None:
             facts = {"status": "optimal", "gap": 0.0, "commit": run.code * 10}
             cell = {"cell": run.to_dict(), "cpu_s": times[run.code, run.turn]}
             records.append({**CIRCUMSTANCES, **facts, **cell, "name": run.name})
-    text = code_section(records, "run.jsonl")
-    assert "| `resnet18-cifar`, rpi4b, 50% | 2 s | 1 s | 0.50 | 0 % | 0 % |" in text
-    assert "The median of the ratios is 0.50, the largest 0.50" in text
-    assert "by commit beforeb" in text
+    told(code_section(records, "run.jsonl"))

@@ -14,6 +14,8 @@ from poetmodel.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.messages import Told
+
 
 def _record(key: str, status: str = "optimal", **more: Any) -> dict[str, Any]:
     return {"key": key, "status": status, "cell": {}, "result": None, **more}
@@ -106,7 +108,7 @@ def test_record_of_a_killed_neighbour_does_not_swallow_the_next(tmp_path: Path) 
 
 
 def test_record_that_cannot_be_written_whole_leaves_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     """On a full disk the sweep ends with a sentence, and the file holds what it held."""
     store = Store(tmp_path)
@@ -118,7 +120,7 @@ def test_record_that_cannot_be_written_whole_leaves_the_file(
 
     with monkeypatch.context() as patched:
         patched.setattr("poetmodel.bench.store.os.fsync", full)
-        with pytest.raises(InputError, match=r"cells\.jsonl: cannot be written \(No space left"):
+        with told.raises(InputError):
             store.add(_record("b"))
     assert store.path.read_bytes() == before
     store.add(_record("b"))

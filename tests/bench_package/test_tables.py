@@ -15,6 +15,8 @@ from poetmodel.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.messages import Told
+
 
 def _record(
     ram: int,
@@ -132,7 +134,7 @@ def test_parquet_has_all_rows(tmp_path: Path) -> None:
     assert frame["overhead_j"].sum() == 1.0
 
 
-def test_picture_of_a_sweep(tmp_path: Path) -> None:
+def test_picture_of_a_sweep(tmp_path: Path, told: Told) -> None:
     """Panels per model and device, lines per method; other endings are refused."""
     pytest.importorskip("matplotlib")
     found = rows([_record(10, 1.0), _record(20, 0.5), _record(20, None), _record(9, 1, model="n")])
@@ -141,7 +143,7 @@ def test_picture_of_a_sweep(tmp_path: Path) -> None:
     assert text.startswith("<?xml")
     draw(tmp_path / "empty.png", overheads([]))
     draw(tmp_path / "sweep.pdf", overheads(found))
-    with pytest.raises(InputError, match=r"ends in \.png, \.svg, \.pdf"):
+    with told.raises(InputError):
         check_form(tmp_path / "sweep.txt")
 
 

@@ -1,4 +1,4 @@
-"""Files that the tests of the command line read."""
+"""A folder for each test of the command line, with the files that most of them read."""
 
 from __future__ import annotations
 
@@ -6,30 +6,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.commands import BOARD, chain, profile_rows, write_csv, write_graph
+from kit.commands import (
+    BOARD,
+    BOARD_FILE,
+    CHAIN,
+    PROFILE,
+    chain,
+    profile_rows,
+    write_csv,
+    write_graph,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def chain_file(tmp_path: Path) -> Path:
-    """Return the file of `chain`."""
-    return write_graph(tmp_path / "chain.graph.json", chain())
-
-
-@pytest.fixture
-def board_file(tmp_path: Path) -> Path:
-    """Return the file of a blocking board: 1 s and 1 J a node, 2 ms a transfer of 100 B."""
-    path = tmp_path / "board.toml"
-    path.write_text(BOARD)
-    return path
-
-
-@pytest.fixture
-def profile_file(tmp_path: Path) -> Path:
-    """Return the file of `profile_rows`."""
-    return write_csv(tmp_path / "chain.csv", profile_rows())
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in the folder of the test: names without a folder are stable, and break no table."""
+    monkeypatch.chdir(tmp_path)
+    write_graph(CHAIN, chain())
+    BOARD_FILE.write_text(BOARD)
+    write_csv(PROFILE, profile_rows())
 
 
 @pytest.fixture(autouse=True)

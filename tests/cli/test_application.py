@@ -22,6 +22,8 @@ from poetmodel.errors import BackendError, BackendUnavailableError, Verification
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.messages import Told
+
 COMMANDS = (
     "solve",
     "limits",
@@ -156,9 +158,8 @@ def is_equipped(command: str) -> bool:
 
 
 @pytest.mark.slow
-def test_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_work() -> None:
     """Typed one after the other in an empty folder, the examples all succeed."""
-    monkeypatch.chdir(tmp_path)
     for command in COMMANDS:
         if command not in (*SLOW, *SERVING, *TRAINED) and is_equipped(command):
             for line in examples(command):
@@ -180,9 +181,8 @@ def test_example_with_a_training_step_works(
 
 
 @pytest.mark.slow
-def test_long_examples_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_examples_work() -> None:
     """Those that take long succeed, too."""
-    monkeypatch.chdir(tmp_path)
     for command in filter(is_equipped, SLOW):
         for line in examples(command):
             run_example(line)
@@ -208,18 +208,18 @@ def test_usage_errors_are_one_sentence(arguments: list[str], fragments: tuple[st
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "fragment"),
+    ("error", "status"),
     [
-        (BackendUnavailableError("scip is not installed"), 5, "scip is not installed"),
-        (BackendError("the solver broke down"), 1, "broke down"),
-        (VerificationError(["R[1,0]: no"]), 1, "R[1,0]: no"),
-        (PermissionError(13, "Permission denied", "secret.json"), 2, "secret.json: Permission"),
-        (KeyboardInterrupt(), 130, ""),
-        (typer.Abort(), 130, ""),
+        (BackendUnavailableError("scip is not installed"), 5),
+        (BackendError("the solver broke down"), 1),
+        (VerificationError(["R[1,0]: no"]), 1),
+        (PermissionError(13, "Permission denied", "secret.json"), 2),
+        (KeyboardInterrupt(), 130),
+        (typer.Abort(), 130),
     ],
 )
 def test_failures_have_their_exit_status(
-    error: BaseException, status: int, fragment: str, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     """Each kind of failure ends with its status and its message on stderr, without traceback."""
 
@@ -229,8 +229,7 @@ def test_failures_have_their_exit_status(
     monkeypatch.setattr(inspect, "as_dict", fail)
     outcome = invoke("inspect", "mlp", "--json")
     assert (outcome.status, outcome.out) == (status, "")
-    assert fragment in outcome.err
-    assert "Traceback" not in outcome.err
+    told(outcome.err)
 
 
 def test_programming_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,6 @@ from poetmodel.bench.measurement import failure, measure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from poetmodel.bench import Run
 
@@ -50,10 +50,10 @@ def _small_figure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_bench_writes_records_table_and_picture(tmp_path: Path) -> None:
+def test_bench_writes_records_table_and_picture() -> None:
     """A quick run, then the whole one: what was done is not done again."""
     pytest.importorskip("matplotlib")
-    out = tmp_path / "runs" / "small"
+    out = Path("runs") / "small"
     done = invoke("bench", "small", "--quick", "--out", out)
     assert done.status == 0
     assert "2 of 2 runs done, 0 failed" in done.err
@@ -122,12 +122,10 @@ def test_help_and_page_name_every_figure(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [name for name in FIGURES if name not in text] == []
 
 
-def test_unknown_names_and_limits_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_names_and_limits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """They end with status 2 before a folder is made."""
     monkeypatch.undo()
-    out = tmp_path / "x"
+    out = Path("x")
     for arguments in (
         ("figure9",),
         ("figure5", "--time-limit", "0"),

@@ -5,34 +5,29 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.commands import Outcome, invoke
+from kit.commands import BOARD_FILE, CHAIN, Outcome, invoke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from kit.messages import Told
 
 WEAR = '[[constraint]]\nname = "wear"\nsum = {"bytes_written" = 1}\nat_most = "0.1kB"\n'
 """At most one of the tensors of 100 B may be written."""
 
 
-@pytest.fixture
-def solve(chain_file: Path, board_file: Path, tmp_path: Path) -> Callable[..., Outcome]:
-    """Return the command on the chain and the board, given the text of a file of constraints."""
-
-    def run(text: str, *arguments: object) -> Outcome:
-        path = tmp_path / "rows.toml"
-        path.write_text(text)
-        problem = ("--graph", chain_file, "--device", board_file, "--constraints", path)
-        return invoke("solve", *problem, *arguments)
-
-    return run
+def solve(text: str, *arguments: object) -> Outcome:
+    """Run the command on the chain and the board, given the text of a file of constraints."""
+    path = Path("rows.toml")
+    path.write_text(text)
+    problem = ("--graph", CHAIN, "--device", BOARD_FILE, "--constraints", path)
+    return invoke("solve", *problem, *arguments)
 
 
-def test_json_has_the_rows(solve: Callable[..., Outcome]) -> None:
+def test_json_has_the_rows() -> None:
     """Each row with its name, its terms and its limits."""
     document = solve(WEAR, "--ram", "350", "--json").json
     assert document["problem"]["constraints"] == [
@@ -41,13 +36,11 @@ def test_json_has_the_rows(solve: Callable[..., Outcome]) -> None:
     assert "weights" not in document["problem"]
 
 
-def test_faults_of_the_file_end_with_status_2(
-    solve: Callable[..., Outcome], tmp_path: Path
-) -> None:
+def test_faults_of_the_file_end_with_status_2() -> None:
     """A line for each, with the file and the place, and no traceback."""
     outcome = solve('[[constraint]]\nname = "wear"\nsum = {"byte_written" = 1}\nmost = 3\n')
     assert (outcome.status, outcome.out) == (2, "")
-    file = tmp_path / "rows.toml"
+    file = Path("rows.toml")
     assert outcome.err.splitlines() == [
         f"error: {file}: constraint[0] ('wear').most: unknown key; did you mean at_most?",
         f"error: {file}: constraint[0] ('wear').sum: 'byte_written': did you mean bytes_written?",
@@ -56,45 +49,40 @@ def test_faults_of_the_file_end_with_status_2(
     ]
 
 
-def test_a_file_that_is_missing_ends_with_status_2(chain_file: Path, board_file: Path) -> None:
+def test_a_file_that_is_missing_ends_with_status_2(told: Told) -> None:
     """The sentence is that of every other file."""
-    problem = ("--graph", chain_file, "--device", board_file)
+    problem = ("--graph", CHAIN, "--device", BOARD_FILE)
     outcome = invoke("solve", *problem, "--constraints", "nowhere.toml")
-    assert (outcome.status, outcome.err) == (2, "error: nowhere.toml: no such file\n")
-
-
-def test_the_file_is_not_written_over(solve: Callable[..., Outcome], tmp_path: Path) -> None:
-    """--out on the file of constraints is refused."""
-    outcome = solve(WEAR, "--ram", "350", "--out", tmp_path / "rows.toml")
     assert outcome.status == 2
-    assert "this is an input file" in outcome.err
-    assert (tmp_path / "rows.toml").read_text() == WEAR
+    told(outcome.err)
 
 
-def test_several_files_add_up(solve: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_the_file_is_not_written_over(told: Told) -> None:
+    """--out on the file of constraints is refused."""
+    outcome = solve(WEAR, "--ram", "350", "--out", Path("rows.toml"))
+    assert outcome.status == 2
+    told(outcome.err)
+    assert (Path("rows.toml")).read_text() == WEAR
+
+
+def test_several_files_add_up(told: Told) -> None:
     """Rows of all files count; two objectives contradict each other."""
-    more = tmp_path / "more.toml"
+    more = Path("more.toml")
     more.write_text(WEAR.replace("wear", "bus").replace("bytes_written", "bytes_read"))
     document = solve(WEAR, "--constraints", more, "--ram", "350", "--json").json
     assert [row["name"] for row in document["problem"]["constraints"]] == ["wear", "bus"]
     more.write_text('[objective]\nsum = {"bytes_read" = 1}\n')
     outcome = solve('[objective]\nsum = {"energy_j" = 1}\n', "--constraints", more)
-    assert (outcome.status, outcome.err) == (
-        2,
-        f"error: {tmp_path / 'rows.toml'}: {more} has an [objective] of its own; leave out one of "
-        "them\n",
-    )
+    assert outcome.status == 2
+    told(outcome.err)
 
 
-def test_an_objective_excludes_minimize(solve: Callable[..., Outcome], tmp_path: Path) -> None:
+def test_an_objective_excludes_minimize(told: Told) -> None:
     """Two of them would contradict each other, also where the option names the default."""
     text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-6}\n'
     outcome = solve(text, "--minimize", "energy")
     assert outcome.status == 2
-    assert outcome.err == (
-        f"error: --minimize energy: {tmp_path / 'rows.toml'} has an [objective] of its own; leave "
-        "out one of them\n"
-    )
+    told(outcome.err)
     document = solve(text, "--ram", "400", "--json").json
     assert document["problem"]["minimize"] == "own"
     assert document["problem"]["weights"] == {"energy_j": 1, "bytes_written": 1e-06}
@@ -104,7 +92,7 @@ def test_an_objective_excludes_minimize(solve: Callable[..., Outcome], tmp_path:
 EACH = WEAR + '\n[[constraint]]\neach = "recomputations:h*"\nat_most = 1\n'
 
 
-def test_the_table_has_each_row_with_its_value_and_limit(solve: Callable[..., Outcome]) -> None:
+def test_the_table_has_each_row_with_its_value_and_limit() -> None:
     """A row at its limit says so. In 350 B the sample x of 100 B is paged once."""
     lines = solve(EACH, "--ram", "350").out.splitlines()
     rows = {line.split("  ")[0]: line.split(maxsplit=1)[1] for line in lines if "at most" in line}
@@ -114,9 +102,9 @@ def test_the_table_has_each_row_with_its_value_and_limit(solve: Callable[..., Ou
 
 
 @pytest.fixture
-def schedule_file(solve: Callable[..., Outcome], tmp_path: Path) -> Path:
+def schedule_file() -> Path:
     """Return the file of the schedule that pages the sample, with the row about wear."""
-    path = tmp_path / "c.schedule.json"
+    path = Path("c.schedule.json")
     assert solve(EACH, "--ram", "350", "--out", path).status == 0
     return path
 
@@ -128,105 +116,86 @@ def rewrite(path: Path, **limits: object) -> None:
     path.write_text(json.dumps(document))
 
 
-def test_verify_holds_a_file_to_its_rows(schedule_file: Path, chain_file: Path) -> None:
+def test_verify_holds_a_file_to_its_rows(schedule_file: Path, told: Told) -> None:
     """A broken row is a violation by its name: exit 3; with or without costs."""
-    command = ("verify", schedule_file, "--graph", chain_file)
+    command = ("verify", schedule_file, "--graph", CHAIN)
     outcome = invoke(*command)
     assert outcome.status == 0
-    assert "wear" in outcome.out
+    told(outcome.out)
     (first, *_) = invoke(*command, "--json").json["constraints"]
     assert (first["name"], first["value"], first["at_limit"]) == ("wear", 100, True)
     rewrite(schedule_file, upper=99)
     outcome = invoke(*command)
     assert outcome.status == 3
-    assert "constraint 'wear': 100 B is above its limit, at most 99 B" in outcome.out
+    told(outcome.out, "then")
 
 
 @pytest.mark.parametrize(
-    ("claim", "words"),
+    "claim",
     [
-        ({"value": 1.0}, "objective.value: the file says 1.0, the simulation gives"),
-        ({"bound": 1e9}, "objective.bound: the stated bound 1000000000.0 is above"),
+        {"value": 1.0},
+        {"bound": 1e9},
     ],
 )
-def test_verify_holds_a_file_to_its_own_objective(
-    claim: dict[str, float],
-    words: str,
-    solve: Callable[..., Outcome],
-    chain_file: Path,
-    board_file: Path,
-    tmp_path: Path,
-) -> None:
+def test_verify_holds_a_file_to_its_own_objective(claim: dict[str, float], told: Told) -> None:
     """What the file claims of the sum that was minimized is compared with the simulation."""
-    path = tmp_path / "own.schedule.json"
+    path = Path("own.schedule.json")
     text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-6}\n'
     assert solve(text, "--ram", "350", "--out", path).status == 0
-    command = ("verify", path, "--graph", chain_file, "--device", board_file)
+    command = ("verify", path, "--graph", CHAIN, "--device", BOARD_FILE)
     assert invoke(*command).status == 0
     document = json.loads(path.read_text())
     document["objective"] |= claim
     path.write_text(json.dumps(document))
     outcome = invoke(*command)
     assert outcome.status == 3
-    assert words in outcome.out
+    told(outcome.out)
     del document["problem"]["weights"]
     path.write_text(json.dumps(document))
     outcome = invoke(*command)
     assert outcome.status == 2
-    assert outcome.err == (
-        f"error: {path}: problem: weights: missing; what is minimized is 'own'\n"
-    )
+    told(outcome.err, "then")
 
 
-def test_without_costs_rows_of_times_and_energies_are_not_checked(
-    schedule_file: Path, chain_file: Path
-) -> None:
+def test_without_costs_rows_of_times_and_energies_are_not_checked(schedule_file: Path) -> None:
     """Those of bytes are."""
     document = json.loads(schedule_file.read_text())
     document["device"] = "unknown board"
     timed = {"name": "late", "terms": {"compute_s": 1}, "lower": 100, "upper": None}
     document["problem"]["constraints"].append(timed)
     schedule_file.write_text(json.dumps(document))
-    command = ("verify", schedule_file, "--graph", chain_file)
+    command = ("verify", schedule_file, "--graph", CHAIN)
     assert invoke(*command).status == 0
     rewrite(schedule_file, upper=99)
     assert invoke(*command).status == 3
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    "changed",
     [
-        ({"terms": {"bytes": 1}}, "problem: constraint 'wear': 'bytes': expected one of"),
-        (
-            {"terms": {"page_ins:h9": 1}},
-            "problem: constraint 'wear': 'page_ins:h9': the graph has no tensor 'h9'",
-        ),
-        ({"lower": 200}, "problem: constraint 'wear': at least 200 and at most 100 cross"),
-        ({"upper": None}, "problem: constraint 'wear': expected a limit"),
-        ({"name": ""}, "problem.constraints[0].name"),
-        ({"name": "constraint 2[h1]"}, "another constraint has this name"),
+        {"terms": {"bytes": 1}},
+        {"terms": {"page_ins:h9": 1}},
+        {"lower": 200},
+        {"upper": None},
+        {"name": ""},
+        {"name": "constraint 2[h1]"},
     ],
 )
 def test_faulty_rows_of_a_file_are_named(
-    changed: dict[str, object], sentence: str, schedule_file: Path, chain_file: Path
+    changed: dict[str, object], schedule_file: Path, told: Told
 ) -> None:
     """The file, the row, and what is wrong with it: exit 2."""
     rewrite(schedule_file, **changed)
     for command in ("verify", "explain"):
-        outcome = invoke(command, schedule_file, "--graph", chain_file)
+        outcome = invoke(command, schedule_file, "--graph", CHAIN)
         assert outcome.status == 2, outcome.err
-        assert f"error: {schedule_file}: " in outcome.err
-        assert sentence in outcome.err
+        told(outcome.err, command)
 
 
-def test_diff_and_explain_and_report_carry_the_rows(
-    schedule_file: Path, chain_file: Path, tmp_path: Path
-) -> None:
+def test_diff_and_explain_and_report_carry_the_rows(schedule_file: Path, told: Told) -> None:
     """Values beside each other, in JSON, and on the page."""
-    about = ("--graph", chain_file)
-    out = invoke("diff", schedule_file, schedule_file, *about).out
-    assert "wear" in out
-    assert "0; at most 1" in out
+    about = ("--graph", CHAIN)
+    told(invoke("diff", schedule_file, schedule_file, *about).out)
     (one, other) = invoke("diff", schedule_file, schedule_file, *about, "--json").json["schedules"]
     assert one["constraints"] == other["constraints"]
     explained = invoke("explain", schedule_file, *about, "--json").json
@@ -235,7 +204,7 @@ def test_diff_and_explain_and_report_carry_the_rows(
         "constraint 2[h1]",
         "constraint 2[h2]",
     ]
-    page = tmp_path / "r.html"
+    page = Path("r.html")
     reported = invoke("report", schedule_file, *about, "--out", page, "--json").json
     assert reported["schedules"][0]["constraints"] == explained["constraints"]
     text = page.read_text()
@@ -244,7 +213,7 @@ def test_diff_and_explain_and_report_carry_the_rows(
     assert "3 own constraints kept" in text
 
 
-def test_an_own_objective_is_shown_with_its_weights(solve: Callable[..., Outcome]) -> None:
+def test_an_own_objective_is_shown_with_its_weights() -> None:
     """Energy and wear: paging x costs 4 mJ and 100 B, computing it again 1 J."""
     text = '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-4}\n'
     rows = solve(text, "--ram", "350").out.splitlines()
@@ -257,17 +226,14 @@ def test_an_own_objective_is_shown_with_its_weights(solve: Callable[..., Outcome
     assert document["M_out"] == []
 
 
-def test_the_report_says_how_to_solve_again(
-    solve: Callable[..., Outcome], chain_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_says_how_to_solve_again() -> None:
     """Its commands write the file of constraints and give the same schedule, objective included."""
-    path = tmp_path / "c.schedule.json"
+    path = Path("c.schedule.json")
     text = EACH + '[objective]\nsum = {"energy_j" = 1, "bytes_written" = 1e-06, "constant" = 2}\n'
     assert solve(text, "--ram", "350", "--out", path).status == 0
     before = path.read_text()
-    about = ("--graph", chain_file, "--out", tmp_path / "r.html")
+    about = ("--graph", CHAIN, "--out", Path("r.html"))
     found = invoke("report", path, *about, "--json").json["schedules"][0]["commands"]
-    monkeypatch.chdir(tmp_path)
     written, again, _ = found
     subprocess.run(["sh", "-c", written], check=True)
     path.unlink()
@@ -278,24 +244,24 @@ def test_the_report_says_how_to_solve_again(
     assert one == other
 
 
-def test_a_method_that_breaks_a_row_ends_with_status_4(solve: Callable[..., Outcome]) -> None:
+def test_a_method_that_breaks_a_row_ends_with_status_4(told: Told) -> None:
     """The reason names the row; a method that keeps it has a schedule."""
     strict = WEAR.replace("0.1kB", "99B")
     outcome = solve(strict, "--ram", "350", "--method", "lru-paging")
     assert (outcome.status, outcome.out) == (4, "")
-    assert "lru-paging: its schedule breaks a limit: constraint 'wear': " in outcome.err
+    told(outcome.err)
     outcome = solve(strict, "--ram", "350", "--method", "paging-only")
     assert outcome.status == 4
-    assert "the constraint 'wear' (at most 99 B)" in outcome.err
+    told(outcome.err, "then")
     document = solve(strict, "--ram", "404", "--method", "checkpoint-all", "--json").json
     assert document["problem"]["constraints"][0]["upper"] == 99
 
 
-def test_limits_keep_the_rows(chain_file: Path, board_file: Path, tmp_path: Path) -> None:
+def test_limits_keep_the_rows() -> None:
     """All limits together take more RAM: without a page-out all is kept, 404 B."""
-    path = tmp_path / "rows.toml"
+    path = Path("rows.toml")
     path.write_text(WEAR.replace("0.1kB", "0B"))
-    problem = ("--graph", chain_file, "--device", board_file, "--constraints", path)
+    problem = ("--graph", CHAIN, "--device", BOARD_FILE, "--constraints", path)
     found = invoke("limits", *problem, "--no-recompute", "--json").json
     assert found["ram"]["page"]["value"] == 304
     assert found["ram"]["stated"]["value"] == 404
@@ -303,7 +269,7 @@ def test_limits_keep_the_rows(chain_file: Path, board_file: Path, tmp_path: Path
     assert any("RAM, all limits" in line and "1 own constraint" in line for line in lines)
 
 
-def test_infeasible_rows_are_named_with_the_nearest_limit(solve: Callable[..., Outcome]) -> None:
+def test_infeasible_rows_are_named_with_the_nearest_limit() -> None:
     """As hints on stderr and in JSON, exit 3; the limit that is said to work does."""
     strict = WEAR.replace("0.1kB", "0.05kB")
     outcome = solve(strict, "--ram", "350", "--no-recompute", "--json")
@@ -316,8 +282,8 @@ def test_infeasible_rows_are_named_with_the_nearest_limit(solve: Callable[..., O
         "hint: feasible with recomputation",
         "hint: feasible with constraint 'wear' at most 100 bytes",
     ]
-    told = outcome.json["infeasible"]
-    assert told["constraints"] == ["wear"]
-    assert told["limits"] == ["the RAM budget", "no recomputation"]
-    assert told["changes"][-1]["nearest"] == 100
+    answer = outcome.json["infeasible"]
+    assert answer["constraints"] == ["wear"]
+    assert answer["limits"] == ["the RAM budget", "no recomputation"]
+    assert answer["changes"][-1]["nearest"] == 100
     assert solve(strict.replace("0.05kB", "100B"), "--ram", "350", "--no-recompute").status == 0

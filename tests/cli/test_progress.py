@@ -97,10 +97,9 @@ def test_line_is_shown_only_where_someone_sees_it(
 
 @pytest.mark.parametrize("json", [False, True])
 def test_commands_that_take_long_say_what_they_do(
-    json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    json: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a terminal they show a line on stderr; with --json, and in a pipe, nothing of it."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TERM", "xterm")
     solved = invoke("solve", "mlp", "--device", "mkr1000", "--ram", "70%", "--out", "a.json")
     assert solved.status == 0

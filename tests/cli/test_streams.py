@@ -6,12 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from kit.commands import BOARD_FILE, CHAIN
 
 PROGRAM = (sys.executable, "-m", "poetmodel")
 TABLES = ("models", "--help", "solve --help", "inspect mlp --json", "doctor", "")
@@ -46,12 +46,10 @@ def test_closed_streams_are_read_and_written_as_nothing(
 
 
 @pytest.mark.slow
-def test_files_are_written_with_closed_streams(
-    chain_file: Path, board_file: Path, tmp_path: Path
-) -> None:
+def test_files_are_written_with_closed_streams() -> None:
     """A file that is opened takes the number of no closed stream: nothing else gets into it."""
-    files = [tmp_path / "open.schedule.json", tmp_path / "closed.schedule.json"]
-    given = ("solve", "--graph", chain_file, "--device", board_file, "--ram", 350)
+    files = [Path("open.schedule.json"), Path("closed.schedule.json")]
+    given = ("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--ram", 350)
     assert run("", *given, "--out", files[0]).returncode == 0
     assert run(">&- 2>&-", *given, "--verbose", "--out", files[1]).returncode == 0
     relations = [
@@ -85,9 +83,9 @@ def test_closed_pipe_ends_as_by_its_signal(arguments: str, streams: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["1", "2"])
-def test_docstrings_are_not_needed(level: str, chain_file: Path, board_file: Path) -> None:
+def test_docstrings_are_not_needed(level: str) -> None:
     """With PYTHONOPTIMIZE=2 the same is found, and help still says what commands do."""
-    given = ("solve", "--graph", chain_file, "--device", board_file, "--ram", 350)
+    given = ("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--ram", 350)
     found = run("", *given, PYTHONOPTIMIZE=level)
     assert (found.returncode, found.stderr) == (0, "")
     assert "optimal" in found.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,7 @@ from poetmodel.problem import Problem
 from poetmodel.torch import errors
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from kit.messages import Told
 
 SOURCE = """\
 import torch
@@ -41,9 +42,11 @@ def branch():
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a user's file, which is the current one."""
     pytest.importorskip("torch")
-    (tmp_path / "user_train.py").write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    folder = tmp_path / "user"
+    folder.mkdir()
+    (folder / "user_train.py").write_text(SOURCE)
+    monkeypatch.chdir(folder)
+    return folder
 
 
 @pytest.mark.torch
@@ -83,20 +86,20 @@ def test_trace_with_an_optimizer(user: Path, name: str, moments: int) -> None:
 
 
 @pytest.mark.torch
-def test_trace_refuses_other_optimizers(user: Path) -> None:
+def test_trace_refuses_other_optimizers(user: Path, told: Told) -> None:
     """The message names those that there are."""
     outcome = invoke("trace", "user_train.py:step", "--optimizer", "rmsprop")
     assert outcome.status == 2
-    assert "'sgd', 'momentum', 'adam', 'adamw'" in outcome.err
+    told(outcome.err)
     assert not list(user.glob("*.json"))
 
 
 @pytest.mark.torch
-def test_trace_writes_the_profile_beside_the_graph(user: Path) -> None:
+def test_trace_writes_the_profile_beside_the_graph(user: Path, told: Told) -> None:
     """One option is enough for both files, and `solve` takes them."""
     outcome = invoke("trace", "user_train.py:step", "--out", "net.graph.json", "--repeats", "1")
     assert outcome.status == 0, outcome.err
-    assert "wrote net.profile.csv" in outcome.err
+    told(outcome.err)
     Costs.load(user / "net.profile.csv").table(Graph.load(user / "net.graph.json"))
     solved = invoke(
         "solve", "--graph", "net.graph.json", "--profile", "net.profile.csv", "--ram", "90%"
@@ -105,13 +108,13 @@ def test_trace_writes_the_profile_beside_the_graph(user: Path) -> None:
 
 
 @pytest.mark.torch
-def test_trace_shows_tables_and_says_that_nothing_was_written(user: Path) -> None:
+def test_trace_shows_tables_and_says_that_nothing_was_written(user: Path, told: Told) -> None:
     """Without files there are tables for people and a warning."""
     outcome = invoke("trace", "user_train.py:step", "--device", "rpi4b")
     assert outcome.status == 0, outcome.err
     assert "0/addmm" in outcome.out
     assert "estimated for device rpi4b" in outcome.out
-    assert "give --out FILE" in outcome.err
+    told(outcome.err)
     assert "a step holds 4 B of results to its end" in " ".join(outcome.out.split())
     assert "reduce --ram by 4 B" in " ".join(outcome.out.split())
     assert sorted(path.name for path in user.glob("*.json")) == []
@@ -143,9 +146,9 @@ def test_a_module_that_cannot_be_captured_is_no_traceback() -> None:
     assert "torch.where" in last
 
 
-def test_profile_estimates_any_graph_for_a_device(tmp_path: Path) -> None:
+def test_profile_estimates_any_graph_for_a_device() -> None:
     """With --device a graph is costed without running it, and without PyTorch."""
-    out = tmp_path / "mlp.csv"
+    out = Path("mlp.csv")
     outcome = invoke("profile", "mlp", "--device", "rpi4b", "--out", out, "--json")
     assert outcome.status == 0, outcome.err
     with out.open(newline="") as stream:
@@ -156,29 +159,26 @@ def test_profile_estimates_any_graph_for_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "fragment"),
+    "arguments",
     [
-        (("profile", "mlp"), "mlp: a graph cannot be run; give the MODULE:FUNCTION"),
-        (
-            ("profile", "mlp", "--device", "rpi4b", "--power-from", "rpi4b"),
-            "--power-from is for measured ones",
-        ),
-        (("trace", "m:f", "--out", "/nowhere/g.json"), "/nowhere"),
-        (("trace", "m:f", "--out", "g.txt"), "expected a name that ends in .graph.json"),
-        (("trace", "m:f", "--repeats", "0"), "expected a whole number from 1, got '0'"),
-        (("trace", "m:f", "--device", "rpi5b"), "there is no such device"),
+        ("profile", "mlp"),
+        ("profile", "mlp", "--device", "rpi4b", "--power-from", "rpi4b"),
+        ("trace", "m:f", "--out", "/nowhere/g.json"),
+        ("trace", "m:f", "--out", "g.txt"),
+        ("trace", "m:f", "--repeats", "0"),
+        ("trace", "m:f", "--device", "rpi5b"),
     ],
 )
 def test_bad_choices_are_refused_before_anything_runs(
-    arguments: tuple[str, ...], fragment: str
+    arguments: tuple[str, ...], told: Told
 ) -> None:
     """Wrong combinations and files that cannot be written are found first."""
     outcome = invoke(*arguments)
     assert (outcome.status, outcome.out) == (2, "")
-    assert fragment in outcome.err
+    told(outcome.err)
 
 
-def test_missing_torch_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_a_sentence(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """Without PyTorch the exit status is that of a missing back end."""
 
     def missing(_: str) -> str:
@@ -187,7 +187,7 @@ def test_missing_torch_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "version", missing)
     outcome = invoke("trace", "module:function")
     assert (outcome.status, outcome.out) == (5, "")
-    assert "pip install 'poetmodel[torch]'" in outcome.err
+    told(outcome.err)
 
 
 @pytest.mark.parametrize("command", ["trace", "profile"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,9 @@ from poetmodel.device import (
 )
 from poetmodel.errors import CostError
 from poetmodel.graph import Graph, Node, Tensor, operation
+
+if TYPE_CHECKING:
+    from kit.messages import Told
 
 
 @pytest.fixture
@@ -143,10 +146,10 @@ def test_arrays_come_back_as_a_table(data: st.DataObject) -> None:
     assert table.page_out_energy_j == tuple(range(30, 30 + m))
 
 
-def test_arrays_must_fit(pair: Graph) -> None:
+def test_arrays_must_fit(pair: Graph, told: Told) -> None:
     """Sequences of another length, and only one direction of paging, are errors."""
     figures: dict[str, Any] = {"compute_time_s": [1, 2], "compute_energy_j": [1, 2]}
-    with pytest.raises(CostError, match="both page_in and page_out, or neither"):
+    with told.raises(CostError):
         Costs.from_arrays(pair, **figures, page_in=[(1, 1)] * 3)
     with pytest.raises(ValueError, match="shorter"):
         Costs.from_arrays(pair, **figures | {"compute_energy_j": [1]})
@@ -189,10 +192,10 @@ def test_costs_must_fit_the_graph(pair: Graph) -> None:
     )
 
 
-def test_many_misfits_are_counted(pair: Graph) -> None:
+def test_many_misfits_are_counted(pair: Graph, told: Told) -> None:
     """A message names four rows and counts the rest."""
     extra = {f"n{k}": FREE for k in range(9)}
-    with pytest.raises(CostError, match="'n0', 'n1', 'n2', 'n3' and 5 more, which graph"):
+    with told.raises(CostError):
         Costs(compute=extra | {"x": FREE, "drop": FREE}).table(pair)
 
 

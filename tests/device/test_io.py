@@ -27,6 +27,8 @@ from poetmodel.errors import CostError, DeviceError, InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.messages import Told
+
 BOARD = """
 name = "Board"
 core = "a core"
@@ -139,23 +141,23 @@ def test_files_go_by_any_path(board: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert load_device(key).name == "Board"
 
 
-def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_device_is_answered_with_the_known_ones(told: Told) -> None:
     """The message lists what is shipped, and what is close."""
     with pytest.raises(DeviceError) as caught:
         load_device("RPI4")
     (fault,) = caught.value.faults
     assert "device 'RPI4': there is no such device (did you mean rpi4b?)" in fault
     assert all(name in fault for name in device_names())
-    with pytest.raises(DeviceError, match="device '': there is no such device; shipped are"):
+    with told.raises(DeviceError):
         load_device("")
-    with pytest.raises(DeviceError, match=r"device 'xxx.*: there is no such device; shipped are"):
+    with told.raises(DeviceError, "second"):
         load_device("x" * 300)
 
 
 @pytest.mark.parametrize("name", ["none.toml", "none/board", "x" * 300 + ".toml"])
-def test_a_missing_device_file_is_named(tmp_path: Path, name: str) -> None:
+def test_a_missing_device_file_is_named(tmp_path: Path, name: str, told: Told) -> None:
     """A path that leads nowhere is an error of that path, not an unknown name."""
-    with pytest.raises(DeviceError, match=r"no such file|cannot be read"):
+    with told.raises(DeviceError):
         load_device(tmp_path / name)
 
 
@@ -174,10 +176,10 @@ def test_what_is_no_toml_is_one_plain_error(board: Path, text: str, message: str
     assert fault.startswith(message)
 
 
-def test_a_binary_device_file_is_refused(board: Path) -> None:
+def test_a_binary_device_file_is_refused(board: Path, told: Told) -> None:
     """A binary file is an error that says so."""
     board.write_bytes(b"\x00\xff")
-    with pytest.raises(DeviceError, match="expected UTF-8 text, found a binary file"):
+    with told.raises(DeviceError):
         load_device(board)
 
 
@@ -407,9 +409,9 @@ def test_all_faults_of_a_profile_come_together(tmp_path: Path) -> None:
     ]
 
 
-def test_a_missing_profile_is_a_cost_error(tmp_path: Path) -> None:
+def test_a_missing_profile_is_a_cost_error(tmp_path: Path, told: Told) -> None:
     """A path that leads nowhere, to a folder or to a binary file is an error that names it."""
-    with pytest.raises(CostError, match=r"none\.csv: no such file"):
+    with told.raises(CostError):
         load_profile(tmp_path / "none.csv")
     with pytest.raises(CostError, match="found a folder"):
         load_profile(tmp_path)
@@ -418,7 +420,7 @@ def test_a_missing_profile_is_a_cost_error(tmp_path: Path) -> None:
         load_profile(tmp_path / "p.csv")
 
 
-def test_file_says_how_storage_is_read_and_wears(tmp_path: Path) -> None:
+def test_file_says_how_storage_is_read_and_wears(tmp_path: Path, told: Told) -> None:
     """Three keys of [storage] are optional; each has its place in messages."""
     path = tmp_path / "board.toml"
     more = 'mode = "dma"\nmemory_mapped = true\nendurance_cycles = 1e5\nerase_block_bytes = 4_096\n'
@@ -428,7 +430,5 @@ def test_file_says_how_storage_is_read_and_wears(tmp_path: Path) -> None:
     assert (storage.memory_mapped, storage.endurance_cycles) == (True, 1e5)
     assert storage.erase_block_bytes == 4096
     path.write_text(BOARD.replace('mode = "dma"\n', more.replace("true", '"yes"')))
-    with pytest.raises(
-        DeviceError, match=r"\[storage\] memory_mapped: expected true or false, got"
-    ):
+    with told.raises(DeviceError):
         load_device(path)

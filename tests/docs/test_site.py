@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from base64 import b64decode
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from kit.browser_pages import PATIENCE_MS
 from site_pages import PAGES, notebook_page, site_links, site_tables
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,36 +59,72 @@ class Loads(HTMLParser):
             self.links.append(values["href"])
 
 
+WITHOUT_REFERENCE = f"""\
+INHERIT: {ROOT}/mkdocs.yml
+docs_dir: {ROOT}/docs
+hooks: [{ROOT}/scripts/site_pages.py]
+exclude_docs: reference/
+plugins: [search, offline]
+watch: []
+"""
+"""The site without what is read out of the code, which takes most of the time."""
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the built site."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+    """Return a function that builds the site once, whole or without its reference."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
-    folder = tmp_path_factory.mktemp("site")
-    proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=os.environ | proxies | {"NO_MKDOCS_2_WARNING": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+
+    @cache
+    def build(whole: bool) -> Path:
+        folder = tmp_path_factory.mktemp("site")
+        part = tmp_path_factory.mktemp("part") / "mkdocs.yml"
+        part.write_text(WITHOUT_REFERENCE)
+        given = ("--strict",) if whole else ("--config-file", str(part))
+        proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+        done = subprocess.run(
+            [sys.executable, "-m", "mkdocs", "build", *given, "--site-dir", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+            env=os.environ | proxies | {"NO_MKDOCS_2_WARNING": "1"},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return folder
+
+    return build
+
+
+@pytest.fixture(
+    scope="module",
+    params=[False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["without reference", "whole"],
+)
+def site(built: Callable[[bool], Path], request: pytest.FixtureRequest) -> Path:
+    """Return the folder of the built site."""
+    return built(request.param)
 
 
 @pytest.fixture(scope="module")
-def pages(site: Path) -> dict[Path, Loads]:
+def whole(built: Callable[[bool], Path]) -> Path:
+    """Return the folder of the whole site."""
+    return built(True)
+
+
+def pages_of(site: Path) -> dict[Path, Loads]:
     """Return what is in each page of the site."""
     found = {page: Loads(page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
-    assert len(found) > len(list(ROOT.glob("docs/**/*.md")))
+    sources = {page.relative_to(ROOT / "docs") for page in ROOT.glob("docs/**/*.md")}
+    whole = (site / "reference").exists()
+    assert len(found) > len([page for page in sources if whole or page.parts[0] != "reference"])
     return found
 
 
-def test_pages_load_nothing_from_elsewhere(pages: dict[Path, Loads]) -> None:
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     """No page names a file of another host, whether script, style, font or picture."""
-    for page, loads in pages.items():
+    for page, loads in pages_of(site).items():
         assert loads.targets
         foreign = [target for target in loads.targets if urlsplit(target).netloc]
         assert foreign == [], page
@@ -99,8 +138,10 @@ def test_styles_load_nothing_from_elsewhere(site: Path) -> None:
     assert [sheet for sheet in sheets if FETCHED.search(sheet.read_text(encoding="utf-8"))] == []
 
 
-def test_links_lead_somewhere(site: Path, pages: dict[Path, Loads]) -> None:
+@pytest.mark.slow
+def test_links_lead_somewhere(whole: Path) -> None:
     """Every link within the site names a page of it, and an anchor that the page has."""
+    site, pages = whole, pages_of(whole)
     for page, loads in pages.items():
         for link in loads.links:
             parts = urlsplit(link)
@@ -116,13 +157,14 @@ def test_links_lead_somewhere(site: Path, pages: dict[Path, Loads]) -> None:
             assert known, f"{page.relative_to(site)} links to {link}"
 
 
-def test_public_names_are_in_the_reference(site: Path) -> None:
+@pytest.mark.slow
+def test_public_names_are_in_the_reference(whole: Path) -> None:
     """Every name of the package and of its parts for users has its docstring in the reference."""
     import poetmodel as pm
     from poetmodel import baselines, bench, plan, planner
 
     anchors: set[str] = set()
-    for page in (site / "reference").glob("*.html"):
+    for page in (whole / "reference").glob("*.html"):
         anchors |= Loads(page.read_text(encoding="utf-8")).anchors
     ends = {anchor.rpartition(".")[2] for anchor in anchors if anchor.startswith("poetmodel.")}
     for package in (pm, plan, planner, baselines, bench):
@@ -200,14 +242,15 @@ def test_bars_in_code_are_plain_in_tables_only() -> None:
     assert site_tables(text) == "| `a|b` | c\\|d |\n`e\\|f`\n"
 
 
-def test_docstrings_come_out_as_the_signature_has_them(site: Path) -> None:
+@pytest.mark.slow
+def test_docstrings_come_out_as_the_signature_has_them(whole: Path) -> None:
     """Choices in braces do not hide the default, and no literal block leaves its colons."""
-    text = (site / "reference" / "library.html").read_text(encoding="utf-8")
+    text = (whole / "reference" / "library.html").read_text(encoding="utf-8")
     (row,) = re.findall(
         r"<tr[^>]*>(?:(?!</tr>).)*?<code>deadline_counts</code>.*?</tr>", text, re.S
     )[:1]
     assert "<code>None</code>" in row
-    for page in (site / "reference").glob("*.html"):
+    for page in (whole / "reference").glob("*.html"):
         assert "::</p>" not in page.read_text(encoding="utf-8"), page
 
 
@@ -244,24 +287,22 @@ def faults_of(page: Page) -> list[str]:
 
 
 @pytest.mark.browser
-def test_pages_open_from_a_folder_without_a_complaint(
-    site: Path, pages: dict[Path, Loads], browser: Browser
-) -> None:
+def test_pages_open_from_a_folder_without_a_complaint(whole: Path, browser: Browser) -> None:
     """No page opened as a file has an error, a failed request or one that leaves the folder."""
     page = browser.new_page()
     faults = faults_of(page)
-    for path in pages:
+    for path in pages_of(whole):
         page.goto(path.as_uri(), timeout=PATIENCE_MS)
-        assert faults == [], path.relative_to(site)
+        assert faults == [], path.relative_to(whole)
     page.close()
 
 
 @pytest.mark.browser
-def test_search_finds_pages_from_a_folder(site: Path, browser: Browser) -> None:
+def test_search_finds_pages_from_a_folder(whole: Path, browser: Browser) -> None:
     """What is typed into the search is found, and the result leads to its page."""
     page = browser.new_page()
     faults = faults_of(page)
-    page.goto((site / "index.html").as_uri())
+    page.goto((whole / "index.html").as_uri())
     page.locator("input.md-search__input").click()
     page.keyboard.type("deadline")
     page.locator('.md-search-result__item a[href*="h=deadline"]').first.click(timeout=PATIENCE_MS)
@@ -272,10 +313,10 @@ def test_search_finds_pages_from_a_folder(site: Path, browser: Browser) -> None:
 
 
 @pytest.mark.browser
-def test_charts_are_dark_where_the_page_is(site: Path, browser: Browser) -> None:
+def test_charts_are_dark_where_the_page_is(whole: Path, browser: Browser) -> None:
     """A chart has the paper of its page, and the site's own switch changes both."""
     page = browser.new_page(color_scheme="light", viewport={"width": 1440, "height": 900})
-    page.goto((site / "results.html").as_uri())
+    page.goto((whole / "results.html").as_uri())
     chart = page.locator('article img[src$=".svg"]').first
 
     def paper() -> tuple[int, ...]:
@@ -306,16 +347,15 @@ def test_pages_of_results_begin_with_a_chart(name: str) -> None:
         assert rows.count("\n") <= 2 + 20, rows[:200]
 
 
-def test_pictures_are_in_the_site(site: Path, pages: dict[Path, Loads]) -> None:
+def test_pictures_are_in_the_site(site: Path) -> None:
     """Every picture, style and script that a page names is a file of the site."""
-    for page, loads in pages.items():
+    for page, loads in pages_of(site).items():
         for target in loads.targets:
             place = urlsplit(target)
-            if not place.scheme:
-                assert (page.parent / unquote(place.path)).exists(), (
-                    page.relative_to(site),
-                    target,
-                )
+            there = page.parent / unquote(place.path)
+            left_out = there.parent.name == "reference" and not there.parent.exists()
+            if not place.scheme and not left_out:
+                assert there.exists(), (page.relative_to(site), target)
 
 
 def test_animation_is_short_and_small_and_can_stand_still() -> None:

@@ -66,7 +66,12 @@ def test_ctrl_c_ends_everything(tmp_path: Path, asked: signal.Signals) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "delay_s"),
-    [(signal.SIGTERM, 0.0), (signal.SIGINT, 0.0), (signal.SIGTERM, 0.5), (signal.SIGINT, 1.0)],
+    [
+        pytest.param(signal.SIGTERM, 0.0),
+        pytest.param(signal.SIGINT, 0.0, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 0.5, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 1.0),
+    ],
 )
 def test_ctrl_c_ends_it_while_it_starts(
     tmp_path: Path, asked: signal.Signals, delay_s: float
@@ -90,7 +95,9 @@ def test_ctrl_c_ends_it_while_it_starts(
     assert started.returncode in (0, INTERRUPTED, -asked)
 
 
-@pytest.mark.parametrize("solves", [False, True], ids=["idle", "solving"])
+@pytest.mark.parametrize(
+    "solves", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["idle", "solving"]
+)
 def test_signals_while_it_ends_change_nothing(tmp_path: Path, solves: bool) -> None:
     """Who asks again and again gets the same clean end, idle or while something is solved."""
     with running(tmp_path, *SMALL, errors=subprocess.PIPE) as explorer:

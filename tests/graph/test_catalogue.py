@@ -25,6 +25,8 @@ from poetmodel.graph.catalogue import (
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from kit.messages import Told
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_graphs.py"
 
 
@@ -109,15 +111,15 @@ def test_unknown_name_suggests_what_was_meant(typed: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize("typed", ["zzz", "", "../pyproject", "/etc/passwd"])
-def test_hopeless_name_is_refused_without_a_guess(typed: str) -> None:
+def test_hopeless_name_is_refused_without_a_guess(typed: str, told: Told) -> None:
     """A name that resembles none gets no guess, and no file outside the catalogue is read."""
-    with pytest.raises(GraphError, match="no such model; 'poetmodel models' lists all"):
+    with told.raises(GraphError):
         describe_model(typed)
 
 
-def test_file_name_in_place_of_a_model_points_to_the_option() -> None:
+def test_file_name_in_place_of_a_model_points_to_the_option(told: Told) -> None:
     """A graph file given as a model is told apart from a misspelt name."""
-    with pytest.raises(GraphError, match="a graph file is given with --graph"):
+    with told.raises(GraphError):
         load_model("mine.graph.json")
 
 
@@ -171,7 +173,7 @@ def test_faults_of_a_state_name_the_options(shape: Variant, message: str) -> Non
     assert message in str(caught.value)
 
 
-def test_published_graphs_take_no_state() -> None:
+def test_published_graphs_take_no_state(told: Told) -> None:
     """Those are as they were published."""
-    with pytest.raises(GraphError, match="--state sgd: the published graphs"):
+    with told.raises(GraphError):
         load_model("paper/linear", Variant(state="sgd"))

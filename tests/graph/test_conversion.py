@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given
 
-from kit.strategies import graphs, rich_graphs
+from kit.strategies import graphs
 from poetmodel.errors import GraphError
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.graph.conversion import from_networkx, to_networkx
+
+if TYPE_CHECKING:
+    from kit.messages import Told
 
 
 @pytest.fixture
@@ -38,12 +41,6 @@ def plain(*edges: tuple[Any, Any], sizes: str = "abc") -> nx.DiGraph[Any]:
         digraph.add_node(name, output_bytes=4)
     digraph.add_edges_from(edges)
     return digraph
-
-
-@given(rich_graphs())
-def test_there_and_back_loses_nothing(graph: Graph) -> None:
-    """Order, outputs, inputs named twice, resident bytes, all attributes come back."""
-    assert from_networkx(to_networkx(graph)) == graph
 
 
 @given(graphs())
@@ -132,71 +129,74 @@ def test_inputs_of_a_plain_digraph_come_in_the_order_of_its_edges() -> None:
     assert graph.nodes[2].inputs == ("b", "a")
 
 
-def test_edges_say_which_of_several_outputs_is_read() -> None:
+def test_edges_say_which_of_several_outputs_is_read(told: Told) -> None:
     """An edge from a node with several outputs names those that are read."""
     digraph = plain(sizes="c")
     digraph.add_node("n", outputs=[{"name": "y", "bytes": 1}, {"name": "m", "bytes": 1}])
     digraph.add_edge("n", "c", tensors=["m"])
     assert from_networkx(digraph).nodes[1].inputs == ("m",)
     del digraph.edges["n", "c"]["tensors"]
-    with pytest.raises(GraphError, match="'n' -> 'c': 'n' has 2 outputs; name those"):
+    with told.raises(GraphError):
         from_networkx(digraph)
 
 
-def test_a_cycle_is_named() -> None:
+def test_a_cycle_is_named(told: Told) -> None:
     """A cycle is an error that names its nodes, with or without an index."""
     digraph = plain(("a", "b"), ("b", "c"), ("c", "a"))
-    with pytest.raises(GraphError, match="cycle: a -> b -> c -> a"):
+    with told.raises(GraphError):
         from_networkx(digraph)
     nx.set_node_attributes(digraph, {"a": 0, "b": 1, "c": 2}, "index")
-    with pytest.raises(GraphError, match="cycle: a -> b -> c -> a"):
+    with told.raises(GraphError, "second"):
         from_networkx(digraph)
     with pytest.raises(GraphError, match="cycle: a -> a"):
         from_networkx(plain(("a", "a")))
 
 
 @pytest.mark.parametrize(
-    ("indices", "message"),
+    "indices",
     [
-        ({"a": 0, "b": 1}, "node 'c' has no index, but others do"),
-        ({"a": 0, "b": 1, "c": 1}, "nodes 'b' and 'c' have the same index 1"),
-        ({"a": 0, "b": 1, "c": 1.5}, "node 'c': index: expected an integer, got 1.5"),
-        ({"a": 2, "b": 1, "c": 0}, "'a' is made by nodes\\[2\\], which does not come before it"),
+        {"a": 0, "b": 1},
+        {"a": 0, "b": 1, "c": 1},
+        {"a": 0, "b": 1, "c": 1.5},
+        {"a": 2, "b": 1, "c": 0},
     ],
 )
-def test_an_index_must_be_an_execution_order(indices: dict[str, Any], message: str) -> None:
+def test_an_index_must_be_an_execution_order(indices: dict[str, Any], told: Told) -> None:
     """All nodes have a different integer, and what is read comes earlier."""
     digraph = plain(("a", "b"))
     nx.set_node_attributes(digraph, indices, "index")
-    with pytest.raises(GraphError, match=message):
+    with told.raises(GraphError):
         from_networkx(digraph)
 
 
-def test_inputs_and_edges_must_agree(norm: Graph) -> None:
+def test_inputs_and_edges_must_agree(norm: Graph, told: Told) -> None:
     """Where a digraph says both, an edge added or taken away must be said in the inputs."""
     digraph = norm.to_networkx()
     digraph.remove_edge("x", "use")
-    with pytest.raises(GraphError, match="node 'use': inputs name 'x', but no edge brings it"):
+    with told.raises(GraphError):
         from_networkx(digraph)
     digraph = norm.to_networkx()
     digraph.edges["norm", "use"]["tensors"] = ("d", "y", "m")
-    with pytest.raises(GraphError, match="node 'use': inputs lack 'm', which an edge brings"):
+    with told.raises(GraphError, "second"):
         from_networkx(digraph)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "message"),
-    [(["q"], "'a' does not make 'q'"), ("a", "expected a list of names, got 'a'")],
+    "tensors",
+    [
+        ["q"],
+        "a",
+    ],
 )
-def test_edges_name_what_their_node_makes(tensors: object, message: str) -> None:
+def test_edges_name_what_their_node_makes(tensors: object, told: Told) -> None:
     """An edge cannot bring what its node does not make."""
     digraph = plain()
     digraph.add_edge("a", "b", tensors=tensors)
-    with pytest.raises(GraphError, match=message):
+    with told.raises(GraphError):
         from_networkx(digraph)
 
 
-def test_what_a_graph_cannot_hold_is_refused() -> None:
+def test_what_a_graph_cannot_hold_is_refused(told: Told) -> None:
     """Attributes of node, edge and digraph that would be lost are errors that name them."""
     digraph = plain()
     digraph.nodes["a"]["workspace"] = 1
@@ -204,26 +204,26 @@ def test_what_a_graph_cannot_hold_is_refused() -> None:
         from_networkx(digraph)
     digraph = plain()
     digraph.add_edge("a", "b", weight=1)
-    with pytest.raises(GraphError, match="edge 'a' -> 'b': unknown attribute 'weight'"):
+    with told.raises(GraphError):
         from_networkx(digraph)
     digraph = plain()
     digraph.graph["colour"] = "red"
-    with pytest.raises(GraphError, match="digraph: colour: unknown key"):
+    with told.raises(GraphError, "second"):
         from_networkx(digraph)
 
 
-def test_sizes_are_needed() -> None:
+def test_sizes_are_needed(told: Told) -> None:
     """A node without a size is a fault that says what is missing."""
     digraph = plain()
     digraph.add_node("d")
-    with pytest.raises(GraphError, match=r"nodes\[3\] \('d'\): expected output_bytes or outputs"):
+    with told.raises(GraphError):
         from_networkx(digraph)
 
 
 @pytest.mark.parametrize("other", [nx.Graph(), nx.MultiDiGraph(), "a graph", None])
-def test_only_a_digraph_is_taken(other: Any) -> None:
+def test_only_a_digraph_is_taken(other: Any, told: Told) -> None:
     """Undirected graphs, multigraphs and anything else are refused; an empty one is too small."""
-    with pytest.raises(GraphError, match=r"expected a networkx\.DiGraph, got a"):
+    with told.raises(GraphError):
         from_networkx(other)
     with pytest.raises(GraphError, match="at least 1 node"):
         from_networkx(nx.DiGraph())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from kit.strategies import graphs, rich_graphs
 from poetmodel.errors import GraphError, InputError
 from poetmodel.graph import Graph, Node, Tensor, operation
+from poetmodel.graph.conversion import from_networkx, to_networkx
 from poetmodel.graph.io import (
     canonical_json,
     graph_from_dict,
@@ -22,6 +25,8 @@ from poetmodel.graph.io import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kit.messages import Told
 
 HEAD = '{"format": "poetmodel-graph", "version": 1, "name": "g", '
 
@@ -102,24 +107,19 @@ def test_what_may_be_left_out_has_its_default() -> None:
     assert second.outputs == ()
 
 
-@given(rich_graphs())
-def test_files_lose_nothing(graph: Graph) -> None:
-    """Whatever a graph holds comes back from its dictionary and from its canonical text."""
-    assert graph_from_dict(graph_to_dict(graph)) == graph
-    assert graph_from_dict(graph_to_dict(graph, defaults=True)) == graph
-    assert graph_from_dict(json.loads(canonical_json(graph))) == graph
-
-
 @given(graph=rich_graphs())
-def test_saving_and_loading_lose_nothing(
-    graph: Graph, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """A saved graph loads as the same graph, with the same hash."""
+def test_nothing_is_lost(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A graph comes back from dictionary, canonical text, file, digraph, pickle and copy."""
     path = tmp_path_factory.mktemp("graph") / "g.graph.json"
     graph.save(path)
     loaded = load_graph(path)
-    assert loaded == graph
-    assert loaded.sha256 == graph.sha256
+    assert graph_from_dict(graph_to_dict(graph)) == graph
+    assert graph_from_dict(graph_to_dict(graph, defaults=True)) == graph
+    assert graph_from_dict(json.loads(canonical_json(graph))) == graph
+    assert (loaded, loaded.sha256) == (graph, graph.sha256)
+    assert from_networkx(to_networkx(graph)) == graph
+    assert pickle.loads(pickle.dumps(graph)) == graph  # noqa: S301
+    assert copy.deepcopy(graph) == graph
 
 
 def test_saved_files_are_short_and_diffable(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_what_is_no_graph_file_is_one_plain_error(
     assert message in fault
 
 
-def test_a_missing_file_is_a_graph_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_graph_error(tmp_path: Path, told: Told) -> None:
     """A path that leads nowhere, or to a folder, is an error that names it."""
-    with pytest.raises(GraphError, match=r"none\.json: no such file"):
+    with told.raises(GraphError):
         load_graph(tmp_path / "none.json")
     with pytest.raises(GraphError, match="found a folder"):
         load_graph(tmp_path)
@@ -292,13 +292,15 @@ def test_each_fault_of_a_graph_names_its_key(changes: dict[str, Any], message: s
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999", "1e30", "-5", "0.5"])
-def test_numbers_that_json_admits_but_sizes_do_not(tmp_path: Path, literal: str) -> None:
+def test_numbers_that_json_admits_but_sizes_do_not(
+    tmp_path: Path, literal: str, told: Told
+) -> None:
     """Python's JSON reads NaN and infinities; here they are faults with their place."""
     path = tmp_path / "g.json"
     path.write_text(
         json.dumps(document()).replace('"output_bytes": 4', f'"output_bytes": {literal}')
     )
-    with pytest.raises(GraphError, match=r"nodes\[0\] \('a'\)\.output_bytes: expected a whole"):
+    with told.raises(GraphError):
         load_graph(path)
 
 
@@ -360,11 +362,11 @@ def test_values_are_checked_beside_a_node_that_is_none() -> None:
     ]
 
 
-def test_half_a_character_is_no_name(tmp_path: Path) -> None:
+def test_half_a_character_is_no_name(tmp_path: Path, told: Told) -> None:
     """JSON can spell what UTF-8 cannot; such a name could never be written again."""
     path = tmp_path / "g.json"
     path.write_text(json.dumps(document(node("\ud800"))))
-    with pytest.raises(GraphError, match="characters that UTF-8 can hold"):
+    with told.raises(GraphError):
         load_graph(path)
 
 

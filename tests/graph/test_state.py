@@ -29,6 +29,8 @@ from poetmodel.graph.io import canonical_json, graph_from_dict, graph_to_dict
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.messages import Told
+
 
 def step(*changed: Node) -> Graph:
     """Return x, w, y = f(x, w), g, w+ = u(w, g), with nodes of these names changed."""
@@ -277,16 +279,16 @@ def test_each_fault_of_state_names_its_place(changes: dict[str, Any], message: s
         assert wanted in each
 
 
-def test_nobody_reads_a_replaced_state_or_a_replacement() -> None:
+def test_nobody_reads_a_replaced_state_or_a_replacement(told: Told) -> None:
     """What an update replaced is gone, and its new value is for the next step."""
     late = operation("late", output_bytes=1, inputs=("w",))
     with pytest.raises(GraphError, match=r"nodes\[5\] \('late'\)\.inputs: 'w' is read after") as e:
         step(late)
     assert "must be its last reader" in str(e.value)
-    with pytest.raises(GraphError, match=r"'w\+' replaces a state tensor, and no node may read"):
+    with told.raises(GraphError, "second"):
         step(replace(late, inputs=("w+",)))
     chained = update("v", "w+", **{"w+": 8})
-    with pytest.raises(GraphError, match=r"'w\+', which is no state tensor: nodes\[4\] \('u'\)"):
+    with told.raises(GraphError, "third"):
         step(chained)
 
 
@@ -298,9 +300,9 @@ def test_pairs_that_share_an_output_are_no_object() -> None:
 
 
 @pytest.mark.parametrize("name", ["flops", "workspace_bytes", "on_aux"])
-def test_state_made_in_python_computes_nothing(name: str) -> None:
+def test_state_made_in_python_computes_nothing(name: str, told: Told) -> None:
     """The rule of files holds of nodes made in Python, and recomputable is false by itself."""
-    with pytest.raises(GraphError, match=rf"\('w'\)\.{name}: a node of phase state"):
+    with told.raises(GraphError):
         step(replace(state("w", 8), **{name: True if name == "on_aux" else 3}))
 
 
@@ -318,7 +320,7 @@ def test_version_1_has_no_key_of_version_2() -> None:
 # -- costs -------------------------------------------------------------------------------------
 
 
-def test_state_has_no_compute_costs() -> None:
+def test_state_has_no_compute_costs(told: Told) -> None:
     """A profile has page columns alone for it, and compute costs are refused."""
     graph, pages = step(), [(1.0, 2.0)] * 5
     costs = Costs.from_arrays(
@@ -331,5 +333,5 @@ def test_state_has_no_compute_costs() -> None:
     assert "w" not in costs.compute
     assert costs.table(graph).compute_time_s == (1, 0, 1, 1, 1)
     dear = Costs.from_arrays(graph, compute_time_s=[1] * 5, compute_energy_j=[2] * 5)
-    with pytest.raises(CostError, match="compute costs for 'w' of graph 'step', which holds state"):
+    with told.raises(CostError):
         dear.table(graph)

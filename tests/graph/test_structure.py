@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 
-from kit.strategies import graphs, rich_graphs
+from kit.strategies import graphs
 from poetmodel.errors import GraphError
 from poetmodel.graph import Graph, Node, Phase, Tensor, operation
 
@@ -99,13 +97,6 @@ def test_graphs_are_frozen_values(fork: Graph) -> None:
     assert hash(same) == hash(fork)
     assert replace(fork, resident_bytes={}) != fork
     assert replace(fork, nodes=fork.nodes[:-1]) != fork
-
-
-@given(rich_graphs())
-def test_graphs_survive_pickling_and_copying(graph: Graph) -> None:
-    """A graph can be sent to another process and copied."""
-    assert pickle.loads(pickle.dumps(graph)) == graph  # noqa: S301
-    assert copy.deepcopy(graph) == graph
 
 
 def test_a_list_of_nodes_is_taken() -> None:

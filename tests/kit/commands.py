@@ -7,13 +7,20 @@ import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
 
 from poetmodel.cli.application import app
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+CHAIN = Path("chain.graph.json")
+"""File of `chain`, in the folder of each test of the command line."""
+BOARD_FILE = Path("board.toml")
+"""File of a blocking board: 1 s and 1 J a node, 2 ms a transfer of 100 B."""
+PROFILE = Path("chain.csv")
+"""File of `profile_rows`."""
 BOARD = """\
 name = "Test board"
 core = "one core"
@@ -35,6 +42,9 @@ bytes_per_s = 100000.0
 power_w = 1.0
 """
 
+COMMAND = get_command(app)
+"""The parser of all commands, which takes typer as long to make as a command takes."""
+
 COLUMNS = (
     "name",
     "compute_time_s",
@@ -44,6 +54,24 @@ COLUMNS = (
     "page_out_time_s",
     "page_out_energy_j",
 )
+
+
+@cache
+def _solved(limits: tuple[str, ...]) -> str:
+    """Return what ``solve`` writes for `chain` on the board."""
+    out = Path("solved.json")
+    done = invoke("solve", CHAIN, "--device", BOARD_FILE, *limits, "--out", out, "--quiet")
+    assert done.status == 0, done.err
+    text = out.read_text()
+    out.unlink()
+    return text
+
+
+def write_solved(name: str, *limits: str) -> Path:
+    """Write the schedule file of `chain` on the board within some limits, solved once."""
+    path = Path(name)
+    path.write_text(_solved(limits))
+    return path
 
 
 class Terminal(io.StringIO):
@@ -78,7 +106,7 @@ def invoke(*arguments: object) -> Outcome:
     status: object = None
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            app([str(argument) for argument in arguments], prog_name="poetmodel")
+            COMMAND([str(argument) for argument in arguments], prog_name="poetmodel")
         except SystemExit as end:
             status = end.code
     texts = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 import make_results
@@ -115,3 +116,9 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, place in places.items():
         monkeypatch.setattr(make_results, name, folder / place)
     return readme
+
+
+def write_records(folder: Path, name: str, *records: Any) -> None:
+    """Write a file of records."""
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / f"{name}.jsonl").write_text(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +23,9 @@ from poetmodel.report.step_file import parse_step, step_subject
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers
 from poetmodel.solver import solve
+
+if TYPE_CHECKING:
+    from kit.messages import Told
 
 
 def test_a_step_is_judged_and_planned() -> None:
@@ -180,28 +183,30 @@ def _with(value: Any, *path: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (_without("torch"), "s.json: torch: missing"),
-        (_with(1, "surprise"), "s.json: surprise: unknown key; accepted are the keys of a step"),
-        (_with("much", "budget_bytes"), "s.json: budget_bytes: "),
-        (_with("later", "plan", "mode"), "s.json: plan.mode: "),
-        (_with(float("nan"), "compile_s"), "s.json: compile_s: "),
-        (_without("certificate", "equal"), "s.json: certificate.equal: missing"),
-        (_without("scheduled", "graph", "nodes"), "nodes"),
-        (_without("result", "problem"), "s.json: result.problem: missing"),
-        (_without("result", "R"), "s.json: result: R: the file holds no schedule"),
-        (_with("0" * 64, "result", "graph", "sha256"), "the schedule was made for graph"),
-        (_with([1.0], "scheduled", "costs", "compute_time_s"), "expected a figure for each node"),
-        (_with([-1.0] * 4, "scheduled", "costs", "compute_time_s"), "expected a finite number >="),
-        (_with([1.0], "scheduled", "costs", "page_in_time_s"), "expected a figure for each node"),
+        _without("torch"),
+        _with(1, "surprise"),
+        _with("much", "budget_bytes"),
+        _with("later", "plan", "mode"),
+        _with(float("nan"), "compile_s"),
+        _without("certificate", "equal"),
+        _without("scheduled", "graph", "nodes"),
+        _without("result", "problem"),
+        _without("result", "R"),
+        _with("0" * 64, "result", "graph", "sha256"),
+        _with([1.0], "scheduled", "costs", "compute_time_s"),
+        _with([-1.0] * 4, "scheduled", "costs", "compute_time_s"),
+        _with([1.0], "scheduled", "costs", "page_in_time_s"),
+    ],
+    ids=[
+        *("no torch", "surprise", "budget", "mode", "compile_s", "no equal", "no nodes"),
+        *("no problem", "no schedule", "another graph", "one time", "times below 0", "one page-in"),
     ],
 )
-def test_what_is_no_step_is_refused(change: Any, words: str) -> None:
+def test_what_is_no_step_is_refused(change: Any, told: Told) -> None:
     """The file and the key are named."""
     values = step_values(skip_problem())
     change(values)
-    with pytest.raises(InputError) as caught:
+    with told.raises(InputError):
         step_subject(values, source="s.json")
-    assert words in str(caught.value)
-    assert str(caught.value).startswith("s.json: ")

@@ -20,6 +20,7 @@ from poetmodel.graph.zoo.operators import (
 )
 
 if TYPE_CHECKING:
+    from kit.messages import Told
     from poetmodel.graph.structure import Graph, Node
     from poetmodel.graph.zoo.declaration import Value
 
@@ -218,8 +219,8 @@ def test_batch_norm_statistics_feed_both_parts() -> None:
 
 
 @pytest.mark.parametrize("rate", [1, 1.5, -0.1, float("nan"), True, "half"])
-def test_dropout_rate_must_be_a_share(rate: object) -> None:
+def test_dropout_rate_must_be_a_share(rate: object, told: Told) -> None:
     """A rate outside 0..1 is refused in words."""
     tape = Tape("x")
-    with pytest.raises(InputError, match="dropout: expected a number from 0 to below 1"):
+    with told.raises(InputError):
         tape.drop("drop", tape.input("input", 1, 4), rate=rate)  # type: ignore[arg-type]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from poetmodel.errors import InputError
 from poetmodel.graph.zoo.declaration import Value, Weight, require_counts, window_grid
+
+if TYPE_CHECKING:
+    from kit.messages import Told
 
 
 @pytest.fixture
@@ -26,9 +31,9 @@ def test_flatten_is_the_same_tensor(image: Value) -> None:
     assert (flat.name, flat.bytes) == ("image", 420)
 
 
-def test_view_of_another_size_is_refused(image: Value) -> None:
+def test_view_of_another_size_is_refused(image: Value, told: Told) -> None:
     """A view cannot have more elements than its tensor; the error names it."""
-    with pytest.raises(InputError, match=r"image: a view of shape \(2, 3, 5, 7\)"):
+    with told.raises(InputError):
         image.view(2, 3, 36)
 
 
@@ -45,9 +50,9 @@ def test_weight_size() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.0, True, "3", 10**6 + 1, None, float("nan")])
-def test_counts_that_are_none_are_refused(bad: object) -> None:
+def test_counts_that_are_none_are_refused(bad: object, told: Told) -> None:
     """Whatever is no whole number from 1 to a million is named with its value."""
-    with pytest.raises(InputError, match="image_size: expected a whole number from 1 to 1000000"):
+    with told.raises(InputError):
         require_counts(image_size=bad)
 
 
@@ -70,8 +75,7 @@ def test_window_grid(
     assert window_grid("w", image, kernel=kernel, stride=stride, padding=padding) == grid
 
 
-def test_window_too_large_is_refused(image: Value) -> None:
+def test_window_too_large_is_refused(image: Value, told: Told) -> None:
     """A window larger than the padded image names the operator, the sizes and the way out."""
-    message = "pool: a window of 8x8 does not fit its input of 5x7 .* larger image_size"
-    with pytest.raises(InputError, match=message):
+    with told.raises(InputError):
         window_grid("pool", image, kernel=8, stride=1, padding=1)

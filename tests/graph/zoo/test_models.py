@@ -14,6 +14,7 @@ from poetmodel.graph import zoo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kit.messages import Told
     from poetmodel.graph.structure import Graph
 
 WEIGHTED = ("conv2d", "linear", "batch_norm", "layer_norm", "embedding")
@@ -277,20 +278,20 @@ def test_traffic_covers_what_is_read_and_written(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    "build",
     [
-        (lambda: zoo.vgg16(image_size=31), "pool5: a window of 2x2 does not fit its input of 1x1"),
-        (lambda: zoo.resnet50(classes=0), "classes: expected a whole number from 1"),
-        (lambda: zoo.mlp(hidden=(3, 0)), r"hidden\[1\]: expected a whole number from 1"),
-        (lambda: zoo.bert_base(seq_len=513), "seq_len: expected at most 512, got 513"),
-        (lambda: zoo.bert_base(head="nsp"), "head: expected one of classification, mlm"),  # type: ignore[arg-type]
-        (lambda: zoo.transformer(heads=7), r"heads: expected a divisor of hidden \(768\), got 7"),
-        (lambda: zoo.mobilenetv2(dropout=1.0), "dropout: expected a number from 0 to below 1"),
+        lambda: zoo.vgg16(image_size=31),
+        lambda: zoo.resnet50(classes=0),
+        lambda: zoo.mlp(hidden=(3, 0)),
+        lambda: zoo.bert_base(seq_len=513),
+        lambda: zoo.bert_base(head="nsp"),
+        lambda: zoo.transformer(heads=7),
+        lambda: zoo.mobilenetv2(dropout=1.0),
     ],
 )
-def test_options_that_make_no_model_are_refused(build: Callable[[], Graph], message: str) -> None:
+def test_options_that_make_no_model_are_refused(build: Callable[[], Graph], told: Told) -> None:
     """A size that no model has is refused in a sentence that names it."""
-    with pytest.raises(InputError, match=message):
+    with told.raises(InputError):
         build()
 
 

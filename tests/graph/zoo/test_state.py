@@ -20,6 +20,7 @@ from poetmodel.graph.zoo.operators import activation, cross_entropy, linear
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
 
 if TYPE_CHECKING:
+    from kit.messages import Told
     from poetmodel.graph.structure import Graph, Node
 
 NORMS = ("batch_norm", "layer_norm")
@@ -408,29 +409,23 @@ def test_biases_alone_keep_no_inputs_of_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"state": "lamb"}, "state: expected one of sgd, momentum, adam, frozen, got 'lamb'"),
-        ({"state": "sgd", "optimizer": "sgd"}, "optimizer: 'sgd' ends a step whose weights"),
-        ({"tile": "32KiB"}, "tile: '32KiB' is for a step with state in its graph"),
-        ({"train": "all"}, "train: 'all' is for a step with state in its graph"),
-        ({"state": "frozen", "train": "all"}, "train: 'all' trains, and state 'frozen' does not"),
-        ({"state": "sgd", "train": "last-9"}, "train: expected last-1 to last-2, got 'last-9'"),
-        ({"state": "sgd", "train": "last-0"}, "train: expected last-1 to last-2, got 'last-0'"),
-        ({"state": "sgd", "train": "conv*"}, r"such as 'fc2\*', got 'conv\*', which matches"),
-        (
-            {"state": "sgd", "train": 3},
-            "train: expected all, biases, last-N, or a pattern .* got 3",
-        ),
-        (
-            {"state": "sgd", "train": ""},
-            "train: expected all, biases, last-N, or a pattern .* got ''",
-        ),
-        ({"state": "sgd", "tile": 0}, "tile: expected a size above 0 bytes"),
-        ({"state": "sgd", "tile": "big"}, "tile"),
+        {"state": "lamb"},
+        {"state": "sgd", "optimizer": "sgd"},
+        {"tile": "32KiB"},
+        {"train": "all"},
+        {"state": "frozen", "train": "all"},
+        {"state": "sgd", "train": "last-9"},
+        {"state": "sgd", "train": "last-0"},
+        {"state": "sgd", "train": "conv*"},
+        {"state": "sgd", "train": 3},
+        {"state": "sgd", "train": ""},
+        {"state": "sgd", "tile": 0},
+        {"state": "sgd", "tile": "big"},
     ],
 )
-def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], told: Told) -> None:
     """Each is refused in a sentence that says what would be accepted."""
-    with pytest.raises(InputError, match=message):
+    with told.raises(InputError):
         tiny(**options)

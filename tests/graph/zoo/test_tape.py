@@ -20,6 +20,7 @@ from poetmodel.graph.zoo.operators import (
 )
 
 if TYPE_CHECKING:
+    from kit.messages import Told
     from poetmodel.graph.structure import Graph, Node
 
 
@@ -147,30 +148,30 @@ def test_samples_come_once_and_may_lie_on_storage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"dtype": "float8"}, "dtype: expected one of float32, float16, int8, got 'float8'"),
-        ({"optimizer": "lamb"}, "optimizer: expected one of sgd, adam, got 'lamb'"),
-        ({"batch_size": 0}, "batch_size: expected a whole number from 1"),
+        {"dtype": "float8"},
+        {"optimizer": "lamb"},
+        {"batch_size": 0},
     ],
 )
-def test_settings_that_are_none_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_are_none_are_refused(settings: dict[str, Any], told: Told) -> None:
     """A bad setting is named with what is accepted."""
-    with pytest.raises(InputError, match=message):
+    with told.raises(InputError):
         Tape("x", **settings)
 
 
-def test_weight_shared_in_two_shapes_is_refused() -> None:
+def test_weight_shared_in_two_shapes_is_refused(told: Told) -> None:
     """Operators that share a weight must agree on its shape."""
     tape = Tape("x")
     x = tape.record(linear("a", tape.input("input", 1, 4), features=4))
-    with pytest.raises(InputError, match=r"b: the weight 'a\.weight' is shared in two shapes"):
+    with told.raises(InputError):
         tape.record(linear("b", x, features=3, tied_to="a.weight"))
 
 
-def test_only_a_loss_is_differentiated() -> None:
+def test_only_a_loss_is_differentiated(told: Told) -> None:
     """Differentiating an operator that is no loss is refused, not answered with no backward."""
     tape = Tape("x")
     x = tape.input("input", 1, 4)
-    with pytest.raises(InputError, match="fc: expected a loss, got phase 'forward'"):
+    with told.raises(InputError):
         tape.differentiate(linear("fc", x, features=4))

@@ -1,0 +1,78 @@
+"""What people are told, in catalogues: one text file beside the tests of a subject.
+
+An entry is the name of a test and, indented below it, what people read there. A test fails where
+they read anything else, and shows the difference; ``pytest --update-messages`` writes the entries
+that differ. Entries of tests that are gone fail in ``tests/test_messages.py``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_INDENT: Final = "    "
+
+
+def read(path: Path) -> dict[str, str]:
+    """Return the entries of a catalogue; none where there is no file yet."""
+    entries: dict[str, list[str]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        if line and not line.startswith(_INDENT):
+            entries[line] = lines = []
+        elif entries:
+            lines.append(line.removeprefix(_INDENT))
+    return {name: "\n".join(lines).rstrip("\n") for name, lines in entries.items()}
+
+
+def write(path: Path, entries: dict[str, str]) -> None:
+    """Write a catalogue, its entries by name."""
+    path.parent.mkdir(exist_ok=True)
+    parts = []
+    for name, text in sorted(entries.items()):
+        lines = (f"{_INDENT}{line}" if line else "" for line in text.split("\n"))
+        parts.append("\n".join((name, *lines)))
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Compares what a test reads with its entry."""
+
+    path: Path
+    """File of the catalogue."""
+    name: str
+    """Name of the test."""
+    folder: Path
+    """Folder whose subfolders are written ``<tmp>``."""
+    update: bool
+    """Whether entries that differ are written."""
+
+    @contextmanager
+    def raises(self, kind: type[Exception], about: str = "") -> Iterator[None]:
+        """Fail if no such exception is raised, or one that says something else."""
+        with pytest.raises(kind) as caught:
+            yield
+        self(str(caught.value), about)
+
+    def __call__(self, text: str, about: str = "") -> None:
+        """Fail if the entry is another text; `about` tells apart what one test compares."""
+        name = f"{self.name}: {about}" if about else self.name
+        text = re.sub(rf"{re.escape(str(self.folder))}/[\w-]+", "<tmp>", text.rstrip("\n"))
+        entries = read(self.path)
+        told = entries.get(name)
+        if told == text:
+            return
+        if not self.update:
+            lines = difflib.ndiff((told or "").split("\n"), text.split("\n"))
+            head = f"{self.path}: {name}: pytest --update-messages writes what is told now"
+            pytest.fail("\n".join((head, *lines)), pytrace=False)
+        write(self.path, entries | {name: text})
