@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from kit.instances import bench_device, random_costs, random_graph, random_problem, seeded
+from kit.instances import random_costs, random_graph, random_problem, random_step, seeded
 from kit.oracle import Optimum, optimum
 from kit.own_rows import constrained
-from kit.state_steps import random_step
+from kit.worked import bench_device
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import OWN, Problem

@@ -17,8 +17,8 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
+from kit.instances import state_problem
 from kit.oracle import optimum
-from kit.state_problems import state_problem
 from poetmodel.backends import BackendProgress, Limits, SolverStatus, backend
 from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.registry import backend_names

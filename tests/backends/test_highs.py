@@ -10,7 +10,7 @@ import highspy
 import numpy as np
 import pytest
 
-from kit.lazy_rounds import scarce_problem
+from kit.instances import scarce_problem
 from poetmodel.backends import Limits, RawSolution, SolverStatus
 from poetmodel.backends.call import SolverCall
 from poetmodel.backends.compiler import compile_model

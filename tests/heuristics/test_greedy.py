@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.instances import random_instances
+from kit.instances import random_instances, random_state_problems
 from kit.oracle import optimum
-from kit.state_problems import in_time_problem, random_state_problems
-from kit.worked import skip_graph, skip_problem
+from kit.worked import in_time_problem, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import floor

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kit.instances import random_instances
-from kit.lazy_rounds import scarce_problem
+from kit.instances import random_instances, random_state_problems, scarce_problem
 from kit.oracle import optimum
-from kit.state_problems import random_state_problems
 from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.instances import random_instance, seeded
+from kit.instances import random_instance, random_state_problems, seeded
 from kit.oracle import optimum
 from kit.own_rows import constrained
-from kit.state_problems import random_state_problems
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.greedy import construct

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.instances import random_costs, random_graph, random_instances, random_schedule, seeded
+from kit.instances import (
+    random_costs,
+    random_graph,
+    random_instances,
+    random_schedule,
+    random_state_schedule,
+    random_step,
+    seeded,
+    state_costs,
+)
 from kit.oracle import optimum
-from kit.state_problems import state_costs
-from kit.state_steps import random_state_schedule, random_step
 from kit.worked import skip_graph
 from poetmodel.device import Costs
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import random_instance, random_instances, seeded
-from kit.lazy_rounds import (
-    CLOSE,
+from kit.instances import (
     pointwise_graph,
-    random_rows,
-    relaxation_of,
+    random_instance,
+    random_instances,
     scarce_problem,
+    seeded,
     varied_graph,
 )
 from kit.oracle import optimum
 from kit.own_rows import constrained
+from kit.relaxation import CLOSE, random_rows, relaxation_of
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kit.instances import bench_device, random_instances
+from kit.instances import random_instances
 from kit.oracle import optimum
-from kit.worked import early_recomputation, even_costs, skip_graph, skip_problem
+from kit.worked import bench_device, early_recomputation, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.model import build

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.adversary import wrong_claims
+from kit.claims import wrong_claims
 from kit.instances import random_instance, random_schedule, seeded
 from kit.oracle import optimum
 from kit.own_rows import constrained, with_random_rows

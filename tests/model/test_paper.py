@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import (
-    random_instance,
-    random_instances,
-    random_schedule,
-    seeded,
-)
+from kit.instances import random_instance, random_instances, random_schedule, seeded
 from kit.oracle import optimum
 from kit.own_rows import with_random_rows
 from kit.worked import even_costs, skip_graph, skip_problem

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import poetmodel as pm
-from kit.instances import bench_device, random_costs, random_graph, random_schedule, seeded
-from kit.plan_words import PAGED, altered, plan, random_plan
-from kit.worked import even_costs, skip_graph
+from kit.instances import random_costs, random_graph, random_schedule, seeded
+from kit.plans import PAGED, altered, plan, random_plan
+from kit.worked import bench_device, even_costs, skip_graph
 from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan import Moment, Op, Plan, check_plan

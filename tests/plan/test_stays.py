@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.instances import seeded
-from kit.plan_words import PAGED as PAGED_SKIP
-from kit.plan_words import plan, random_plan
-from kit.state_plans import KEPT, PAGED, random_state_plan, step
+from kit.plans import HELD, STORED, plan, random_plan, random_state_plan, state_step
+from kit.plans import PAGED as PAGED_SKIP
 from kit.worked import skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.plan import check_plan
@@ -66,7 +65,7 @@ def test_an_old_copy_is_beside_the_new_one() -> None:
 
 def test_outputs_in_place_and_replacements_take_no_byte_twice() -> None:
     """Of x, 10 B, y takes 6 B; w+ lies where w lay, until it is paged out and freed."""
-    found = check_sum(step(), plan(PAGED, "blocking", resident=()))
+    found = check_sum(state_step(), plan(STORED, "blocking", resident=()))
     by_begin = {(s.index, s.begin): s for s in found}
     assert (by_begin[X, 0].given_at, by_begin[X, 0].given_bytes, by_begin[X, 0].end) == (2, 6, 3)
     again = by_begin[W, 5]
@@ -81,13 +80,13 @@ def test_outputs_in_place_and_replacements_take_no_byte_twice() -> None:
 
 def test_resident_state_is_there_from_before_to_after() -> None:
     """It has no instruction of its own; what is memory-mapped is not in RAM at all."""
-    found = check_sum(step(), plan(KEPT, "blocking", resident=(W, V)))
+    found = check_sum(state_step(), plan(HELD, "blocking", resident=(W, V)))
     assert [(s.index, s.origin, s.begin, s.end) for s in found[:2]] == [
         (W, Origin.RESIDENT, BEFORE, 9),
         (V, Origin.RESIDENT, BEFORE, 9),
     ]
-    mapped = plan(f"{KEPT} o5 f5", "blocking", resident=(), memory_mapped=True)
-    assert {s.index for s in check_sum(step(), mapped)} == {X, Y, G}
+    mapped = plan(f"{HELD} o5 f5", "blocking", resident=(), memory_mapped=True)
+    assert {s.index for s in check_sum(state_step(), mapped)} == {X, Y, G}
 
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
@@ -108,6 +107,6 @@ def test_the_sum_is_the_ram_of_the_plan_checker(mode: str, *, with_state: bool) 
 
 def test_a_plan_of_another_graph_is_refused() -> None:
     """Its numbers would mean something else."""
-    other = replace(plan(PAGED_SKIP), identity=GraphIdentity.of(step()))
+    other = replace(plan(PAGED_SKIP), identity=GraphIdentity.of(state_step()))
     with pytest.raises(PlanError, match="sha256"):
         stays(skip_graph(), other)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.blunt_state import simulated_bluntly
-from kit.instances import seeded
-from kit.state_steps import random_state_schedule, random_step, state, update
+from kit.closed_form import simulated_bluntly
+from kit.instances import random_state_schedule, random_step, seeded
+from kit.worked import state, update
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, Node, Phase, Tensor, operation
 from poetmodel.schedule import Schedule, simulate

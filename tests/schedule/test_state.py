@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.blunt_state import Blunt, simulated_bluntly
-from kit.instances import bench_device, seeded
-from kit.state_steps import random_state_schedule, random_step, state, update
+from kit.closed_form import Blunt, simulated_bluntly
+from kit.instances import random_state_schedule, random_step, seeded
+from kit.worked import bench_device, state, update
 from poetmodel.device import Costs, Device, Storage, StorageMode
 from poetmodel.errors import ScheduleError
 from poetmodel.graph import (

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import random_instances, seeded
-from kit.state_problems import state_problem
+from kit.instances import random_instances, seeded, state_problem
 from kit.worked import comb_graph, even_costs, skip_graph
 from poetmodel import Problem, build, solve
 from poetmodel.errors import TimeLimitError, VerificationError

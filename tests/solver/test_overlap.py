@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import bench_device, random_costs, random_graph, random_schedule, seeded
-from kit.lazy_rounds import scarce_problem
+from kit.instances import (
+    random_costs,
+    random_graph,
+    random_schedule,
+    random_state_schedule,
+    scarce_problem,
+    seeded,
+    state_problem,
+)
 from kit.oracle import optimum
-from kit.state_problems import state_problem
-from kit.state_steps import random_state_schedule
+from kit.worked import bench_device
 from poetmodel.device import Costs
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation

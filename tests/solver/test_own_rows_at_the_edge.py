@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from kit.claims import answer, row_fault
 from kit.instances import seeded
 from kit.oracle import optimum
 from kit.own_rows import scaled_and_constrained
-from kit.own_rows_answers import answer, fault
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.errors import PoetModelError
@@ -205,7 +205,7 @@ def found_wrong(problem: Problem, way: str, name: str = "highs") -> str:
         result = answer(problem, way, backend=name, gap=0.0)
     except PoetModelError as error:
         return f"{type(error).__name__}: {error}"
-    return fault(problem, optimum(problem), result)
+    return row_fault(problem, optimum(problem), result)
 
 
 @pytest.mark.parametrize("what", ROWS)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from kit.adversary import BACKENDS, KINDS, RESOLVED, WAYS, examine, new_seeds, wrong_claims
-from kit.instances import bench_device
+from kit.claims import BACKENDS, KINDS, RESOLVED, WAYS, examine, new_seeds, wrong_claims
+from kit.worked import bench_device
 from poetmodel.device import Costs
 from poetmodel.errors import LicenceError
 from poetmodel.graph.io import graph_from_dict

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from kit.instances import seeded
-from kit.lazy_rounds import RoundsError, no_rows, random_rows, run_rounds
+from kit.claims import answer, row_faults
+from kit.instances import scaled_state_problem, seeded, state_problem
 from kit.oracle import optimum
-from kit.own_rows_answers import answer, faults
-from kit.state_problems import scaled_state_problem, state_problem, state_rows_problem
+from kit.own_rows import state_rows_problem
+from kit.relaxation import RoundsError, no_rows, random_rows, run_rounds
 from poetmodel.backends.registry import backend
 from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.problem.infeasibility import obstacle
@@ -107,14 +107,14 @@ def test_what_is_ruled_out_before_solving_is_infeasible() -> None:
 @pytest.mark.parametrize("way", FORMULATIONS)
 def test_state_is_exact(way: str) -> None:
     """Thirty instances each way."""
-    assert not faults(seeds(0, QUICK // 2), way, state_problem)
+    assert not row_faults(seeds(0, QUICK // 2), way, state_problem)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_own_rows_on_state_are_exact(way: str) -> None:
     """Fifteen instances each way, with rows on homes, first reads and write-backs."""
-    assert not faults(seeds(1, QUICK // 4), way, state_rows_problem)
+    assert not row_faults(seeds(1, QUICK // 4), way, state_rows_problem)
 
 
 @pytest.mark.parametrize("way", ["lazy", "compact"])
@@ -129,21 +129,21 @@ def test_bytes_of_every_scale_are_exact(way: str) -> None:
 def test_state_is_exact_by_other_solvers(way: str, name: str) -> None:
     """Twelve of each kind."""
     count = QUICK // 5
-    assert not faults(seeds(2, count), way, state_problem, backend=name)
-    assert not faults(seeds(2, count), way, state_rows_problem, backend=name)
+    assert not row_faults(seeds(2, count), way, state_problem, backend=name)
+    assert not row_faults(seeds(2, count), way, state_rows_problem, backend=name)
 
 
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_no_bound_is_above_an_optimum(way: str) -> None:
     """Not with hardly any time, and not where a wide gap ends the search."""
     for make in (state_problem, state_rows_problem):
-        assert not faults(seeds(3, QUICK // 4), way, make, time_limit=0.02)
-        assert not faults(seeds(3, QUICK // 4), way, make, gap=0.5)
+        assert not row_faults(seeds(3, QUICK // 4), way, make, time_limit=0.02)
+        assert not row_faults(seeds(3, QUICK // 4), way, make, gap=0.5)
 
 
 def test_two_threads_change_no_answer() -> None:
     """Six."""
-    assert not faults(seeds(4, 6), "lazy", state_problem, threads=2)
+    assert not row_faults(seeds(4, 6), "lazy", state_problem, threads=2)
 
 
 # -- merged stages -------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def misses(numbers: range, way: str) -> dict[str, str]:
 @pytest.mark.parametrize("way", FORMULATIONS)
 def test_state_is_exact_on_more(way: str, number: int) -> None:
     """Eight hundred more each way."""
-    assert not faults(seeds(number, BATCH), way, state_problem)
+    assert not row_faults(seeds(number, BATCH), way, state_problem)
 
 
 @pytest.mark.seeds
@@ -267,7 +267,7 @@ def test_state_is_exact_on_more(way: str, number: int) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_own_rows_on_state_are_exact_on_more(way: str, number: int) -> None:
     """Four hundred more each way."""
-    assert not faults(seeds(number, BATCH), way, state_rows_problem)
+    assert not row_faults(seeds(number, BATCH), way, state_rows_problem)
 
 
 @pytest.mark.seeds
@@ -275,7 +275,7 @@ def test_own_rows_on_state_are_exact_on_more(way: str, number: int) -> None:
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_state_is_exact_on_six_nodes(way: str, number: int) -> None:
     """Two hundred."""
-    assert not faults(seeds(number, BATCH // 2), way, of_six)
+    assert not row_faults(seeds(number, BATCH // 2), way, of_six)
 
 
 @pytest.mark.seeds
@@ -292,8 +292,8 @@ def test_merged_stages_are_exact_on_more(number: int, at_random: bool) -> None:
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_state_is_exact_by_other_solvers_on_more(way: str, name: str) -> None:
     """A hundred of each kind."""
-    assert not faults(seeds(50, BATCH), way, state_problem, backend=name)
-    assert not faults(seeds(50, BATCH), way, state_rows_problem, backend=name)
+    assert not row_faults(seeds(50, BATCH), way, state_problem, backend=name)
+    assert not row_faults(seeds(50, BATCH), way, state_rows_problem, backend=name)
 
 
 @pytest.mark.seeds
@@ -301,15 +301,15 @@ def test_state_is_exact_by_other_solvers_on_more(way: str, name: str) -> None:
 def test_no_bound_is_above_an_optimum_on_more(way: str) -> None:
     """A hundred each."""
     for make in (state_problem, state_rows_problem):
-        assert not faults(seeds(51, BATCH), way, make, time_limit=0.02)
-        assert not faults(seeds(52, BATCH), way, make, time_limit=0.1)
-        assert not faults(seeds(53, BATCH), way, make, gap=0.5)
+        assert not row_faults(seeds(51, BATCH), way, make, time_limit=0.02)
+        assert not row_faults(seeds(52, BATCH), way, make, time_limit=0.1)
+        assert not row_faults(seeds(53, BATCH), way, make, gap=0.5)
 
 
 @pytest.mark.seeds
 def test_two_threads_change_no_answer_on_more() -> None:
     """Sixty."""
-    assert not faults(seeds(54, QUICK), "lazy", state_problem, threads=2)
+    assert not row_faults(seeds(54, QUICK), "lazy", state_problem, threads=2)
 
 
 @pytest.mark.seeds

@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.instances import random_graph, random_schedule, seeded
-from kit.lazy_rounds import (
-    CLOSE,
-    broken,
-    placed,
-    ram_limit,
-    random_rows,
-    relaxation_of,
-    scarce_problem,
-    solved,
-)
-from kit.state_problems import in_time_problem
-from kit.worked import comb_graph, skip_graph
+from kit.instances import random_graph, random_schedule, scarce_problem, seeded
+from kit.relaxation import CLOSE, broken, placed, ram_limit, random_rows, relaxation_of, solved
+from kit.worked import comb_graph, in_time_problem, skip_graph
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.graph import Graph, operation

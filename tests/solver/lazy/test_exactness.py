@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.instances import random_costs, random_graph, random_instance, random_problem, seeded
-from kit.lazy_rounds import RoundsError, no_rows, random_rows, run_rounds, scarce_problem
+from kit.instances import (
+    random_costs,
+    random_graph,
+    random_instance,
+    random_problem,
+    scarce_problem,
+    seeded,
+)
 from kit.oracle import optimum
+from kit.relaxation import RoundsError, no_rows, random_rows, run_rounds
 from kit.worked import early_recomputation
 from poetmodel.errors import PoetModelError
 from poetmodel.graph import Graph, floor

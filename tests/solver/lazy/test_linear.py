@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.instances import random_instances, seeded
-from kit.lazy_rounds import (
-    CLOSE,
-    no_rows,
-    random_rows,
-    relaxation_of,
-    run_rounds,
-    scarce_problem,
-    solved,
-)
+from kit.instances import random_instances, scarce_problem, seeded
+from kit.relaxation import CLOSE, no_rows, random_rows, relaxation_of, run_rounds, solved
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile

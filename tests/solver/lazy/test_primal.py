@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.instances import seeded
-from kit.lazy_rounds import CLOSE, random_rows, run_rounds, scarce_problem, solved
+from kit.instances import scarce_problem, seeded
+from kit.relaxation import CLOSE, random_rows, run_rounds, solved
 from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.aggregated import Grouping

@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 import pytest
 
-from kit.instances import seeded
-from kit.lazy_rounds import CLOSE, random_rows, run_rounds, scarce_problem, solved
+from kit.instances import scarce_problem, seeded
+from kit.relaxation import CLOSE, random_rows, run_rounds, solved
 from kit.worked import comb_graph, even_costs
 from poetmodel.errors import BackendError
 from poetmodel.heuristics.greedy import page_everything

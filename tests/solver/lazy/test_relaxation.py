@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from kit.instances import random_instances, random_schedule, seeded
-from kit.lazy_rounds import (
-    CLOSE,
-    groupings_between,
-    no_rows,
-    random_rows,
-    relaxation_of,
-    scarce_problem,
-    solved,
-)
+from kit.instances import random_instances, random_schedule, scarce_problem, seeded
 from kit.oracle import optimum
+from kit.relaxation import CLOSE, groupings_between, no_rows, random_rows, relaxation_of, solved
 from kit.worked import comb_graph, even_costs, skip_problem
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend

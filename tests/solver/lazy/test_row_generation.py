@@ -10,8 +10,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from kit.lazy_rounds import no_rows, scarce_problem
+from kit.instances import scarce_problem
 from kit.oracle import optimum
+from kit.relaxation import no_rows
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.backends.protocol import BackendProgress, RawSolution
 from poetmodel.device import Costs

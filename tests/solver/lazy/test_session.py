@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.lazy_rounds import scarce_problem
+from kit.instances import scarce_problem
 from kit.worked import comb_graph, even_costs, skip_graph, skip_problem
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import Graph, operation

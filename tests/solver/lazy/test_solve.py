@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.lazy_rounds import CLOSE, scarce_problem
+from kit.instances import scarce_problem
 from kit.oracle import optimum
+from kit.relaxation import CLOSE
 from kit.worked import comb_problem, skip_problem
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle

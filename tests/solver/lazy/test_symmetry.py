@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.instances import seeded
-from kit.lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
+from kit.instances import scarce_problem, seeded
+from kit.relaxation import CLOSE, random_rows, relaxation_of
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import bench_device, random_instances, seeded
+from kit.instances import random_instances, random_step, seeded
 from kit.oracle import optimum
-from kit.state_steps import random_step
-from kit.worked import even_costs, skip_graph, skip_problem
+from kit.worked import bench_device, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, operation

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 
-from kit.instances import random_schedule, seeded
-from kit.lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
+from kit.instances import random_schedule, scarce_problem, seeded
 from kit.oracle import optimum
 from kit.own_rows import with_random_rows
+from kit.relaxation import CLOSE, random_rows, relaxation_of
 from kit.worked import comb_graph, even_costs
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kit.instances import seeded
-from kit.lazy_rounds import CLOSE, broken, no_rows, placed, ram_limit, random_rows
 from kit.oracle import optimum
+from kit.relaxation import CLOSE, broken, no_rows, placed, ram_limit, random_rows
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
