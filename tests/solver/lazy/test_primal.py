@@ -86,19 +86,6 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair() -> None:
     assert not session.log
 
 
-def test_a_repair_that_the_proof_waits_for_has_its_time() -> None:
-    """In no time at all nothing is found; a local search from there has time of its own."""
-    problem = comb_problem(6, 9)
-    session = session_of(problem)
-    relaxation = session.build(Grouping(12, frozenset({5})))
-    answer = relaxation.disaggregate(solved(relaxation).x).schedule()
-    search = PrimalHeuristic(session, repair_most_s=0.0)
-    search.repair(answer, locally=False)
-    assert session.bounds.incumbent is None
-    search.repair(answer)
-    assert session.bounds.incumbent is not None
-
-
 def session_that_pages_everything() -> Session:
     """Begin a solve with a schedule that is far from the best."""
     problem = comb_problem(6, 9)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-    from poetmodel.schedule import Schedule
     from poetmodel.solver.outcome import Candidate, Outcome
     from poetmodel.solver.request import SolveProgress
 
@@ -95,34 +94,12 @@ def test_statistics_tell_rounds_rows_and_columns() -> None:
     assert 20 < outcome.statistics["columns"] < 150
 
 
-def test_the_first_answer_that_breaks_steps_only_brings_recompute_memory_cuts() -> None:
-    """The groups stay as they are; after the next such answer the worst step has a row."""
-    session = Session(comb_problem(), Request(gap=0.0), None)
-    rounds = RowGeneration(session, Grouping(20))
-    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
-    assert session.restoring
-    assert relaxation.model.restoring
-    assert relaxation.grouping == Grouping(20)
-    session.bounds.lower = rounds.policy.bound_before_rows + 1.0
-    relaxation = rounds._refine(relaxation, [], [(12, 11), (14, 13)])
-    assert relaxation.grouping == Grouping(20, step_rows=frozenset({(12, 11)}))
-    assert relaxation.model.restoring
-
-
 def rounds_of(value: float | None, bound: float) -> RowGeneration:
     """Begin a solve with a bound and a schedule of some value, or none."""
     problem = comb_problem()
     best = None if value is None else replace(greedy(problem), value=value)
     session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best, bound=bound)
     return RowGeneration(session, Grouping(20))
-
-
-def test_nothing_is_built_after_the_end() -> None:
-    """Out of time, or stopped, a round that found broken rows leaves them."""
-    rounds = rounds_of(10.0, 2.0)
-    relaxation = rounds.session.build(Grouping(20))
-    rounds.session.stopped = Termination.TIME_LIMIT
-    assert rounds._refine(relaxation, [13], []) is relaxation
 
 
 def test_the_allowance_of_a_cutoff_is_no_bound() -> None:
@@ -179,29 +156,6 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch: pytest.Monke
 
     assert session.solve(relaxation.form, watch=watch) is not None
     assert session.bounds.lower == 2.0
-
-
-def test_near_the_end_step_rows_are_enforced_at_once() -> None:
-    """One row settles what is left, with or without recompute-memory cuts."""
-    session = Session(comb_problem(), Request(gap=0.0), None)
-    rounds = RowGeneration(session, Grouping(20))
-    session.bounds.incumbent = greedy(session.problem)
-    session.bounds.lower = 0.99 * session.bounds.incumbent.value
-    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
-    assert not session.restoring
-    assert relaxation.grouping.step_rows == {(12, 11)}
-    session.restoring = True
-    relaxation = rounds._refine(relaxation, [], [(14, 13)])
-    assert relaxation.grouping.step_rows == {(12, 11), (14, 13)}
-
-
-def test_where_ram_is_minimized_step_rows_are_enforced_at_once() -> None:
-    """Room cuts are about a budget that is a number."""
-    session = Session(replace(comb_problem(), minimize="ram"), Request(gap=0.0), None)
-    rounds = RowGeneration(session, Grouping(20))
-    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
-    assert not session.restoring
-    assert relaxation.grouping.step_rows == {(12, 11)}
 
 
 def test_a_running_solve_is_followed_until_the_gap_is_closed() -> None:
@@ -347,44 +301,6 @@ def test_a_search_beside_the_proof_changes_no_value(
     assert all(process.returncode is not None for process in made)
     assert len(made) == 1 or start_s > 0.0
     assert 1 < outcome.statistics["enforced_rows"] < 28
-
-
-def test_answers_are_handed_over_while_a_process_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proof's own process does not search then, and does where there is none."""
-    problem = comb_problem()
-    session = Session(problem, Request(gap=0.0, threads=2), None)
-    rounds = RowGeneration(session, Grouping(20))
-    rounds.worker = primal_worker.PrimalWorker(session)
-    handed: list[Schedule] = []
-    monkeypatch.setattr(rounds.worker, "put", handed.append)
-    relaxation = session.build(Grouping(20, frozenset({9})))
-    x = session.solve(relaxation.form).x
-    rounds.worker.runs.set()
-    rounds._search_linear(relaxation, x)
-    rounds._watch(relaxation, BackendProgress(incumbent=0.0, bound=None, x=x))
-    rounds._search(relaxation, x)
-    assert len(handed) == 3
-    assert session.bounds.incumbent is None
-    rounds.worker.runs.clear()
-    rounds._search(relaxation, x)
-    assert session.bounds.incumbent is not None
-    assert len(handed) == 4
-
-
-def test_the_linear_phase_waits_for_no_local_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answers are repaired; those of integer relaxations are where local searches begin."""
-    problem = comb_problem()
-    session = Session(problem, Request(gap=0.0), None)
-    rounds = RowGeneration(session, Grouping(20))
-    searches: list[None] = []
-    monkeypatch.setattr(PrimalHeuristic, "improve", lambda _: searches.append(None))
-    relaxation = session.build(Grouping(20, frozenset({9})))
-    x = session.solve(relaxation.form).x
-    rounds._search_linear(relaxation, x)
-    assert session.bounds.incumbent is not None
-    assert not searches
-    rounds._search(relaxation, x)
-    assert len(searches) == 1
 
 
 def test_one_thread_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
