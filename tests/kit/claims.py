@@ -31,7 +31,7 @@ from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floo
 from poetmodel.heuristics.greedy import page_everything, trivial
 from poetmodel.model import build
 from poetmodel.model.aggregated import Grouping
-from poetmodel.problem import OWN, Problem
+from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status
 from poetmodel.schedule import verify
@@ -261,8 +261,14 @@ def answers(
 # -- claims --------------------------------------------------------------------------------------
 
 
-def wrong_claims(problem: Problem, result: SolveResult, least: float | None, gap: float) -> str:
-    """Return what of a result does not hold, `least` being the best value; None if infeasible."""
+def wrong_claims(
+    problem: Problem, result: SolveResult, least: float | None, gap: float, *, sharp: bool = False
+) -> str:
+    """Return what of a result does not hold, `least` being the best value; None if infeasible.
+
+    What is `sharp` is held to what can be decided alone: rounding of what every schedule pays
+    excuses no value, and there is a bound.
+    """
     if result.schedule is not None:
         found = verify_schedule(problem, result.schedule)
         if found.violations:
@@ -274,16 +280,52 @@ def wrong_claims(problem: Problem, result: SolveResult, least: float | None, gap
     if result.schedule is None or least is None:
         return "" if least is None else f"{result.status} ({result.termination})"
     objective = problem.objective
-    whole, exact = abs(objective.baseline) + abs(least), objective.in_bytes
+    best, exact = objective.baseline + least, objective.in_bytes
+    sizes = abs(objective.baseline), abs(best if sharp else least)
+    whole = 0.0 if exact else EQUAL * (max(sizes) if sharp else sum(sizes))
     bound = result.objective_bound
-    above = 0.0 if exact else EQUAL * whole
-    if bound is not None and bound > objective.baseline + least + above:
-        return f"bound {bound!r}, optimum {objective.baseline + least!r}"
+    if (sharp and bound is None) or (bound is not None and bound > best + whole):
+        return f"bound {bound!r}, optimum {best!r}"
+    energy = problem.minimize == Quantity.ENERGY
+    if sharp and energy and result.overhead_bound_j > least * (1 + RESOLVED):
+        return f"bound of the overhead {result.overhead_bound_j!r}, least {least!r}"
     if result.status != Status.OPTIMAL:
         return ""
+    resolved = 0.0 if exact else RESOLVED * abs(least)
+    allowed = gap * found.value + resolved + whole
+    if sharp:
+        allowed = max(gap * found.value, resolved)
     missing = found.value - least
-    allowed = gap * found.value + (0.0 if exact else RESOLVED * abs(least) + EQUAL * whole)
     return "" if missing <= allowed else f"optimal at {found.value!r}, optimum {least!r}"
+
+
+def searched(problem: Problem) -> float | None:
+    """Return the best value by exhaustive search, beyond what every schedule pays, or None."""
+    best = optimum(problem)
+    return None if best is None else verify_schedule(problem, best.schedule).value
+
+
+def wrongly_ended(
+    problem: Problem, solved: Callable[[], SolveResult], gap: float, *, rounded: bool = False
+) -> str:
+    """Return what of a solve to the end is wrong against exhaustive search, or nothing.
+
+    Bytes of a user's model are bounded to a tolerance only: a value so `rounded` may be left
+    without a proof.
+    """
+    least = searched(problem)
+    try:
+        result = solved()
+    except PoetModelError as error:
+        return f"{type(error).__name__}: {error}"
+    wanted = Status.INFEASIBLE if least is None else Status.OPTIMAL
+    said = wrong_claims(problem, result, least, gap, sharp=True)
+    if said or result.status == wanted:
+        return said
+    if least is None or result.schedule is None or not rounded or not problem.objective.in_bytes:
+        return f"expected {wanted}, got {result.status}"
+    value = verify_schedule(problem, result.schedule).value
+    return "" if value - least <= RESOLVED * value else f"{value}, optimum {least}"
 
 
 def examine(seed: str, *, ways: int = 4) -> tuple[list[Fault], Counter[str]]:

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Final
 import pyomo.environ as pyo
 import pytest
 
+from kit.claims import wrongly_ended
 from kit.instances import scaled_instance, seeded
 from kit.oracle import optimum
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
-from poetmodel.errors import InputError, PoetModelError
+from poetmodel.errors import InputError
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.model import build
 from poetmodel.model.linear import ExactLimit, limit_row
-from poetmodel.problem import Problem, Quantity
+from poetmodel.problem import Problem
 from poetmodel.result import Status
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import verify_schedule
@@ -40,8 +41,6 @@ BACKENDS: Final = tuple(
 )
 QUICK, BATCH, ALL = 20, 100, 12
 """Instances of the quick sample; of each slow test; and how many of those."""
-EQUAL: Final = 1e-9
-"""What a bound may be above an optimum by rounding alone, relative to all energy or time."""
 
 
 def answer(problem: Problem, way: str, name: str, gap: float) -> SolveResult:
@@ -53,36 +52,8 @@ def answer(problem: Problem, way: str, name: str, gap: float) -> SolveResult:
 
 def fault(problem: Problem, way: str, name: str, gap: float) -> str:
     """Return what of a result is wrong against exhaustive search, or nothing."""
-    best = optimum(problem)
-    try:
-        result = answer(problem, way, name, gap)
-    except PoetModelError as error:
-        return f"{type(error).__name__}: {error}"
-    if best is None:
-        return "" if result.status == Status.INFEASIBLE else f"infeasible, got {result.status}"
-    if result.schedule is None:
-        return f"optimum {best.value}, got {result.status}"
-    least, found = (
-        verify_schedule(problem, best.schedule),
-        verify_schedule(problem, result.schedule),
-    )
-    assert not least.violations
-    whole = problem.objective.baseline
-    bound = result.objective_bound
-    if found.violations:
-        return f"violations {found.violations}"
-    if bound is None or bound > (whole + least.value) * (1 + EQUAL):
-        return f"optimum {whole + least.value}, bound {bound}"
-    if problem.minimize == Quantity.ENERGY and result.overhead_bound_j > least.value * (1 + 1e-6):
-        return f"least overhead {least.value}, bound {result.overhead_bound_j}"
-    beyond = found.value - least.value
-    if result.status == Status.OPTIMAL and beyond > max(gap, 1e-6) * found.value:
-        return f"called optimal at {found.value}, optimum {least.value}"
-    if result.status == Status.OPTIMAL:
-        return ""
-    # Bytes of a user's model are bounded to a tolerance only, and the result says so.
-    honest = way == "unreduced" and problem.minimize in (Quantity.RAM, Quantity.WRITES)
-    return "" if honest and beyond <= 1e-6 * found.value else f"got {result.status}"
+    rounded = way == "unreduced"
+    return wrongly_ended(problem, lambda: answer(problem, way, name, gap), gap, rounded=rounded)
 
 
 def faults(seeds: Iterable[int], way: str, name: str) -> dict[str, str]:
