@@ -659,7 +659,7 @@ reported = []
 def progress(news):
     if news.incumbent is not None and news.bound is not None and not reported:
         reported.append(True)
-        threading.Timer(0.5, lambda: print("running", flush=True)).start()
+        threading.Timer(0.1, lambda: print("running", flush=True)).start()
 stop = threading.Event()
 solver = backend(sys.argv[1])
 result = run_interruptibly(

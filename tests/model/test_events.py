@@ -9,6 +9,7 @@ import pytest
 
 from kit.instances import random_instances
 from kit.oracle import optimum
+from kit.rotation import Part, parts
 from kit.worked import bench_device, early_recomputation, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, Node, Tensor, operation
@@ -343,10 +344,11 @@ def test_event_stages_without_a_schedule_prove_nothing() -> None:
         pytest.fail("every problem had a schedule")
 
 
-def test_event_stages_are_never_better_than_the_optimum() -> None:
+@parts(2)
+def test_event_stages_are_never_better_than_the_optimum(part: Part) -> None:
     """What they find is a schedule of the problem, so never below the best one."""
     worse = 0
-    for problem in random_instances(60, (3, 5), seed=42, minimize="energy"):
+    for problem in part.of(random_instances(60, (3, 5), seed=42, minimize="energy")):
         best = optimum(problem)
         result = solve(build(problem, stages="events"), gap=0.0)
         if best is None:

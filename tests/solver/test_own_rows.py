@@ -17,6 +17,7 @@ import poetmodel as pm
 from kit.claims import ROW_WAYS, answer, row_faults
 from kit.oracle import optimum
 from kit.own_rows import larger_own_rows_problem, own_rows_problem
+from kit.rotation import Part, parts
 from poetmodel.backends.registry import backend
 from poetmodel.errors import ModelError
 from poetmodel.problem import OWN
@@ -67,12 +68,13 @@ def test_no_time_is_no_excuse() -> None:
     assert not row_faults(seeds(3, QUICK // 3), "compact", time_limit=0.02)
 
 
-def test_schedules_of_the_paper_keep_own_rows() -> None:
+@parts(4)
+def test_schedules_of_the_paper_keep_own_rows(part: Part) -> None:
     """Its memory is another one, but whatever it finds keeps the rows."""
     stated = {"minimize": "energy", "deadline_counts": "compute", "recompute": True, "paging": True}
     limits = {"aux_bytes": None, "energy_budget": None}
     checked = 0
-    for seed in seeds(4, 2 * QUICK):
+    for seed in part.of(seeds(4, 2 * QUICK)):
         problem = own_rows_problem(seed, **stated, **limits)
         try:
             result = answer(problem, "paper", gap=0.0)
@@ -88,7 +90,7 @@ def test_schedules_of_the_paper_keep_own_rows() -> None:
             assert best is not None, seed
             assert problem.objective.measured(found.simulation) >= best.value - 1e-6, seed
         checked += 1
-    assert checked > 10
+    assert checked > part.share(10)
 
 
 def disagreements(numbers: range, kind: str) -> dict[str, str]:

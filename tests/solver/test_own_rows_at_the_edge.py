@@ -29,7 +29,11 @@ BACKENDS: Final = tuple(
     pytest.param(name, marks=pytest.mark.skipif(not backend(name).available(), reason="missing"))
     for name in ("highs", "scip", "gurobi")
 )
-EACH_WAY: Final = ("lazy", "compact", pytest.param("unreduced", marks=pytest.mark.seeds))
+EACH_WAY: Final = (
+    "lazy",
+    pytest.param("compact", marks=pytest.mark.slow),
+    pytest.param("unreduced", marks=pytest.mark.seeds),
+)
 BIG: Final = 2**52
 
 

@@ -39,6 +39,8 @@ BACKENDS: Final = tuple(
     pytest.param(name, marks=pytest.mark.skipif(not backend(name).available(), reason="missing"))
     for name in ("highs", "scip", "gurobi")
 )
+EACH_WAY: Final = (*WAYS[:2], pytest.param("unreduced", marks=pytest.mark.slow))
+"""The formulations of a problem, and, slow, the model of a user."""
 QUICK, BATCH, ALL = 20, 100, 12
 """Instances of the quick sample; of each slow test; and how many of those."""
 
@@ -230,7 +232,7 @@ def bytes_below_the_peak(missing: int) -> Problem:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 @pytest.mark.parametrize("made", [small_beside_large, one_byte_written])
 def test_the_least_bytes_written_beside_large_tensors(
     made: Callable[[], Problem], way: str, name: str
@@ -242,14 +244,14 @@ def test_the_least_bytes_written_beside_large_tensors(
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 def test_one_byte_too_many_leads_to_a_cut(way: str, name: str) -> None:
     """A peak 1 B above 318 TB, which no floating-point row shows, ends in the right schedule."""
     assert fault(one_byte_of_terabytes(), way, name, 0.0) == ""
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 @pytest.mark.parametrize(("missing", "energy_j"), [(0, 16.0), (1, 17.2), (8, 17.2)])
 def test_keeping_all_is_ruled_out_by_one_byte(
     missing: int, energy_j: float, way: str, name: str
@@ -310,7 +312,7 @@ def transfers(
 
 
 @pytest.mark.parametrize("minimize", ["energy", "time", "writes"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 @pytest.mark.parametrize("cost", [1e-300, 1e-30, 1e15, 1e30, 1e300])
 def test_one_cost_beyond_all_others(cost: float, way: str, minimize: str) -> None:
     """A transfer that takes next to nothing, or more than anything, is decided about exactly."""
@@ -320,7 +322,7 @@ def test_one_cost_beyond_all_others(cost: float, way: str, minimize: str) -> Non
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-290, 1e290])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 def test_all_costs_next_to_nothing_or_enormous(scale: float, way: str) -> None:
     """Figures of a device of 1e30 FLOP/s and beyond: only what they are of each other counts."""
     plain = transfers(1, 1)

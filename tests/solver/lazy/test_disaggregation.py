@@ -323,10 +323,10 @@ def check_points(count: int, kind: str) -> int:
 
 def test_a_placed_point_keeps_rules_limits_and_enforced_rows() -> None:
     """Of 0/1 points, however wasteful: at no more cost, and short of RAM at other rows at most."""
-    assert check_points(120, "random") > 40
+    assert check_points(40, "random") > 13
 
 
 @pytest.mark.seeds
 def test_more_placed_points_keep_rules_limits_and_enforced_rows() -> None:
-    """The same on 2,000 instances."""
-    assert check_points(2000, "more") > 700
+    """The same on 2,000 instances, the quick ones among them."""
+    assert check_points(2000, "random") > 700

@@ -9,6 +9,7 @@ import pytest
 
 from kit.instances import random_instances, scarce_problem, seeded
 from kit.relaxation import CLOSE, no_rows, random_rows, relaxation_of, run_rounds, solved
+from kit.rotation import Part, parts
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
@@ -141,10 +142,11 @@ def test_rows_that_are_tight_at_the_incumbent_are_added(ratio: float, large: int
     assert len(added) == (2 if ratio < 1.0 and large == 1 else 1)
 
 
-def test_bounds_of_the_linear_phase_hold() -> None:
+@parts(2)
+def test_bounds_of_the_linear_phase_hold(part: Part) -> None:
     """On random problems, from whatever rows, it is never above what bare rounds come to."""
     raised = 0
-    for number in range(25):
+    for number in part.of(range(25)):
         problem = scarce_problem(f"linear/{number}", (5, 9))
         if obstacle(problem) is not None:
             continue
@@ -158,7 +160,7 @@ def test_bounds_of_the_linear_phase_hold() -> None:
             assert not answer.infeasible, number
             assert session.bounds.lower <= best + CLOSE, number
             raised += session.bounds.lower > CLOSE
-    assert raised > 10
+    assert raised > part.share(10)
 
 
 @pytest.mark.parametrize(

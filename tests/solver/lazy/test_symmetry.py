@@ -10,6 +10,7 @@ import pytest
 
 from kit.instances import scarce_problem, seeded
 from kit.relaxation import CLOSE, random_rows, relaxation_of
+from kit.rotation import Part, parts
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm
@@ -125,10 +126,11 @@ def test_counted_forms_have_the_same_least_value() -> None:
     assert compared > 60
 
 
-def test_so_they_have_below_a_cutoff_and_nothing_is_found_where_nothing_is() -> None:
+@parts(3)
+def test_so_they_have_below_a_cutoff_and_nothing_is_found_where_nothing_is(part: Part) -> None:
     """So they have below a cutoff and nothing is found where nothing is."""
     compared = 0
-    for seed, form in limited_forms(60, (8, 14)):
+    for seed, form in part.of(limited_forms(60, (8, 14))):
         best = least(form)
         if best is None or best <= form.offset + CLOSE:
             continue
@@ -140,13 +142,14 @@ def test_so_they_have_below_a_cutoff_and_nothing_is_found_where_nothing_is() -> 
         tight = counted_form(form, below)
         if tight is not None:
             assert least(tight.form, objective_cutoff=below) is None, seed
-    assert compared > 20
+    assert compared > part.share(20)
 
 
-def test_points_keep_value_and_rows() -> None:
+@parts(2)
+def test_points_keep_value_and_rows(part: Part) -> None:
     """Points keep value and rows."""
     extended = 0
-    for seed, form in limited_forms(40, (8, 14)):
+    for seed, form in part.of(limited_forms(40, (8, 14))):
         counted = counted_form(form, None)
         if counted is None:
             continue
@@ -160,7 +163,7 @@ def test_points_keep_value_and_rows() -> None:
         assert counted.form.violation(point) <= CLOSE, seed
         assert counted.form.value(point) == pytest.approx(form.value(raw.x)), seed
         extended += 1
-    assert extended > 20
+    assert extended > part.share(20)
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,9 @@ def check_optima(count: int, n: tuple[int, int]) -> tuple[int, int]:
 
 def test_optima_stay_and_linear_bounds_rise() -> None:
     """On random relaxations with several outputs, workspaces and all limits."""
-    compared, raised = check_optima(90, (6, 10))
-    assert compared > 25
-    assert raised > 3  # most of what a limit rules out is stated as such already
+    compared, raised = check_optima(30, (6, 10))
+    assert compared > 8
+    assert raised > 0  # most of what a limit rules out is stated as such already
 
 
 @pytest.mark.seeds
