@@ -36,6 +36,16 @@ MATRIX = (
     pytest.param("scip", marks=pytest.mark.scip),
     pytest.param("gurobi", marks=pytest.mark.gurobi),
 )
+FIRST_QUICKLY = pytest.mark.parametrize(
+    "solver",
+    [
+        "highs",
+        pytest.param("scip", marks=[pytest.mark.scip, pytest.mark.slow]),
+        pytest.param("gurobi", marks=[pytest.mark.gurobi, pytest.mark.slow]),
+    ],
+    indirect=True,
+)
+"""For what takes a while: the default back end quickly, the others with the slow tests."""
 PACKAGE = {"highs": "highspy", "scip": "pyscipopt", "gurobi": "gurobipy"}
 NODE_LIMIT = {"highs": "mip_max_nodes", "scip": "limits/nodes", "gurobi": "NodeLimit"}
 GAP = {"highs": "mip_rel_gap", "scip": "limits/gap", "gurobi": "MIPGap"}
@@ -206,6 +216,7 @@ def test_unbounded_relaxation_of_an_infeasible_model(solver: Solver) -> None:
     assert (result.status, result.infeasible) == (SolverStatus.INFEASIBLE, True)
 
 
+@FIRST_QUICKLY
 def test_time_limit_with_incumbent(solver: Solver) -> None:
     """Out of time, the best solution and a bound on the far side of it come back."""
     result = solver.solve(hard(), Limits(time_s=0.5, rel_gap=0.0), start=np.zeros(400))
@@ -377,6 +388,7 @@ def test_stop_before_the_start(solver: Solver) -> None:
     assert solver.solve(hard(), SAFE, stop=stop).status is SolverStatus.INTERRUPTED
 
 
+@FIRST_QUICKLY
 def test_stop_from_another_thread(solver: Solver) -> None:
     """Any thread can stop a running solve, which keeps what it has found."""
     stop, found = threading.Event(), threading.Event()
@@ -394,6 +406,7 @@ def test_stop_from_another_thread(solver: Solver) -> None:
     assert result.bound is not None
 
 
+@FIRST_QUICKLY
 def test_stop_without_progress(solver: Solver) -> None:
     """The stop event works where nobody listens for progress."""
     stop = threading.Event()
@@ -405,6 +418,7 @@ def test_stop_without_progress(solver: Solver) -> None:
     assert result.x is None
 
 
+@FIRST_QUICKLY
 def test_progress_may_stop(solver: Solver) -> None:
     """Returning False stops the solve; returning anything else does not."""
     seen: list[BackendProgress] = []
@@ -465,6 +479,7 @@ def test_solving_within_a_callback(solver: Solver) -> None:
     assert set(inner) == {1.0}
 
 
+@FIRST_QUICKLY
 def test_reuse_is_deterministic(solver: Solver) -> None:
     """Two solves in one process with one seed do the same work and give the same answer."""
     form = knapsack(50, 8)
@@ -476,6 +491,7 @@ def test_reuse_is_deterministic(solver: Solver) -> None:
     assert np.array_equal(np.asarray(first.x), np.asarray(second.x))
 
 
+@FIRST_QUICKLY
 def test_threads_may_change(solver: Solver) -> None:
     """One thread, then two, then one again, all in one process."""
     for threads in (1, 2, 1):
@@ -483,6 +499,7 @@ def test_threads_may_change(solver: Solver) -> None:
         assert (result.status, result.objective) == (SolverStatus.OPTIMAL, 503.0)
 
 
+@FIRST_QUICKLY
 def test_solves_side_by_side(solver: Solver) -> None:
     """Solves in two threads of one process, with other thread counts, leave each other alone."""
     results: dict[int, Any] = {}
@@ -500,6 +517,7 @@ def test_solves_side_by_side(solver: Solver) -> None:
     assert [results[threads].objective for threads in (1, 2)] == [503.0, 503.0]
 
 
+@FIRST_QUICKLY
 def test_other_threads_run_meanwhile(solver: Solver) -> None:
     """A solve leaves the interpreter to other threads."""
     ticks, done = [0], threading.Event()
@@ -670,6 +688,7 @@ print(result.status, result.objective is not None, result.bound is not None, flu
 """
 
 
+@FIRST_QUICKLY
 def test_ctrl_c_keeps_the_incumbent(solver: Solver) -> None:
     """A real SIGINT stops the solver, and the best solution so far is still returned."""
     child = subprocess.Popen(

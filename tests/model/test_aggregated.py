@@ -435,14 +435,14 @@ def check_free_keeps(kind: str, count: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_free_keeps_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relaxation without them has the same optimum, and more columns."""
-    reduced, whole = check_free_keeps("keep", 60, monkeypatch)
+    reduced, whole = check_free_keeps("keep", 20, monkeypatch)
     assert reduced < 0.8 * whole
 
 
 @pytest.mark.seeds
 def test_free_keeps_lose_nothing_on_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same on 500 instances."""
-    check_free_keeps("more-keep", 500, monkeypatch)
+    check_free_keeps("keep", 500, monkeypatch)
 
 
 def check_dominated_keeps(

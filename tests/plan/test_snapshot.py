@@ -153,7 +153,9 @@ def test_there_is_an_unknown_category() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.seeds) for seed in range(1, 6))]
+)
 def test_pytorchs_own_functions_read_it(seed: int) -> None:
     """Summary, history, flame graphs and pages of `torch.cuda._memory_viz` are made of it."""
     pytest.importorskip("torch")

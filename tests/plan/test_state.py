@@ -10,6 +10,7 @@ import pytest
 
 from kit.instances import seeded
 from kit.plans import HELD, STORED, altered, plan, random_state_plan, state_step
+from kit.rotation import Part, parts
 from kit.worked import bench_device
 from poetmodel.device import Costs, StorageMode
 from poetmodel.plan import Moment, Op, Plan, check_plan
@@ -324,10 +325,11 @@ def walked(  # noqa: C901, PLR0915 - one rule after the other
 
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
-def test_agrees_with_a_second_walk(mode: str) -> None:
+@parts(3)
+def test_agrees_with_a_second_walk(part: Part, mode: str) -> None:
     """Plans, and plans with one instruction altered, have the figures of a second walk."""
     verdicts = {True: 0, False: 0}
-    for seed in range(120):
+    for seed in part.of(range(120)):
         rng = seeded(f"walk/state/{mode}/{seed}")
         graph, costs, made = random_state_plan(rng, mode)
         for number, case in enumerate((made, *(altered(rng, graph, made) for _ in range(8)))):
@@ -344,4 +346,4 @@ def test_agrees_with_a_second_walk(mode: str) -> None:
                 assert check.stall_s == pytest.approx(stall_s, rel=1e-12)
                 assert check.peak_ram_bytes == peak_bytes
                 assert check.aux_used_bytes == storage_bytes
-    assert min(verdicts.values()) > 150
+    assert min(verdicts.values()) > part.share(150)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from poetmodel.device import CostTable
     from poetmodel.plan import Program
 
-SMALL = 60
+SMALL = 30
 FULL = 500
 TRANSFERS = range(4, 11)
 

@@ -13,6 +13,7 @@ import pytest
 from kit.instances import scarce_problem
 from kit.oracle import optimum
 from kit.relaxation import no_rows
+from kit.rotation import Part, parts
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.backends.protocol import BackendProgress, RawSolution
 from poetmodel.device import Costs
@@ -432,17 +433,18 @@ def test_what_cannot_be_is_proved() -> None:
     assert outcome.reason.startswith("proved: no schedule keeps the RAM budget of 14 B")
 
 
-def test_infeasible_problems_are_proved_to_be() -> None:
+@parts(3)
+def test_infeasible_problems_are_proved_to_be(part: Part) -> None:
     """With whatever limits: each that exhaustive search finds none for, and no other."""
     infeasible = 0
-    for number in range(160):
+    for number in part.of(range(160)):
         problem = scarce_problem(f"infeasible/{number}", (4, 5), deadline_counts="serial")
         if obstacle(problem) is not None or problem.deadline_s is None:
             continue
         wanted = optimum(problem) is None
         assert solved(problem).infeasible == wanted, number
         infeasible += wanted
-    assert infeasible > 3
+    assert infeasible > part.share(3)
 
 
 # -- starts --------------------------------------------------------------------------------------
@@ -460,10 +462,11 @@ def test_the_best_start_is_proved_to_be_the_best() -> None:
 
 
 @pytest.mark.parametrize("minimize", list(Quantity))
-def test_a_start_changes_no_value(minimize: str) -> None:
+@parts(2)
+def test_a_start_changes_no_value(part: Part, minimize: str) -> None:
     """From the greedy schedule as from nothing."""
     count = 0
-    for number in range(15):
+    for number in part.of(range(15)):
         problem = scarce_problem(f"starts/{number}", (5, 9), minimize=minimize)
         schedule = None if obstacle(problem) is not None else construct(problem)
         if schedule is None:
@@ -473,7 +476,7 @@ def test_a_start_changes_no_value(minimize: str) -> None:
         assert not start.violations
         with_start, without = solved(problem, start=start), solved(problem)
         assert value_of(with_start) == pytest.approx(value_of(without), abs=1e-6), number
-    assert count > 4
+    assert count > part.share(4)
 
 
 # -- numbers -------------------------------------------------------------------------------------
