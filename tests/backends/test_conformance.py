@@ -7,6 +7,7 @@ safety net, and a test in which it strikes fails by its termination.
 
 from __future__ import annotations
 
+import importlib
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from poetmodel.backends import BackendProgress, Limits, SolverStatus, backend
 from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.registry import backend_names
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
-from poetmodel.errors import BackendUnavailableError, InputError, UnknownOptionError
+from poetmodel.errors import BackendError, BackendUnavailableError, InputError, UnknownOptionError
 from poetmodel.model import build
 
 if TYPE_CHECKING:
@@ -639,6 +640,13 @@ def test_log_is_passed_on_and_nothing_is_printed(
     assert solver.name in "".join(pieces).lower()
     solver.solve(covering(), SAFE)
     assert capfd.readouterr() == ("", "")
+
+
+def test_unknown_status_is_an_error(solver: Solver) -> None:
+    """A status outside its table is never guessed at."""
+    table = importlib.import_module(f"poetmodel.backends.{solver.name}").STATUS
+    with pytest.raises(BackendError, match=f"'{solver.name}': returned the unknown status 'new'"):
+        solver.translate("new", table)
 
 
 def test_log_may_raise(solver: Solver) -> None:

@@ -268,7 +268,6 @@ def test_a_tensor_that_must_stay_where_it_cannot(backend: str) -> None:
     result = solve(model, backend=backend)
     assert (result.status, result.schedule) == (Status.INFEASIBLE, None)
     assert "the RAM budget of 13 B" in result.reason
-    assert "constraints added to the model" in result.reason
     assert "reductions=False" in result.reason
 
 
@@ -480,14 +479,6 @@ def test_the_file_of_an_own_objective_is_read_back(tmp_path: Path) -> None:
     assert not verify(model.problem, document.schedule, stated=document.stated).violations
 
 
-def test_no_objective_is_refused() -> None:
-    """A model whose objective is off, and has no other, is no question."""
-    model = build(skip_problem())
-    model.objective.deactivate()
-    with pytest.raises(ModelError, match="expected one active objective, got 0"):
-        solve(model)
-
-
 @pytest.mark.parametrize("change", ["replaced", "extended", "turned round", "deleted"])
 def test_a_changed_objective_claims_no_energy_bound(change: str) -> None:
     """However the objective is changed, its own optimum is proved, and no bound of the energy."""
@@ -518,11 +509,15 @@ def test_an_objective_of_another_name() -> None:
     assert (result.status, result.own_objective.name) == (Status.OPTIMAL, "mine")
 
 
-def test_two_objectives_are_refused() -> None:
-    """Which one is meant is the user's to say."""
+@pytest.mark.parametrize("count", [0, 2])
+def test_one_objective_is_asked_for(count: int) -> None:
+    """No other is no question, and which one of two is meant is the user's to say."""
     model = build(skip_problem())
-    model.second = pyo.Objective(expr=every(model, "M_in"))
-    with pytest.raises(ModelError, match="expected one active objective, got 2"):
+    if count:
+        model.second = pyo.Objective(expr=every(model, "M_in"))
+    else:
+        model.objective.deactivate()
+    with pytest.raises(ModelError, match=f"active objective, got {count}"):
         solve(model)
 
 

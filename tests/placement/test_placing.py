@@ -114,7 +114,7 @@ def test_what_is_no_valid_plan_is_refused() -> None:
     """The violations are told; a budget that is too small is none of them."""
     with pytest.raises(PlanError, match="needs tensor 'a' in RAM"):
         place(skip_graph(), plan("c1"))
-    with pytest.raises(PlanError, match="alignment: expected a power of two, got 3"):
+    with pytest.raises(PlanError, match=r"alignment: .* got 3"):
         place(skip_graph(), plan("c0 c1 f0 c2 f1 c3"), alignment=3)
     graph, found = holes()
     assert place(graph, replace(found, ram_budget_bytes=1)).bytes > 1

@@ -430,7 +430,7 @@ def test_what_cannot_be_is_proved() -> None:
     assert outcome.infeasible
     assert outcome.termination == Termination.PROVED
     assert outcome.candidate is None
-    assert outcome.reason.startswith("proved: no schedule keeps the RAM budget of 14 B")
+    assert outcome.reason.startswith("proved: ")
 
 
 @parts(3)

@@ -136,7 +136,7 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(
         assert outcome.termination == Termination.PROVED, seed
         assert outcome.infeasible == (best is None), seed
         if best is None:
-            assert outcome.reason.startswith("proved: no schedule keeps the RAM budget"), seed
+            assert outcome.reason.startswith("proved: "), seed
             assert "the deadline of" in outcome.reason
         else:
             assert outcome.candidate is not None
