@@ -87,14 +87,6 @@ def test_a_recomputation_happens_at_its_first_reader() -> None:
     assert list(placement.step_loads()) == [(5, 0, 5)]  # beside g1
 
 
-def test_a_recomputation_for_another_one_happens_in_its_stage() -> None:
-    """`f1` is made again in stage 4, so `f0`, its input, is too; it stays for `g0` in stage 5."""
-    placement = disaggregate(COMB, GROUPS, EVENTS, decided({(2, 0)}, {(1, 0), (1, 1)}))
-    assert sorted(placement.recomputed) == [(4, 0), (4, 1)]
-    assert (0, 5, 5) in placement.spans
-    assert violations_of(placement) == ()
-
-
 def test_a_page_in_happens_at_its_first_reader() -> None:
     """And pages out right after the first computation; storage holds it from then on."""
     placement = disaggregate(COMB, GROUPS, EVENTS, decided({(1, 0), (2, 0)}, None, {(1, 0)}))
@@ -103,66 +95,6 @@ def test_a_page_in_happens_at_its_first_reader() -> None:
     assert schedule.M_in == ((5, 0),)
     assert schedule.M_out == ((0, 0),)
     assert tuple((t, 0) for t in range(1, 6)) == schedule.S_AUX
-    assert violations_of(placement) == ()
-
-
-def test_what_is_only_kept_on_is_had_in_the_last_stage_of_its_group() -> None:
-    """`f0`, made again in the middle group for the last one, crosses no other end of a stage.
-
-    Groups are stages 0-1, 2-3 and 4-5; `f0` is made again in stage 3 and kept for stage 5.
-    """
-    grouping = Grouping(6, frozenset({1, 3}))
-    events = comb_events(grouping, {0: (1, 2), 1: (1, 2), 3: (2,)})
-    kept = {(0, 1), (1, 0), (1, 1), (3, 0)}
-    placement = disaggregate(COMB, grouping, events, decided(kept, {(1, 0)}))
-    assert placement.recomputed == [(3, 0)]
-    assert (0, 4, 5) in placement.spans
-    assert violations_of(placement) == ()
-
-
-def test_what_nobody_needs_is_not_placed() -> None:
-    """Neither a recomputation of what enters its group, nor a page-in without reader or keep.
-
-    Groups are stages 0-1, 2 and 3-5.
-    """
-    grouping = Grouping(6, frozenset({1, 2}))
-    events = comb_events(grouping, {0: (1, 2), 1: (1, 2), 2: (2,)})
-    kept = {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)}
-    placement = disaggregate(COMB, grouping, events, decided(kept, {(2, 1)}))
-    assert placement.recomputed == []
-    without = decided({(1, 0), (1, 1), (2, 0)}, {(2, 0)}, {(1, 0)})
-    placement = disaggregate(COMB, grouping, events, without)
-    assert placement.recomputed == [(5, 0)]
-    assert placement.paged_in == []
-    assert placement.schedule().M_out == ()
-
-
-def test_a_tensor_that_enters_its_group_is_not_brought_back() -> None:
-    """A point may say both where tensors may come back; it stays instead, at no cost."""
-    decisions = decided({(0, 0), (1, 0), (2, 0)}, {(1, 0)}, {(1, 0)})
-    placement = disaggregate(COMB, GROUPS, EVENTS, decisions)
-    assert (placement.recomputed, placement.paged_in) == ([], [])
-    assert placement.schedule() == checkpoint_all(COMB)
-
-
-def test_spans_of_a_tensor_that_touch_are_joined() -> None:
-    """Kept through three groups, `f0` has one span."""
-    grouping = Grouping(6, frozenset({1, 2, 3}))
-    events = comb_events(grouping, {0: (1, 2, 3), 1: (1, 2, 3), 2: (2,), 3: (3,)})
-    kept = {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (3, 0)}
-    placement = disaggregate(COMB, grouping, events, decided(kept))
-    assert [span for span in placement.spans if span[0] == 0] == [(0, 1, 5)]
-    assert placement.schedule() == checkpoint_all(COMB)
-
-
-def test_a_tensor_goes_within_a_group_that_does_not_keep_it_on() -> None:
-    """After its last reader there, or, as `f0` in stages 2-4, at once."""
-    grouping = Grouping(6, frozenset({1, 4}))
-    events = comb_events(grouping, {0: (1, 2), 1: (1,), 4: (2,)})
-    placement = disaggregate(COMB, grouping, events, decided({(1, 0), (0, 0), (4, 0)}, {(2, 0)}))
-    assert placement.recomputed == [(5, 0)]
-    assert [span for span in placement.spans if span[0] == 0] == [(0, 1, 2)]
-    assert [span for span in placement.spans if span[0] == 1] == [(1, 2, 4)]
     assert violations_of(placement) == ()
 
 
