@@ -17,8 +17,6 @@ from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
-from poetmodel.schedule import simulate
-from poetmodel.solver import solve
 from poetmodel.solver.lazy import LazyParams
 from poetmodel.solver.lazy.cuts.recompute_memory import RecomputeMemorySeparator
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
@@ -30,11 +28,8 @@ from poetmodel.time_limit import time_limit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from poetmodel.backends.protocol import Basis, RawSolution
     from poetmodel.backends.standard_form import StandardForm
-    from poetmodel.solver.lazy.relaxation import Relaxation
 
 
 def session_of(problem: Problem, params: LazyParams | None = None, **choices: object) -> Session:
@@ -118,28 +113,6 @@ def test_rows_that_linear_answers_break_are_found() -> None:
     assert not relaxation.grouping.step_rows
     assert answer.value > 0
     assert session.bounds.lower >= answer.value * relaxation.unit - CLOSE
-
-
-@pytest.mark.parametrize(("ratio", "large"), [(0.9, 1), (1.0, 1), (0.9, 10**6)])
-def test_rows_that_are_tight_at_the_incumbent_are_added(ratio: float, large: int) -> None:
-    """To large relaxations, in turn with those that the linear answer breaks."""
-    problem = comb_problem(12, 12)
-    best = solve(problem).schedule
-    assert best is not None
-    params = LazyParams(tight_ratio=ratio, large_columns=large, linear_rows=2)
-    session = session_of(problem, params)
-    assert session.offer(best)
-    rounds: list[tuple[Relaxation, NDArray[np.float64]]] = []
-    add_rows(session, Grouping(24, frozenset({3})), lambda *answer: rounds.append(answer))
-    (first, x), (second, _), *_ = rounds
-    loads = stage_loads(first, x)
-    curve = simulate(problem.graph, problem.costs, best).curve
-    tight = {point.stage for point in curve if point.stage == point.node and point.ram_bytes > 11}
-    added = second.grouping.stage_rows - first.grouping.stage_rows
-    worst = int(loads.argmax())
-    assert worst in added
-    assert added - {worst} <= tight
-    assert len(added) == (2 if ratio < 1.0 and large == 1 else 1)
 
 
 @parts(2)

@@ -7,12 +7,10 @@ import signal
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from kit.instances import scarce_problem
 from kit.oracle import optimum
-from kit.relaxation import no_rows
 from kit.rotation import Part, parts
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.backends.protocol import BackendProgress, RawSolution
@@ -159,21 +157,6 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch: pytest.Monke
     assert session.bounds.lower == 2.0
 
 
-def test_a_running_solve_is_followed_until_the_gap_is_closed() -> None:
-    """An answer that breaks rows is no schedule, and a bound within the gap ends the solve."""
-    problem = comb_problem()
-    best = greedy(problem)
-    session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
-    rounds = RowGeneration(session, Grouping(20))
-    relaxation = session.build(Grouping(20))
-    value = best.value / relaxation.unit
-    answer = np.zeros(relaxation.form.n_columns)
-    assert rounds._watch(relaxation, BackendProgress(incumbent=0.0, bound=value / 2, x=answer))
-    assert session.bounds.incumbent is best
-    assert session.bounds.lower == pytest.approx(best.value / 2)
-    assert not rounds._watch(relaxation, BackendProgress(incumbent=None, bound=value, x=None))
-
-
 @pytest.mark.parametrize("repairs", [True, False])
 def test_an_answer_on_the_way_becomes_a_schedule_by_repair(
     monkeypatch: pytest.MonkeyPatch, *, repairs: bool
@@ -196,21 +179,6 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(
     assert (session.bounds.incumbent is not None) == repairs
 
 
-def test_every_first_grouping_leads_to_the_same_value() -> None:
-    """No row, the worst one, all of them, or steps for no reason."""
-    problem = comb_problem(6, 9)
-    values = [
-        value_of(solved(problem, first=first))
-        for first in (
-            None,
-            no_rows(problem),
-            Grouping(12, frozenset(range(12))),
-            Grouping(12, frozenset({8}), frozenset({(7, 2), (9, 1)})),
-        )
-    ]
-    assert values == pytest.approx([values[0]] * 4)
-
-
 def test_the_same_seed_gives_the_same_course() -> None:
     """With one thread and time enough: same schedules, same bound, same rounds.
 
@@ -229,13 +197,6 @@ def test_the_same_seed_gives_the_same_course() -> None:
         return outcome.candidate.schedule, outcome.bound, dict(outcome.statistics), list(values)
 
     assert course() == course()
-
-
-def test_another_seed_gives_the_same_value() -> None:
-    """Whatever the solver's luck, the optimum is one number."""
-    problem = comb_problem()
-    values = [value_of(solved(problem, seed=seed)) for seed in (0, 1, 2)]
-    assert values == pytest.approx([values[0]] * 3)
 
 
 def test_a_gap_that_is_asked_for_is_enough() -> None:
@@ -431,20 +392,6 @@ def test_what_cannot_be_is_proved() -> None:
     assert outcome.termination == Termination.PROVED
     assert outcome.candidate is None
     assert outcome.reason.startswith("proved: ")
-
-
-@parts(3)
-def test_infeasible_problems_are_proved_to_be(part: Part) -> None:
-    """With whatever limits: each that exhaustive search finds none for, and no other."""
-    infeasible = 0
-    for number in part.of(range(160)):
-        problem = scarce_problem(f"infeasible/{number}", (4, 5), deadline_counts="serial")
-        if obstacle(problem) is not None or problem.deadline_s is None:
-            continue
-        wanted = optimum(problem) is None
-        assert solved(problem).infeasible == wanted, number
-        infeasible += wanted
-    assert infeasible > part.share(3)
 
 
 # -- starts --------------------------------------------------------------------------------------
