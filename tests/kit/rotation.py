@@ -70,15 +70,15 @@ class Part(NamedTuple):
     """One of the parts into which the instances of a test are divided."""
 
     number: int
-    count: int
+    parts: int
 
     def of(self, instances: Iterable[Any]) -> Iterator[Any]:
         """Return the instances of this part: one, as many left out as there are other parts."""
-        return islice(instances, self.number, None, self.count)
+        return islice(instances, self.number, None, self.parts)
 
     def share(self, least: int) -> int:
         """Return what of a number that all instances together have this part must have."""
-        return least // self.count
+        return least // self.parts
 
 
 def parts(count: int) -> pytest.MarkDecorator:
