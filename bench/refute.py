@@ -15,7 +15,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from kit.adversary import KINDS, examine, new_seeds
+from kit.claims import KINDS, examine, new_seeds
 
 
 def main() -> int:

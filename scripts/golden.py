@@ -35,7 +35,7 @@ os.environ["POETMODEL_CACHE"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import poetmodel as pm  # noqa: E402
-from kit.adversary import KINDS  # noqa: E402
+from kit.claims import KINDS  # noqa: E402
 from kit.commands import invoke  # noqa: E402
 from poetmodel.errors import PoetModelError  # noqa: E402
 
@@ -195,13 +195,13 @@ def steps() -> Entries:
     import torch
 
     import poetmodel.torch as pmt
-    from kit import small_networks
+    from kit import networks
 
     for name in STEPS:
         for update in (False, True):
             for ram in ("100%", "80%"):
                 torch.manual_seed(1)
-                model, loss_fn, inputs = getattr(small_networks, name)()
+                model, loss_fn, inputs = getattr(networks, name)()
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if update else None
                 options: dict[str, Any] = {"optimizer": optimizer} if update else {}
                 try:

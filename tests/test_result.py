@@ -10,8 +10,8 @@ import pytest
 
 import poetmodel as pm
 from kit.commands import training_step, write_graph
-from kit.instances import bench_device, random_instances
-from kit.worked import even_costs, skip_graph, skip_problem
+from kit.instances import random_instances
+from kit.worked import bench_device, even_costs, skip_graph, skip_problem
 from poetmodel.baselines import METHODS, run
 from poetmodel.device import Costs
 from poetmodel.errors import NoScheduleError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kit.rotation import KEPT, SHARES, chosen, keep, kept_tests, this_share
+from kit.rotation import KEPT, SHARES, chosen, keep, kept_tests, parts, this_share
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +20,15 @@ def test_each_case_has_its_turn_once() -> None:
     assert sorted(name for share in shares for name in share) == sorted(NAMES)
     assert {len(share) for share in shares} <= set(range(6, 10))
     assert chosen(NAMES, None) == set(NAMES)
+
+
+def test_each_instance_is_in_one_part() -> None:
+    """The first part is quick, the others take turns, and together they have every instance."""
+    given = parts(3).args[1]
+    of = [list(value.values[0].of(range(10))) for value in given]
+    assert of == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+    assert [[mark.name for mark in value.marks] for value in given] == [[], ["seeds"], ["seeds"]]
+    assert given[0].values[0].share(10) == 3
 
 
 def test_what_failed_once_runs_always(tmp_path: Path) -> None:

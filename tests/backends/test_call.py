@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -73,52 +72,9 @@ def test_ticks_are_thinned_out() -> None:
     assert (seen[-1].bound, seen[-1].x) == (2.0, None)
 
 
-def test_refusal_stops_and_silences() -> None:
-    """After False nothing more is reported, and every answer is to stop."""
-    seen: list[BackendProgress] = []
-    call = SolverCall(form(), Limits(), lambda news: bool(seen.append(news)))
-    assert call.solution(5.0, lambda: at(5.0))
-    assert call.solution(4.0, lambda: at(4.0))
-    assert call.tick()
-    assert len(seen) == 1
-    call.raise_failure()
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
-def test_failure_is_kept(error: BaseException) -> None:
-    """An exception of a callback, Ctrl-C among them, is kept for after the solve."""
-
-    def fail(_: BackendProgress) -> NoReturn:
-        raise error
-
-    call = SolverCall(form(), Limits(), fail)
-    assert call.solution(5.0, lambda: at(5.0))
-    assert call.stopping
-    with pytest.raises(type(error)):
-        call.raise_failure()
-
-
-def test_stop_event() -> None:
-    """The stop event is looked at whenever the solver reports."""
-    stop = threading.Event()
-    call = SolverCall(form(), Limits(), stop=stop)
-    assert not call.tick()
-    stop.set()
-    assert call.tick()
-
-
 def test_time() -> None:
     """Without a limit time does not run out; with one, it does."""
     assert SolverCall(form(), Limits()).remaining_s is None
     call = SolverCall(form(), Limits(time_s=1e-9))
     assert call.elapsed_s > 0
     assert call.remaining_s == 0.0
-
-
-def test_log() -> None:
-    """The log is passed on, if anybody wants it."""
-    pieces: list[str] = []
-    call = SolverCall(form(), Limits(log=pieces.append))
-    for text in ("one\n", "", "two\n"):
-        call.write(text)
-    assert pieces == ["one\n", "two\n"]

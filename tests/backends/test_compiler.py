@@ -10,7 +10,7 @@ import pyomo.environ as pyo
 import pytest
 from pyomo.gdp import Disjunct, Disjunction
 
-from kit.chains import chain_costs, training_chain
+from kit.worked import chain_costs, training_chain
 from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
 from poetmodel.errors import BackendError, ModelError

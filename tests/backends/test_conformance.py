@@ -7,6 +7,7 @@ safety net, and a test in which it strikes fails by its termination.
 
 from __future__ import annotations
 
+import importlib
 import signal
 import subprocess
 import sys
@@ -17,13 +18,13 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
+from kit.instances import state_problem
 from kit.oracle import optimum
-from kit.state_problems import state_problem
 from poetmodel.backends import BackendProgress, Limits, SolverStatus, backend
 from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.registry import backend_names
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
-from poetmodel.errors import BackendUnavailableError, InputError, UnknownOptionError
+from poetmodel.errors import BackendError, BackendUnavailableError, InputError, UnknownOptionError
 from poetmodel.model import build
 
 if TYPE_CHECKING:
@@ -36,6 +37,16 @@ MATRIX = (
     pytest.param("scip", marks=pytest.mark.scip),
     pytest.param("gurobi", marks=pytest.mark.gurobi),
 )
+FIRST_QUICKLY = pytest.mark.parametrize(
+    "solver",
+    [
+        "highs",
+        pytest.param("scip", marks=[pytest.mark.scip, pytest.mark.slow]),
+        pytest.param("gurobi", marks=[pytest.mark.gurobi, pytest.mark.slow]),
+    ],
+    indirect=True,
+)
+"""For what takes a while: the default back end quickly, the others with the slow tests."""
 PACKAGE = {"highs": "highspy", "scip": "pyscipopt", "gurobi": "gurobipy"}
 NODE_LIMIT = {"highs": "mip_max_nodes", "scip": "limits/nodes", "gurobi": "NodeLimit"}
 GAP = {"highs": "mip_rel_gap", "scip": "limits/gap", "gurobi": "MIPGap"}
@@ -206,6 +217,7 @@ def test_unbounded_relaxation_of_an_infeasible_model(solver: Solver) -> None:
     assert (result.status, result.infeasible) == (SolverStatus.INFEASIBLE, True)
 
 
+@FIRST_QUICKLY
 def test_time_limit_with_incumbent(solver: Solver) -> None:
     """Out of time, the best solution and a bound on the far side of it come back."""
     result = solver.solve(hard(), Limits(time_s=0.5, rel_gap=0.0), start=np.zeros(400))
@@ -377,6 +389,7 @@ def test_stop_before_the_start(solver: Solver) -> None:
     assert solver.solve(hard(), SAFE, stop=stop).status is SolverStatus.INTERRUPTED
 
 
+@FIRST_QUICKLY
 def test_stop_from_another_thread(solver: Solver) -> None:
     """Any thread can stop a running solve, which keeps what it has found."""
     stop, found = threading.Event(), threading.Event()
@@ -394,6 +407,7 @@ def test_stop_from_another_thread(solver: Solver) -> None:
     assert result.bound is not None
 
 
+@FIRST_QUICKLY
 def test_stop_without_progress(solver: Solver) -> None:
     """The stop event works where nobody listens for progress."""
     stop = threading.Event()
@@ -405,6 +419,7 @@ def test_stop_without_progress(solver: Solver) -> None:
     assert result.x is None
 
 
+@FIRST_QUICKLY
 def test_progress_may_stop(solver: Solver) -> None:
     """Returning False stops the solve; returning anything else does not."""
     seen: list[BackendProgress] = []
@@ -465,6 +480,7 @@ def test_solving_within_a_callback(solver: Solver) -> None:
     assert set(inner) == {1.0}
 
 
+@FIRST_QUICKLY
 def test_reuse_is_deterministic(solver: Solver) -> None:
     """Two solves in one process with one seed do the same work and give the same answer."""
     form = knapsack(50, 8)
@@ -476,6 +492,7 @@ def test_reuse_is_deterministic(solver: Solver) -> None:
     assert np.array_equal(np.asarray(first.x), np.asarray(second.x))
 
 
+@FIRST_QUICKLY
 def test_threads_may_change(solver: Solver) -> None:
     """One thread, then two, then one again, all in one process."""
     for threads in (1, 2, 1):
@@ -483,6 +500,7 @@ def test_threads_may_change(solver: Solver) -> None:
         assert (result.status, result.objective) == (SolverStatus.OPTIMAL, 503.0)
 
 
+@FIRST_QUICKLY
 def test_solves_side_by_side(solver: Solver) -> None:
     """Solves in two threads of one process, with other thread counts, leave each other alone."""
     results: dict[int, Any] = {}
@@ -500,6 +518,7 @@ def test_solves_side_by_side(solver: Solver) -> None:
     assert [results[threads].objective for threads in (1, 2)] == [503.0, 503.0]
 
 
+@FIRST_QUICKLY
 def test_other_threads_run_meanwhile(solver: Solver) -> None:
     """A solve leaves the interpreter to other threads."""
     ticks, done = [0], threading.Event()
@@ -623,6 +642,13 @@ def test_log_is_passed_on_and_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
+def test_unknown_status_is_an_error(solver: Solver) -> None:
+    """A status outside its table is never guessed at."""
+    table = importlib.import_module(f"poetmodel.backends.{solver.name}").STATUS
+    with pytest.raises(BackendError, match=f"'{solver.name}': returned the unknown status 'new'"):
+        solver.translate("new", table)
+
+
 def test_log_may_raise(solver: Solver) -> None:
     """An exception in the log's receiver comes out as itself."""
 
@@ -659,7 +685,7 @@ reported = []
 def progress(news):
     if news.incumbent is not None and news.bound is not None and not reported:
         reported.append(True)
-        threading.Timer(0.5, lambda: print("running", flush=True)).start()
+        threading.Timer(0.1, lambda: print("running", flush=True)).start()
 stop = threading.Event()
 solver = backend(sys.argv[1])
 result = run_interruptibly(
@@ -670,6 +696,7 @@ print(result.status, result.objective is not None, result.bound is not None, flu
 """
 
 
+@FIRST_QUICKLY
 def test_ctrl_c_keeps_the_incumbent(solver: Solver) -> None:
     """A real SIGINT stops the solver, and the best solution so far is still returned."""
     child = subprocess.Popen(

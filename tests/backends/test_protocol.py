@@ -11,14 +11,6 @@ from poetmodel.backends import Limits
 from poetmodel.errors import InputError
 
 
-def test_defaults() -> None:
-    """By default: no time limit, a gap of 1e-4, one thread, nothing printed."""
-    limits = Limits()
-    assert (limits.time_s, limits.rel_gap, limits.threads, limits.seed) == (None, 1e-4, 1, 0)
-    assert limits.log is None
-    assert dict(limits.options) == {}
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

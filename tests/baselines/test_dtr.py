@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 
 from kit.baseline_checks import valid_or_refused
-from kit.chains import chain_costs, random_training_graph, training_chain
-from kit.instances import random_instances, seeded
+from kit.instances import random_instances, random_training_graph, seeded
 from kit.quick import quick
 from kit.simrd_reference import Simrd
 from kit.strategies import graphs
-from kit.worked import even_costs, skip_graph, skip_problem
+from kit.worked import chain_costs, even_costs, skip_graph, skip_problem, training_chain
 from poetmodel.baselines import run
 from poetmodel.baselines.dtr import Runtime, dtr, dtr_paging
 from poetmodel.baselines.dtr_scores import HEURISTICS, CostSets

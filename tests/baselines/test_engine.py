@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.chains import chain_costs, training_chain
 from kit.instances import random_graph, seeded
+from kit.worked import chain_costs, training_chain
 from poetmodel.baselines.engine import Execution, fitted
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.problem import Problem

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import poetmodel as pm
-from kit.instances import random_costs, random_problem, seeded
-from kit.state_steps import random_step, state, update
-from kit.worked import skip_problem
+from kit.instances import random_costs, random_problem, random_step, seeded
+from kit.worked import skip_problem, state, update
 from poetmodel.baselines import METHODS, StateHomes, run
 from poetmodel.baselines.dtr import dtr
 from poetmodel.baselines.homes import all_in_ram, all_on_storage

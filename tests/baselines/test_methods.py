@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.chains import chain_costs, random_training_graph, training_chain
-from kit.instances import random_instance, seeded
+from kit.instances import random_instance, random_training_graph, seeded
 from kit.quick import quick
+from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import METHODS, Method, run
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.planner import verify

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kit.chains import chain_costs, random_training_graph, training_chain
-from kit.instances import seeded
+from kit.instances import random_training_graph, seeded
+from kit.worked import chain_costs, training_chain
 from poetmodel.baselines.chain import ChainMemory
 from poetmodel.baselines.pofo import (
     Action,

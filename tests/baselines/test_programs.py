@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kit.chains import chain_costs, random_training_graph, training_chain
-from kit.instances import random_instance, seeded
+from kit.instances import random_instance, random_training_graph, seeded
 from kit.oracle import optimum
+from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import run
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes, floor

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.chains import chain_costs, training_chain
 from kit.commands import invoke
+from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import METHODS, method_names, run
 from poetmodel.baselines import result as home
 from poetmodel.errors import InputError, MethodNotApplicableError, VerificationError

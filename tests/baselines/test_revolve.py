@@ -6,9 +6,9 @@ import heapq
 
 import pytest
 
-from kit.chains import chain_costs, training_chain
 from kit.instances import seeded
 from kit.rotor_reference import chain_graph, random_layers
+from kit.worked import chain_costs, training_chain
 from poetmodel.baselines.chain import Chain
 from poetmodel.baselines.revolve import forward_steps, griewank_walther, revolve
 from poetmodel.errors import MethodNotApplicableError

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.chains import chain_costs, random_training_graph, training_chain
-from kit.instances import seeded
+from kit.instances import random_training_graph, seeded
 from kit.rotor_reference import Layer, Rotor, chain_graph, random_layers, seconds
+from kit.worked import chain_costs, training_chain
 from poetmodel.baselines.chain import Chain
 from poetmodel.baselines.rotor import rotor
 from poetmodel.errors import MethodNotApplicableError

@@ -7,8 +7,8 @@ from math import sqrt
 
 import pytest
 
-from kit.chains import chain_costs, random_training_graph, training_chain
-from kit.instances import seeded
+from kit.instances import random_training_graph, seeded
+from kit.worked import chain_costs, training_chain
 from poetmodel.baselines.engine import begin_of_backward, droppable
 from poetmodel.baselines.saved_sets import (
     chen_greedy,

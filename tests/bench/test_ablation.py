@@ -8,7 +8,7 @@ import pytest
 
 import ablation
 from grid import instances
-from poetmodel.solver.lazy.session import Session
+from kit.relaxation import bases_given
 from result_pages.ablation import EVERYTHING, page
 
 if TYPE_CHECKING:
@@ -84,13 +84,7 @@ def test_warm_starts_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """No solve begins from a basis."""
     monkeypatch.setattr(ablation.lazy, "solve_lazily", ablation.lazy.solve_lazily)
     monkeypatch.setattr(ablation.linear, "carried_basis", ablation.linear.carried_basis)
-    solve, given = Session.solve, []
-
-    def noted(self: Session, *arguments: Any, **options: Any) -> Any:
-        given.append(options.get("basis"))
-        return solve(self, *arguments, **options)
-
-    monkeypatch.setattr(Session, "solve", noted)
+    given = bases_given(monkeypatch)
     small = {**ablation.SAMPLE[0].to_dict(), "limit_s": 3.0}
     ablation.measure_variant({**small, "variant": "everything"})
     assert any(basis is not None for basis in given)

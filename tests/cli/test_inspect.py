@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.commands import BOARD, CHAIN, chain, invoke, node, write_graph
-from kit.state_steps import state, update
+from kit.worked import state, update
 from poetmodel.cli.options import StateName
 from poetmodel.graph import Graph, operation, zoo
 from poetmodel.graph.catalogue import model_names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.commands import BOARD_FILE, invoke, training_step, write_graph
-from kit.state_steps import state, update
+from kit.worked import state, update
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import check_plan

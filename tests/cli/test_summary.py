@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.state_steps import state
+from kit.worked import state
 from poetmodel.cli.summary import treatment
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.schedule import Schedule, checkpoint_all, simulate

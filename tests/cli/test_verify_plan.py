@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, PROFILE, Outcome, invoke
-from kit.plan_words import plan
+from kit.plans import plan
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
 from poetmodel.plan import check_plan, encode

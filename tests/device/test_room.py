@@ -6,8 +6,7 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from kit.instances import seeded
-from kit.state_steps import random_step
+from kit.instances import random_step, seeded
 from poetmodel.device import Device
 from poetmodel.device.room import (
     DeviceRoom,

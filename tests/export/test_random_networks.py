@@ -19,7 +19,7 @@ from kit.export_agreement import (  # noqa: E402
     lowered,
     torch_steps,
 )
-from kit.random_networks import trainings  # noqa: E402
+from kit.networks import trainings  # noqa: E402
 from poetmodel.errors import NoScheduleError  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.instances import seeded
-from kit.state_steps import random_step, state, update
+from kit.instances import random_step, seeded
+from kit.worked import state, update
 from poetmodel.device import Costs
 from poetmodel.errors import CostError, GraphError
 from poetmodel.graph import (

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.instances import random_instances
+from kit.instances import random_instances, random_state_problems
 from kit.oracle import optimum
-from kit.state_problems import in_time_problem, random_state_problems
-from kit.worked import skip_graph, skip_problem
+from kit.rotation import Part, parts
+from kit.worked import in_time_problem, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import floor
@@ -82,10 +82,11 @@ def test_everything_paged_has_the_least_peak() -> None:
     assert len(schedule.R) == 4
 
 
-def test_schedules_of_random_problems_are_valid_and_no_better_than_the_best() -> None:
+@parts(3)
+def test_schedules_of_random_problems_are_valid_and_no_better_than_the_best(part: Part) -> None:
     """Greedy never breaks a rule or limit, and never beats exhaustive search: 300 problems."""
     found = 0
-    for problem in random_instances(300, (3, 5), seed=51, below_floor=True):
+    for problem in part.of(random_instances(300, (3, 5), seed=51, below_floor=True)):
         schedule = construct(problem)
         if schedule is None:
             continue
@@ -93,24 +94,26 @@ def test_schedules_of_random_problems_are_valid_and_no_better_than_the_best() ->
         assert best is not None
         assert value(problem, schedule) >= best.value - 1e-9
         found += 1
-    assert found > 200
+    assert found > part.share(200)
 
 
-def test_schedules_of_larger_random_problems_are_valid() -> None:
+@parts(3)
+def test_schedules_of_larger_random_problems_are_valid(part: Part) -> None:
     """The same without the comparison, up to 25 nodes: 200 problems."""
     found = 0
-    for problem in random_instances(200, (6, 25), seed=52):
+    for problem in part.of(random_instances(200, (6, 25), seed=52)):
         schedule = construct(problem)
         if schedule is not None:
             value(problem, schedule)
             found += 1
-    assert found > 100
+    assert found > part.share(100)
 
 
-def test_most_feasible_problems_have_one() -> None:
+@parts(3)
+def test_most_feasible_problems_have_one(part: Part) -> None:
     """Of small problems that have a schedule at all, greedy finds one of nine in ten."""
     feasible = found = 0
-    for problem in random_instances(300, (3, 5), seed=53):
+    for problem in part.of(random_instances(300, (3, 5), seed=53)):
         if optimum(problem) is not None:
             feasible += 1
             found += construct(problem) is not None
@@ -118,11 +121,11 @@ def test_most_feasible_problems_have_one() -> None:
 
 
 @pytest.mark.parametrize("at_floor", [True, False])
-def test_with_paging_and_no_limits_one_is_always_found(at_floor: bool) -> None:
+@parts(3)
+def test_with_paging_and_no_limits_one_is_always_found(part: Part, at_floor: bool) -> None:
     """Any budget from the floor on will do, where storage, time and energy are not limited."""
-    for problem in random_instances(
-        200, (3, 20), seed=54, deadline=False, aux_limit=False, energy_budget=False, paging=True
-    ):
+    unlimited = dict.fromkeys(("deadline", "aux_limit", "energy_budget"), False)
+    for problem in part.of(random_instances(200, (3, 20), seed=54, paging=True, **unlimited)):
         ram = max(1, floor(problem.graph).bytes) if at_floor else problem.ram_budget_bytes
         stated = Problem(
             problem.graph,
@@ -185,10 +188,11 @@ def test_solve_goes_on_without_a_greedy_schedule(monkeypatch: pytest.MonkeyPatch
     assert solve(skip_problem()).status == Status.OPTIMAL
 
 
-def test_schedules_with_state_are_valid_and_no_better_than_the_best() -> None:
+@parts(2)
+def test_schedules_with_state_are_valid_and_no_better_than_the_best(part: Part) -> None:
     """Homes, in-place operators, all objectives and limits: 60 problems against ``compact``."""
     feasible = found = 0
-    for problem in random_state_problems(60, (3, 7), seed=55):
+    for problem in part.of(random_state_problems(60, (3, 7), seed=55)):
         best = solve(problem, formulation="compact", gap=0.0)
         schedule = construct(problem)
         feasible += best.schedule is not None
@@ -196,14 +200,15 @@ def test_schedules_with_state_are_valid_and_no_better_than_the_best() -> None:
             assert best.schedule is not None
             assert value(problem, schedule) >= value(problem, best.schedule) - 1e-9
             found += 1
-    assert found >= 0.95 * feasible > 40
+    assert found >= 0.95 * feasible > part.share(40)
 
 
 @pytest.mark.parametrize("at_floor", [True, False])
-def test_with_state_and_paging_one_is_always_found(at_floor: bool) -> None:
+@parts(3)
+def test_with_state_and_paging_one_is_always_found(part: Part, at_floor: bool) -> None:
     """Any budget from the floor on will do, which is what a step needs with state on storage."""
     free = {"paging": True, "aux_bytes": None, "deadline": None}
-    for problem in random_state_problems(150, (3, 20), seed=56, at_floor=at_floor, **free):
+    for problem in part.of(random_state_problems(150, (3, 20), seed=56, at_floor=at_floor, **free)):
         for schedule in (construct(problem), page_everything(problem)):
             assert schedule is not None
             value(problem, schedule)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kit.instances import random_instances
-from kit.lazy_rounds import scarce_problem
+from kit.instances import random_instances, random_state_problems, scarce_problem
 from kit.oracle import optimum
-from kit.state_problems import random_state_problems
+from kit.rotation import Part, parts
 from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError
@@ -41,12 +40,14 @@ def test_the_worked_example() -> None:
 
 
 @pytest.mark.parametrize("minimize", list(Quantity))
+@parts(3)
 def test_what_it_finds_is_valid_worth_what_it_says_and_no_better_than_the_best(
+    part: Part,
     minimize: str,
 ) -> None:
     """Against exhaustive search on 60 problems a quantity, with all limits."""
     found = optimal = 0
-    for problem in random_instances(60, (3, 5), seed=95, minimize=minimize):
+    for problem in part.of(random_instances(60, (3, 5), seed=95, minimize=minimize)):
         search = searched(problem, 25)
         schedule = search.schedule()
         if schedule is None:
@@ -60,7 +61,7 @@ def test_what_it_finds_is_valid_worth_what_it_says_and_no_better_than_the_best(
         least = verify_schedule(problem, best.schedule).value
         assert candidate.value >= least - 1e-9
         optimal += candidate.value <= least + 1e-9
-    assert found > 30
+    assert found > part.share(30)
     assert optimal > 0.8 * found
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.instances import random_instance, seeded
+from kit.instances import random_instance, random_state_problems, seeded
 from kit.oracle import optimum
 from kit.own_rows import constrained
-from kit.state_problems import random_state_problems
+from kit.rotation import Part, parts
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.greedy import construct
@@ -91,9 +91,10 @@ def test_an_objective_that_pays_for_page_outs_gets_them() -> None:
     assert len(made_of(problem).page_outs) == len(problem.graph.tensors)
 
 
-def test_rows_are_counted_as_the_simulator_counts_them() -> None:
+@parts(3)
+def test_rows_are_counted_as_the_simulator_counts_them(part: Part) -> None:
     """Whatever is added, dropped and taken back, what is used is what a verified schedule uses."""
-    for number in range(60):
+    for number in part.of(range(60)):
         rng = seeded(f"own rows/{number}")
         problem = constrained(rng, random_instance(rng, (3, 6)))
         objective = PenalizedObjective(problem)
@@ -117,10 +118,11 @@ def test_rows_are_counted_as_the_simulator_counts_them() -> None:
             assert used == pytest.approx(price(limit.coefficients, partial), abs=1e-9)
 
 
-def test_greedy_and_search_return_only_what_keeps_all_rows_and_mostly_the_best() -> None:
+@parts(3)
+def test_greedy_and_search_return_only_what_keeps_all_rows_and_mostly_the_best(part: Part) -> None:
     """On random problems with own constraints, beside exhaustive search."""
     found = best = feasible = 0
-    for number in range(60):
+    for number in part.of(range(60)):
         rng = seeded(f"own/{number}")
         problem = constrained(rng, random_instance(rng, (3, 5)))
         least = optimum(problem)

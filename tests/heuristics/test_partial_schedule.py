@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.instances import random_costs, random_graph, random_instances, random_schedule, seeded
+from kit.instances import (
+    random_costs,
+    random_graph,
+    random_instances,
+    random_schedule,
+    random_state_schedule,
+    random_step,
+    seeded,
+    state_costs,
+)
 from kit.oracle import optimum
-from kit.state_problems import state_costs
-from kit.state_steps import random_state_schedule, random_step
+from kit.rotation import Part, parts
 from kit.worked import skip_graph
 from poetmodel.device import Costs
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
@@ -193,10 +201,11 @@ def check_simulations(old: Simulation, new: Simulation) -> None:
         assert point.ram_bytes <= curve[point.stage, point.node]
 
 
-def test_random_schedules_get_no_worse() -> None:
+@parts(4)
+def test_random_schedules_get_no_worse(part: Part) -> None:
     """Energy, times, writes, storage, and the RAM of each step: 800 wasteful schedules."""
     shorter = 0
-    for seed in range(800):
+    for seed in part.of(range(800)):
         rng = seeded(f"needed/{seed}")
         graph = random_graph(rng, (1, 8))
         schedule = random_schedule(rng, graph)
@@ -204,7 +213,7 @@ def test_random_schedules_get_no_worse() -> None:
         check_no_worse(graph, schedule, lean)
         shorter += run(graph, lean).energy_j < run(graph, schedule).energy_j  # type: ignore[operator]
         assert needed(graph, lean) == lean
-    assert shorter > 300
+    assert shorter > part.share(300)
 
 
 def test_best_schedules_lose_nothing_that_costs() -> None:
@@ -329,9 +338,10 @@ def random_state_restorations(rng: random.Random, problem: Problem) -> list[Rest
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_with_state_ram_is_that_of_the_simulator(mapped: bool) -> None:
+@parts(3)
+def test_with_state_ram_is_that_of_the_simulator(part: Part, mapped: bool) -> None:
     """Homes, in-place operators and restorations at random, added, removed and taken back."""
-    for number in range(150):
+    for number in part.of(range(150)):
         rng = seeded(f"partial/state/{mapped}/{number}")
         graph = random_step(rng, (3, 12), max_bytes=50)
         costs = state_costs(rng, graph, mapped=mapped)
@@ -363,10 +373,11 @@ def test_with_state_ram_is_that_of_the_simulator(mapped: bool) -> None:
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_schedules_with_state_get_no_worse(mapped: bool) -> None:
+@parts(3)
+def test_schedules_with_state_get_no_worse(part: Part, mapped: bool) -> None:
     """Homes stay; energy, times, writes, storage and the RAM of each step do not rise."""
     shorter = 0
-    for number in range(300):
+    for number in part.of(range(300)):
         rng = seeded(f"needed/state/{mapped}/{number}")
         graph = random_step(rng, (3, 10))
         schedule = random_state_schedule(rng, graph, mapped=mapped)
@@ -380,7 +391,7 @@ def test_schedules_with_state_get_no_worse(mapped: bool) -> None:
         assert lean.resident == schedule.resident
         assert PartialSchedule.of(graph, lean, working=working).schedule() == lean
         shorter += old.energy_j != new.energy_j
-    assert shorter > 50
+    assert shorter > part.share(50)
 
 
 def test_state_that_comes_home_is_no_longer_paged_in() -> None:

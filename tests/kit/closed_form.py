@@ -1,4 +1,4 @@
-"""What a schedule breaks and how much RAM it takes, stated without executing it.
+"""What a schedule breaks and takes, stated without executing it.
 
 The simulator executes a schedule with a state. Here each rule is one condition over the relations,
 and the RAM of each step one sum over them, so that the two can be held against each other. With
@@ -12,17 +12,25 @@ the RAM in use at step ``(t, k)`` is the sum of
 - ``m_i`` over tensors with ``node(i) < k`` and ``have(t, i)`` that are read at ``k`` or later in
   the stage, or that stage ``t + 1`` begins with;
 - ``workspace_k * R[t,k]``.
+
+Of a graph with state, `simulated_bluntly` reads nodes and names alone:
+
+- state that is resident counts once at every step;
+- state on memory-mapped storage, and what replaces state, never count;
+- every other tensor, state on storage included, counts as above;
+- a pair in place takes the smaller of its two sizes off where the input dies at the step.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.schedule import Schedule
+
 
 Entry = tuple[str, int, int]
 
@@ -91,3 +99,170 @@ def energy_j(
     total = sum(compute[k] for _, k in schedule.R)
     total += sum(into[i] for _, i in schedule.M_in)
     return total + sum(out[i] for _, i in schedule.M_out)
+
+
+class Blunt(NamedTuple):
+    """What is wrong with a schedule and, where nothing is, its figures."""
+
+    broken: set[Entry]
+    """Entries that break a rule; one of ``resident`` has -1 for its stage."""
+    curve: dict[tuple[int, int], int]
+    kinds: dict[tuple[int, int], dict[str, int]]
+    """What each step takes of RAM, for state, activations, gradients and workspace."""
+    storage_bytes: int
+    reads: dict[int, int]
+    writes: dict[int, int]
+
+
+def simulated_bluntly(graph: Graph, schedule: Schedule, *, mapped: bool = False) -> Blunt:
+    """Return what a schedule breaks and takes."""
+    return _Judge(graph, schedule, mapped=mapped).verdict()
+
+
+class _Judge:
+    def __init__(self, graph: Graph, schedule: Schedule, *, mapped: bool) -> None:
+        self.nodes, self.n, self.mapped = graph.nodes, len(graph.nodes), mapped
+        outputs = [(k, tensor) for k, node in enumerate(graph.nodes) for tensor in node.outputs]
+        number = {tensor.name: i for i, (_, tensor) in enumerate(outputs)}
+        self.number = number
+        self.maker = [k for k, _ in outputs]
+        self.size = [tensor.bytes for _, tensor in outputs]
+        self.old = [None if t.replaces is None else number[t.replaces] for _, t in outputs]
+        self.is_state = [graph.nodes[k].phase == "state" for k in self.maker]
+        self.end = {w: k for w, k in zip(self.old, self.maker, strict=True) if w is not None}
+        self.inputs = [{number[name] for name in node.inputs} for node in graph.nodes]
+        self.R, self.S_RAM, self.S_AUX, self.M_in, self.M_out = (
+            set(pairs)
+            for pairs in (
+                schedule.R,
+                schedule.S_RAM,
+                schedule.S_AUX,
+                schedule.M_in,
+                schedule.M_out,
+            )
+        )
+        self.listed = set(schedule.resident)
+        state = {i for i, is_state in enumerate(self.is_state) if is_state}
+        self.home_ram, self.home_storage = self.listed & state, state - self.listed
+        self.is_read_there = self.home_storage if mapped else set()
+
+    def verdict(self) -> Blunt:
+        """Check every entry, then add up."""
+        broken: set[Entry] = {("resident", -1, i) for i in self.listed - self.home_ram}
+        broken |= {("R", t, t) for t in range(self.n) if (t, t) not in self.R}
+        broken |= {("R", t, k) for t, k in self.R if not self.may_compute(t, k)}
+        broken |= {("S_RAM", t, i) for t, i in self.S_RAM if not self.may_keep(t, i)}
+        broken |= {("S_AUX", t, i) for t, i in self.S_AUX if not self.may_store(t, i)}
+        broken |= {("M_in", t, i) for t, i in self.M_in if not self.may_page_in(t, i)}
+        broken |= {("M_out", t, i) for t, i in self.M_out if not self.may_page_out(t, i)}
+        broken |= {
+            ("M_out", self.maker[new], new)
+            for new, w in enumerate(self.old)
+            if w in self.home_storage and (self.maker[new], new) not in self.M_out
+        }
+        if broken:
+            return Blunt(broken, {}, {}, 0, {}, {})
+        moved = {(t, self.maker[i]) for t, i in self.M_in | self.M_out}
+        steps = sorted(self.R | moved)
+        out = {i for _, i in self.M_out}
+        counted = [i for i in out if self.old[i] is None and not self.nodes[self.maker[i]].on_aux]
+        reads = {i: sum(j == i for _, j in self.M_in) for i in range(len(self.size))}
+        for w in self.home_storage - self.is_read_there:
+            reads[w] += 1
+        return Blunt(
+            broken,
+            {(t, k): self.ram(t, k) for t, k in steps},
+            {(t, k): self.kinds(t, k) for t, k in steps},
+            sum(self.size[i] for i in [*counted, *self.home_storage]),
+            reads,
+            {i: sum(j == i for _, j in self.M_out) for i in out},
+        )
+
+    def have(self, t: int, i: int) -> bool:
+        """Return whether tensor `i` is in RAM at some step of stage `t`, but not as a home."""
+        return (t, i) in self.S_RAM or (t, i) in self.M_in or (t, self.maker[i]) in self.R
+
+    def may_compute(self, t: int, k: int) -> bool:
+        """Return whether `R[t,k]` breaks no rule."""
+        if k > t or (k < t and (not self.nodes[k].recomputable or self.nodes[k].phase == "state")):
+            return False
+        if any(t > self.end.get(i, self.n) for i in self.inputs[k]):
+            return False
+        there = self.home_ram | self.is_read_there
+        return all(i in there or self.have(t, i) for i in self.inputs[k])
+
+    def has_no_entries(self, i: int) -> bool:
+        """Return whether `i` is resident state or replaces some."""
+        return i in self.home_ram or self.old[i] in self.home_ram
+
+    def may_keep(self, t: int, i: int) -> bool:
+        """Return whether `S_RAM[t,i]` breaks no rule."""
+        if self.has_no_entries(i) or i in self.is_read_there or self.old[i] is not None:
+            return False
+        return self.maker[i] < t <= self.end.get(i, self.n) and self.have(t - 1, i)
+
+    def is_stored(self, t: int, i: int) -> bool:
+        """Return whether `i` is on storage when stage `t` begins."""
+        if i in self.home_storage:
+            return t <= self.end.get(i, self.n)
+        return self.nodes[self.maker[i]].on_aux or any((s, i) in self.M_out for s in range(t))
+
+    def may_store(self, t: int, i: int) -> bool:
+        """Return whether `S_AUX[t,i]` breaks no rule."""
+        return self.maker[i] < t and not self.has_no_entries(i) and self.is_stored(t, i)
+
+    def may_page_in(self, t: int, i: int) -> bool:
+        """Return whether `M_in[t,i]` breaks no rule."""
+        if self.old[i] is not None or i in self.is_read_there or not self.may_store(t, i):
+            return False
+        return (t, i) in self.S_AUX and (t, i) not in self.S_RAM
+
+    def may_page_out(self, t: int, i: int) -> bool:
+        """Return whether `M_out[t,i]` breaks no rule."""
+        if self.is_state[i] or self.has_no_entries(i) or self.maker[i] > t:
+            return False
+        return self.have(t, i) and (self.old[i] is None or t == self.maker[i])
+
+    def ram(self, t: int, k: int) -> int:
+        """Return the RAM in use at step `(t, k)` of a valid schedule."""
+        node, runs = self.nodes[k], (t, k) in self.R
+        total = node.workspace_bytes if runs else 0
+        for i, made in enumerate(self.maker):
+            total += self.size[i] * self.copies(t, k, i, made)
+        for y, x in dict(node.in_place).items() if runs else ():
+            y_bytes, x_bytes = (self.size[self.number[name]] for name in (y, x))
+            if not self.needed(t, k + 1, self.number[x]):
+                total -= min(y_bytes, x_bytes)
+        return total
+
+    def kinds(self, t: int, k: int) -> dict[str, int]:
+        """Return what step `(t, k)` takes for each kind: a saving is the output's."""
+        node, runs = self.nodes[k], (t, k) in self.R
+        found = dict.fromkeys(("state", "activations", "gradients"), 0)
+        for i, made in enumerate(self.maker):
+            phase = self.nodes[made].phase
+            kind = {"state": "state", "backward": "gradients"}.get(phase, "activations")
+            taken = self.size[i] * self.copies(t, k, i, made)
+            for y, x in node.in_place if runs else ():
+                if self.number[y] == i and not self.needed(t, k + 1, self.number[x]):
+                    taken -= min(self.size[i], self.size[self.number[x]])
+            found[kind] += taken
+        return found | {"workspace": node.workspace_bytes if runs else 0}
+
+    def copies(self, t: int, k: int, i: int, made: int) -> int:
+        """Return how often tensor `i` counts at step `(t, k)`."""
+        if i in self.home_ram:
+            return 1
+        if i in self.is_read_there or self.old[i] is not None:
+            return 0
+        held = int((t, i) in self.S_RAM)
+        if made > k:
+            return held
+        if made == k:
+            return held + ((t, i) in self.M_in) + ((t, k) in self.R)
+        return int(self.have(t, i) and self.needed(t, k, i))
+
+    def needed(self, t: int, k: int, i: int) -> bool:
+        """Return whether step `k` of stage `t` or a later one needs `i`, or the next stage."""
+        later = any((t, j) in self.R and i in self.inputs[j] for j in range(k, t + 1))
+        return later or (t + 1, i) in self.S_RAM

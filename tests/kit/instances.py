@@ -1,6 +1,7 @@
-"""Small random problems, reproducible by seed, for tests that compare two ways to the same answer.
+"""Small random graphs, with state too, and problems and schedules of them, reproducible by seed.
 
-All bytes, times and energies are small integers, so that sums are exact and ties are common.
+All bytes, times and energies are small integers, so that sums are exact and ties are common; but
+for the *scaled* ones.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.device import Compute, Cost, Costs, Device, PageCost, Storage, StorageMode, Transfer
-from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor
+from kit.worked import bench_device, state
+from poetmodel.device import Cost, Costs, PageCost, StorageMode
+from poetmodel.errors import InputError
+from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import Problem
 from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
 
 Range = int | tuple[int, int]
 
@@ -100,31 +104,6 @@ def random_graph(
         tensors.extend(names)
     kinds = {"parameters": rng.randint(0, 20), "gradients": rng.randint(0, 20)} if resident else {}
     return Graph(name=name, nodes=tuple(nodes), resident_bytes=kinds)
-
-
-def bench_device(
-    *,
-    idle_power_w: float = 0.0,
-    mode: StorageMode | str = StorageMode.BLOCKING,
-    storage: bool = True,
-    ram_bytes: int = 2**20,
-    aux_bytes: int | None = None,
-    memory_mapped: bool = False,
-) -> Device:
-    """Make a device of round figures: 1 FLOP/s and 1 B/s at 1 W each, no latency."""
-    way = Transfer(latency_s=0.0, bytes_per_s=1.0, power_w=1.0)
-    return Device(
-        name="bench",
-        ram_bytes=ram_bytes,
-        aux_bytes=aux_bytes,
-        compute=Compute(flops_per_s=1.0, power_w=1.0),
-        storage=Storage(
-            mode=StorageMode(mode), page_in=way, page_out=way, memory_mapped=memory_mapped
-        )
-        if storage
-        else None,
-        idle_power_w=idle_power_w,
-    )
 
 
 def random_costs(
@@ -461,3 +440,394 @@ def _with_scales(costs: Costs, rng: random.Random) -> Costs:
             for name, page in costs.pages.items()
         },
     )
+
+
+def random_training_graph(rng: random.Random, layers: int, *, reads: float = 0.7) -> Graph:
+    """Make a random network with skips and second outputs, and its backward pass.
+
+    A node of the backward pass reads each tensor around its layer with the chance `reads`.
+    """
+    nodes = [Node(name="x", op="op", phase="input", outputs=(Tensor(name="x", bytes=3),))]
+    made = ["x"]
+    for k in range(1, layers + 1):
+        inputs = [made[-1]]
+        if rng.random() < 0.4:
+            inputs.append(rng.choice(made))
+        names = [f"f{k}", f"f{k}.b"] if rng.random() < 0.3 else [f"f{k}"]
+        nodes.append(
+            Node(
+                name=f"f{k}",
+                op="op",
+                phase="forward" if k < layers else "loss",
+                inputs=tuple(inputs),
+                outputs=tuple(Tensor(name=name, bytes=rng.randint(1, 9)) for name in names),
+                workspace_bytes=rng.choice((0, 0, 4)),
+                recomputable=rng.random() < 0.9,
+            )
+        )
+        made.append(f"f{k}")
+    outputs = {node.name: [tensor.name for tensor in node.outputs] for node in nodes}
+    for node in reversed(nodes[1:]):
+        read = [name for name in (*node.inputs, *outputs[node.name]) if rng.random() < reads]
+        last = nodes[-1].name if nodes[-1].phase == "backward" else outputs[node.name][0]
+        nodes.append(
+            operation(
+                f"g.{node.name}",
+                output_bytes=rng.randint(1, 9),
+                phase="backward",
+                inputs=(last, *read),
+            )
+        )
+    return Graph(name="random training", nodes=tuple(nodes))
+
+
+def varied_graph(rng: random.Random, n: int) -> Graph:
+    """Make a graph that is, at random, rich in workspaces, outputs, zero bytes, or nothing."""
+    several, empty = rng.choice((0, 0, 0.3)), rng.choice((0, 0.2))
+    spaces, once = rng.choice((0, 0.4, 1)), rng.choice((0, 0.3))
+    density, most = rng.choice((0.15, 0.25, 0.4)), rng.choice((2, 4, 9))
+    stored = rng.choice((0, 0, 0.6))
+    nodes: list[Node] = []
+    tensors: list[str] = []
+    for k in range(n):
+        inputs = [name for name in tensors if rng.random() < density]
+        if not inputs and tensors and rng.random() < 0.7:
+            inputs = [tensors[-1]]
+        names = [f"n{k}", *(f"n{k}.b" for _ in range(rng.random() < several))]
+        sizes = [0 if rng.random() < empty else rng.randint(1, most) for _ in names]
+        nodes.append(
+            Node(
+                name=f"n{k}",
+                op="op",
+                phase="forward",
+                inputs=tuple(inputs),
+                outputs=tuple(Tensor(name=n, bytes=b) for n, b in zip(names, sizes, strict=True)),
+                workspace_bytes=rng.randint(1, most) if rng.random() < spaces else 0,
+                recomputable=rng.random() >= once,
+                on_aux=not inputs and rng.random() < stored,
+            )
+        )
+        tensors += names
+    return Graph(name="varied", nodes=tuple(nodes))
+
+
+def pointwise_graph(rng: random.Random, n: int) -> Graph:
+    """Make a graph of many operators that alone read a tensor, mostly to make no more bytes of it.
+
+    Some read another one, too. What they make is often read again at the end.
+    """
+    nodes: list[Node] = []
+    shared: list[str] = []
+    alone: dict[str, int] = {}
+    for k in range(n):
+        late = k > n / 2
+        inputs = [name for name in shared if rng.random() < (0.5 if late else 0.2)]
+        size = rng.randint(2, 6)
+        if alone:
+            name, most = alone.popitem()
+            size = rng.randint(1, most + rng.choice((0, 0, 3)))
+            inputs = [name, *(inputs if rng.random() < 0.5 else [])]
+        nodes.append(
+            operation(
+                f"n{k}",
+                output_bytes=size,
+                inputs=tuple(inputs),
+                workspace_bytes=rng.choice((0, 0, 3)),
+            )
+        )
+        if not late and rng.random() < 0.6:
+            alone[f"n{k}"] = size
+        else:
+            shared.append(f"n{k}")
+    return Graph(name="pointwise", nodes=tuple(nodes))
+
+
+def scarce_problem(
+    seed: str,
+    n: int | tuple[int, int],
+    graph_of: Callable[[random.Random, int], Graph] = varied_graph,
+    **fixed: Any,
+) -> Problem:
+    """Make a problem whose RAM does not hold everything, half the times little above the floor.
+
+    Of small random graphs most have a step that needs all the RAM there is in use at any time, so
+    that a budget is either below the floor or no limit at all; those are drawn again.
+    """
+    rng = seeded(seed)
+    while True:
+        graph = graph_of(rng, n if isinstance(n, int) else rng.randint(*n))
+        low, high = max(1, floor(graph).bytes), checkpoint_all_peak_bytes(graph)
+        if low < high:
+            break
+    ram = rng.randint(low, min(high - 1, low + rng.choice((2, high))))
+    costs = random_costs(rng, graph)
+    free = {name: rng.random() < 0.5 for name in ("deadline", "energy_budget", "aux_limit")}
+    switches = rng.random() < 0.4
+    return random_problem(rng, graph, costs, **{"ram": ram, "switches": switches, **free, **fixed})
+
+
+def random_step(
+    rng: random.Random, n: tuple[int, int] = (3, 7), *, max_bytes: int = 9, flops: int = 0
+) -> Graph:
+    """Make a random graph of version 2: state that is read, replaced or neither, and pairs.
+
+    Every node may have none to two plain outputs beside its replacements; small sizes, zero
+    included, samples on storage, workspace and nodes that are computed once all occur.
+    """
+    nodes: list[Node] = []
+    plain: list[str] = []
+    held: dict[str, int] = {}  # state that nothing has replaced yet, with its bytes
+    chance = rng.choice((0.3, 0.5, 0.7))
+
+    def size() -> int:
+        return 0 if rng.random() < 0.08 else rng.randint(1, max_bytes)
+
+    count = rng.randint(*n)
+    while len(nodes) < count:
+        k = len(nodes)
+        if rng.random() < 0.3:
+            held[f"w{k}"] = size()
+            nodes.append(state(f"w{k}", held[f"w{k}"]))
+            continue
+        read = [name for name in plain if rng.random() < chance]
+        reads_state = [name for name in held if rng.random() < chance]
+        replaced = [name for name in reads_state if rng.random() < 0.4]
+        made = [Tensor(name=f"n{k}{end}", bytes=size()) for end in ("", ".b")]
+        made = made[: rng.choice((0, 1, 1, 1, 2) if replaced else (1, 1, 1, 1, 2))]
+        givers = rng.sample(read, len(read))
+        pairs = {
+            tensor.name: giver
+            for tensor, giver in zip(made, givers, strict=False)
+            if rng.random() < 0.6
+        }
+        replacements = [
+            Tensor(name=f"{name}+", bytes=held.pop(name), replaces=name) for name in replaced
+        ]
+        outputs = [*made, *replacements]
+        rng.shuffle(outputs)
+        inputs = [*read, *reads_state]
+        rng.shuffle(inputs)
+        nodes.append(
+            Node(
+                name=f"n{k}",
+                op="op",
+                phase=Phase.UPDATE if replaced else Phase.FORWARD,
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                workspace_bytes=size() if rng.random() < 0.25 else 0,
+                flops=rng.randint(0, flops),
+                recomputable=not replaced and rng.random() < 0.85,
+                on_aux=not inputs and bool(made) and rng.random() < 0.3,
+                in_place=tuple(pairs.items()),
+            )
+        )
+        plain += [tensor.name for tensor in made]
+    return Graph(name="step", nodes=tuple(nodes))
+
+
+def random_state_schedule(  # noqa: C901 - one stage after the other, as `random_schedule`
+    rng: random.Random, graph: Graph, *, mapped: bool = False
+) -> Schedule | None:
+    """Make a random schedule that is meant to be valid, in general a wasteful one.
+
+    None where it let something go that cannot be had again: state was replaced meanwhile.
+    """
+    drop, waste = rng.random() * 0.7, rng.choice((0.0, 0.1, 0.4))
+    share = rng.choice((0.0, 0.3, 0.6, 1.0))
+    made_by = [k for k, node in enumerate(graph.nodes) for _ in node.outputs]
+    names = [tensor.name for node in graph.nodes for tensor in node.outputs]
+    state_tensors = {i for i, k in enumerate(made_by) if graph.nodes[k].phase == Phase.STATE}
+    replaced: dict[int, int] = {}
+    renewed: dict[int, int] = {}
+    for k, node in enumerate(graph.nodes):
+        for tensor in node.outputs:
+            if tensor.replaces is not None:
+                replaced[names.index(tensor.replaces)] = k
+                renewed[names.index(tensor.name)] = names.index(tensor.replaces)
+    resident = {i for i in state_tensors if rng.random() < share}
+    apart = resident | (state_tensors if mapped else set())
+    reads = [{names.index(name) for name in node.inputs} for node in graph.nodes]
+    makes = [{i for i, made in enumerate(made_by) if made == k} for k in range(len(graph.nodes))]
+    stored = {i for i in range(len(names)) if graph.nodes[made_by[i]].on_aux}
+    stored |= state_tensors - resident
+    held: set[int] = set()
+    R, S_RAM, S_AUX, M_in, M_out = relations = [set[tuple[int, int]]() for _ in range(5)]  # noqa: N806
+    for t in range(len(graph.nodes)):
+        gone = {i for i, u in replaced.items() if u < t}
+        again = [
+            node.recomputable and node.phase != Phase.STATE and not reads[k] & gone
+            for k, node in enumerate(graph.nodes[:t])
+        ]
+        listed = {i for i in stored if made_by[i] < t} - gone
+        readable = listed - apart - renewed.keys()
+        lost = {i for i in held if rng.random() < drop and (i in listed or again[made_by[i]])}
+        kept = held - lost - gone - apart - renewed.keys()
+        computed = {t} | {k for k in range(t) if again[k] and rng.random() < waste}
+        read = {i for i in readable - kept if rng.random() < waste}
+        for k in range(t, -1, -1):
+            for i in reads[k] if k in computed else ():
+                if i in kept or i in read or made_by[i] in computed or i in apart:
+                    continue
+                if i in readable and (not again[made_by[i]] or rng.random() < 0.5):
+                    read.add(i)
+                elif again[made_by[i]]:
+                    computed.add(made_by[i])
+                else:
+                    return None
+        held = kept | read | {i for k in computed for i in makes[k]}
+        written = {
+            i
+            for i in held - state_tensors - renewed.keys()
+            if rng.random() < (0.3 if made_by[i] == t else waste)
+        }
+        written |= {i for i in makes[t] & renewed.keys() if renewed[i] not in resident}
+        stored |= written
+        unread = {i for i in listed - read if rng.random() < waste}
+        for relation, members in zip(
+            relations, (computed, kept, listed - unread, read, written), strict=True
+        ):
+            relation.update((t, member) for member in members)
+    return Schedule(
+        R=tuple(R),
+        S_RAM=tuple(S_RAM),
+        S_AUX=tuple(S_AUX),
+        M_in=tuple(M_in),
+        M_out=tuple(M_out),
+        resident=tuple(resident),
+    )
+
+
+def state_costs(rng: random.Random, graph: Graph, *, mapped: bool = False) -> Costs:
+    """Draw a time and an energy above 0 for everything; storage may be memory-mapped."""
+    device = bench_device(aux_bytes=10**6)
+    assert device.storage is not None
+    count = len(graph.tensors)
+    work = [0 if node.is_state else 1 for node in graph.nodes]
+
+    def figures() -> list[tuple[float, float]]:
+        return [(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(count)]
+
+    return Costs.from_arrays(
+        graph,
+        compute_time_s=[some * rng.randint(1, 9) for some in work],
+        compute_energy_j=[some * rng.randint(1, 9) for some in work],
+        page_in=figures(),
+        page_out=figures(),
+        device=replace(device, storage=replace(device.storage, memory_mapped=mapped)),
+    )
+
+
+def random_state_problems(
+    count: int, n: tuple[int, int], *, seed: int, at_floor: bool = False, **stated: Any
+) -> Iterator[Problem]:
+    """Yield problems with budgets from the floor to the keep-all peak, or at the floor.
+
+    What is not `stated` is drawn: the objective, whether paging and recomputing are allowed, and
+    now and then a deadline or little storage.
+    """
+    number = made = 0
+    while made < count:
+        rng = seeded(f"state problem/{seed}/{number}")
+        number += 1
+        graph, mapped = random_step(rng, n), rng.random() < 0.25
+        least = floor(graph, memory_mapped=mapped).bytes
+        peak = checkpoint_all_peak_bytes(graph)
+        drawn: dict[str, Any] = {
+            "ram": max(1, least if at_floor else rng.randint(least, peak)),
+            "minimize": rng.choice(("energy", "energy", "time", "writes", "ram")),
+            "deadline_counts": "serial",
+            "paging": rng.random() < 0.9,
+            "recompute": rng.random() < 0.85,
+            "aux_bytes": rng.randint(0, 30) if rng.random() < 0.2 else None,
+            "deadline": "150%" if rng.random() < 0.2 else None,
+        }
+        if drawn["minimize"] == "ram" and not at_floor:
+            drawn["ram"] = max(1, peak)
+        try:
+            problem = Problem(graph, state_costs(rng, graph, mapped=mapped), **drawn | stated)
+        except InputError:
+            continue  # nothing in it takes time, of which the deadline is a fraction
+        made += 1
+        yield problem
+
+
+def _replaces_two(graph: Graph) -> bool:
+    replaced = set(graph.replacement_of.values())
+    return any(len(replaced.intersection(made)) > 1 for made in graph.outputs_of)
+
+
+def _reads_before(graph: Graph) -> bool:
+    """Return whether what a recomputable reader of state makes is read after the replacement."""
+    return any(
+        graph.nodes[k].recomputable
+        and any(max(graph.users_of[i], default=0) > graph.node_of[new] for i in graph.outputs_of[k])
+        for old, new in graph.replacement_of.items()
+        for k in graph.users_of[old]
+    )
+
+
+def state_problem(seed: str, n: tuple[int, int] = (3, 5), **fixed: Any) -> Problem:
+    """Make a problem over a random training step that has state or operators in place: all limits.
+
+    Three of four have less RAM than keep-all takes and as much as some step needs, half of them
+    little more than that. Storage is memory-mapped in one of five. In two of five something that
+    reads state could be computed again for a use after the replacement, in one of five a node
+    replaces two.
+    """
+    rng = seeded(f"state/{seed}")
+    scarce, mapped = rng.random() < 0.75, rng.random() < 0.2
+    kind = rng.choice((None, None, _replaces_two, _reads_before, _reads_before))
+    for _ in range(1000):
+        graph = random_step(rng, n)
+        low, high = floor(graph, memory_mapped=mapped).bytes, checkpoint_all_peak_bytes(graph)
+        decides = graph.version == 2 and (low < high or not scarce)
+        if decides and (kind is None or kind(graph)):
+            break
+    if scarce:
+        low = max(1, low)
+        most = max(low, min(high - 1, low + rng.choice((2, high))))
+        fixed.setdefault("ram", rng.randint(low, most))
+    costs = random_costs(rng, graph)
+    device = costs.device
+    assert device is not None
+    assert device.storage is not None
+    storage = replace(device.storage, memory_mapped=mapped)
+    costs = replace(costs, device=replace(device, storage=storage))
+    return random_problem(rng, graph, costs, below_floor=True, **fixed)
+
+
+def scaled_state_problem(seed: str, n: tuple[int, int] = (3, 5)) -> Problem:
+    """Make such a problem of bytes between 1 and 2**50, at the floor or above; often of writes."""
+    problem, rng = state_problem(seed, n), seeded(f"scaled state/{seed}")
+    bits, style = rng.choice((31, 40, 50)), rng.choice(("heavy", "few", "powers"))
+    few = [rng.randint(2 ** (bits - 1), 2**bits) for _ in range(3)]
+    known: dict[str, int] = {}
+
+    def size(made: Tensor) -> int:
+        if made.replaces is not None:
+            return known[made.replaces]
+        known[made.name] = 0
+        if made.bytes:
+            known[made.name] = {
+                "heavy": made.bytes * (2**bits // 16) + rng.randint(0, 9),
+                "few": rng.choice((1, 7, *few)),
+                "powers": int(2 ** rng.uniform(0, bits)),
+            }[style]
+        return known[made.name]
+
+    nodes = tuple(
+        replace(
+            node,
+            outputs=tuple(replace(made, bytes=size(made)) for made in node.outputs),
+            workspace_bytes=node.workspace_bytes and rng.choice((3, few[0])),
+        )
+        for node in problem.graph.nodes
+    )
+    graph = replace(problem.graph, nodes=nodes)
+    low = max(1, floor(graph, memory_mapped=problem.reads_in_place).bytes)
+    high = max(low, checkpoint_all_peak_bytes(graph))
+    limits: dict[str, Any] = {"ram": rng.choice((low, low + 1, rng.randint(low, high)))}
+    if rng.random() < 0.4:
+        limits["aux_bytes"] = rng.randint(0, sum(graph.tensor_bytes))
+    minimize = rng.choice(("energy", "time", "ram", "writes", "writes"))
+    return replace(problem, graph=graph, minimize=minimize, **limits)

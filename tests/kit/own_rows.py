@@ -10,9 +10,10 @@ from kit.instances import (
     random_problem,
     random_schedule,
     scaled_instance,
+    scarce_problem,
     seeded,
+    state_problem,
 )
-from kit.lazy_rounds import scarce_problem
 from kit.oracle import optimum
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from poetmodel.problem.totals import Terms
     from poetmodel.schedule import Schedule
+
 
 Range = int | tuple[int, int]
 _COUNTS: Final = ("recomputations", "page_ins", "page_outs")
@@ -318,3 +320,8 @@ def _scaled_terms(rng: random.Random, problem: Problem) -> tuple[Terms, bool]:
         return ((rng.choice(_FIGURES), rng.choice((1, 0.1, 1e-9, 1e6))),), False
     share = problem.baseline_energy_j / max(1, sum(problem.graph.tensor_bytes))
     return (("energy_j", 1), ("bytes_written", share or 1.0)), False
+
+
+def state_rows_problem(seed: str, n: tuple[int, int] = (3, 5), **fixed: Any) -> Problem:
+    """Make such a problem with own constraints, of homes too, and now and then an own objective."""
+    return constrained(seeded(f"rows of state/{seed}"), state_problem(seed, n, **fixed))

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from kit.commands import training_step, write_graph
-from kit.instances import bench_device
+from kit.worked import bench_device
 from poetmodel.device import Costs, StorageMode
 from poetmodel.graph import Graph
 from poetmodel.placement import place

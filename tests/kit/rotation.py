@@ -10,12 +10,15 @@ import os
 import subprocess
 import time
 from collections import Counter
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
+import pytest
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 SHARES = 8
 """Into how many shares the tests are divided."""
@@ -61,3 +64,33 @@ def chosen(names: Iterable[str], share: int | None, kept: Iterable[str] = ()) ->
         if share is None or place % SHARES == share or name in always:
             taken.add(name)
     return taken
+
+
+class Part(NamedTuple):
+    """One of the parts into which the instances of a test are divided."""
+
+    number: int
+    parts: int
+
+    def of(self, instances: Iterable[Any]) -> Iterator[Any]:
+        """Return the instances of this part: one, as many left out as there are other parts."""
+        return islice(instances, self.number, None, self.parts)
+
+    def share(self, least: int) -> int:
+        """Return what of a number that all instances together have this part must have."""
+        return least // self.parts
+
+
+def parts(count: int) -> pytest.MarkDecorator:
+    """Return what runs a test for each `Part` of its instances: the first is quick."""
+    return pytest.mark.parametrize(
+        "part",
+        [
+            pytest.param(
+                Part(number, count),
+                id=f"part {number + 1} of {count}",
+                marks=[pytest.mark.seeds] if number else [],
+            )
+            for number in range(count)
+        ],
+    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.device import Costs
-from poetmodel.graph import Graph, Node, Tensor, operation
+from poetmodel.device import Compute, Costs, Device, Storage, StorageMode, Transfer
+from poetmodel.graph import Graph, Node, Phase, Tensor, operation
 from poetmodel.problem import Problem
 
 if TYPE_CHECKING:
-    from poetmodel.device import Device
+    from collections.abc import Sequence
 
 
 def skip_graph(*, mask: bool = False, workspace: bool = False, **of_a: Any) -> Graph:
@@ -150,3 +150,167 @@ def comb_problem(teeth: int = 10, ram: int = 13, page: float = 3.0, **limits: An
     graph = comb_graph(teeth)
     costs = even_costs(graph, page_in=(page, page), page_out=(page, page))
     return Problem(graph, costs, ram=ram, **limits)
+
+
+def bench_device(
+    *,
+    idle_power_w: float = 0.0,
+    mode: StorageMode | str = StorageMode.BLOCKING,
+    storage: bool = True,
+    ram_bytes: int = 2**20,
+    aux_bytes: int | None = None,
+    memory_mapped: bool = False,
+) -> Device:
+    """Make a device of round figures: 1 FLOP/s and 1 B/s at 1 W each, no latency."""
+    way = Transfer(latency_s=0.0, bytes_per_s=1.0, power_w=1.0)
+    return Device(
+        name="bench",
+        ram_bytes=ram_bytes,
+        aux_bytes=aux_bytes,
+        compute=Compute(flops_per_s=1.0, power_w=1.0),
+        storage=Storage(
+            mode=StorageMode(mode), page_in=way, page_out=way, memory_mapped=memory_mapped
+        )
+        if storage
+        else None,
+        idle_power_w=idle_power_w,
+    )
+
+
+def training_chain(
+    sizes: Sequence[int],
+    *,
+    reads_own: bool = True,
+    tapes: Sequence[int] | None = None,
+    workspaces: Sequence[int] = (),
+    gradient_bytes: int = 1,
+    loss: bool = True,
+) -> Graph:
+    """Make ``x -> f1 -> ... -> fL [-> loss] [-> gl] -> gL -> ... -> g1``.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Bytes of the sample and of what each of the layers makes, ``L + 1`` of them.
+    reads_own : bool
+        Whether ``gk`` reads what ``fk`` made; it always reads what ``fk`` read.
+    tapes : sequence of int, optional
+        Bytes of a second output ``fk.tape`` of each layer, which ``gk`` reads in place of ``fk``.
+    workspaces : sequence of int, optional
+        Workspace of each layer [B].
+    gradient_bytes : int
+        Bytes of every gradient.
+    loss : bool
+        Whether there is a loss of one byte; its own gradient reads it and the last layer.
+    """
+    layers = range(1, len(sizes))
+    nodes = [operation("x", output_bytes=sizes[0], phase="input", recomputable=False)]
+    for k in layers:
+        outputs = [Tensor(name=f"f{k}", bytes=sizes[k])]
+        if tapes is not None:
+            outputs.append(Tensor(name=f"f{k}.tape", bytes=tapes[k - 1]))
+        read = f"f{k - 1}" if k > 1 else "x"
+        nodes.append(
+            Node(
+                name=f"f{k}",
+                op="op",
+                phase="forward",
+                inputs=(read,),
+                outputs=tuple(outputs),
+                workspace_bytes=workspaces[k - 1] if workspaces else 0,
+            )
+        )
+    own = "f{}" if tapes is None else "f{}.tape"
+    before: tuple[str, ...] = ()
+    if loss:
+        nodes.append(operation("loss", output_bytes=1, phase="loss", inputs=(nodes[-1].name,)))
+        nodes.append(
+            operation(
+                "gl",
+                output_bytes=gradient_bytes,
+                phase="backward",
+                inputs=("loss", f"f{len(sizes) - 1}"),
+            )
+        )
+        before = ("gl",)
+    for k in reversed(layers):
+        inputs = (f"f{k - 1}" if k > 1 else "x", *((own.format(k),) if reads_own else ()))
+        node = operation(
+            f"g{k}", output_bytes=gradient_bytes, phase="backward", inputs=(*before, *inputs)
+        )
+        nodes.append(node)
+        before = (node.name,)
+    return Graph(name="chain", nodes=tuple(nodes))
+
+
+def chain_costs(
+    graph: Graph,
+    *,
+    seconds: Sequence[int] | None = None,
+    page_s: int = 1,
+    mode: str = "dma",
+) -> Costs:
+    """Return costs of a graph: a second and a joule per node, or `seconds`; `page_s` per byte."""
+    times = [1] * len(graph.nodes) if seconds is None else list(seconds)
+    moves = [(page_s * tensor.bytes, page_s * tensor.bytes) for tensor in graph.tensors]
+    return Costs.from_arrays(
+        graph,
+        compute_time_s=times,
+        compute_energy_j=times,
+        page_in=moves,
+        page_out=moves,
+        device=bench_device(mode=mode),
+    )
+
+
+def recomputations(problem: Problem, pairs: Sequence[tuple[int, int]]) -> int:
+    """Return how many computations of a schedule are not the first of their node."""
+    return len(pairs) - len(problem.graph.nodes)
+
+
+def state(name: str, size: int) -> Node:
+    """Return a node that holds a state tensor of its own name."""
+    outputs = (Tensor(name=name, bytes=size),)
+    return Node(name=name, op="parameter", phase=Phase.STATE, outputs=outputs)
+
+
+def update(name: str, *inputs: str, **replaced: int) -> Node:
+    """Return a node that replaces state tensors, given by name with their bytes."""
+    outputs = tuple(
+        Tensor(name=f"{old}+", bytes=size, replaces=old) for old, size in replaced.items()
+    )
+    return Node(
+        name=name,
+        op="sgd",
+        phase=Phase.UPDATE,
+        inputs=(*inputs, *replaced),
+        outputs=outputs,
+        recomputable=False,
+    )
+
+
+def in_time_problem() -> Problem:
+    """State a step in which `a`, read by `d`, must be made again before `w` is replaced by `u`.
+
+    `a` reads `w`, and has no room beside the workspace of `b`. The best schedule makes it again in
+    stage 4, that of `u`, for 1 J; pages are dearer.
+    """
+    graph = Graph(
+        name="in time",
+        nodes=(
+            operation("c", output_bytes=1, phase="input"),
+            state("w", 1),
+            operation("a", output_bytes=10, inputs=("c", "w")),
+            operation("b", output_bytes=1, inputs=("c",), workspace_bytes=10),
+            update("u", "b", w=1),
+            operation("d", output_bytes=1, inputs=("a",)),
+        ),
+    )
+    costs = Costs.from_arrays(
+        graph,
+        compute_time_s=[1, 0, 1, 1, 1, 1],
+        compute_energy_j=[1, 0, 1, 1, 1, 1],
+        page_in=[(9, 9)] * len(graph.tensors),
+        page_out=[(9, 9)] * len(graph.tensors),
+    )
+    return Problem(graph, costs, ram=14)

@@ -9,6 +9,7 @@ import pytest
 
 from kit.instances import random_instances
 from kit.oracle import optimum
+from kit.rotation import Part, parts
 from kit.worked import comb_graph, even_costs, skip_problem
 from poetmodel.device import Costs
 from poetmodel.errors import InputError, ModelError, VerificationError
@@ -267,7 +268,6 @@ def test_a_tensor_that_must_stay_where_it_cannot(backend: str) -> None:
     result = solve(model, backend=backend)
     assert (result.status, result.schedule) == (Status.INFEASIBLE, None)
     assert "the RAM budget of 13 B" in result.reason
-    assert "constraints added to the model" in result.reason
     assert "reductions=False" in result.reason
 
 
@@ -412,8 +412,19 @@ def test_an_own_objective_of_a_variable_of_ones_own(backend: str) -> None:
     assert model.slack.value == value
 
 
+OTHERS = (1e-300, 1e-12, 1.0, 1e9)
+
+
 @pytest.mark.parametrize("sense", [pyo.minimize, pyo.maximize])
-@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-12, 1e-7, 1.0, 1e9, 1e300])
+@pytest.mark.parametrize(
+    "scale",
+    [
+        5e-324,
+        1e-7,
+        1e300,
+        *(pytest.param(s, marks=pytest.mark.seeds) for s in (1e-300, 1e-12, 1e9)),
+    ],
+)
 def test_an_own_objective_of_any_scale(scale: float, sense: Any, backend: str) -> None:
     """Costs far below or above a solver's tolerances are decided like those near one."""
     model = build(two_ways(), reductions=False)
@@ -468,14 +479,6 @@ def test_the_file_of_an_own_objective_is_read_back(tmp_path: Path) -> None:
     assert not verify(model.problem, document.schedule, stated=document.stated).violations
 
 
-def test_no_objective_is_refused() -> None:
-    """A model whose objective is off, and has no other, is no question."""
-    model = build(skip_problem())
-    model.objective.deactivate()
-    with pytest.raises(ModelError, match="expected one active objective, got 0"):
-        solve(model)
-
-
 @pytest.mark.parametrize("change", ["replaced", "extended", "turned round", "deleted"])
 def test_a_changed_objective_claims_no_energy_bound(change: str) -> None:
     """However the objective is changed, its own optimum is proved, and no bound of the energy."""
@@ -506,11 +509,15 @@ def test_an_objective_of_another_name() -> None:
     assert (result.status, result.own_objective.name) == (Status.OPTIMAL, "mine")
 
 
-def test_two_objectives_are_refused() -> None:
-    """Which one is meant is the user's to say."""
+@pytest.mark.parametrize("count", [0, 2])
+def test_one_objective_is_asked_for(count: int) -> None:
+    """No other is no question, and which one of two is meant is the user's to say."""
     model = build(skip_problem())
-    model.second = pyo.Objective(expr=every(model, "M_in"))
-    with pytest.raises(ModelError, match="expected one active objective, got 2"):
+    if count:
+        model.second = pyo.Objective(expr=every(model, "M_in"))
+    else:
+        model.objective.deactivate()
+    with pytest.raises(ModelError, match=f"active objective, got {count}"):
         solve(model)
 
 
@@ -585,10 +592,11 @@ def forbidden(model: pyo.ConcreteModel, result: SolveResult) -> None:
     model.other = pyo.Constraint(expr=sum(used) <= len(used) - 1)
 
 
-def test_the_second_best_is_no_better_and_is_valid() -> None:
+@parts(3)
+def test_the_second_best_is_no_better_and_is_valid(part: Part) -> None:
     """On random problems a cut-off optimum leaves a schedule that costs as much or more."""
     found = 0
-    for problem in random_instances(80, (3, 5), seed=21, minimize="energy"):
+    for problem in part.of(random_instances(80, (3, 5), seed=21, minimize="energy")):
         best = optimum(problem)
         if best is None:
             continue
@@ -607,7 +615,7 @@ def test_the_second_best_is_no_better_and_is_valid() -> None:
         assert second.energy_j >= best.value - 1e-6
         assert not verify(problem, second.schedule).violations
         found += 1
-    assert found > 8
+    assert found > part.share(8)
 
 
 def test_costs_of_zero_everywhere() -> None:

@@ -1,15 +1,15 @@
-"""Where decisions can matter: events by hand, dominance, and how far event stages are enough."""
+"""Where decisions can matter: events, dominance, and how far event stages are enough."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kit.instances import bench_device, random_instances
+from kit.instances import random_instances
 from kit.oracle import optimum
-from kit.worked import early_recomputation, even_costs, skip_graph, skip_problem
+from kit.rotation import Part, parts
+from kit.worked import bench_device, early_recomputation, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.model import build
@@ -33,72 +33,7 @@ def events_of(problem: Problem, stages: Stages = "all", *, dominance: bool = Tru
     return find_events(problem, range(n), recomputable=chosen, stages=stages)
 
 
-# -- events by hand ----------------------------------------------------------------------------
-
-
-def test_events_of_a_skip_connection() -> None:
-    """Every recomputation of a reader is a use of what it reads, back to the first node.
-
-    ``d`` is read by nobody. ``c`` is used in 3. ``b`` is used in 2, and in 3 where `c` may be
-    recomputed; so `b` may be, in 2 and 3. ``a`` is used in 1 and 3, and where `b` may be.
-    """
-    found = events_of(skip_problem(paging=False))
-    assert found.uses == ((1, 2, 3), (2, 3), (3,), ())
-    assert found.recompute == ((1, 2, 3), (2, 3), (3,), ())
-    assert found.events == found.uses
-    assert found.page_in == ((),) * 4
-
-
-def test_events_where_only_paging_is_left() -> None:
-    """A tensor that is not recomputed has events at its uses only, and page-ins there."""
-    found = events_of(skip_problem(recompute=False))
-    assert found.recompute == ((),) * 4
-    assert found.uses == found.events == found.page_in == ((1, 3), (2,), (3,), ())
-
-
-def test_a_node_that_must_not_be_recomputed_ends_the_chain() -> None:
-    """Where `b` cannot be made again, `a` is not needed for that."""
-    graph = skip_graph()
-    nodes = [replace(node, recomputable=node.name != "b") for node in graph.nodes]
-    graph = Graph(name="once", nodes=tuple(nodes))
-    problem = Problem(graph, even_costs(graph, page_in=None, page_out=None), ram=13)
-    found = events_of(problem)
-    assert found.recompute == ((1, 2, 3), (), (3,), ())
-    assert found.uses == ((1, 3), (2, 3), (3,), ())
-    # Stage 2 uses nothing of `a`, but it may be recomputed there.
-    assert found.events == ((1, 2, 3), (2, 3), (3,), ())
-
-
-def test_event_stages_leave_out_stages_without_a_use() -> None:
-    """With ``stages="events"`` the same `a` may be recomputed in its use stages alone."""
-    graph = skip_graph()
-    nodes = [replace(node, recomputable=node.name != "b") for node in graph.nodes]
-    graph = Graph(name="once", nodes=tuple(nodes))
-    problem = Problem(graph, even_costs(graph, page_in=None, page_out=None), ram=13)
-    found = events_of(problem, "events")
-    assert found.recompute == ((1, 3), (), (3,), ())
-    assert found.events == ((1, 3), (2, 3), (3,), ())
-
-
-def test_event_stages_are_closed_over_the_uses_of_inputs() -> None:
-    """A node may also be recomputed where a reader of its input has that input in RAM.
-
-    ``p`` is read by ``k`` (1), by ``r`` (2) and by nobody else; ``k`` is used in 4 only. Stage 2
-    comes from the closure, stage 3 is left out.
-    """
-    graph = Graph(
-        name="closure",
-        nodes=(
-            operation("p", output_bytes=9),
-            operation("k", output_bytes=1, inputs=("p",)),
-            operation("r", output_bytes=1, inputs=("p",), recomputable=False),
-            operation("s", output_bytes=1, recomputable=False),
-            operation("t", output_bytes=1, inputs=("k", "s", "r")),
-        ),
-    )
-    problem = Problem(graph, even_costs(graph, page_in=None, page_out=None), ram=20)
-    assert events_of(problem, "events").recompute[1] == (2, 4)
-    assert events_of(problem, "all").recompute[1] == (2, 3, 4)
+# -- events ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stages", ["all", "events"])
@@ -122,35 +57,6 @@ def test_events_are_consistent_on_random_problems(stages: Stages) -> None:
             expected = readers | {t for t in found.recompute[k] if t <= last}
             assert found.events[i] == tuple(sorted(expected))
             assert found.page_in[i] == (found.uses[i] if problem.can_page else ())
-
-
-def test_uses_within_the_own_group_are_no_events() -> None:
-    """With stages merged, a tensor needs no decision before the end of its own group."""
-    problem = skip_problem(recompute=False)
-    found = find_events(problem, (0, 0, 1, 1), recomputable=[False] * 4)
-    assert found.uses == ((1,), (1,), (), ())
-    again = skip_problem(paging=False)
-    merged = find_events(again, (0, 0, 1, 1), recomputable=recomputable_nodes(again))
-    assert merged.recompute == merged.uses == ((1,), (1,), (), ())
-
-
-def test_segments_number_what_is_kept_between_events() -> None:
-    """Segment `a` reaches into every stage after event ``a - 1`` up to event `a`."""
-    events = Events(
-        group_of=(0, 1, 2, 3, 4, 5, 6),
-        uses=((2, 5),),
-        events=((2, 5),),
-        recompute=((),),
-        page_in=((),),
-    )
-    assert [events.segment(0, 0, t) for t in range(7)] == [None, 0, 0, 1, 1, 1, None]
-
-
-def test_a_tensor_without_uses_has_no_segment() -> None:
-    """Nothing is kept for nobody."""
-    found = events_of(skip_problem())
-    assert found.segment(3, 3, 3) is None
-    assert found.events[3] == ()
 
 
 # -- dominance ---------------------------------------------------------------------------------
@@ -343,10 +249,11 @@ def test_event_stages_without_a_schedule_prove_nothing() -> None:
         pytest.fail("every problem had a schedule")
 
 
-def test_event_stages_are_never_better_than_the_optimum() -> None:
+@parts(2)
+def test_event_stages_are_never_better_than_the_optimum(part: Part) -> None:
     """What they find is a schedule of the problem, so never below the best one."""
     worse = 0
-    for problem in random_instances(60, (3, 5), seed=42, minimize="energy"):
+    for problem in part.of(random_instances(60, (3, 5), seed=42, minimize="energy")):
         best = optimum(problem)
         result = solve(build(problem, stages="events"), gap=0.0)
         if best is None:

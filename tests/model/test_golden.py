@@ -26,8 +26,7 @@ import pyomo.environ as pyo
 import pytest
 from pyomo.repn import generate_standard_repn
 
-from kit.state_steps import state, update
-from kit.worked import even_costs, skip_graph
+from kit.worked import even_costs, skip_graph, state, update
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.model import FORMULATIONS, build

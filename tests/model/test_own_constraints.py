@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.adversary import wrong_claims
+from kit.claims import wrong_claims
 from kit.instances import random_instance, random_schedule, seeded
 from kit.oracle import optimum
 from kit.own_rows import constrained, with_random_rows
+from kit.rotation import Part, parts
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
@@ -187,10 +188,11 @@ def test_an_equality_of_sums_that_cancel_holds_whatever_is_decided() -> None:
 
 
 @pytest.mark.parametrize("backend", ["highs", "scip", "gurobi"])
-def test_all_solvers_agree_with_exhaustive_search(backend: str) -> None:
+@parts(2)
+def test_all_solvers_agree_with_exhaustive_search(part: Part, backend: str) -> None:
     """Constraints of every kind, and own objectives with rewards."""
     found = []
-    for seed in range(25):
+    for seed in part.of(range(25)):
         rng = seeded(f"own/{backend}/{seed}")
         problem = constrained(rng, random_instance(rng, (3, 4)))
         expected = optimum(problem)

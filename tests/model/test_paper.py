@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import (
-    random_instance,
-    random_instances,
-    random_schedule,
-    seeded,
-)
+from kit.instances import random_instance, random_instances, random_schedule, seeded
 from kit.oracle import optimum
 from kit.own_rows import with_random_rows
+from kit.rotation import Part, parts
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import ModelError
@@ -207,10 +203,11 @@ def test_rules_of_a_users_own_hold_on_a_reduced_model() -> None:
     assert not {"b", "mask"} & paged[1]
 
 
-def test_schedules_of_reduced_models_are_verified_on_the_graph() -> None:
+@parts(2)
+def test_schedules_of_reduced_models_are_verified_on_the_graph(part: Part) -> None:
     """The simulator's overhead is the model's, and every violation is reported."""
     found = rejected = 0
-    for problem in random_instances(400, (3, 5), seed=91):
+    for problem in part.of(random_instances(400, (3, 5), seed=91)):
         if problem.minimize != "energy" or problem.energy_budget_j is not None:
             continue
         if any(node.on_aux for node in problem.graph.nodes):
@@ -226,7 +223,7 @@ def test_schedules_of_reduced_models_are_verified_on_the_graph() -> None:
         value = result.statistics.get("model_value")
         if value is not None and result.overhead_j is not None:
             assert result.overhead_j <= value + 1e-6 * (1 + value)
-    assert found > 20
+    assert found > part.share(20)
     assert rejected > 0
 
 
@@ -438,13 +435,12 @@ def test_a_model_without_a_schedule_proves_nothing() -> None:
     assert "'paper' has no schedule, which proves nothing of the problem" in result.reason
 
 
-def test_its_bound_is_never_reported() -> None:
+@parts(2)
+def test_its_bound_is_never_reported(part: Part) -> None:
     """Whatever it finds, the bound is the baseline, and no valid schedule beats the optimum."""
     counts = {"valid": 0, "rejected": 0}
-    choices = ("two_outputs", "no_outputs", "on_aux", "energy_budget")
-    for problem in random_instances(
-        60, (3, 5), seed=3, minimize="energy", **dict.fromkeys(choices, False)
-    ):
+    plain = dict.fromkeys(("two_outputs", "no_outputs", "on_aux", "energy_budget"), False)
+    for problem in part.of(random_instances(60, (3, 5), seed=3, minimize="energy", **plain)):
         result = solve(problem, formulation="paper", gap=0.0)
         if result.schedule is None:
             continue
@@ -455,13 +451,14 @@ def test_its_bound_is_never_reported() -> None:
             assert best is not None
             assert result.energy_j is not None
             assert result.energy_j >= best.value - 1e-9
-    assert min(counts.values()) > 3, counts
+    assert min(counts.values()) > part.share(3), counts
 
 
-def test_its_schedules_keep_own_constraints() -> None:
+@parts(3)
+def test_its_schedules_keep_own_constraints(part: Part) -> None:
     """Totals are those of the graph itself, where it takes the outputs of a node as one."""
     found = 0
-    for seed in range(80):
+    for seed in part.of(range(80)):
         rng = seeded(f"paper-own/{seed}")
         fixed = {"minimize": "energy", "deadline": False, "energy_budget": False, "on_aux": False}
         problem = random_instance(rng, (3, 5), switches=False, aux_limit=False, **fixed)
@@ -470,7 +467,7 @@ def test_its_schedules_keep_own_constraints() -> None:
         result = solve(problem, formulation="paper", gap=0.0)
         assert not [words for words in result.violations if words.startswith("constraint")], seed
         found += result.schedule is not None
-    assert found > 20
+    assert found > part.share(20)
 
 
 def test_it_states_no_objective_of_a_user_s_own() -> None:

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kit import random_programs
 from kit.instances import seeded
-from kit.plan_words import plan, random_plan
-from kit.state_plans import KEPT, PAGED, random_state_plan, step
+from kit.plans import HELD, STORED, plan, random_plan, random_program, random_state_plan, state_step
 from kit.strategies import graphs
 from kit.worked import skip_graph
 from poetmodel.device import StorageMode
@@ -39,7 +37,7 @@ def checked(graph: Graph, found: Plan, arena: Arena) -> Arena:
 )
 def test_addresses_of_random_programs_are_valid(graph: Graph, seed: int, mode: StorageMode) -> None:
     """With recomputations and page-ins at random, and tensors of any size."""
-    found = random_programs.random_plan(graph, seeded(seed), mode)
+    found = random_program(graph, seeded(seed), mode)
     arena = checked(graph, found, place(graph, found, alignment=1))
     assert arena.lower_bound_bytes == check_plan(graph, None, found).peak_ram_bytes
     assert arena.bytes >= arena.lower_bound_bytes
@@ -70,10 +68,10 @@ def test_addresses_of_schedules_are_valid(seed: int) -> None:
         checked(graph, found, place(graph, found))
 
 
-@pytest.mark.parametrize(("text", "resident"), [(PAGED, ()), (KEPT, (1, 3))])
+@pytest.mark.parametrize(("text", "resident"), [(STORED, ()), (HELD, (1, 3))])
 def test_worked_plans_reach_the_bound(text: str, resident: tuple[int, ...]) -> None:
     """The step of five tensors fits in its peak of 26 B, rounded up to a multiple of 8 each."""
-    graph, found = step(), plan(text, "blocking", resident=resident)
+    graph, found = state_step(), plan(text, "blocking", resident=resident)
     arena = checked(graph, found, place(graph, found, alignment=8))
     assert arena.fragmentation == 0.0
     assert arena.bytes == 40
@@ -116,7 +114,7 @@ def test_what_is_no_valid_plan_is_refused() -> None:
     """The violations are told; a budget that is too small is none of them."""
     with pytest.raises(PlanError, match="needs tensor 'a' in RAM"):
         place(skip_graph(), plan("c1"))
-    with pytest.raises(PlanError, match="alignment: expected a power of two, got 3"):
+    with pytest.raises(PlanError, match=r"alignment: .* got 3"):
         place(skip_graph(), plan("c0 c1 f0 c2 f1 c3"), alignment=3)
     graph, found = holes()
     assert place(graph, replace(found, ram_budget_bytes=1)).bytes > 1

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.plan_words import FOLLOWS, plan
-from kit.state_plans import KEPT, PAGED, step
+from kit.plans import FOLLOWS, HELD, STORED, plan, state_step
 from kit.worked import skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.graph import Graph, operation
@@ -41,7 +40,7 @@ OF_PAGED = (
     (6, OUT, 3, 16),  # v, 3 B
     (7, OUT, 4, 24),  # g, 9 B
 )
-"""Addresses of the program `PAGED`, aligned to 8; w+ is where the second copy of w is."""
+"""Addresses of the program `STORED`, aligned to 8; w+ is where the second copy of w is."""
 
 
 def of_skip(**changes: Any) -> tuple[Graph, Plan, Arena]:
@@ -54,7 +53,7 @@ def of_skip(**changes: Any) -> tuple[Graph, Plan, Arena]:
 def of_state(**changes: Any) -> tuple[Graph, Plan, Arena]:
     """Return a graph with state on storage, a plan with an operator in place, and addresses."""
     keys: dict[str, Any] = {"bytes": 40, "lower_bound_bytes": 40, "offsets": OF_PAGED}
-    return step(), plan(PAGED, "blocking", resident=()), Arena(alignment=8, **keys | changes)
+    return state_step(), plan(STORED, "blocking", resident=()), Arena(alignment=8, **keys | changes)
 
 
 def without(offsets: tuple[Any, ...], n: int) -> tuple[Any, ...]:
@@ -97,7 +96,7 @@ def test_state_on_storage_and_operators_in_place() -> None:
 
 def test_resident_state_has_one_offset_before_the_program() -> None:
     """State w and v is there throughout, and nothing else may lie over them."""
-    graph, found = step(), plan(KEPT, "blocking", resident=(1, 3))
+    graph, found = state_step(), plan(HELD, "blocking", resident=(1, 3))
     offsets = ((-1, OUT, 1, 0), (-1, OUT, 3, 8), (0, OUT, 0, 16), (2, OUT, 2, 16), (5, OUT, 4, 24))
     arena = Arena(bytes=40, lower_bound_bytes=40, alignment=8, offsets=offsets)
     check = check_arena(graph, found, arena)
@@ -110,8 +109,8 @@ def test_resident_state_has_one_offset_before_the_program() -> None:
 
 def test_memory_mapped_state_takes_no_ram() -> None:
     """Neither w, v nor w+ has an offset."""
-    graph = step()
-    found = plan(KEPT.replace("f4", "f4 o5 f5"), "blocking", resident=(), memory_mapped=True)
+    graph = state_step()
+    found = plan(HELD.replace("f4", "f4 o5 f5"), "blocking", resident=(), memory_mapped=True)
     offsets = ((0, OUT, 0, 0), (2, OUT, 2, 0), (5, OUT, 4, 16))
     arena = Arena(bytes=32, lower_bound_bytes=24, alignment=8, offsets=offsets)
     assert check_arena(graph, found, arena).violations == ()
@@ -157,7 +156,7 @@ def test_an_output_in_place_shares_the_offset_of_its_input() -> None:
 def test_not_in_place_is_apart() -> None:
     """Where x is read again later, y may not lie over it."""
     graph, _, arena = of_state()
-    longer = plan(PAGED.replace("c2 f0", "c2 o2 f0"), "blocking", resident=())
+    longer = plan(STORED.replace("c2 f0", "c2 o2 f0"), "blocking", resident=())
     offsets = [(p + (p > 2), *rest) for p, *rest in OF_PAGED]
     check = check_arena(graph, longer, replace(arena, offsets=tuple(offsets)))
     assert any("'y' is at 0 to 6 and overlaps tensor 'x'" in words for words in check.violations)
@@ -166,7 +165,7 @@ def test_not_in_place_is_apart() -> None:
 def test_a_copy_that_replaced_state_stays_until_it_is_freed() -> None:
     """Nothing lies over w+ while it is paged out."""
     graph = Graph(
-        name="after", nodes=(*step().nodes, operation("z", output_bytes=8, inputs=("g",)))
+        name="after", nodes=(*state_step().nodes, operation("z", output_bytes=8, inputs=("g",)))
     )
     found = plan("c0 c1 c2 f0 f1 i1 c3 c4 f2 f3 c5 c6 f4 o5 f5", "blocking", resident=())
     offsets = (*((p, *rest) for p, *rest in OF_PAGED), (11, OUT, 6, 8))
@@ -194,7 +193,7 @@ def test_a_block_above_the_budget_is_told() -> None:
 def test_addresses_are_those_of_the_graph_of_the_plan() -> None:
     """A plan of another graph is refused."""
     _, found, arena = of_skip()
-    other = replace(found, identity=GraphIdentity.of(step()))
+    other = replace(found, identity=GraphIdentity.of(state_step()))
     with pytest.raises(PlanError, match="sha256"):
         check_arena(skip_graph(workspace=True), other, arena)
 

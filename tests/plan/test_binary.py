@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 import poetmodel as pm
 from kit.instances import seeded
-from kit.plan_words import FOLLOWS, altered, plan, random_plan
-from kit.state_plans import KEPT, PAGED, random_state_plan, step
+from kit.plans import (
+    FOLLOWS,
+    HELD,
+    STORED,
+    altered,
+    plan,
+    random_plan,
+    random_state_plan,
+    state_step,
+)
 from kit.worked import skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.graph.catalogue import load_model
@@ -54,14 +62,14 @@ def test_bytes_are_as_the_page_says() -> None:
 
 def test_homes_are_stored_as_bits() -> None:
     """State on storage, with its first reads as page-ins; resident state takes its bit alone."""
-    graph = step()
-    data = encode(graph, plan(PAGED, "blocking", resident=()))
+    graph = state_step()
+    data = encode(graph, plan(STORED, "blocking", resident=()))
     records = (6, 2, 6, 0, 1, 4, 12, 0)  # read w, page w in, read v, page out what u made
     head = MAGIC + bytes([2, 0]) + bytes.fromhex(graph.sha256)[:8]
     assert data == sealed(head + bytes([9, 0b00, *records]))
-    kept = plan(KEPT, "blocking", resident=(1, 3))
+    kept = plan(HELD, "blocking", resident=(1, 3))
     assert encode(graph, kept) == sealed(head + bytes([1, 0b11]))
-    mapped = plan(f"{KEPT} o5 f5", "blocking", resident=(3,), memory_mapped=True)
+    mapped = plan(f"{HELD} o5 f5", "blocking", resident=(3,), memory_mapped=True)
     coded = encode(graph, mapped)
     assert coded[FLAGS] == MEMORY_MAPPED
     assert coded[len(MAGIC) + 11] == 0b10
@@ -90,12 +98,12 @@ def test_plans_with_state_come_back(mode: str) -> None:
 
 def test_homes_that_are_cut_off_or_false_are_told() -> None:
     """A body without its bits, and a plan that calls something resident that is no state."""
-    graph = step()
+    graph = state_step()
     head = MAGIC + bytes([2, 0]) + bytes.fromhex(graph.sha256)[:8]
     with pytest.raises(PlanError, match="ends before the homes of state"):
         decode(graph, sealed(head + bytes([0])))
     with pytest.raises(PlanError, match="lists tensors as resident that are no state"):
-        encode(graph, plan(KEPT, "blocking", resident=(0, 1, 3)))
+        encode(graph, plan(HELD, "blocking", resident=(0, 1, 3)))
 
 
 def test_recomputations_in_a_row_are_expected() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kit.instances import random_graph, random_schedule, seeded
-from kit.plan_words import plan
+from kit.plans import plan
 from kit.worked import skip_graph
 from poetmodel.device import StorageMode
 from poetmodel.plan import Op

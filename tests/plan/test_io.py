@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.plan_words import PAGED, plan
-from kit.state_plans import step
+from kit.plans import PAGED, plan, state_step
 from kit.worked import even_costs, skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.plan import Plan, check_plan
@@ -80,7 +79,7 @@ def test_homes_are_saved_in_version_2(tmp_path: Path) -> None:
     """The file lists what is resident, none too, and says where storage is memory-mapped."""
     path = tmp_path / "step.plan.json"
     for keys in ({"resident": ()}, {"resident": (3, 1)}, {"resident": (1,), "memory_mapped": True}):
-        case = plan("c0", "blocking", identity=GraphIdentity.of(step()), **keys)
+        case = plan("c0", "blocking", identity=GraphIdentity.of(state_step()), **keys)
         found = case.to_dict()
         assert (found["version"], found["resident"]) == (2, sorted(keys["resident"]))
         assert found.get("memory_mapped") == keys.get("memory_mapped")

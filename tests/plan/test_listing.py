@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kit.plan_words import PAGED, plan
-from kit.state_steps import state, update
-from kit.worked import even_costs, skip_graph
+from kit.plans import PAGED, plan
+from kit.worked import even_costs, skip_graph, state, update
 from poetmodel.graph import Graph, operation
 from poetmodel.placement import place
 from poetmodel.plan import check_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.plan_words import PAGED, plan
+from kit.plans import PAGED, plan
 from poetmodel.device import StorageMode
 from poetmodel.plan import Instruction, Op, Plan
 

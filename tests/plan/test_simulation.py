@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import poetmodel as pm
-from kit.instances import bench_device, random_costs, random_graph, random_schedule, seeded
-from kit.plan_words import PAGED, altered, plan, random_plan
-from kit.worked import even_costs, skip_graph
+from kit.instances import random_costs, random_graph, random_schedule, seeded
+from kit.plans import PAGED, altered, plan, random_plan
+from kit.rotation import Part, parts
+from kit.worked import bench_device, even_costs, skip_graph
 from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan import Moment, Op, Plan, check_plan
@@ -251,10 +252,11 @@ def second_simulation(graph: Graph, costs: Costs, plan: Plan) -> tuple[bool, flo
 
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
-def test_agrees_with_a_second_simulation(mode: str) -> None:
+@parts(2)
+def test_agrees_with_a_second_simulation(part: Part, mode: str) -> None:
     """Plans, and plans with one instruction altered, have the figures of a second simulation."""
     verdicts = {True: 0, False: 0}
-    for seed in range(80):
+    for seed in part.of(range(80)):
         rng = seeded(f"walk/{mode}/{seed}")
         graph, costs, made = random_plan(rng, mode)
         for case in (made, *(altered(rng, graph, made) for _ in range(6))):
@@ -267,7 +269,7 @@ def test_agrees_with_a_second_simulation(mode: str) -> None:
                 assert check.stall_s == pytest.approx(stall_s, rel=1e-12)
                 assert check.peak_ram_bytes == peak_bytes
         assert check_plan(graph, costs, made, aux_bytes=2**53).valid
-    assert min(verdicts.values()) > 100
+    assert min(verdicts.values()) > part.share(100)
 
 
 def test_public_names() -> None:

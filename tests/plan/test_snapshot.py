@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.instances import seeded
-from kit.plan_words import PAGED, plan, random_plan
-from kit.state_plans import random_state_plan, step
+from kit.plans import PAGED, plan, random_plan, random_state_plan, state_step
 from kit.worked import even_costs, skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.placement import place
@@ -138,7 +137,7 @@ def test_an_arena_of_another_plan_is_refused() -> None:
 
 def test_the_page_knows_every_opcode() -> None:
     """Its script reads a part of the pickle format only, of versions 2 to 4."""
-    graph, made = step(), plan("c0 c1 c2 f0 c3 c4 f2 c5 f4", "blocking", resident=(1, 3))
+    graph, made = state_step(), plan("c0 c1 c2 f0 c3 c4 f2 c5 f4", "blocking", resident=(1, 3))
     coded = encode_snapshot(
         memory_snapshot(graph, made, check_plan(graph, None, made), place(graph, made))
     )
@@ -154,7 +153,9 @@ def test_there_is_an_unknown_category() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.seeds) for seed in range(1, 6))]
+)
 def test_pytorchs_own_functions_read_it(seed: int) -> None:
     """Summary, history, flame graphs and pages of `torch.cuda._memory_viz` are made of it."""
     pytest.importorskip("torch")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.instances import bench_device, seeded
-from kit.plan_words import altered, plan
-from kit.state_plans import KEPT, PAGED, random_state_plan, step
+from kit.instances import seeded
+from kit.plans import HELD, STORED, altered, plan, random_state_plan, state_step
+from kit.rotation import Part, parts
+from kit.worked import bench_device
 from poetmodel.device import Costs, StorageMode
 from poetmodel.plan import Moment, Op, Plan, check_plan
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 X, W, Y, V, G, NEW = range(6)
 
 BESIDE = "c0 c1 w1 c2 f0 f1 c3 i1 w3 w1 c4 f2 f3 c5 f4 o5 w5 f5"
-"""`PAGED` for dma."""
+"""`STORED` for dma."""
 
 
 def costs_of(graph: Graph, device: Device | None = None) -> Costs:
@@ -52,8 +53,8 @@ def with_homes(text: str, mode: str = "blocking", *, resident: tuple[int, ...] =
 
 def test_state_on_storage_is_read_by_its_node_and_written_back() -> None:
     """100 s for each of w, w again and v, 1000 s for w+; 22 s of computations."""
-    graph = step()
-    check = check_plan(graph, costs_of(graph), with_homes(PAGED))
+    graph = state_step()
+    check = check_plan(graph, costs_of(graph), with_homes(STORED))
     assert check.violations == ()
     assert (check.compute_s, check.transfer_s, check.makespan_s) == (15.0, 1300.0, 1315.0)
     assert check.energy_j == 15 + 3 * 10 + 20
@@ -72,7 +73,7 @@ def test_state_on_storage_is_read_by_its_node_and_written_back() -> None:
 
 def test_the_first_read_goes_over_the_bus() -> None:
     """With DMA the core waits for it at its reader: v waits behind the second read of w."""
-    graph = step()
+    graph = state_step()
     check = check_plan(graph, costs_of(graph), with_homes(BESIDE, "dma"))
     assert check.violations == ()
     assert check.moments[1] == Moment(1.0, 1.0, 101.0, 18, 18)
@@ -84,7 +85,7 @@ def test_the_first_read_goes_over_the_bus() -> None:
 
 def test_a_first_read_may_come_early_or_late() -> None:
     """It computes nothing, so it need not keep the order of the graph."""
-    graph = step()
+    graph = state_step()
     early = check_plan(graph, costs_of(graph), with_homes(f"c3 {BESIDE.replace('c3 ', '')}", "dma"))
     assert early.violations == ()
     assert early.moments[0] == Moment(0.0, 0.0, 100.0, 3, 3)
@@ -95,8 +96,8 @@ def test_a_first_read_may_come_early_or_late() -> None:
 
 def test_resident_state_takes_ram_throughout_and_costs_nothing() -> None:
     """11 B of state from the first instruction to the last."""
-    graph = step()
-    check = check_plan(graph, costs_of(graph), with_homes(KEPT, resident=(W, V)))
+    graph = state_step()
+    check = check_plan(graph, costs_of(graph), with_homes(HELD, resident=(W, V)))
     assert check.violations == ()
     assert [moment.high_bytes for moment in check.moments] == [21, 21, 21, 21, 17, 26, 26, 20, 20]
     assert check.moments[1] == Moment(1.0, 1.0, 1.0, 21, 21)
@@ -106,8 +107,8 @@ def test_resident_state_takes_ram_throughout_and_costs_nothing() -> None:
 
 def test_memory_mapped_state_is_read_where_it_lies() -> None:
     """No RAM and no page-in; the page-out of w+ costs what it costs."""
-    graph = step()
-    made = replace(with_homes(f"{KEPT} o5 f5"), memory_mapped=True)
+    graph = state_step()
+    made = replace(with_homes(f"{HELD} o5 f5"), memory_mapped=True)
     check = check_plan(graph, costs_of(graph, mapped_device()), made)
     assert check.violations == ()
     assert check.peak_ram_bytes == 15
@@ -116,7 +117,7 @@ def test_memory_mapped_state_is_read_where_it_lies() -> None:
         (bench_device(), "where it lies, and the storage of bench is not memory-mapped"),
         (mapped_device(), "into RAM, and the storage of bench is memory-mapped"),
     ):
-        other = made if "not" in words else with_homes(PAGED)
+        other = made if "not" in words else with_homes(STORED)
         (fault,) = check_plan(graph, costs_of(graph, device), other).violations
         assert words in fault
 
@@ -134,7 +135,7 @@ def test_memory_mapped_state_is_read_where_it_lies() -> None:
 )
 def test_an_input_is_taken_over_where_it_is_freed_next(text: str, high_bytes: int) -> None:
     """Only an input at rest whose free directly follows gives its memory to the output."""
-    check = check_plan(step(), None, with_homes(text, "dma"))
+    check = check_plan(state_step(), None, with_homes(text, "dma"))
     place = plan(text).program.index((Op.COMPUTE, 2))
     assert check.moments[place].high_bytes == high_bytes
 
@@ -142,38 +143,41 @@ def test_an_input_is_taken_over_where_it_is_freed_next(text: str, high_bytes: in
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        ({"text": PAGED.replace("c1 c2", "c2 c1")}, "node 'y' needs tensor 'w' in RAM"),
-        ({"text": PAGED.replace("i1 ", "")}, "node 'g' needs tensor 'w' in RAM"),
-        ({"text": PAGED.replace("i1 ", "c1 ")}, "node 'w' must not be computed again"),
-        ({"text": PAGED.replace("c1 ", "i1 ", 1)}, "the compute of its node reads for the first"),
-        ({"text": PAGED.replace("f1 i1", "o1 f1 i1")}, "page_out 1: tensor 'w' is state, which is"),
-        ({"text": PAGED.replace("o5 f5", "f5")}, "must be paged out before it goes"),
+        ({"text": STORED.replace("c1 c2", "c2 c1")}, "node 'y' needs tensor 'w' in RAM"),
+        ({"text": STORED.replace("i1 ", "")}, "node 'g' needs tensor 'w' in RAM"),
+        ({"text": STORED.replace("i1 ", "c1 ")}, "node 'w' must not be computed again"),
+        ({"text": STORED.replace("c1 ", "i1 ", 1)}, "the compute of its node reads for the first"),
         (
-            {"text": PAGED.replace("o5 f5", "")},
+            {"text": STORED.replace("f1 i1", "o1 f1 i1")},
+            "page_out 1: tensor 'w' is state, which is",
+        ),
+        ({"text": STORED.replace("o5 f5", "f5")}, "must be paged out before it goes"),
+        (
+            {"text": STORED.replace("o5 f5", "")},
             "tensor 'w+' is never paged out: it replaces",
         ),
-        ({"text": PAGED.replace("o5", "o5 o5")}, "replaces tensor 'w' and was paged out already"),
-        ({"text": f"{PAGED} i5"}, "page_in 5: tensor 'w+' replaces tensor 'w', and nothing reads"),
-        ({"text": f"{PAGED} i1"}, "page_in 1: tensor 'w' is state which 'u' has replaced"),
-        ({"text": PAGED.replace("c5", "c5 f1")}, "free 1: tensor 'w' is state which 'u' has"),
+        ({"text": STORED.replace("o5", "o5 o5")}, "replaces tensor 'w' and was paged out already"),
+        ({"text": f"{STORED} i5"}, "page_in 5: tensor 'w+' replaces tensor 'w', and nothing reads"),
+        ({"text": f"{STORED} i1"}, "page_in 1: tensor 'w' is state which 'u' has replaced"),
+        ({"text": STORED.replace("c5", "c5 f1")}, "free 1: tensor 'w' is state which 'u' has"),
         (
-            {"text": PAGED.replace("o5", "c4 o5")},
+            {"text": STORED.replace("o5", "c4 o5")},
             "node 'g' reads tensor 'w', which 'u'",
         ),
-        ({"text": PAGED.replace("c3 ", "").replace(" f3", "")}, "node 'v' is never computed"),
-        ({"text": PAGED.replace("f3 ", "")}, "tensor 'v' is still in RAM at the end"),
-        ({"text": f"{KEPT} i1", "resident": (W, V)}, "page_in 1: tensor 'w' is resident state"),
-        ({"text": f"{KEPT} f3", "resident": (W, V)}, "free 3: tensor 'v' is resident state"),
+        ({"text": STORED.replace("c3 ", "").replace(" f3", "")}, "node 'v' is never computed"),
+        ({"text": STORED.replace("f3 ", "")}, "tensor 'v' is still in RAM at the end"),
+        ({"text": f"{HELD} i1", "resident": (W, V)}, "page_in 1: tensor 'w' is resident state"),
+        ({"text": f"{HELD} f3", "resident": (W, V)}, "free 3: tensor 'v' is resident state"),
         (
-            {"text": f"{KEPT} o5", "resident": (W, V)},
+            {"text": f"{HELD} o5", "resident": (W, V)},
             "page_out 5: tensor 'w+' replaces tensor",
         ),
-        ({"text": f"{KEPT} c4", "resident": (W, V)}, "node 'g' reads tensor 'w', which 'u' has"),
-        ({"text": KEPT.replace("c1 c2", "c2 c1"), "resident": (W, V)}, "is first computed after"),
-        ({"text": f"{KEPT} o5 i3", "memory_mapped": True}, "'v' is state on memory-mapped storage"),
-        ({"text": f"{KEPT}", "memory_mapped": True}, "tensor 'w+' is never paged out"),
-        ({"text": KEPT, "resident": (W, V, X)}, "resident[0]: tensor 'x' is no state tensor"),
-        ({"text": KEPT, "resident": (W, V, 9)}, "resident[9]: the graph has no such tensor"),
+        ({"text": f"{HELD} c4", "resident": (W, V)}, "node 'g' reads tensor 'w', which 'u' has"),
+        ({"text": HELD.replace("c1 c2", "c2 c1"), "resident": (W, V)}, "is first computed after"),
+        ({"text": f"{HELD} o5 i3", "memory_mapped": True}, "'v' is state on memory-mapped storage"),
+        ({"text": f"{HELD}", "memory_mapped": True}, "tensor 'w+' is never paged out"),
+        ({"text": HELD, "resident": (W, V, X)}, "resident[0]: tensor 'x' is no state tensor"),
+        ({"text": HELD, "resident": (W, V, 9)}, "resident[9]: the graph has no such tensor"),
         ({"text": BESIDE.replace("w1 c2", "c2"), "mode": "dma"}, "before its page_in is done"),
         ({"text": BESIDE.replace("w3 ", ""), "mode": "dma"}, "before its page_in is done"),
         ({"text": BESIDE.replace("w5 ", ""), "mode": "dma"}, "still under way: its page_out"),
@@ -183,27 +187,27 @@ def test_each_broken_rule_of_state_is_told(made: dict[str, Any], words: str) -> 
     """A program that breaks one rule is rejected, in words that name place and tensor."""
     keys = {"resident": (), **made}
     case = plan(keys.pop("text"), keys.pop("mode", "blocking"), **keys)
-    check = check_plan(step(), None, case)
+    check = check_plan(state_step(), None, case)
     assert any(words in violation for violation in check.violations), check.violations
 
 
 def test_homes_count_as_storage_used() -> None:
     """11 B of state, and what is paged out beside it; the replacement takes no room of its own."""
-    graph = step()
-    assert check_plan(graph, None, with_homes(PAGED), aux_bytes=11).valid
-    (fault,) = check_plan(graph, None, with_homes(PAGED), aux_bytes=10).violations
+    graph = state_step()
+    assert check_plan(graph, None, with_homes(STORED), aux_bytes=11).valid
+    (fault,) = check_plan(graph, None, with_homes(STORED), aux_bytes=10).violations
     assert fault == "storage used 11 B is above the limit of 10 B"
-    more = check_plan(graph, None, with_homes(PAGED.replace("c2", "o0 c2")))
+    more = check_plan(graph, None, with_homes(STORED.replace("c2", "o0 c2")))
     assert (more.violations, more.aux_used_bytes, more.written_bytes) == ((), 21, 18)
 
 
 def test_state_needs_storage_or_ram() -> None:
     """Costs without pages reject the first read and the page-out."""
-    graph = step()
+    graph = state_step()
     costs = Costs.from_arrays(graph, compute_time_s=[0] * 6, compute_energy_j=[0] * 6)
-    faults = check_plan(graph, costs, with_homes(PAGED)).violations
+    faults = check_plan(graph, costs, with_homes(STORED)).violations
     assert sum("no auxiliary storage" in fault for fault in faults) == 4
-    assert check_plan(graph, costs, with_homes(KEPT, resident=(W, V))).valid
+    assert check_plan(graph, costs, with_homes(HELD, resident=(W, V))).valid
 
 
 # -- a second walk -----------------------------------------------------------------------------
@@ -321,10 +325,11 @@ def walked(  # noqa: C901, PLR0915 - one rule after the other
 
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
-def test_agrees_with_a_second_walk(mode: str) -> None:
+@parts(3)
+def test_agrees_with_a_second_walk(part: Part, mode: str) -> None:
     """Plans, and plans with one instruction altered, have the figures of a second walk."""
     verdicts = {True: 0, False: 0}
-    for seed in range(120):
+    for seed in part.of(range(120)):
         rng = seeded(f"walk/state/{mode}/{seed}")
         graph, costs, made = random_state_plan(rng, mode)
         for number, case in enumerate((made, *(altered(rng, graph, made) for _ in range(8)))):
@@ -341,4 +346,4 @@ def test_agrees_with_a_second_walk(mode: str) -> None:
                 assert check.stall_s == pytest.approx(stall_s, rel=1e-12)
                 assert check.peak_ram_bytes == peak_bytes
                 assert check.aux_used_bytes == storage_bytes
-    assert min(verdicts.values()) > 150
+    assert min(verdicts.values()) > part.share(150)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.instances import seeded
-from kit.plan_words import PAGED as PAGED_SKIP
-from kit.plan_words import plan, random_plan
-from kit.state_plans import KEPT, PAGED, random_state_plan, step
+from kit.plans import HELD, STORED, plan, random_plan, random_state_plan, state_step
+from kit.plans import PAGED as PAGED_SKIP
+from kit.rotation import Part, parts
 from kit.worked import skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.plan import check_plan
@@ -66,7 +66,7 @@ def test_an_old_copy_is_beside_the_new_one() -> None:
 
 def test_outputs_in_place_and_replacements_take_no_byte_twice() -> None:
     """Of x, 10 B, y takes 6 B; w+ lies where w lay, until it is paged out and freed."""
-    found = check_sum(step(), plan(PAGED, "blocking", resident=()))
+    found = check_sum(state_step(), plan(STORED, "blocking", resident=()))
     by_begin = {(s.index, s.begin): s for s in found}
     assert (by_begin[X, 0].given_at, by_begin[X, 0].given_bytes, by_begin[X, 0].end) == (2, 6, 3)
     again = by_begin[W, 5]
@@ -81,33 +81,34 @@ def test_outputs_in_place_and_replacements_take_no_byte_twice() -> None:
 
 def test_resident_state_is_there_from_before_to_after() -> None:
     """It has no instruction of its own; what is memory-mapped is not in RAM at all."""
-    found = check_sum(step(), plan(KEPT, "blocking", resident=(W, V)))
+    found = check_sum(state_step(), plan(HELD, "blocking", resident=(W, V)))
     assert [(s.index, s.origin, s.begin, s.end) for s in found[:2]] == [
         (W, Origin.RESIDENT, BEFORE, 9),
         (V, Origin.RESIDENT, BEFORE, 9),
     ]
-    mapped = plan(f"{KEPT} o5 f5", "blocking", resident=(), memory_mapped=True)
-    assert {s.index for s in check_sum(step(), mapped)} == {X, Y, G}
+    mapped = plan(f"{HELD} o5 f5", "blocking", resident=(), memory_mapped=True)
+    assert {s.index for s in check_sum(state_step(), mapped)} == {X, Y, G}
 
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
 @pytest.mark.parametrize("with_state", [False, True], ids=["no state", "state"])
-def test_the_sum_is_the_ram_of_the_plan_checker(mode: str, *, with_state: bool) -> None:
+@parts(3)
+def test_the_sum_is_the_ram_of_the_plan_checker(part: Part, mode: str, *, with_state: bool) -> None:
     """During and after every instruction of random plans, some memory-mapped, some in place."""
     shared = mapped = again = 0
-    for seed in range(120):
+    for seed in part.of(range(120)):
         rng = seeded(f"stays/{mode}/{with_state}/{seed}")
         graph, _, made = random_state_plan(rng, mode) if with_state else random_plan(rng, mode)
         found = check_sum(graph, made)
         shared += any(s.given_bytes for s in found)
         mapped += made.memory_mapped
         again += any(s.origin == Origin.RECOMPUTED for s in found)
-    assert again > 10
-    assert not with_state or min(shared, mapped) > 10
+    assert again > part.share(10)
+    assert not with_state or min(shared, mapped) > part.share(10)
 
 
 def test_a_plan_of_another_graph_is_refused() -> None:
     """Its numbers would mean something else."""
-    other = replace(plan(PAGED_SKIP), identity=GraphIdentity.of(step()))
+    other = replace(plan(PAGED_SKIP), identity=GraphIdentity.of(state_step()))
     with pytest.raises(PlanError, match="sha256"):
         stays(skip_graph(), other)

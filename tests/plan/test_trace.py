@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.instances import seeded
-from kit.plan_words import PAGED, plan, random_plan
-from kit.state_plans import random_state_plan
+from kit.plans import PAGED, plan, random_plan, random_state_plan
 from kit.trace_events import check_trace, nanoseconds
 from kit.worked import even_costs, skip_graph
 from poetmodel.device.room import PARTS

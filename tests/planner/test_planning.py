@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from kit.instances import bench_device, random_costs, random_graph, random_schedule, seeded
-from kit.worked import comb_graph, skip_graph
+from kit.instances import random_costs, random_graph, random_schedule, seeded
+from kit.worked import bench_device, comb_graph, skip_graph
 from planner_rules import lower_bound_s
 from poetmodel.device import Costs
 from poetmodel.errors import PlanError

@@ -8,7 +8,7 @@ import pytest
 
 from kit.instances import random_costs, random_graph, random_schedule, seeded
 from kit.least_makespan import least_makespan_s
-from kit.state_plans import random_state_case
+from kit.plans import random_state_case
 from kit.worked import even_costs, skip_graph
 from poetmodel.plan import Instruction, Op
 from poetmodel.plan.homes import PlanHomes
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from poetmodel.device import CostTable
     from poetmodel.plan import Program
 
-SMALL = 60
+SMALL = 30
 FULL = 500
 TRANSFERS = range(4, 11)
 

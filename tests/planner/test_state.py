@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from kit.instances import bench_device, seeded
-from kit.state_plans import random_state_case
-from kit.state_steps import state, update
+from kit.instances import seeded
+from kit.plans import random_state_case
+from kit.worked import bench_device, state, update
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Op, check_plan

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.commands import training_step, write_graph
-from kit.instances import bench_device, random_instances, seeded
-from kit.state_steps import random_step
-from kit.worked import even_costs, skip_graph, skip_problem
+from kit.instances import random_instances, random_step, seeded
+from kit.worked import bench_device, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, floor, zoo
 from poetmodel.problem import Problem

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.instances import bench_device, random_instance, seeded
+from kit.instances import random_instance, seeded
+from kit.worked import bench_device
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, CostError, InputError
 from poetmodel.graph import Graph, operation

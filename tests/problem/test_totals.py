@@ -9,7 +9,8 @@ import pyomo.environ as pyo
 import pytest
 
 import poetmodel as pm
-from kit.instances import bench_device, random_instance, random_schedule, seeded
+from kit.instances import random_instance, random_schedule, seeded
+from kit.worked import bench_device
 from poetmodel.errors import InputError
 from poetmodel.problem import TotalsConstraint
 

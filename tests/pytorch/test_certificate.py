@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.eager_steps import keep_all, outcome, unequal  # noqa: E402
-from kit.small_networks import residual_step  # noqa: E402
+from kit.networks import residual_step  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
 from poetmodel.torch import certificate, compile, measure, trace  # noqa: E402

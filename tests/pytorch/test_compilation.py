@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import poetmodel.torch as pmt  # noqa: E402
 from kit.commands import Terminal  # noqa: E402
 from kit.eager_steps import differing, keep_all  # noqa: E402
-from kit.small_networks import residual_step  # noqa: E402
+from kit.networks import residual_step  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.errors import BudgetError, InputError, NoScheduleError  # noqa: E402

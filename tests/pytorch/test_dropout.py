@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.eager_steps import differing  # noqa: E402
+from kit.plans import random_program  # noqa: E402
 from kit.quick import rotating  # noqa: E402
-from kit.random_programs import random_plan  # noqa: E402
 from kit.traced_models import Through, recurrent  # noqa: E402
 from poetmodel.torch import compile, trace  # noqa: E402
 from poetmodel.torch.runtime import Runner  # noqa: E402
@@ -76,7 +76,7 @@ def check(step: Any, folder: Path, plans: int) -> None:
     traced = trace(*step, measure_workspace=False)
     flat = traced.joint.flat_inputs
     for seed in range(plans):
-        plan = random_plan(traced.graph, Random(seed), "blocking", page=0.3)  # noqa: S311
+        plan = random_program(traced.graph, Random(seed), "blocking", page=0.3)  # noqa: S311
         runner = Runner(traced, plan, range(len(traced.parts.storages)), folder=folder)
         assert differing(lambda *given, r=runner: r(flat(given)), *step) == [], seed
         runner.close()
@@ -119,7 +119,7 @@ def test_dropout_between_recurrent_layers_is_drawn(kind: Any, p: float) -> None:
     model, loss_fn, _ = recurrent(kind(4, 4, 3, dropout=p, bidirectional=True, batch_first=True))
     own = model, loss_fn, (torch.randn(2, 3, 4), torch.randn(2, 3, 8))
     traced = trace(*own, measure_workspace=False)
-    plan = random_plan(traced.graph, Random(1), "blocking", page=0)  # noqa: S311
+    plan = random_program(traced.graph, Random(1), "blocking", page=0)  # noqa: S311
     runner = Runner(traced, plan, range(len(traced.parts.storages)))
     state = torch.get_rng_state()
     loss = loss_fn(model(own[2][0]), own[2][1])

@@ -16,9 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.eager_steps import differing, eager_step, keep_all, outcome, unequal  # noqa: E402
+from kit.networks import ARCHITECTURES, residual_step, transformer_step  # noqa: E402
+from kit.plans import random_program  # noqa: E402
 from kit.quick import quick  # noqa: E402
-from kit.random_programs import random_plan  # noqa: E402
-from kit.small_networks import ARCHITECTURES, residual_step, transformer_step  # noqa: E402
 from kit.traced_models import QUICK_STEPS, STEPS, residual, rows  # noqa: E402
 from poetmodel.plan import Instruction, Op, Plan  # noqa: E402
 from poetmodel.torch import PageError, compile, trace  # noqa: E402
@@ -28,7 +28,7 @@ from poetmodel.torch.source import Generated  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kit.small_networks import Step
+    from kit.networks import Step
     from poetmodel.torch.preparation import Compiled
 
 nn = torch.nn
@@ -355,7 +355,7 @@ def test_random_plans_accumulate_as_eager(tmp_path: Path) -> None:
     torch.manual_seed(1)
     own = transformer_step()
     traced = trace(*own, measure_workspace=False)
-    plan = random_plan(traced.graph, Random(5), "dma", page=0.3)  # noqa: S311
+    plan = random_program(traced.graph, Random(5), "dma", page=0.3)  # noqa: S311
     runner = Runner(traced, plan, range(len(traced.parts.storages)), folder=tmp_path)
     for _ in range(3):
         assert differing(lambda *given: runner(traced.joint.flat_inputs(given)), *own) == []
@@ -371,7 +371,7 @@ def check_random(step: Step, mode: str, folder: Path, seeds: range) -> None:
     traced = trace(model, loss_fn, inputs, measure_workspace=False)
     flat = traced.joint.flat_inputs
     for seed in seeds:
-        plan = random_plan(traced.graph, Random(seed), mode, page=0.3)  # noqa: S311
+        plan = random_program(traced.graph, Random(seed), mode, page=0.3)  # noqa: S311
         runner = Runner(traced, plan, range(len(traced.parts.storages)), folder=folder)
         assert differing(lambda *given, r=runner: r(flat(given)), *step) == [], seed
         runner.close()
@@ -408,7 +408,7 @@ def test_kept_storages_are_no_part_of_the_plan() -> None:
 def test_the_source_is_straight_down() -> None:
     """One function, no loop, no branch, and every scheduled tensor freed where the plan says."""
     traced = trace(*residual(), measure_workspace=False)
-    plan = random_plan(traced.graph, Random(0), "blocking", page=0.0, drop=0.0)  # noqa: S311
+    plan = random_program(traced.graph, Random(0), "blocking", page=0.0, drop=0.0)  # noqa: S311
     numbers = range(len(traced.parts.storages))
     generated = Generated(traced, plan.program, numbers)
     lines = generated.source.splitlines()

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.eager_steps import keep_all  # noqa: E402
+from kit.networks import residual_step  # noqa: E402
 from kit.pages import read_page  # noqa: E402
-from kit.small_networks import residual_step  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.small_networks import residual_step  # noqa: E402
+from kit.networks import residual_step  # noqa: E402
 from kit.traced_models import frozen, residual, rows, traced_residual  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.eager_steps import eager_step, outcome, unequal  # noqa: E402
-from kit.small_networks import residual_step  # noqa: E402
+from kit.networks import residual_step  # noqa: E402
 from poetmodel.torch import compile  # noqa: E402
 
 if TYPE_CHECKING:

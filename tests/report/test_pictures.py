@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kit.plan_words import PAGED, plan
-from kit.state_plans import step
+from kit.plans import PAGED, plan, state_step
 from kit.worked import even_costs, skip_graph
 from poetmodel.device import Costs
 from poetmodel.plan import Arena, check_arena, check_plan
@@ -79,7 +78,7 @@ def test_recomputation_and_blocking_transfers() -> None:
 
 def test_first_reads_of_state_are_on_the_bus() -> None:
     """They take their RAM at once, as page-ins do; the picture ends with the write-back."""
-    graph = step()
+    graph = state_step()
     times = [0.0 if node.is_state else 2.0 for node in graph.nodes]
     costs = Costs.from_arrays(
         graph,
@@ -168,7 +167,7 @@ def test_map_of_addresses() -> None:
 
 def test_map_of_addresses_with_state() -> None:
     """Resident state is kept from the start; what is read from storage is paged in."""
-    graph, made = step(), plan("c0 c1 c2 f0 c3 c4 f2 f3 c5 f4", "blocking", resident=(1,))
+    graph, made = state_step(), plan("c0 c1 c2 f0 c3 c4 f2 f3 c5 f4", "blocking", resident=(1,))
     offsets = ((-1, 1, 0), (0, 0, 8), (2, 2, 8), (4, 3, 24), (5, 4, 32))
     arena = Arena(
         bytes=48,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.instances import bench_device
 from kit.report_steps import RESERVED_BYTES, step_values
-from kit.worked import skip_problem
+from kit.worked import bench_device, skip_problem
 from poetmodel.errors import InputError
 from poetmodel.problem import Problem
 from poetmodel.report.bars import comparison_bars

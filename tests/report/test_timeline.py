@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from kit.instances import seeded
-from kit.plan_words import random_plan
+from kit.plans import random_plan, random_state_plan
 from kit.report_subjects import subject, training_problem
-from kit.state_plans import random_state_plan
 from kit.worked import even_costs, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import checkpoint_all_peak_bytes

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.instances import bench_device, random_graph, random_schedule, seeded
-from kit.state_steps import random_state_schedule, random_step, state
-from kit.worked import even_costs, skip_graph, skip_problem
+from kit.instances import random_graph, random_schedule, random_state_schedule, random_step, seeded
+from kit.worked import bench_device, even_costs, skip_graph, skip_problem, state
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem

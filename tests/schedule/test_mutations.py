@@ -11,6 +11,7 @@ import pytest
 from kit.closed_form import broken_entries, energy_j, memory_curve
 from kit.instances import random_graph, random_instances, random_schedule, seeded
 from kit.oracle import optimum
+from kit.rotation import Part, parts
 from poetmodel.device import Costs
 from poetmodel.schedule import RELATIONS, Schedule, Simulation, simulate
 
@@ -188,28 +189,30 @@ def _in_range(graph: Graph, mutation: Mutation) -> bool:
     return 0 <= t < len(graph.nodes) and 0 <= k < limit
 
 
-def test_every_mutation_of_random_schedules_is_refused_or_felt() -> None:
+@parts(4)
+def test_every_mutation_of_random_schedules_is_refused_or_felt(part: Part) -> None:
     """Of valid schedules, wasteful ones included, no entry can be changed unseen."""
     total = [0, 0, 0]
-    for seed in range(80):
+    for seed in part.of(range(80)):
         rng = seeded(f"mutations/{seed}")
         graph = telling(random_graph(rng, (2, 5)))
         for kind, count in enumerate(check_all(graph, random_schedule(rng, graph))):
             total[kind] += count
-    assert min(total) > 200, total
+    assert min(total) > part.share(200), total
 
 
-def test_every_mutation_of_optimal_schedules_is_refused_or_felt() -> None:
+@parts(4)
+def test_every_mutation_of_optimal_schedules_is_refused_or_felt(part: Part) -> None:
     """Of schedules that are the best for their problem, no entry can be changed unseen."""
     total = [0, 0, 0]
-    for problem in random_instances(60, (3, 5), seed=7, minimize="energy"):
+    for problem in part.of(random_instances(60, (3, 5), seed=7, minimize="energy")):
         best = optimum(problem)
         if best is None:
             continue
         for kind, count in enumerate(check_all(telling(problem.graph), best.schedule)):
             total[kind] += count
-    assert total[0] > 1000, total
-    assert total[1] > 500, total
+    assert total[0] > part.share(1000), total
+    assert total[1] > part.share(500), total
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.blunt_state import simulated_bluntly
-from kit.instances import seeded
-from kit.state_steps import random_state_schedule, random_step, state, update
+from kit.closed_form import simulated_bluntly
+from kit.instances import random_state_schedule, random_step, seeded
+from kit.rotation import Part, parts
+from kit.worked import state, update
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, Node, Phase, Tensor, operation
 from poetmodel.schedule import Schedule, simulate
@@ -33,10 +34,11 @@ def with_gradients(rng: random.Random, graph: Graph) -> Graph:
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_kinds_are_those_of_a_second_simulator(*, mapped: bool) -> None:
+@parts(3)
+def test_kinds_are_those_of_a_second_simulator(part: Part, *, mapped: bool) -> None:
     """For random training steps, schedules and homes each kind at the peak is the same sum."""
     compared = 0
-    for seed in range(STEPS):
+    for seed in part.of(range(STEPS)):
         rng = seeded(f"peak-use/{mapped}/{seed}")
         graph = with_gradients(rng, random_step(rng, (3, 9)))
         schedule = random_state_schedule(rng, graph, mapped=mapped)
@@ -49,7 +51,7 @@ def test_kinds_are_those_of_a_second_simulator(*, mapped: bool) -> None:
         assert astuple(found.peak_use) == tuple(blunt.kinds[found.peak[:2]].values()), seed
         assert found.peak_use.total_bytes == found.peak_ram_bytes
         compared += 1
-    assert compared > STEPS / 2
+    assert compared > part.share(STEPS // 2)
 
 
 def test_a_step_has_all_four_kinds() -> None:

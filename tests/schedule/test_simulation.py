@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.closed_form import broken_entries, copies, energy_j, memory_curve
-from kit.instances import bench_device, random_schedule, seeded
+from kit.instances import random_schedule, seeded
 from kit.strategies import costs_for, graphs
+from kit.worked import bench_device
 from poetmodel.device import Costs
 from poetmodel.errors import CostError
 from poetmodel.graph import (

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.blunt_state import Blunt, simulated_bluntly
-from kit.instances import bench_device, seeded
-from kit.state_steps import random_state_schedule, random_step, state, update
+from kit.closed_form import Blunt, simulated_bluntly
+from kit.instances import random_state_schedule, random_step, seeded
+from kit.rotation import Part, parts
+from kit.worked import bench_device, state, update
 from poetmodel.device import Costs, Device, Storage, StorageMode
 from poetmodel.errors import ScheduleError
 from poetmodel.graph import (
@@ -345,17 +346,18 @@ def schedules(name: str, count: int) -> Iterator[tuple[Graph, Schedule, bool]]:
             yield graph, schedule, mapped
 
 
-def test_simulator_agrees_with_the_blunt_one() -> None:
+@parts(4)
+def test_simulator_agrees_with_the_blunt_one(part: Part) -> None:
     """Thousands of valid schedules: every step, storage, bytes, times and energies."""
     saving = paging = 0
-    for graph, schedule, mapped in schedules("agree", 2500):
+    for graph, schedule, mapped in part.of(schedules("agree", 2500)):
         assert check(graph, schedule, mapped=mapped)
         plain = replace(graph, nodes=tuple(replace(n, in_place=()) for n in graph.nodes))
         apart = simulated_bluntly(plain, schedule, mapped=mapped).curve
         saving += apart != simulated_bluntly(graph, schedule, mapped=mapped).curve
         paging += len(schedule.resident) < len(graph.state_tensors)
-    assert saving > 500
-    assert paging > 1000
+    assert saving > part.share(500)
+    assert paging > part.share(1000)
 
 
 @pytest.mark.slow
@@ -404,9 +406,10 @@ def test_keep_all_has_the_profile_of_the_graph() -> None:
         assert run.peak_ram_bytes == checkpoint_all_peak_bytes(graph)
 
 
-def test_no_valid_schedule_is_below_the_floor() -> None:
+@parts(3)
+def test_no_valid_schedule_is_below_the_floor(part: Part) -> None:
     """Not with state on storage, in place or on memory-mapped storage either."""
-    for graph, schedule, mapped in schedules("floor", 1000):
+    for graph, schedule, mapped in part.of(schedules("floor", 1000)):
         run = simulate(graph, costs_of(graph, mapped=mapped), schedule)
         assert run.peak_ram_bytes >= floor(graph, memory_mapped=mapped).bytes
 
@@ -506,10 +509,11 @@ def without_state(graph: Graph, schedule: Schedule) -> tuple[Graph, Schedule]:
     return Graph(name="plain", nodes=tuple(nodes)), after
 
 
-def test_fixed_homes_leave_a_problem_without_state() -> None:
+@parts(3)
+def test_fixed_homes_leave_a_problem_without_state(part: Part) -> None:
     """The simulator of version 1 gives the same steps, less what is resident."""
     compared = 0
-    for graph, schedule, mapped in schedules("fixed", 1200):
+    for graph, schedule, mapped in part.of(schedules("fixed", 1200)):
         if mapped:
             continue
         apart = replace(graph, nodes=tuple(replace(n, in_place=()) for n in graph.nodes))
@@ -520,4 +524,4 @@ def test_fixed_homes_leave_a_problem_without_state() -> None:
         home_bytes = sum(graph.tensor_bytes[i] for i in schedule.resident)
         assert curve(run) == [(t, k, b + home_bytes) for t, k, b in curve(told)]
         compared += bool(graph.state_tensors)
-    assert compared > 600
+    assert compared > part.share(600)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.instances import bench_device, random_instance, random_schedule, seeded
+from kit.instances import random_instance, random_schedule, seeded
+from kit.worked import bench_device
 from poetmodel.device import Costs
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph import Graph, operation

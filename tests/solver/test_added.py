@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import random_instances, seeded
-from kit.state_problems import state_problem
+from kit.instances import random_instances, seeded, state_problem
+from kit.rotation import Part, parts
 from kit.worked import comb_graph, even_costs, skip_graph
 from poetmodel import Problem, build, solve
 from poetmodel.errors import TimeLimitError, VerificationError
@@ -87,10 +87,11 @@ def test_rows_on_totals_have_the_answer_of_the_model() -> None:
     assert seen >= {Status.OPTIMAL, Status.INFEASIBLE}
 
 
-def test_objectives_on_totals_have_the_answer_of_the_model() -> None:
+@parts(3)
+def test_objectives_on_totals_have_the_answer_of_the_model(part: Part) -> None:
     """On random problems, to minimize or to maximize: name, sense, value and bound of the model."""
     seen = []
-    for number, problem in enumerate(random_instances(60, (3, 7), seed=47)):
+    for number, problem in part.of(enumerate(random_instances(60, (3, 7), seed=47))):
         rng = seeded(f"objective/{number}")
         models = [build(problem) for _ in range(2)]
         for model in models:
@@ -170,10 +171,11 @@ def test_rows_on_state_have_the_answer_of_the_model() -> None:
     assert quickly > 20
 
 
-def test_objectives_on_state_have_the_answer_of_the_model() -> None:
+@parts(2)
+def test_objectives_on_state_have_the_answer_of_the_model(part: Part) -> None:
     """To write back and read little: value and bound of the model."""
     seen = []
-    for number in range(30):
+    for number in part.of(range(30)):
         problem = state_problem(f"wear/{number}", (4, 7))
         if not problem.graph.state_tensors:
             continue
@@ -191,7 +193,7 @@ def test_objectives_on_state_have_the_answer_of_the_model() -> None:
             assert quick.own_objective.value == pytest.approx(own.value, rel=1e-6, abs=1e-9)
             assert quick.own_objective.gap == 0
         seen.append(SAID in quick.log)
-    assert sum(seen) > 5
+    assert sum(seen) > part.share(5)
 
 
 def test_the_classifier_stays_in_ram() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from kit.instances import random_costs, random_graph, random_instance, seeded
 from kit.oracle import optimum
+from kit.rotation import Part, parts
 from kit.worked import even_costs, skip_problem
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.standard_form import StandardForm
@@ -133,9 +134,14 @@ def heavy(rng: random.Random, **fixed: Any) -> Problem:
     return Problem(graph, small.costs, **limits)
 
 
+BELOW_TOLERANCE = 31
+"""A heavy problem of which HiGHS answers first with what is a byte too much."""
+
+
 @pytest.mark.parametrize("reductions", [True, False])
+@parts(4)
 def test_bytes_below_a_solver_s_tolerance_count(
-    reductions: bool, monkeypatch: pytest.MonkeyPatch
+    part: Part, reductions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The optimum is exact to the byte, where the solver's first answer often is not."""
     used = 0
@@ -146,7 +152,7 @@ def test_bytes_below_a_solver_s_tolerance_count(
         return with_covers(*arguments, **choices)
 
     monkeypatch.setattr(monolithic, "with_covers", counted)
-    for seed in range(90):
+    for seed in {BELOW_TOLERANCE, *part.of(range(90))}:
         minimize = ("energy", "time", "writes")[seed % 3]
         problem = heavy(seeded(f"heavy/{seed}"), minimize=minimize, zero_bytes=False)
         best = optimum(problem)
@@ -160,9 +166,10 @@ def test_bytes_below_a_solver_s_tolerance_count(
 
 
 @pytest.mark.parametrize("reductions", [True, False])
-def test_the_least_ram_is_bounded_to_the_byte(reductions: bool) -> None:
+@parts(3)
+def test_the_least_ram_is_bounded_to_the_byte(part: Part, reductions: bool) -> None:
     """Where a solver is a few bytes off, the result says so: no bound is above the optimum."""
-    for seed in range(50):
+    for seed in part.of(range(50)):
         problem = heavy(seeded(f"heavy/{seed}"), minimize="ram")
         best = optimum(problem)
         result = solve(build(problem, reductions=reductions), gap=0.0)
@@ -203,10 +210,11 @@ def signed_form(values: list[float], limit: float) -> StandardForm:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_no_point_that_keeps_a_signed_row_is_lost(whole: bool) -> None:
+@parts(2)
+def test_no_point_that_keeps_a_signed_row_is_lost(part: Part, whole: bool) -> None:
     """The row and its covers keep every 0/1 point within the limit; covers take the others."""
     excluded = 0
-    for seed in range(40):
+    for seed in part.of(range(40)):
         rng = np.random.default_rng(seed)
         values = [int(value) for value in rng.integers(-9, 10, size=6) if value]
         positive = sum(value for value in values if value > 0)
@@ -225,7 +233,7 @@ def test_no_point_that_keeps_a_signed_row_is_lost(whole: bool) -> None:
                 excluded += 1
                 assert found.violation(x) >= 1.0
                 assert all(found.violation(y) == 0.0 for y in kept)
-    assert excluded > 100
+    assert excluded > part.share(100)
 
 
 def test_whole_numbers_of_any_size_are_exact() -> None:
@@ -246,9 +254,10 @@ def test_a_column_that_may_be_more_than_one_has_no_cover() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-12, 1e6])
-def test_limits_that_are_just_kept(scale: float) -> None:
+@parts(3)
+def test_limits_that_are_just_kept(part: Part, scale: float) -> None:
     """With a limit that is exactly the least time or energy, the least is found: any real costs."""
-    for seed in range(25):
+    for seed in part.of(range(25)):
         problem = tight(seeded(f"tight/{seed}"), scale)
         best = optimum(problem)
         assert best is not None

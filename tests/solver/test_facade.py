@@ -19,6 +19,7 @@ import pytest
 from kit.instances import random_instance, random_instances, seeded
 from kit.oracle import optimum
 from kit.own_rows import constrained
+from kit.rotation import Part, parts
 from kit.worked import comb_graph, even_costs, skip_graph, skip_problem
 from poetmodel.backends.highs import Highs
 from poetmodel.backends.protocol import Limits, RawSolution, SolverStatus
@@ -876,12 +877,14 @@ def test_what_has_no_room_where_groups_want_it_is_decided_by_stages(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@parts(3)
 def test_own_constraints_and_objectives_are_decided_as_exhaustive_search_decides(
+    part: Part,
     threads: int,
 ) -> None:
     """Random rows, wanted decisions, rewards: same optimum, same infeasibility."""
     infeasible = 0
-    for number in range(60 if threads == 1 else 6):
+    for number in part.of(range(60 if threads == 1 else 6)):
         rng = seeded(f"own constraints/{number}")
         problem = constrained(rng, random_instance(rng, (3, 5)))
         best = optimum(problem)

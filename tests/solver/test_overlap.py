@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import bench_device, random_costs, random_graph, random_schedule, seeded
-from kit.lazy_rounds import scarce_problem
+from kit.instances import (
+    random_costs,
+    random_graph,
+    random_schedule,
+    random_state_schedule,
+    scarce_problem,
+    seeded,
+    state_problem,
+)
 from kit.oracle import optimum
-from kit.state_problems import state_problem
-from kit.state_steps import random_state_schedule
+from kit.rotation import Part, parts
+from kit.worked import bench_device
 from poetmodel.device import Costs
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
@@ -148,7 +155,7 @@ def test_idle_power_is_drawn_over_the_makespan() -> None:
     assert result.overhead_j == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("number", range(30))
+@pytest.mark.parametrize("number", range(8))
 def test_result_lies_between_both_sums(number: int) -> None:
     """Between the optimum with compute time alone and that with all transfers added, both exact.
 
@@ -159,20 +166,20 @@ def test_result_lies_between_both_sums(number: int) -> None:
 
 
 @pytest.mark.seeds
-@pytest.mark.parametrize("number", range(30, 200))
+@pytest.mark.parametrize("number", range(8, 200))
 def test_result_lies_between_both_sums_on_more(number: int) -> None:
     """The same on many more graphs."""
     check_against_sums(f"overlap/{number}")
 
 
-@pytest.mark.parametrize("number", range(30))
+@pytest.mark.parametrize("number", range(8))
 def test_result_with_state_lies_between_both_sums(number: int) -> None:
     """First reads and write-backs of state are transfers too, and homes are chosen."""
     check_against_sums(f"overlap of state/{number}", with_state=True)
 
 
 @pytest.mark.seeds
-@pytest.mark.parametrize("number", range(30, 200))
+@pytest.mark.parametrize("number", range(8, 200))
 def test_result_with_state_lies_between_both_sums_on_more(number: int) -> None:
     """The same on many more graphs."""
     check_against_sums(f"overlap of state/{number}", with_state=True)
@@ -301,10 +308,11 @@ def test_interrupt_between_two_solves_keeps_the_best(monkeypatch: pytest.MonkeyP
     assert result.schedule == first
 
 
-def test_an_own_limit_on_energy_is_held_as_the_energy_budget_is() -> None:
+@parts(2)
+def test_an_own_limit_on_energy_is_held_as_the_energy_budget_is(part: Part) -> None:
     """Idle power over the makespan counts in both: the same is found, and the same is proved."""
     kept = 0
-    for number in range(20):
+    for number in part.of(range(20)):
         rng = seeded(f"idle energy/{number}")
         graph = random_graph(rng, (3, 5), on_aux=False)
         costs = random_costs(rng, graph, mode="dma")

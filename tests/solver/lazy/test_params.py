@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kit.lazy_rounds import CLOSE, no_rows
+from kit.relaxation import CLOSE, no_rows
 from kit.worked import comb_problem
 from poetmodel.errors import InputError
 from poetmodel.result import Termination

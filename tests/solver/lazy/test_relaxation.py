@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from kit.instances import random_instances, random_schedule, seeded
-from kit.lazy_rounds import (
-    CLOSE,
-    groupings_between,
-    no_rows,
-    random_rows,
-    relaxation_of,
-    scarce_problem,
-    solved,
-)
+from kit.instances import random_instances, random_schedule, scarce_problem, seeded
 from kit.oracle import optimum
+from kit.relaxation import CLOSE, groupings_between, no_rows, random_rows, relaxation_of, solved
+from kit.rotation import Part, parts
 from kit.worked import comb_graph, even_costs, skip_problem
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
@@ -68,10 +61,11 @@ def least(form: StandardForm) -> float | None:
 # -- bounds ------------------------------------------------------------------------------------
 
 
-def test_every_relaxation_bounds_the_problem() -> None:
+@parts(3)
+def test_every_relaxation_bounds_the_problem(part: Part) -> None:
     """Whatever rows are enforced, the optimum of a relaxation is never above the problem's."""
     count, below = 0, 0
-    for number, (problem, value) in enumerate(feasible(80, "relaxation-11")):
+    for number, (problem, value) in part.of(enumerate(feasible(80, "relaxation-11"))):
         for grouping in groupings_between(problem, seeded(f"bounds/{number}"), 3):
             relaxation = relaxation_of(problem, grouping)
             found = least(relaxation.form)
@@ -79,13 +73,14 @@ def test_every_relaxation_bounds_the_problem() -> None:
             assert found * relaxation.unit <= value + CLOSE, (number, grouping)
             count += 1
             below += found * relaxation.unit < value - CLOSE
-    assert count > 200
-    assert below > 8  # the test would be idle if every relaxation were the problem
+    assert count > part.share(200)
+    assert below > part.share(8)  # the test would be idle if every relaxation were the problem
 
 
-def test_more_rows_never_lower_the_bound() -> None:
+@parts(3)
+def test_more_rows_never_lower_the_bound(part: Part) -> None:
     """The optimum grows with the rows that are enforced, and with all of them is the problem's."""
-    for number, (problem, value) in enumerate(feasible(30, "relaxation-12")):
+    for number, (problem, value) in part.of(enumerate(feasible(30, "relaxation-12"))):
         before = 0.0
         for grouping in groupings_between(problem, seeded(f"more/{number}"), 4):
             relaxation = relaxation_of(problem, grouping)
@@ -147,10 +142,11 @@ def restoring(problem: Problem, grouping: Grouping) -> Relaxation:
     return Relaxation.build(problem, grouping, recomputable_nodes(problem), restoring=True)
 
 
-def test_only_in_groups_of_one_stage_nothing_comes_twice() -> None:
+@parts(3)
+def test_only_in_groups_of_one_stage_nothing_comes_twice(part: Part) -> None:
     """There a tensor cannot go and come back; in longer ones it can, so that nothing is said."""
     fewer = 0
-    for number, (problem, _) in enumerate(feasible(40, "relaxation-19", (4, 7))):
+    for number, (problem, _) in part.of(enumerate(feasible(40, "relaxation-19", (4, 7)))):
         grouping = random_rows(seeded(f"once/{number}"), problem, 0.5)
         every = set(relaxation_of(problem, grouping).model.once)
         stages = zip(grouping.first_stage, grouping.last_stage, strict=True)
@@ -158,12 +154,13 @@ def test_only_in_groups_of_one_stage_nothing_comes_twice() -> None:
         wanted = {(group, i) for group, i in every if group in single}
         assert set(restoring(problem, grouping).model.once) == wanted
         fewer += wanted < every
-    assert fewer > 5
+    assert fewer > part.share(5)
 
 
-def test_coming_back_is_worth_nothing() -> None:
+@parts(3)
+def test_coming_back_is_worth_nothing(part: Part) -> None:
     """The optimum is that of the relaxation in which nothing comes twice."""
-    for number, (problem, _) in enumerate(feasible(60, "relaxation-20", (4, 7))):
+    for number, (problem, _) in part.of(enumerate(feasible(60, "relaxation-20", (4, 7)))):
         grouping = random_rows(seeded(f"back/{number}"), problem, 0.4)
         found = least(restoring(problem, grouping).form)
         wanted = least(relaxation_of(problem, grouping).form)
@@ -173,10 +170,11 @@ def test_coming_back_is_worth_nothing() -> None:
 # -- points of schedules -----------------------------------------------------------------------
 
 
-def test_points_of_schedules_are_admitted_and_cost_no_more() -> None:
+@parts(3)
+def test_points_of_schedules_are_admitted_and_cost_no_more(part: Part) -> None:
     """The point of a best schedule, where it has one, keeps all rows and costs no more."""
     admitted, missing = 0, 0
-    for number, (problem, value) in enumerate(feasible(60, "relaxation-14")):
+    for number, (problem, value) in part.of(enumerate(feasible(60, "relaxation-14"))):
         best = optimum(problem)
         assert best is not None
         tidy = PartialSchedule.of(problem.graph, best.schedule).schedule()

@@ -7,11 +7,11 @@ import signal
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from kit.lazy_rounds import no_rows, scarce_problem
+from kit.instances import scarce_problem
 from kit.oracle import optimum
+from kit.rotation import Part, parts
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.backends.protocol import BackendProgress, RawSolution
 from poetmodel.device import Costs
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-    from poetmodel.schedule import Schedule
     from poetmodel.solver.outcome import Candidate, Outcome
     from poetmodel.solver.request import SolveProgress
 
@@ -94,34 +93,12 @@ def test_statistics_tell_rounds_rows_and_columns() -> None:
     assert 20 < outcome.statistics["columns"] < 150
 
 
-def test_the_first_answer_that_breaks_steps_only_brings_recompute_memory_cuts() -> None:
-    """The groups stay as they are; after the next such answer the worst step has a row."""
-    session = Session(comb_problem(), Request(gap=0.0), None)
-    rounds = RowGeneration(session, Grouping(20))
-    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
-    assert session.restoring
-    assert relaxation.model.restoring
-    assert relaxation.grouping == Grouping(20)
-    session.bounds.lower = rounds.policy.bound_before_rows + 1.0
-    relaxation = rounds._refine(relaxation, [], [(12, 11), (14, 13)])
-    assert relaxation.grouping == Grouping(20, step_rows=frozenset({(12, 11)}))
-    assert relaxation.model.restoring
-
-
 def rounds_of(value: float | None, bound: float) -> RowGeneration:
     """Begin a solve with a bound and a schedule of some value, or none."""
     problem = comb_problem()
     best = None if value is None else replace(greedy(problem), value=value)
     session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best, bound=bound)
     return RowGeneration(session, Grouping(20))
-
-
-def test_nothing_is_built_after_the_end() -> None:
-    """Out of time, or stopped, a round that found broken rows leaves them."""
-    rounds = rounds_of(10.0, 2.0)
-    relaxation = rounds.session.build(Grouping(20))
-    rounds.session.stopped = Termination.TIME_LIMIT
-    assert rounds._refine(relaxation, [13], []) is relaxation
 
 
 def test_the_allowance_of_a_cutoff_is_no_bound() -> None:
@@ -180,44 +157,6 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch: pytest.Monke
     assert session.bounds.lower == 2.0
 
 
-def test_near_the_end_step_rows_are_enforced_at_once() -> None:
-    """One row settles what is left, with or without recompute-memory cuts."""
-    session = Session(comb_problem(), Request(gap=0.0), None)
-    rounds = RowGeneration(session, Grouping(20))
-    session.bounds.incumbent = greedy(session.problem)
-    session.bounds.lower = 0.99 * session.bounds.incumbent.value
-    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
-    assert not session.restoring
-    assert relaxation.grouping.step_rows == {(12, 11)}
-    session.restoring = True
-    relaxation = rounds._refine(relaxation, [], [(14, 13)])
-    assert relaxation.grouping.step_rows == {(12, 11), (14, 13)}
-
-
-def test_where_ram_is_minimized_step_rows_are_enforced_at_once() -> None:
-    """Room cuts are about a budget that is a number."""
-    session = Session(replace(comb_problem(), minimize="ram"), Request(gap=0.0), None)
-    rounds = RowGeneration(session, Grouping(20))
-    relaxation = rounds._refine(session.build(Grouping(20)), [], [(12, 11), (14, 13)])
-    assert not session.restoring
-    assert relaxation.grouping.step_rows == {(12, 11)}
-
-
-def test_a_running_solve_is_followed_until_the_gap_is_closed() -> None:
-    """An answer that breaks rows is no schedule, and a bound within the gap ends the solve."""
-    problem = comb_problem()
-    best = greedy(problem)
-    session = Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
-    rounds = RowGeneration(session, Grouping(20))
-    relaxation = session.build(Grouping(20))
-    value = best.value / relaxation.unit
-    answer = np.zeros(relaxation.form.n_columns)
-    assert rounds._watch(relaxation, BackendProgress(incumbent=0.0, bound=value / 2, x=answer))
-    assert session.bounds.incumbent is best
-    assert session.bounds.lower == pytest.approx(best.value / 2)
-    assert not rounds._watch(relaxation, BackendProgress(incumbent=None, bound=value, x=None))
-
-
 @pytest.mark.parametrize("repairs", [True, False])
 def test_an_answer_on_the_way_becomes_a_schedule_by_repair(
     monkeypatch: pytest.MonkeyPatch, *, repairs: bool
@@ -240,21 +179,6 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(
     assert (session.bounds.incumbent is not None) == repairs
 
 
-def test_every_first_grouping_leads_to_the_same_value() -> None:
-    """No row, the worst one, all of them, or steps for no reason."""
-    problem = comb_problem(6, 9)
-    values = [
-        value_of(solved(problem, first=first))
-        for first in (
-            None,
-            no_rows(problem),
-            Grouping(12, frozenset(range(12))),
-            Grouping(12, frozenset({8}), frozenset({(7, 2), (9, 1)})),
-        )
-    ]
-    assert values == pytest.approx([values[0]] * 4)
-
-
 def test_the_same_seed_gives_the_same_course() -> None:
     """With one thread and time enough: same schedules, same bound, same rounds.
 
@@ -273,13 +197,6 @@ def test_the_same_seed_gives_the_same_course() -> None:
         return outcome.candidate.schedule, outcome.bound, dict(outcome.statistics), list(values)
 
     assert course() == course()
-
-
-def test_another_seed_gives_the_same_value() -> None:
-    """Whatever the solver's luck, the optimum is one number."""
-    problem = comb_problem()
-    values = [value_of(solved(problem, seed=seed)) for seed in (0, 1, 2)]
-    assert values == pytest.approx([values[0]] * 3)
 
 
 def test_a_gap_that_is_asked_for_is_enough() -> None:
@@ -346,44 +263,6 @@ def test_a_search_beside_the_proof_changes_no_value(
     assert all(process.returncode is not None for process in made)
     assert len(made) == 1 or start_s > 0.0
     assert 1 < outcome.statistics["enforced_rows"] < 28
-
-
-def test_answers_are_handed_over_while_a_process_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proof's own process does not search then, and does where there is none."""
-    problem = comb_problem()
-    session = Session(problem, Request(gap=0.0, threads=2), None)
-    rounds = RowGeneration(session, Grouping(20))
-    rounds.worker = primal_worker.PrimalWorker(session)
-    handed: list[Schedule] = []
-    monkeypatch.setattr(rounds.worker, "put", handed.append)
-    relaxation = session.build(Grouping(20, frozenset({9})))
-    x = session.solve(relaxation.form).x
-    rounds.worker.runs.set()
-    rounds._search_linear(relaxation, x)
-    rounds._watch(relaxation, BackendProgress(incumbent=0.0, bound=None, x=x))
-    rounds._search(relaxation, x)
-    assert len(handed) == 3
-    assert session.bounds.incumbent is None
-    rounds.worker.runs.clear()
-    rounds._search(relaxation, x)
-    assert session.bounds.incumbent is not None
-    assert len(handed) == 4
-
-
-def test_the_linear_phase_waits_for_no_local_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answers are repaired; those of integer relaxations are where local searches begin."""
-    problem = comb_problem()
-    session = Session(problem, Request(gap=0.0), None)
-    rounds = RowGeneration(session, Grouping(20))
-    searches: list[None] = []
-    monkeypatch.setattr(PrimalHeuristic, "improve", lambda _: searches.append(None))
-    relaxation = session.build(Grouping(20, frozenset({9})))
-    x = session.solve(relaxation.form).x
-    rounds._search_linear(relaxation, x)
-    assert session.bounds.incumbent is not None
-    assert not searches
-    rounds._search(relaxation, x)
-    assert len(searches) == 1
 
 
 def test_one_thread_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,20 +391,7 @@ def test_what_cannot_be_is_proved() -> None:
     assert outcome.infeasible
     assert outcome.termination == Termination.PROVED
     assert outcome.candidate is None
-    assert outcome.reason.startswith("proved: no schedule keeps the RAM budget of 14 B")
-
-
-def test_infeasible_problems_are_proved_to_be() -> None:
-    """With whatever limits: each that exhaustive search finds none for, and no other."""
-    infeasible = 0
-    for number in range(160):
-        problem = scarce_problem(f"infeasible/{number}", (4, 5), deadline_counts="serial")
-        if obstacle(problem) is not None or problem.deadline_s is None:
-            continue
-        wanted = optimum(problem) is None
-        assert solved(problem).infeasible == wanted, number
-        infeasible += wanted
-    assert infeasible > 3
+    assert outcome.reason.startswith("proved: ")
 
 
 # -- starts --------------------------------------------------------------------------------------
@@ -543,10 +409,11 @@ def test_the_best_start_is_proved_to_be_the_best() -> None:
 
 
 @pytest.mark.parametrize("minimize", list(Quantity))
-def test_a_start_changes_no_value(minimize: str) -> None:
+@parts(2)
+def test_a_start_changes_no_value(part: Part, minimize: str) -> None:
     """From the greedy schedule as from nothing."""
     count = 0
-    for number in range(15):
+    for number in part.of(range(15)):
         problem = scarce_problem(f"starts/{number}", (5, 9), minimize=minimize)
         schedule = None if obstacle(problem) is not None else construct(problem)
         if schedule is None:
@@ -556,7 +423,7 @@ def test_a_start_changes_no_value(minimize: str) -> None:
         assert not start.violations
         with_start, without = solved(problem, start=start), solved(problem)
         assert value_of(with_start) == pytest.approx(value_of(without), abs=1e-6), number
-    assert count > 4
+    assert count > part.share(4)
 
 
 # -- numbers -------------------------------------------------------------------------------------

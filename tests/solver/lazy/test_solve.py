@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.lazy_rounds import CLOSE, scarce_problem
+from kit.instances import scarce_problem
 from kit.oracle import optimum
+from kit.relaxation import CLOSE
+from kit.rotation import Part, parts
 from kit.worked import comb_problem, skip_problem
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
@@ -103,18 +105,21 @@ def check_verdicts(count: int, kind: str, n: tuple[int, int]) -> Counter[bool]:
 
 def test_verdicts_are_those_of_exhaustive_search() -> None:
     """A schedule that keeps every limit, or a proof that there is none."""
-    seen = check_verdicts(240, "verdict", (4, 5))
-    assert min(seen[True], seen[False]) > 5, seen
+    seen = check_verdicts(120, "verdict", (4, 5))
+    assert min(seen[True], seen[False]) > 2, seen
 
 
 @pytest.mark.seeds
 def test_more_verdicts_are_those_of_exhaustive_search() -> None:
     """The same on 1,500 problems of up to six nodes."""
-    seen = check_verdicts(1500, "verdicts", (4, 6))
+    seen = check_verdicts(1500, "verdict", (4, 6))
     assert min(seen[True], seen[False]) > 50, seen
 
 
-def test_a_solve_without_a_schedule_asks_for_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+@parts(2)
+def test_a_solve_without_a_schedule_asks_for_the_fastest(
+    part: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Out of patience at once, it ends with the same optimum, or the same proof."""
     asked = []
     find: Callable[..., object] = find_fastest
@@ -125,21 +130,21 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(solve, "find_fastest", noted)
     seen: Counter[bool] = Counter()
-    for seed, problem in with_deadlines(160, "solve", (4, 5)):
+    for seed, problem in part.of(with_deadlines(160, "solve", (4, 5))):
         outcome = solve_lazily(problem, unlimited(), start=None, params=AT_ONCE)
         best = optimum(problem)
         assert outcome.termination == Termination.PROVED, seed
         assert outcome.infeasible == (best is None), seed
         if best is None:
-            assert outcome.reason.startswith("proved: no schedule keeps the RAM budget"), seed
+            assert outcome.reason.startswith("proved: "), seed
             assert "the deadline of" in outcome.reason
         else:
             assert outcome.candidate is not None
             value = best.value - problem.objective.baseline
             assert outcome.candidate.value == pytest.approx(value, abs=CLOSE), seed
         seen[outcome.infeasible] += 1
-    assert min(seen[True], seen[False]) > 3, seen
-    assert len(asked) > 10
+    assert min(seen[True], seen[False]) > part.share(3), seen
+    assert len(asked) > part.share(10)
 
 
 def test_with_a_schedule_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

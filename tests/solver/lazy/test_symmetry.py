@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.instances import seeded
-from kit.lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
+from kit.instances import scarce_problem, seeded
+from kit.relaxation import CLOSE, random_rows, relaxation_of
+from kit.rotation import Part, parts
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.backends.standard_form import StandardForm
@@ -20,7 +21,7 @@ from poetmodel.solver.lazy import symmetry
 from poetmodel.solver.lazy.symmetry import CountedForm, count_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 
 def counted_form(form: StandardForm, cutoff: float | None) -> CountedForm | None:
@@ -28,22 +29,16 @@ def counted_form(form: StandardForm, cutoff: float | None) -> CountedForm | None
     return count_equal(form, cutoff, least_part=0.02)
 
 
-def small_form(
-    *,
-    row: str = "deadline",
-    costs: Sequence[float] = (3.0, 3.0, 3.0, 1.0),
-    uses: Sequence[float] = (2.0, 2.0, 2.0, 1.0),
-    limit: float = 5.0,
-) -> StandardForm:
+def small_form() -> StandardForm:
     """Return a form of four binaries, three of them equal: cover two of them, within a limit."""
     return StandardForm.from_arrays(
-        [[1.0, 1.0, 1.0, 1.0], list(uses)],
-        list(costs),
+        [[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 1.0]],
+        [3.0, 3.0, 3.0, 1.0],
         upper=1.0,
         integer=True,
         row_lower=[2.0, -np.inf],
-        row_upper=[np.inf, limit],
-        rows=["need", row],
+        row_upper=[np.inf, 5.0],
+        rows=["need", "deadline"],
     )
 
 
@@ -77,63 +72,6 @@ def least(form: StandardForm, **targets: float) -> float | None:
     raw = backend("highs").solve(form, Limits(rel_gap=0.0, **targets))
     assert raw.x is not None or raw.infeasible or raw.status == "cutoff"
     return raw.objective
-
-
-def test_one_class_with_as_many_counters_as_the_limit_admits() -> None:
-    """One class with as many counters as the limit admits."""
-    counted = counted_form(small_form(), None)
-    assert counted is not None
-    (tally,) = counted.tallies
-    assert tally.members.tolist() == [0, 1, 2]
-    assert list(tally.counters) == [4, 5]  # three of them would take 6 of 5
-    assert counted.form.objective.tolist() == [0.0, 0.0, 0.0, 1.0, 3.0, 3.0]
-    dense = counted.form.matrix.toarray()
-    assert dense[1].tolist() == [0.0, 0.0, 0.0, 1.0, 2.0, 2.0]
-    assert dense[2].tolist() == [1.0, 1.0, 1.0, 0.0, -1.0, -1.0]
-    assert dense[3].tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, -1.0]
-
-
-def test_a_cutoff_admits_fewer() -> None:
-    """A cutoff admits fewer."""
-    counted = counted_form(small_form(), 5.9)
-    assert counted is not None
-    assert len(counted.tallies[0].counters) == 1
-
-
-def test_a_quotient_that_misses_a_whole_number_by_rounding_counts_as_whole() -> None:
-    """A quotient that misses a whole number by rounding counts as whole."""
-    counted = counted_form(small_form(limit=4.0 - 1e-9), None)
-    assert counted is not None
-    assert len(counted.tallies[0].counters) == 2
-
-
-def test_columns_that_differ_in_a_limit_or_in_cost_are_not_counted_together() -> None:
-    """Columns that differ in a limit or in cost are not counted together."""
-    assert counted_form(small_form(uses=(2.0, 2.5, 3.0, 1.0)), None) is None
-    assert counted_form(small_form(costs=(3.0, 3.5, 4.0, 1.0)), None) is None
-
-
-def test_cheap_decisions_are_not_counted() -> None:
-    """Cheap decisions are not counted."""
-    cheap = (0.001, 0.001, 0.001, 1.0)
-    assert counted_form(small_form(costs=cheap, uses=cheap), 10.0) is None
-
-
-@pytest.mark.parametrize("row", ["deadline", "energy_budget", "storage"])
-def test_each_limit_is_a_reason_to_count(row: str) -> None:
-    """Each limit is a reason to count."""
-    assert counted_form(small_form(row=row), None) is not None
-
-
-def test_without_a_limit_nothing_is_counted() -> None:
-    """Without a limit nothing is counted."""
-    assert counted_form(small_form(row="memory"), None) is None
-
-
-def test_nor_where_a_column_gains_or_gives_back() -> None:
-    """Nor where a column gains or gives back."""
-    assert counted_form(small_form(costs=(3.0, 3.0, 3.0, -1.0)), None) is None
-    assert counted_form(small_form(uses=(2.0, 2.0, 2.0, -1.0)), None) is None
 
 
 def test_points_are_extended() -> None:
@@ -188,10 +126,11 @@ def test_counted_forms_have_the_same_least_value() -> None:
     assert compared > 60
 
 
-def test_so_they_have_below_a_cutoff_and_nothing_is_found_where_nothing_is() -> None:
+@parts(3)
+def test_so_they_have_below_a_cutoff_and_nothing_is_found_where_nothing_is(part: Part) -> None:
     """So they have below a cutoff and nothing is found where nothing is."""
     compared = 0
-    for seed, form in limited_forms(60, (8, 14)):
+    for seed, form in part.of(limited_forms(60, (8, 14))):
         best = least(form)
         if best is None or best <= form.offset + CLOSE:
             continue
@@ -203,13 +142,14 @@ def test_so_they_have_below_a_cutoff_and_nothing_is_found_where_nothing_is() -> 
         tight = counted_form(form, below)
         if tight is not None:
             assert least(tight.form, objective_cutoff=below) is None, seed
-    assert compared > 20
+    assert compared > part.share(20)
 
 
-def test_points_keep_value_and_rows() -> None:
+@parts(2)
+def test_points_keep_value_and_rows(part: Part) -> None:
     """Points keep value and rows."""
     extended = 0
-    for seed, form in limited_forms(40, (8, 14)):
+    for seed, form in part.of(limited_forms(40, (8, 14))):
         counted = counted_form(form, None)
         if counted is None:
             continue
@@ -223,10 +163,12 @@ def test_points_keep_value_and_rows() -> None:
         assert counted.form.violation(point) <= CLOSE, seed
         assert counted.form.value(point) == pytest.approx(form.value(raw.x)), seed
         extended += 1
-    assert extended > 20
+    assert extended > part.share(20)
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize(
+    "number", [*range(6), *(pytest.param(n, marks=pytest.mark.seeds) for n in range(6, 40))]
+)
 def test_the_driver_ends_with_the_value_of_compact(number: int) -> None:
     """The driver ends with the value of compact."""
     problem = alike_problem(f"counted {number}", (9, 16))

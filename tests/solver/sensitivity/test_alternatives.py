@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.commands import training_step, write_graph
-from kit.instances import bench_device, random_instance, seeded
+from kit.instances import random_instance, random_step, seeded
 from kit.oracle import optimum
-from kit.state_steps import random_step
-from kit.worked import skip_problem
+from kit.worked import bench_device, skip_problem
 from poetmodel.device import Costs
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes

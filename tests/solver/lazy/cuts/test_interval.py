@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 
-from kit.instances import random_schedule, seeded
-from kit.lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem
+from kit.instances import random_schedule, scarce_problem, seeded
 from kit.oracle import optimum
 from kit.own_rows import with_random_rows
+from kit.relaxation import CLOSE, random_rows, relaxation_of
+from kit.rotation import Part, parts
 from kit.worked import comb_graph, even_costs
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
@@ -310,10 +311,11 @@ def test_every_point_of_more_relaxations_keeps_its_cuts() -> None:
     assert check_validity(600, "more", (5, 13))["cuts"] > 6_000
 
 
-def test_best_schedules_keep_the_cuts() -> None:
+@parts(3)
+def test_best_schedules_keep_the_cuts(part: Part) -> None:
     """The points of schedules by exhaustive search, best for any quantity, are never cut off."""
     admitted = compared = 0
-    for seed, relaxation, found in separated(60, "best", (4, 5)):
+    for seed, relaxation, found in part.of(separated(60, "best", (4, 5))):
         problem = relaxation.problem
         for quantity in (*Quantity, problem.minimize):
             best = optimum(problem, quantity)
@@ -328,8 +330,8 @@ def test_best_schedules_keep_the_cuts() -> None:
             for cut, _ in found:
                 assert activity(cut, x) >= -CLOSE, (seed, cut)
                 compared += 1
-    assert admitted > 50
-    assert compared > 300
+    assert admitted > part.share(50)
+    assert compared > part.share(300)
 
 
 @pytest.mark.parametrize(

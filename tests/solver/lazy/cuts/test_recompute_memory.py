@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from kit.instances import seeded
-from kit.lazy_rounds import CLOSE, broken, no_rows, placed, ram_limit, random_rows
 from kit.oracle import optimum
+from kit.relaxation import CLOSE, broken, no_rows, placed, ram_limit, random_rows
+from kit.rotation import Part, parts
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
@@ -423,15 +424,18 @@ CROSSED: Final = (
 )
 # fmt: on
 """Which of the first 900 cramped problems come to where these cuts are looked for."""
+BY_READER: Final = (144, 222)
+"""Those with a cut of which a reader says until when the recomputation happens."""
 
 
-def test_recompute_memory_cuts_change_no_optimum() -> None:
+@parts(3)
+def test_recompute_memory_cuts_change_no_optimum(part: Part) -> None:
     """With all that are found on the way the last relaxation has the optimum of the problem."""
-    seen = check_optima(CROSSED, "optimum", (5, 7))
-    assert seen["compared"] > 40, seen
-    assert min(seen[way] for way in ("integer", "restated", "parts")) > 9, seen
+    seen = check_optima(sorted({*BY_READER, *part.of(CROSSED)}), "optimum", (5, 7))
+    assert seen["compared"] > part.share(40), seen
+    assert min(seen[way] for way in ("integer", "restated", "parts")) > part.share(9), seen
     assert min(seen["linear"], seen["by reader"]) > 1, seen
-    assert seen["random"] > 25
+    assert seen["random"] > part.share(25)
 
 
 @pytest.mark.seeds
@@ -609,10 +613,10 @@ def check_driver(count: int, kind: str, sessions: list[Session]) -> int:
 
 def test_solves_with_recompute_memory_cuts_are_exact(sessions: list[Session]) -> None:
     """On the cramped problems that need them."""
-    assert check_driver(120, "driver", sessions) > 3
+    assert check_driver(40, "driver", sessions) > 0
 
 
 @pytest.mark.seeds
 def test_more_solves_with_recompute_memory_cuts_are_exact(sessions: list[Session]) -> None:
-    """On those of 800."""
-    assert check_driver(800, "drivers", sessions) > 15
+    """On those of 800, the quick ones among them."""
+    assert check_driver(800, "driver", sessions) > 15

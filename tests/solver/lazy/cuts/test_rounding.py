@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.instances import seeded
-from kit.lazy_rounds import CLOSE, random_rows, relaxation_of, scarce_problem, solved
+from kit.instances import scarce_problem, seeded
+from kit.relaxation import CLOSE, random_rows, relaxation_of, solved
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
@@ -140,9 +140,9 @@ def check_optima(count: int, n: tuple[int, int]) -> tuple[int, int]:
 
 def test_optima_stay_and_linear_bounds_rise() -> None:
     """On random relaxations with several outputs, workspaces and all limits."""
-    compared, raised = check_optima(90, (6, 10))
-    assert compared > 25
-    assert raised > 3  # most of what a limit rules out is stated as such already
+    compared, raised = check_optima(30, (6, 10))
+    assert compared > 8
+    assert raised > 0  # most of what a limit rules out is stated as such already
 
 
 @pytest.mark.seeds

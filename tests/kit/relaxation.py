@@ -8,114 +8,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kit.instances import random_costs, random_problem, seeded
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
-from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.model.aggregated import Grouping
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.problem import Quantity
 from poetmodel.solver.lazy.relaxation import Relaxation
+from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import numpy as np
+    import pytest
     from numpy.typing import NDArray
 
     from poetmodel.backends.protocol import RawSolution
     from poetmodel.problem import Problem
     from poetmodel.solver.lazy.disaggregation import Disaggregation
 
+
 CLOSE = 1e-6
 """By how much a solver's figures may be off; everything in the instances is a small integer."""
-
-
-def varied_graph(rng: random.Random, n: int) -> Graph:
-    """Make a graph that is, at random, rich in workspaces, outputs, zero bytes, or nothing."""
-    several, empty = rng.choice((0, 0, 0.3)), rng.choice((0, 0.2))
-    spaces, once = rng.choice((0, 0.4, 1)), rng.choice((0, 0.3))
-    density, most = rng.choice((0.15, 0.25, 0.4)), rng.choice((2, 4, 9))
-    stored = rng.choice((0, 0, 0.6))
-    nodes: list[Node] = []
-    tensors: list[str] = []
-    for k in range(n):
-        inputs = [name for name in tensors if rng.random() < density]
-        if not inputs and tensors and rng.random() < 0.7:
-            inputs = [tensors[-1]]
-        names = [f"n{k}", *(f"n{k}.b" for _ in range(rng.random() < several))]
-        sizes = [0 if rng.random() < empty else rng.randint(1, most) for _ in names]
-        nodes.append(
-            Node(
-                name=f"n{k}",
-                op="op",
-                phase="forward",
-                inputs=tuple(inputs),
-                outputs=tuple(Tensor(name=n, bytes=b) for n, b in zip(names, sizes, strict=True)),
-                workspace_bytes=rng.randint(1, most) if rng.random() < spaces else 0,
-                recomputable=rng.random() >= once,
-                on_aux=not inputs and rng.random() < stored,
-            )
-        )
-        tensors += names
-    return Graph(name="varied", nodes=tuple(nodes))
-
-
-def pointwise_graph(rng: random.Random, n: int) -> Graph:
-    """Make a graph of many operators that alone read a tensor, mostly to make no more bytes of it.
-
-    Some read another one, too. What they make is often read again at the end.
-    """
-    nodes: list[Node] = []
-    shared: list[str] = []
-    alone: dict[str, int] = {}
-    for k in range(n):
-        late = k > n / 2
-        inputs = [name for name in shared if rng.random() < (0.5 if late else 0.2)]
-        size = rng.randint(2, 6)
-        if alone:
-            name, most = alone.popitem()
-            size = rng.randint(1, most + rng.choice((0, 0, 3)))
-            inputs = [name, *(inputs if rng.random() < 0.5 else [])]
-        nodes.append(
-            operation(
-                f"n{k}",
-                output_bytes=size,
-                inputs=tuple(inputs),
-                workspace_bytes=rng.choice((0, 0, 3)),
-            )
-        )
-        if not late and rng.random() < 0.6:
-            alone[f"n{k}"] = size
-        else:
-            shared.append(f"n{k}")
-    return Graph(name="pointwise", nodes=tuple(nodes))
-
-
-def scarce_problem(
-    seed: str,
-    n: int | tuple[int, int],
-    graph_of: Callable[[random.Random, int], Graph] = varied_graph,
-    **fixed: Any,
-) -> Problem:
-    """Make a problem whose RAM does not hold everything, half the times little above the floor.
-
-    Of small random graphs most have a step that needs all the RAM there is in use at any time, so
-    that a budget is either below the floor or no limit at all; those are drawn again.
-    """
-    rng = seeded(seed)
-    while True:
-        graph = graph_of(rng, n if isinstance(n, int) else rng.randint(*n))
-        low, high = max(1, floor(graph).bytes), checkpoint_all_peak_bytes(graph)
-        if low < high:
-            break
-    ram = rng.randint(low, min(high - 1, low + rng.choice((2, high))))
-    costs = random_costs(rng, graph)
-    free = {name: rng.random() < 0.5 for name in ("deadline", "energy_budget", "aux_limit")}
-    switches = rng.random() < 0.4
-    return random_problem(rng, graph, costs, **{"ram": ram, "switches": switches, **free, **fixed})
 
 
 class Found(NamedTuple):
@@ -235,3 +151,15 @@ def groupings_between(problem: Problem, rng: random.Random, count: int) -> Itera
         yield grouping
         more = random_rows(rng, problem, 0.25)
         grouping = grouping.add(tuple(more.stage_rows), tuple(more.step_rows))
+
+
+def bases_given(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return the list to which each solve of a lazy session adds its basis, or None."""
+    solve, given = Session.solve, []
+
+    def noted(self: Session, *arguments: Any, **options: Any) -> Any:
+        given.append(options.get("basis"))
+        return solve(self, *arguments, **options)
+
+    monkeypatch.setattr(Session, "solve", noted)
+    return given
