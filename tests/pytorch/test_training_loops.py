@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.small_networks import residual_step  # noqa: E402
+from kit.networks import residual_step  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import eager_step, outcome, unequal  # noqa: E402
