@@ -10,10 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.networks import residual_step  # noqa: E402
-
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import eager_step, outcome, unequal  # noqa: E402
+from kit.networks import residual_step  # noqa: E402
 from kit.quick import quick  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
 
