@@ -95,7 +95,7 @@ def on_boards(records: Sequence[Mapping[str, Any]]) -> Chart:
     for run in trains.of_part(records, BOARDS):
         record = run.record
         times = record["energy_j"] / record["baseline_energy_j"] if run.found else None
-        cell = [trains.trains(run), times]
+        cell = [run.trains, times]
         shown.setdefault(run.cell["network"], {})[run.cell["device"]] = cell
     return Chart(shown=shown, paint=_paint_boards, height_inches=4.6)
 

@@ -14,12 +14,12 @@ from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
 from poetmodel.bench.measurement import NOT_APPLICABLE
 from poetmodel.device.io import device_names
 from poetmodel.graph import checkpoint_all_peak_bytes
-from result_pages.times import code_section
 from result_pages.trains import (
     BUDGETS,
     StepRecord,
     budgets_table,
     bytes_of,
+    code_section,
     headline,
     page,
     verdict,
