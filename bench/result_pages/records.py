@@ -40,10 +40,10 @@ def share_text(part: int, whole: int) -> str:
     return f"{part} of {whole} ({100 * part / whole:.1f} %)" if whole else "-"
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the least value that at least this share of all does not exceed."""
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Return the least value that at least this share of all does not exceed; None of nothing."""
     ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def threads_text(records: Sequence[Mapping[str, Any]]) -> str:
@@ -155,6 +155,18 @@ class SolveRecord:
         return text if self.done else f"**{text}**"
 
     @property
+    def answer_text(self) -> str:
+        """How its method fared: its time, with the gap where one was left."""
+        if self.status == "failed":
+            licence = "licence" in self.record["reason"]
+            return "too large for its licence" if licence else "failed"
+        if self.status == "infeasible":
+            return "infeasible"
+        left = "" if self.done else f", gap {percent_text(self.gap)}"
+        rejected = ", rejected" if self.record.get("violations") else ""
+        return f"{self.time_text}{left}{rejected}"
+
+    @property
     def memory_bytes(self) -> int | None:
         """The most that the process had resident, with the most that one had that it started [B].
 
@@ -225,6 +237,77 @@ def ram_place(ram: str) -> float:
 def feasible(runs: Sequence[SolveRecord]) -> list[SolveRecord]:
     """Return the records that were not proved infeasible; those without a schedule stay in."""
     return [run for run in runs if run.status != "infeasible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some of the records of the grid, and what they come to."""
+
+    runs: Sequence[SolveRecord]
+
+    @property
+    def able(self) -> list[SolveRecord]:
+        """Those that were not proved infeasible."""
+        return feasible(self.runs)
+
+    @property
+    def below(self) -> int:
+        """How many have a budget below the minimum RAM."""
+        return sum(run.below_floor for run in self.runs)
+
+    @property
+    def late(self) -> int:
+        """How many ended late."""
+        return sum(run.late for run in self.runs)
+
+    @property
+    def seconds(self) -> list[float]:
+        """Times of those that are feasible [s]."""
+        return [run.seconds for run in self.able]
+
+    @property
+    def missed(self) -> list[SolveRecord]:
+        """Those that were not proved to 1 %, the largest gap first."""
+        missed = [run for run in self.able if not run.within(ONE_PERCENT)]
+        return sorted(missed, key=lambda run: -(math.inf if run.gap is None else run.gap))
+
+    def proved(self, gap: float) -> int:
+        """Return how many were proved to a gap."""
+        return sum(run.within(gap) for run in self.able)
+
+    def median_to(self, gap: float) -> float | None:
+        """Return the median time to a gap; runs that never had it count as longer than all."""
+        times = [run.time_to(gap) for run in self.able]
+        middle = statistics.median([math.inf if t is None else t for t in times] or [math.inf])
+        return middle if math.isfinite(middle) else None
+
+    @property
+    def nodes(self) -> list[int]:
+        """How many nodes each graph has; 0 where that is not on record."""
+        return [run.record.get("graph_nodes", 0) for run in self.runs]
+
+    @property
+    def memory_bytes(self) -> list[int]:
+        """The most memory of each that has it on record [B]."""
+        return [used for run in self.runs if (used := run.memory_bytes) is not None]
+
+    @property
+    def first_s(self) -> list[float]:
+        """When each that is feasible had its first schedule, if ever [s]."""
+        times = [run.record.get("first_schedule_s") for run in self.able]
+        return [seconds for seconds in times if seconds is not None]
+
+    def by(self, field: str) -> dict[str, Sample]:
+        """Return the records by a field of their cells, in the order of the first of each."""
+        groups: dict[str, list[SolveRecord]] = {}
+        for run in self.runs:
+            groups.setdefault(run.cell[field], []).append(run)
+        return {value: Sample(runs) for value, runs in groups.items()}
+
+    @property
+    def by_budget(self) -> list[tuple[str, Sample]]:
+        """The records by budget, the largest first."""
+        return sorted(self.by("ram").items(), key=lambda item: ram_place(item[0]), reverse=True)
 
 
 # -- training methods ------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ def _environment() -> jinja2.Environment:
         "days": records.days_text,
         "measured": records.made_text,
         "share": records.share_text,
+        "threads": records.threads_text,
     }
     return environment
 
