@@ -49,7 +49,6 @@ from result_pages import (  # noqa: E402
     tested,
     training,
     trains,
-    whole_steps,
 )
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def _results(readme: str) -> dict[Path, str]:
         sections.append(training.section(trained, training_source))
     whole_source, whole = read_newest("*-whole-step.jsonl")
     if whole:
-        sections.append(whole_steps.section(whole, whole_source))
+        sections.append(training.whole_section(whole, whole_source))
     costs_source, costs = read_newest("*-step-costs.jsonl")
     if costs:
         sections.append(step_costs.section(costs, costs_source))
@@ -182,7 +181,7 @@ def charts() -> dict[Path, Chart]:
     found = {
         PAGE.with_name(cases.TIMES_CHART): plot.times(solved),
         PAGE.with_name(cases.STEPS_CHART): plot.steps(trained),
-        PAGE.with_name(whole_steps.CHART): plot.whole_steps(whole),
+        PAGE.with_name(training.WHOLE_STEPS_CHART): plot.whole_steps(whole),
         PAGE.with_name(grid.SCALE_CHART): plot.scale(solved),
         GRID_PAGE.with_name(grid.OVERHEAD_CHART): plot.overheads(solved),
         TRAINS_PAGE.with_name(trains.LEAST_CHART): board_charts.least_ram(stepped),

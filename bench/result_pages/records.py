@@ -7,6 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.units import format_bytes
 from pytorch.runs import FILE_HOOKS, TrainingRun
 
 if TYPE_CHECKING:
@@ -336,6 +337,11 @@ class TrainingRecord(TrainingRun):
         return "pairs" in self.record
 
     @property
+    def decided(self) -> bool:
+        """Whether a compiled step ran, or was proved not to exist."""
+        return self.ran or self.status == "infeasible"
+
+    @property
     def peak_bytes(self) -> int | None:
         """Heap peak of a step; of whole steps the peak of the process [B]."""
         return self.record.get("heap_peak_bytes" if self.optimizer is None else "peak_bytes")
@@ -370,6 +376,38 @@ class TrainingRecord(TrainingRun):
     def processor_ratio(self) -> float | None:
         """The same, in time of the processor."""
         return self._ratio(1)
+
+    @property
+    def label(self) -> str:
+        """Its method, with the peer and the share that its budget comes from."""
+        peer = "" if self.peer is None else f" at `{self.peer}`"
+        return f"`{self.kind}`{peer}{self._share_text}"
+
+    @property
+    def _share_text(self) -> str:
+        return "" if self.share is None else f" {100 * self.share:.0f} %"
+
+    @property
+    def budget_text(self) -> str:
+        """Its budget, and where that comes from."""
+        size = "" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        peer = "" if self.peer is None else f"`{self.peer}`"
+        return ", ".join(filter(None, (f"{peer}{self._share_text}".strip(), size))) or "-"
+
+    @property
+    def status_text(self) -> str:
+        """How it ended, with the reason where it ended without a step."""
+        if self.ran:
+            return self.status
+        if self.status == "infeasible" and "floor_bytes" in self.record:
+            floor = self.record["floor_bytes"]
+            if self.budget_bytes is not None and self.budget_bytes < floor:
+                return f"infeasible: the minimum RAM is {format_bytes(floor)}"
+            return "infeasible, proved"
+        if self.status == "unknown":
+            return "**no plan found in time**"
+        reason = (str(self.record.get("reason", "")).splitlines() or [""])[0].replace("|", "/")
+        return f"**{self.status}**: {reason}" if reason else f"**{self.status}**"
 
     def _ratio(self, place: int) -> float | None:
         if not self.ran:

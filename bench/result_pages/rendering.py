@@ -32,9 +32,10 @@ def unwrapped(text: str) -> str:
     lines: list[str] = []
     for line in text.splitlines():
         above = lines[-1] if lines else ""
-        in_row = above.startswith("|") and line.startswith("  ")
-        if line.strip() and above and (in_row or not line.startswith(_OWN_LINE)):
-            lines[-1] = f"{above.rstrip()} {line.strip()}"
+        if above.startswith("|") and line.startswith("  "):
+            lines[-1] = f"{above}{line.rstrip()[1:]}"
+        elif line.strip() and above and not line.startswith(_OWN_LINE):
+            lines[-1] = f"{above} {line.strip()}"
         else:
             lines.append(line.rstrip())
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
@@ -61,6 +62,22 @@ def digits(value: float | None, form: str) -> str:
     return "-" if value is None or not math.isfinite(value) else format(value, form)
 
 
+def met(answers: Iterable[object]) -> str:
+    """Return how many of some answers are yes."""
+    told = [bool(answer) for answer in answers]
+    return records.share_text(sum(told), len(told))
+
+
+def figures(runs: Iterable[Any], name: str) -> list[Any]:
+    """Return a figure of each run whose record has it."""
+    return [run.record[name] for run in runs if name in run.record]
+
+
+def ratios(rows: Iterable[Any], column: int, other: int) -> list[float]:
+    """Return the ratios of two columns."""
+    return [row[column] / row[other] for row in rows]
+
+
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -74,12 +91,16 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "bytes": bytes_text,
         "digits": digits,
+        "figures": figures,
         "folded": lambda content, title: f"{folded(title, unwrapped(content))}\n",
         "known": known,
         "median": median,
+        "met": met,
         "percent": records.percent_text,
         "percentile": records.percentile,
+        "ratios": ratios,
         "seconds": records.seconds_text,
+        "whole": lambda ratio: f"{100 * ratio:.0f} %",
     }
     environment.globals |= {
         "circumstances": records.circumstances,

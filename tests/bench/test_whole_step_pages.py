@@ -10,7 +10,7 @@ import make_results
 from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
 from result_pages import plot
 from result_pages.records import TrainingRecord, duels
-from result_pages.whole_steps import section
+from result_pages.training import whole_section as section
 
 if TYPE_CHECKING:
     from pathlib import Path
