@@ -177,6 +177,11 @@ class SolveRecord:
         return None if own is None else int(own) + int(self.record.get("worker_memory_bytes", 0))
 
     @property
+    def building_s(self) -> float:
+        """Time in which the problem was stated and models were built [s]."""
+        return (self.record.get("stated_s") or 0.0) + (self.record.get("build_s") or 0.0)
+
+    @property
     def late(self) -> bool:
         """Whether the solve, stating the problem aside, ended `LATE_S` or more after its limit."""
         solve_s = self.seconds - (self.record.get("stated_s") or 0.0)
