@@ -235,13 +235,19 @@ def answer(run: Exported | None) -> str:
     return f"yes, {run.tile}" if run.trains and run.tile else str(run["status"])
 
 
+def smallest(records: Sequence[Mapping[str, Any]]) -> list[tuple[Exported, Exported]]:
+    """Return each network's run in the smallest RAM that it was found to fit, and keep-all's."""
+    boards, everything = of_part(records, BOARD), _by_network(records, KEEP_ALL)
+    pairs = []
+    for network in everything:
+        able = [run for run in boards if run.network == network and run.trains]
+        if able:
+            run = min(able, key=lambda run: (run.ram_limit_bytes, run.energy_j))
+            pairs.append((run, everything[network]))
+    return pairs
+
+
 def readme_table(records: Sequence[dict[str, Any]]) -> str:
     """Return the README's block: each network in the smallest RAM that it was found to fit."""
-    everything = _by_network(records, KEEP_ALL)
-    rows = []
-    for network in ON_BOARDS:
-        able = [r for r in of_part(records, BOARD) if r.network == network and r.trains]
-        if able and network in everything:
-            run = min(able, key=lambda run: (run.ram_limit_bytes, run.energy_j))
-            rows.append((run, everything[network]))
+    rows = smallest(records)
     return render("boards-readme", rows=rows, named=named, learning_rate=LEARNING_RATE)

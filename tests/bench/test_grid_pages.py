@@ -11,7 +11,7 @@ import pytest
 import make_results
 from kit.measured_records import grid_record as record
 from kit.measured_records import in_folder, write_records
-from result_pages import plot
+from result_pages import charts
 from result_pages.comparison import finished_sentence, time_ratio
 from result_pages.grid import full_page, section
 from result_pages.records import SolveRecord, of_goal, percentile
@@ -190,15 +190,15 @@ def test_plot_tells_what_it_shows(tmp_path: Path) -> None:
     records = (record(), record(goal=4, model="paper/bert-24", graph_nodes=387), TIMED_OUT)
     paths = (tmp_path / "one.svg", tmp_path / "two.svg")
     for path in paths:
-        plot.scale(records).write(path)
-    assert plot.scale(records).current(paths[0])
-    assert not plot.scale(records[:2]).current(paths[0])
+        charts.scale(records).write(path)
+    assert charts.scale(records).current(paths[0])
+    assert not charts.scale(records[:2]).current(paths[0])
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_plot_marks_what_was_not_proved() -> None:
     """A point is at the time to 1 %, or at the end where that was not reached."""
-    found = plot.points((record(), TIMED_OUT, UNKNOWN))
+    found = charts.points((record(), TIMED_OUT, UNKNOWN))
     assert found["paper-m4", "40%"] == [(195, 1.0, True, 2**20)]
     assert found["paper-m4", "20%"] == [(195, 60.2, False, 2**20)]
 
