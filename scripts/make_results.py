@@ -16,6 +16,7 @@ else; the last
 ``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``bench/lazy-records.md``;
 charts lie beside their pages, that of ``docs/tested.md`` is of its own table;
 ``docs/paper-figures.md`` and the pictures beside it are made of ``bench/results/figures/``.
+Pages need jinja2 and charts matplotlib (the extra ``report``);
 ``--check`` writes nothing, needs no matplotlib, and exits 1 where something is not what the records
 say. Without a record there is no page.
 """

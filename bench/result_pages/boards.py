@@ -25,6 +25,7 @@ from mcu.others import OTHERS
 from poetmodel.bench.measurement import FAILED
 from poetmodel.device import Device
 from poetmodel.units import format_bytes, parse_size
+from result_pages.records import Line
 from result_pages.rendering import render
 
 if TYPE_CHECKING:
@@ -47,15 +48,8 @@ SIZES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(Line):
     """The record of a network that was exported."""
-
-    record: Mapping[str, Any]
-    """The line."""
-
-    def __getitem__(self, name: str) -> Any:
-        """Return one of its fields."""
-        return self.record[name]
 
     @property
     def board_text(self) -> str:

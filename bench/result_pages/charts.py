@@ -10,7 +10,8 @@ from pytorch.runs import SAFE
 from result_pages import boards, trains
 from result_pages.drawing import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, Chart
 from result_pages.grid import GOALS
-from result_pages.records import ONE_PERCENT, SolveRecord, TrainingRecord, duels, feasible, of_goal
+from result_pages.records import ONE_PERCENT, SolveRecord, feasible, of_goal
+from result_pages.training import TrainingRecord, duels
 from what_trains_where import BOARDS, IN_PLACE, LEAST, MAPPED, PAGED, SMALL, STATE, TILES
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytorch.coverage import DIFFERS, REFUSED, WORKS
+from result_pages.records import Line
 from result_pages.rendering import render
 
 if TYPE_CHECKING:
@@ -13,49 +14,46 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRecord:
+class ModelRecord(Line):
     """The record of a model that was tried."""
-
-    record: dict[str, Any]
-    """The line."""
 
     @property
     def library(self) -> str:
         """Whose model it is."""
-        return str(self.record["name"].split(maxsplit=1)[0])
+        return str(self["name"].split(maxsplit=1)[0])
 
     @property
     def model(self) -> str:
         """Its name there."""
-        return str(self.record["name"].split(maxsplit=1)[1])
+        return str(self["name"].split(maxsplit=1)[1])
 
     @property
     def refused(self) -> bool:
         """Whether it is refused in a sentence."""
-        return bool(self.record["status"] == REFUSED)
+        return bool(self["status"] == REFUSED)
 
     @property
     def works(self) -> bool:
         """Whether all bits were equal wherever it ran."""
         budget = self.record.get("budget")
         smaller = budget is None or (budget["equal"] and budget["within"])
-        return bool(self.record["status"] == self.record.get("other") == WORKS and smaller)
+        return bool(self["status"] == self.record.get("other") == WORKS and smaller)
 
     @property
     def status_text(self) -> str:
         """How it fares, where it is not refused."""
         if self.works:
             return "works"
-        if self.record["status"] == DIFFERS:
-            return escaped(self.record["reason"])
-        if self.record["other"] != WORKS:
+        if self["status"] == DIFFERS:
+            return escaped(self["reason"])
+        if self["other"] != WORKS:
             return f"another batch: {escaped(self.record['other'])}"
         return "differs in the smaller budget"
 
     @property
     def reads(self) -> str:
         """Where it reads values of inputs."""
-        places = (read["place"].partition(" ")[0] for read in self.record["read"])
+        places = (read["place"].partition(" ")[0] for read in self["read"])
         names = dict.fromkeys(place.removeprefix(f"{self.library}/") for place in places)
         return "<br>".join(f"`{name}`" for name in names)
 

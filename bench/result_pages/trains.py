@@ -13,7 +13,7 @@ from poetmodel.bench.measurement import NOT_APPLICABLE
 from poetmodel.device import Device
 from poetmodel.units import format_bytes
 from result_pages import boards
-from result_pages.records import ONE_PERCENT, percent_text, seconds_text
+from result_pages.records import ONE_PERCENT, Line, percent_text, seconds_text
 from result_pages.rendering import render
 from what_trains_where import (
     ACTIVATIONS,
@@ -56,26 +56,8 @@ _AS_EXPORTED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(Line):
     """The record of one training step, scheduled by one method."""
-
-    record: Mapping[str, Any]
-    """The line."""
-
-    @property
-    def cell(self) -> dict[str, Any]:
-        """What was scheduled."""
-        return dict(self.record["cell"])
-
-    @property
-    def status(self) -> str:
-        """How it ended."""
-        return str(self.record["status"])
-
-    @property
-    def gap(self) -> float | None:
-        """Gap of what was minimized."""
-        return self.record.get("gap")
 
     @property
     def found(self) -> bool:
@@ -129,7 +111,7 @@ class StepRecord:
     @property
     def time_text(self) -> str:
         """How long it took, bold where it ran into its limit."""
-        text = seconds_text(self.record["seconds"])
+        text = seconds_text(self.seconds)
         return text if self.proved or self.status == NOT_APPLICABLE else f"**{text}**"
 
     def times(self, name: str, other: str) -> str:

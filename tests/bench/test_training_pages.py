@@ -9,8 +9,14 @@ import pytest
 
 import make_results
 from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
-from result_pages.records import TrainingRecord, duels, savings
-from result_pages.training import duels_table, section, sentence
+from result_pages.training import (
+    TrainingRecord,
+    duels,
+    duels_table,
+    savings,
+    section,
+    sentence,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

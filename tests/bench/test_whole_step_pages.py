@@ -9,7 +9,7 @@ import pytest
 import make_results
 from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
 from result_pages import charts
-from result_pages.records import TrainingRecord, duels
+from result_pages.training import TrainingRecord, duels
 from result_pages.training import whole_section as section
 
 if TYPE_CHECKING:
