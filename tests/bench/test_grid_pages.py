@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import make_results
 from kit.measured_records import grid_record as record
-from kit.measured_records import in_folder, write_records
+from kit.measured_records import write_records
 from result_pages import charts
 from result_pages.comparison import finished_sentence, time_ratio
 from result_pages.grid import full_page, section
@@ -201,25 +199,3 @@ def test_plot_marks_what_was_not_proved() -> None:
     found = charts.points((record(), TIMED_OUT, UNKNOWN))
     assert found["paper-m4", "40%"] == [(195, 1.0, True, 2**20)]
     assert found["paper-m4", "20%"] == [(195, 60.2, False, 2**20)]
-
-
-def test_grid_has_its_own_file_and_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The newest grid is used beside the newest other run; checking needs no plotting library."""
-    pytest.importorskip("matplotlib")
-    other = record() | {"kind": "startup", "name": "python", "rounds": 1}
-    write_records(tmp_path, "2026-01-02", other)
-    old, new = json.dumps(record(seconds=9.0)), json.dumps(record())
-    (tmp_path / "2026-01-02-grid.jsonl").write_text(f"{old}\n{new}\n{new[:30]}")
-    in_folder(tmp_path, monkeypatch)
-    assert make_results.main([]) == 0
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    capsys.readouterr()
-    assert make_results.main(["--check"]) == 0
-    assert capsys.readouterr().out == ""
-    assert "## The grid" in (tmp_path / "results.md").read_text()
-    assert "| 40% | - | optimal | 2 s |" in (tmp_path / "results-grid.md").read_text()
-    write_records(tmp_path, "2026-01-02-grid", record(seconds=3.0, gaps=[]))
-    assert make_results.main(["--check"]) == 1
-    assert "stale" in capsys.readouterr().out
