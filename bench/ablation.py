@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from grid import FLOOR, PROFILE, Instance
-from harness import FreshProcesses, parsed, recorded, run_all, run_key
+from grid import FLOOR, PROFILE, Instance, InstanceRun
+from harness import FreshProcesses, parsed, recorded, run_all
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.repair import Repair
 from poetmodel.model import aggregated
@@ -129,25 +129,15 @@ CAPTURES: Final = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariantRun:
+class VariantRun(InstanceRun):
     """One instance, solved by one variant."""
 
-    instance: Instance
     variant: str
 
     @property
     def name(self) -> str:
         """What it is called in the records."""
         return f"{self.instance.name} | {self.variant}"
-
-    @property
-    def key(self) -> str:
-        """What identifies it in the records."""
-        return run_key(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its fields."""
-        return {**self.instance.to_dict(), "variant": self.variant}
 
 
 def measure_variant(
@@ -170,11 +160,11 @@ def measure_variant(
     if not by_byte:
         Repair.drop_order = lambda self, restoration: -self.noisy_price(restoration)  # type: ignore[method-assign]
     warm_up()
-    instance = {name: value for name, value in fields.items() if name != "variant"}
+    run = VariantRun.of(fields)
     return {
-        **measure(instance | {"seed": seed}, threads=threads, workers=workers),
+        **measure({**run.instance.to_dict(), "seed": seed}, threads=threads, workers=workers),
         "kind": KIND,
-        "name": VariantRun(instance=Instance(**instance), variant=variant).name,
+        "name": run.name,
         "cell": fields,
         "variant": variant,
     }

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from grid import Instance
-from harness import FreshProcesses, parsed, record, recorded, run_all, run_key
+from grid import Instance, InstanceRun
+from harness import FreshProcesses, parsed, record, recorded, run_all
 from poetmodel.bench.measurement import FAILED
 from run_grid import GRACE_S
 
@@ -59,10 +59,9 @@ SAMPLE: Final = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeRun:
+class CodeRun(InstanceRun):
     """One instance, solved by one state of the code."""
 
-    instance: Instance
     code: str
     """`HERE` or `BEFORE`."""
     turn: int = 0
@@ -72,15 +71,6 @@ class CodeRun:
     def name(self) -> str:
         """What it is called in the records."""
         return f"{self.instance.name} | {self.code} | {self.turn}"
-
-    @property
-    def key(self) -> str:
-        """What identifies it in the records."""
-        return run_key(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its fields."""
-        return {**self.instance.to_dict(), "code": self.code, "turn": self.turn}
 
 
 def runs(turns: int = 2) -> Iterator[CodeRun]:
@@ -93,15 +83,14 @@ def runs(turns: int = 2) -> Iterator[CodeRun]:
 
 def measure_code(fields: dict[str, Any], _start: None = None, *, checkout: str) -> Record:
     """Solve an instance by the runner of a checkout, and return its record."""
-    stated = {name: value for name, value in fields.items() if name not in ("code", "turn")}
-    root = ROOT if fields["code"] == HERE else Path(checkout)
-    name = f"{Instance(**stated).name} | {fields['code']} | {fields['turn']}"
+    run = CodeRun.of(fields)
+    root = ROOT if run.code == HERE else Path(checkout)
     commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "one-grid.jsonl"
         runner = [sys.executable, str(root / "bench" / "run_grid.py")]
-        chosen = ["--goal", str(stated["goal"]), "--only", Instance(**stated).name]
-        limit = ["--limit", str(stated["limit_s"]), "--out", str(kept)]
+        chosen = ["--goal", str(run.instance.goal), "--only", run.instance.name]
+        limit = ["--limit", str(run.instance.limit_s), "--out", str(kept)]
         done = subprocess.run(
             [*runner, *chosen, *limit],
             env=os.environ | {"PYTHONPATH": str(root / "src")},
@@ -113,8 +102,8 @@ def measure_code(fields: dict[str, Any], _start: None = None, *, checkout: str) 
     if len(records) != 1:
         reason = done.stderr.strip().splitlines()[-1:]
         facts = {"status": FAILED, "seconds": 0.0, "reason": " ".join(reason)}
-        return record(KIND, name, cell=fields, commit=commit, **facts)
-    return {**records[0], "kind": KIND, "name": name, "cell": fields, "commit": commit}
+        return record(KIND, run.name, cell=fields, commit=commit, **facts)
+    return {**records[0], "kind": KIND, "name": run.name, "cell": fields, "commit": commit}
 
 
 def _output(*command: str) -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
 from cases import SMOKE_LIMIT_S
-from grid import PROFILE, Instance
-from harness import FreshProcesses, parsed, recorded, run_all, run_key
+from grid import PROFILE, Instance, InstanceRun
+from harness import FreshProcesses, parsed, recorded, run_all
 from poetmodel.problem.io import parse_constraints
 from run_grid import GRACE_S, PRELOADED, measure, warm_up
 
@@ -120,10 +120,9 @@ proved to 0.01 %: half of it, and where no schedule has that little, the least t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnRun:
+class OwnRun(InstanceRun):
     """One instance, solved with a constraint or without it."""
 
-    instance: Instance
     own: str
     """Name of the constraint."""
     text: str
@@ -135,23 +134,6 @@ class OwnRun:
     def name(self) -> str:
         """What it is called in the records."""
         return f"{self.instance.name} | {self.own} | {self.form}"
-
-    @property
-    def key(self) -> str:
-        """What identifies it in the records."""
-        return run_key(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its fields."""
-        fields = {"own": self.own, "text": self.text, "form": self.form}
-        return {**self.instance.to_dict(), **fields}
-
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> OwnRun:
-        """Return the run that has these fields."""
-        rest = dict(fields)
-        own, text, form = (rest.pop(name) for name in ("own", "text", "form"))
-        return cls(instance=Instance(**rest), own=own, text=text, form=form)
 
     def stated(self, problem: Problem) -> Problem | pyo.ConcreteModel:
         """Return what is solved in place of the instance's problem."""

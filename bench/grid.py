@@ -7,14 +7,14 @@ budgets below a graph's floor stay in, are proved infeasible at once, and are co
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from cases import LIMIT_S, PAPER_LIMIT_S, SMOKE_LIMIT_S
-from harness import run_key
+from harness import RecordedRun
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, floor
 from poetmodel.graph.catalogue import load_model
@@ -47,7 +47,7 @@ METHODS: Final[dict[str, dict[str, str]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
+class Instance(RecordedRun):
     """One problem, solved in one way, for one goal."""
 
     goal: int
@@ -86,14 +86,24 @@ class Instance:
             deadline_counts="serial" if self.deadline else None,
         )
 
-    @property
-    def key(self) -> str:
-        """What identifies it in the records."""
-        return run_key(self.to_dict())
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRun(RecordedRun):
+    """An instance, and what else there is to say of how it is solved."""
+
+    instance: Instance
+
+    @classmethod
+    def of(cls, cell: dict[str, Any]) -> Self:
+        """Return the run that has these fields, those of its instance among them."""
+        names = {field.name for field in fields(Instance)}
+        instance = Instance(**{name: cell[name] for name in names & cell.keys()})
+        return cls(instance=instance, **{name: cell[name] for name in cell.keys() - names})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields."""
-        return asdict(self)
+        """Return its fields, those of its instance among them."""
+        own = asdict(self)
+        return {**own.pop("instance"), **own}
 
 
 @cache

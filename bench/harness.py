@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -46,6 +47,20 @@ def latest(path: Path) -> RecordFile:
 def run_key(fields: dict[str, Any]) -> str:
     """Return what identifies a run in a file of records: all of its fields."""
     return json.dumps(fields, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """A run, which is known in a file of records by all of its fields."""
+
+    @property
+    def key(self) -> str:
+        """What identifies it in the records."""
+        return run_key(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields."""
+        return asdict(self)
 
 
 # -- processes -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
 from cases import SMOKE_LIMIT_S
-from harness import FreshProcesses, parsed, record, recorded, run_all, run_key
+from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all
 from poetmodel.baselines import run as run_method
 from poetmodel.bench.measurement import FAILED, NOT_APPLICABLE
 from poetmodel.device.io import device_names
@@ -84,7 +84,7 @@ METHODS: Final = ("optimal", "resident", "zero-offload", "offload-all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRun:
+class StepRun(RecordedRun):
     """One training step, scheduled by one method."""
 
     part: str
@@ -117,15 +117,6 @@ class StepRun:
         paging = "paging" if self.paging else "no paging"
         parts = (self.part, self.network, self.graph, self.device, ram, paging, self.method)
         return " | ".join(parts)
-
-    @property
-    def key(self) -> str:
-        """What identifies it in the records."""
-        return run_key(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its fields."""
-        return asdict(self)
 
     def problem(self) -> Problem:
         """Return what is to be scheduled."""

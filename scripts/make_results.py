@@ -16,6 +16,7 @@ else; the last
 ``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``bench/lazy-records.md``;
 charts lie beside their pages, that of ``docs/tested.md`` is of its own table;
 ``docs/paper-figures.md`` and the pictures beside it are made of ``bench/results/figures/``.
+Pages need jinja2 and charts matplotlib (the extra ``report``);
 ``--check`` writes nothing, needs no matplotlib, and exits 1 where something is not what the records
 say. Without a record there is no page.
 """
@@ -36,20 +37,18 @@ from harness import latest  # noqa: E402
 from result_pages import (  # noqa: E402
     ablation,
     addresses,
-    board_charts,
     boards,
     cases,
+    charts,
     constraints,
     coverage,
     curve,
     figures,
     grid,
-    plot,
     step_costs,
     tested,
     training,
     trains,
-    whole_steps,
 )
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def _results(readme: str) -> dict[Path, str]:
         sections.append(training.section(trained, training_source))
     whole_source, whole = read_newest("*-whole-step.jsonl")
     if whole:
-        sections.append(whole_steps.section(whole, whole_source))
+        sections.append(training.whole_section(whole, whole_source))
     costs_source, costs = read_newest("*-step-costs.jsonl")
     if costs:
         sections.append(step_costs.section(costs, costs_source))
@@ -171,7 +170,7 @@ def _claims(exported: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"- {text.strip()} {link}." for text, link in said if text)
 
 
-def charts() -> dict[Path, Chart]:
+def charts_due() -> dict[Path, Chart]:
     """Return the charts as they should be, each beside its page."""
     _, solved = read_grid()
     _, trained = read_newest("*-training.jsonl")
@@ -180,14 +179,14 @@ def charts() -> dict[Path, Chart]:
     _, exported = read_newest("*-mcu.jsonl")
     _, losses = read_newest("*-curve.jsonl")
     found = {
-        PAGE.with_name(cases.TIMES_CHART): plot.times(solved),
-        PAGE.with_name(cases.STEPS_CHART): plot.steps(trained),
-        PAGE.with_name(whole_steps.CHART): plot.whole_steps(whole),
-        PAGE.with_name(grid.SCALE_CHART): plot.scale(solved),
-        GRID_PAGE.with_name(grid.OVERHEAD_CHART): plot.overheads(solved),
-        TRAINS_PAGE.with_name(trains.LEAST_CHART): board_charts.least_ram(stepped),
-        TRAINS_PAGE.with_name(trains.BOARDS_CHART): board_charts.on_boards(stepped),
-        BOARDS_PAGE.with_name(boards.CHART): board_charts.exported(exported),
+        PAGE.with_name(cases.TIMES_CHART): charts.times(solved),
+        PAGE.with_name(cases.STEPS_CHART): charts.steps(trained),
+        PAGE.with_name(training.WHOLE_STEPS_CHART): charts.whole_steps(whole),
+        PAGE.with_name(grid.SCALE_CHART): charts.scale(solved),
+        GRID_PAGE.with_name(grid.OVERHEAD_CHART): charts.overheads(solved),
+        TRAINS_PAGE.with_name(trains.LEAST_CHART): charts.least_ram(stepped),
+        TRAINS_PAGE.with_name(trains.BOARDS_CHART): charts.on_boards(stepped),
+        BOARDS_PAGE.with_name(boards.CHART): charts.exported(exported),
         PAGE.with_name("training-curve.svg"): curve.chart(losses),
         TESTED_PAGE.with_name(tested.CHART): tested.chart(TESTED_PAGE.read_text(encoding="utf-8")),
         FIGURES_PAGE.with_name("paper-overview.svg"): figures.overview(RESULTS / "figures"),
@@ -197,7 +196,7 @@ def charts() -> dict[Path, Chart]:
 
 def update_charts(*, check: bool) -> int:
     """Draw the charts that are not what the records say, or only say so; return the status."""
-    stale = {path: chart for path, chart in charts().items() if not chart.current(path)}
+    stale = {path: chart for path, chart in charts_due().items() if not chart.current(path)}
     for path, chart in stale.items():
         sys.stdout.write(f"{'stale' if check else 'wrote'} {path}\n")
         if not check:

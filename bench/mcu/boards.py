@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +23,7 @@ BENCH: Final = Path(__file__).resolve().parents[1]
 if str(BENCH) not in sys.path:
     sys.path.append(str(BENCH))
 
-from harness import FreshProcesses, parsed, record, recorded, run_all, run_key  # noqa: E402
+from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all  # noqa: E402
 from poetmodel.bench.measurement import FAILED  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
 from poetmodel.errors import BudgetError, NoScheduleError  # noqa: E402
@@ -91,7 +91,7 @@ MOST_PER_MAC: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoardRun:
+class BoardRun(RecordedRun):
     """One network, exported and run."""
 
     part: str
@@ -115,15 +115,6 @@ class BoardRun:
     def name(self) -> str:
         """What it is called in the records."""
         return f"{self.part} | {self.network} | {self.board} | {self.ram or 'its RAM'}"
-
-    @property
-    def key(self) -> str:
-        """What identifies it in the records."""
-        return run_key(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its fields."""
-        return asdict(self)
 
 
 def runs(parts: Sequence[str] = PARTS) -> Iterator[BoardRun]:

@@ -14,12 +14,12 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import FreshProcesses, parsed, record, recorded, run_all, run_key
+from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all
 from poetmodel.bench.measurement import FAILED
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _PRELOADED: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRun:
+class ModelRun(RecordedRun):
     """One model, tried."""
 
     model: str
@@ -60,15 +60,6 @@ class ModelRun:
     def name(self) -> str:
         """What it is called in the records."""
         return self.model
-
-    @property
-    def key(self) -> str:
-        """What identifies it in a file of records."""
-        return run_key(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
 
 
 def tried(run: ModelRun, *, folder: str) -> dict[str, Any]:

@@ -5,10 +5,10 @@ Nothing here needs PyTorch.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import run_key
+from harness import RecordedRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,7 +90,7 @@ SEED: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRun:
+class TrainingRun(RecordedRun):
     """One method on one network with one budget."""
 
     network: str
@@ -135,15 +135,6 @@ class TrainingRun:
     def peer(self) -> str | None:
         """The peer whose peak is its budget; None if there is none."""
         return self.method.partition("@")[2] or None
-
-    @property
-    def key(self) -> str:
-        """What identifies it in the records."""
-        return run_key(self.to_dict())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its fields."""
-        return asdict(self)
 
 
 def training_runs(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
+import statistics
 from collections import defaultdict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import table
 from cases import GAP
 from poetmodel.bench.store import RecordFile
+from result_pages.rendering import render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,22 +37,16 @@ def _section(records: Sequence[dict[str, Any]]) -> str:
     least_s, most_s = (pick(_limit_s(record) for record in records) for pick in (min, max))
     sample = [record for record in records if _limit_s(record) == least_s]
     others = [record for record in records if _limit_s(record) != least_s]
-    parts = [_circumstances(sample), means(sample)]
-    if others:
-        parts += [f"Single runs of {most_s:g} s on further instances:", runs(others)]
-    return "\n\n".join(parts)
-
-
-def _circumstances(records: Sequence[dict[str, Any]]) -> str:
-    """Return what was run, and where."""
-    count = len({_problem(record) for record in records if record["variant"] == EVERYTHING})
-    machine = records[0]["machine"]
-    n_threads = records[0]["threads"]
-    threads = "one thread" if n_threads == 1 else f"{n_threads} threads"
-    return (
-        f"{count} instances, {_limit_s(records[0]):g} s each, {threads}, seed 0 where none is "
-        f"named; {machine['cpu']}, Python {machine['python']}, HiGHS "
-        f"{machine['versions']['highspy']}, {records[0]['recorded'][:10]}."
+    return render(
+        "ablation",
+        count=len({_problem(record) for record in sample if record["variant"] == EVERYTHING}),
+        limit_s=least_s,
+        first=sample[0],
+        means=means(sample),
+        others=others,
+        most_s=most_s,
+        problem=lambda record: " ".join(str(v) for v in json.loads(_problem(record)) if v),
+        is_solved=is_solved,
     )
 
 
@@ -60,8 +54,8 @@ def _limit_s(record: dict[str, Any]) -> float:
     return float(record["cell"]["limit_s"])
 
 
-def means(records: Sequence[dict[str, Any]]) -> str:
-    """Return a line for each variant: runs, solved instances, mean time and mean gap.
+def means(records: Sequence[dict[str, Any]]) -> list[tuple[str, int, int, float, float]]:
+    """Return runs, solved instances, mean time and mean gap of each variant.
 
     Where a variant was not run on an instance, for what it leaves out is not used there, the run
     that leaves out one part less stands in: that of the longest name that its name begins with.
@@ -74,24 +68,11 @@ def means(records: Sequence[dict[str, Any]]) -> str:
     for variant, own in by_variant.items():
         less = (name for name in by_variant if variant.startswith(f"{name},"))
         instead = base | by_variant[max(less, key=len, default=EVERYTHING)]
-        found = [own.get(key, instead[key]) for key in base]
-        times = [_seconds(record) for record in found]
-        mean_s = math.exp(sum(math.log(t + SHIFT_S) for t in times) / len(times)) - SHIFT_S
-        gap = sum(map(_gap, found)) / len(found)
-        solved = sum(map(is_solved, found))
-        rows.append((variant, str(len(own)), str(solved), f"{mean_s:.1f}", f"{100 * gap:.1f}"))
-    heads = ("variant", "runs", "solved", "mean time (s)", "mean gap (%)")
-    return table(heads, rows, right=1)
-
-
-def runs(records: Sequence[dict[str, Any]]) -> str:
-    """Return a line for each run."""
-    rows = []
-    for record in records:
-        gap = "" if is_solved(record) or record.get("gap") is None else f"{100 * record['gap']:.2f}"
-        name = " ".join(str(part) for part in json.loads(_problem(record)) if part)
-        rows.append((name, record["variant"], record["status"], f"{record['seconds']:.1f}", gap))
-    return table(("instance", "variant", "status", "time (s)", "gap (%)"), rows, right=3)
+        runs = [own.get(key, instead[key]) for key in base]
+        mean_s = statistics.geometric_mean(_seconds(run) + SHIFT_S for run in runs) - SHIFT_S
+        gap = statistics.fmean(map(_gap, runs))
+        rows.append((variant, len(own), sum(map(is_solved, runs)), mean_s, gap))
+    return rows
 
 
 def is_solved(record: dict[str, Any]) -> bool:

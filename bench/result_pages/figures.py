@@ -11,7 +11,7 @@ import statistics
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import folded, replace_block, table
+from blocks import replace_block, table
 from poetmodel.baselines import method_names
 from poetmodel.bench.figures import FIGURES
 from poetmodel.bench.pictures import digest, draw, panels
@@ -20,6 +20,7 @@ from poetmodel.bench.summaries import overhead_ratio, summary
 from poetmodel.bench.tables import rows
 from result_pages.drawing import BLUE, RED, Chart
 from result_pages.records import versions_text
+from result_pages.rendering import render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,42 +53,30 @@ def _group(record: Record) -> tuple[Any, ...]:
     return tuple(record["cell"][name] for name in ("model", "device", "deadline"))
 
 
-def circumstances(records: Sequence[Record]) -> str:
-    """Return when, where and how the records were made."""
-    machine = records[0]["machine"]
-    days = " to ".join(sorted({record["recorded"][:10] for record in (records[0], records[-1])}))
-    settings = [record["cell"]["settings"] for record in records]
-    limits = ", ".join(
-        f"{limit:g}" for limit in sorted({each["time_limit_s"] for each in settings})
-    )
-    seeds = ", ".join(str(seed) for seed in sorted({each["seed"] for each in settings}))
-    warm = sum(bool(record.get("warm_start")) for record in records)
-    cpu_s = sum(record.get("cpu_s", 0.0) for record in records)
-    wall_s = sum(record.get("seconds", 0.0) for record in records)
-    return (
-        f"*{len(records)} runs, {days}; {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['system']}, Python {machine['python']}, {versions_text(machine)}. "
-        f"Limit of each solve: "
-        f"{limits} s; gap {settings[0]['gap']:g}; one thread; seed {seeds}; "
-        f"{warm} solves began with the schedule of a smaller budget. The runs took "
-        f"{cpu_s / 60:.1f} min of computing, {wall_s / 60:.1f} min by the clock.*"
-    )
-
-
 def block(name: str, records: Sequence[Record], picture: str) -> str:
     """Return the generated block of a figure, which shows a picture."""
     if not records:
         return NOTHING_YET
-    figure = FIGURES[name]
-    parts = [f"![{figure.title}]({picture})", circumstances(records)]
-    if figure.paper:
-        parts.append(f"**The paper:** {figure.paper}")
-    tables = [
-        text
-        for part in summary(name, rows(records))
-        for text in (f"**{part.title}**", table(part.heads, part.rows, right=part.words))
-    ]
-    return "\n\n".join((*parts, folded("Its figures", "\n\n".join(tables))))
+    settings = [record["cell"]["settings"] for record in records]
+    return render(
+        "paper-figure",
+        figure=FIGURES[name],
+        picture=picture,
+        records=records,
+        machine=records[0]["machine"],
+        versions=versions_text(records[0]["machine"]),
+        days=sorted({record["recorded"][:10] for record in (records[0], records[-1])}),
+        gap=settings[0]["gap"],
+        limits=sorted({setting["time_limit_s"] for setting in settings}),
+        seeds=sorted({setting["seed"] for setting in settings}),
+        warm=sum(bool(record.get("warm_start")) for record in records),
+        cpu_s=sum(record.get("cpu_s", 0.0) for record in records),
+        wall_s=sum(record.get("seconds", 0.0) for record in records),
+        tables=[
+            (part.title, table(part.heads, part.rows, right=part.words))
+            for part in summary(name, rows(records))
+        ],
+    )
 
 
 # -- all of them together --------------------------------------------------------------------------

@@ -7,8 +7,6 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pytorch.runs import FILE_HOOKS, TrainingRun
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -40,10 +38,10 @@ def share_text(part: int, whole: int) -> str:
     return f"{part} of {whole} ({100 * part / whole:.1f} %)" if whole else "-"
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the least value that at least this share of all does not exceed."""
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Return the least value that at least this share of all does not exceed; None of nothing."""
     ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def threads_text(records: Sequence[Mapping[str, Any]]) -> str:
@@ -92,15 +90,48 @@ def versions_text(machine: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {found}" for name, found in machine["versions"].items())
 
 
+# -- lines -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a file of records."""
+
+    record: Mapping[str, Any]
+    """All of it."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return one of its fields."""
+        return self.record[name]
+
+    @property
+    def cell(self) -> dict[str, Any]:
+        """What was measured."""
+        return dict(self["cell"])
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        return str(self["status"])
+
+    @property
+    def seconds(self) -> float:
+        """Wall time [s]."""
+        return float(self["seconds"])
+
+    @property
+    def gap(self) -> float | None:
+        """Gap that it ended with."""
+        gap = self.record.get("gap")
+        return None if gap is None else float(gap)
+
+
 # -- cases and the grid ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class SolveRecord:
+class SolveRecord(Line):
     """The record of an instance of the grid, or of a case."""
-
-    record: dict[str, Any]
-    """The line."""
 
     @classmethod
     def of_case(cls, record: dict[str, Any]) -> SolveRecord:
@@ -110,30 +141,9 @@ class SolveRecord:
         return cls({**record, **result, **asked})
 
     @property
-    def cell(self) -> dict[str, Any]:
-        """What was solved."""
-        return dict(self.record["cell"])
-
-    @property
     def key(self) -> Key:
         """Model, device and budget."""
         return self.cell["model"], self.cell["device"], self.cell["ram"]
-
-    @property
-    def seconds(self) -> float:
-        """Wall time [s]."""
-        return float(self.record["seconds"])
-
-    @property
-    def gap(self) -> float | None:
-        """Gap that it ended with."""
-        gap = self.record.get("gap")
-        return None if gap is None else float(gap)
-
-    @property
-    def status(self) -> str:
-        """How it ended."""
-        return str(self.record["status"])
 
     @property
     def below_floor(self) -> bool:
@@ -155,6 +165,18 @@ class SolveRecord:
         return text if self.done else f"**{text}**"
 
     @property
+    def answer_text(self) -> str:
+        """How its method fared: its time, with the gap where one was left."""
+        if self.status == "failed":
+            licence = "licence" in self.record["reason"]
+            return "too large for its licence" if licence else "failed"
+        if self.status == "infeasible":
+            return "infeasible"
+        left = "" if self.done else f", gap {percent_text(self.gap)}"
+        rejected = ", rejected" if self.record.get("violations") else ""
+        return f"{self.time_text}{left}{rejected}"
+
+    @property
     def memory_bytes(self) -> int | None:
         """The most that the process had resident, with the most that one had that it started [B].
 
@@ -162,6 +184,11 @@ class SolveRecord:
         """
         own = self.record.get("peak_memory_bytes")
         return None if own is None else int(own) + int(self.record.get("worker_memory_bytes", 0))
+
+    @property
+    def building_s(self) -> float:
+        """Time in which the problem was stated and models were built [s]."""
+        return (self.record.get("stated_s") or 0.0) + (self.record.get("build_s") or 0.0)
 
     @property
     def late(self) -> bool:
@@ -227,129 +254,72 @@ def feasible(runs: Sequence[SolveRecord]) -> list[SolveRecord]:
     return [run for run in runs if run.status != "infeasible"]
 
 
-# -- training methods ------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some of the records of the grid, and what they come to."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRecord(TrainingRun):
-    """A training run, and what came of it."""
-
-    record: dict[str, Any]
-    """The line."""
-
-    @classmethod
-    def of(cls, record: dict[str, Any]) -> TrainingRecord:
-        """Read a record."""
-        return cls(**record["cell"], record=record)
+    runs: Sequence[SolveRecord]
 
     @property
-    def status(self) -> str:
-        """How it ended."""
-        return str(self.record["status"])
+    def able(self) -> list[SolveRecord]:
+        """Those that were not proved infeasible."""
+        return feasible(self.runs)
 
     @property
-    def ran(self) -> bool:
-        """Whether steps were run."""
-        return "pairs" in self.record
+    def below(self) -> int:
+        """How many have a budget below the minimum RAM."""
+        return sum(run.below_floor for run in self.runs)
 
     @property
-    def peak_bytes(self) -> int | None:
-        """Heap peak of a step; of whole steps the peak of the process [B]."""
-        return self.record.get("heap_peak_bytes" if self.optimizer is None else "peak_bytes")
+    def late(self) -> int:
+        """How many ended late."""
+        return sum(run.late for run in self.runs)
 
     @property
-    def budget_bytes(self) -> int | None:
-        """What a compiled step was to keep [B]."""
-        return self.record.get("budget_bytes")
+    def seconds(self) -> list[float]:
+        """Times of those that are feasible [s]."""
+        return [run.seconds for run in self.able]
 
     @property
-    def within(self) -> bool | None:
-        """Whether the peak kept the budget; None where there is no peak or no budget.
+    def missed(self) -> list[SolveRecord]:
+        """Those that were not proved to 1 %, the largest gap first."""
+        missed = [run for run in self.able if not run.within(ONE_PERCENT)]
+        return sorted(missed, key=lambda run: -(math.inf if run.gap is None else run.gap))
 
-        That of a process, which has whole pages, may be larger by the slack.
-        """
-        if self.peak_bytes is None or self.budget_bytes is None:
-            return None
-        slack = 0.0 if self.optimizer is None else self.slack
-        return self.peak_bytes <= int(self.budget_bytes * (1 + slack))
+    def proved(self, gap: float) -> int:
+        """Return how many were proved to a gap."""
+        return sum(run.within(gap) for run in self.able)
 
-    @property
-    def written_bytes(self) -> int | None:
-        """What a step wrote [B]."""
-        return self.record.get("written_bytes")
-
-    @property
-    def time_ratio(self) -> float | None:
-        """Median over the pairs of its time over that of eager beside it, by the clock."""
-        return self._ratio(0)
+    def median_to(self, gap: float) -> float | None:
+        """Return the median time to a gap; runs that never had it count as longer than all."""
+        times = [run.time_to(gap) for run in self.able]
+        middle = statistics.median([math.inf if t is None else t for t in times] or [math.inf])
+        return middle if math.isfinite(middle) else None
 
     @property
-    def processor_ratio(self) -> float | None:
-        """The same, in time of the processor."""
-        return self._ratio(1)
-
-    def _ratio(self, place: int) -> float | None:
-        if not self.ran:
-            return None
-        ratios = [pair[place] / pair[place + 2] for pair in self.record["pairs"]]
-        return float(statistics.median(ratios))
-
-
-def quickest(runs: Sequence[TrainingRecord], peak_bytes: int) -> TrainingRecord | None:
-    """Return the run with the least time ratio among those whose peak is no larger."""
-    able = [run for run in runs if run.peak_bytes is not None and run.peak_bytes <= peak_bytes]
-    return min(able, key=lambda run: run.time_ratio or 0.0, default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Duel:
-    """A compiled step against what PyTorch offers, at the peak of one of the peers."""
-
-    peer: TrainingRecord
-    """Whose peak it is."""
-    best: TrainingRecord
-    """The quickest peer with no larger peak."""
-    own: TrainingRecord | None
-    """The quickest compiled step with no larger peak; None if there is none."""
+    def nodes(self) -> list[int]:
+        """How many nodes each graph has; 0 where that is not on record."""
+        return [run.record.get("graph_nodes", 0) for run in self.runs]
 
     @property
-    def won(self) -> bool:
-        """Whether the compiled step takes no longer."""
-        if self.own is None or self.own.time_ratio is None or self.best.time_ratio is None:
-            return False
-        return self.own.time_ratio <= self.best.time_ratio
+    def memory_bytes(self) -> list[int]:
+        """The most memory of each that has it on record [B]."""
+        return [used for run in self.runs if (used := run.memory_bytes) is not None]
 
+    @property
+    def first_s(self) -> list[float]:
+        """When each that is feasible had its first schedule, if ever [s]."""
+        times = [run.record.get("first_schedule_s") for run in self.able]
+        return [seconds for seconds in times if seconds is not None]
 
-def duels(runs: Sequence[TrainingRecord]) -> list[Duel]:
-    """Return a duel for each peer of each network that ran, eager left out."""
-    found = []
-    for peer in runs:
-        if peer.own or peer.kind == "eager" or peer.peak_bytes is None:
-            continue
-        what = (peer.network, peer.optimizer)
-        of_network = [run for run in runs if (run.network, run.optimizer) == what and run.ran]
-        peers = [run for run in of_network if not run.own and run.kind != "eager"]
-        own = [run for run in of_network if run.own]
-        same = int(peer.peak_bytes * (1 + peer.slack))
-        best = quickest(peers, same) or peer
-        found.append(Duel(peer=peer, best=best, own=quickest(own, same)))
-    return found
+    def by(self, field: str) -> dict[str, Sample]:
+        """Return the records by a field of their cells, in the order of the first of each."""
+        groups: dict[str, list[SolveRecord]] = {}
+        for run in self.runs:
+            groups.setdefault(run.cell[field], []).append(run)
+        return {value: Sample(runs) for value, runs in groups.items()}
 
-
-def savings(runs: Sequence[TrainingRecord], method: str) -> list[float | None]:
-    """Return for each network which share of the file hook's bytes a method does not write.
-
-    At the peak of the file hook; None where the method has no plan there.
-    """
-    found: list[float | None] = []
-    for hooks in runs:
-        if hooks.kind != FILE_HOOKS or not hooks.written_bytes:
-            continue
-        own = [
-            run.written_bytes
-            for run in runs
-            if run.network == hooks.network and run.kind == method and run.peer == FILE_HOOKS
-        ]
-        written = own[0] if own else None
-        found.append(None if written is None else 1 - written / hooks.written_bytes)
-    return found
+    @property
+    def by_budget(self) -> list[tuple[str, Sample]]:
+        """The records by budget, the largest first."""
+        return sorted(self.by("ram").items(), key=lambda item: ram_place(item[0]), reverse=True)

@@ -1,261 +1,254 @@
-"""What the page of results says of the comparison of training methods."""
+"""What the page of results says of the comparison of training methods, whole steps included."""
 
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import folded, table
 from poetmodel.units import format_bytes
-from pytorch.runs import KEEP_ALL
-from result_pages.records import (
-    TrainingRecord,
-    circumstances,
-    duels,
-    made_text,
-    percent_text,
-    savings,
-    seconds_text,
-    share_text,
-)
+from pytorch.runs import FILE_HOOKS, KEEP_ALL, TrainingRun
+from result_pages.rendering import render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from result_pages.records import Duel
+    from collections.abc import Sequence
 
 LESS_WRITTEN: Final = 0.4
 """Share of the file hook's bytes that is not to be written."""
 OVERHEAD: Final = 0.03
 """Most that a compiled step with room for everything is to take longer than eager."""
+WHOLE_STEPS_CHART: Final = "results-whole-steps.svg"
+"""Name of the chart of whole steps."""
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRecord(TrainingRun):
+    """A training run, and what came of it."""
+
+    record: dict[str, Any]
+    """The line."""
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> TrainingRecord:
+        """Read a record."""
+        return cls(**record["cell"], record=record)
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        return str(self.record["status"])
+
+    @property
+    def ran(self) -> bool:
+        """Whether steps were run."""
+        return "pairs" in self.record
+
+    @property
+    def decided(self) -> bool:
+        """Whether a compiled step ran, or was proved not to exist."""
+        return self.ran or self.status == "infeasible"
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Heap peak of a step; of whole steps the peak of the process [B]."""
+        return self.record.get("heap_peak_bytes" if self.optimizer is None else "peak_bytes")
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """What a compiled step was to keep [B]."""
+        return self.record.get("budget_bytes")
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the peak kept the budget; None where there is no peak or no budget.
+
+        That of a process, which has whole pages, may be larger by the slack.
+        """
+        if self.peak_bytes is None or self.budget_bytes is None:
+            return None
+        slack = 0.0 if self.optimizer is None else self.slack
+        return self.peak_bytes <= int(self.budget_bytes * (1 + slack))
+
+    @property
+    def written_bytes(self) -> int | None:
+        """What a step wrote [B]."""
+        return self.record.get("written_bytes")
+
+    @property
+    def time_ratio(self) -> float | None:
+        """Median over the pairs of its time over that of eager beside it, by the clock."""
+        return self._ratio(0)
+
+    @property
+    def processor_ratio(self) -> float | None:
+        """The same, in time of the processor."""
+        return self._ratio(1)
+
+    @property
+    def label(self) -> str:
+        """Its method, with the peer and the share that its budget comes from."""
+        peer = "" if self.peer is None else f" at `{self.peer}`"
+        return f"`{self.kind}`{peer}{self._share_text}"
+
+    @property
+    def _share_text(self) -> str:
+        return "" if self.share is None else f" {100 * self.share:.0f} %"
+
+    @property
+    def budget_text(self) -> str:
+        """Its budget, and where that comes from."""
+        size = "" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        peer = "" if self.peer is None else f"`{self.peer}`"
+        return ", ".join(filter(None, (f"{peer}{self._share_text}".strip(), size))) or "-"
+
+    @property
+    def status_text(self) -> str:
+        """How it ended, with the reason where it ended without a step."""
+        if self.ran:
+            return self.status
+        if self.status == "infeasible" and "floor_bytes" in self.record:
+            floor = self.record["floor_bytes"]
+            if self.budget_bytes is not None and self.budget_bytes < floor:
+                return f"infeasible: the minimum RAM is {format_bytes(floor)}"
+            return "infeasible, proved"
+        if self.status == "unknown":
+            return "**no plan found in time**"
+        reason = (str(self.record.get("reason", "")).splitlines() or [""])[0].replace("|", "/")
+        return f"**{self.status}**: {reason}" if reason else f"**{self.status}**"
+
+    def _ratio(self, place: int) -> float | None:
+        if not self.ran:
+            return None
+        ratios = [pair[place] / pair[place + 2] for pair in self.record["pairs"]]
+        return float(statistics.median(ratios))
+
+
+def quickest(runs: Sequence[TrainingRecord], peak_bytes: int) -> TrainingRecord | None:
+    """Return the run with the least time ratio among those whose peak is no larger."""
+    able = [run for run in runs if run.peak_bytes is not None and run.peak_bytes <= peak_bytes]
+    return min(able, key=lambda run: run.time_ratio or 0.0, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duel:
+    """A compiled step against what PyTorch offers, at the peak of one of the peers."""
+
+    peer: TrainingRecord
+    """Whose peak it is."""
+    best: TrainingRecord
+    """The quickest peer with no larger peak."""
+    own: TrainingRecord | None
+    """The quickest compiled step with no larger peak; None if there is none."""
+
+    @property
+    def won(self) -> bool:
+        """Whether the compiled step takes no longer."""
+        if self.own is None or self.own.time_ratio is None or self.best.time_ratio is None:
+            return False
+        return self.own.time_ratio <= self.best.time_ratio
+
+
+def duels(runs: Sequence[TrainingRecord]) -> list[Duel]:
+    """Return a duel for each peer of each network that ran, eager left out."""
+    found = []
+    for peer in runs:
+        if peer.own or peer.kind == "eager" or peer.peak_bytes is None:
+            continue
+        what = (peer.network, peer.optimizer)
+        of_network = [run for run in runs if (run.network, run.optimizer) == what and run.ran]
+        peers = [run for run in of_network if not run.own and run.kind != "eager"]
+        own = [run for run in of_network if run.own]
+        same = int(peer.peak_bytes * (1 + peer.slack))
+        best = quickest(peers, same) or peer
+        found.append(Duel(peer=peer, best=best, own=quickest(own, same)))
+    return found
+
+
+def savings(runs: Sequence[TrainingRecord], method: str) -> list[float | None]:
+    """Return for each network which share of the file hook's bytes a method does not write.
+
+    At the peak of the file hook; None where the method has no plan there.
+    """
+    found: list[float | None] = []
+    for hooks in runs:
+        if hooks.kind != FILE_HOOKS or not hooks.written_bytes:
+            continue
+        own = [
+            run.written_bytes
+            for run in runs
+            if run.network == hooks.network and run.kind == method and run.peer == FILE_HOOKS
+        ]
+        written = own[0] if own else None
+        found.append(None if written is None else 1 - written / hooks.written_bytes)
+    return found
+
+
+# -- sections --------------------------------------------------------------------------------------
 
 
 def section(records: Sequence[dict[str, Any]], source: str) -> str:
     """Return what the page of results says of the comparison."""
-    runs = [TrainingRecord.of(record) for record in records]
-    by_network: dict[str, list[TrainingRecord]] = {}
-    for run in runs:
-        by_network.setdefault(run.network, []).append(run)
-    parts = [
-        "## Training methods",
-        f"From `bench/results/{source}`, one process a run, one thread. {conditions(records)} "
-        "`both`, `recompute` and `paging` are steps compiled by `poetmodel.torch`, `keep-all` is "
-        "one with room for everything. Budgets are shares of the peak when everything is kept, or "
-        "the heap peak of a peer. *Step* is the median over pairs of steps of the time over that "
-        "of eager's step beside it, by the clock, *processor* the same in time of the processor. "
-        "The heap peak is that of one step, with workspaces, without parameters and gradients. "
-        "`memory-budget` is a share of what is saved after the forward pass, not of the peak.",
-        goals_table(runs),
-        "### At the peaks of others",
-        "Each peer against the quickest compiled step whose measured heap peak is no larger. "
-        "*Best* is the quickest peer with no larger peak.",
-        folded("Peers", duels_table(duels(runs))),
-    ]
-    for network, of_network in by_network.items():
-        rows = folded("Methods and budgets", network_table(of_network))
-        parts += [f"### `{network}`", _heading(of_network), rows]
-    return "\n\n".join(parts)
-
-
-def conditions(records: Sequence[dict[str, Any]]) -> str:
-    """Return when, where and within which limits runs were made."""
-    torch = ", ".join(sorted({record["torch"] for record in records if "torch" in record}))
-    limits = sorted({record["cell"]["limit_s"] for record in records})
-    pairs = sorted({record["cell"]["pairs"] for record in records})
-    seeds = sorted({record["cell"]["seed"] for record in records})
-    slack = max(record["cell"]["slack"] for record in records)
-    same = f" Peaks that are up to {percent_text(slack)} larger count as the same." if slack else ""
-    return (
-        f"{circumstances(records, packages=f'torch {torch}, ')}. Limit of the solver "
-        f"{_joined(f'{limit:g} s' for limit in limits)}; {_joined(map(str, pairs))} pairs of "
-        f"steps; seed {_joined(map(str, seeds))}.{same}"
+    context = _context(records)
+    runs, compiled = context["runs"], context["compiled"]
+    keep_all = [run for run in compiled if run.kind == KEEP_ALL and run.ran]
+    return render(
+        "training",
+        source=source,
+        less={
+            method: [saved is not None and saved >= LESS_WRITTEN for saved in savings(runs, method)]
+            for method in ("both", "paging")
+        },
+        slower={
+            clock: [ratio <= 1 + OVERHEAD for ratio in ratios if ratio is not None]
+            for clock, ratios in (
+                ("clock", [run.time_ratio for run in keep_all]),
+                ("processor", [run.processor_ratio for run in keep_all]),
+            )
+        },
+        keep_all=KEEP_ALL,
+        less_written=LESS_WRITTEN,
+        overhead=OVERHEAD,
+        **context,
     )
 
 
-def _joined(words: Iterable[str]) -> str:
-    return " or ".join(words)
+def whole_section(records: Sequence[dict[str, Any]], source: str) -> str:
+    """Return what the page of results says of whole steps: updates and all state in the budget."""
+    return render(
+        "whole-steps",
+        source=source,
+        chart=WHOLE_STEPS_CHART,
+        keep_all=KEEP_ALL,
+        **_context(records),
+    )
 
 
-# -- goals -----------------------------------------------------------------------------------------
-
-
-def goals_table(runs: Sequence[TrainingRecord]) -> str:
-    """Return how many runs meet each goal."""
-    own = [run for run in runs if run.own]
-    ran = [run for run in own if run.ran]
-    fought = duels(runs)
-    keep_all = [run for run in runs if run.kind == KEEP_ALL and run.ran]
-    rows = [
-        ("a plan, or a proof that there is none", _met([decided(run) for run in own])),
-        ("heap peak within the budget", _met([bool(run.within) for run in ran])),
-        ("loss, gradients and buffers equal eager's", _met([run.record["equal"] for run in ran])),
-        (
-            "at a peer's peak, step no slower than the best peer's",
-            _met([duel.won for duel in fought]),
-        ),
-    ]
-    rows += [
-        (
-            f"`{method}` at the file hook's peak writes {_whole(LESS_WRITTEN)} less",
-            _met([saved is not None and saved >= LESS_WRITTEN for saved in savings(runs, method)]),
-        )
-        for method in ("both", "paging")
-    ]
-    rows += [
-        (
-            f"`{KEEP_ALL}` at most {_whole(OVERHEAD)} slower than eager, by the {clock}",
-            _met([ratio <= 1 + OVERHEAD for ratio in ratios if ratio is not None]),
-        )
-        for clock, ratios in (
-            ("clock", [run.time_ratio for run in keep_all]),
-            ("processor", [run.processor_ratio for run in keep_all]),
-        )
-    ]
-    return table(("goal", "runs that meet it"), rows, right=1)
-
-
-def _met(found: Sequence[bool]) -> str:
-    return share_text(sum(found), len(found))
-
-
-def decided(run: TrainingRecord) -> bool:
-    """Return whether a compiled step ran, or was proved not to exist."""
-    return run.ran or run.status == "infeasible"
+def _context(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what both sections are made from."""
+    runs = [TrainingRecord.of(record) for record in records]
+    compiled = [run for run in runs if run.own]
+    groups: dict[tuple[str, str], list[TrainingRecord]] = {}
+    for run in runs:
+        groups.setdefault((run.network, run.optimizer or ""), []).append(run)
+    return {
+        "records": records,
+        "runs": runs,
+        "compiled": compiled,
+        "ran": [run for run in compiled if run.ran],
+        "duels": duels(runs),
+        "groups": groups,
+    }
 
 
 def sentence(records: Sequence[dict[str, Any]]) -> str:
     """Return how compiled steps fared, in one sentence and a space; "" without records."""
-    runs = [TrainingRecord.of(record) for record in records]
-    ran = [run for run in runs if run.own and run.ran]
-    if not ran:
-        return ""
-    fought = duels(runs)
-    networks = len({run.network for run in ran})
-    return (
-        f"Of {len(ran)} compiled PyTorch steps of {networks} networks, "
-        f"{sum(bool(run.within) for run in ran)} kept their budget and "
-        f"{sum(run.record['equal'] for run in ran)} had exactly eager's results; compared "
-        f"with {len(fought)} runs of other methods that save memory, within the same peak, the "
-        f"compiled step was no slower {sum(duel.won for duel in fought)} times "
-        f"({made_text([run.record for run in runs])}). "
-    )
+    context = _context(records)
+    return f"{render('training-sentence', **context)} " if context["ran"] else ""
 
 
 def duels_table(fought: Sequence[Duel]) -> str:
     """Return a line for each peer."""
-    rows = []
-    for duel in fought:
-        own = duel.own
-        rows.append(
-            (
-                f"`{duel.peer.network}`",
-                _label(duel.peer),
-                bytes_text(duel.peer.peak_bytes),
-                ratio_text(duel.peer.time_ratio),
-                "itself" if duel.best is duel.peer else _label(duel.best),
-                ratio_text(duel.best.time_ratio),
-                "none" if own is None else _label(own),
-                "-" if own is None else bytes_text(own.peak_bytes),
-                "-" if own is None else ratio_text(own.time_ratio),
-                "yes" if duel.won else "no",
-            )
-        )
-    heads = ("network", "peer", "peak", "step", "best", "step", "compiled", "peak", "step")
-    return table((*heads, "no slower"), rows, right=2)
-
-
-# -- networks --------------------------------------------------------------------------------------
-
-
-def _heading(runs: Sequence[TrainingRecord]) -> str:
-    """Return the peaks that budgets are relative to."""
-    facts = {}
-    for words, name in (
-        ("eager's heap peak", "eager_heap_peak_bytes"),
-        ("keeping everything", "keep_all_bytes"),
-    ):
-        found = [run.record[name] for run in runs if name in run.record]
-        if found:
-            facts[words] = format_bytes(round(statistics.median(found)))
-    floors = [run.record["floor_bytes"] for run in runs if "floor_bytes" in run.record]
-    if floors:
-        facts["least floor"] = format_bytes(min(floors))
-    return f"{', '.join(f'{words} {size}' for words, size in facts.items())}."
-
-
-def network_table(runs: Sequence[TrainingRecord]) -> str:
-    """Return a line for each method and budget."""
-    rows = [
-        (
-            f"`{run.kind}`",
-            budget_text(run),
-            bytes_text(run.peak_bytes),
-            {None: "-", True: "yes", False: "**no**"}[run.within],
-            ratio_text(run.time_ratio),
-            ratio_text(run.processor_ratio),
-            bytes_text(run.written_bytes),
-            _equal(run),
-            seconds_text(run.record.get("solve_s")),
-            percent_text(run.record.get("gap")),
-            status_text(run),
-        )
-        for run in runs
-    ]
-    heads = ("method", "budget", "heap peak", "within", "step", "processor", "written", "equal")
-    return table((*heads, "solve", "gap", "status"), rows, right=1)
-
-
-def _label(run: TrainingRecord) -> str:
-    share = "" if run.share is None else f" {_whole(run.share)}"
-    return f"`{run.kind}`" + ("" if run.peer is None else f" at `{run.peer}`") + share
-
-
-def budget_text(run: TrainingRecord) -> str:
-    """Return the budget of a run, and where it comes from."""
-    size = "" if run.budget_bytes is None else format_bytes(run.budget_bytes)
-    share = "" if run.share is None else _whole(run.share)
-    source = share if run.peer is None else f"`{run.peer}` {share}".rstrip()
-    return ", ".join(filter(None, (source, size))) or "-"
-
-
-def _whole(ratio: float) -> str:
-    return f"{100 * ratio:.0f} %"
-
-
-def bytes_text(value: int | None) -> str:
-    """Return a size, or a dash."""
-    return "-" if value is None else format_bytes(value)
-
-
-def ratio_text(value: float | None) -> str:
-    """Return a ratio with three decimals, or a dash."""
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _equal(run: TrainingRecord) -> str:
-    if not run.ran:
-        return "-"
-    if run.record["equal"]:
-        return "yes"
-    counts = {
-        "gradients": run.record["unequal_gradients"],
-        "buffers": run.record["unequal_buffers"],
-    }
-    told = [f"{count} {name}" for name, count in counts.items() if count]
-    return f"**no**: {' and '.join(told) or 'the loss'}"
-
-
-def status_text(run: TrainingRecord) -> str:
-    """Return how a run ended, with the reason where it ended without a step."""
-    if run.ran:
-        return run.status
-    if run.status == "infeasible" and "floor_bytes" in run.record:
-        floor = run.record["floor_bytes"]
-        if run.budget_bytes is not None and run.budget_bytes < floor:
-            return f"infeasible: the minimum RAM is {format_bytes(floor)}"
-        return "infeasible, proved"
-    reason = str(run.record.get("reason", "")).splitlines() or [""]
-    told = reason[0].replace("|", "/")
-    if run.status == "unknown":
-        return "**no plan found in time**"
-    return f"**{run.status}**: {told}" if told else f"**{run.status}**"
+    return render("duels", duels=fought)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from blocks import folded, table
+from against import BEFORE, HERE
 from mcu.boards import BOARD
 from poetmodel.bench.measurement import NOT_APPLICABLE
 from poetmodel.device import Device
 from poetmodel.units import format_bytes
 from result_pages import boards
-from result_pages.records import (
-    circumstances,
-    percent_text,
-    seconds_text,
-)
-from result_pages.times import code_section, speed
+from result_pages.records import ONE_PERCENT, Line, percent_text, seconds_text
+from result_pages.rendering import render
 from what_trains_where import (
     ACTIVATIONS,
     BOARDS,
@@ -42,31 +39,25 @@ LEAST_CHART, BOARDS_CHART = "trains-least.svg", "trains-boards.svg"
 """Names of the page's charts."""
 BUDGETS: Final = ("256 KiB", "320 KiB", "512 KiB", "1 MiB")
 """What the headline asks about."""
+GOAL_S: Final = 10.0
+"""Wanted median time to 1 % for the networks of MLPerf Tiny [s]."""
+LARGER_GAP: Final = 0.02
+"""Gap that larger networks are to be proved to within their limit."""
 _UNITS: Final = {"KiB": 2**10, "MiB": 2**20}
 _STORAGE: Final = {PAGED: "paged", MAPPED: "read in place"}
+_AS_EXPORTED: Final = {
+    "ds-cnn": "ds-cnn",
+    "resnet8": "resnet8",
+    "autoencoder": "autoencoder",
+    "mobilenetv1-vww": "mobilenetv1-vww",
+    "mobilenetv2-035, 48 x 48": "mobilenetv2-035",
+}
+"""The networks that are exported too, by the names of those here."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(Line):
     """The record of one training step, scheduled by one method."""
-
-    record: Mapping[str, Any]
-    """The line."""
-
-    @property
-    def cell(self) -> dict[str, Any]:
-        """What was scheduled."""
-        return dict(self.record["cell"])
-
-    @property
-    def status(self) -> str:
-        """How it ended."""
-        return str(self.record["status"])
-
-    @property
-    def gap(self) -> float | None:
-        """Gap of what was minimized."""
-        return self.record.get("gap")
 
     @property
     def found(self) -> bool:
@@ -79,10 +70,36 @@ class StepRecord:
         return self.status in ("optimal", "infeasible")
 
     @property
+    def trains(self) -> str:
+        """Whether the network trains on the device: proved, or open."""
+        if self.found:
+            return "yes"
+        return "no" if self.status == "infeasible" else "open"
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether its method cannot do better: what it solves, if anything, is proved."""
+        facts = self.record.get("statistics") or {}
+        return not self.found or facts.get("restricted_status", "optimal") == "optimal"
+
+    @property
+    def ram_bytes(self) -> int:
+        """All RAM of its device [B]."""
+        return Device.load(self.cell["device"]).ram_bytes
+
+    @property
     def least_bytes(self) -> tuple[int, int]:
         """The least RAM as far as it is known: a proven bound, and that of a schedule [B]."""
         bound = int(-(-self.record["objective_bound"] // 1))
         return bound, int(self.record["objective_value"])
+
+    @property
+    def least_text(self) -> str:
+        """The least RAM; a range is what is proved and what a schedule takes."""
+        if not self.found:
+            return "-"
+        bound, value = map(format_bytes, self.least_bytes)
+        return value if self.proved else f"{bound} to {value}"
 
     @property
     def overhead_ratio(self) -> float | None:
@@ -94,13 +111,35 @@ class StepRecord:
     @property
     def time_text(self) -> str:
         """How long it took, bold where it ran into its limit."""
-        text = seconds_text(self.record["seconds"])
+        text = seconds_text(self.seconds)
         return text if self.proved or self.status == NOT_APPLICABLE else f"**{text}**"
+
+    def times(self, name: str, other: str) -> str:
+        """Return how many times as large as another one of its figures is."""
+        value, unit = self.record[name], self.record[other]
+        return number_text(value / unit) if unit else "-"
 
 
 def of_part(records: Iterable[Mapping[str, Any]], part: str) -> list[StepRecord]:
     """Return the records of a part, in the run's order."""
     return [StepRecord(record) for record in records if record["cell"]["part"] == part]
+
+
+def first(runs: Iterable[StepRecord], **cell: Any) -> StepRecord | None:
+    """Return the first record that has these fields in its cell."""
+    return next((run for run in runs if cell.items() <= run.cell.items()), None)
+
+
+def number_text(value: float) -> str:
+    """Return a number with three digits, or whole where it is larger."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _share_text(ratio: float | None) -> str:
+    """Return a fraction as a percentage; as a whole one where it is large."""
+    if ratio is None or ratio < 10:
+        return percent_text(ratio)
+    return f"{100 * ratio:,.0f} %"
 
 
 def page(
@@ -111,43 +150,41 @@ def page(
     exported: Sequence[dict[str, Any]] = (),
 ) -> str:
     """Return the page; what is said of a board is said of the kernels that are exported for it."""
-    least = of_part(records, LEAST)
+    parts = {part: of_part(records, part) for part in (LEAST, BOARDS, POLICIES, SPEED)}
     on_boards = boards.of_part(exported, BOARD)
-    parts = [
-        "# What trains where",
-        headline(least),
-        f"![RAM of a whole training step: keep-all, and the least of all]({LEAST_CHART})",
-        f"![Which built-in graph trains on which board, and with how much energy]({BOARDS_CHART})",
-        _MEANING,
-        budgets_table(least),
-        *(
-            ("## On boards, as exported C", _EXPORTED_WORDS, boards.matrix(on_boards))
-            * bool(exported)
+    names = tuple(NETWORKS)
+    problems = equal_rams(parts[POLICIES])
+    optima = [run for run in parts[POLICIES] if run.cell["method"] == METHODS[0]]
+    text = render(
+        "what-trains-where",
+        records=records,
+        source=source,
+        charts=(LEAST_CHART, BOARDS_CHART),
+        **_budgets(parts[LEAST]),
+        matrix=boards.matrix(on_boards) if exported else "",
+        least=partial(first, parts[LEAST]),
+        columns=(ACTIVATIONS, STATE, IN_PLACE),
+        tiles=TILES,
+        boards=sorted(
+            parts[BOARDS], key=lambda run: (names.index(run.cell["network"]), run.ram_bytes)
         ),
-        f"Generated from `bench/results/{source}` by `scripts/make_results.py`; "
-        "[the protocol](../bench/protocol.md#what-trains-where) says how it was measured. "
-        f"{circumstances(records, where='one thread a solve, beside other work')}.",
-        "Every figure is for a whole training step of one sample: full backpropagation in single "
-        "precision, gradients, and the update of every parameter by plain SGD. The RAM counts "
-        "all of it: parameters, gradients, running statistics, activations and workspaces. Times, "
-        "energies and wear are estimates from [data sheets](how-to/device.md).",
-        "## The least RAM",
-        _LEAST_WORDS,
-        folded("Every network", least_table(least)),
-        "## Every board",
-        _BOARD_WORDS,
-        boards_summary(of_part(records, BOARDS)),
-        folded("Every network on every board", boards_table(of_part(records, BOARDS), on_boards)),
-        "## Methods at equal RAM",
-        _POLICY_WORDS,
-        policies_summary(of_part(records, POLICIES)),
-        folded("Every budget", policies_table(of_part(records, POLICIES))),
-        "## How long it takes",
-        speed(of_part(records, POLICIES), of_part(records, SPEED)),
-    ]
+        as_c=partial(_as_c, {(run.network, run.place): run for run in on_boards}),
+        problems=problems,
+        keeping=lambda method: sum(problem.keeps(method) for problem in problems),
+        excesses=lambda method: list(filter(None, (p.excess(method) for p in problems))),
+        methods=METHODS[1:],
+        optima=optima,
+        optima_proved=sum((run.gap or 0) <= ONE_PERCENT and run.proved for run in optima),
+        larger=parts[SPEED],
+        larger_proved=sum(run.gap is not None and run.gap <= LARGER_GAP for run in parts[SPEED]),
+        larger_gap=LARGER_GAP,
+        goal_s=GOAL_S,
+        number=number_text,
+        share_of=_share_text,
+    )
     if against:
-        parts += ["## Graphs without state", code_section(against, against_source)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        text += f"\n\n## Graphs without state\n\n{code_section(against, against_source)}"
+    return f"{text}\n"
 
 
 # -- the headline ----------------------------------------------------------------------------------
@@ -163,312 +200,121 @@ def verdict(least: Sequence[StepRecord], network: str, device: str, budget: str)
     """Return whether a network trains in a budget on a kind of storage: proved, or open."""
     limit, answers = bytes_of(budget), []
     for graph in (IN_PLACE, TILES):
-        found = _paged(least, network, graph, device)
-        if not found or not found[0].found:
+        run = first(least, network=network, graph=graph, device=device, paging=True)
+        if run is None or not run.found:
             answers.append("open")
             continue
-        bound, value = found[0].least_bytes
+        bound, value = run.least_bytes
         if value <= limit:
             return "yes" if graph == IN_PLACE else "in tiles"
         answers.append("no" if bound > limit else "open")
     return "open" if "open" in answers else "no"
 
 
-def _paged(least: Sequence[StepRecord], network: str, graph: str, device: str) -> list[StepRecord]:
-    wanted = {"network": network, "graph": graph, "device": device, "paging": True}
-    return [run for run in least if wanted.items() <= run.cell.items()]
-
-
 def headline(least: Sequence[StepRecord]) -> str:
-    """Return which networks train in which RAM."""
-    said = []
-    for budget in BUDGETS:
-        able = {
-            network: {verdict(least, network, device, budget) for device in (PAGED, MAPPED)}
-            for network in MLPERF_TINY
-        }
-        names = [f"`{name}`" for name, found in able.items() if found & {"yes", "in tiles"}]
-        unsure = [f"`{name}`" for name, found in able.items() if "open" in found]
-        text = f"{budget}: {', '.join(names) or 'none'}"
-        said.append(text + (f" (open: {', '.join(unsure)})" if unsure else ""))
-    return (
-        "**Which networks of MLPerf Tiny train whole, as built-in graphs, in a RAM of "
-        f"{'; '.join(said)}.**"
-    )
-
-
-_MEANING: Final = (
-    "This table is about the built-in graphs, with one kernel for each operator and each part of "
-    "its backward pass; a *no* is proved of these. The kernels of exported C are others: some take "
-    "a range of channels, and each board has RAM for stack, inputs and runtime too. "
-    "*Yes* and *in tiles* stand for a schedule that the verifier accepts, *no* for a "
-    "proof that there is none, *open* for neither within the limit. *In tiles*: larger weights "
-    "are split into tensors of at most 32 KiB. *Read in place*: the core reads storage like "
-    "RAM (NOR flash, PSRAM); *paged*: what is read must be copied to RAM (SD card)."
-)
-
-
-_EXPORTED_WORDS: Final = (
-    "For a board, what counts is the graph of the [exported kernels](how-to/export.md): *yes* is a "
-    "program that was linked into that RAM and run, *no* is proved of these kernels. Where it "
-    "differs from the table above, the kernels do. [On a microcontroller](on-a-microcontroller.md) "
-    "has the figures; `poetmodel limits` of a step file says the least RAM of the same graph."
-)
-
-_AS_EXPORTED: Final = {
-    "ds-cnn": "ds-cnn",
-    "resnet8": "resnet8",
-    "autoencoder": "autoencoder",
-    "mobilenetv1-vww": "mobilenetv1-vww",
-    "mobilenetv2-035, 48 x 48": "mobilenetv2-035",
-}
-"""The networks that are exported too, by the names of those here."""
+    """Return which networks of MLPerf Tiny train in which RAM, and where that is open."""
+    return render("what-trains-where", block="headline", **_budgets(least))
 
 
 def budgets_table(least: Sequence[StepRecord]) -> str:
     """Return whether each network trains in each RAM."""
-    rows = [
-        (
-            f"`{network}`" if device == PAGED else "",
-            _STORAGE[device],
-            *(verdict(least, network, device, budget) for budget in BUDGETS),
-        )
-        for network in SMALL
-        for device in (PAGED, MAPPED)
-    ]
-    return table(("network", "state on storage is", *BUDGETS), rows)
+    return render("what-trains-where", block="budgets", **_budgets(least))
 
 
-# -- least RAM -------------------------------------------------------------------------------------
-
-_LEAST_WORDS: Final = (
-    "Each column adds to the one before. *Activations*: as in graphs without state; parameters and "
-    "gradients are outside and come on top. *State*: all parameters, running statistics and "
-    "gradients are in the graph and in RAM. *In place*: operators may write over inputs that die. "
-    "*Paging*: state has its home on storage or in RAM, and everything may be paged; the other "
-    "columns may recompute only. A range is what is proved and what was found within the limit."
-)
-
-
-def least_table(least: Sequence[StepRecord]) -> str:
-    """Return a line for each network, in tiles or not, on each kind of storage."""
-    rows = []
-    for network in SMALL:
-        for graph in (IN_PLACE, TILES):
-            columns = [ACTIVATIONS, STATE, graph] if graph == IN_PLACE else ["", "", graph]
-            dry = [_least_cell(_dry(least, network, column)) for column in columns]
-            for device in (PAGED, MAPPED):
-                again = device == MAPPED
-                known = _dry(least, network, graph)
-                rows.append(
-                    (
-                        "" if again else f"`{network}`" + (", tiles" if graph == TILES else ""),
-                        *(("", "", "", "", "") if again else (*_sizes(known), *dry)),
-                        _STORAGE[device],
-                        _least_cell(_paged(least, network, graph, device)),
-                    )
-                )
-    heads = ("network", "state", "keep-all", "activations", "+ state", "+ in place", "storage")
-    return table((*heads, "+ paging"), rows)
-
-
-def _dry(least: Sequence[StepRecord], network: str, graph: str) -> list[StepRecord]:
-    wanted = {"network": network, "graph": graph, "paging": False}
-    return [run for run in least if wanted.items() <= run.cell.items()]
-
-
-def _sizes(runs: Sequence[StepRecord]) -> tuple[str, str]:
-    if not runs:
-        return "-", "-"
-    record = runs[0].record
-    return format_bytes(record["state_bytes"]), format_bytes(record["keep_all_bytes"])
-
-
-def _least_cell(runs: Sequence[StepRecord]) -> str:
-    if not runs:
-        return ""
-    if not runs[0].found:
-        return "-"
-    bound, value = runs[0].least_bytes
-    text = format_bytes(value)
-    return text if runs[0].proved else f"{format_bytes(bound)} to {text}"
+def _budgets(least: Sequence[StepRecord]) -> dict[str, Any]:
+    """Return what is said of budgets, with a verdict by budget, network and kind of storage."""
+    verdicts = {
+        budget: {
+            network: {device: verdict(least, network, device, budget) for device in _STORAGE}
+            for network in dict.fromkeys((*MLPERF_TINY, *SMALL))
+        }
+        for budget in BUDGETS
+    }
+    return {
+        "verdicts": verdicts,
+        "tiny": MLPERF_TINY,
+        "networks": SMALL,
+        "storage": _STORAGE,
+    }
 
 
 # -- boards ----------------------------------------------------------------------------------------
 
-_BOARD_WORDS: Final = (
-    "Figures are those of the built-in graphs, with operators in place and weights in tiles of "
-    "32 KiB, for the least energy within all of the board's RAM; beside stands whether exported C "
-    "trains there. Energy and time are those of the step over those of keep-all, which computes "
-    "every node once and pages nothing (on most boards it does not fit). *Worn after* is how many "
-    "steps the storage endures, with ideal wear levelling, where the board's data sheet says."
-)
-
-
-def trains(run: StepRecord) -> str:
-    """Return whether a network trains on a board: proved, or open."""
-    if run.found:
-        return "yes"
-    return "no" if run.status == "infeasible" else "open"
-
-
-def boards_summary(found: Sequence[StepRecord]) -> str:
-    """Return on how many boards each network trains."""
-    said = []
-    for network in SMALL:
-        runs = [run for run in found if run.cell["network"] == network]
-        if runs:
-            able = sum(trains(run) == "yes" for run in runs)
-            said.append(f"`{network}` on {able} of {len(runs)}")
-    late = [run for run in found if run.found and not run.proved]
-    unproved = f" {len(late)} schedules are not proved to 1 %." if late else ""
-    return f"As built-in graphs they train: {'; '.join(said)} boards.{unproved}" if said else ""
-
-
-def boards_table(runs: Sequence[StepRecord], exported: Sequence[boards.Exported] = ()) -> str:
-    """Return a line for each network and board: as built-in graph, and whether its C trains."""
-    rows = []
-    as_c = {(run.network, run.place): run for run in exported}
-    order = tuple(NETWORKS)
-    for run in sorted(runs, key=lambda run: (order.index(run.cell["network"]), _ram(run))):
-        record = run.record
-        able = run.found
-        rows.append(
-            (
-                f"`{run.cell['network']}`",
-                f"`{run.cell['device']}`",
-                format_bytes(_ram(run)),
-                trains(run),
-                _as_c(run, as_c),
-                format_bytes(record["peak_ram_bytes"]) if able else "-",
-                _times(record["energy_j"], record["baseline_energy_j"]) if able else "-",
-                _times(record["time_s"], record["pass_s"]) if able else "-",
-                format_bytes(record["written_bytes"]) if able else "-",
-                _worn(record) if able else "-",
-                percent_text(run.gap) if able else "-",
-                run.time_text,
-            )
-        )
-    first = ("network", "board", "RAM", "built-in graph", "exported C")
-    heads = (*first, "peak", "energy", "time", "written", "worn after", "gap", "solved in")
-    return table(heads, rows, right=len(first))
-
 
 def _as_c(
-    run: StepRecord, exported: Mapping[tuple[str, tuple[str, str | None]], boards.Exported]
+    exported: Mapping[tuple[str, tuple[str, str | None]], boards.Exported], run: StepRecord
 ) -> str:
     """Return whether the exported C of a network trains on the board."""
     name = _AS_EXPORTED.get(run.cell["network"], "")
-    found = exported.get((name, (run.cell["device"], None)))
-    if found is None:
+    program = exported.get((name, (run.cell["device"], None)))
+    if program is None:
         return "-"
     batch = boards.SIZES.get(name, "")
-    return boards.answer(found) + (f", {batch}" if batch.startswith("batch") else "")
-
-
-def _ram(run: StepRecord) -> int:
-    return Device.load(run.cell["device"]).ram_bytes
-
-
-def _times(value: float, one: float) -> str:
-    return number_text(value / one) if one else "-"
-
-
-def number_text(value: float) -> str:
-    """Return a number with three digits, or whole where it is larger."""
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-def _share(ratio: float | None) -> str:
-    """Return a fraction as a percentage; as a whole one where it is large."""
-    if ratio is None or ratio < 10:
-        return percent_text(ratio)
-    return f"{100 * ratio:,.0f} %"
-
-
-def _worn(record: Mapping[str, Any]) -> str:
-    steps = record.get("steps_until_worn")
-    return "-" if steps is None else f"{steps:,.0f}"
+    return boards.answer(program) + (f", {batch}" if batch.startswith("batch") else "")
 
 
 # -- methods at equal RAM --------------------------------------------------------------------------
 
-_POLICY_WORDS: Final = (
-    "Budgets go from the least RAM to that of keep-all. Overhead is energy beyond keep-all's, over "
-    "that. [`resident`](baselines.md#graphs-with-state) has all state in RAM and the rest as the "
-    "optimum has it; `zero-offload` has all state on storage and activations in RAM; `offload-all` "
-    "has all state on storage and pages every saved activation. A dash: the method does not keep "
-    "the budget. In brackets: how many times the overhead that `optimal` found; below 1 where that "
-    "ran into its limit (bold) far from the least. A star: not proved to 1 % within the limit, so "
-    "that the method may do better."
-)
+
+@dataclass(frozen=True, slots=True)
+class EqualRam:
+    """One network, board and budget, scheduled by several methods."""
+
+    runs: dict[str, StepRecord]
+    """Records, by method."""
+
+    @property
+    def optimum(self) -> StepRecord | None:
+        """The record of the optimum."""
+        return self.runs.get(METHODS[0])
+
+    def keeps(self, method: str) -> bool:
+        """Return whether a method has a schedule within the budget."""
+        return method in self.runs and self.runs[method].found
+
+    def excess(self, method: str) -> float | None:
+        """Return how many times the overhead of the optimum that of a method is."""
+        if self.optimum is None or method not in self.runs:
+            return None
+        least, own = self.optimum.overhead_ratio, self.runs[method].overhead_ratio
+        return own / least if least and own is not None else None
 
 
-def problems_of(policies: Sequence[StepRecord]) -> dict[tuple[str, ...], dict[str, StepRecord]]:
-    """Return the records of each network, board and budget, by method."""
-    found: dict[tuple[str, ...], dict[str, StepRecord]] = {}
+def equal_rams(policies: Sequence[StepRecord]) -> list[EqualRam]:
+    """Return the records of each network, board and budget."""
+    problems: dict[tuple[str, ...], EqualRam] = {}
     for run in policies:
-        cell = run.cell
-        place = (cell["network"], cell["device"], cell["ram"])
-        found.setdefault(place, {})[cell["method"]] = run
-    return found
+        key = itemgetter("network", "device", "ram")(run.cell)
+        problems.setdefault(key, EqualRam({})).runs[run.cell["method"]] = run
+    return list(problems.values())
 
 
-def _excess(methods: Mapping[str, StepRecord], name: str) -> float | None:
-    """Return how many times the overhead of the optimum that of a method is."""
-    best, other = (methods.get(each) for each in (METHODS[0], name))
-    least = None if best is None else best.overhead_ratio
-    mine = None if other is None else other.overhead_ratio
-    return mine / least if least and mine is not None else None
+# -- graphs without state, by two commits ----------------------------------------------------------
 
 
-def _is_best(run: StepRecord) -> bool:
-    """Return whether a method cannot do better: what it solves, if anything, is proved."""
-    facts = run.record.get("statistics") or {}
-    return not run.found or facts.get("restricted_status", "optimal") == "optimal"
-
-
-def policies_summary(policies: Sequence[StepRecord]) -> str:
-    """Return how often each method keeps the budget, and what it costs then."""
-    problems = problems_of(policies)
-    said = []
-    for name in METHODS[1:]:
-        able = sum(name in methods and methods[name].found for methods in problems.values())
-        ratios = [each for methods in problems.values() if (each := _excess(methods, name))]
-        cost = (
-            f", with {number_text(statistics.median(ratios))} times the overhead that `optimal` "
-            f"found in the median and {number_text(max(ratios))} at most"
-            if ratios
-            else ""
-        )
-        said.append(f"`{name}` keeps {able} of {len(problems)} budgets{cost}")
-    return "; ".join(said) + "." if problems else ""
-
-
-def policies_table(policies: Sequence[StepRecord]) -> str:
-    """Return a line for each network, board and budget."""
-    rows = []
-    for (network, device, ram), methods in problems_of(policies).items():
-        best = methods.get(METHODS[0])
-        if best is None:
-            continue
-        cells = []
-        for name in METHODS[1:]:
-            run, times = methods.get(name), _excess(methods, name)
-            ratio = None if run is None else run.overhead_ratio
-            star = "" if run is None or _is_best(run) else "\\*"
-            cells.append(_share(ratio) + star + (f" ({number_text(times)})" if times else ""))
-        rows.append(
-            (
-                f"`{network}`",
-                f"`{device}`",
-                ram.replace("+", " + "),
-                format_bytes(best.record["ram_budget_bytes"]),
-                _share(best.overhead_ratio),
-                percent_text(best.gap),
-                best.time_text,
-                *cells,
+def code_section(records: Sequence[dict[str, Any]], source: str) -> str:
+    """Return how the grid's instances fare against an earlier commit."""
+    quickest: dict[str, dict[str, dict[str, Any]]] = {}
+    for record in records:
+        cell = record["cell"]
+        parts = (f"`{cell['model']}`", cell["device"], cell["ram"], cell["deadline"])
+        codes = quickest.setdefault(", ".join(filter(None, parts)), {})
+        if "cpu_s" in record:  # else it failed
+            codes[cell["code"]] = min(
+                codes.get(cell["code"], record), record, key=itemgetter("cpu_s")
             )
-        )
-    heads = ("network", "board", "budget", "RAM", "optimum", "gap", "solved in", *METHODS[1:])
-    return table(heads, rows, right=3)
+    pairs = {
+        label: (codes[BEFORE], codes[HERE])
+        for label, codes in quickest.items()
+        if {BEFORE, HERE} <= codes.keys()
+    }
+    commits = {record["cell"]["code"]: record["commit"][:7] for record in records}
+    return render(
+        "against",
+        records=records,
+        source=source,
+        pairs=pairs,
+        ratios=[here["cpu_s"] / before["cpu_s"] for before, here in pairs.values()],
+        before=commits.get(BEFORE),
+        here=commits.get(HERE),
+    )

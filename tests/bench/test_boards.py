@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import make_results
-from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
+from kit.measured_records import board_record as record
 from kit.toy_export import needs
 from mcu import boards
 from mcu.boards import (
@@ -19,7 +18,6 @@ from mcu.boards import (
     NO,
     OPEN,
     PLACES,
-    ROOMY,
     YES,
     BoardRun,
     clock_hz,
@@ -31,58 +29,12 @@ from mcu.others import NOT_STATED, OTHERS
 from poetmodel.bench.measurement import FAILED
 from poetmodel.device import Device
 from poetmodel.device.io import device_names
-from result_pages.boards import page, ram_of, readme_table
+from result_pages.boards import page, ram_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kit.messages import Told
 
 KIB = 1024
-
-
-def record(part: str = BOARD, **changes: Any) -> dict[str, Any]:
-    """Return the record of a network that trains, with some fields changed."""
-    fields = {"network": "ds-cnn", "board": "nrf52840", "ram": None if part == BOARD else ROOMY}
-    fields |= {name: changes.pop(name) for name in tuple(changes) if name in fields}
-    run = BoardRun(part=part, **fields)
-    found: dict[str, Any] = {
-        "kind": boards.KIND,
-        "name": run.name,
-        "cell": run.to_dict(),
-        **CIRCUMSTANCES,
-        "seconds": 2.0,
-        "tools": {"a compiler": "its version"},
-        "status": YES,
-        "reason": "",
-        "tried": [{"tile": None, "answer": YES, "reason": "", "seconds": 1.0}],
-        "gap": 0.25,
-        "recomputations": 7,
-        "read_bytes": 3 * KIB,
-        "written_bytes": 5 * KIB,
-        "transfer_s": 0.5,
-        "transfer_j": 0.02,
-        "steps_until_worn": None,
-        "resident_state_bytes": 90 * KIB,
-        "arena_bytes": 200 * KIB,
-        "arena_bound_bytes": 160 * KIB,
-        "ram_bytes": 210 * KIB,
-        "stack_bytes": KIB,
-        "stack_limit_bytes": 2 * KIB,
-        "input_bytes": 6 * KIB,
-        "runtime_bytes": 2 * KIB,
-        "flash_bytes": 140 * KIB,
-        "weight_bytes": 100 * KIB,
-        "state_sha256": "a",
-        "instructions": 64_000_000,
-        "clock_hz": 64e6,
-        "power_w": 0.01,
-        "nodes": [
-            {"node": "a", "kernel": "pm_mm", "macs": 100, "instructions": 500},
-            {"node": "b", "kernel": "pm_mm", "macs": 300, "instructions": 3900},
-        ],
-    }
-    return found | changes
 
 
 def refused(answer: str = NO, **facts: Any) -> dict[str, Any]:
@@ -175,20 +127,3 @@ def test_others_have_sources() -> None:
         assert each.url.startswith("https://")
         assert f"[{each.name}]({each.url})" in text
     assert NOT_STATED in text
-
-
-def test_pages_are_written_from_the_newest_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The script makes page and README, and finds them current."""
-    kept = record(KEEP_ALL, ram_bytes=700 * KIB, instructions=32_000_000)
-    write_records(tmp_path, "2026-01-02-mcu", record(), kept)
-    readme = in_folder(tmp_path, monkeypatch)
-    readme.write_text(readme.read_text() + "<!-- begin boards -->\n<!-- end boards -->\n")
-    assert make_results.main([]) == 0
-    text = (tmp_path / "on-a-microcontroller.md").read_text()
-    assert "`bench/results/2026-01-02-mcu.jsonl`" in text
-    row = "| `ds-cnn` | `nrf52840` | 256.00 KiB | 700.00 KiB | 64.0 M | 2.00 | 1.5 s | 25 % |"
-    assert row in readme.read_text()
-    assert row in readme_table([record(), kept])
-    assert make_results.main(["--check"]) == 0

@@ -9,27 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import constraints
-import make_results
 from constraints import MODEL, TOTALS, WITHOUT, OwnRun, measure_own, runs
 from grid import instances
-from kit.measured_records import grid_record, in_folder, solve_record, write_records
+from kit.measured_records import own_record as record
 from poetmodel.problem.io import parse_constraints
 from result_pages.constraints import section, sentence
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kit.messages import Told
 
 SMALL = {run.form: run for run in constraints.smoke_runs() if "at_most = 2" in run.text}
 """The same constraint in each form."""
-
-
-def record(form: str, own: str = "few", **changes: Any) -> dict[str, Any]:
-    """Return the record of a solve with a constraint, or without it, proved in two seconds."""
-    found = grid_record(**{"requested_gap": 0.01, "stated_s": 0.25, "build_s": 0.5} | changes)
-    found["cell"] |= {"own": own, "text": "", "form": form}
-    return found | {"kind": constraints.KIND, "name": f"{found['name']} | {own} | {form}"}
 
 
 # -- what is run -----------------------------------------------------------------------------------
@@ -116,21 +106,3 @@ def test_section_is_what_the_records_say(case: str, told: Told) -> None:
     """Each line beside the solve without; time-outs by name; the infeasible in no median."""
     told(section(RECORDS[case], "run.jsonl"))
     told(sentence(RECORDS[case]), "sentence")
-
-
-def test_pages_are_written_from_the_newest_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The page of results has the table, and the README a sentence."""
-    kept = {
-        "2026-01-01": [solve_record("default", 2.0)],
-        "2026-01-01-constraints": [record(WITHOUT), record(TOTALS, seconds=20.0)],
-        "2026-01-02-constraints": [record(WITHOUT), record(TOTALS)],
-    }
-    for name, found in kept.items():
-        write_records(tmp_path, name, *found)
-    readme = in_folder(tmp_path, monkeypatch)
-    assert make_results.main([]) == 0
-    text = (tmp_path / "results.md").read_text()
-    assert "From `bench/results/2026-01-02-constraints.jsonl`" in text
-    assert "the median took 1 times as long as without" in readme.read_text()

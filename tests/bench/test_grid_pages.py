@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import make_results
 from kit.measured_records import grid_record as record
-from kit.measured_records import in_folder, write_records
-from result_pages import plot
-from result_pages.comparison import PUBLISHED, finished_sentence, time_ratio
+from kit.measured_records import write_records
+from result_pages import charts
+from result_pages.comparison import finished_sentence, time_ratio
 from result_pages.grid import full_page, section
 from result_pages.records import SolveRecord, of_goal, percentile
 
@@ -109,7 +107,7 @@ def test_section_is_what_the_records_say(case: str, told: Told) -> None:
     """Misses by name, the worst first; what is infeasible apart; machines, versions and sources."""
     text = section(RECORDS[case], "run.jsonl", registered={})
     told(text)
-    assert (PUBLISHED in text) == any(run["cell"]["goal"] == 5 for run in RECORDS[case])
+    assert ("| Checkmate |" in text) == any(run["cell"]["goal"] == 5 for run in RECORDS[case])
 
 
 def test_what_two_threads_reach_stands_beside_a_miss(told: Told) -> None:
@@ -190,36 +188,14 @@ def test_plot_tells_what_it_shows(tmp_path: Path) -> None:
     records = (record(), record(goal=4, model="paper/bert-24", graph_nodes=387), TIMED_OUT)
     paths = (tmp_path / "one.svg", tmp_path / "two.svg")
     for path in paths:
-        plot.scale(records).write(path)
-    assert plot.scale(records).current(paths[0])
-    assert not plot.scale(records[:2]).current(paths[0])
+        charts.scale(records).write(path)
+    assert charts.scale(records).current(paths[0])
+    assert not charts.scale(records[:2]).current(paths[0])
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_plot_marks_what_was_not_proved() -> None:
     """A point is at the time to 1 %, or at the end where that was not reached."""
-    found = plot.points((record(), TIMED_OUT, UNKNOWN))
+    found = charts.points((record(), TIMED_OUT, UNKNOWN))
     assert found["paper-m4", "40%"] == [(195, 1.0, True, 2**20)]
     assert found["paper-m4", "20%"] == [(195, 60.2, False, 2**20)]
-
-
-def test_grid_has_its_own_file_and_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The newest grid is used beside the newest other run; checking needs no plotting library."""
-    pytest.importorskip("matplotlib")
-    other = record() | {"kind": "startup", "name": "python", "rounds": 1}
-    write_records(tmp_path, "2026-01-02", other)
-    old, new = json.dumps(record(seconds=9.0)), json.dumps(record())
-    (tmp_path / "2026-01-02-grid.jsonl").write_text(f"{old}\n{new}\n{new[:30]}")
-    in_folder(tmp_path, monkeypatch)
-    assert make_results.main([]) == 0
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    capsys.readouterr()
-    assert make_results.main(["--check"]) == 0
-    assert capsys.readouterr().out == ""
-    assert "## The grid" in (tmp_path / "results.md").read_text()
-    assert "| 40% | - | optimal | 2 s |" in (tmp_path / "results-grid.md").read_text()
-    write_records(tmp_path, "2026-01-02-grid", record(seconds=3.0, gaps=[]))
-    assert make_results.main(["--check"]) == 1
-    assert "stale" in capsys.readouterr().out

@@ -2,58 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import make_results
-from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
-from result_pages.records import TrainingRecord, duels, savings
-from result_pages.training import duels_table, section, sentence
+from kit.measured_records import training_record as record
+from result_pages.training import (
+    TrainingRecord,
+    duels,
+    duels_table,
+    savings,
+    section,
+    sentence,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kit.messages import Told
 
 MEBI = 2**20
-
-
-def record(method: str = "both", share: float | None = None, **changes: Any) -> dict[str, Any]:
-    """Return the record of a compiled step that took as long as eager, with some fields changed."""
-    cell = {
-        "network": "unet-b8",
-        "method": method,
-        "share": share,
-        "limit_s": 30.0,
-        "pairs": 3,
-        "seed": 0,
-        "slack": 0.0,
-    }
-    found: dict[str, Any] = {
-        "kind": "training",
-        "name": f"unet-b8 | {method} | {share}",
-        "cell": cell,
-        "seconds": 9.0,
-        "torch": "2.9.0+cpu",
-        **CIRCUMSTANCES,
-        "status": "optimal",
-        "reason": "",
-        "gap": 0.005,
-        "solve_s": 1.5,
-        "heap_peak_bytes": 20 * MEBI,
-        "eager_heap_peak_bytes": 40 * MEBI,
-        "keep_all_bytes": 40 * MEBI,
-        "budget_bytes": 20 * MEBI,
-        "floor_bytes": 10 * MEBI,
-        "written_bytes": 0,
-        "pairs": [[1.0, 1.0, 1.0, 1.0], [1.2, 1.1, 1.0, 1.0], [9.0, 1.3, 1.0, 1.0]],
-        "unequal_gradients": 0,
-        "unequal_buffers": 0,
-        "equal": True,
-    }
-    return found | changes
 
 
 def peer(method: str, **changes: Any) -> dict[str, Any]:
@@ -154,25 +120,3 @@ def test_sentence_counts_what_ran(told: Told) -> None:
     larger = record(heap_peak_bytes=21 * MEBI, equal=False)
     told(sentence((record(), larger, record(status="infeasible") | {"pairs": []})))
     assert sentence((peer("eager"),)) == ""
-
-
-def test_training_has_its_own_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The newest comparison is used beside the newest other run, the latest record of each run."""
-    in_folder(tmp_path, monkeypatch)
-    other = record() | {"kind": "startup", "name": "python", "rounds": 1}
-    write_records(tmp_path, "2026-01-02", other)
-    assert make_results.main([]) == 0
-    assert make_results.main(["--check"]) == 0
-    assert "## Training methods" not in (tmp_path / "results.md").read_text()
-    lines = [json.dumps(record(gap=gap)) for gap in (0.5, 0.005)]
-    (tmp_path / "2026-01-02-training.jsonl").write_text("\n".join((*lines, lines[0][:40])))
-    capsys.readouterr()
-    assert make_results.main(["--check"]) == 1
-    assert "stale" in capsys.readouterr().out
-    assert make_results.main([]) == 0
-    assert make_results.main(["--check"]) == 0
-    page = (tmp_path / "results.md").read_text()
-    assert "| 0.5 % | optimal |" in page
-    assert "| 50 % | optimal |" not in page

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import against
-import make_results
-import what_trains_where as trains_where
-from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
+from kit.measured_records import CIRCUMSTANCES
+from kit.measured_records import step_record as record
 from poetmodel.bench.measurement import NOT_APPLICABLE
 from poetmodel.device.io import device_names
 from poetmodel.graph import checkpoint_all_peak_bytes
-from result_pages.times import code_section
 from result_pages.trains import (
     BUDGETS,
     StepRecord,
     budgets_table,
     bytes_of,
+    code_section,
     headline,
     page,
     verdict,
@@ -43,48 +42,9 @@ from what_trains_where import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kit.messages import Told
 
 KIB = 1024
-
-
-def record(part: str = BOARDS, **changes: Any) -> dict[str, Any]:
-    """Return the record of a step that was proved in two seconds, with some fields changed."""
-    fields = {"network": "resnet8", "graph": TILES, "device": MAPPED}
-    names = StepRun.__dataclass_fields__
-    fields |= {
-        name: changes.pop(name) for name in tuple(changes) if name in names and name != "gap"
-    }
-    run = StepRun(part=part, **fields)
-    found: dict[str, Any] = {
-        "kind": trains_where.KIND,
-        "name": run.name,
-        "cell": run.to_dict(),
-        **CIRCUMSTANCES,
-        "seconds": 2.0,
-        "cpu_s": 1.5,
-        "status": "optimal",
-        "reason": "",
-        "gap": 0.0,
-        "objective_value": 200 * KIB,
-        "objective_bound": 200 * KIB,
-        "overhead_j": 0.5,
-        "baseline_energy_j": 1.0,
-        "energy_j": 1.5,
-        "time_s": 6.0,
-        "pass_s": 2.0,
-        "peak_ram_bytes": 190 * KIB,
-        "written_bytes": 80 * KIB,
-        "steps_until_worn": 1_500_000.0,
-        "ram_budget_bytes": 300 * KIB,
-        "floor_bytes": 180 * KIB,
-        "keep_all_bytes": 900 * KIB,
-        "state_bytes": 300 * KIB,
-        "graph_nodes": 182,
-    }
-    return found | changes
 
 
 def least(bound: int, value: int, *, graph: str = TILES, **changes: Any) -> dict[str, Any]:
@@ -213,21 +173,6 @@ def test_what_is_said_of_a_board_is_said_of_exported_kernels(told: Told) -> None
     cell = {"part": "board", "network": "mobilenetv2-035", "board": "nrf52840", "ram": None}
     exported = {"cell": cell, "status": "yes", "tried": [{"tile": "32KiB"}]}
     told(page(RECORDS["built-in graphs alone"], "run.jsonl", exported=[exported]))
-
-
-def test_pages_are_written_from_the_newest_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The script makes the page, and finds it current."""
-    for name, seconds in (("2026-01-01", 9.0), ("2026-01-02", 2.0)):
-        write_records(tmp_path, f"{name}-trains", record(seconds=seconds))
-    in_folder(tmp_path, monkeypatch)
-    assert make_results.main([]) == 0
-    text = (tmp_path / "what-trains-where.md").read_text()
-    assert "Generated from `bench/results/2026-01-02-trains.jsonl`" in text
-    assert make_results.main(["--check"]) == 0
-    (tmp_path / "what-trains-where.md").write_text(text.replace("| 2 s |", "| 1 s |"))
-    assert make_results.main(["--check"]) == 1
 
 
 # -- against an earlier state of the code ----------------------------------------------------------

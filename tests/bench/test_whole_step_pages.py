@@ -8,9 +8,9 @@ import pytest
 
 import make_results
 from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
-from result_pages import plot
-from result_pages.records import TrainingRecord, duels
-from result_pages.whole_steps import section
+from result_pages import charts
+from result_pages.training import TrainingRecord, duels
+from result_pages.training import whole_section as section
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,7 @@ def test_chart_has_a_panel_for_each_network_and_optimizer() -> None:
     """Compiled steps are one line, peers keep their names, and what did not run is left out."""
     dead = record("both", status="failed")
     del dead["pairs"]
-    found = plot.whole_steps(
+    found = charts.whole_steps(
         [record(), record("keep-all"), record("in-backward", "momentum"), dead]
     )
     assert found.shown == {

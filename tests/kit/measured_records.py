@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+import constraints
 import make_results
+import what_trains_where
+from mcu import boards
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +27,8 @@ CIRCUMSTANCES: Final = {
     },
 }
 """When and where a record was made."""
+KIB: Final = 1024
+MEBI: Final = 2**20
 KEY: Final = ("paper/vgg16-cifar", "paper-m4", "50%")
 """Model, device and budget of `solve_record`."""
 
@@ -93,10 +98,145 @@ def grid_record(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
+def own_record(form: str, own: str = "few", **changes: Any) -> dict[str, Any]:
+    """Return the record of a solve with a constraint, or without it, proved in two seconds."""
+    found = grid_record(**{"requested_gap": 0.01, "stated_s": 0.25, "build_s": 0.5} | changes)
+    found["cell"] |= {"own": own, "text": "", "form": form}
+    return found | {"kind": constraints.KIND, "name": f"{found['name']} | {own} | {form}"}
+
+
+def step_record(part: str = what_trains_where.BOARDS, **changes: Any) -> dict[str, Any]:
+    """Return the record of a step that was proved in two seconds, with some fields changed."""
+    fields = {
+        "network": "resnet8",
+        "graph": what_trains_where.TILES,
+        "device": what_trains_where.MAPPED,
+    }
+    names = what_trains_where.StepRun.__dataclass_fields__
+    fields |= {
+        name: changes.pop(name) for name in tuple(changes) if name in names and name != "gap"
+    }
+    run = what_trains_where.StepRun(part=part, **fields)
+    found: dict[str, Any] = {
+        "kind": what_trains_where.KIND,
+        "name": run.name,
+        "cell": run.to_dict(),
+        **CIRCUMSTANCES,
+        "seconds": 2.0,
+        "cpu_s": 1.5,
+        "status": "optimal",
+        "reason": "",
+        "gap": 0.0,
+        "objective_value": 200 * KIB,
+        "objective_bound": 200 * KIB,
+        "overhead_j": 0.5,
+        "baseline_energy_j": 1.0,
+        "energy_j": 1.5,
+        "time_s": 6.0,
+        "pass_s": 2.0,
+        "peak_ram_bytes": 190 * KIB,
+        "written_bytes": 80 * KIB,
+        "steps_until_worn": 1_500_000.0,
+        "ram_budget_bytes": 300 * KIB,
+        "floor_bytes": 180 * KIB,
+        "keep_all_bytes": 900 * KIB,
+        "state_bytes": 300 * KIB,
+        "graph_nodes": 182,
+    }
+    return found | changes
+
+
+def board_record(part: str = boards.BOARD, **changes: Any) -> dict[str, Any]:
+    """Return the record of a network that trains, with some fields changed."""
+    fields = {
+        "network": "ds-cnn",
+        "board": "nrf52840",
+        "ram": None if part == boards.BOARD else boards.ROOMY,
+    }
+    fields |= {name: changes.pop(name) for name in tuple(changes) if name in fields}
+    run = boards.BoardRun(part=part, **fields)
+    found: dict[str, Any] = {
+        "kind": boards.KIND,
+        "name": run.name,
+        "cell": run.to_dict(),
+        **CIRCUMSTANCES,
+        "seconds": 2.0,
+        "tools": {"a compiler": "its version"},
+        "status": boards.YES,
+        "reason": "",
+        "tried": [{"tile": None, "answer": boards.YES, "reason": "", "seconds": 1.0}],
+        "gap": 0.25,
+        "recomputations": 7,
+        "read_bytes": 3 * KIB,
+        "written_bytes": 5 * KIB,
+        "transfer_s": 0.5,
+        "transfer_j": 0.02,
+        "steps_until_worn": None,
+        "resident_state_bytes": 90 * KIB,
+        "arena_bytes": 200 * KIB,
+        "arena_bound_bytes": 160 * KIB,
+        "ram_bytes": 210 * KIB,
+        "stack_bytes": KIB,
+        "stack_limit_bytes": 2 * KIB,
+        "input_bytes": 6 * KIB,
+        "runtime_bytes": 2 * KIB,
+        "flash_bytes": 140 * KIB,
+        "weight_bytes": 100 * KIB,
+        "state_sha256": "a",
+        "instructions": 64_000_000,
+        "clock_hz": 64e6,
+        "power_w": 0.01,
+        "nodes": [
+            {"node": "a", "kernel": "pm_mm", "macs": 100, "instructions": 500},
+            {"node": "b", "kernel": "pm_mm", "macs": 300, "instructions": 3900},
+        ],
+    }
+    return found | changes
+
+
+def training_record(
+    method: str = "both", share: float | None = None, **changes: Any
+) -> dict[str, Any]:
+    """Return the record of a compiled step that took as long as eager, with some fields changed."""
+    cell = {
+        "network": "unet-b8",
+        "method": method,
+        "share": share,
+        "limit_s": 30.0,
+        "pairs": 3,
+        "seed": 0,
+        "slack": 0.0,
+    }
+    found: dict[str, Any] = {
+        "kind": "training",
+        "name": f"unet-b8 | {method} | {share}",
+        "cell": cell,
+        "seconds": 9.0,
+        "torch": "2.9.0+cpu",
+        **CIRCUMSTANCES,
+        "status": "optimal",
+        "reason": "",
+        "gap": 0.005,
+        "solve_s": 1.5,
+        "heap_peak_bytes": 20 * MEBI,
+        "eager_heap_peak_bytes": 40 * MEBI,
+        "keep_all_bytes": 40 * MEBI,
+        "budget_bytes": 20 * MEBI,
+        "floor_bytes": 10 * MEBI,
+        "written_bytes": 0,
+        "pairs": [[1.0, 1.0, 1.0, 1.0], [1.2, 1.1, 1.0, 1.0], [9.0, 1.3, 1.0, 1.0]],
+        "unequal_gradients": 0,
+        "unequal_buffers": 0,
+        "equal": True,
+    }
+    return found | changes
+
+
 def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let records be read from a folder and pages be written into it; return the README."""
     readme = folder / "README.md"
-    readme.write_text("A\n<!-- begin results -->\n<!-- end results -->\nB\n")
+    parts = (f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in ("results", "boards"))
+    readme.write_text(f"A\n{''.join(parts)}B\n")
     names = ("figure2", "figure3", "figure4", "figure5", "table3", "solvers")
     blocks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in names)
     (folder / "paper-figures.md").write_text(f"words\n{blocks}")

@@ -1,16 +1,21 @@
-"""Charts of solves: times to a proof, what memory costs, time and memory against nodes."""
+"""The charts of the pages: solves, compiled steps, boards, exported C, tested cases."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.device import Device
+from poetmodel.units import format_bytes
 from pytorch.runs import SAFE
+from result_pages import boards, trains
 from result_pages.drawing import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, Chart
 from result_pages.grid import GOALS
-from result_pages.records import ONE_PERCENT, SolveRecord, TrainingRecord, duels, feasible, of_goal
+from result_pages.records import ONE_PERCENT, SolveRecord, feasible, of_goal
+from result_pages.training import TrainingRecord, duels
+from what_trains_where import BOARDS, IN_PLACE, LEAST, MAPPED, PAGED, SMALL, STATE, TILES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _STYLE: Final = {
     ("paper-m4", "20%"): (RED, "o"),
@@ -27,6 +32,35 @@ _COLUMNS: Final = 4
 """Panels side by side."""
 
 Point = tuple[int, float, bool, float]
+_SIZES: Final = tuple(2**k for k in range(15, 23))
+"""Ticks of an axis of bytes."""
+_LIMITS: Final = (256 * 2**10, 512 * 2**10, 2**20)
+"""RAM of common boards [B]."""
+
+
+def _bytes_axis(axes: Any, most: float) -> None:
+    from matplotlib.ticker import NullLocator
+
+    ticks = [size for size in _SIZES if size <= most * 1.2]
+    axes.set(xscale="log", xlim=(ticks[0], most * 1.5))
+    axes.set_xticks(ticks, labels=[format_bytes(size).replace(".00", "") for size in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _rows_axis(axes: Any, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def _panels(figure: Any, count: int, columns: int, *, spare: int = 0, **options: Any) -> Any:
+    """Return axes row by row, at least so many and some to spare; those beyond are left empty."""
+    down = -(-(count + spare) // columns)
+    panels = figure.subplots(down, columns, squeeze=False, **options).ravel()
+    for axes in panels[count:]:
+        axes.set_axis_off()
+    return panels
 
 
 # -- times to a proof ------------------------------------------------------------------------------
@@ -96,7 +130,7 @@ def whole_steps(records: Sequence[dict[str, Any]]) -> Chart:
 
 
 def _paint_whole_steps(figure: Any, shown: Any) -> None:
-    panels = figure.subplots(-(-len(shown) // 2), 2, squeeze=False).ravel()
+    panels = _panels(figure, len(shown), 2)
     kinds = list(dict.fromkeys(kind for points in shown.values() for kind, _, _ in points))
     peers = [kind for kind in kinds if kind != "compiled"]
     for axes, (heading, points) in zip(panels, shown.items(), strict=False):
@@ -112,8 +146,6 @@ def _paint_whole_steps(figure: Any, shown: Any) -> None:
         axes.set_title(heading)
         most = [1.08 * max(point[place] for point in points) for place in (1, 2)]
         axes.set(xlim=(0, most[0]), ylim=(0, most[1]), xlabel="peak of the process [MiB]")
-    for axes in panels[len(shown) :]:
-        axes.set_axis_off()
     named = {
         label: handle
         for axes in panels
@@ -142,8 +174,7 @@ def overheads(records: Sequence[dict[str, Any]]) -> Chart:
 def _paint_overheads(figure: Any, shown: Any) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    down = -(-(len(shown) + 1) // _COLUMNS)
-    panels = figure.subplots(down, _COLUMNS, sharex=True, sharey=True, squeeze=False).ravel()
+    panels = _panels(figure, len(shown), _COLUMNS, spare=1, sharex=True, sharey=True)
     for axes, (model, lines) in zip(panels, shown.items(), strict=False):
         axes.set_title(model.removeprefix("paper/"))
         for device, points in sorted(lines.items()):
@@ -159,8 +190,6 @@ def _paint_overheads(figure: Any, shown: Any) -> None:
         axes.yaxis.set_major_formatter("{x:g} %")
         axes.xaxis.set_major_formatter("{x:g} %")
         axes.xaxis.set_tick_params(labelbottom=True)
-    for axes in panels[len(shown) :]:
-        axes.set_axis_off()
     names = panels[0].get_legend_handles_labels()
     panels[-1].legend(*names, loc="center", title="device")
     figure.supxlabel("RAM, of what keeping everything takes", fontsize=9)
@@ -229,3 +258,125 @@ def _paint_scale(figure: Any, shown: Any) -> None:
     right.yaxis.set_major_formatter("{x:g} GiB")
     words = {"title": "hollow: limit reached", "title_fontsize": 9, "ncols": 4}
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", **words)
+
+
+# -- the least RAM ---------------------------------------------------------------------------------
+
+
+def least_ram(records: Sequence[Mapping[str, Any]]) -> Chart:
+    """Return the RAM of keep-all and the least that was found, by network and kind of storage."""
+    least = trains.of_part(records, LEAST)
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for run in least:
+        if run.cell["paging"] and run.cell["graph"] in (IN_PLACE, TILES) and run.found:
+            place = run.cell["network"], run.cell["device"]
+            sizes.setdefault(place, []).append(run.least_bytes[1])
+    shown = {}
+    for network in SMALL:
+        kept = trains.first(least, network=network, graph=STATE, paging=False)
+        paged, mapped = (sizes.get((network, device)) for device in (PAGED, MAPPED))
+        if kept and paged and mapped:
+            shown[network] = [kept.record["keep_all_bytes"], min(paged), min(mapped)]
+    return Chart(shown=shown, paint=_paint_least)
+
+
+def _paint_least(figure: Any, shown: Any) -> None:
+    axes = figure.subplots()
+    kept, paged, mapped = zip(*shown.values(), strict=True)
+    places = range(len(shown))
+    for limit in _LIMITS:
+        axes.axvline(limit, color=RED, linewidth=1, linestyle="--", zorder=0)
+    axes.hlines(places, mapped, kept, color="#bbbbbb", linewidth=3)
+    axes.plot(kept, places, "o", color=GREY, markersize=8, label="keep-all")
+    axes.plot(paged, places, "o", color=ORANGE, markersize=12, label="least, storage is paged")
+    label = "least, storage is read in place"
+    axes.plot(mapped, places, "o", color=BLUE, markersize=7, label=label)
+    _bytes_axis(axes, max(kept))
+    _rows_axis(axes, list(shown))
+    figure.suptitle("RAM of a whole training step", x=0.01, ha="left", fontsize=9, weight="bold")
+    figure.legend(loc="outside lower center", ncols=3)
+
+
+# -- every board -----------------------------------------------------------------------------------
+
+
+def on_boards(records: Sequence[Mapping[str, Any]]) -> Chart:
+    """Return whether each network trains on each board, and the energy over keep-all's."""
+    shown: dict[str, Any] = {}
+    for run in trains.of_part(records, BOARDS):
+        record = run.record
+        times = record["energy_j"] / record["baseline_energy_j"] if run.found else None
+        cell = [run.trains, times]
+        shown.setdefault(run.cell["network"], {})[run.cell["device"]] = cell
+    return Chart(shown=shown, paint=_paint_boards, height_inches=4.6)
+
+
+def _paint_boards(figure: Any, shown: Any) -> None:
+    from matplotlib.patches import Patch, Rectangle
+
+    axes = figure.subplots()
+    networks = [name for name in SMALL if name in shown]
+    devices = sorted(
+        {device for cells in shown.values() for device in cells},
+        key=lambda name: (Device.load(name).ram_bytes, name),
+    )
+    colours = {"yes": GREEN, "open": ORANGE, "no": "#dddddd"}
+    for column, network in enumerate(networks):
+        for row, device in enumerate(devices):
+            answer, times = shown[network].get(device, (None, None))
+            if answer is None:
+                continue
+            box = Rectangle((column - 0.48, row - 0.45), 0.96, 0.9, color=colours[answer])
+            axes.add_patch(box)
+            text = answer if times is None else f"{trains.number_text(times)} x"
+            colour = "#555555" if answer == "no" else "#ffffff"
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+    names = [
+        f"{device}, {format_bytes(Device.load(device).ram_bytes).replace('.00', '')}"
+        for device in devices
+    ]
+    _rows_axis(axes, names)
+    heads = [name.replace(", ", "\n").replace("-", "-\n", 1) for name in networks]
+    axes.set_xticks(range(len(networks)), heads, fontsize=8)
+    axes.set_xlim(-0.5, len(networks) - 0.5)
+    axes.grid(visible=False)
+    axes.tick_params(length=0, labeltop=True, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    handles = [
+        Patch(color=GREEN, label="trains whole; energy over keep-all's"),
+        Patch(color="#dddddd", label="cannot: proved"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2)
+
+
+# -- exported C ------------------------------------------------------------------------------------
+
+
+def exported(records: Sequence[Mapping[str, Any]]) -> Chart:
+    """Return the RAM of keep-all and of the smallest place in which each network trains."""
+    shown = {}
+    for run, kept in boards.smallest(records):
+        sizes = [kept["ram_bytes"], run["ram_bytes"], run.ram_limit_bytes]
+        more = run["instructions"] / kept["instructions"]
+        shown[boards.named(run.network).replace("`", "")] = [*sizes, more, run.place[0]]
+    return Chart(shown=shown, paint=_paint_exported, height_inches=3.6)
+
+
+def _paint_exported(figure: Any, shown: Any) -> None:
+    axes = figure.subplots()
+    kept, here, limits, more, places = zip(*shown.values(), strict=True)
+    rows = range(len(shown))
+    axes.hlines(rows, here, kept, color="#bbbbbb", linewidth=3)
+    axes.plot(kept, rows, "o", color=GREY, markersize=8, label="keep-all")
+    axes.plot(here, rows, "o", color=BLUE, markersize=8, label="on the board")
+    axes.plot(limits, rows, "|", color=RED, markersize=16, markeredgewidth=2, label="its RAM")
+    ends = map(max, kept, limits)
+    for row, (size, times, board) in enumerate(zip(ends, more, places, strict=True)):
+        text = f"{board}, {times:.2f} x instructions"
+        axes.annotate(text, (size, row), (8, 0), textcoords="offset points", va="center", size=8)
+    _bytes_axis(axes, max(kept))
+    axes.set_xlim(2**16, max(kept) * 6)
+    _rows_axis(axes, list(shown))
+    title = "RAM of C that trains on a Cortex-M: stack, inputs and runtime included"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9, weight="bold")
+    figure.legend(loc="outside lower center", ncols=3)
