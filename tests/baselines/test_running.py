@@ -143,7 +143,7 @@ def test_every_method_looks_at_the_clock_as_it_goes(
         looks += 1
         return float(looks)
 
-    monkeypatch.setattr("poetmodel.time_limit.time", SimpleNamespace(monotonic=look))
+    monkeypatch.setattr("poetmodel.clock.time", SimpleNamespace(monotonic=look))
     problem = problem_of("75%")
 
     def ends_in_time(limit: float) -> bool:

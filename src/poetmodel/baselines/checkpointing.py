@@ -13,9 +13,9 @@ import numpy as np
 
 from poetmodel.baselines.chain import Chain, ChainMemory
 from poetmodel.baselines.homes import all_in_ram
+from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import simulate
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.baselines.engine import Execution, StagedExecution, fitted, last_needs
 from poetmodel.baselines.homes import all_in_ram
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
+from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.problem import Quantity
-from poetmodel.time_limit import check_time_limit
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import numpy as np
 
 from poetmodel.baselines.engine import FORWARD, StagedExecution
 from poetmodel.baselines.homes import all_in_ram, all_on_storage
+from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.problem import DeadlineCounts, Quantity
 from poetmodel.schedule import simulate
-from poetmodel.time_limit import check_time_limit
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel import solver
 from poetmodel.baselines.registry import DEFAULT, method
-from poetmodel.collection import rare_collections
+from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
@@ -21,7 +21,6 @@ from poetmodel.problem.infeasibility import limits_in_words, obstacle
 from poetmodel.result import Status, Termination
 from poetmodel.solver.outcome import Outcome, finish, verify_schedule
 from poetmodel.solver.request import Request
-from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:

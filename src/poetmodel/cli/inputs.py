@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.cli.failures import print_warnings
-from poetmodel.collection import rare_collections
+from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph.catalogue import (
     OWN_SHAPE,
@@ -361,7 +361,7 @@ def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, .
 
     Those of ``--plot`` and ``--plot-arena`` must be a known kind of picture.
     """
-    from poetmodel.data import check_writable
+    from poetmodel.files import check_writable
 
     taken: dict[Path, str] = {}
     for name, path in outputs:

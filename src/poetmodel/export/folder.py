@@ -11,11 +11,11 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel import __version__
-from poetmodel.data import check_writable, write_bytes, write_text, writing
 from poetmodel.errors import InputError
 from poetmodel.export.emitter import elements
 from poetmodel.export.source import StepSource
 from poetmodel.export.step import DataType, Weights
+from poetmodel.files import check_writable, write_bytes, write_text, writing
 from poetmodel.schedule import GraphIdentity
 from poetmodel.units import format_bytes
 
