@@ -7,8 +7,8 @@ import re
 import pytest
 
 from poetmodel.device import Costs, Device, StorageMode
+from poetmodel.device.hardware import sanity_warnings
 from poetmodel.device.io import device_names, load_device
-from poetmodel.device.sanity import sanity_warnings
 from poetmodel.files import shipped
 from poetmodel.graph import Graph, operation
 

@@ -195,7 +195,7 @@ def read_device(device: str | None) -> Device | None:
 
 def device_warnings(device: Device) -> tuple[str, ...]:
     """Return what looks wrong about a device, in sentences."""
-    from poetmodel.device.sanity import sanity_warnings
+    from poetmodel.device.hardware import sanity_warnings
 
     return tuple(f"device {device.key or device.name}: {text}" for text in sanity_warnings(device))
 
