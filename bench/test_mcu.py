@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mcu.boards import BOARDS, YES, measure_board, smoke_runs
-from poetmodel.export.toolchain import Target, missing_programs
+from poetmodel.export.board import Target, missing_programs
 
 
 def test_exported_step(benchmark: Any, *, smoke: bool) -> None:

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.data import write_text
+from poetmodel.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "bench"))
 
 import published  # noqa: E402
-from poetmodel.data import write_text  # noqa: E402
+from poetmodel.files import write_text  # noqa: E402
 from poetmodel.graph import zoo  # noqa: E402
 from poetmodel.graph.catalogue import SUFFIX, model_path  # noqa: E402
 

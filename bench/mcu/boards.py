@@ -27,10 +27,14 @@ from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_a
 from poetmodel.bench.measurement import FAILED  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
 from poetmodel.errors import BudgetError, NoScheduleError  # noqa: E402
+from poetmodel.export.board import (  # noqa: E402
+    Target,
+    ToolchainError,
+    build,
+    run,
+)
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes  # noqa: E402
-from poetmodel.export.emulator import run  # noqa: E402
 from poetmodel.export.exporting import export_step, in_tiles  # noqa: E402
-from poetmodel.export.toolchain import Target, ToolchainError, build  # noqa: E402
 from poetmodel.graph import checkpoint_all_peak_bytes, floor  # noqa: E402
 from poetmodel.result import Status  # noqa: E402
 from poetmodel.units import format_bytes  # noqa: E402
@@ -41,8 +45,8 @@ if TYPE_CHECKING:
 
     from mcu.networks import Training
     from poetmodel.bench.measurement import Record
+    from poetmodel.export.board import Run
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.emulator import Run
     from poetmodel.export.step import Step
     from poetmodel.problem import Problem
 

@@ -24,8 +24,7 @@ from torch.nn import functional
 from harness import latest, parsed, record
 from mcu.networks import NETWORKS
 from poetmodel import torch as pmt
-from poetmodel.export.emulator import Run, run
-from poetmodel.export.toolchain import Target, build
+from poetmodel.export.board import Run, Target, build, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

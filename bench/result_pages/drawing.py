@@ -14,7 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import write_text
+from poetmodel.files import write_text
 from poetmodel.report.scheme import following_scheme
 
 if TYPE_CHECKING:

@@ -362,7 +362,7 @@ class SolveResult:
 
     def save(self, path: str | Path) -> None:
         """Write a ``*.schedule.json`` file; see `to_dict`."""
-        from poetmodel.data import write_text
+        from poetmodel.files import write_text
 
         write_text(path, dump(self.to_dict()))
 

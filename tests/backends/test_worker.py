@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from poetmodel.backends import run_interruptibly
+from poetmodel.clock import check_time_limit, time_limit
 from poetmodel.errors import TimeLimitError
-from poetmodel.time_limit import check_time_limit, time_limit
 
 
 def test_result_comes_back() -> None:

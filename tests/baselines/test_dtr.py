@@ -16,8 +16,7 @@ from kit.simrd_reference import Simrd
 from kit.strategies import graphs
 from kit.worked import chain_costs, even_costs, skip_graph, skip_problem, training_chain
 from poetmodel.baselines import run
-from poetmodel.baselines.dtr import Runtime, dtr, dtr_paging
-from poetmodel.baselines.dtr_scores import HEURISTICS, CostSets
+from poetmodel.baselines.dtr import HEURISTICS, CostSets, Runtime, dtr, dtr_paging
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.graph import (

@@ -12,9 +12,8 @@ import pytest
 from kit.commands import invoke
 from kit.linear_steps import linear_step
 from kit.toy_export import needs
-from poetmodel.export.emulator import run
+from poetmodel.export.board import Target, build, run
 from poetmodel.export.io import save_step
-from poetmodel.export.toolchain import Target, build
 from poetmodel.graph import Graph, floor
 
 if TYPE_CHECKING:

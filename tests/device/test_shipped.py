@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from poetmodel.data import shipped
 from poetmodel.device import Costs, Device, StorageMode
+from poetmodel.device.hardware import sanity_warnings
 from poetmodel.device.io import device_names, load_device
-from poetmodel.device.sanity import sanity_warnings
+from poetmodel.files import shipped
 from poetmodel.graph import Graph, operation
 
 TABLE_2 = {"mkr1000": 2**15, "nrf52840": 2**18, "rpi4b": 2**31, "jetson-tx2": 2**33}

@@ -21,12 +21,12 @@ from kit.export_agreement import (  # noqa: E402
 )
 from kit.quick import rotating  # noqa: E402
 from mcu.networks import NETWORKS  # noqa: E402
-from poetmodel.export.toolchain import Target  # noqa: E402
+from poetmodel.export.board import Target  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poetmodel.export.emulator import Run
+    from poetmodel.export.board import Run
 
 pytestmark = pytest.mark.torch
 

@@ -21,13 +21,12 @@ from kit.quick import rotating  # noqa: E402
 from kit.shared_objects import build  # noqa: E402
 from kit.toy_export import needs  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
+from poetmodel.export.board import Target, run  # noqa: E402
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes  # noqa: E402
-from poetmodel.export.emulator import run  # noqa: E402
 from poetmodel.export.exporting import export_step  # noqa: E402
 from poetmodel.export.io import load_step, save_step  # noqa: E402
 from poetmodel.export.step import Ref  # noqa: E402
 from poetmodel.export.tiles import tiled  # noqa: E402
-from poetmodel.export.toolchain import Target  # noqa: E402
 from poetmodel.graph import floor  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
 from poetmodel.torch.lowering.inference import with_inference  # noqa: E402

@@ -10,8 +10,7 @@ import pytest
 
 import poetmodel.export
 from kit.toy_export import needs
-from poetmodel.export import toolchain
-from poetmodel.export.toolchain import MACHINES, Target
+from poetmodel.export.board import MACHINES, Target, execute
 
 pytestmark = pytest.mark.slow
 
@@ -111,12 +110,12 @@ def instructions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
         *("-T", SOURCES / "board" / "mcu.ld", "-Wl,--defsym=RAM_SIZE=0x400000"),
         *("-Wl,--defsym=STACK_SIZE=8192", "-Wl,--gc-sections", "-lm", "-o", "speed.elf"),
     ]
-    done = toolchain.execute(command, folder, time_limit_s=120)
+    done = execute(command, folder, time_limit_s=120)
     assert done.returncode == 0, done.stderr
     emulated = ["qemu-system-arm", "-M", MACHINES[Target.M4], "-icount", "shift=0", "-nographic"]
     emulated += ["-monitor", "none", "-serial", "none", "-kernel", "speed.elf"]
     emulated += ["-semihosting-config", "enable=on,target=native"]
-    done = toolchain.execute(emulated, folder, time_limit_s=300)
+    done = execute(emulated, folder, time_limit_s=300)
     assert done.returncode == 0, done.stderr
     counts = re.findall(r"^(.+): (\d+)$", done.stderr, re.MULTILINE)
     return {name: int(count) / cases()[name][2] for name, count in counts}

@@ -13,7 +13,7 @@ from kit.export_agreement import lowered as lowered_step  # noqa: E402
 from kit.kernel_calls import Lowered, built, lowered  # noqa: E402
 from kit.random_masks import kept, words  # noqa: E402
 from kit.toy_export import needs  # noqa: E402
-from poetmodel.export.toolchain import Target  # noqa: E402
+from poetmodel.export.board import Target  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 
 if TYPE_CHECKING:

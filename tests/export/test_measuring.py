@@ -13,9 +13,9 @@ from kit.toy_export import needs
 from poetmodel.device import Costs, Device
 from poetmodel.device.io import load_profile
 from poetmodel.errors import InputError
+from poetmodel.export.board import Target
 from poetmodel.export.io import save_step
 from poetmodel.export.measuring import emulated_profile
-from poetmodel.export.toolchain import Target
 
 if TYPE_CHECKING:
     from pathlib import Path

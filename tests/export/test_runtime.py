@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from kit.toy_export import BATCHES, LEARNING_RATE, Toys, batches, expected, needs, samples
-from poetmodel.export import toolchain
-from poetmodel.export.emulator import FAULT_STATUS, STEP_STATUS, STOPPED_STATUS, run
-from poetmodel.export.toolchain import Target, ToolchainError
+from poetmodel.export.board import (
+    FAULT_STATUS,
+    STEP_STATUS,
+    STOPPED_STATUS,
+    Target,
+    ToolchainError,
+    build,
+    run,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -214,7 +220,7 @@ def test_objects_are_made_again_where_flags_or_texts_differ(
     folder = toys.sources()
 
     def built(*settings: str) -> bytes:
-        return toolchain.build(folder, Target.HOST, settings=settings).read_bytes()
+        return build(folder, Target.HOST, settings=settings).read_bytes()
 
     plain = built()
     assert built("EXTRA=-DTOY_GRADIENTS") != plain

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import published
-from poetmodel.data import shipped
 from poetmodel.errors import GraphError
+from poetmodel.files import shipped
 from poetmodel.graph import zoo
 from poetmodel.graph.catalogue import (
     InputShape,

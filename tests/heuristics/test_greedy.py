@@ -10,6 +10,7 @@ from kit.instances import random_instances, random_state_problems
 from kit.oracle import optimum
 from kit.rotation import Part, parts
 from kit.worked import in_time_problem, skip_graph, skip_problem
+from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import floor
@@ -19,7 +20,6 @@ from poetmodel.problem import Problem
 from poetmodel.result import Status
 from poetmodel.schedule import checkpoint_all, verify
 from poetmodel.solver import solve
-from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
     from poetmodel.schedule import Schedule

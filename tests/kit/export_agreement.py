@@ -14,10 +14,9 @@ import torch
 from kit.eager_steps import eager_step
 from kit.shared_objects import build
 from kit.toy_export import needs
+from poetmodel.export.board import Run, Target, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-from poetmodel.export.emulator import Run, run
 from poetmodel.export.exporting import export_step
-from poetmodel.export.toolchain import Target
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.plan.arena import ALIGNMENT

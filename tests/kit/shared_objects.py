@@ -11,12 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export import toolchain
+from poetmodel.export import board
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from poetmodel.export.toolchain import Target
+    from poetmodel.export.board import Target
 
 _INCLUDED: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 
@@ -61,15 +61,15 @@ def build(folder: Path, target: Target, *, settings: Sequence[str] = ()) -> Path
     flags = objects / "flags"
     command = ["make", "--silent", str(flags.relative_to(folder)), *settings]
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS")}
-    toolchain.execute(command, folder, time_limit_s=60.0, environment=environment)
+    board.execute(command, folder, time_limit_s=60.0, environment=environment)
     if not flags.exists():
-        return toolchain.build(folder, target, settings=settings)
+        return board.build(folder, target, settings=settings)
     names = _names(folder, objects, flags.read_text(encoding="utf-8").split())
     for path, name in names.items():
         if STORE.path(name).exists():
             path.parent.mkdir(exist_ok=True)
             shutil.copyfile(STORE.path(name), path)
-    program = toolchain.build(folder, target, settings=settings)
+    program = board.build(folder, target, settings=settings)
     for path, name in names.items():
         if path.exists():
             STORE.keep(name, lambda copy, path=path: shutil.copyfile(path, copy))

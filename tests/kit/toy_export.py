@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from kit.shared_objects import STORE, build, digest
-from poetmodel.export import toolchain
-from poetmodel.export.emulator import Run, run
-from poetmodel.export.toolchain import Target
+from poetmodel.export import board
+from poetmodel.export.board import Run, Target, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SOURCES = Path(toolchain.__file__).with_name("c")
+SOURCES = Path(board.__file__).with_name("c")
 TOY = Path(__file__).parents[1] / "export" / "toy"
 GENERATED = {"pm_state.c", "pm_state.h", "weights.S", "kernels"}
 """What a toy does without."""
@@ -30,7 +29,7 @@ BATCHES = 3
 
 def needs(target: Target) -> None:
     """Skip the test where this machine cannot build for a target, and run that."""
-    missing = toolchain.missing_programs(target)
+    missing = board.missing_programs(target)
     if missing:
         pytest.skip(f"no {' and no '.join(missing)} on PATH")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import poetmodel
-from poetmodel.data import shipped
 from poetmodel.device.io import device_names, load_device
+from poetmodel.files import shipped
 from poetmodel.graph.catalogue import load_model, model_names
 
 FROM_WHEEL = os.environ.get("POETMODEL_FROM_WHEEL") == "1"

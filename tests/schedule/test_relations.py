@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.strategies import graphs
+from poetmodel.clock import time_limit
 from poetmodel.errors import ScheduleError, TimeLimitError, TooLargeError
 from poetmodel.graph import Graph, operation
 from poetmodel.schedule import (
@@ -24,7 +25,6 @@ from poetmodel.schedule import (
     rows_of_spans,
     simulate,
 )
-from poetmodel.time_limit import time_limit
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from pyomo.repn.util import (
 
 from poetmodel.backends.sparse import csr_array
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, SLACK, StandardForm, round_binaries
+from poetmodel.clock import check_time_limit
 from poetmodel.errors import ModelError, listed
 from poetmodel.model.rows import ArrayTerms, RowConstraintData
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

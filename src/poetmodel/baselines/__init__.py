@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from poetmodel.baselines.registry import METHODS, Aware, Method, StateHomes, method, method_names
 
 if TYPE_CHECKING:
-    from poetmodel.baselines.result import run
+    from poetmodel.baselines.running import run
 
 __all__ = ["METHODS", "Aware", "Method", "StateHomes", "method", "method_names", "run"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "run":
-        from poetmodel.baselines.result import run
+        from poetmodel.baselines.running import run
 
         return run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Phase
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.schedule import GraphIdentity, paged_at_once, simulate
-from poetmodel.time_limit import check_time_limit
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.baselines.chain import Chain, ChainMemory
 from poetmodel.baselines.engine import begin_of_backward, fitted, last_forward_uses, retain
 from poetmodel.baselines.homes import all_in_ram
+from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

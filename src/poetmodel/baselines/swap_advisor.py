@@ -8,10 +8,10 @@ import numpy as np
 
 from poetmodel.baselines.homes import all_on_storage
 from poetmodel.baselines.paging import execute_gaps, gaps_of, transfer_costs, within_budget
+from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
 from poetmodel.problem import Quantity
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from poetmodel.baselines.paging import Gap

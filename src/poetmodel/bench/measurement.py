@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.registry import method
 from poetmodel.bench.runs import Run, device_of, graph_of
-from poetmodel.data import installed
 from poetmodel.device import Costs
 from poetmodel.errors import (
     BackendUnavailableError,
@@ -22,6 +21,7 @@ from poetmodel.errors import (
     MethodNotApplicableError,
     PoetModelError,
 )
+from poetmodel.files import installed
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.report.presenter import state_figures

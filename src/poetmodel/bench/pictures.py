@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.runs import graph_of
 from poetmodel.bench.summaries import grouped, is_solved, overhead_ratio
-from poetmodel.data import write_bytes
+from poetmodel.files import write_bytes
 from poetmodel.report.drawing import check_picture
 from poetmodel.report.pictures import COLOURS, Kind, stage_map
 from poetmodel.report.scheme import following_scheme

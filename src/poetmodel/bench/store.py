@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.measurement import FAILED
-from poetmodel.data import read_bytes, write_text, writing
+from poetmodel.files import read_bytes, write_text, writing
 
 if sys.platform != "win32":  # there, sweeps of one folder do not know of each other
     import fcntl

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.bench.measurement import NOT_INSTALLED, REFUSED
 from poetmodel.bench.runs import Run
-from poetmodel.data import check_writable, write_text
 from poetmodel.device.room import ROOM
 from poetmodel.errors import InputError
+from poetmodel.files import check_writable, write_text
 from poetmodel.result import Status, relative_gap
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from poetmodel.cli import (
 )
 from poetmodel.cli.failures import ExitStatus, mute, print_faults, report_error
 from poetmodel.cli.output import set_quiet
-from poetmodel.data import installed
 from poetmodel.errors import PoetModelError
+from poetmodel.files import installed
 
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """Base class of all usage errors; typer brings click along or imports it, by version."""

@@ -24,7 +24,7 @@ def models() -> Offer:
 
 def devices() -> Offer:
     """Return the built-in devices."""
-    from poetmodel.data import shipped
+    from poetmodel.files import shipped
 
     paths = sorted(shipped("devices").glob("*.toml"), key=lambda path: path.stem)
     return [(path.stem, tomllib.loads(path.read_text("utf-8"))["name"]) for path in paths]

@@ -12,7 +12,7 @@ from poetmodel import __version__
 from poetmodel.cli.failures import ExitStatus
 from poetmodel.cli.options import OutputOptions, command
 from poetmodel.cli.output import figures, print_json, print_text, show
-from poetmodel.data import installed
+from poetmodel.files import installed
 from poetmodel.report.presenter import Fact, row
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from poetmodel.cli import options
 from poetmodel.cli.inputs import is_step_file, read_costs
 from poetmodel.cli.output import print_note, print_text, set_quiet
-from poetmodel.data import installed
 from poetmodel.errors import InputError, MissingExtraError
+from poetmodel.files import installed
 from poetmodel.graph.catalogue import Variant
 
 if TYPE_CHECKING:

@@ -190,7 +190,7 @@ def export(
         )
     facts = list(_facts(made))
     if output.json:
-        from poetmodel.export.manifest import summary
+        from poetmodel.export.folder import summary
 
         print_json(summary(made))
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.cli.failures import print_warnings
-from poetmodel.collection import rare_collections
+from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph.catalogue import (
     OWN_SHAPE,
@@ -195,7 +195,7 @@ def read_device(device: str | None) -> Device | None:
 
 def device_warnings(device: Device) -> tuple[str, ...]:
     """Return what looks wrong about a device, in sentences."""
-    from poetmodel.device.sanity import sanity_warnings
+    from poetmodel.device.hardware import sanity_warnings
 
     return tuple(f"device {device.key or device.name}: {text}" for text in sanity_warnings(device))
 
@@ -361,7 +361,7 @@ def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, .
 
     Those of ``--plot`` and ``--plot-arena`` must be a known kind of picture.
     """
-    from poetmodel.data import check_writable
+    from poetmodel.files import check_writable
 
     taken: dict[Path, str] = {}
     for name, path in outputs:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli.options import LimitOptions, group, option
 from poetmodel.errors import InputError
-from poetmodel.job import Job
+from poetmodel.problem.job import Job
 from poetmodel.report.presenter import Fact, Unit, percent, row
 from poetmodel.units import format_joules, format_seconds
 

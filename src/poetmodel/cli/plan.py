@@ -355,7 +355,7 @@ class Planned:
 
     def save(self, path: Path, form: PlanFormat) -> None:
         """Write the plan in one of its formats."""
-        from poetmodel.data import write_bytes, write_text
+        from poetmodel.files import write_bytes, write_text
         from poetmodel.plan import encode
 
         if form == PlanFormat.BINARY:

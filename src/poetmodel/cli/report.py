@@ -102,7 +102,7 @@ def read_subjects(
     paths: Sequence[Path], source: options.FileGraphOptions, costing: options.CostOptions
 ) -> list[Subject]:
     """Read and verify schedule files, and compiled steps, which hold their own graph."""
-    from poetmodel.data import read_text
+    from poetmodel.files import read_text
     from poetmodel.report.step_file import parse_step, step_subject
     from poetmodel.schedule.io import load_document
 
@@ -135,7 +135,7 @@ def _read_subject(
     path: Path, given: NamedGraph, costing: options.CostOptions, *, label: str
 ) -> Subject:
     """Read and verify a schedule file, and plan its schedule if that is possible."""
-    from poetmodel.data import read_text
+    from poetmodel.files import read_text
     from poetmodel.report.subject import Sources, Subject, VerifiedSchedule
     from poetmodel.schedule.io import parse_document
 

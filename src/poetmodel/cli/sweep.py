@@ -13,8 +13,8 @@ from poetmodel.cli import completion, options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_warnings
 from poetmodel.cli.output import listing, print_json, show
 from poetmodel.cli.progress import progress_bar
-from poetmodel.data import read_text
 from poetmodel.errors import InputError, listed
+from poetmodel.files import read_text
 from poetmodel.problem import DeadlineCounts
 from poetmodel.report.presenter import Unit, yes_or_no
 from poetmodel.units import format_bytes, format_seconds

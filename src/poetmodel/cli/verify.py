@@ -19,10 +19,10 @@ from poetmodel.cli.inputs import (
 )
 from poetmodel.cli.output import figures, print_json, print_text, show
 from poetmodel.cli.progress import live_line
-from poetmodel.data import as_text, read_bytes
 from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import InputError, ScheduleError
+from poetmodel.files import as_text, read_bytes
 from poetmodel.plan.simulation import check_identity
 from poetmodel.report.presenter import (
     Fact,

@@ -20,10 +20,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import parse_toml, read_text, shipped, unknown_key, write_text
 from poetmodel.device.costs import Cost, Costs, PageCost
 from poetmodel.device.hardware import Compute, Device, Storage, StorageMode, Transfer
 from poetmodel.errors import CostError, DeviceError, raised_as, shown
+from poetmodel.files import parse_toml, read_text, shipped, unknown_key, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import uvicorn
 
-from poetmodel.data import installed
 from poetmodel.explore.choice import State
 from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import application
 from poetmodel.explore.store import Store
+from poetmodel.files import installed
 from poetmodel.problem import Quantity
 from poetmodel.report.facts import CHOICES
 from poetmodel.report.folding import HEADS

@@ -60,12 +60,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from poetmodel.data import installed
 from poetmodel.errors import PoetModelError
 from poetmodel.explore.choice import Choice  # noqa: TC001 - FastAPI reads it
 from poetmodel.explore.coordination import Coordinator, GoneError
 from poetmodel.explore.guard import Guard
 from poetmodel.explore.pool import WorkerError
+from poetmodel.files import installed
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:

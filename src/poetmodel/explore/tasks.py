@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.clock import time_limit
 from poetmodel.explore.choice import Catalogue, Choice, Source, fingerprint
 from poetmodel.explore.frames import Frame, pack_schedule, unpack_schedule
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -22,7 +23,6 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.report.charts import graph_chart
 from poetmodel.solver.facade import solve as solve_problem
 from poetmodel.solver.outcome import is_closed
-from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

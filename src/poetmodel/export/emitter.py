@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from poetmodel.export.deployment import Deployment, Inference
-    from poetmodel.export.step import Argument, Value
-    from poetmodel.export.weights import Weights
+    from poetmodel.export.step import Argument, Value, Weights
 
 _POINTER: Final = {
     DataType.REAL: "PM_REALS",

@@ -10,7 +10,7 @@ from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import BudgetError, InputError, VerificationError
 from poetmodel.export.deployment import STACK_BYTES, Deployment, Inference, reserved_bytes
 from poetmodel.export.folder import check_folder, write_folder
-from poetmodel.export.inference import reading_state
+from poetmodel.export.step import reading_state
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import check_plan

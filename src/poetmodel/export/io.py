@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import Field
 
-from poetmodel.data import read_text, write_text
 from poetmodel.errors import InputError, raised_as
 from poetmodel.export.folder import kernel_names, parameters
 from poetmodel.export.step import (
@@ -26,6 +25,7 @@ from poetmodel.export.step import (
     Step,
     Value,
 )
+from poetmodel.files import read_text, write_text
 from poetmodel.graph.io import STEP_FORMAT, graph_from_dict, graph_to_dict
 from poetmodel.schedule.io import Index, Strict, parse_file
 

@@ -20,11 +20,10 @@ from poetmodel.device import Costs
 from poetmodel.device.costs import Cost
 from poetmodel.device.io import load_device
 from poetmodel.errors import InputError
+from poetmodel.export.board import MACHINES, Target, build, require, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
-from poetmodel.export.emulator import run
 from poetmodel.export.exporting import export_step
 from poetmodel.export.step import DataType
-from poetmodel.export.toolchain import MACHINES, Target, build, require
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op
 from poetmodel.units import parse_frequency, parse_power

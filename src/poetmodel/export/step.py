@@ -5,12 +5,14 @@ It is what a front end hands over, and all that the exporter knows; no module he
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from poetmodel.graph import Node, Phase, Tensor
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     import numpy as np
 
@@ -137,3 +139,65 @@ class Step:
     inference: Step | None = None
     """The forward pass in evaluation mode, where it was asked for. Its calls read the state of this
     step, by name; that is no tensor of its graph, and it has no state and no gradients itself."""
+
+
+ALIGNMENT: Final = 16
+"""Where a buffer begins in the file is a multiple of this [B]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Constants and the first values of state, one after the other.
+
+    Reals are little-endian floats, integers 32 bits, truth values bytes. All reals come first, so
+    that one index counts them.
+    """
+
+    data: bytes = field(repr=False)
+    offsets: Mapping[str, int]
+    """Where each buffer begins [B]."""
+    reals: int
+    """How many elements of reals there are, gaps included."""
+
+    @classmethod
+    def of(cls, step: Step) -> Weights:
+        """Return the file of a step and its inference: what kernels read, and what state holds."""
+        parts = (step,) if step.inference is None else (step, step.inference)
+        stored = [(part, name, values) for part in parts for name, values in part.values.items()]
+        data, offsets, reals = bytearray(), {}, 0
+        for kind in DataType:
+            for part, name, values in stored:
+                if part.buffers[name].type is kind:
+                    offsets[name] = len(data)
+                    data += values.astype(kind.stored).tobytes()
+                    data += bytes(-len(data) % ALIGNMENT)
+            if kind is DataType.REAL:
+                reals = len(data) // kind.itemsize
+        return cls(data=bytes(data), offsets=offsets, reals=reals)
+
+
+def reading_state(inference: Step, stored: Collection[str]) -> Step:
+    """Return an inference in whose graph some state is a sample on storage.
+
+    Each tensor of it has a node in front of its first reader. All other state is read where it is,
+    like constants.
+    """
+    nodes: list[Node] = []
+    calls: list[tuple[Call, ...]] = []
+    there: set[str] = set()
+    for node, made in zip(inference.graph.nodes, inference.calls, strict=True):
+        named = (a.buffer for call in made for a in call.arguments if isinstance(a, Ref))
+        read = [name for name in dict.fromkeys(named) if name in stored]
+        nodes += _samples(inference, (name for name in read if name not in there))
+        calls += [()] * (len(nodes) - len(calls))
+        there.update(read)
+        nodes.append(replace(node, inputs=(*node.inputs, *read)))
+        calls.append(made)
+    graph = replace(inference.graph, nodes=tuple(nodes))
+    return replace(inference, graph=graph, calls=tuple(calls))
+
+
+def _samples(inference: Step, names: Iterator[str]) -> Iterator[Node]:
+    for name in names:
+        tensor = Tensor(name=name, bytes=inference.buffers[name].bytes)
+        yield Node(name=name, op="state", phase=Phase.INPUT, outputs=(tensor,), on_aux=True)

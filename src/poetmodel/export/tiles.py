@@ -11,9 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export.ranges import by_element
 from poetmodel.export.step import Call, Ref, Step, Value
-from poetmodel.export.tileable import Tileable, parts_of, tileable
+from poetmodel.export.tileable import Tileable, by_element, parts_of, tileable
 from poetmodel.graph import Node, Tensor
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.data import shipped
 from poetmodel.errors import GraphError, InputError
+from poetmodel.files import shipped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,8 +16,8 @@ import json
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import parse_json, read_text, write_text
 from poetmodel.errors import GraphError, raised_as, shown
+from poetmodel.files import parse_json, read_text, write_text
 from poetmodel.graph.structure import Graph, Node, Tensor
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from poetmodel.data import place, unknown_key
 from poetmodel.errors import shown
+from poetmodel.files import place, unknown_key
 from poetmodel.graph.structure import Phase
 from poetmodel.units import MAX_BYTES
 

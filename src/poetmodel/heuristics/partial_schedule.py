@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from poetmodel.clock import check_time_limit
 from poetmodel.heuristics.restorations import Restoration, restorations_of
 from poetmodel.heuristics.stage_peak import highest_step
 from poetmodel.problem import Coefficients
 from poetmodel.problem.working_graph import working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once, rows_of_spans
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

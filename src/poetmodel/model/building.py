@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyomo.core as pyo
 
-from poetmodel.collection import rare_collections
+from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError, shown
 from poetmodel.model.compact import COMPACT, CompactRelations
 from poetmodel.model.events import find_events, recomputable_nodes

@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+from poetmodel.clock import check_time_limit
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

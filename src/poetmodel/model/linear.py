@@ -10,8 +10,8 @@ import numpy as np
 import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
+from poetmodel.clock import check_time_limit
 from poetmodel.problem.objective import ROUNDING
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyomo.core as pyo
 
+from poetmodel.clock import check_time_limit
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
 from poetmodel.model.linear import RESOLVED, ExactLimit, entry, keep_limit, never, scaled_limit
 from poetmodel.model.rows import ArrayTerms, Row, RowConstraint
 from poetmodel.schedule import Schedule, simulate
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -14,8 +14,8 @@ from weakref import ref
 from pyomo.core.base.constraint import ConstraintData, IndexedConstraint
 from pyomo.core.expr.relational_expr import EqualityExpression, InequalityExpression
 
+from poetmodel.clock import check_time_limit
 from poetmodel.model.linear import Term, linear
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from poetmodel.data import read_text
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, raised_as
+from poetmodel.files import read_text
 from poetmodel.plan.arena import BEFORE, Arena, Content, Placed, check_alignment
 from poetmodel.plan.program import STATED, VERSION, VERSION_OF_STATE, Instruction, Op, Plan
 from poetmodel.schedule.io import Finite, GraphFile, Index, Strict, parse_file

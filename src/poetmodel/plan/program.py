@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from poetmodel.data import write_text
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, shown
+from poetmodel.files import write_text
 from poetmodel.schedule.relations import dump
 from poetmodel.units import brief
 

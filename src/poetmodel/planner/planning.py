@@ -6,6 +6,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.clock import check_time_limit
+from poetmodel.clock import time_limit as limited
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, TimeLimitError
 from poetmodel.plan import Plan, check_plan
@@ -18,8 +20,6 @@ from poetmodel.planner.windows import TransferWindows
 from poetmodel.problem import within
 from poetmodel.schedule import GraphIdentity, simulate
 from poetmodel.schedule import verify as verify_schedule
-from poetmodel.time_limit import check_time_limit
-from poetmodel.time_limit import time_limit as limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

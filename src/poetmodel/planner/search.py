@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError
 from poetmodel.plan import Instruction, Op
 from poetmodel.problem import RELATIVE_TOLERANCE
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

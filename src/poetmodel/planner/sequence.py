@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from poetmodel.clock import check_time_limit
 from poetmodel.plan import Instruction, Op
 from poetmodel.plan.derivation import copies_of
 from poetmodel.schedule import rows_of_pairs
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -10,10 +10,10 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.clock import check_time_limit, watched
 from poetmodel.plan import Instruction, Op
 from poetmodel.plan.derivation import ends_of_copies
 from poetmodel.planner.sequence import unread_page_ins
-from poetmodel.time_limit import check_time_limit, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

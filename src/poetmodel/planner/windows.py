@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from poetmodel.clock import check_time_limit
 from poetmodel.plan import Instruction, Op
 from poetmodel.plan.derivation import copies_of
 from poetmodel.planner.sequence import unread_page_ins
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

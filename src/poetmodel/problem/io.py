@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import parse_toml, place, read_text, unknown_key
 from poetmodel.errors import InputError, raised_as, shown
+from poetmodel.files import parse_toml, place, read_text, unknown_key
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN
 from poetmodel.problem.totals import (

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines import method
-from poetmodel.collection import rare_collections
+from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError, PoetModelError, TimeLimitError
 from poetmodel.planner import verify
 from poetmodel.problem import Quantity, within
-from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:

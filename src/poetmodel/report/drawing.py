@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import write_bytes
 from poetmodel.errors import InputError, MissingExtraError, shown
+from poetmodel.files import write_bytes
 from poetmodel.report.bands import plan_timeline
 from poetmodel.report.pictures import address_map, stage_map
 from poetmodel.report.presenter import escaped

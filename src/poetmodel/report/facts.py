@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import installed
 from poetmodel.device.room import room_figures
+from poetmodel.files import installed
 from poetmodel.problem import OWN
 from poetmodel.report.presenter import state_figures
 from poetmodel.result import relative_gap

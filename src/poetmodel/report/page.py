@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import write_bytes
 from poetmodel.device.room import gauge, gauge_words
+from poetmodel.files import write_bytes
 from poetmodel.report.bars import comparison_bars, overlay_bars
 from poetmodel.report.charts import (
     address_chart,

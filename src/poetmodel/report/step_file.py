@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
-from poetmodel.data import parse_json
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.device.io import device_names
 from poetmodel.errors import InputError
+from poetmodel.files import parse_json
 from poetmodel.graph.io import STEP_FORMAT, graph_from_dict
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan, verify

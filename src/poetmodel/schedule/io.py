@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from poetmodel.collection import rare_collections
-from poetmodel.data import parse_json, place, read_text
+from poetmodel.clock import rare_collections
 from poetmodel.device.room import ROOM, gauge_claims
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
+from poetmodel.files import parse_json, place, read_text
 from poetmodel.problem import OWN, Problem, TotalsConstraint
 from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import UNITS, is_number

@@ -10,9 +10,9 @@ from itertools import chain, islice, repeat
 from operator import index, itemgetter, lt
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.data import write_text
+from poetmodel.clock import check_time_limit, watched
 from poetmodel.errors import InputError, ScheduleError, TooLargeError, shown
-from poetmodel.time_limit import check_time_limit, watched
+from poetmodel.files import write_text
 from poetmodel.units import brief
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from poetmodel.clock import check_time_limit
 from poetmodel.device.room import RamUse, ram_use
 from poetmodel.problem import DeadlineCounts
 from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.schedule.relations import RELATIONS
 from poetmodel.schedule.state import Homes
-from poetmodel.time_limit import check_time_limit
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pyomo.core as pyo
 from pyomo.repn import generate_standard_repn
 
+from poetmodel.clock import check_time_limit
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.rows import RowConstraint
 from poetmodel.problem import OWN, StageLimit, Surrogate, TotalsConstraint, within
 from poetmodel.problem.totals import CONSTANT, Count, whole
 from poetmodel.solver.monolithic import states_problem
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence

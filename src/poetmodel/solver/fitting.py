@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from poetmodel.clock import time_limit as limited
 from poetmodel.device import StorageMode
 from poetmodel.errors import TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything
@@ -18,7 +19,6 @@ from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, simulate
 from poetmodel.solver.facade import solve as solve_by_default
 from poetmodel.solver.request import Request
-from poetmodel.time_limit import time_limit as limited
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from poetmodel.backends.compiler import compile_model, load_values
 from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, SolverStatus
 from poetmodel.backends.registry import backend
 from poetmodel.backends.worker import run_interruptibly
+from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model import build, read_schedule
@@ -41,7 +42,6 @@ from poetmodel.solver.outcome import (
     verify_schedule,
 )
 from poetmodel.solver.request import GRACE_S, PATIENCE_S, Request
-from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from poetmodel.data import write_bytes
 from poetmodel.errors import InputError
+from poetmodel.files import write_bytes
 
 FORMAT: Final = "poetmodel-cache"
 VERSION: Final = 1

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import torch
 
-from poetmodel.data import write_text
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, listed, shown
+from poetmodel.files import write_text
 from poetmodel.graph.io import STEP_FORMAT, graph_to_dict
 from poetmodel.torch.certificate import certify
 from poetmodel.torch.errors import CaptureError, enough_memory

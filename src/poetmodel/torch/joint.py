@@ -18,7 +18,7 @@ import torch
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 
-from poetmodel.collection import rare_collections
+from poetmodel.clock import rare_collections
 from poetmodel.errors import listed
 from poetmodel.torch.errors import RAISED, explained
 from poetmodel.torch.fake_tensors import fake_mode, onednn

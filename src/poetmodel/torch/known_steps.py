@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel import __version__
+from poetmodel.clock import time_limit
 from poetmodel.errors import InputError, TimeLimitError, TooLargeError
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.restorations import Restoration, restorations_of
@@ -31,7 +32,6 @@ from poetmodel.schedule.relations import GraphIdentity
 from poetmodel.solver.facade import DEFAULT
 from poetmodel.solver.outcome import Outcome, accepted, finish
 from poetmodel.solver.request import Request
-from poetmodel.time_limit import time_limit
 from poetmodel.torch.cache import Cache, digest
 from poetmodel.torch.convolutions import Divided, divided_units, in_parts, kernels_told
 from poetmodel.torch.graph_signature import InputKind

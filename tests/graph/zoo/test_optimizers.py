@@ -6,7 +6,7 @@ import pytest
 
 from poetmodel.graph.structure import Phase
 from poetmodel.graph.zoo import mlp
-from poetmodel.graph.zoo.updates import OPTIMIZERS, update_node
+from poetmodel.graph.zoo.state import OPTIMIZERS, update_node
 
 
 @pytest.mark.parametrize(

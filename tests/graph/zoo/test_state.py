@@ -10,13 +10,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, reject, settings
 
-from graph.zoo.test_backward import KINDS, networks
 from graph.zoo.test_models import SMALL
+from graph.zoo.test_tape import KINDS, networks
 from poetmodel.errors import InputError
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile, zoo
 from poetmodel.graph.zoo import Tape
-from poetmodel.graph.zoo.norms import batch_norm
-from poetmodel.graph.zoo.operators import activation, cross_entropy, linear
+from poetmodel.graph.zoo.operators import activation, batch_norm, cross_entropy, linear
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from kit.instances import random_instances, scarce_problem, seeded
 from kit.relaxation import CLOSE, no_rows, random_rows, relaxation_of, run_rounds, solved
 from kit.rotation import Part, parts
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
+from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.model.aggregated import Grouping
@@ -23,7 +24,6 @@ from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
 from poetmodel.solver.lazy.linear import add_cuts, add_rows, stage_loads
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.request import Request
-from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from poetmodel.errors import InputError
 from poetmodel.graph.zoo.declaration import require_counts
-from poetmodel.graph.zoo.norms import layer_norm
 from poetmodel.graph.zoo.operators import (
     add,
     cross_entropy,
     embedding,
+    layer_norm,
     linear,
     matmul,
     scale,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.graph.zoo import norms, operators
+from poetmodel.graph.zoo import operators
 from poetmodel.graph.zoo.declaration import require_counts
 from poetmodel.graph.zoo.operators import add, global_avg_pool, linear, max_pool
 from poetmodel.graph.zoo.tape import Tape, TapeOptions
@@ -81,7 +81,7 @@ def vgg16(
             )
             x = tape.record(convolution)
             if batch_norm:
-                x = tape.record(norms.batch_norm(f"bn{here}", x))
+                x = tape.record(operators.batch_norm(f"bn{here}", x))
             x = tape.activate(f"relu{here}", x)
         x = tape.record(max_pool(f"pool{stage}", x, kernel=2))
     x = x.flatten()

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph.zoo.declaration import require_counts
-from poetmodel.graph.zoo.norms import batch_norm
 from poetmodel.graph.zoo.operators import (
     add,
+    batch_norm,
     conv2d,
     global_avg_pool,
     linear,

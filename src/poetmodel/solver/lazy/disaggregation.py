@@ -7,8 +7,8 @@ from itertools import accumulate
 from operator import add
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.clock import check_time_limit
 from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once, rows_of_pairs, rows_of_spans
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
-from poetmodel.collection import rare_collections
+from poetmodel.clock import rare_collections
 from poetmodel.errors import BackendError
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.session import Session

@@ -14,6 +14,7 @@ from pyomo.common.log import LoggingIntercept
 
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.sparse import csr_array
+from poetmodel.clock import check_time_limit
 from poetmodel.heuristics.restorations import Restoration
 from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.memory import assign_memory
@@ -23,7 +24,6 @@ from poetmodel.solver.lazy.disaggregation import (
     GroupDecisions,
     disaggregate,
 )
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

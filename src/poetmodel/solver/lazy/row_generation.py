@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
+from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.result import Termination
 from poetmodel.solver.covers import limit_rows, with_covers
@@ -20,7 +21,6 @@ from poetmodel.solver.lazy.primal import PrimalHeuristic, broken_own_rows, exami
 from poetmodel.solver.lazy.primal_worker import PrimalWorker
 from poetmodel.solver.lazy.symmetry import counted_limits, solve_counted
 from poetmodel.solver.request import GRACE_S
-from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,6 +15,7 @@ from poetmodel.backends.protocol import (
     SolverStatus,
 )
 from poetmodel.backends.registry import backend
+from poetmodel.clock import time_limit
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.model.events import recomputable_nodes
@@ -26,7 +27,6 @@ from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import SOLVER_ERROR, Candidate, safe_bound, verify_schedule
-from poetmodel.time_limit import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

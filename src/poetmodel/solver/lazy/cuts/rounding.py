@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
+from poetmodel.clock import check_time_limit
 from poetmodel.solver.lazy.cuts import Cut
-from poetmodel.time_limit import check_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

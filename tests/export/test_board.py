@@ -8,9 +8,8 @@ import pytest
 
 from kit.toy_export import needs
 from poetmodel.errors import MissingExtraError
-from poetmodel.export import toolchain
-from poetmodel.export.emulator import Run
-from poetmodel.export.toolchain import Target, ToolchainError
+from poetmodel.export import board
+from poetmodel.export.board import Run, Target, ToolchainError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,14 +32,14 @@ def no_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_missing_programs_are_named_with_their_packages(target: Target, package: str) -> None:
     """One sentence says what is missing and how Debian calls it."""
     with pytest.raises(MissingExtraError, match=package):
-        toolchain.require(target)
+        board.require(target)
 
 
 @pytest.mark.usefixtures("no_programs")
 def test_emulator_is_not_needed_to_build() -> None:
     """Who flashes a board has no use for QEMU."""
-    assert toolchain.missing_programs(Target.M7, emulate=False) == ("make", "arm-none-eabi-gcc")
-    assert "qemu-system-arm" in toolchain.missing_programs(Target.M7)
+    assert board.missing_programs(Target.M7, emulate=False) == ("make", "arm-none-eabi-gcc")
+    assert "qemu-system-arm" in board.missing_programs(Target.M7)
 
 
 def test_errors_of_the_compiler_are_shown(tmp_path: Path) -> None:
@@ -50,13 +49,13 @@ def test_errors_of_the_compiler_are_shown(tmp_path: Path) -> None:
         "host:\n\t@echo 'step.c:3: error: no such thing' >&2; false\n"
     )
     with pytest.raises(ToolchainError, match=r"make host failed: step\.c:3: error: no such"):
-        toolchain.build(tmp_path, Target.HOST)
+        board.build(tmp_path, Target.HOST)
 
 
 def test_work_that_does_not_end_is_ended(tmp_path: Path) -> None:
     """A time limit holds for every program."""
     with pytest.raises(ToolchainError, match=r"sleep: expected to end within 0.1 s"):
-        toolchain.execute(["sleep", "60"], tmp_path, time_limit_s=0.1)
+        board.execute(["sleep", "60"], tmp_path, time_limit_s=0.1)
 
 
 def test_run_that_failed_says_why() -> None:

@@ -8,29 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from poetmodel import data
+from poetmodel import files
 from poetmodel.errors import GraphError, InputError
 
 
 def test_shipped_finds_both_kinds() -> None:
     """Graphs and devices are found from this installation."""
-    assert list(data.shipped("devices").glob("*.toml"))
-    assert data.shipped("graphs").is_dir()
+    assert list(files.shipped("devices").glob("*.toml"))
+    assert files.shipped("graphs").is_dir()
 
 
 def test_shipped_refuses_other_folders() -> None:
     """Only the two kinds can be asked for, whatever folder lies beside them."""
     with pytest.raises(InputError, match="has no tests"):
-        data.shipped("tests")
+        files.shipped("tests")
 
 
 def test_read_text_returns_what_was_written(tmp_path: Path) -> None:
     """Text comes back as it was, line ends and all; a byte order mark is dropped."""
     path = tmp_path / "file"
-    data.write_text(path, "grün\r\n\n\u2028x")
-    assert data.read_text(path) == "grün\r\n\n\u2028x"
+    files.write_text(path, "grün\r\n\n\u2028x")
+    assert files.read_text(path) == "grün\r\n\n\u2028x"
     path.write_bytes(b"\xef\xbb\xbfx")
-    assert data.read_text(str(path)) == "x"
+    assert files.read_text(str(path)) == "x"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_read_text_returns_what_was_written(tmp_path: Path) -> None:
 def test_read_text_says_why_it_cannot(tmp_path: Path, name: str, words: str) -> None:
     """A missing file, a folder and an impossible name are plain errors that name the path."""
     with pytest.raises(InputError, match=words):
-        data.read_text(tmp_path / name)
+        files.read_text(tmp_path / name)
 
 
 def test_read_text_refuses_binary_and_huge_files(tmp_path: Path) -> None:
@@ -53,11 +53,11 @@ def test_read_text_refuses_binary_and_huge_files(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"PK\x03\x04\xff")
     with pytest.raises(InputError, match=r"binary file \(byte 4\)"):
-        data.read_text(path)
+        files.read_text(path)
     with pytest.raises(InputError, match="at most 4 bytes"):
-        data.read_text(path, limit_bytes=4)
+        files.read_text(path, limit_bytes=4)
     with pytest.raises(InputError, match="at most 100 bytes"):
-        data.read_text("/dev/zero", limit_bytes=100)
+        files.read_text("/dev/zero", limit_bytes=100)
 
 
 def test_write_text_replaces_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_write_text_replaces_in_one_step(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match="No space left on device"):
-        data.write_text(path, "new")
+        files.write_text(path, "new")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert path.read_text() == "old"
 
@@ -85,14 +85,14 @@ def test_write_text_interrupted_leaves_nothing_behind(
 
     monkeypatch.setattr(os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        data.write_text(tmp_path / "file", "new")
+        files.write_text(tmp_path / "file", "new")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_write_text_gives_ordinary_rights(tmp_path: Path) -> None:
     """The file gets the rights that any new file would get."""
     (tmp_path / "ordinary").write_text("x")
-    data.write_text(tmp_path / "ours", "x")
+    files.write_text(tmp_path / "ours", "x")
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
 
 
@@ -101,15 +101,15 @@ def test_write_text_follows_a_link(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("old")
     link.symlink_to(target)
-    data.write_text(link, "new")
+    files.write_text(link, "new")
     assert link.is_symlink()
     assert target.read_text() == "new"
 
 
 def test_write_text_does_not_replace_a_device() -> None:
     """A device is written to, not replaced by a file."""
-    data.write_text("/dev/null", "x")
-    data.check_writable("/dev/null")
+    files.write_text("/dev/null", "x")
+    files.check_writable("/dev/null")
     assert not Path("/dev/null").is_file()
 
 
@@ -127,9 +127,9 @@ def test_write_and_check_refuse_the_same(tmp_path: Path, name: str, words: str) 
     """What cannot be written is refused by the check beforehand, with the same reason."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match=words):
-        data.check_writable(tmp_path / name)
+        files.check_writable(tmp_path / name)
     with pytest.raises(InputError, match=words):
-        data.write_text(tmp_path / name, "text")
+        files.write_text(tmp_path / name, "text")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -137,8 +137,8 @@ def test_check_writable_touches_nothing(tmp_path: Path) -> None:
     """Checking leaves an existing file and the folder as they were."""
     path = tmp_path / "file"
     path.write_text("old")
-    data.check_writable(path)
-    data.check_writable(tmp_path / "new")
+    files.check_writable(path)
+    files.check_writable(tmp_path / "new")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert path.read_text() == "old"
 
@@ -151,13 +151,13 @@ def test_read_only_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(tempfile, "mkstemp", deny)  # as root no folder is read-only
     with pytest.raises(InputError, match=r"the folder .* cannot be written \(Permission denied\)"):
-        data.check_writable(tmp_path / "file")
+        files.check_writable(tmp_path / "file")
 
 
 def test_write_text_refuses_half_a_character(tmp_path: Path) -> None:
     """Text that UTF-8 cannot hold is an error; nothing is written."""
     with pytest.raises(InputError, match="no UTF-8 form"):
-        data.write_text(tmp_path / "file", "a\ud800")
+        files.write_text(tmp_path / "file", "a\ud800")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,10 +173,10 @@ def test_errors_keep_every_fault_and_their_type() -> None:
 def test_bytes_are_written_and_read_as_they_are(tmp_path: Path) -> None:
     """What is no text goes to a file and comes back, as safely as text does."""
     path = tmp_path / "x.bin"
-    data.write_bytes(path, b"\x89\x00\xff")
-    assert data.read_bytes(path) == b"\x89\x00\xff"
+    files.write_bytes(path, b"\x89\x00\xff")
+    assert files.read_bytes(path) == b"\x89\x00\xff"
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.bin"]
     with pytest.raises(InputError, match="at most 2 bytes"):
-        data.read_bytes(path, limit_bytes=2)
+        files.read_bytes(path, limit_bytes=2)
     with pytest.raises(InputError, match=r"x\.bin: expected UTF-8 text, found a binary file"):
-        data.as_text(data.read_bytes(path), source=str(path))
+        files.as_text(files.read_bytes(path), source=str(path))

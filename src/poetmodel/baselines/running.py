@@ -1,4 +1,4 @@
-"""`run`: a method by its name, verified like any other."""
+"""`run`: a method by its name, verified like any other; and the methods that a solver runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel import solver
 from poetmodel.baselines.registry import DEFAULT, method
-from poetmodel.collection import rare_collections
+from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
@@ -15,11 +15,12 @@ from poetmodel.errors import (
     TooLargeError,
     VerificationError,
 )
+from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.problem import DeadlineCounts, Quantity
 from poetmodel.problem.infeasibility import limits_in_words, obstacle
 from poetmodel.result import Status, Termination
 from poetmodel.solver.outcome import Outcome, finish, verify_schedule
 from poetmodel.solver.request import Request
-from poetmodel.time_limit import time_limit
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
@@ -154,3 +155,58 @@ def _within_limits(candidate: Candidate) -> Candidate:
             f"its schedule breaks a limit: {'; '.join(candidate.violations)}"
         )
     return candidate
+
+
+# -- methods that solve a mixed-integer program: the problem that is solved ------------------------
+
+
+def optimal(problem: Problem) -> Problem:
+    """Recompute and page with the least energy (POET, ICML 2022, section 5)."""
+    return problem
+
+
+def paging_only(problem: Problem) -> Problem:
+    """Leave recomputation out (POET, ICML 2022, section 6.2)."""
+    fits = problem.usable_ram_bytes >= checkpoint_all_peak_bytes(problem.graph)
+    if not problem.can_page and not fits:
+        raise MethodNotApplicableError("there is no storage to page to")
+    return replace(problem, recompute=False)
+
+
+def recompute_only(problem: Problem) -> Problem:
+    """Leave paging out (POET, ICML 2022, section 6.2)."""
+    return replace(problem, paging=False)
+
+
+def resident(problem: Problem) -> Problem:
+    """Keep all state in RAM, and schedule the rest with the least energy.
+
+    On a graph without state the program is that of `optimal`.
+    """
+    state = problem.graph.state_tensors
+    if not state:
+        return problem
+
+    def all_of_it(v: Any) -> Any:
+        return sum(v.resident[i] for i in state) >= len(state)
+
+    return problem.subject_to(**{"all state in RAM": all_of_it})
+
+
+def checkmate(problem: Problem) -> Problem:
+    """Recompute with the least compute time (Jain et al., MLSys 2020, section 4).
+
+    Nothing is paged, and time is that of the core; the verifier alone sees deadline and energy
+    budget, as Checkmate knows neither.
+
+    Checkmate's stages are those of this package. Its memory is counted by the rules of execution
+    here: workspaces count, and tensors are freed after their last use in a stage.
+    """
+    return replace(
+        problem,
+        paging=False,
+        minimize=Quantity.TIME,
+        deadline_counts=DeadlineCounts.COMPUTE,
+        deadline=None,
+        energy_budget=None,
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from poetmodel.errors import BudgetError
 from poetmodel.graph import Graph, operation
-from poetmodel.job import Job
+from poetmodel.problem.job import Job
 
 
 def batch_of(size: int) -> Graph:
