@@ -15,12 +15,10 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacles
 from poetmodel.problem.objective import transfer_mode
-from poetmodel.report.charts import address_chart, stage_chart
+from poetmodel.report.charts import address_chart, gauge_chart, progress_of, stage_chart
 from poetmodel.report.facts import commands, decision_rows, facts
 from poetmodel.report.folding import decision_table
 from poetmodel.report.network import network_chart
-from poetmodel.report.overlay import gauge_chart
-from poetmodel.report.progress import progress_of
 from poetmodel.report.subject import Sources, Subject
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers

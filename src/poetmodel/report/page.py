@@ -10,7 +10,10 @@ from poetmodel.report.bars import comparison_bars, overlay_bars
 from poetmodel.report.charts import (
     address_chart,
     front_chart,
+    gauge_chart,
     graph_chart,
+    overlay_chart,
+    progress_of,
     stage_chart,
 )
 from poetmodel.report.comparison import comparison_facts
@@ -27,8 +30,6 @@ from poetmodel.report.figures import (
 )
 from poetmodel.report.folding import COSTS, decision_table
 from poetmodel.report.network import network_chart
-from poetmodel.report.overlay import gauge_chart, overlay_chart
-from poetmodel.report.progress import progress_of
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers, step_answers
