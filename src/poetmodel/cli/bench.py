@@ -17,7 +17,7 @@ from poetmodel.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.bench.pictures import Map, Panel
+    from poetmodel.report.pictures import Map, Panel
 
 FOLDER: Final = Path("poetmodel-bench")
 """Parent of the default folders of all figures."""
