@@ -14,8 +14,7 @@ import typer  # noqa: TC002 - typer itself reads the annotation
 
 from poetmodel.cli import completion, options
 from poetmodel.cli.inputs import check_outputs
-from poetmodel.cli.output import figures, print_json, print_written, show
-from poetmodel.cli.progress import live_line
+from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.cli.tracing import OptimizerName
 from poetmodel.errors import InputError, raised_as
 from poetmodel.report.presenter import count, row

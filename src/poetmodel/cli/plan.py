@@ -12,8 +12,7 @@ import typer
 from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, costs_of_file, graph_of
-from poetmodel.cli.output import figures, print_json, print_text, print_written, show
-from poetmodel.cli.progress import live_line
+from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
 from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError

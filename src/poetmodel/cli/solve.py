@@ -14,9 +14,8 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import check_outputs, device_warnings, read_costs, read_graph
 from poetmodel.cli.job import JobOptions, Reply, answer
-from poetmodel.cli.output import figures, print_json, print_written, show
+from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.cli.plan import arena_rows, default_mode, save_beside
-from poetmodel.cli.progress import live_line
 from poetmodel.errors import InputError, MethodNotApplicableError
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from poetmodel.cli import completion, inspect, options
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
-from poetmodel.cli.output import figures, print_json, print_text, print_written, show
-from poetmodel.cli.progress import live_line
+from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import read_model_or_file
 from poetmodel.report.presenter import Fact, document

@@ -17,8 +17,7 @@ from poetmodel.cli.inputs import (
     graph_of_code,
     verify_document,
 )
-from poetmodel.cli.output import figures, print_json, print_text, show
-from poetmodel.cli.progress import live_line
+from poetmodel.cli.output import figures, live_line, print_json, print_text, show
 from poetmodel.data import as_text, read_bytes
 from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
