@@ -7,13 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.output import figures, listing, live_line, print_json, print_text, show
-from poetmodel.device.room import room_figures
 from poetmodel.errors import InputError
 from poetmodel.problem import RELATIVE_TOLERANCE
 from poetmodel.report.folding import DIGITS, fold
@@ -80,7 +79,7 @@ def explain(
         )
     print_room_warnings(stated.room)
     if output.json:
-        print_json(as_dict(account))
+        print_json(document(_facts(account)))
     elif given.tensor is not None:
         _print_tensor(account)
     else:
@@ -211,25 +210,7 @@ def price(account: Account, others: Sequence[Alternative]) -> str:
 
 
 def _print_schedule(account: Account) -> None:
-    stated = account.stated
-    graph, simulation = stated.graph, stated.simulation
-    overhead = format_joules(simulation.overhead_j or 0.0)
-    counts = Counter(str(decision.choice) for decision in account.decisions)
-    facts = [
-        row("energy", format_joules(simulation.energy_j or 0.0), f"overhead {overhead}"),
-        row(
-            "tensors",
-            f"{len(account.decisions)}",
-            ", ".join(f"{n} {choice}" for choice, n in counts.items()),
-        ),
-        _at_limit(account),
-        *room_facts(stated.room),
-        *state_facts(graph, simulation),
-        *_in_place(account),
-        *constraint_facts(stated.constraints),
-        *(_saved(account, more) for more in account.more_ram),
-    ]
-    show(figures(f"Schedule for {graph.name}", facts))
+    show(figures(f"Schedule for {account.stated.graph.name}", _facts(account)))
     if not account.groups:
         print_text("", "Nothing is recomputed or paged: no decision costs anything.")
         return
@@ -247,15 +228,63 @@ def _print_schedule(account: Account) -> None:
     )
 
 
+def _facts(account: Account) -> Iterator[Fact]:
+    """Yield what is known of the schedule; people read of single tensors elsewhere."""
+    stated = account.stated
+    graph, simulation = stated.graph, stated.simulation
+    overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
+    counts = Counter(str(decision.choice) for decision in account.decisions)
+    yield Fact("graph", {"name": graph.name, "sha256": graph.sha256})
+    yield Fact("status", stated.document.status)
+    yield Fact("energy_j", simulation.energy_j, "energy", format_joules, overhead)
+    yield Fact("overhead_j", simulation.overhead_j)
+    yield Fact("time_s", simulation.time_s)
+    yield Fact("peak_ram_bytes", simulation.peak_ram_bytes)
+    yield Fact("ram_budget_bytes", stated.problem.ram_budget_bytes)
+    choices = ", ".join(f"{n} {choice}" for choice, n in counts.items())
+    yield row("tensors", f"{len(account.decisions)}", choices)
+    yield _at_limit(account)
+    yield from room_facts(stated.room)
+    yield from state_facts(graph, simulation)
+    yield from _in_place(account)
+    yield from constraint_facts(stated.constraints)
+    full = [
+        {"stage": at.stage, "node": graph.nodes[at.node].name, "ram_bytes": at.ram_bytes}
+        for at in account.at_limit
+    ]
+    yield Fact("binding", full)
+    yield Fact("tensors", [decision.to_dict(graph) for decision in account.decisions])
+    asked = [
+        decision.to_dict(graph) | {"alternatives": [other.to_dict() for other in others]}
+        for decision, others in account.asked
+    ]
+    yield Fact("decisions", asked)
+    groups = [
+        {
+            "name": group.name,
+            "tensors": [graph.tensors[decision.tensor].name for decision in group.members],
+            "fate": str(group.members[0].choice),
+            "energy_j": sum(decision.energy_j for decision in group.members),
+            "time_s": sum(decision.time_s for decision in group.members),
+            "alternatives": [other.to_dict() for other in others],
+        }
+        for group, others in account.groups
+    ]
+    yield Fact("groups", groups)
+    yield from (_saved(account, more) for more in account.more_ram)
+    yield Fact("more_ram", [more.to_dict() for more in account.more_ram])
+
+
 def _in_place(account: Account) -> Iterator[Fact]:
     """Yield where the schedule operates in place, and what that saves."""
-    graph, uses = account.stated.graph, account.in_place
+    graph, uses, saved_bytes = account.stated.graph, account.in_place, account.saved_in_place_bytes
     pairs = sum(map(len, graph.in_place_of))
     if pairs:
+        found = {"uses": len(uses), "possible": pairs, "saved_at_peak_bytes": saved_bytes}
         done = len({(use.output, use.input) for use in uses})
-        saved = format_bytes(account.saved_in_place_bytes)
         text = f"{done} of {plural(pairs, 'output')}"
-        yield row("in place", text, f"{plural(len(uses), 'time')}; saves {saved} at the peak")
+        note = f"{plural(len(uses), 'time')}; saves {format_bytes(saved_bytes)} at the peak"
+        yield Fact("in_place", found, "in place", lambda _: text, note)
 
 
 def _at_limit(account: Account) -> Fact:
@@ -442,48 +471,3 @@ def _number(stated: VerifiedSchedule, name: str) -> int:
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise InputError(f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor{hint}")
     return index[name]
-
-
-def as_dict(account: Account) -> dict[str, Any]:
-    """Return an explanation as plain values in SI units."""
-    stated = account.stated
-    graph, simulation = stated.graph, stated.simulation
-    in_place = {
-        "uses": len(account.in_place),
-        "possible": sum(map(len, graph.in_place_of)),
-        "saved_at_peak_bytes": account.saved_in_place_bytes,
-    }
-    return {
-        "graph": {"name": graph.name, "sha256": graph.sha256},
-        "status": stated.document.status,
-        "energy_j": simulation.energy_j,
-        "overhead_j": simulation.overhead_j,
-        "time_s": simulation.time_s,
-        "peak_ram_bytes": simulation.peak_ram_bytes,
-        "ram_budget_bytes": stated.problem.ram_budget_bytes,
-        **room_figures(stated.room),
-        **document(state_facts(graph, simulation)),
-        **({"in_place": in_place} if any(graph.in_place_of) else {}),
-        **document(constraint_facts(stated.constraints)),
-        "binding": [
-            {"stage": at.stage, "node": graph.nodes[at.node].name, "ram_bytes": at.ram_bytes}
-            for at in account.at_limit
-        ],
-        "tensors": [decision.to_dict(graph) for decision in account.decisions],
-        "decisions": [
-            decision.to_dict(graph) | {"alternatives": [other.to_dict() for other in others]}
-            for decision, others in account.asked
-        ],
-        "groups": [
-            {
-                "name": each.name,
-                "tensors": [graph.tensors[one.tensor].name for one in each.members],
-                "fate": str(each.members[0].choice),
-                "energy_j": sum(one.energy_j for one in each.members),
-                "time_s": sum(one.time_s for one in each.members),
-                "alternatives": [other.to_dict() for other in others],
-            }
-            for each, others in account.groups
-        ],
-        "more_ram": [more.to_dict() for more in account.more_ram],
-    }

@@ -340,10 +340,7 @@ def progress_bar(*, wanted: bool) -> Iterator[Callable[[Progress], None] | None]
     with Bar(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
         yield lambda progress: bar.update(
-            task,
-            total=progress.total,
-            completed=progress.done,
-            description=_done(progress),
+            task, total=progress.total, completed=progress.done, description=_done(progress)
         )
 
 

@@ -213,7 +213,7 @@ def _facts(made: Planned) -> Iterator[Fact]:
     of = "" if budget is None else f"of a budget of {format_bytes(budget)}"
     yield row("peak RAM", format_bytes(check.peak_ram_bytes), of)
     if made.arena is not None:
-        yield from arena_rows(made.arena)
+        yield from arena_facts(made.arena)
     yield row("storage used", format_bytes(check.aux_used_bytes))
     homes = homes_in_words(made.graph, plan)
     if homes:
@@ -224,11 +224,15 @@ def _facts(made: Planned) -> Iterator[Fact]:
     yield row("binary size", size, "with --format binary")
 
 
-def arena_rows(arena: Arena) -> Iterator[Fact]:
-    """Yield the figures of addresses."""
+def arena_facts(arena: Arena) -> Iterator[Fact]:
+    """Yield the figures of the addresses of a plan."""
     from poetmodel.plan.listing import fragmentation_in_words
 
-    yield row("arena", format_bytes(arena.bytes), fragmentation_in_words(arena))
+    bound = fragmentation_in_words(arena)
+    yield Fact("arena_bytes", arena.bytes, "arena", format_bytes, bound)
+    yield Fact("arena_lower_bound_bytes", arena.lower_bound_bytes)
+    yield Fact("arena_fragmentation", arena.fragmentation)
+    yield Fact("arena_alignment", arena.alignment)
 
 
 _MODES: Final = {
