@@ -264,6 +264,8 @@ def _backend(name: str) -> str:
 
 
 def _table(title: str, found: Sequence[Row], *, proof: str) -> Table:
+    from poetmodel.bench.summaries import overhead_ratio
+
     heads = ("model, device", "RAM", "method", proof)
     figures = ("overhead", "gap", "peak", "time")
     lines = [
@@ -272,7 +274,7 @@ def _table(title: str, found: Sequence[Row], *, proof: str) -> Table:
             _words_of(row["ram"], row["deadline"]),
             _words_of(row["method"], row["backend"]),
             yes_or_no(row[proof]) if isinstance(row[proof], bool) else row[proof],
-            _share(row),
+            _figure(overhead_ratio(row), "{:.3%}".format),
             _figure(row["axis_gap"], lambda gap: "none" if gap == 1 else f"{gap:.2%}"),
             _figure(row["peak_ram_bytes"], format_bytes),
             _figure(row["makespan_s"], format_seconds),
@@ -284,12 +286,6 @@ def _table(title: str, found: Sequence[Row], *, proof: str) -> Table:
 
 def _words_of(*parts: str | None) -> str:
     return ", ".join(part for part in parts if part)
-
-
-def _share(row: Row) -> str:
-    if row["overhead_j"] is None or not row["baseline_energy_j"]:
-        return ""
-    return f"{row['overhead_j'] / row['baseline_energy_j']:.3%}"
 
 
 def _figure(value: float | None, unit: Unit) -> str:
