@@ -15,7 +15,7 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacles
 from poetmodel.problem.objective import transfer_mode
-from poetmodel.report.charts import address_chart, gauge_chart, progress_of, stage_chart
+from poetmodel.report.charts import address_chart, gauge_chart, map_chart, progress_of
 from poetmodel.report.facts import commands, decision_rows, facts
 from poetmodel.report.folding import decision_table
 from poetmodel.report.network import network_chart
@@ -42,7 +42,7 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
     rows = list(decision_rows(subject.problem, subject.schedule))
     charts = {
         "timeline": timeline_chart(subject),
-        "map": stage_chart(subject),
+        "map": map_chart(subject.graph, subject.schedule),
         "decisions": decision_table(rows),
         "network": network_chart(subject.graph, [row["choice"] for row in rows]),
         "gauge": gauge_chart([subject]),

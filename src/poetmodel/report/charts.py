@@ -85,11 +85,6 @@ def graph_chart(graph: Graph) -> dict[str, Any]:
     }
 
 
-def stage_chart(subject: Subject) -> dict[str, Any]:
-    """Return the map of the schedule of a report; see `map_chart`."""
-    return map_chart(subject.graph, subject.schedule)
-
-
 def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
     """Return the map of a schedule, stages by nodes (POET, ICML 2022, figure 2).
 

@@ -12,9 +12,9 @@ from poetmodel.report.charts import (
     front_chart,
     gauge_chart,
     graph_chart,
+    map_chart,
     overlay_chart,
     progress_of,
-    stage_chart,
 )
 from poetmodel.report.comparison import comparison_facts
 from poetmodel.report.drawing import check_installed
@@ -207,7 +207,10 @@ def _charts(subjects: Sequence[Subject], fronts: Rows) -> list[dict[str, Any]]:
             if (chart := progress_of(s)) is not None
         ),
         *({"type": "network", "id": f"network-{s.label}", **_network(s)} for s in subjects),
-        *({"type": "map", "id": f"map-{s.label}", **stage_chart(s)} for s in subjects),
+        *(
+            {"type": "map", "id": f"map-{s.label}", **map_chart(s.graph, s.schedule)}
+            for s in subjects
+        ),
         *({"type": "front", **front} for front in fronts),
     ]
 
