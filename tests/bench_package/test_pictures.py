@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.figure_rows import row, without
-from poetmodel.bench.pictures import TICKS, Map, Panel, digest, draw, panels, round_ticks
+from poetmodel.bench.pictures import digest, draw, panels
 from poetmodel.graph.catalogue import load_model
-from poetmodel.report.pictures import Kind, stage_map
+from poetmodel.report.pictures import Kind, Map, Panel, stage_map
+from poetmodel.report.still import TICKS, round_ticks
 from poetmodel.schedule import checkpoint_all
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, invoke, write_solved
-from poetmodel.cli.account import Account
-from poetmodel.cli.explain import price
+from poetmodel.cli.explain import Account, price
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.options import CostOptions, FileGraphOptions
 from poetmodel.solver.sensitivity.alternatives import Alternative, Forbidden, How

@@ -12,7 +12,7 @@ import pytest
 
 from kit.commands import Terminal, invoke
 from poetmodel.cli.application import app
-from poetmodel.cli.progress import LiveLine, live_line
+from poetmodel.cli.output import LiveLine, live_line
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem

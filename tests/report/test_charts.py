@@ -10,7 +10,7 @@ import pytest
 from kit.report_subjects import subject, training_problem
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.problem import Problem
-from poetmodel.report.charts import KINDS, address_chart, front_chart, stage_chart
+from poetmodel.report.charts import KINDS, address_chart, front_chart, map_chart
 from poetmodel.report.pictures import Kind, stage_map
 from poetmodel.schedule import Schedule
 
@@ -30,7 +30,7 @@ def cells(chart: dict[str, Any]) -> dict[tuple[int, int], tuple[Kind, bool, str]
 def test_runs_are_the_cells_of_the_map(*, recompute: bool) -> None:
     """The packed form holds what the other pictures draw."""
     one = subject(skip_problem(recompute=recompute))
-    found = cells(stage_chart(one))
+    found = cells(map_chart(one.graph, one.schedule))
     grid = stage_map(one.graph, one.schedule)
     assert {place: kind for place, (kind, _, _) in found.items()} == {
         (cell.row, cell.column): cell.kind for cell in grid.cells
@@ -48,7 +48,7 @@ def test_labels_count_the_bytes_of_what_happens() -> None:
         R=((0, 0), (1, 1), (2, 2), (3, 1), (3, 2), (3, 3)),
         S_RAM=((1, 0), (2, 0), (2, 1), (3, 0), (3, 3)),
     )
-    found = cells(stage_chart(subject(problem, schedule)))
+    found = cells(map_chart(problem.graph, schedule))
     assert found[3, 2] == (Kind.RECOMPUTED, False, "recomputed 5 B; kept in RAM 1 B")
     assert found[1, 0] == found[2, 0] == (Kind.KEPT, False, "kept in RAM 4 B")
 
@@ -71,7 +71,7 @@ def test_addresses_of_the_plan() -> None:
 def test_first_reads_of_state_are_page_ins_of_the_map() -> None:
     """What is resident is in RAM at the step of its node; nothing is computed there."""
     one = subject(training_problem(900))
-    found = cells(stage_chart(one))
+    found = cells(map_chart(one.graph, one.schedule))
     index = one.graph.node_index
     places = {name: (index[name], index[name]) for name in ("w1", "w2", "h")}
     assert found[places["w1"]][0] == Kind.PAGED_IN

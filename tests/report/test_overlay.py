@@ -15,7 +15,7 @@ from poetmodel.device.room import keep_all_use
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
-from poetmodel.report.overlay import gauge_chart, overlay_chart
+from poetmodel.report.charts import gauge_chart, overlay_chart
 from poetmodel.solver import solve
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kit.report_subjects import subject
 from kit.worked import comb_problem, skip_problem
-from poetmodel.report.progress import progress_chart, progress_of
+from poetmodel.report.charts import progress_chart, progress_of
 from poetmodel.solver import solve
 
 

@@ -8,8 +8,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from poetmodel import __version__
 from poetmodel.cli import (
-    bench,
-    devices,
     diff,
     doctor,
     explain,
@@ -155,13 +153,13 @@ for _command in (
     sweep.sweep,
     report.report,
     explore.explore,
-    bench.bench,
+    sweep.bench,
     inspect.inspect,
     verify.verify,
     explain.explain,
     diff.diff,
     inspect.models,
-    devices.devices,
+    inspect.devices,
     doctor.doctor,
 ):
     app.command(_command.name, cls=Subcommand, epilog=_command.epilog)(_command.run)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
-from poetmodel.cli.output import listing, print_json, print_text, show
-from poetmodel.cli.progress import live_line
+from poetmodel.cli.output import listing, live_line, print_json, print_text, show
 from poetmodel.report.presenter import (
     Fact,
     constraint_rows,

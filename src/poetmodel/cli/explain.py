@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from poetmodel.cli import options
-from poetmodel.cli.account import Account, as_dict, give_account
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
-from poetmodel.cli.output import figures, listing, print_json, print_text, show
-from poetmodel.cli.progress import live_line
+from poetmodel.cli.output import figures, listing, live_line, print_json, print_text, show
+from poetmodel.errors import InputError
+from poetmodel.problem import RELATIVE_TOLERANCE
+from poetmodel.report.folding import DIGITS, fold
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
+    document,
     plural,
     room_facts,
     row,
@@ -26,7 +30,11 @@ from poetmodel.units import format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.schedule.decisions import Decision
+    from poetmodel.graph import Graph
+    from poetmodel.report.folding import Fold
+    from poetmodel.report.subject import VerifiedSchedule
+    from poetmodel.schedule.decisions import Decision, InPlaceUse
+    from poetmodel.schedule.simulation import MemoryPoint
     from poetmodel.solver.sensitivity.alternatives import Alternative, MoreRam
 
 
@@ -71,7 +79,7 @@ def explain(
         )
     print_room_warnings(stated.room)
     if output.json:
-        print_json(as_dict(account))
+        print_json(document(_facts(account)))
     elif given.tensor is not None:
         _print_tensor(account)
     else:
@@ -202,25 +210,7 @@ def price(account: Account, others: Sequence[Alternative]) -> str:
 
 
 def _print_schedule(account: Account) -> None:
-    stated = account.stated
-    graph, simulation = stated.graph, stated.simulation
-    overhead = format_joules(simulation.overhead_j or 0.0)
-    counts = Counter(str(decision.choice) for decision in account.decisions)
-    facts = [
-        row("energy", format_joules(simulation.energy_j or 0.0), f"overhead {overhead}"),
-        row(
-            "tensors",
-            f"{len(account.decisions)}",
-            ", ".join(f"{n} {choice}" for choice, n in counts.items()),
-        ),
-        _at_limit(account),
-        *room_facts(stated.room),
-        *state_facts(graph, simulation),
-        *_in_place(account),
-        *constraint_facts(stated.constraints),
-        *(_saved(account, more) for more in account.more_ram),
-    ]
-    show(figures(f"Schedule for {graph.name}", facts))
+    show(figures(f"Schedule for {account.stated.graph.name}", _facts(account)))
     if not account.groups:
         print_text("", "Nothing is recomputed or paged: no decision costs anything.")
         return
@@ -238,15 +228,63 @@ def _print_schedule(account: Account) -> None:
     )
 
 
+def _facts(account: Account) -> Iterator[Fact]:
+    """Yield what is known of the schedule; people read of single tensors elsewhere."""
+    stated = account.stated
+    graph, simulation = stated.graph, stated.simulation
+    overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
+    counts = Counter(str(decision.choice) for decision in account.decisions)
+    yield Fact("graph", {"name": graph.name, "sha256": graph.sha256})
+    yield Fact("status", stated.document.status)
+    yield Fact("energy_j", simulation.energy_j, "energy", format_joules, overhead)
+    yield Fact("overhead_j", simulation.overhead_j)
+    yield Fact("time_s", simulation.time_s)
+    yield Fact("peak_ram_bytes", simulation.peak_ram_bytes)
+    yield Fact("ram_budget_bytes", stated.problem.ram_budget_bytes)
+    choices = ", ".join(f"{n} {choice}" for choice, n in counts.items())
+    yield row("tensors", f"{len(account.decisions)}", choices)
+    yield _at_limit(account)
+    yield from room_facts(stated.room)
+    yield from state_facts(graph, simulation)
+    yield from _in_place(account)
+    yield from constraint_facts(stated.constraints)
+    full = [
+        {"stage": at.stage, "node": graph.nodes[at.node].name, "ram_bytes": at.ram_bytes}
+        for at in account.at_limit
+    ]
+    yield Fact("binding", full)
+    yield Fact("tensors", [decision.to_dict(graph) for decision in account.decisions])
+    asked = [
+        decision.to_dict(graph) | {"alternatives": [other.to_dict() for other in others]}
+        for decision, others in account.asked
+    ]
+    yield Fact("decisions", asked)
+    groups = [
+        {
+            "name": group.name,
+            "tensors": [graph.tensors[decision.tensor].name for decision in group.members],
+            "fate": str(group.members[0].choice),
+            "energy_j": sum(decision.energy_j for decision in group.members),
+            "time_s": sum(decision.time_s for decision in group.members),
+            "alternatives": [other.to_dict() for other in others],
+        }
+        for group, others in account.groups
+    ]
+    yield Fact("groups", groups)
+    yield from (_saved(account, more) for more in account.more_ram)
+    yield Fact("more_ram", [more.to_dict() for more in account.more_ram])
+
+
 def _in_place(account: Account) -> Iterator[Fact]:
     """Yield where the schedule operates in place, and what that saves."""
-    graph, uses = account.stated.graph, account.in_place
+    graph, uses, saved_bytes = account.stated.graph, account.in_place, account.saved_in_place_bytes
     pairs = sum(map(len, graph.in_place_of))
     if pairs:
+        found = {"uses": len(uses), "possible": pairs, "saved_at_peak_bytes": saved_bytes}
         done = len({(use.output, use.input) for use in uses})
-        saved = format_bytes(account.saved_in_place_bytes)
         text = f"{done} of {plural(pairs, 'output')}"
-        yield row("in place", text, f"{plural(len(uses), 'time')}; saves {saved} at the peak")
+        note = f"{plural(len(uses), 'time')}; saves {format_bytes(saved_bytes)} at the peak"
+        yield Fact("in_place", found, "in place", lambda _: text, note)
 
 
 def _at_limit(account: Account) -> Fact:
@@ -289,3 +327,147 @@ def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
             format_seconds(sum(one.time_s for one in each.members)),
             "impossible" if others and not possible else price(account, possible),
         )
+
+
+# -- what it finds out -------------------------------------------------------------------------
+
+SHOWN: Final = 10
+"""Number of most expensive decisions that are shown."""
+RAM_SHARE: Final = 0.3
+"""Part of the time limit for the value of more RAM."""
+TENSOR_SHARE: Final = (1 - RAM_SHARE) / (2 * SHOWN)
+"""Part of the time limit for a tensor, alone or among others, so that both give equal figures, and
+for equal tensors together."""
+DEFAULT_GAP: Final = 1e-4
+"""Gap tolerance for schedules whose file states none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """The explanation of a schedule."""
+
+    stated: VerifiedSchedule
+    """The schedule and its problem."""
+    decisions: Sequence[Decision]
+    at_limit: Sequence[MemoryPoint]
+    """The steps at which RAM is at its limit."""
+    asked: Sequence[tuple[Decision, Sequence[Alternative]]]
+    """The tensors with their alternatives, the most expensive first."""
+    more_ram: Sequence[MoreRam]
+    groups: Sequence[tuple[Fold[Decision], Sequence[Alternative]]] = ()
+    """Equal tensors with the alternatives for all of them, the most expensive first."""
+    in_place: Sequence[InPlaceUse] = ()
+    """Where it operates in place."""
+    saved_in_place_bytes: int = 0
+    """How much higher its peak is without [B]."""
+
+    @property
+    def noise_j(self) -> float:
+        """Energies below this are within the gap tolerance of the schedule [J]."""
+        simulation, stated = self.stated.simulation, self.stated.document.problem
+        gap = DEFAULT_GAP if stated is None or stated.gap is None else stated.gap
+        rounding_j = RELATIVE_TOLERANCE * (simulation.energy_j or 0.0)
+        return gap * (simulation.overhead_j or 0.0) + rounding_j
+
+    @property
+    def least_possible_j(self) -> float:
+        """The least cost of any alternative, by the bound of the file [J]; 0 or below."""
+        stated, simulation = self.stated.document.stated, self.stated.simulation
+        overhead_j, bound_j = simulation.overhead_j or 0.0, stated.get("overhead_bound_j")
+        claimed_j = stated.get("overhead_j")
+        if bound_j is None or claimed_j is None or abs(claimed_j - overhead_j) > self.noise_j:
+            bound_j = 0.0  # no bound for these costs: every schedule pays the baseline
+        return min(0.0, bound_j - overhead_j)
+
+    def signed(self, energy_j: float) -> str:
+        """Return an energy with its sign, 0 if it is within the gap."""
+        if abs(energy_j) <= self.noise_j:
+            return "0 J"
+        return f"{'-' if energy_j < 0 else '+'}{format_joules(abs(energy_j))}"
+
+
+def give_account(
+    stated: VerifiedSchedule, tensor: str | None, *, each: bool, time_limit: float, threads: int
+) -> Account:
+    """Explain one tensor, or the most expensive ones and the value of more RAM.
+
+    Equal tensors are explained together, and with `each` every one by itself too.
+    """
+    from poetmodel.schedule.decisions import (
+        find_decisions,
+        in_place_uses,
+        saved_in_place_bytes,
+        steps_at_limit,
+    )
+    from poetmodel.solver.sensitivity.alternatives import find_alternatives, value_of_ram
+
+    problem, schedule = stated.problem, stated.schedule
+    at_limit = steps_at_limit(problem, schedule, stated.simulation)
+    decisions = find_decisions(problem, schedule, at_limit)
+    more_ram: Sequence[MoreRam] = ()
+    folds: Sequence[Fold[Decision]] = ()
+    if tensor is None:
+        dearest = _dearest(decisions, problem.graph)
+        chosen = dearest[:SHOWN] if each else []
+        folds = _folded(dearest, problem.graph)
+        limit_s = RAM_SHARE * time_limit
+        more_ram = value_of_ram(problem, schedule, time_limit=limit_s, threads=threads)
+    else:
+        chosen = [decisions[_number(stated, tensor)]]
+    find = partial(find_alternatives, time_limit=TENSOR_SHARE * time_limit, threads=threads)
+    asked = [(decision, find(problem, schedule, decision.tensor)) for decision in chosen]
+    known = {decision.tensor: others for decision, others in asked}
+    groups = []
+    for one in folds:
+        first, *twins = (decision.tensor for decision in one.members)
+        others = None if twins else known.get(first)
+        if others is None:
+            others = find(problem, schedule, first, twins=twins)
+        groups.append((one, others))
+    return Account(
+        stated=stated,
+        decisions=decisions,
+        at_limit=at_limit,
+        asked=asked,
+        more_ram=more_ram,
+        groups=groups,
+        in_place=in_place_uses(problem.graph, schedule),
+        saved_in_place_bytes=saved_in_place_bytes(problem, schedule, stated.simulation),
+    )
+
+
+def _dearest(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
+    """Return the most expensive decisions, a recomputation only for its largest output."""
+    size = graph.tensor_bytes
+    moved = [decision for decision in decisions if decision.has_cost]
+    chosen: dict[tuple[object, ...], Decision] = {}
+    for decision in sorted(moved, key=lambda one: (-one.energy_j, -size[one.tensor])):
+        shared = not decision.paged_in
+        key = (shared, graph.node_of[decision.tensor] if shared else decision.tensor)
+        chosen.setdefault(key, decision)
+    return list(chosen.values())
+
+
+def _folded(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]:
+    """Fold equal decisions on tensors of equal blocks; return those that cost most together."""
+    folds = fold(
+        decisions,
+        name=lambda one: graph.tensors[one.tensor].name,
+        key=lambda one: (
+            *(one.choice, graph.tensor_bytes[one.tensor]),
+            *(len(one.recomputed), len(one.paged_in), len(one.paged_out)),
+            *(f"{cost:.{DIGITS}g}" for cost in (one.energy_j, one.time_s)),
+        ),
+    )
+    return sorted(folds, key=lambda each: -sum(one.energy_j for one in each.members))[:SHOWN]
+
+
+def _number(stated: VerifiedSchedule, name: str) -> int:
+    index = stated.graph.tensor_index
+    if name not in index:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, index, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise InputError(f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor{hint}")
+    return index[name]

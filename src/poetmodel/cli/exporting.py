@@ -14,9 +14,7 @@ import typer  # noqa: TC002 - typer itself reads the annotation
 
 from poetmodel.cli import completion, options
 from poetmodel.cli.inputs import check_outputs
-from poetmodel.cli.output import figures, print_json, print_written, show
-from poetmodel.cli.progress import live_line
-from poetmodel.cli.tracing import OptimizerName
+from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.errors import InputError, raised_as
 from poetmodel.report.presenter import count, row
 from poetmodel.units import format_bytes
@@ -57,7 +55,7 @@ class ExportOptions:
     name: str | None = options.option(
         None, "--name NAME", "Name of the step. Default: the class of the model."
     )
-    optimizer: OptimizerName | None = options.option(
+    optimizer: options.OptimizerName | None = options.option(
         None,
         "--optimizer",
         "Update the parameters, with PyTorch's defaults (momentum: SGD with 0.9). Default: hand "
@@ -199,7 +197,7 @@ def export(
 
 
 def step_of(
-    what: str, *, name: str | None, optimizer: OptimizerName | None, infer: bool = False
+    what: str, *, name: str | None, optimizer: options.OptimizerName | None, infer: bool = False
 ) -> Step:
     """Capture what ``module:function`` returns, or read a step file; output goes to stderr."""
     from poetmodel.torch.target import is_target

@@ -302,15 +302,12 @@ def verify_document(
 
 def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:
     """Return the problem that a file states; without costs, all times and energies are 0."""
-    from poetmodel.device import Costs
     from poetmodel.problem import Problem
+    from poetmodel.report.subject import free_costs
 
     stated = document.problem
     if costs is None:
-        nothing, pages = [0.0] * len(graph.nodes), [(0.0, 0.0)] * len(graph.tensors)
-        costs = Costs.from_arrays(
-            graph, compute_time_s=nothing, compute_energy_j=nothing, page_in=pages, page_out=pages
-        )
+        costs = free_costs(graph)
         if stated is not None:
             kept = [row for row in stated.constraints if not row.needs_costs]
             limits = {"deadline_s": None, "energy_budget_j": None, "constraints": kept}

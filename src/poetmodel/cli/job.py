@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.cli.options import LimitOptions, group, option
 from poetmodel.errors import InputError
@@ -102,39 +102,32 @@ class Reply:
         simulation = self.result.simulation
         return None if simulation is None else self.steps * (simulation.energy_j or 0.0)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the answer as plain values in SI units."""
-        return {
-            "samples": self.job.samples,
-            "steps": self.steps,
-            "within_s": self.job.within_s,
-            "battery_j": self.job.battery_j,
-            "total_s": self.total_s,
-            "total_j": self.total_j,
-            "limits": [
-                {
-                    "limit": str(limit.quantity),
-                    "binding": str(limit.state),
-                    "used": limit.used,
-                    "allowed": limit.allowed,
-                    "minimized_without": limit.without,
-                }
-                for limit in self.limits
-            ],
-        }
-
     def facts(self) -> Iterator[Fact]:
-        """Yield the rows about a job whose step has a schedule."""
+        """Yield the figures of the answer; people read of a job whose step has a schedule."""
         size = self.result.problem.graph.batch_size
         batch = "one sample each" if size == 1 else f"batches of {size}"
-        yield row("samples", f"{self.job.samples:,}", f"{self.steps:,} steps, {batch}")
-        for verb, total, limit, what, unit in (
-            ("takes", self.total_s, self.job.within_s, "time", format_seconds),
-            ("needs", self.total_j, self.job.battery_j, "battery", format_joules),
-        ):
-            yield row(verb, unit(total or 0.0), _share(total, limit, what, unit))
-        for each in self.limits:
-            yield row(_NAMES[each.quantity], _WORDS[each.state], self._use(each))
+        note = f"{self.steps:,} steps, {batch}"
+        yield Fact("samples", self.job.samples, "samples", "{:,}".format, note)
+        yield Fact("steps", self.steps)
+        yield Fact("within_s", self.job.within_s)
+        yield Fact("battery_j", self.job.battery_j)
+        of_time = _share(self.total_s, self.job.within_s, "time", format_seconds)
+        yield Fact("total_s", self.total_s, "takes", format_seconds, of_time)
+        of_battery = _share(self.total_j, self.job.battery_j, "battery", format_joules)
+        yield Fact("total_j", self.total_j, "needs", format_joules, of_battery)
+        limits = [
+            {
+                "limit": str(limit.quantity),
+                "binding": str(limit.state),
+                "used": limit.used,
+                "allowed": limit.allowed,
+                "minimized_without": limit.without,
+            }
+            for limit in self.limits
+        ]
+        yield Fact("limits", limits)
+        for limit in self.limits:
+            yield row(_NAMES[limit.quantity], _WORDS[limit.state], self._use(limit))
 
     def _use(self, limit: UsedLimit) -> str:
         """Return how much of a limit a step uses, and what would be better without it."""

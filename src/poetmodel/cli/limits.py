@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings
 from poetmodel.cli.inputs import beside_bytes, given_step, read_costs, read_graph
-from poetmodel.cli.output import figures, print_json, print_text, show
-from poetmodel.cli.progress import live_line
+from poetmodel.cli.output import figures, live_line, print_json, print_text, show
 from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.problem import Quantity
 from poetmodel.report.presenter import Fact, Unit, percent, plural, row

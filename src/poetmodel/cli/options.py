@@ -218,6 +218,15 @@ class StateName(StrEnum):
     FROZEN = "frozen"
 
 
+class OptimizerName(StrEnum):
+    """The optimizers of `--optimizer`."""
+
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+    ADAMW = "adamw"
+
+
 # -- the groups --------------------------------------------------------------------------------
 
 

@@ -12,8 +12,7 @@ import typer
 from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, costs_of_file, graph_of
-from poetmodel.cli.output import figures, print_json, print_text, print_written, show
-from poetmodel.cli.progress import live_line
+from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
 from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
@@ -214,7 +213,7 @@ def _facts(made: Planned) -> Iterator[Fact]:
     of = "" if budget is None else f"of a budget of {format_bytes(budget)}"
     yield row("peak RAM", format_bytes(check.peak_ram_bytes), of)
     if made.arena is not None:
-        yield from arena_rows(made.arena)
+        yield from arena_facts(made.arena)
     yield row("storage used", format_bytes(check.aux_used_bytes))
     homes = homes_in_words(made.graph, plan)
     if homes:
@@ -225,11 +224,15 @@ def _facts(made: Planned) -> Iterator[Fact]:
     yield row("binary size", size, "with --format binary")
 
 
-def arena_rows(arena: Arena) -> Iterator[Fact]:
-    """Yield the figures of addresses."""
+def arena_facts(arena: Arena) -> Iterator[Fact]:
+    """Yield the figures of the addresses of a plan."""
     from poetmodel.plan.listing import fragmentation_in_words
 
-    yield row("arena", format_bytes(arena.bytes), fragmentation_in_words(arena))
+    bound = fragmentation_in_words(arena)
+    yield Fact("arena_bytes", arena.bytes, "arena", format_bytes, bound)
+    yield Fact("arena_lower_bound_bytes", arena.lower_bound_bytes)
+    yield Fact("arena_fragmentation", arena.fragmentation)
+    yield Fact("arena_alignment", arena.alignment)
 
 
 _MODES: Final = {

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, read_named, verify_document
-from poetmodel.cli.output import figures, print_json, print_written, show
+from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.cli.plan import Planned, default_mode
-from poetmodel.cli.progress import live_line
 from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.report.presenter import Fact, look_up, row
 from poetmodel.units import format_bytes

@@ -14,10 +14,10 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import check_outputs, device_warnings, read_costs, read_graph
 from poetmodel.cli.job import JobOptions, Reply, answer
-from poetmodel.cli.output import figures, print_json, print_written, show
-from poetmodel.cli.plan import arena_rows, default_mode, save_beside
-from poetmodel.cli.progress import live_line
+from poetmodel.cli.output import figures, live_line, print_json, print_written, show
+from poetmodel.cli.plan import arena_facts, default_mode, save_beside
 from poetmodel.errors import InputError, MethodNotApplicableError
+from poetmodel.report.presenter import document
 
 if TYPE_CHECKING:
     from poetmodel.plan import Arena
@@ -218,18 +218,18 @@ def _deliver(
         except InputError as error:
             unwritten = error
     if json:
-        document = result.to_dict()
+        values = result.to_dict()
         if reply is not None:
-            document["job"] = reply.as_dict()
+            values["job"] = document(reply.facts())
         if explanation is not None:
-            document["infeasible"] = explanation.to_dict()
-        print_json(document)
+            values["infeasible"] = explanation.to_dict()
+        print_json(values)
     elif result.schedule is not None:
         from poetmodel.cli.summary import result_table
 
         table = result_table(result, total_s=time.monotonic() - called_s, read_s=read_s)
         more = [] if reply is None else [figures("The whole job", reply.facts())]
-        more += [] if arena is None else [figures("Addresses", arena_rows(arena))]
+        more += [] if arena is None else [figures("Addresses", arena_facts(arena))]
         show(table, *more)
     elif reply is not None:
         print_warnings(reply.sentences())

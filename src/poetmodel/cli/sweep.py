@@ -1,7 +1,8 @@
-"""``poetmodel sweep``: many problems by many methods, in a store that can be resumed."""
+"""``poetmodel sweep`` and ``bench``: many problems by many methods, in a store; can be resumed."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,7 @@ import typer
 
 from poetmodel.cli import completion, options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_warnings
-from poetmodel.cli.output import listing, print_json, show
-from poetmodel.cli.progress import progress_bar
+from poetmodel.cli.output import listing, print_json, progress_bar, show
 from poetmodel.errors import InputError, listed
 from poetmodel.files import read_text
 from poetmodel.problem import DeadlineCounts
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from poetmodel.bench.runs import Run
     from poetmodel.bench.tables import Row
     from poetmodel.graph.catalogue import Variant
+    from poetmodel.report.pictures import Map, Panel
+
 
 MAX_WORKERS: Final = 256
 
@@ -262,6 +264,8 @@ def _backend(name: str) -> str:
 
 
 def _table(title: str, found: Sequence[Row], *, proof: str) -> Table:
+    from poetmodel.bench.summaries import overhead_ratio
+
     heads = ("model, device", "RAM", "method", proof)
     figures = ("overhead", "gap", "peak", "time")
     lines = [
@@ -270,7 +274,7 @@ def _table(title: str, found: Sequence[Row], *, proof: str) -> Table:
             _words_of(row["ram"], row["deadline"]),
             _words_of(row["method"], row["backend"]),
             yes_or_no(row[proof]) if isinstance(row[proof], bool) else row[proof],
-            _share(row),
+            _figure(overhead_ratio(row), "{:.3%}".format),
             _figure(row["axis_gap"], lambda gap: "none" if gap == 1 else f"{gap:.2%}"),
             _figure(row["peak_ram_bytes"], format_bytes),
             _figure(row["makespan_s"], format_seconds),
@@ -284,11 +288,97 @@ def _words_of(*parts: str | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _share(row: Row) -> str:
-    if row["overhead_j"] is None or not row["baseline_energy_j"]:
-        return ""
-    return f"{row['overhead_j'] / row['baseline_energy_j']:.3%}"
-
-
 def _figure(value: float | None, unit: Unit) -> str:
     return "" if value is None else unit(value)
+
+
+# -- figures of the paper ----------------------------------------------------------------------
+
+FOLDER: Final = Path("poetmodel-bench")
+"""Parent of the default folders of all figures."""
+FORMS: Final = (".svg", ".png")
+
+
+@options.group
+class FigureOptions:
+    """The figure, and how it is made."""
+
+    name: str = options.argument(
+        options.REQUIRED,
+        "NAME",
+        "figure2, figure3, figure4, figure5, table3: of the POET paper. solvers: HiGHS, SCIP "
+        "and Gurobi on two formulations.",
+        autocompletion=completion.figures,
+    )
+    quick: bool = options.how(False, "--quick", "Fewer budgets, one seed, shorter limits.")
+    out: Path | None = options.output(
+        None,
+        "--out DIR",
+        "Folder of records, tables and pictures. Runs that are recorded there are not "
+        "repeated. Default: poetmodel-bench/NAME.",
+    )
+    time_limit: float | None = options.how(
+        None, "--time-limit SECONDS", "Limit of each solve. Default: the figure's.", min=0.001
+    )
+
+
+@options.command("poetmodel bench figure5 --quick")
+def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOptions) -> None:
+    """Reproduce a figure of the paper: records, a table and a picture; can be resumed."""
+    from poetmodel.bench import figures, pictures, summaries, tables
+    from poetmodel.bench import sweep as run_all
+    from poetmodel.bench.store import Store
+
+    limit_s, name = wanted.time_limit, wanted.name
+    if limit_s is not None and not math.isfinite(limit_s):
+        raise InputError(f"--time-limit: expected a number of seconds above 0, got {limit_s}")
+    figure = figures.figure(name)
+    folder = FOLDER / name if wanted.out is None else wanted.out
+    figure_runs = figure.runs(quick=wanted.quick, time_limit_s=limit_s)
+    with progress_bar(wanted=not output.json) as on_progress:
+        records = run_all(
+            figure_runs, folder, workers=runs.workers, warm=figure.warm, on_progress=on_progress
+        )
+    found = tables.rows(records)
+    tables.write_csv(folder / "cells.csv", found)
+    shown = pictures.panels(name, found, Store(folder).schedule)
+    drawn, notes = _draw(folder / name, shown)
+    summary = summaries.summary(name, found)
+    if output.json:
+        print_json(
+            {
+                "name": name,
+                "title": figure.title,
+                "paper": figure.paper or None,
+                "cells": found,
+                "tables": [
+                    {"title": table.title, "heads": table.heads, "rows": table.rows}
+                    for table in summary
+                ],
+                "pictures": [str(path) for path in drawn],
+                "notes": notes,
+            }
+        )
+    else:
+        for table in summary:
+            heads, rows = table.heads, table.rows
+            show(listing(table.title, heads, rows, left=table.words, whole_names=False))
+        if figure.paper:
+            show(f"The paper: {figure.paper}")
+        print_warnings(notes)
+    fail_if_failed(found)
+
+
+def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:
+    """Draw the pictures; return their files, and notes on what is missing."""
+    from poetmodel.bench.pictures import check_form, draw
+
+    paths = [stem.with_suffix(form) for form in FORMS]
+    try:
+        for path in paths:
+            check_form(path)
+    except InputError as error:
+        return [], [f"no picture is drawn: {error}"]
+    for path in paths:
+        draw(path, shown)
+    return paths, []

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from poetmodel.cli import completion, inspect, options
+from poetmodel.cli.exporting import step_of
 from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs, read_device
-from poetmodel.cli.output import figures, print_json, print_text, print_written, show
-from poetmodel.cli.progress import live_line
+from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
 from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import read_model_or_file
 from poetmodel.report.presenter import Fact, document
@@ -128,15 +128,6 @@ def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
 # -- trace -------------------------------------------------------------------------------------
 
 
-class OptimizerName(StrEnum):
-    """The optimizers of `--optimizer`."""
-
-    SGD = "sgd"
-    MOMENTUM = "momentum"
-    ADAM = "adam"
-    ADAMW = "adamw"
-
-
 @options.group
 class TraceOptions:
     """What is traced, and the files that are written."""
@@ -152,7 +143,7 @@ class TraceOptions:
         "--out FILE",
         "Write the graph file, *.graph.json, and its costs next to it, *.profile.csv.",
     )
-    optimizer: OptimizerName | None = options.option(
+    optimizer: options.OptimizerName | None = options.option(
         None,
         "--optimizer",
         "Make the step of an optimizer a part of the graph, with PyTorch's defaults (momentum: SGD "
@@ -276,7 +267,9 @@ class EmulationOptions:
         "On average; fewer where memory is slow. Measure it on your board.",
         parser=options.number("a number above 0, such as 0.8", positive=True),
     )
-    optimizer: OptimizerName | None = _emulating(None, "--optimizer", "As for 'poetmodel export'.")
+    optimizer: options.OptimizerName | None = _emulating(
+        None, "--optimizer", "As for 'poetmodel export'."
+    )
 
     def check(self) -> None:
         """Raise if something is given that only emulation takes."""
@@ -290,7 +283,6 @@ class EmulationOptions:
         self, what: str, costing: CostingOptions, tile: str | None
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
         """Export a step, run it on the emulated board, and return graph, costs and notes."""
-        from poetmodel.cli.exporting import step_of
         from poetmodel.export.exporting import DEVICE, in_tiles
         from poetmodel.export.measuring import emulated_profile
 

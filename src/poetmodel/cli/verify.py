@@ -17,8 +17,8 @@ from poetmodel.cli.inputs import (
     graph_of_code,
     verify_document,
 )
-from poetmodel.cli.output import figures, print_json, print_text, show
-from poetmodel.cli.progress import live_line
+from poetmodel.cli.output import figures, live_line, print_json, print_text, show
+from poetmodel.cli.plan import arena_facts
 from poetmodel.device import StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import InputError, ScheduleError
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
-    from poetmodel.plan import Arena, PlanCheck
+    from poetmodel.plan import PlanCheck
     from poetmodel.plan.io import PlanDocument
     from poetmodel.report.subject import VerifiedSchedule
 
@@ -248,16 +248,5 @@ def _plan_facts(
     yield from room_facts(room)
     yield Fact("peak_instruction", check.peak_position)
     if stated.arena is not None:
-        yield from _arena_facts(stated.arena)
+        yield from arena_facts(stated.arena)
     yield from _moved(check)
-
-
-def _arena_facts(arena: Arena) -> Iterator[Fact]:
-    """Yield the figures of the addresses of a plan."""
-    from poetmodel.plan.listing import fragmentation_in_words
-
-    bound = fragmentation_in_words(arena)
-    yield Fact("arena_bytes", arena.bytes, "arena", format_bytes, bound)
-    yield Fact("arena_lower_bound_bytes", arena.lower_bound_bytes)
-    yield Fact("arena_fragmentation", arena.fragmentation)
-    yield Fact("arena_alignment", arena.alignment)

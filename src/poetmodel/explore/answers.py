@@ -15,12 +15,10 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacles
 from poetmodel.problem.objective import transfer_mode
-from poetmodel.report.charts import address_chart, stage_chart
+from poetmodel.report.charts import address_chart, gauge_chart, map_chart, progress_of
 from poetmodel.report.facts import commands, decision_rows, facts
 from poetmodel.report.folding import decision_table
 from poetmodel.report.network import network_chart
-from poetmodel.report.overlay import gauge_chart
-from poetmodel.report.progress import progress_of
 from poetmodel.report.subject import Sources, Subject
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers
@@ -44,7 +42,7 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
     rows = list(decision_rows(subject.problem, subject.schedule))
     charts = {
         "timeline": timeline_chart(subject),
-        "map": stage_chart(subject),
+        "map": map_chart(subject.graph, subject.schedule),
         "decisions": decision_table(rows),
         "network": network_chart(subject.graph, [row["choice"] for row in rows]),
         "gauge": gauge_chart([subject]),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import PARTS, kind_of
+from poetmodel.device.room import PARTS, DeviceRoom, RamUse, gauge, keep_all_use, kind_of
+from poetmodel.plan import Op
+from poetmodel.problem import Quantity
 from poetmodel.report.pictures import (
     COLOURS,
     DARK_COLOURS,
@@ -16,16 +21,21 @@ from poetmodel.report.pictures import (
     rounded,
     size_unit,
     stage_actions,
+    time_unit,
 )
-from poetmodel.report.presenter import escaped
-from poetmodel.units import format_bytes
+from poetmodel.report.presenter import escaped, share
+from poetmodel.result import relative_gap
+from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
+    from poetmodel.plan import Plan, PlanCheck
+    from poetmodel.problem import Problem
     from poetmodel.report.pictures import AddressMap
     from poetmodel.report.subject import Subject
+    from poetmodel.result import Moment
     from poetmodel.schedule import Schedule
 
 
@@ -73,11 +83,6 @@ def graph_chart(graph: Graph) -> dict[str, Any]:
             for i, tensor in enumerate(graph.tensors)
         ],
     }
-
-
-def stage_chart(subject: Subject) -> dict[str, Any]:
-    """Return the map of the schedule of a report; see `map_chart`."""
-    return map_chart(subject.graph, subject.schedule)
 
 
 def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
@@ -143,6 +148,9 @@ def box_chart(picture: AddressMap) -> dict[str, Any]:
     }
 
 
+# -- a sweep -----------------------------------------------------------------------------------
+
+
 def front_chart(
     rows: Sequence[Mapping[str, Any]], front: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -200,3 +208,163 @@ def _point(row: Mapping[str, Any], *, on_front: bool) -> str:
         "proven optimal" if row["status"] == "optimal" else "not proven",
     ]
     return ", ".join(parts + ["on the front of energy, RAM and time"] * on_front)
+
+
+# -- several schedules on common axes ----------------------------------------------------------
+
+LEAST_PLANS: Final = 2
+"""Plans that are worth common axes."""
+
+
+def overlay_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
+    """Return the RAM curves of schedules over one time axis; None unless two have plans.
+
+    ``curves``: label and name of each, the corners of its curve (from a time on so much RAM), and
+    its budget.
+    """
+    planned = [
+        (subject, subject.plan, subject.check)
+        for subject in subjects
+        if subject.plan is not None and subject.check is not None
+    ]
+    if len(planned) < LEAST_PLANS:
+        return None
+    factor, unit = time_unit(max(check.makespan_s or 0.0 for _, _, check in planned))
+    sizes = [
+        max(check.peak_ram_bytes, plan.ram_budget_bytes or 0) + subject.reserved_bytes
+        for subject, plan, check in planned
+    ]
+    scale, size = size_unit(max(sizes))
+    curves = []
+    for subject, plan, check in planned:
+        corners = list(_corners(subject.graph, plan, check))
+        base, budget = subject.reserved_bytes, plan.ram_budget_bytes
+        budget = None if budget is None else budget + base
+        curves.append(
+            {
+                "label": subject.label,
+                "name": escaped(subject.sources.schedule),
+                "x": [rounded(time / factor) for time, _ in corners],
+                "y": [rounded((base + ram) / scale) for _, ram in corners],
+                "budget": None if budget is None else rounded(budget / scale),
+                "budget_name": "" if budget is None else format_bytes(budget),
+            }
+        )
+    return {"curves": curves, "time": unit, "size": size, "colours": line_colours()}
+
+
+def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
+    """Return what schedules take of the RAM of their device, and what keep-all would take.
+
+    None where no device is known. ``rows``: label, RAM, parts, and what is free or missing [B];
+    ``keep_all``: the same of keep-all on each device that the schedules have.
+    """
+    known = [each for each in subjects if each.room is not None and each.verdict.valid]
+    if not known:
+        return None
+    rows = [_gauge(each.label, each.room) for each in known]
+    rooms: dict[str, dict[str, Any]] = {}
+    for each in known:
+        device, graph = each.problem.costs.device, each.graph
+        room = DeviceRoom.of(device, graph, keep_all_use(graph))
+        if room is not None:
+            rooms[room.device] = _gauge("keep-all", room)
+    return {"rows": rows, "keep_all": list(rooms.values())}
+
+
+def _gauge(label: str, room: DeviceRoom | None) -> dict[str, Any]:
+    found: Mapping[str, Any] = gauge(room) or {}
+    return {
+        "label": label,
+        "device": "" if room is None else room.device,
+        "ram": found["ram_bytes"],
+        "parts": [found[part.name] for part in fields(RamUse)],
+        "free": found["free_bytes"],
+        "missing": found["missing_bytes"],
+    }
+
+
+def _corners(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[tuple[float, int]]:
+    """Yield from when on how much RAM is in use, wherever that changes.
+
+    What is there for no time at all, such as a peak within a free, is a point before what stays.
+    """
+    before = -1
+    end_s = check.makespan_s or 0.0
+    for time_s, levels in groupby(_levels(graph, plan, check), key=itemgetter(0)):
+        found = [ram for _, ram in levels]
+        if max(found) > max(found[-1], before):
+            yield time_s, max(found)
+        if found[-1] != before or time_s == end_s:
+            yield time_s, found[-1]
+        before = found[-1]
+
+
+def _levels(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[tuple[float, int]]:
+    yield 0.0, sum(graph.tensor_bytes[i] for i in plan.resident or ())
+    first_reads = plan.first_reads(graph)
+    for (op, index), moment in zip(plan.program, check.moments, strict=True):
+        computes = op == Op.COMPUTE and index not in first_reads
+        yield moment.issued_s, moment.high_bytes
+        yield (moment.end_s if computes else moment.issued_s), moment.ram_bytes
+    if check.moments:
+        yield check.makespan_s or 0.0, check.moments[-1].ram_bytes
+
+
+# -- how incumbent and bound of a solve met ----------------------------------------------------
+
+LEAST_MOMENTS: Final = 2
+"""Moments that are worth a chart."""
+
+
+def progress_of(subject: Subject) -> dict[str, Any] | None:
+    """Return the chart of a schedule file; None where it has no history to show."""
+    document = subject.document
+    if document.problem is None or (subject.costs is None and document.problem.minimize != "ram"):
+        return None
+    return progress_chart(subject.problem, document.history, status=document.status)
+
+
+def progress_chart(
+    problem: Problem, history: Sequence[Moment], *, status: str | None
+) -> dict[str, Any] | None:
+    """Return incumbent and bound over the time of a solve; None with fewer than two moments.
+
+    ``history``: as in `SolveResult`; ``factor``: its values in the chart's unit are divided by it;
+    ``end``: how it ended, in words.
+    """
+    if len(history) < LEAST_MOMENTS:
+        return None
+    factor, unit, name = _scale(problem, [moment[1] for moment in history])
+    return {
+        "history": [list(moment) for moment in history],
+        "factor": factor,
+        "unit": unit,
+        "y_name": name,
+        "proven": status == "optimal",
+        "end": _end(history[-1], status),
+    }
+
+
+def _scale(problem: Problem, values: Sequence[float | None]) -> tuple[float, str, str]:
+    """Return by what values are divided, the unit then, and what they are."""
+    most = max((value for value in values if value is not None), default=0.0)
+    if problem.minimize == Quantity.ENERGY and problem.baseline_energy_j > 0:
+        return problem.baseline_energy_j / 100, "%", "energy above a single pass"
+    if problem.minimize == Quantity.TIME:
+        return *time_unit(most), "time beyond a single pass"
+    if problem.minimize in (Quantity.RAM, Quantity.WRITES):
+        what = "peak RAM" if problem.minimize == Quantity.RAM else "written to storage"
+        return *size_unit(most), what
+    return 1.0, "", "own objective, beyond what every schedule pays"
+
+
+def _end(last: Moment, status: str | None) -> str:
+    seconds, incumbent, bound = last
+    after = f"after {format_seconds(seconds)}"
+    if status == "optimal":
+        return f"proven optimal {after}"
+    if incumbent is None:
+        return f"no schedule {after}"
+    left = relative_gap(incumbent, bound or 0.0)
+    return f"stopped {after}: at most {share(left)} of this could be saved"

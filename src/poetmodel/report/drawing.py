@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.errors import InputError, MissingExtraError, shown
 from poetmodel.files import write_bytes
 from poetmodel.report.bands import plan_timeline
+from poetmodel.report.charts import box_chart, graph_chart, map_chart
 from poetmodel.report.pictures import address_map, stage_map
 from poetmodel.report.presenter import escaped
+from poetmodel.report.still import image
+from poetmodel.report.template import render
+from poetmodel.report.timeline import plan_chart
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.plan import ArenaCheck, Plan, PlanCheck
@@ -56,12 +60,7 @@ def draw_plan(graph: Graph, plan: Plan, check: PlanCheck, path: str | Path) -> N
     """
     check_picture(path)
     picture = plan_timeline(graph, plan, check)
-    if not _is_page(path):
-        _write_still(picture, path)
-        return
-    from poetmodel.report.timeline import plan_chart
-
-    _write_page(path, graph, picture.title, {"type": "timeline", **plan_chart(graph, plan, check)})
+    _draw(picture, graph, "timeline", lambda: plan_chart(graph, plan, check), path)
 
 
 def draw_addresses(
@@ -70,46 +69,35 @@ def draw_addresses(
     """Draw what lies where and when, likewise."""
     check_picture(path)
     picture = address_map(graph, plan, check, places)
-    if not _is_page(path):
-        _write_still(picture, path)
-        return
-    from poetmodel.report.charts import box_chart
-
-    _write_page(path, graph, picture.title, {"type": "addresses", **box_chart(picture)})
+    _draw(picture, graph, "addresses", lambda: box_chart(picture), path)
 
 
 def draw_stages(graph: Graph, schedule: Schedule, path: str | Path) -> None:
     """Draw the map of a schedule, stages by nodes, likewise."""
     check_picture(path)
-    picture = stage_map(graph, schedule)
-    if not _is_page(path):
-        _write_still(picture, path)
+    _draw(stage_map(graph, schedule), graph, "map", lambda: map_chart(graph, schedule), path)
+
+
+def _draw(
+    picture: Timeline | Grid | AddressMap,
+    graph: Graph,
+    kind: str,
+    chart: Callable[[], Mapping[str, Any]],
+    path: str | Path,
+) -> None:
+    """Write a picture as it is, or as a page with a chart of this kind."""
+    suffix = Path(path).suffix.lower()
+    if suffix != ".html":
+        write_bytes(path, image(picture, suffix[1:]))
         return
-    from poetmodel.report.charts import map_chart
-
-    _write_page(path, graph, picture.title, {"type": "map", **map_chart(graph, schedule)})
-
-
-def _is_page(path: str | Path) -> bool:
-    return Path(path).suffix.lower() == ".html"
-
-
-def _write_still(picture: Timeline | Grid | AddressMap, path: str | Path) -> None:
-    from poetmodel.report.still import image
-
-    write_bytes(path, image(picture, Path(path).suffix.lower()[1:]))
-
-
-def _write_page(path: str | Path, graph: Graph, title: str, chart: Mapping[str, Any]) -> None:
-    from poetmodel.report.charts import graph_chart
-    from poetmodel.report.template import render
-
-    kind = chart["type"]
     text = render(
         "picture.html.jinja",
         chart_scripts=(kind,),
-        charts={"graph": graph_chart(graph), "charts": [{**chart, "id": "picture"}]},
+        charts={
+            "graph": graph_chart(graph),
+            "charts": [{"type": kind, **chart(), "id": "picture"}],
+        },
         kind=kind,
-        title=escaped(title),
+        title=escaped(picture.title),
     )
     write_bytes(path, text.encode("utf-8", "replace"))

@@ -10,8 +10,11 @@ from poetmodel.report.bars import comparison_bars, overlay_bars
 from poetmodel.report.charts import (
     address_chart,
     front_chart,
+    gauge_chart,
     graph_chart,
-    stage_chart,
+    map_chart,
+    overlay_chart,
+    progress_of,
 )
 from poetmodel.report.comparison import comparison_facts
 from poetmodel.report.drawing import check_installed
@@ -27,8 +30,6 @@ from poetmodel.report.figures import (
 )
 from poetmodel.report.folding import COSTS, decision_table
 from poetmodel.report.network import network_chart
-from poetmodel.report.overlay import gauge_chart, overlay_chart
-from poetmodel.report.progress import progress_of
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers, step_answers
@@ -206,7 +207,10 @@ def _charts(subjects: Sequence[Subject], fronts: Rows) -> list[dict[str, Any]]:
             if (chart := progress_of(s)) is not None
         ),
         *({"type": "network", "id": f"network-{s.label}", **_network(s)} for s in subjects),
-        *({"type": "map", "id": f"map-{s.label}", **stage_chart(s)} for s in subjects),
+        *(
+            {"type": "map", "id": f"map-{s.label}", **map_chart(s.graph, s.schedule)}
+            for s in subjects
+        ),
         *({"type": "front", **front} for front in fronts),
     ]
 

@@ -315,3 +315,28 @@ def colour_of(kinds: Container[Kind]) -> Kind:
     """Return the kind that colours a cell of which several hold."""
     order = (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.KEPT)
     return next((kind for kind in order if kind in kinds), Kind.PAGED_OUT)
+
+
+# -- figures with lines, and maps beside each other --------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x_name: str
+    y_name: str
+    lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
+    """Name and points of each line."""
+    scale: str = "overhead"
+    """``overhead``: logarithmic upwards; ``time``: to the right; ``plain``: neither."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Map:
+    """The map of one schedule: what happens to which node in which stage."""
+
+    title: str
+    grid: Grid
+    """A row for each stage, a column for each node."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from poetmodel.device import Costs
 from poetmodel.device.room import DeviceRoom
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import OWN_SHAPE, InputShape
@@ -13,7 +14,6 @@ from poetmodel.schedule import RELATIONS, Schedule, constraint_values
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.device import Costs
     from poetmodel.graph import Graph
     from poetmodel.plan import ArenaCheck, Plan, PlanCheck
     from poetmodel.problem import Problem
@@ -36,6 +36,14 @@ def in_graph(graph: Graph, schedule: Schedule) -> Schedule:
         for name in RELATIONS
     }
     return Schedule(**kept, resident=schedule.resident, identity=schedule.identity)
+
+
+def free_costs(graph: Graph) -> Costs:
+    """Return costs with which everything takes no time and no energy."""
+    nothing, pages = [0.0] * len(graph.nodes), [(0.0, 0.0)] * len(graph.tensors)
+    return Costs.from_arrays(
+        graph, compute_time_s=nothing, compute_energy_j=nothing, page_in=pages, page_out=pages
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device import Costs, StorageMode
+from poetmodel.device import StorageMode
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.plan import Op
 from poetmodel.plan.arena import Content
 from poetmodel.plan.simulation import check_plan
 from poetmodel.plan.stays import Origin, stays
 from poetmodel.report.pictures import rounded, size_unit, time_unit
+from poetmodel.report.subject import free_costs
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -168,19 +169,10 @@ def _without_times(subject: Subject) -> dict[str, Any]:
     """Return the timeline of a schedule whose costs are not known."""
     from poetmodel.planner import make_plan
 
-    graph = subject.graph
-    free = (0.0, 0.0)
-    costs = Costs.from_arrays(
-        graph,
-        compute_time_s=[0.0] * len(graph.nodes),
-        compute_energy_j=[0.0] * len(graph.nodes),
-        page_in=[free] * len(graph.tensors),
-        page_out=[free] * len(graph.tensors),
-    )
-    budget = subject.budget_bytes
+    graph, budget = subject.graph, subject.budget_bytes
     plan = make_plan(
         graph,
-        costs,
+        free_costs(graph),
         subject.schedule,
         mode=StorageMode.BLOCKING,
         ram_budget_bytes=budget if budget is None or budget > 0 else None,
