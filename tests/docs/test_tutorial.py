@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from base64 import b64decode
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from kit.commands import invoke
@@ -68,7 +70,8 @@ def test_what_differs_is_told() -> None:
 def test_its_step_is_what_pytorch_gives(tmp_path: Path) -> None:
     """The file of the step that it exports is captured from the network that the script has.
 
-    All but the release of PyTorch that did it, which the file names.
+    All but the release of PyTorch that did it, which the file names, and the last bits of the
+    initial weights, which depend on the instructions that a processor has.
     """
     pytest.importorskip("torch")
     out = tmp_path / "digits.step.json"
@@ -82,4 +85,9 @@ def test_its_step_is_what_pytorch_gives(tmp_path: Path) -> None:
         for file in (out, TUTORIAL.parent / "digits.step.json")
     )
     assert set(made.pop("versions")) == set(stored.pop("versions")) == {"torch"}
+    weights = [step.pop("values") for step in (made, stored)]
     assert made == stored
+    assert weights[0].keys() == weights[1].keys()
+    for name, text in weights[0].items():
+        values, kept = (np.frombuffer(b64decode(t), "<f4") for t in (text, weights[1][name]))
+        np.testing.assert_allclose(values, kept, rtol=0, atol=1e-7)

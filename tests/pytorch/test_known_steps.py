@@ -32,9 +32,9 @@ def own(batch: int = 2) -> tuple[Any, ...]:
 
 
 def compiled(step: tuple[Any, ...], folder: Path, **options: Any) -> pmt.Step:
-    """Compile a step for three quarters of the memory, with what is known in a folder."""
+    """Compile a step for 85 % of the memory, with what is known in a folder."""
     model, loss_fn, inputs = step
-    return pmt.compile(model, loss_fn, inputs, cache=folder, **({"ram": "75%"} | options))
+    return pmt.compile(model, loss_fn, inputs, cache=folder, **({"ram": "85%"} | options))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     counted = Counted(monkeypatch)
     for _ in range(2):
         model, loss_fn, inputs = own()
-        pmt.compile(model, loss_fn, inputs, ram="75%", cache=False)
+        pmt.compile(model, loss_fn, inputs, ram="85%", cache=False)
         assert counted.take() == ALL
     assert not list(tmp_path.iterdir())
 
@@ -243,7 +243,7 @@ def test_more_time_goes_on_from_what_is_known(
         )
 
     monkeypatch.setattr(preparation, "solve", watched)
-    options: dict[str, Any] = {"device": "rpi4b", "gap": 0.0, "ram": "75%"}
+    options: dict[str, Any] = {"device": "rpi4b", "gap": 0.0, "ram": "85%"}
     first = compiled(own(), tmp_path, time_limit=20.0, **options)
     assert starts == [None]
     compiled(own(), tmp_path, time_limit=10.0, **options)

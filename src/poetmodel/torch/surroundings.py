@@ -93,6 +93,13 @@ def values_given(
         handle.remove()
 
 
+_GENERATORS: Final = (
+    "_checkpoint_without_reentrant_generator_impl",  # from PyTorch 2.14 on
+    "_checkpoint_without_reentrant_generator",
+)
+"""What ``torch.utils.checkpoint`` calls where it is not reentrant, later releases first."""
+
+
 @contextmanager
 def followed_checkpoints(stepped: torch.nn.Module) -> Iterator[None]:
     """Let what runs inside of ``torch.utils.checkpoint`` have the results that it has in eager.
@@ -131,8 +138,9 @@ def followed_checkpoints(stepped: torch.nn.Module) -> Iterator[None]:
         with inside():
             yield from generator(*arguments, **keywords)
 
-    generator = checkpoint._checkpoint_without_reentrant_generator  # noqa: SLF001 - no other way
-    names = {"CheckpointFunction": Reentrant, "_checkpoint_without_reentrant_generator": other}
+    called = next(name for name in _GENERATORS if hasattr(checkpoint, name))
+    generator = getattr(checkpoint, called)
+    names = {"CheckpointFunction": Reentrant, called: other}
     norms = [module for module in stepped.modules() if isinstance(module, _NormBase)]
     handles = [norm.register_forward_hook(updated_again) for norm in norms]
     try:
