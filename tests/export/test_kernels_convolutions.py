@@ -198,6 +198,24 @@ def test_layers_may_be_done_in_ranges_of_channels(name: str) -> None:
                 assert torch.equal(ours.execute(calls)[position], whole), (call.kernel, counts)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("size", "stride", "dilation", "extra"),
+    [
+        ((1, 1), (1, 1), (1, 2), (0, 1)),
+        ((3, 4), (1, 1), (3, 3), (2, 1)),
+        ((3, 4), (2, 2), (3, 3), (2, 2)),
+    ],
+)
+def test_output_padding_may_be_as_wide_as_the_dilation(
+    size: tuple[int, int], stride: Any, dilation: Any, extra: Any, bias: bool
+) -> None:
+    """A window of one pixel reaches none of it: there the bias stands alone."""
+    x, w, b = tensors((2, 3, *size), (3, 2, 1, 1), (2,))
+    rest = (list(stride), [0, 0], list(dilation), True, list(extra), 1)
+    check(aten.convolution.default, x, w, b if bias else None, *rest)
+
+
 @settings(max_examples=30)
 @given(data=st.data())
 def test_any_convolution_is_pytorchs(data: st.DataObject) -> None:

@@ -39,8 +39,11 @@ static void pm_group(pm_real *dx, const pm_real *dy, const pm_real *w, const int
                         .w_result = window,
                         .out_channel = plane,
                         .accumulate = accumulate};
-    const int32_t pointwise = window == 1 && shape[PM_PAD_H] == 0 && shape[PM_PAD_W] == 0;
-    if (pointwise && shape[PM_STRIDE_H] == 1 && shape[PM_STRIDE_W] == 1) {
+    const int32_t stride_h = shape[PM_STRIDE_H], stride_w = shape[PM_STRIDE_W];
+    /* An output padding of a transposed convolution can be as wide as its dilation: no pixel reaches the end of it. */
+    const int32_t reached = shape[PM_IN_H] <= shape[PM_OUT_H] * stride_h && shape[PM_IN_W] <= shape[PM_OUT_W] * stride_w;
+    const int32_t pointwise = window == 1 && shape[PM_PAD_H] == 0 && shape[PM_PAD_W] == 0 && reached;
+    if (pointwise && stride_h == 1 && stride_w == 1) {
         /* Pixels see no neighbours: a single row, whose taps are the channels. */
         c.down = (pm_axis){1, 0, 1, 1, 1, 1};
         c.across = (pm_axis){plane, 0, 1, sum * plane, sum, plane};
@@ -50,7 +53,6 @@ static void pm_group(pm_real *dx, const pm_real *dy, const pm_real *w, const int
         pm_correlate(&c, dx, dy, w, 0, channels, 0);
         return;
     }
-    const int32_t stride_h = shape[PM_STRIDE_H], stride_w = shape[PM_STRIDE_W];
     for (int32_t i = 0; i < stride_h && i < shape[PM_IN_H]; i++) {
         int32_t between;
         const int32_t tap_h = pm_phase(&c.down, i, stride_h, shape[PM_DILATION_H], shape[PM_WINDOW_H],
