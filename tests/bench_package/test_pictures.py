@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kit.figure_rows import row, without
 from poetmodel.bench.pictures import digest, draw, panels
 from poetmodel.graph.catalogue import load_model
+from poetmodel.report.panels import TICKS, round_ticks
 from poetmodel.report.pictures import Kind, Map, Panel, stage_map
-from poetmodel.report.still import TICKS, round_ticks
 from poetmodel.schedule import checkpoint_all
 
 if TYPE_CHECKING:

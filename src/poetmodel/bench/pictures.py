@@ -11,9 +11,9 @@ from poetmodel.bench.runs import graph_of
 from poetmodel.bench.summaries import grouped, is_solved, overhead_ratio
 from poetmodel.files import write_bytes
 from poetmodel.report.drawing import check_picture
+from poetmodel.report.panels import sheet
 from poetmodel.report.pictures import Map, Panel, stage_map
 from poetmodel.report.scheme import following_scheme
-from poetmodel.report.still import sheet
 from poetmodel.schedule import GraphIdentity, Schedule
 
 if TYPE_CHECKING:

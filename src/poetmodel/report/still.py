@@ -1,9 +1,8 @@
-"""Pictures that stand still, PNG, SVG and PDF: all that matplotlib draws."""
+"""Pictures of one schedule or plan that stand still, PNG and SVG, drawn by matplotlib."""
 
 from __future__ import annotations
 
 import io
-import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,8 +16,6 @@ from poetmodel.report.pictures import (
     AddressMap,
     Grid,
     Kind,
-    Map,
-    Panel,
 )
 
 if TYPE_CHECKING:
@@ -63,23 +60,24 @@ def image(picture: Timeline | Grid | AddressMap, form: str) -> bytes:
         "text.parse_math": False,
         "hatch.linewidth": 1.4,
     }
-    with mpl.rc_context(_SETTINGS | settings):
+    with mpl.rc_context(SETTINGS | settings):
         if isinstance(picture, AddressMap):
             figure = _addresses(picture)
         else:
             figure = _grid(picture) if isinstance(picture, Grid) else _timeline(picture)
         metadata = {"Date": None} if form == "svg" else {"Software": None}
-        return _content(figure, form, bbox_inches="tight", metadata=metadata)
+        return content(figure, form, bbox_inches="tight", metadata=metadata)
 
 
-_SETTINGS: Final[Any] = {"svg.hashsalt": "poetmodel", "svg.fonttype": "none"}
+SETTINGS: Final[Any] = {"svg.hashsalt": "poetmodel", "svg.fonttype": "none"}
 """What lets the same picture give the same bytes, with text as text."""
 
 
-def _content(figure: Any, form: str, **how: Any) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format=form, dpi=DOTS_PER_INCH, **how)
-    return content.getvalue()
+def content(figure: Any, form: str, **how: Any) -> bytes:
+    """Return a figure of matplotlib as the content of a file."""
+    written = io.BytesIO()
+    figure.savefig(written, format=form, dpi=DOTS_PER_INCH, **how)
+    return written.getvalue()
 
 
 def shortened(name: str) -> str:
@@ -285,7 +283,7 @@ def _grid(picture: Grid) -> Any:
     size = (WIDTH_INCHES, min(height, WIDTH_INCHES))
     figure = Figure(figsize=size)
     axes = figure.add_axes((0, 0, 1, 1))
-    _draw_cells(axes, picture)
+    draw_cells(axes, picture)
     axes.xaxis.set_ticks(*_ticks(picture.columns, size[0]), rotation=90)
     axes.yaxis.set_ticks(*_ticks(picture.rows, size[1]))
     axes.tick_params(labelsize=FONT, length=2, width=0.4)
@@ -296,7 +294,7 @@ def _grid(picture: Grid) -> Any:
     return figure
 
 
-def _draw_cells(axes: Any, picture: Grid) -> None:
+def draw_cells(axes: Any, picture: Grid) -> None:
     """Draw the cells of a grid and their marks, above grid lines, and name the axes."""
     from matplotlib.collections import PatchCollection
     from matplotlib.patches import Polygon, Rectangle
@@ -367,146 +365,3 @@ def _legend(axes: Any, handles: Sequence[Any]) -> None:
             fontsize=FONT + 1,
             frameon=False,
         )
-
-
-# -- panels and maps beside each other ---------------------------------------------------------
-
-PANEL_INCHES: Final = (2.5, 2.3)
-"""Width and height of a panel [in]."""
-MAP_INCHES: Final = (3.75, 4.0)
-"""Width and height of a map [in]."""
-TICKS: Final = 6
-"""Most ticks of a logarithmic axis."""
-LEGEND: Final = 4
-"""Columns of the legend."""
-MARKS: Final = "osv^D<>PX*"
-"""Markers of lines, in turn."""
-
-
-def sheet(
-    shown: Sequence[Panel] | Sequence[Map], form: str, *, columns: int | None, note: str
-) -> bytes:
-    """Return panels or maps, row by row, as the content of a file that bears a note.
-
-    Forms are png, svg and pdf; the same ones give the same bytes. By default at most three panels
-    or two maps stand side by side.
-    """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    maps = [panel for panel in shown if isinstance(panel, Map)]
-    lines = [panel for panel in shown if isinstance(panel, Panel)]
-    across = max(1, min(columns or (2 if maps else 3), len(shown)))
-    down = max(1, -(-len(shown) // across))
-    width, height = MAP_INCHES if maps else PANEL_INCHES
-    names = list(dict.fromkeys(name for panel in lines for name, _ in panel.lines))
-    with mpl.rc_context(_SETTINGS | {"font.size": 8, "axes.titlesize": 8}):
-        size = (width * across, height * down + 0.2 * -(-len(names or Kind) // LEGEND) + 0.1)
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(down, across, squeeze=False).ravel()
-        handles: dict[str, Any] = {}
-        for axis, panel in zip(axes, lines, strict=False):
-            handles = _draw_panel(axis, panel, names) | handles
-        for axis, each in zip(axes, maps, strict=False):
-            handles |= _draw_map(axis, each)
-        names += [str(kind) for kind in Kind]
-        for axis in axes[len(shown) :]:
-            axis.set_axis_off()
-        if handles:
-            known = [name for name in names if name in handles]
-            shapes = [handles[name] for name in known]
-            figure.legend(shapes, known, loc="outside lower center", ncols=LEGEND, frameon=False)
-        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
-        return _content(
-            figure, form, metadata={"Subject" if form == "pdf" else "Description": note} | undated
-        )
-
-
-def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
-    """Draw one panel; return the lines by name."""
-    handles = {}
-    for name, points in panel.lines:
-        if not points:
-            continue
-        place = names.index(name)
-        main = name == "optimal"
-        (handles[name],) = axis.plot(
-            *zip(*points, strict=True),
-            color="black" if main else f"C{place % 10}",
-            linestyle="-" if main else ("--", ":", "-.")[place // 10 % 3],
-            linewidth=1.8 if main else 0.9,
-            marker=MARKS[place % len(MARKS)],
-            markersize=3,
-            drawstyle="steps-post" if panel.scale == "time" else "default",
-            zorder=2 if main else 3,  # what reaches the optimum is seen on it
-        )
-    axis.set(title=panel.title, xlabel=panel.x_name, ylabel=panel.y_name)
-    axis.locator_params(axis="x", nbins=4)
-    if panel.scale == "overhead":
-        _set_overheads(axis, [y for _, points in panel.lines for _, y in points])
-    elif panel.scale == "time":
-        from matplotlib.ticker import MaxNLocator, NullFormatter
-
-        axis.set_xscale("log")
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(visible=True, linewidth=0.2)
-    if not handles:
-        axis.annotate("no schedule", (0.5, 0.5), xycoords="axes fraction", ha="center")
-        axis.set(xticks=(), yticks=())
-    return handles
-
-
-def _draw_map(axis: Any, shown: Map) -> dict[str, Any]:
-    """Draw one map; return a patch for each kind by its word."""
-    from matplotlib.patches import Patch
-
-    grid = shown.grid
-    _draw_cells(axis, grid)
-    axis.set_xticks(range(len(grid.columns)), grid.columns, rotation=90, fontsize=5)
-    axis.set_yticks(range(len(grid.rows)), grid.rows, fontsize=5)
-    axis.set_title(shown.title)
-    axis.grid(visible=True, linewidth=0.1)
-    return {str(kind): Patch(facecolor=COLOURS[kind]) for kind in (*grid.kinds, *grid.marks)}
-
-
-def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:
-    """Scale the axis logarithmically; where overheads are 0, linearly below the least other."""
-    from matplotlib.ticker import NullLocator
-
-    positive = [overhead for overhead in overheads if overhead > 0]
-    if not positive:
-        axis.yaxis.set_major_formatter("{x:g} %")
-        return
-    if len(positive) == len(overheads):
-        axis.set_yscale("log")
-    else:
-        axis.set_yscale("symlog", linthresh=min(positive))
-        axis.set_ylim(bottom=0)
-    ticks = round_ticks(min(positive), max(positive))
-    zero = [] if len(positive) == len(overheads) else [0.0]
-    axis.set_yticks([*zero, *ticks], labels=[f"{tick:g} %" for tick in (*zero, *ticks)])
-    axis.yaxis.set_minor_locator(NullLocator())
-
-
-def round_ticks(least: float, most: float) -> list[float]:
-    """Return round values of a logarithmic axis, both ends within or nearly so; at most `TICKS`.
-
-    Steps of 1, 2, 5 where they are few enough, else of 1, 3, or powers of ten, some left out.
-
-    Examples
-    --------
-    >>> round_ticks(0.06, 0.9)
-    [0.05, 0.1, 0.2, 0.5, 1.0]
-    """
-    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
-    powers = [float(f"1e{power}") for power in range(low, high + 1)]
-    found = powers
-    for steps in ((1, 2, 5), (1, 3)):
-        ticks = sorted(float(f"{step * power:.0e}") for power in powers for step in steps)
-        first = max((k for k, tick in enumerate(ticks) if tick <= least), default=0)
-        last = next((k for k, tick in enumerate(ticks) if tick >= most), len(ticks) - 1)
-        if last - first < TICKS:
-            return ticks[first : last + 1]
-    return found[:: -(-len(found) // TICKS)]
