@@ -247,8 +247,3 @@ def sentence(records: Sequence[dict[str, Any]]) -> str:
     """Return how compiled steps fared, in one sentence and a space; "" without records."""
     context = _context(records)
     return f"{render('training-sentence', **context)} " if context["ran"] else ""
-
-
-def duels_table(fought: Sequence[Duel]) -> str:
-    """Return a line for each peer."""
-    return render("duels", duels=fought)

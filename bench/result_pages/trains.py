@@ -160,7 +160,7 @@ def page(
         records=records,
         source=source,
         charts=(LEAST_CHART, BOARDS_CHART),
-        **_budgets(parts[LEAST]),
+        **budgets(parts[LEAST]),
         matrix=boards.matrix(on_boards) if exported else "",
         least=partial(first, parts[LEAST]),
         columns=(ACTIVATIONS, STATE, IN_PLACE),
@@ -213,15 +213,10 @@ def verdict(least: Sequence[StepRecord], network: str, device: str, budget: str)
 
 def headline(least: Sequence[StepRecord]) -> str:
     """Return which networks of MLPerf Tiny train in which RAM, and where that is open."""
-    return render("what-trains-where", block="headline", **_budgets(least))
+    return render("what-trains-where", block="headline", **budgets(least))
 
 
-def budgets_table(least: Sequence[StepRecord]) -> str:
-    """Return whether each network trains in each RAM."""
-    return render("what-trains-where", block="budgets", **_budgets(least))
-
-
-def _budgets(least: Sequence[StepRecord]) -> dict[str, Any]:
+def budgets(least: Sequence[StepRecord]) -> dict[str, Any]:
     """Return what is said of budgets, with a verdict by budget, network and kind of storage."""
     verdicts = {
         budget: {

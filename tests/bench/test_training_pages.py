@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.measured_records import training_record as record
+from result_pages.rendering import render
 from result_pages.training import (
     TrainingRecord,
     duels,
-    duels_table,
     savings,
     section,
     sentence,
@@ -90,7 +90,7 @@ def test_duel_is_with_the_best_peer_at_no_larger_peak(told: Told) -> None:
     assert of_checkpoint.won
     assert of_selective.best.method == "checkpoint"
     assert of_selective.won
-    told(duels_table([of_hooks, of_selective]))
+    told(render("duels", duels=[of_hooks, of_selective]))
 
 
 def test_slack_is_given_to_both_sides_and_told(told: Told) -> None:

@@ -13,10 +13,11 @@ from kit.measured_records import step_record as record
 from poetmodel.bench.measurement import NOT_APPLICABLE
 from poetmodel.device.io import device_names
 from poetmodel.graph import checkpoint_all_peak_bytes
+from result_pages.rendering import render
 from result_pages.trains import (
     BUDGETS,
     StepRecord,
-    budgets_table,
+    budgets,
     bytes_of,
     code_section,
     headline,
@@ -123,7 +124,7 @@ def test_a_budget_is_kept_or_proved_impossible_or_open(told: Told) -> None:
     assert kinds == dict(zip(BUDGETS, ("no", "in tiles", "yes", "yes"), strict=True))
     assert bytes_of("320 KiB") == 320 * KIB
     told(headline(records))
-    told(budgets_table(records), "table")
+    told(render("what-trains-where", block="budgets", **budgets(records)), "table")
 
 
 # -- pages -----------------------------------------------------------------------------------------
