@@ -52,7 +52,7 @@ os.environ.setdefault("POETMODEL_CACHE", "")
 """No test reads or writes the user's cache; those of caches give folders."""
 
 NEEDS_TORCH = bool(os.environ.get("POETMODEL_NEEDS_TORCH"))
-"""Whether this is the environment for the tests that need PyTorch (``tox -e torch``)."""
+"""Whether the environment is made to have PyTorch (``tox``)."""
 
 NEEDS_EMULATOR = bool(os.environ.get("POETMODEL_NEEDS_EMULATOR"))
 """Whether exported C must be built and run here (``.ci/run``)."""

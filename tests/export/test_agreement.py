@@ -26,7 +26,7 @@ from kit.export_agreement import (  # noqa: E402
     torch_steps_from,
     two_groups,
 )
-from kit.quick import rotating  # noqa: E402
+from kit.rotation import rotating  # noqa: E402
 from mcu.networks import NETWORKS  # noqa: E402
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from kit.export_agreement import (  # noqa: E402
     lowered,
     torch_steps,
 )
-from kit.quick import rotating  # noqa: E402
+from kit.rotation import rotating  # noqa: E402
 from mcu.networks import NETWORKS  # noqa: E402
 from poetmodel.export.board import Target  # noqa: E402
 

@@ -1,7 +1,8 @@
-"""Which of the tests marked ``seeds`` a run takes: a share that rotates, and what failed before.
+"""What of a test is quick, and which of the tests marked ``seeds`` a run takes.
 
-They state a property of quick tests again, on more random problems. The share is that of the
-commit, or of the day where there is no git; ``POETMODEL_SEEDS=all`` takes all, a number one share.
+Those state a property of quick tests again, on more random problems. A run takes a share that
+rotates, and what failed before. The share is that of the commit, or of the day where there is no
+git; ``POETMODEL_SEEDS=all`` takes all, a number one share.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from zlib import crc32
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
 SHARES = 8
 """Into how many shares the tests are divided."""
@@ -94,3 +95,21 @@ def parts(count: int) -> pytest.MarkDecorator:
             for number in range(count)
         ],
     )
+
+
+def quick(values: Iterable[Any], chosen: Container[Any]) -> list[Any]:
+    """Return parameters, or tuples of them, marked slow but for those that are chosen."""
+    return _marked(values, chosen, pytest.mark.slow)
+
+
+def rotating(values: Iterable[Any], always: Container[Any]) -> list[Any]:
+    """Return parameters, or tuples of them, of a slow test: those that run always, and the rest.
+
+    The rest are the same property once more, of which each run takes a share.
+    """
+    return _marked(values, always, pytest.mark.seeds)
+
+
+def _marked(values: Iterable[Any], chosen: Container[Any], mark: Any) -> list[Any]:
+    parts = [(v, v if isinstance(v, tuple) else (v,)) for v in values]
+    return [v if v in chosen else pytest.param(*own, marks=mark) for v, own in parts]

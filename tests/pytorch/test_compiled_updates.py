@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from kit.networks import residual_step, transformer_step  # noqa: E402
 from kit.optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
-from kit.quick import quick  # noqa: E402
+from kit.rotation import quick  # noqa: E402
 from kit.traced_models import residual  # noqa: E402
 from poetmodel.errors import BudgetError  # noqa: E402
 from poetmodel.report.facts import facts as page_facts  # noqa: E402

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from kit.eager_steps import differing  # noqa: E402
 from kit.plans import random_program  # noqa: E402
-from kit.quick import rotating  # noqa: E402
+from kit.rotation import rotating  # noqa: E402
 from kit.traced_models import Through, recurrent  # noqa: E402
 from poetmodel.torch import compile, trace  # noqa: E402
 from poetmodel.torch.runtime import Runner  # noqa: E402

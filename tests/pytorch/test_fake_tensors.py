@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.quick import rotating  # noqa: E402
+from kit.rotation import rotating  # noqa: E402
 from kit.traced_models import Through  # noqa: E402
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 from poetmodel.torch import capture, trace  # noqa: E402

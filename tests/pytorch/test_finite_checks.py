@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import differing, keep_all, outcome, unequal  # noqa: E402
-from kit.quick import quick  # noqa: E402
+from kit.rotation import quick  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 

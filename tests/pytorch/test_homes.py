@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
-from kit.quick import quick  # noqa: E402
+from kit.rotation import quick  # noqa: E402
 from poetmodel.torch import PageError  # noqa: E402
 from poetmodel.torch.homes import Homes  # noqa: E402
 from poetmodel.torch.pages import blank, bytes_of  # noqa: E402

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import poetmodel.torch as pmt  # noqa: E402
-from kit.quick import rotating  # noqa: E402
+from kit.rotation import rotating  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.huggingface import Trainer  # noqa: E402

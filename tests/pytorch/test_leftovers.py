@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import differing, keep_all  # noqa: E402
-from kit.quick import quick  # noqa: E402
+from kit.rotation import quick  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 
 if TYPE_CHECKING:

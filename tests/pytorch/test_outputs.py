@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import keep_all  # noqa: E402
-from kit.quick import quick  # noqa: E402
+from kit.rotation import quick  # noqa: E402
 from poetmodel.torch.outputs import OutputForm  # noqa: E402
 
 if TYPE_CHECKING:

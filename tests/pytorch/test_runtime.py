@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from kit.eager_steps import differing, eager_step, keep_all, outcome, unequal  # noqa: E402
 from kit.networks import ARCHITECTURES, residual_step, transformer_step  # noqa: E402
 from kit.plans import random_program  # noqa: E402
-from kit.quick import quick  # noqa: E402
+from kit.rotation import quick  # noqa: E402
 from kit.traced_models import QUICK_STEPS, STEPS, residual, rows  # noqa: E402
 from poetmodel.plan import Instruction, Op, Plan  # noqa: E402
 from poetmodel.torch import PageError, compile, trace  # noqa: E402

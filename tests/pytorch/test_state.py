@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import differing, keep_all  # noqa: E402
-from kit.quick import quick  # noqa: E402
+from kit.rotation import quick  # noqa: E402
 from kit.traced_models import Through, rows  # noqa: E402
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from kit.networks import residual_step  # noqa: E402
 from kit.optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
-from kit.quick import quick, rotating  # noqa: E402
+from kit.rotation import quick, rotating  # noqa: E402
 from poetmodel.errors import BudgetError  # noqa: E402
 from poetmodel.heuristics.greedy import page_everything  # noqa: E402
 from poetmodel.torch import PageError, Step, compile  # noqa: E402

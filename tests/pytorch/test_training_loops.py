@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import eager_step, outcome, unequal  # noqa: E402
 from kit.networks import residual_step  # noqa: E402
-from kit.quick import quick  # noqa: E402
+from kit.rotation import quick  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
 
 if TYPE_CHECKING:

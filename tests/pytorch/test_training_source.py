@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import poetmodel as pm  # noqa: E402
 from kit.networks import ARCHITECTURES, residual_step  # noqa: E402
 from kit.optimizer_steps import OPTIMIZERS, SGD, Twins, grouped, in_order, runner  # noqa: E402
-from kit.quick import quick  # noqa: E402
+from kit.rotation import quick  # noqa: E402
 from kit.traced_models import STEPS, residual, rows  # noqa: E402
 from poetmodel.graph import Graph, Phase  # noqa: E402
 from poetmodel.schedule import Schedule  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.quick import quick  # noqa: E402
+from kit.rotation import quick  # noqa: E402
 from kit.traced_models import (  # noqa: E402
     QUICK_STEPS,
     STEPS,
