@@ -84,8 +84,7 @@ def rounded(value: float | None) -> str | None:
 def stable(document: Any) -> Any:
     """Return JSON without what no two runs share."""
     if isinstance(document, dict):
-        kept = {key: value for key, value in document.items() if key not in VOLATILE}
-        return {key: stable(value) for key, value in kept.items()}
+        return {key: stable(value) for key, value in document.items() if key not in VOLATILE}
     if isinstance(document, list):
         return [stable(value) for value in document]
     return rounded(document) if isinstance(document, float) else document

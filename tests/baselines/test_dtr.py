@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from kit.baseline_checks import valid_or_refused
 from kit.instances import random_instances, random_training_graph, seeded
-from kit.quick import quick
+from kit.rotation import quick
 from kit.simrd_reference import Simrd
 from kit.strategies import graphs
 from kit.worked import chain_costs, even_costs, skip_graph, skip_problem, training_chain

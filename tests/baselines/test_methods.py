@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.instances import random_instance, random_training_graph, seeded
-from kit.quick import quick
+from kit.rotation import quick
 from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import METHODS, Method, run
 from poetmodel.errors import MethodNotApplicableError

@@ -8,7 +8,7 @@ import pytest
 
 from kit.baseline_checks import valid_or_refused
 from kit.instances import random_instances
-from kit.worked import comb_graph, even_costs, skip_graph, skip_problem
+from kit.worked import comb_graph, even_costs, gap_graph, skip_graph, skip_problem
 from poetmodel.baselines.paging import (
     Gap,
     capuchin,
@@ -233,16 +233,7 @@ def _two_gaps(transfer_s: float, *, ram: int = 9, **limits: object) -> Problem:
     e     1      a      13..14 s
     ====  =====  =====  =========  =================================================
     """
-    graph = Graph(
-        name="gaps",
-        nodes=(
-            operation("a", output_bytes=4),
-            operation("b", output_bytes=4),
-            operation("c", output_bytes=5),
-            operation("d", output_bytes=1, inputs=("b",)),
-            operation("e", output_bytes=1, inputs=("a",)),
-        ),
-    )
+    graph = gap_graph()
     seconds = [1.0, 1.0, 10.0, 1.0, 1.0]
     pages = [(transfer_s, 1.0)] * 5
     costs = Costs.from_arrays(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from kit.baseline_checks import valid_or_refused
 from kit.instances import random_instances
 from kit.strategies import graphs
-from kit.worked import even_costs, skip_problem
+from kit.worked import even_costs, gap_graph, skip_problem
 from poetmodel.baselines.paging import execute_gaps, gaps_of
 from poetmodel.baselines.swap_advisor import _GeneticSearch, swap_advisor
 from poetmodel.device import Costs
@@ -23,16 +23,7 @@ from poetmodel.schedule import simulate
 
 def _either(transfer_j: tuple[float, float], **limits: object) -> Problem:
     """State a problem in which `a` or `b` must be out while `c` is computed; `b` is read first."""
-    graph = Graph(
-        name="either",
-        nodes=(
-            operation("a", output_bytes=4),
-            operation("b", output_bytes=4),
-            operation("c", output_bytes=5),
-            operation("d", output_bytes=1, inputs=("b",)),
-            operation("e", output_bytes=1, inputs=("a",)),
-        ),
-    )
+    graph = gap_graph()
     ones = [1.0] * 5
     pages = [(1.0, joules) for joules in (*transfer_j, 1.0, 1.0, 1.0)]
     costs = Costs.from_arrays(

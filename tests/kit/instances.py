@@ -18,7 +18,10 @@ from poetmodel.problem import Problem
 from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    _Stage = tuple[set[int], set[int], set[int], set[int], set[int]]
+    """What is computed, in RAM and on storage when the stage begins, paged in and paged out."""
 
 
 Range = int | tuple[int, int]
@@ -304,7 +307,7 @@ def random_schedule(
     again = [recompute and node.recomputable for node in graph.nodes]
     stored = {i for i, k in enumerate(made_by) if graph.nodes[k].on_aux}
     held: set[int] = set()
-    R, S_RAM, S_AUX, M_in, M_out = relations = [set[tuple[int, int]]() for _ in range(5)]  # noqa: N806
+    stages: list[_Stage] = []
     for t in range(n):
         listed = {i for i in stored if made_by[i] < t and paging}
         lost = {
@@ -327,13 +330,17 @@ def random_schedule(
         written = {i for i in held if paging and rng.random() < (0.3 if made_by[i] == t else waste)}
         stored |= written
         unread = {i for i in listed - read if rng.random() < waste}
-        for relation, members in zip(
-            relations, (computed, kept, listed - unread, read, written), strict=True
-        ):
-            relation.update((t, member) for member in members)
-    return Schedule(
-        R=tuple(R), S_RAM=tuple(S_RAM), S_AUX=tuple(S_AUX), M_in=tuple(M_in), M_out=tuple(M_out)
+        stages.append((computed, kept, listed - unread, read, written))
+    return _schedule(stages)
+
+
+def _schedule(stages: Sequence[_Stage], resident: Iterable[int] = ()) -> Schedule:
+    """Return the schedule that does this in its stages."""
+    R, S_RAM, S_AUX, M_in, M_out = (  # noqa: N806
+        tuple((t, member) for t, stage in enumerate(stages) for member in stage[relation])
+        for relation in range(5)
     )
+    return Schedule(R=R, S_RAM=S_RAM, S_AUX=S_AUX, M_in=M_in, M_out=M_out, resident=tuple(resident))
 
 
 def scaled_instance(rng: random.Random, n: Range = (3, 5)) -> Problem:
@@ -625,7 +632,7 @@ def random_step(
     return Graph(name="step", nodes=tuple(nodes))
 
 
-def random_state_schedule(  # noqa: C901 - one stage after the other, as `random_schedule`
+def random_state_schedule(
     rng: random.Random, graph: Graph, *, mapped: bool = False
 ) -> Schedule | None:
     """Make a random schedule that is meant to be valid, in general a wasteful one.
@@ -651,7 +658,7 @@ def random_state_schedule(  # noqa: C901 - one stage after the other, as `random
     stored = {i for i in range(len(names)) if graph.nodes[made_by[i]].on_aux}
     stored |= state_tensors - resident
     held: set[int] = set()
-    R, S_RAM, S_AUX, M_in, M_out = relations = [set[tuple[int, int]]() for _ in range(5)]  # noqa: N806
+    stages: list[_Stage] = []
     for t in range(len(graph.nodes)):
         gone = {i for i, u in replaced.items() if u < t}
         again = [
@@ -683,18 +690,8 @@ def random_state_schedule(  # noqa: C901 - one stage after the other, as `random
         written |= {i for i in makes[t] & renewed.keys() if renewed[i] not in resident}
         stored |= written
         unread = {i for i in listed - read if rng.random() < waste}
-        for relation, members in zip(
-            relations, (computed, kept, listed - unread, read, written), strict=True
-        ):
-            relation.update((t, member) for member in members)
-    return Schedule(
-        R=tuple(R),
-        S_RAM=tuple(S_RAM),
-        S_AUX=tuple(S_AUX),
-        M_in=tuple(M_in),
-        M_out=tuple(M_out),
-        resident=tuple(resident),
-    )
+        stages.append((computed, kept, listed - unread, read, written))
+    return _schedule(stages, resident)
 
 
 def state_costs(rng: random.Random, graph: Graph, *, mapped: bool = False) -> Costs:

@@ -11,6 +11,7 @@ import what_trains_where
 from mcu import boards
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     import pytest
@@ -59,6 +60,11 @@ def solve_record(method: str, seconds: float, *, group: str = "main", **changes:
     }
 
 
+def _taken(fields: dict[str, Any], changes: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return fields with the changes of some names, which are taken out of the changes."""
+    return fields | {name: changes.pop(name) for name in names if name in changes}
+
+
 def grid_record(**changes: Any) -> dict[str, Any]:
     """Return the record of an instance that was proved in two seconds, with some fields changed."""
     cell: dict[str, Any] = {
@@ -71,7 +77,7 @@ def grid_record(**changes: Any) -> dict[str, Any]:
         "limit_s": 60.0,
         "seed": 0,
     }
-    cell |= {name: changes.pop(name) for name in tuple(changes) if name in cell}
+    cell = _taken(cell, changes, tuple(cell))
     found: dict[str, Any] = {
         "kind": "cell",
         "name": " | ".join(map(str, cell.values())),
@@ -112,10 +118,8 @@ def step_record(part: str = what_trains_where.BOARDS, **changes: Any) -> dict[st
         "graph": what_trains_where.TILES,
         "device": what_trains_where.MAPPED,
     }
-    names = what_trains_where.StepRun.__dataclass_fields__
-    fields |= {
-        name: changes.pop(name) for name in tuple(changes) if name in names and name != "gap"
-    }
+    names = set(what_trains_where.StepRun.__dataclass_fields__) - {"gap"}
+    fields = _taken(fields, changes, names)
     run = what_trains_where.StepRun(part=part, **fields)
     found: dict[str, Any] = {
         "kind": what_trains_where.KIND,
@@ -153,7 +157,7 @@ def board_record(part: str = boards.BOARD, **changes: Any) -> dict[str, Any]:
         "board": "nrf52840",
         "ram": None if part == boards.BOARD else boards.ROOMY,
     }
-    fields |= {name: changes.pop(name) for name in tuple(changes) if name in fields}
+    fields = _taken(fields, changes, tuple(fields))
     run = boards.BoardRun(part=part, **fields)
     found: dict[str, Any] = {
         "kind": boards.KIND,

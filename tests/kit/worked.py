@@ -111,6 +111,20 @@ def comb_graph(teeth: int = 3) -> Graph:
     return Graph(name="comb", nodes=(*forward, *backward))
 
 
+def gap_graph() -> Graph:
+    """Return a, b, c, d = d(b), e = e(a): a and b wait while c, the largest, is computed."""
+    return Graph(
+        name="gaps",
+        nodes=(
+            operation("a", output_bytes=4),
+            operation("b", output_bytes=4),
+            operation("c", output_bytes=5),
+            operation("d", output_bytes=1, inputs=("b",)),
+            operation("e", output_bytes=1, inputs=("a",)),
+        ),
+    )
+
+
 def early_recomputation(number: int) -> Problem:
     """State one of two problems in which a small tensor must be recomputed early.
 
