@@ -155,3 +155,44 @@ def test_ctrl_c(*, obedient: bool, end: str) -> None:
         if not obedient:
             child.send_signal(signal.SIGINT)
         assert child.stdout.read() == end
+
+
+STRUCK = """
+import os, signal, sys, threading
+from poetmodel.backends import run_interruptibly, worker
+worker._POLL_S = 1e-3
+INSIDE = ("worker.py", "threading.py", "_base.py")
+
+def struck_at(moment):
+    passed, stop = 0, threading.Event()
+    def trace(frame, event, _):
+        nonlocal passed
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_code.co_filename.endswith(INSIDE):
+            passed += 1
+            if passed == moment:
+                sys.settrace(None)
+                os.kill(os.getpid(), signal.SIGINT)
+        return trace
+    def solve():
+        return stop.wait(20.0)
+    sys.settrace(trace)
+    try:
+        return run_interruptibly(solve, stop)
+    except KeyboardInterrupt:
+        return "not begun"
+    finally:
+        sys.settrace(None)
+
+ends = [struck_at(moment) for moment in range(1, 500)]
+begun = ends.index(True)
+assert set(ends[:begun]) == {"not begun"} and set(ends[begun:]) == {True}, ends
+"""
+
+
+def test_ctrl_c_may_strike_anywhere() -> None:
+    """Wherever the waiting thread is, it asks the solver to stop and returns its answer."""
+    done = subprocess.run(
+        [sys.executable, "-c", STRUCK], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

@@ -5,16 +5,18 @@ from __future__ import annotations
 import atexit
 import math
 import signal
+import sys
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from poetmodel.errors import TimeLimitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 
@@ -39,39 +41,63 @@ def run_interruptibly(
     Notes
     -----
     While a solver runs, Python handles no signal in the thread that called it, and each solver
-    deals with signals in its own way. The main thread therefore only waits. It waits for a
-    future because an interrupted ``Thread.join`` of Python 3.11 takes a live thread for finished.
+    deals with signals in its own way. The main thread therefore only waits. It waits for a plain
+    lock: where Ctrl-C strikes inside it, ``Thread.join`` of Python 3.11 takes a live thread for
+    finished, and a ``Condition``, and so a ``Future``, releases a lock that it does not hold.
     """
-    context, future = copy_context(), Future[T]()
+    context = copy_context()
+    ended: list[Future[T]] = []
+    running = threading.Lock()
+    running.acquire()
 
     def work() -> None:
+        future = Future[T]()
         try:  # in the caller's context, so that its time limit holds in the thread, too
             future.set_result(context.run(solve))
         except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
             future.set_exception(error)
+        ended.append(future)
+        running.release()
+
+    def wait() -> None:
+        """Wait, and keep Ctrl-C: Gurobi takes it for a solve, and prints where JSON should be."""
+        handler = signal.getsignal(signal.SIGINT)
+        mine = handler is not None and threading.current_thread() is threading.main_thread()
+        while not ended and time.monotonic() < until_s:
+            running.acquire(timeout=_POLL_S)
+            if mine:
+                signal.signal(signal.SIGINT, handler)
 
     thread = threading.Thread(target=work, name="poetmodel-solve", daemon=True)
     until_s = math.inf if most_s is None else time.monotonic() + most_s
     try:
-        thread.start()
-        _wait(future, until_s)
+        with ctrl_c_blocked():  # `start` waits, too
+            thread.start()
+        wait()
     except KeyboardInterrupt:
         stop.set()
-        if not (thread.is_alive() or future.done()):  # Ctrl-C came before the thread did
+        if not (thread.is_alive() or ended):  # Ctrl-C came before the thread did
             raise
-        _wait(future, until_s)
-    if not future.done():
+        wait()
+    if not ended:
         stop.set()
         # What calls back into Python after its end would abort the program.
         atexit.register(thread.join, _MOST_AT_EXIT_S)
         raise TimeLimitError("the solver has not ended in time")
-    return future.result()
+    return ended[0].result()
 
 
-def _wait(future: Future[T], until_s: float) -> None:
-    """Wait, and keep Ctrl-C: Gurobi takes it over for a solve, and prints where JSON should be."""
-    handler = signal.getsignal(signal.SIGINT)
-    mine = handler is not None and threading.current_thread() is threading.main_thread()
-    while not wait([future], _POLL_S).done and time.monotonic() < until_s:
-        if mine:
-            signal.signal(signal.SIGINT, handler)
+@contextmanager
+def ctrl_c_blocked() -> Iterator[None]:
+    """Keep Ctrl-C from this thread for a moment, and for good from what it starts meanwhile.
+
+    On Windows no process started here has a console that it could come from.
+    """
+    if sys.platform == "win32":
+        yield
+    else:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,17 +17,17 @@ import threading
 import time
 import traceback
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
+from poetmodel.backends.worker import ctrl_c_blocked
 from poetmodel.clock import rare_collections
 from poetmodel.errors import BackendError
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import NoReturn
 
     from poetmodel.schedule import Schedule
@@ -236,22 +235,6 @@ def start_python(program: str, errors: IO[bytes]) -> subprocess.Popen[bytes]:
             stderr=errors,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
-
-
-@contextmanager
-def ctrl_c_blocked() -> Iterator[None]:
-    """Keep Ctrl-C from this thread for a moment, and for good from processes that it starts then.
-
-    On Windows these have no console that it could come from.
-    """
-    if sys.platform == "win32":
-        yield
-    else:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _receive(source: IO[bytes]) -> Any:
