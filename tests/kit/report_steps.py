@@ -57,8 +57,8 @@ def step_values(problem: Problem, **changes: Any) -> dict[str, Any]:
     check = check_plan(graph, costs, plan, ram_budget_bytes=usable)
     table = asdict(costs.table(graph))
     return {
-        "format": "poetmodel-step",
-        "version": 1,
+        "format": "poetmodel-compiled-step",
+        "version": 2,
         "name": graph.name,
         "torch": "2.13.0+cpu",
         "call": "poetmodel.torch.compile(model, loss_fn, inputs, ram='50%')",

@@ -132,7 +132,9 @@ def test_a_step_survives_json() -> None:
     """Written and read again it is the same; another object is none."""
     values = step_values(skip_problem())
     assert parse_step(json.dumps(values)) == values
+    assert parse_step(json.dumps(values | {"format": "poetmodel-step", "version": 1})) == values
     assert parse_step(json.dumps(values["result"])) is None
+    assert parse_step(json.dumps({"format": "poetmodel-step", "version": 1})) is None
     assert parse_step("[]") is None
     assert parse_step("{") is None
 
@@ -186,6 +188,7 @@ def _with(value: Any, *path: str) -> Any:
     [
         _without("torch"),
         _with(1, "surprise"),
+        _with(3, "version"),
         _with("much", "budget_bytes"),
         _with("later", "plan", "mode"),
         _with(float("nan"), "compile_s"),
@@ -199,7 +202,7 @@ def _with(value: Any, *path: str) -> Any:
         _with([1.0], "scheduled", "costs", "page_in_time_s"),
     ],
     ids=[
-        *("no torch", "surprise", "budget", "mode", "compile_s", "no equal", "no nodes"),
+        *("no torch", "surprise", "newer", "budget", "mode", "compile_s", "no equal", "no nodes"),
         *("no problem", "no schedule", "another graph", "one time", "times below 0", "one page-in"),
     ],
 )

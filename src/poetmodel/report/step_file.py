@@ -20,7 +20,6 @@ from poetmodel.report.subject import Sources, Subject, in_graph
 from poetmodel.schedule import check_identity
 from poetmodel.schedule.io import (
     Finite,
-    FormatVersion,
     Index,
     Strict,
     faults_of,
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 
+FORMAT: Final = "poetmodel-compiled-step"
+VERSION: Final = 2
+"""Version 1 had the format's name of `poetmodel.export.io`, whose files have no ``call``."""
 BULKY: Final = ("scheduled", "result")
 """Parts of a step from which the figures of its schedule are made; a page does not repeat them."""
 
@@ -112,8 +114,8 @@ class _Scheduled(Strict):
 
 
 class _Step(Strict):
-    format: Literal["poetmodel-step"]
-    version: FormatVersion
+    format: Literal["poetmodel-compiled-step"]
+    version: Literal[2]
     name: str
     torch: str
     call: str
@@ -134,12 +136,18 @@ def parse_step(text: str) -> dict[str, Any] | None:
     """Return the values of a step that a text holds as JSON; None where it holds something else.
 
     A text that is no JSON, or no object, is something else too: whoever reads it next says so.
+    Files of version 1 are returned as those of the newest version.
     """
     try:
-        found = parse_json(text, expected=STEP_FORMAT)
+        values = parse_json(text, expected=FORMAT)
     except InputError:
         return None
-    return found if isinstance(found, dict) and found.get("format") == STEP_FORMAT else None
+    if not isinstance(values, dict):
+        return None
+    is_first_version = values.get("format") == STEP_FORMAT and "call" in values
+    if is_first_version and values.get("version") == 1:
+        return values | {"format": FORMAT, "version": VERSION}
+    return values if is_first_version or values.get("format") == FORMAT else None
 
 
 def step_subject(values: dict[str, Any], *, source: str, label: str = "A") -> Subject:

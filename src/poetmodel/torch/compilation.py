@@ -15,7 +15,7 @@ import torch
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
-from poetmodel.graph.io import STEP_FORMAT, graph_to_dict
+from poetmodel.graph.io import graph_to_dict
 from poetmodel.torch.certificate import certify
 from poetmodel.torch.errors import CaptureError, enough_memory
 from poetmodel.torch.inputs import input_faults, refuse, unflatten
@@ -386,15 +386,14 @@ class Step:
 
 # -- reports -----------------------------------------------------------------------------------
 
-VERSION: Final = 1
-
-
 def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
     """Return what is known about a compiled step, and the call that makes it, as plain values."""
+    from poetmodel.report.step_file import FORMAT, VERSION
+
     graph, coarse, check = compiled.trace.graph, compiled.coarse, compiled.check
     program, certificate = compiled.plan.program, compiled.certificate
     return {
-        "format": STEP_FORMAT,
+        "format": FORMAT,
         "version": VERSION,
         "name": graph.name,
         "torch": str(torch.__version__),
