@@ -69,7 +69,7 @@ class Figure:
         A quick figure has fewer budgets, one seed and shorter limits; a time limit replaces those
         of the figure [s].
         """
-        found: dict[Run, None] = {}
+        ordered: dict[Run, None] = {}
         for part in self.parts:
             limits_s = (self.quick_limit_s,) if quick else part.limits_s or (self.limit_s,)
             if time_limit_s is not None:
@@ -87,8 +87,8 @@ class Figure:
                         deadline_counts=part.deadline_counts, time_limit_s=limit_s, seed=seed
                     ),
                 )
-                found.update(dict.fromkeys(runs))
-        return tuple(found)
+                ordered.update(dict.fromkeys(runs))
+        return tuple(ordered)
 
 
 _SHARES: Final = tuple(f"{share}%" for share in range(20, 100, 10))

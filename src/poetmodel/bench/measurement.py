@@ -71,7 +71,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {name: found for name in _PACKAGES if (found := installed(name))},
+        "versions": {name: version for name in _PACKAGES if (version := installed(name))},
     }
 
 
@@ -153,8 +153,8 @@ def _state(result: SolveResult) -> Record:
     """Return what a record says of state, where the graph has some and there is a schedule."""
     if result.simulation is None:
         return {}
-    found = state_figures(result.problem.graph, result.simulation)
-    return {} if found is None else {"state": found}
+    sizes = state_figures(result.problem.graph, result.simulation)
+    return {} if sizes is None else {"state": sizes}
 
 
 def prepare(run: Run) -> None:
@@ -205,9 +205,9 @@ def _raise_refusal(run: Run, result: SolveResult) -> None:
 
 def _size_of_model(result: SolveResult, formulation: str) -> tuple[int, int]:
     """Return columns and rows of a model, which is stated now where the limit came before."""
-    found = result.statistics.get("columns"), result.statistics.get("rows")
-    if None not in found:
-        return int(found[0] or 1), int(found[1] or 1)
+    size = result.statistics.get("columns"), result.statistics.get("rows")
+    if None not in size:
+        return int(size[0] or 1), int(size[1] or 1)
     from poetmodel.backends.compiler import compile_model
     from poetmodel.model import build
 

@@ -28,7 +28,7 @@ FORMS: Final = dict.fromkeys((".png", ".svg", ".pdf"), ("matplotlib",))
 
 def panels(
     name: str,
-    found: Sequence[Row],
+    rows: Sequence[Row],
     schedule_of: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
 ) -> tuple[Panel, ...] | tuple[Map, ...]:
     """Return the picture of a figure, of rows as `poetmodel.bench.tables.rows` gives them.
@@ -36,9 +36,9 @@ def panels(
     Maps are drawn of schedule files, whose content `schedule_of` finds by the key of a run.
     """
     if name == "figure2":
-        return tuple(_maps(found, schedule_of))
+        return tuple(_maps(rows, schedule_of))
     makers = {"solvers": _solved, "table3": _peaks_and_times}
-    return tuple(makers.get(name, overheads)(found))
+    return tuple(makers.get(name, overheads)(rows))
 
 
 def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
@@ -48,10 +48,10 @@ def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
 
 
 def _maps(
-    found: Sequence[Row], schedule_of: Callable[[str], Mapping[str, Any] | None]
+    rows: Sequence[Row], schedule_of: Callable[[str], Mapping[str, Any] | None]
 ) -> Iterable[Map]:
     """Yield the map of each schedule, with what it moves in its title."""
-    for row in found:
+    for row in rows:
         document = schedule_of(row["key"])
         if document is None:
             continue
@@ -62,14 +62,14 @@ def _maps(
         yield Map(title=f"{row['model']}, {row['device']}, {row['ram']}\n{moved}", grid=grid)
 
 
-def overheads(found: Sequence[Row]) -> tuple[Panel, ...]:
+def overheads(table: Sequence[Row]) -> tuple[Panel, ...]:
     """Return the energy overhead against the RAM budget: a panel per model, device and deadline.
 
     Each method is a line; where several solvers were used, so is each solver.
     """
     shown = []
-    several = len({row["backend"] for row in found} - {None}) > 1
-    for (model, device, deadline), rows in grouped(found, "model", "device", "deadline").items():
+    several = len({row["backend"] for row in table} - {None}) > 1
+    for (model, device, deadline), rows in grouped(table, "model", "device", "deadline").items():
         lines = []
         for (method, backend), line in grouped(rows, "method", "backend").items():
             points = [
@@ -91,8 +91,8 @@ def overheads(found: Sequence[Row]) -> tuple[Panel, ...]:
     return tuple(shown)
 
 
-def _peaks_and_times(found: Sequence[Row]) -> Iterable[Panel]:
-    for (model, device), rows in grouped(found, "model", "device").items():
+def _peaks_and_times(table: Sequence[Row]) -> Iterable[Panel]:
+    for (model, device), rows in grouped(table, "model", "device").items():
         lines = []
         for (method, deadline), line in grouped(rows, "method", "deadline").items():
             points = [
@@ -111,9 +111,9 @@ def _peaks_and_times(found: Sequence[Row]) -> Iterable[Panel]:
         )
 
 
-def _solved(found: Sequence[Row]) -> Iterable[Panel]:
+def _solved(table: Sequence[Row]) -> Iterable[Panel]:
     """Yield how many runs each solver and formulation has solved after which time."""
-    for (limit_s,), rows in grouped(found, "time_limit_s").items():
+    for (limit_s,), rows in grouped(table, "time_limit_s").items():
         lines = []
         for (formulation, backend), line in grouped(rows, "formulation", "backend").items():
             times = sorted(row["seconds"] for row in line if is_solved(row))

@@ -121,8 +121,8 @@ def sweep_queue(
         """Return the schedule of the largest smaller budget that has one."""
         axis = along[run.chain]
         smaller = axis[: axis.index(run)] if is_linked(run) else []
-        found = (store.schedule(other.key) for other in reversed(smaller))
-        return next((schedule for schedule in found if schedule is not None), None)
+        schedules = (store.schedule(other.key) for other in reversed(smaller))
+        return next((schedule for schedule in schedules if schedule is not None), None)
 
     return RunQueue(
         store=store,

@@ -128,10 +128,10 @@ class Run:
         from poetmodel.problem.io import parse_constraints
 
         source = IN_CONSTRAINTS.removesuffix(": ")
-        found = parse_constraints(self.settings.constraints, problem, source=source)
-        if found.minimize == OWN:
+        constraints = parse_constraints(self.settings.constraints, problem, source=source)
+        if constraints.minimize == OWN:
             raise InputError(f"{source}: objective: a sweep minimizes energy; leave it out")
-        return found
+        return constraints
 
     def to_dict(self) -> dict[str, Any]:
         """Return its fields as plain values, without sizes and state that are the network's own.
@@ -139,10 +139,10 @@ class Run:
         Where there are no own constraints, they are left out: the key is what it always was.
         """
         own = {field.name for field in fields(Variant)} - self.shape.given.keys()
-        found = {name: value for name, value in asdict(self).items() if name not in own}
+        values = {name: value for name, value in asdict(self).items() if name not in own}
         if self.settings.constraints is None:
-            del found["settings"]["constraints"]
-        return found
+            del values["settings"]["constraints"]
+        return values
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Run:
@@ -200,14 +200,14 @@ def grid(
         problems.append([run for _, run in sorted(sized, key=lambda pair: pair[0])])
     if faults:
         raise InputError(faults)
-    found = (
+    combinations = (
         replace(run, method=name, backend=backend, formulation=formulation)
         for formulation, runs, name in product(formulations, problems, by_solver)
         if by_solver[name] or formulation is None
         for backend in (backends if by_solver[name] else (None,))
         for run in runs
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(combinations))
 
 
 @cache

@@ -42,10 +42,10 @@ class Summary:
     """How many columns, from the first, hold words; the others hold figures."""
 
 
-def summary(name: str, found: Sequence[Row]) -> tuple[Summary, ...]:
+def summary(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
     """Return the tables of a figure, of rows as `poetmodel.bench.tables.rows` gives them."""
     makers = {"figure2": _by_map, "table3": _pofo, "solvers": _solvers}
-    return tuple(makers.get(name, _by_method)(found))
+    return tuple(makers.get(name, _by_method)(rows))
 
 
 def without(row: Row) -> str:
@@ -54,10 +54,10 @@ def without(row: Row) -> str:
     return _WORDS.get(status, status)
 
 
-def grouped(found: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     """Return rows by what they have in some columns, in the order in which that comes."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in found:
+    for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     return groups
 
@@ -82,9 +82,9 @@ def shifted_mean_s(times_s: Sequence[float]) -> float:
 # -- overheads ---------------------------------------------------------------------------------
 
 
-def _by_method(found: Sequence[Row]) -> Iterable[Summary]:
+def _by_method(table: Sequence[Row]) -> Iterable[Summary]:
     """Yield the overheads on each model and device: methods down, budgets across."""
-    for (model, device), rows in grouped(found, "model", "device").items():
+    for (model, device), rows in grouped(table, "model", "device").items():
         budgets = tuple(dict.fromkeys(row["ram"] for row in rows))
         with_deadlines = any(row["deadline"] for row in rows)
         lines = []
@@ -114,10 +114,10 @@ def _overhead(row: Row) -> str:
 # -- maps --------------------------------------------------------------------------------------
 
 
-def _by_map(found: Sequence[Row]) -> Iterable[Summary]:
+def _by_map(rows: Sequence[Row]) -> Iterable[Summary]:
     """Yield what each schedule of the maps recomputes and pages."""
     lines = []
-    for row in found:
+    for row in rows:
         counts = (_count(row[name]) for name in ("recomputed", "paged_out", "paged_in"))
         lines.append((*(row[name] for name in INSTANCE), *counts, _overhead(row)))
     words = ("model", "device", "RAM")
@@ -136,9 +136,9 @@ def _count(count: int | None) -> str:
 # -- POFO --------------------------------------------------------------------------------------
 
 
-def _pofo(found: Sequence[Row]) -> Iterable[Summary]:
+def _pofo(table: Sequence[Row]) -> Iterable[Summary]:
     """Yield how POFO and the optimum compare: at the same budget, and at the least as quick."""
-    for (model, device), rows in grouped(found, "model", "device").items():
+    for (model, device), rows in grouped(table, "model", "device").items():
         best = [row for row in rows if row["method"] == "optimal" and row["energy_j"] is not None]
         lines = []
         for row in rows:
@@ -185,12 +185,12 @@ def _less(row: Row, least: Row | None) -> tuple[str, str]:
 # -- solvers -----------------------------------------------------------------------------------
 
 
-def _solvers(found: Sequence[Row]) -> Iterable[Summary]:
+def _solvers(table: Sequence[Row]) -> Iterable[Summary]:
     """Yield the means of each solver and formulation, and every instance."""
-    yield _means(found)
-    limits_s = sorted({row["time_limit_s"] for row in found})
+    yield _means(table)
+    limits_s = sorted({row["time_limit_s"] for row in table})
     lines = []
-    for key, rows in grouped(found, *INSTANCE, "formulation", "backend").items():
+    for key, rows in grouped(table, *INSTANCE, "formulation", "backend").items():
         at = {limit_s: middle(seeds) for (limit_s,), seeds in grouped(rows, "time_limit_s").items()}
         shown = at[max(at)]
         lines.append(
@@ -215,10 +215,10 @@ INSTANCE: Final = ("model", "device", "ram")
 """What makes an instance of the comparison of solvers."""
 
 
-def _means(found: Sequence[Row]) -> Summary:
-    longest_s = max((row["time_limit_s"] for row in found), default=0.0)
+def _means(table: Sequence[Row]) -> Summary:
+    longest_s = max((row["time_limit_s"] for row in table), default=0.0)
     lines = []
-    for (formulation, backend), rows in grouped(found, "formulation", "backend").items():
+    for (formulation, backend), rows in grouped(table, "formulation", "backend").items():
         longest = (row for row in rows if row["time_limit_s"] == longest_s)
         of = [middle(seeds) for seeds in grouped(longest, *INSTANCE).values()]
         tried = [row for row in of if row["status"] not in (REFUSED, NOT_INSTALLED)]

@@ -51,9 +51,9 @@ def rows(records: Iterable[Record]) -> list[Row]:
         overhead that was proven for this or a larger budget of the same problem by the same method
         and back end: what holds with more RAM holds with less. ``axis_gap`` is the gap to it.
     """
-    found = [_row(record) for record in records]
+    table = [_row(record) for record in records]
     axes: dict[Run, list[Row]] = {}
-    for row, record in zip(found, records, strict=True):
+    for row, record in zip(table, records, strict=True):
         axes.setdefault(Run.from_dict(record["cell"]).chain, []).append(row)
     for axis in axes.values():
         bound_j = 0.0
@@ -62,7 +62,7 @@ def rows(records: Iterable[Record]) -> list[Row]:
             if row["overhead_j"] is not None:
                 row["axis_bound_j"] = min(bound_j, row["overhead_j"])
                 row["axis_gap"] = relative_gap(row["overhead_j"], bound_j)
-    return found
+    return table
 
 
 def _row(record: Record) -> Row:
@@ -105,7 +105,7 @@ def model_gap(statistics: Mapping[str, Any]) -> float | None:
     return None if value is None or bound is None else relative_gap(value, bound)
 
 
-def pareto(found: Sequence[Row]) -> list[Row]:
+def pareto(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that no other one beats in energy, RAM and time, for each model and device.
 
     Parameters
@@ -120,11 +120,11 @@ def pareto(found: Sequence[Row]) -> list[Row]:
         the gap tolerance. RAM is the peak, time is compute plus transfer time. Of equal rows the
         first stays. By model, device and RAM.
     """
-    held = [row for row in found if row["energy_j"] is not None]
+    held = [row for row in rows if row["energy_j"] is not None]
     front: list[Row] = []
-    for place, row in enumerate(held):
+    for index, row in enumerate(held):
         beaten = any(
-            _group(other) == _group(row) and _beats(other, row, earlier=at < place)
+            _group(other) == _group(row) and _beats(other, row, earlier=at < index)
             for at, other in enumerate(held)
         )
         if not beaten:
@@ -136,23 +136,23 @@ def _group(row: Row) -> tuple[str, str]:
     return row["model"], row["device"]
 
 
-def _beats(one: Row, other: Row, *, earlier: bool) -> bool:
-    figures = [(one[name], other[name]) for name in ("energy_j", "peak_ram_bytes", "makespan_s")]
+def _beats(row: Row, other: Row, *, earlier: bool) -> bool:
+    figures = [(row[name], other[name]) for name in ("energy_j", "peak_ram_bytes", "makespan_s")]
     if any(mine > theirs for mine, theirs in figures):
         return False
     return earlier or any(mine < theirs for mine, theirs in figures)
 
 
-def write_csv(path: Path, found: Sequence[Row]) -> None:
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as a CSV file, heads first; what is missing is empty."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=list(found[0]) if found else [], lineterminator="\n")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found)
+    writer.writerows(rows)
     write_text(path, text.getvalue())
 
 
-def write_parquet(path: Path, found: Sequence[Row]) -> None:
+def write_parquet(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as a Parquet file.
 
     Raises
@@ -168,4 +168,4 @@ def write_parquet(path: Path, found: Sequence[Row]) -> None:
             f"{path}: Parquet files need pandas and pyarrow: pip install pandas pyarrow"
         ) from None
     check_writable(path)
-    pd.DataFrame(list(found)).to_parquet(path, index=False)
+    pd.DataFrame(list(rows)).to_parquet(path, index=False)

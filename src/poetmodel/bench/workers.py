@@ -125,12 +125,12 @@ def check_scheduler(scheduler: str) -> None:
 
     A scheduler greets first; with TLS the client does.
     """
-    found = _ADDRESS.fullmatch(scheduler)
-    if found is None:
+    match = _ADDRESS.fullmatch(scheduler)
+    if match is None:
         raise InputError(
             f"scheduler {scheduler!r}: expected an address such as tcp://10.0.0.1:8786"
         )
-    host, port = found["host"].strip("[]"), int(found["port"])
+    host, port = match["host"].strip("[]"), int(match["port"])
     try:
         with socket.create_connection((host, port), timeout=CONNECT_S) as found_there:
             speaks_dask = scheduler.startswith("tls:") or _is_greeting(found_there)

@@ -54,7 +54,9 @@ def diff(
     print_warnings(dict.fromkeys(note for side in sides for note in side.notes))
     graph = sides[0].graph
     decisions = zip(*(find_decisions(side.problem, side.schedule) for side in sides), strict=True)
-    changed = [(one, other) for one, other in decisions if _deeds(one) != _deeds(other)]
+    changed = [
+        (decision, other) for decision, other in decisions if _deeds(decision) != _deeds(other)
+    ]
     print_room_warnings(*(side.room for side in sides))
     facts = [list(_facts(side)) for side in sides]
     if output.json:
@@ -67,12 +69,12 @@ def diff(
                 ],
                 "changed": [
                     {
-                        "tensor": graph.tensors[one.tensor].name,
-                        "bytes": graph.tensor_bytes[one.tensor],
-                        "a": _side(one, graph),
+                        "tensor": graph.tensors[decision.tensor].name,
+                        "bytes": graph.tensor_bytes[decision.tensor],
+                        "a": _side(decision, graph),
                         "b": _side(other, graph),
                     }
-                    for one, other in changed
+                    for decision, other in changed
                 ],
             }
         )
@@ -85,9 +87,9 @@ def diff(
 
 
 def _side(decision: Decision, graph: Graph) -> dict[str, Any]:
-    found = decision.to_dict(graph)
+    values = decision.to_dict(graph)
     kept = ("fate", "recomputed", "paged_out", "paged_in", "energy_j", "time_s")
-    return {key: found[key] for key in kept}
+    return {key: values[key] for key in kept}
 
 
 def _facts(side: VerifiedSchedule) -> Iterator[Fact]:
@@ -118,21 +120,21 @@ def _facts(side: VerifiedSchedule) -> Iterator[Fact]:
     yield Fact("read_bytes", simulation.read_bytes, "paged in", format_bytes)
     again = sum(k < t for t, k in side.schedule.R)
     yield Fact("recomputations", again, "recomputations")
-    yield Fact("constraints", [one.to_dict() for one in side.constraints])
+    yield Fact("constraints", [constraint.to_dict() for constraint in side.constraints])
 
 
-def _line(one: Fact, other: Fact) -> tuple[str, str, str, str]:
+def _line(left: Fact, right: Fact) -> tuple[str, str, str, str]:
     """Return a figure of both schedules, and by how much it grows if it is a number."""
-    unknown = "" if one.unit is _yes_or_no else "none"
+    unknown = "" if left.unit is _yes_or_no else "none"
     change = ""
     numbers = all(
         isinstance(fact.value, int | float) and not isinstance(fact.value, bool)
-        for fact in (one, other)
+        for fact in (left, right)
     )
-    if numbers and one.value != other.value:
-        sign = "-" if other.value < one.value else "+"
-        change = f"{sign}{one.unit(abs(other.value - one.value))}"
-    return one.name or "", one.text or unknown, other.text or unknown, change
+    if numbers and left.value != right.value:
+        sign = "-" if right.value < left.value else "+"
+        change = f"{sign}{left.unit(abs(right.value - left.value))}"
+    return left.name or "", left.text or unknown, right.text or unknown, change
 
 
 def _yes_or_no(fits: object) -> str:
@@ -156,8 +158,12 @@ def _print_changed(
         return
     size = graph.tensor_bytes
     lines = [
-        (graph.tensors[one.tensor].name, *_words(one, other), format_bytes(size[one.tensor]))
-        for one, other in sorted(changed, key=lambda pair: -size[pair[0].tensor])[:SHOWN]
+        (
+            graph.tensors[decision.tensor].name,
+            *_words(decision, other),
+            format_bytes(size[decision.tensor]),
+        )
+        for decision, other in sorted(changed, key=lambda pair: -size[pair[0].tensor])[:SHOWN]
     ]
     title = f"Different decisions: {plural(len(changed), 'tensor')}"
     show(listing(title, ("tensor", *names, "bytes"), lines, left=3))

@@ -53,7 +53,9 @@ class Finding:
 def doctor(output: OutputOptions) -> None:
     """Check solvers, licences and optional packages, and show how to install the missing ones."""
     backends, extras = list(_backends()), list(_extras())
-    works = any(one.name == DEFAULT_BACKEND and one.state == "works" for one in backends)
+    works = any(
+        backend.name == DEFAULT_BACKEND and backend.state == "works" for backend in backends
+    )
     if output.json:
         print_json(
             {
@@ -72,9 +74,11 @@ def doctor(output: OutputOptions) -> None:
 
 
 def _facts(findings: Sequence[Finding]) -> Iterator[Fact]:
-    for found in findings:
-        versions = f"{found.versions}; " if found.versions and found.remark else found.versions
-        yield row(found.name, found.state, f"{versions}{found.remark}")
+    for finding in findings:
+        versions = (
+            f"{finding.versions}; " if finding.versions and finding.remark else finding.versions
+        )
+        yield row(finding.name, finding.state, f"{versions}{finding.remark}")
 
 
 def _backends() -> Iterator[Finding]:
@@ -100,7 +104,7 @@ def _backends() -> Iterator[Finding]:
 
 def _extras() -> Iterator[Finding]:
     for package, (extra, purpose) in EXTRAS.items():
-        found = installed(package)
-        state = "missing" if found is None else "installed"
-        advice = "" if found is not None else f": pip install 'poetmodel[{extra}]'"
-        yield Finding(name=package, state=state, versions=found or "", remark=purpose + advice)
+        version = installed(package)
+        state = "missing" if version is None else "installed"
+        advice = "" if version is not None else f": pip install 'poetmodel[{extra}]'"
+        yield Finding(name=package, state=state, versions=version or "", remark=purpose + advice)

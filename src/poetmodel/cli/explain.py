@@ -102,9 +102,9 @@ def _print_tensor(account: Account) -> None:
 def _decision_facts(account: Account, decision: Decision) -> Iterator[Fact]:
     graph = account.stated.graph
     size = graph.tensor_bytes[decision.tensor]
-    made = graph.nodes[graph.node_of[decision.tensor]].name
+    maker = graph.nodes[graph.node_of[decision.tensor]].name
     users = ", ".join(graph.nodes[k].name for k in graph.users_of[decision.tensor]) or "no node"
-    yield row("size", format_bytes(size), f"made by {made}, read by {users}")
+    yield row("size", format_bytes(size), f"made by {maker}, read by {users}")
     yield row("decision", str(decision.choice), _deeds(decision))
     yield row("costs", format_joules(decision.energy_j), format_seconds(decision.time_s))
     yield row("in RAM", _spans(decision.in_ram), "stages")
@@ -125,15 +125,15 @@ def _taken_over(account: Account, decision: Decision) -> Iterator[Fact]:
     graph, i = account.stated.graph, decision.tensor
     if i in graph.state_of:
         yield row("in place", "always", f"in the memory of {graph.tensors[graph.state_of[i]].name}")
-    for verb, one, others in (
+    for verb, node, others in (
         ("in the memory of", "output", "input"),
         ("its memory is taken by", "input", "output"),
     ):
-        found: dict[int, list[int]] = {}
+        takers: dict[int, list[int]] = {}
         for use in account.in_place:
-            if getattr(use, one) == i:
-                found.setdefault(getattr(use, others), []).append(use.stage)
-        for other, stages in found.items():
+            if getattr(use, node) == i:
+                takers.setdefault(getattr(use, others), []).append(use.stage)
+        for other, stages in takers.items():
             yield row("in place", _at(stages), f"{verb} {graph.tensors[other].name}")
 
 
@@ -280,11 +280,11 @@ def _in_place(account: Account) -> Iterator[Fact]:
     graph, uses, saved_bytes = account.stated.graph, account.in_place, account.saved_in_place_bytes
     pairs = sum(map(len, graph.in_place_of))
     if pairs:
-        found = {"uses": len(uses), "possible": pairs, "saved_at_peak_bytes": saved_bytes}
+        values = {"uses": len(uses), "possible": pairs, "saved_at_peak_bytes": saved_bytes}
         done = len({(use.output, use.input) for use in uses})
         text = f"{done} of {plural(pairs, 'output')}"
         note = f"{plural(len(uses), 'time')}; saves {format_bytes(saved_bytes)} at the peak"
-        yield Fact("in_place", found, "in place", lambda _: text, note)
+        yield Fact("in_place", values, "in place", lambda _: text, note)
 
 
 def _at_limit(account: Account) -> Fact:
@@ -317,14 +317,14 @@ def _saved(account: Account, more: MoreRam) -> Fact:
 
 def _decisions(account: Account) -> Iterator[tuple[str, ...]]:
     """Yield the decisions with the cost of their cheapest alternatives."""
-    for each, others in account.groups:
+    for group, others in account.groups:
         possible = [other for other in others if other.how != "impossible"]
-        many, choice = len(each.members), each.members[0].choice
+        many, choice = len(group.members), group.members[0].choice
         yield (
-            each.name,
+            group.name,
             f"{choice}" if many == 1 else f"{many} {choice}",
-            format_joules(sum(one.energy_j for one in each.members)),
-            format_seconds(sum(one.time_s for one in each.members)),
+            format_joules(sum(decision.energy_j for decision in group.members)),
+            format_seconds(sum(decision.time_s for decision in group.members)),
             "impossible" if others and not possible else price(account, possible),
         )
 
@@ -418,12 +418,12 @@ def give_account(
     asked = [(decision, find(problem, schedule, decision.tensor)) for decision in chosen]
     known = {decision.tensor: others for decision, others in asked}
     groups = []
-    for one in folds:
-        first, *twins = (decision.tensor for decision in one.members)
+    for folded in folds:
+        first, *twins = (decision.tensor for decision in folded.members)
         others = None if twins else known.get(first)
         if others is None:
             others = find(problem, schedule, first, twins=twins)
-        groups.append((one, others))
+        groups.append((folded, others))
     return Account(
         stated=stated,
         decisions=decisions,
@@ -441,7 +441,9 @@ def _dearest(decisions: Sequence[Decision], graph: Graph) -> list[Decision]:
     size = graph.tensor_bytes
     moved = [decision for decision in decisions if decision.has_cost]
     chosen: dict[tuple[object, ...], Decision] = {}
-    for decision in sorted(moved, key=lambda one: (-one.energy_j, -size[one.tensor])):
+    for decision in sorted(
+        moved, key=lambda candidate: (-candidate.energy_j, -size[candidate.tensor])
+    ):
         shared = not decision.paged_in
         key = (shared, graph.node_of[decision.tensor] if shared else decision.tensor)
         chosen.setdefault(key, decision)
@@ -452,14 +454,16 @@ def _folded(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]
     """Fold equal decisions on tensors of equal blocks; return those that cost most together."""
     folds = fold(
         decisions,
-        name=lambda one: graph.tensors[one.tensor].name,
-        key=lambda one: (
-            *(one.choice, graph.tensor_bytes[one.tensor]),
-            *(len(one.recomputed), len(one.paged_in), len(one.paged_out)),
-            *(f"{cost:.{DIGITS}g}" for cost in (one.energy_j, one.time_s)),
+        name=lambda decision: graph.tensors[decision.tensor].name,
+        key=lambda decision: (
+            *(decision.choice, graph.tensor_bytes[decision.tensor]),
+            *(len(decision.recomputed), len(decision.paged_in), len(decision.paged_out)),
+            *(f"{cost:.{DIGITS}g}" for cost in (decision.energy_j, decision.time_s)),
         ),
     )
-    return sorted(folds, key=lambda each: -sum(one.energy_j for one in each.members))[:SHOWN]
+    return sorted(folds, key=lambda folded: -sum(decision.energy_j for decision in folded.members))[
+        :SHOWN
+    ]
 
 
 def _number(stated: VerifiedSchedule, name: str) -> int:

@@ -158,14 +158,14 @@ def _listen(port: int | None) -> socket.socket:
     ports = range(PORT, PORT + PORTS) if port is None else (port,)
     for number in ports:
         # asyncio lets replies go out at once where a socket says that it is one of TCP.
-        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((LOOPBACK, number))
+            listener.bind((LOOPBACK, number))
         except OSError:
-            found.close()
+            listener.close()
         else:
-            return found
+            return listener
     if port is None:
         raise InputError(f"no port from {PORT} to {PORT + PORTS - 1} is free; give --port N")
     raise InputError(f"--port {port}: is taken, or not allowed; give another one")

@@ -178,7 +178,7 @@ def export(
     if not captured:
         given["time_limit"] = max(given["time_limit"] - (time.monotonic() - called_s), 1.0)
     with live_line(wanted=shown, doing="solving, planning and placing") as on_progress:
-        made = export_step(
+        deployment = export_step(
             step,
             wanted.out,
             command=command,
@@ -186,13 +186,13 @@ def export(
             on_progress=on_progress,
             **given,
         )
-    facts = list(_facts(made))
+    facts = list(_facts(deployment))
     if output.json:
         from poetmodel.export.folder import summary
 
-        print_json(summary(made))
+        print_json(summary(deployment))
     else:
-        show(figures(f"{made.step.graph.name} as C", facts))
+        show(figures(f"{deployment.step.graph.name} as C", facts))
     print_written(wanted.out)
 
 
@@ -221,22 +221,26 @@ def step_of(
 
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_target(what)
-        found = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
-        step = lower(model, loss_fn, inputs, name=name, optimizer=found)
+        settings = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+        step = lower(model, loss_fn, inputs, name=name, optimizer=settings)
         return with_inference(step, model, loss_fn, inputs) if infer else step
 
 
-def _facts(made: Deployment) -> Iterator[Fact]:
+def _facts(deployment: Deployment) -> Iterator[Fact]:
     from poetmodel.plan import Op
 
-    plan, result = made.plan, made.result
+    plan, result = deployment.plan, deployment.result
     times = {op: sum(step.op == op for step in plan.program) for op in Op}
-    again = times[Op.COMPUTE] - len(made.step.graph.nodes)
-    yield row("nodes", str(len(made.step.graph.nodes)), f"{again} recomputations")
+    again = times[Op.COMPUTE] - len(deployment.step.graph.nodes)
+    yield row("nodes", str(len(deployment.step.graph.nodes)), f"{again} recomputations")
     yield row("page-outs, page-ins", f"{times[Op.PAGE_OUT]}, {times[Op.PAGE_IN]}", str(plan.mode))
     if result is not None:
         yield row("schedule", str(result.status), f"gap {result.gap:.2%}" if result.gap else "")
-    for what, size in made.ram_map().items():
+    for what, size in deployment.ram_map().items():
         yield row(f"RAM: {what}", format_bytes(size))
-    yield row("arena", format_bytes(made.arena.bytes), f"{made.arena.fragmentation:.1%} in gaps")
-    yield row("slots on storage", count(len(made.slots)).strip())
+    yield row(
+        "arena",
+        format_bytes(deployment.arena.bytes),
+        f"{deployment.arena.fragmentation:.1%} in gaps",
+    )
+    yield row("slots on storage", count(len(deployment.slots)).strip())

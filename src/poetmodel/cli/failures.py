@@ -58,8 +58,8 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
         print_faults([told, *error.violations])
         return ExitStatus.FAILURE
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
-        print_faults([f"{place}{error.strerror or error}"])
+        prefix = f"{error.filename}: " if error.filename else ""
+        print_faults([f"{prefix}{error.strerror or error}"])
         return ExitStatus.BAD_INPUT
     print_faults([str(error)])
     if isinstance(error, BackendUnavailableError):
@@ -82,9 +82,9 @@ def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
 
 
 def _lines(kind: str, sentences: Iterable[str]) -> list[str]:
-    found = list(sentences)
-    lines = [f"{kind}: {printable(' '.join(each.split()))}" for each in found[:MAX_FAULTS]]
-    more = len(found) - MAX_FAULTS
+    faults = list(sentences)
+    lines = [f"{kind}: {printable(' '.join(fault.split()))}" for fault in faults[:MAX_FAULTS]]
+    more = len(faults) - MAX_FAULTS
     return [*lines, f"and {more:,} more"] if more > 0 else lines
 
 

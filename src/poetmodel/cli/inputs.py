@@ -122,14 +122,14 @@ def graph_of(
             )
         name = identity.name
         if not shape.given:
-            found = find_model(name, identity.sha256)
-            if found is None:
+            model = find_model(name, identity.sha256)
+            if model is None:
                 raise InputError(_of_other_sizes(identity, source))
-            return NamedGraph(graph=found[0], name=name, shape=found[1])
-    made = read_named(name, shape)
-    if identity is not None and identity.name == name and identity.sha256 != made.sha256:
+            return NamedGraph(graph=model[0], name=name, shape=model[1])
+    graph = read_named(name, shape)
+    if identity is not None and identity.name == name and identity.sha256 != graph.sha256:
         raise InputError(_of_other_sizes(identity, source))
-    return NamedGraph(graph=made, name=name, shape=shape)
+    return NamedGraph(graph=graph, name=name, shape=shape)
 
 
 def _of_other_sizes(identity: GraphIdentity, source: str | Path) -> str:
@@ -149,11 +149,11 @@ def graph_of_code(given: FileGraphOptions, data: bytes, *, source: str | Path) -
     sha256 = stored_fingerprint(data).hex()
     for name in model_names():
         try:
-            made = load_model(name, given.shape)
+            graph = load_model(name, given.shape)
         except InputError:  # it has no such size
             continue
-        if made.sha256.startswith(sha256):
-            return made
+        if graph.sha256.startswith(sha256):
+            return graph
     raise InputError(
         f"no graph: {source} is for no built-in network (sha256 {sha256}...); give --graph "
         "FILE|MODEL, its sizes with --batch, --image or --sequence, or its state with --state, "
@@ -165,17 +165,17 @@ def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
     """Raise unless the nodes and tensors that a file lists are those of a graph."""
     if identity is None:
         return
-    for key, found, wanted in (
+    for key, actual, wanted in (
         ("nodes", identity.nodes, tuple(node.name for node in graph.nodes)),
         ("tensors", identity.tensors, tuple(tensor.name for tensor in graph.tensors)),
     ):
-        if found == wanted:
+        if actual == wanted:
             continue
-        if len(found) != len(wanted):
-            difference = f"expected {len(wanted)} names, got {len(found)}"
+        if len(actual) != len(wanted):
+            difference = f"expected {len(wanted)} names, got {len(actual)}"
         else:
-            k = next(k for k, name in enumerate(found) if name != wanted[k])
-            difference = f"entry {k}: expected {wanted[k]!r}, got {found[k]!r}"
+            k = next(k for k, name in enumerate(actual) if name != wanted[k])
+            difference = f"entry {k}: expected {wanted[k]!r}, got {actual[k]!r}"
         raise ScheduleError(
             f"{key}: {difference}; the list must name the {key} of graph {graph.name!r} in order"
         )

@@ -179,45 +179,45 @@ def _phases(graph: Graph) -> dict[str, dict[str, int]]:
     return phases
 
 
-def _facts(graph: Graph, found: dict[str, Any], device: Device | None) -> Iterator[Fact]:
+def _facts(graph: Graph, values: dict[str, Any], device: Device | None) -> Iterator[Fact]:
     yield row("batch", f"{graph.batch_size}", f"elements are {graph.dtype}")
-    sizes = f"{found['tensors']:,} tensors, {found['edges']:,} edges"
-    yield row("nodes", f"{found['nodes']:,}", sizes)
-    for phase, entry in found["phases"].items():
-        made = f"{format_bytes(entry['output_bytes'])} of outputs, {count(entry['flops'])}FLOP"
-        yield row(f"  {phase}", f"{entry['nodes']:,}", made)
-    yield row("FLOP", count(found["flops"]), "of a single pass: every node computed once")
-    yield row("forward MACs", count(found["forward_macs"]), "convolutions and matrix products")
-    yield row("parameters", count(found["parameters"]))
+    sizes = f"{values['tensors']:,} tensors, {values['edges']:,} edges"
+    yield row("nodes", f"{values['nodes']:,}", sizes)
+    for phase, entry in values["phases"].items():
+        products = f"{format_bytes(entry['output_bytes'])} of outputs, {count(entry['flops'])}FLOP"
+        yield row(f"  {phase}", f"{entry['nodes']:,}", products)
+    yield row("FLOP", count(values["flops"]), "of a single pass: every node computed once")
+    yield row("forward MACs", count(values["forward_macs"]), "convolutions and matrix products")
+    yield row("parameters", count(values["parameters"]))
     kinds = ", ".join(
-        f"{kind} {format_bytes(b)}" for kind, b in found["resident_bytes"].items() if b
+        f"{kind} {format_bytes(b)}" for kind, b in values["resident_bytes"].items() if b
     )
     yield row("resident RAM", format_bytes(graph.total_resident_bytes), kinds)
-    if "state_bytes" in found:
+    if "state_bytes" in values:
         count_words = f"{len(graph.state_tensors):,} tensors, {len(graph.replacement_of):,} updated"
-        yield row("state", format_bytes(found["state_bytes"]), count_words)
-    peak_bytes = found["checkpoint_all_peak_bytes"]
+        yield row("state", format_bytes(values["state_bytes"]), count_words)
+    peak_bytes = values["checkpoint_all_peak_bytes"]
     yield row(
         "keep-all",
         format_bytes(peak_bytes),
-        f"peak if every tensor is kept until its last use, at {found['checkpoint_all_peak_node']}",
+        f"peak if every tensor is kept until its last use, at {values['checkpoint_all_peak_node']}",
     )
-    yield row("inference", *_inference(found))
-    share = f", {found['floor_bytes'] / peak_bytes:.1%} of the keep-all peak" if peak_bytes else ""
+    yield row("inference", *_inference(values))
+    share = f", {values['floor_bytes'] / peak_bytes:.1%} of the keep-all peak" if peak_bytes else ""
     aside = ", but for state on memory-mapped storage" if graph.state_tensors else ""
     if device is not None and graph.state_tensors:
         aside = ", state read where it lies" if device.is_memory_mapped else ""
     note = f"no schedule needs less{share}{aside}"
-    yield row("minimum RAM", format_bytes(found["floor_bytes"]), note)
-    yield row("  needed by", "", found["floor_node"])
-    for verb, names in (("  reads", found["floor_inputs"]), ("  writes", found["floor_outputs"])):
+    yield row("minimum RAM", format_bytes(values["floor_bytes"]), note)
+    yield row("  needed by", "", values["floor_node"])
+    for verb, names in (("  reads", values["floor_inputs"]), ("  writes", values["floor_outputs"])):
         for name in names[:LARGEST]:
             i = graph.tensor_index[name]
             told = _own_room(graph, i, device) if verb == "  reads" else _shared_room(graph, i)
             yield row(verb, format_bytes(graph.tensor_bytes[i]), name + told)
         if len(names) > LARGEST:
             yield row(verb, "", f"and {len(names) - LARGEST:,} more")
-    workspace_bytes = graph.nodes[graph.node_index[found["floor_node"]]].workspace_bytes
+    workspace_bytes = graph.nodes[graph.node_index[values["floor_node"]]].workspace_bytes
     if workspace_bytes:
         yield row("  workspace", format_bytes(workspace_bytes))
     if device is not None:
@@ -250,9 +250,12 @@ def _gauges(graph: Graph, device: Device) -> Iterator[Fact]:
     yield gauge_fact("", "  minimum", lowest)
 
 
-def _inference(found: dict[str, Any]) -> tuple[str, str]:
+def _inference(values: dict[str, Any]) -> tuple[str, str]:
     """Return the peak of the forward pass alone, and how many times as much training takes."""
-    inference_bytes, peak_bytes = found["inference_peak_bytes"], found["checkpoint_all_peak_bytes"]
+    inference_bytes, peak_bytes = (
+        values["inference_peak_bytes"],
+        values["checkpoint_all_peak_bytes"],
+    )
     if inference_bytes is None:
         return "unknown", "the phases of the nodes do not mark the forward pass"
     times = ""
@@ -260,7 +263,7 @@ def _inference(found: dict[str, Any]) -> tuple[str, str]:
         times = f"; training takes {peak_bytes / inference_bytes:.3g} times as much"
     return (
         format_bytes(inference_bytes),
-        f"peak of the forward pass alone, at {found['inference_peak_node']}{times}",
+        f"peak of the forward pass alone, at {values['inference_peak_node']}{times}",
     )
 
 

@@ -60,7 +60,7 @@ def limits(
     graph = read_graph(source) if step is None else step.graph
     problem = limits.problem(graph, read_costs(graph, costing))
     with live_line(wanted=not output.json, doing="finding limits"):
-        found = find_limits(
+        bounds = find_limits(
             problem,
             backend=search.backend.value,
             time_limit=search.time_limit,
@@ -69,20 +69,20 @@ def limits(
             alignment=None if step is None else ALIGNMENT,
         )
     beside = None if step is None else beside_bytes(step)
-    rooms = [limit.result.room for limit in found if limit.result.room is not None]
+    rooms = [limit.result.room for limit in bounds if limit.result.room is not None]
     if rooms:  # does not even the schedule with the least RAM fit the device?
         print_room_warnings(min(rooms, key=lambda room: room.needed_bytes))
     if output.json:
-        print_json(as_dict(problem, found, beside=beside))
+        print_json(as_dict(problem, bounds, beside=beside))
         return
     of = KERNELS_OF.get(graph.kernels or "", "")
-    show(figures(f"Limits of {graph.name}{of}", _facts(problem, found, beside)))
-    if any(limit.result.status == Status.FEASIBLE for limit in found):
+    show(figures(f"Limits of {graph.name}{of}", _facts(problem, bounds, beside)))
+    if any(limit.result.status == Status.FEASIBLE for limit in bounds):
         print_text("", "A longer --time-limit closes the gaps that are left.")
 
 
 def as_dict(
-    problem: Problem, found: Sequence[Limit], *, beside: int | None = None
+    problem: Problem, limits: Sequence[Limit], *, beside: int | None = None
 ) -> dict[str, Any]:
     """Return the limits as plain values in SI units; those on RAM by name, under ``ram``.
 
@@ -95,14 +95,14 @@ def as_dict(
         "problem": problem.to_dict(),
         "floor_bytes": least.bytes,
         "floor_node": graph.nodes[least.node].name,
-        "ram": {limit.name: limit.to_dict() for limit in found if limit.quantity == Quantity.RAM},
-        **{limit.name: limit.to_dict() for limit in found if limit.quantity != Quantity.RAM},
+        "ram": {limit.name: limit.to_dict() for limit in limits if limit.quantity == Quantity.RAM},
+        **{limit.name: limit.to_dict() for limit in limits if limit.quantity != Quantity.RAM},
         **({} if beside is None else {"reserved_bytes": beside}),
     }
 
 
-def _facts(problem: Problem, found: Sequence[Limit], beside: int | None) -> Iterator[Fact]:
-    for limit in sorted(found, key=lambda limit: limit.quantity != Quantity.RAM):
+def _facts(problem: Problem, limits: Sequence[Limit], beside: int | None) -> Iterator[Fact]:
+    for limit in sorted(limits, key=lambda limit: limit.quantity != Quantity.RAM):
         if limit.name == "block":
             yield _exported(limit, beside or 0)
             continue
@@ -113,9 +113,9 @@ def _facts(problem: Problem, found: Sequence[Limit], beside: int | None) -> Iter
             "none" if limit.value is None else unit(limit.value),
             f"{_proof(limit, unit)}{_condition(problem, limit)}{over}",
         )
-        place = _place(limit)
-        if place:
-            yield row("", "", place)
+        position = _place(limit)
+        if position:
+            yield row("", "", position)
 
 
 def _exported(limit: Limit, beside: int) -> Fact:

@@ -93,14 +93,14 @@ def group(cls: type[_Group]) -> type[_Group]:
     """
 
     def take(self: object, **given: object) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
-            setattr(self, one.name, given.pop(one.name, one.default))
+        for option in fields(self):  # type: ignore[arg-type]
+            setattr(self, option.name, given.pop(option.name, option.default))
         if given:
             raise TypeError(f"{cls.__name__} has no {', '.join(given)}")
 
-    made = dataclass(init=False, eq=False, repr=False)(cls)
-    made.__init__ = take  # type: ignore[method-assign]
-    return made
+    wrapped = dataclass(init=False, eq=False, repr=False)(cls)
+    wrapped.__init__ = take  # type: ignore[method-assign]
+    return wrapped
 
 
 @cache
@@ -401,14 +401,14 @@ class LimitOptions:
 
         stating = None if self.minimize is None else f"--minimize {self.minimize}"
         for file in self.constraints:
-            found = load_constraints(file, stated)
-            if found.own_objective != stated.own_objective:
+            constraints = load_constraints(file, stated)
+            if constraints.own_objective != stated.own_objective:
                 if stating is not None:
                     raise InputError(
                         f"{stating}: {file} has an [objective] of its own; leave out one of them"
                     )
                 stating = file
-            stated = found
+            stated = constraints
         return stated
 
 

@@ -149,9 +149,9 @@ def _lay_out(table: Table, width: int) -> int:
             whole if column.no_wrap else _longest(re.split(separator, " ".join(cells)))
             for column, cells, whole in zip(columns, texts, most, strict=True)
         ]
-        found = _shared(least, most, width - beside)
-        if not widths or sum(found) + beside <= width:
-            widths = found
+        shared = _shared(least, most, width - beside)
+        if not widths or sum(shared) + beside <= width:
+            widths = shared
         if sum(widths) + beside <= width:
             break
     for column, size in zip(columns, widths, strict=True):
@@ -223,12 +223,12 @@ def listing(
     from rich import box
 
     table = _titled(title, box=box.SIMPLE_HEAD)
-    for place, head in enumerate(heads):
+    for column, head in enumerate(heads):
         table.add_column(
             head,
-            justify="left" if place < left else "right",
+            justify="left" if column < left else "right",
             overflow="fold",
-            no_wrap=whole_names and place == 0,
+            no_wrap=whole_names and column == 0,
         )
     for line in lines:
         table.add_row(*map(_cell, line))

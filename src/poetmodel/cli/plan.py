@@ -130,7 +130,7 @@ def plan(
             [*(note + MEASURED_COSTS for note in notes), *(doubts if wanted.mode is None else ())]
         )
         with live_line(wanted=not output.json, doing="planning"):
-            made = Planned.of(
+            planned = Planned.of(
                 graph,
                 costs,
                 document.schedule,
@@ -142,10 +142,10 @@ def plan(
             )
     except (ScheduleError, PlanError) as error:
         raise error.within(str(path)) from None
-    if made.violations:
-        print_faults(made.violations)
+    if planned.violations:
+        print_faults(planned.violations)
         raise typer.Exit(ExitStatus.INFEASIBLE)
-    _deliver(made, wanted, json=output.json)
+    _deliver(planned, wanted, json=output.json)
 
 
 def _budget(document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | None) -> int | None:
@@ -167,39 +167,41 @@ def _budget(document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | N
     return problem.usable_ram_bytes
 
 
-def _deliver(made: Planned, wanted: PlanOptions, *, json: bool) -> None:
+def _deliver(planned: Planned, wanted: PlanOptions, *, json: bool) -> None:
     if wanted.out is not None:
-        made.save(wanted.out, wanted.form)
+        planned.save(wanted.out, wanted.form)
         print_written(wanted.out)
     if wanted.plot is not None:
         from poetmodel.report.drawing import draw_plan
 
-        draw_plan(made.graph, made.plan, made.check, wanted.plot)
+        draw_plan(planned.graph, planned.plan, planned.check, wanted.plot)
         print_written(wanted.plot)
-    if wanted.plot_arena is not None and made.places is not None:
+    if wanted.plot_arena is not None and planned.places is not None:
         from poetmodel.report.drawing import draw_addresses
 
-        draw_addresses(made.graph, made.plan, made.check, made.places, wanted.plot_arena)
+        draw_addresses(
+            planned.graph, planned.plan, planned.check, planned.places, wanted.plot_arena
+        )
         print_written(wanted.plot_arena)
     if json:
-        print_json(made.plan.to_dict(made.check, made.arena))
+        print_json(planned.plan.to_dict(planned.check, planned.arena))
     elif wanted.form in {PlanFormat.TEXT, PlanFormat.TRACE} and wanted.out is None:
-        print_text(*made.text(wanted.form))
+        print_text(*planned.text(wanted.form))
     else:
-        facts = (*_facts(made), *room_facts(made.room))
-        show(figures(f"Plan for {made.graph.name}", facts))
-    print_room_warnings(made.room)
+        facts = (*_facts(planned), *room_facts(planned.room))
+        show(figures(f"Plan for {planned.graph.name}", facts))
+    print_room_warnings(planned.room)
 
 
-def _facts(made: Planned) -> Iterator[Fact]:
+def _facts(planned: Planned) -> Iterator[Fact]:
     from poetmodel.plan import Op, encode
     from poetmodel.plan.listing import homes_in_words
 
-    plan, check = made.plan, made.check
+    plan, check = planned.plan, planned.check
     times = dict.fromkeys(Op, 0)
     for op, _ in plan.program:
         times[op] += 1
-    again = times[Op.COMPUTE] - len(made.graph.nodes)
+    again = times[Op.COMPUTE] - len(planned.graph.nodes)
     moved = f"{times[Op.PAGE_OUT]} page-outs, {times[Op.PAGE_IN]} page-ins"
     yield row("instructions", f"{len(plan.program):,}", f"{again} recomputations, {moved}")
     yield row("transfers", str(plan.mode), _MODES[plan.mode])
@@ -212,15 +214,15 @@ def _facts(made: Planned) -> Iterator[Fact]:
     budget = plan.ram_budget_bytes
     of = "" if budget is None else f"of a budget of {format_bytes(budget)}"
     yield row("peak RAM", format_bytes(check.peak_ram_bytes), of)
-    if made.arena is not None:
-        yield from arena_facts(made.arena)
+    if planned.arena is not None:
+        yield from arena_facts(planned.arena)
     yield row("storage used", format_bytes(check.aux_used_bytes))
-    homes = homes_in_words(made.graph, plan)
+    homes = homes_in_words(planned.graph, plan)
     if homes:
-        reads = len(plan.first_reads(made.graph))
+        reads = len(plan.first_reads(planned.graph))
         first = f", {count(reads)}first reads" if reads else ""
-        yield row("state", format_bytes(made.graph.state_bytes), homes + first)
-    size = f"{count(len(encode(made.graph, plan)))}B"
+        yield row("state", format_bytes(planned.graph.state_bytes), homes + first)
+    size = f"{count(len(encode(planned.graph, plan)))}B"
     yield row("binary size", size, "with --format binary")
 
 
@@ -273,11 +275,13 @@ class Planned:
         from poetmodel.planner import make_plan
 
         if alignment is None:
-            made = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=ram_budget_bytes)
-            return cls.checked(graph, costs, made, None, aux_bytes=aux_bytes)
+            program = make_plan(
+                graph, costs, schedule, mode=mode, ram_budget_bytes=ram_budget_bytes
+            )
+            return cls.checked(graph, costs, program, None, aux_bytes=aux_bytes)
         from poetmodel.solver.fitting import plan_and_place
 
-        made, arena = plan_and_place(
+        program, arena = plan_and_place(
             graph,
             costs,
             schedule,
@@ -286,14 +290,14 @@ class Planned:
             alignment=alignment,
             may_wait=may_wait,
         )
-        return cls.checked(graph, costs, made, arena, aux_bytes=aux_bytes)
+        return cls.checked(graph, costs, program, arena, aux_bytes=aux_bytes)
 
     @classmethod
     def checked(
         cls,
         graph: Graph,
         costs: Costs,
-        made: Plan,
+        program: Plan,
         arena: Arena | None,
         *,
         aux_bytes: int | None,
@@ -304,10 +308,10 @@ class Planned:
         return cls(
             graph=graph,
             device=costs.device,
-            plan=made,
-            check=check_plan(graph, costs, made, aux_bytes=aux_bytes),
+            plan=program,
+            check=check_plan(graph, costs, program, aux_bytes=aux_bytes),
             arena=arena,
-            places=None if arena is None else check_arena(graph, made, arena),
+            places=None if arena is None else check_arena(graph, program, arena),
         )
 
     def placed(self) -> Planned:
@@ -406,7 +410,7 @@ def save_beside(
         mode, doubts = default_mode(problem.costs.device, problem.deadline_counts)
         print_warnings(doubts)
         if fitted is not None and fitted.plan is not None:
-            made = Planned.checked(
+            planned = Planned.checked(
                 problem.graph,
                 problem.costs,
                 fitted.plan,
@@ -414,7 +418,7 @@ def save_beside(
                 aux_bytes=problem.aux_limit_bytes,
             )
         else:
-            made = Planned.of(
+            planned = Planned.of(
                 problem.graph,
                 problem.costs,
                 result.schedule,
@@ -422,9 +426,9 @@ def save_beside(
                 ram_budget_bytes=problem.usable_ram_bytes,
                 aux_bytes=problem.aux_limit_bytes,
             )
-        if made.violations:
-            raise VerificationError(made.violations)
-        made.save(plan, PlanFormat.JSON)
+        if planned.violations:
+            raise VerificationError(planned.violations)
+        planned.save(plan, PlanFormat.JSON)
         yield plan
     if plot is not None:
         from poetmodel.report.drawing import draw_stages

@@ -60,7 +60,7 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
     device = problem.costs.device
-    place = (device.key or device.name) if device is not None else problem.costs.source
+    device_name = (device.key or device.name) if device is not None else problem.costs.source
     facts = list(_proof(result))
     if simulation is not None:
         facts += _memory(problem, simulation)
@@ -70,7 +70,9 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
         facts += _times(problem, simulation)
         facts += constraint_facts(constraint_values(problem, simulation))
     facts += _effort(result, total_s=total_s, read_s=read_s)
-    return figures(f"{problem.graph.name} on {place}" if place else problem.graph.name, facts)
+    return figures(
+        f"{problem.graph.name} on {device_name}" if device_name else problem.graph.name, facts
+    )
 
 
 def _proof(result: SolveResult) -> Iterator[Fact]:

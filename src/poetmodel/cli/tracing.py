@@ -81,8 +81,8 @@ class CostingOptions:
 
         with redirect_stdout(sys.stderr):
             model, loss_fn, inputs = load_step(target)
-            found = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
-            return trace(model, loss_fn, inputs, name=self.name, optimizer=found)
+            settings = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+            return trace(model, loss_fn, inputs, name=self.name, optimizer=settings)
 
     def costs(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
         """Estimate or measure the costs of a trace, and return notes; output goes to stderr."""
@@ -91,14 +91,14 @@ class CostingOptions:
         from poetmodel.torch.profiling import measure
 
         with redirect_stdout(sys.stderr):
-            found = measure(
+            profile = measure(
                 trace,
                 folder=self.folder,
                 repeats=self.repeats,
                 threads=self.threads,
                 power_from=read_device(self.power_from),
             )
-        return found.costs, found.notes
+        return profile.costs, profile.notes
 
 
 def estimate(graph: Graph, device: str) -> tuple[Costs, tuple[str, ...]]:
@@ -207,9 +207,9 @@ def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: b
     graph = traced.graph
     facts = [] if costs is None else list(_cost_facts(graph, costs))
     if json:
-        found: dict[str, Any] = inspect.as_dict(graph)
-        found |= {"held_bytes": traced.held_bytes, "notes": list(notes)}
-        print_json(found | ({"costs": document(facts)} if facts else {}))
+        values: dict[str, Any] = inspect.as_dict(graph)
+        values |= {"held_bytes": traced.held_bytes, "notes": list(notes)}
+        print_json(values | ({"costs": document(facts)} if facts else {}))
         return
     show(*inspect.tables(graph))
     print_text(KERNELS)
@@ -289,7 +289,7 @@ class EmulationOptions:
         if costing.power_from is not None:
             raise InputError("--power-from is for times of this host; with --target qemu: --power")
         step = in_tiles(step_of(what, name=costing.name, optimizer=self.optimizer), tile)
-        found = emulated_profile(
+        profile = emulated_profile(
             step,
             device=costing.device or DEVICE,
             clock=self.clock,
@@ -297,7 +297,7 @@ class EmulationOptions:
             instructions_per_cycle=self.instructions_per_cycle,
             core=self.core,
         )
-        return step.graph, found.costs, found.notes
+        return step.graph, profile.costs, profile.notes
 
 
 @options.group

@@ -71,15 +71,15 @@ def verify(
     about = _about_plan if is_plan(content) else _about_schedule
     with live_line(wanted=not output.json, doing="verifying"):
         facts, title, room = about(content, given.schedule, source, costing)
-        found = document(facts)
-    print_warnings(found["notes"])
+        values = document(facts)
+    print_warnings(values["notes"])
     if output.json:
-        print_json(found)
+        print_json(values)
     else:
-        _print_verdict(title.partition(" ")[0].lower(), found["violations"])
+        _print_verdict(title.partition(" ")[0].lower(), values["violations"])
         show(figures(title, facts))
     print_room_warnings(room)
-    raise typer.Exit(ExitStatus.SUCCESS if found["valid"] else ExitStatus.INFEASIBLE)
+    raise typer.Exit(ExitStatus.SUCCESS if values["valid"] else ExitStatus.INFEASIBLE)
 
 
 def _print_verdict(what: str, violations: Sequence[str]) -> None:
@@ -114,18 +114,18 @@ def _about_schedule(
     stated = parse_document(as_text(content, source=str(path)), source=str(path))
     graph = graph_of(source, stated.schedule.identity, source=path).graph
     try:
-        found = verify_document(stated, graph, costing)
+        verdict = verify_document(stated, graph, costing)
     except ScheduleError as error:
         raise error.within(str(path)) from None
-    return list(_schedule_facts(found)), f"Schedule for {graph.name}", found.room
+    return list(_schedule_facts(verdict)), f"Schedule for {graph.name}", verdict.room
 
 
-def _schedule_facts(found: VerifiedSchedule) -> Iterator[Fact]:
+def _schedule_facts(verdict: VerifiedSchedule) -> Iterator[Fact]:
     """Yield the verdict and the simulated figures; without costs, no times and energies."""
-    graph, simulation = found.graph, found.simulation
+    graph, simulation = verdict.graph, verdict.simulation
     peak, tensors = simulation.peak, simulation.peak_tensors
-    yield from _verdict(graph, found.costs, found.verdict.violations, found.notes)
-    timed = found.costs is not None
+    yield from _verdict(graph, verdict.costs, verdict.verdict.violations, verdict.notes)
+    timed = verdict.costs is not None
     planned = "makespan" if simulation.planned_s is not None else None
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
     for key, name, unit, note in (
@@ -141,23 +141,23 @@ def _schedule_facts(found: VerifiedSchedule) -> Iterator[Fact]:
     node = graph.nodes[peak.node].name
     at = f"at stage {peak.stage}, step {peak.node} ({node}), with {len(tensors)} tensors"
     yield Fact("peak_ram_bytes", peak.ram_bytes, "peak RAM", format_bytes, at)
-    yield from room_facts(found.room)
+    yield from room_facts(verdict.room)
     held = [graph.tensors[i].name for i in tensors]
     yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": held})
     yield from state_facts(graph, simulation)
     yield from _moved(simulation)
     yield from wear_facts(simulation)
-    yield from constraint_facts(found.constraints)
+    yield from constraint_facts(verdict.constraints)
 
 
-def _moved(found: object) -> Iterator[Fact]:
+def _moved(values: object) -> Iterator[Fact]:
     """Yield what a simulated schedule or plan transfers and stores."""
     for key, name in (
         ("written_bytes", "paged out"),
         ("read_bytes", "paged in"),
         ("aux_used_bytes", "storage used"),
     ):
-        yield Fact(key, getattr(found, key), name, format_bytes)
+        yield Fact(key, getattr(values, key), name, format_bytes)
 
 
 # -- plans -------------------------------------------------------------------------------------
@@ -173,10 +173,10 @@ def is_plan(content: bytes) -> bool:
     if FORMAT.encode() not in content:
         return False
     try:
-        found = json.loads(content)
+        content_json = json.loads(content)
     except (ValueError, RecursionError):  # the reader of plans says what is wrong
         return True
-    return isinstance(found, dict) and found.get("format") == FORMAT
+    return isinstance(content_json, dict) and content_json.get("format") == FORMAT
 
 
 def _about_plan(

@@ -119,11 +119,11 @@ def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
     ]
     places, kept = chart["ghost"]
     ghost = [(levels[2 * p][1], value / scale) for p, value in zip(places, kept, strict=True)]
-    place = f" on {plan.device}" if plan.device else ""
+    on_device = f" on {plan.device}" if plan.device else ""
     stall = f", stall {format_seconds(check.stall_s)}" if check.stall_s else ""
     return Timeline(
         title=(
-            f"{graph.name}{place}, {plan.mode} transfers: "
+            f"{graph.name}{on_device}, {plan.mode} transfers: "
             f"{format_seconds(check.makespan_s or 0.0)}{stall}, peak RAM "
             f"{format_bytes(check.peak_ram_bytes)}"
         ),
@@ -179,11 +179,11 @@ def _bands(
     shown = [at for at in range(len(times) - 1) if times[at + 1] > times[at]]
     base = dict.fromkeys(shown, 0)
     scale = chart["scale"]
-    found = sorted(
+    bands = sorted(
         (part_of(graph, stay[0] if stay[0] >= 0 else None), max(stay[2], 0), -stay[3], stay)
         for stay in chart["stays"]
     )
-    for part, begin, _, stay in found:
+    for part, begin, _, stay in bands:
         what, size, _, end, origin, _, given_at, given, *_ = stay
         runs: list[list[float]] = []
         last = min(2 * end + 1, len(times) - 1)

@@ -124,7 +124,7 @@ def overlay_bars(subjects: Sequence[Subject]) -> Bars:
     """Return energy, peak, time and writes of several schedules beside each other."""
     first = subjects[0]
     budgets = {subject.budget_bytes for subject in subjects}
-    deadlines = {(each.problem.deadline_s, each.problem.deadline_counts) for each in subjects}
+    deadlines = {(side.problem.deadline_s, side.problem.deadline_counts) for side in subjects}
     measures = [_peak(first if len(budgets) == 1 else None), _WRITTEN]
     if all(subject.costs is not None for subject in subjects):
         measures = [
@@ -159,7 +159,7 @@ def _entries(rivals: Iterable[Rival], beside: Subject) -> Iterator[_Entry]:
                 simulation=rival.simulation,
                 reserved_bytes=rival.peak_ram_bytes(beside) - rival.simulation.peak_ram_bytes,
                 broken=rival.broken,
-                note=" and ".join(TROUBLES[each] for each in rival.broken),
+                note=" and ".join(TROUBLES[trouble] for trouble in rival.broken),
             )
 
 
@@ -270,7 +270,7 @@ def _lead(subject: Subject, rivals: Sequence[Rival]) -> str:
         return ""
     what = f"{_more(own)} {'time' if _is_timed(subject) else 'energy'}"
     kept = [(_kept_ratio(subject, rival), rival.name) for rival in rivals]
-    ratios = [(found, name) for found, name in kept if found is not None]
+    ratios = [(ratio, name) for ratio, name in kept if ratio is not None]
     if not ratios:
         return f"{what}; none of the earlier methods keeps the limits."
     best, name = min(ratios)

@@ -103,8 +103,8 @@ def map_chart(graph: Graph, schedule: Schedule) -> dict[str, Any]:
         key = (KINDS.index(colour_of(actions)), Kind.PAGED_OUT in actions, words)
         cells.setdefault(k, []).append((t, labels.setdefault(key, len(labels))))
     runs: list[list[int]] = []
-    for column, found in sorted(cells.items()):
-        for t, label in found:
+    for column, column_cells in sorted(cells.items()):
+        for t, label in column_cells:
             last = runs[-1] if runs else None
             if last is not None and last[0] == column and last[2:] == [t - 1, label]:
                 last[2] = t
@@ -165,7 +165,7 @@ def front_chart(
     for row in sorted(held, key=lambda row: row["peak_ram_bytes"]):
         lines.setdefault(_method(row), []).append(row)
     kept = {row["key"] for row in front}
-    found = [
+    front_points = [
         {
             "name": name,
             "x": [rounded(row["peak_ram_bytes"] / scale) for row in points],
@@ -181,7 +181,7 @@ def front_chart(
         if not edge or y < edge[-1][1]:
             edge.append((rounded(x), rounded(y)))
     return {
-        "lines": found,
+        "lines": front_points,
         "front": {"x": [x for x, _ in edge], "y": [y for _, y in edge]},
         "size": unit,
         "scale": scale,
@@ -259,13 +259,13 @@ def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
     None where no device is known. ``rows``: label, RAM, parts, and what is free or missing [B];
     ``keep_all``: the same of keep-all on each device that the schedules have.
     """
-    known = [each for each in subjects if each.room is not None and each.verdict.valid]
-    if not known:
+    gauged = [subject for subject in subjects if subject.room is not None and subject.verdict.valid]
+    if not gauged:
         return None
-    rows = [_gauge(each.label, each.room) for each in known]
+    rows = [_gauge(subject.label, subject.room) for subject in gauged]
     rooms: dict[str, dict[str, Any]] = {}
-    for each in known:
-        device, graph = each.problem.costs.device, each.graph
+    for subject in gauged:
+        device, graph = subject.problem.costs.device, subject.graph
         room = DeviceRoom.of(device, graph, keep_all_use(graph))
         if room is not None:
             rooms[room.device] = _gauge("keep-all", room)
@@ -273,14 +273,14 @@ def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
 
 
 def _gauge(label: str, room: DeviceRoom | None) -> dict[str, Any]:
-    found: Mapping[str, Any] = gauge(room) or {}
+    sizes: Mapping[str, Any] = gauge(room) or {}
     return {
         "label": label,
         "device": "" if room is None else room.device,
-        "ram": found["ram_bytes"],
-        "parts": [found[part.name] for part in fields(RamUse)],
-        "free": found["free_bytes"],
-        "missing": found["missing_bytes"],
+        "ram": sizes["ram_bytes"],
+        "parts": [sizes[part.name] for part in fields(RamUse)],
+        "free": sizes["free_bytes"],
+        "missing": sizes["missing_bytes"],
     }
 
 
@@ -292,12 +292,12 @@ def _corners(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[tuple[float
     before = -1
     end_s = check.makespan_s or 0.0
     for time_s, levels in groupby(_levels(graph, plan, check), key=itemgetter(0)):
-        found = [ram for _, ram in levels]
-        if max(found) > max(found[-1], before):
-            yield time_s, max(found)
-        if found[-1] != before or time_s == end_s:
-            yield time_s, found[-1]
-        before = found[-1]
+        corners = [ram for _, ram in levels]
+        if max(corners) > max(corners[-1], before):
+            yield time_s, max(corners)
+        if corners[-1] != before or time_s == end_s:
+            yield time_s, corners[-1]
+        before = corners[-1]
 
 
 def _levels(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[tuple[float, int]]:

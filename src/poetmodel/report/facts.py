@@ -74,7 +74,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         "steps_until_worn": simulation.steps_until_worn,
         "solve_s": subject.document.stated.get("solve_s"),
         "build_s": subject.document.stated.get("build_s"),
-        "constraints": [one.to_dict() for one in subject.constraints],
+        "constraints": [constraint.to_dict() for constraint in subject.constraints],
         "binding": _binding(subject),
         "plan": _plan(subject),
         "decisions": _counts(subject),
@@ -89,8 +89,8 @@ def facts(subject: Subject) -> dict[str, Any]:
 def choices_of(graph: Graph) -> list[str]:
     """Return the decisions that there may be on tensors of a graph, as a report calls them."""
     of_state = (Choice.RESIDENT, Choice.ON_STORAGE, Choice.REPLACEMENT)
-    known = [choice for choice in CHOICES if graph.state_tensors or choice not in of_state]
-    return [CHOICES[choice] for choice in known]
+    choices = [choice for choice in CHOICES if graph.state_tensors or choice not in of_state]
+    return [CHOICES[choice] for choice in choices]
 
 
 def graph_facts(subject: Subject) -> dict[str, Any]:
@@ -146,10 +146,12 @@ def _problem(stated: ProblemEntry, subject: Subject) -> dict[str, Any]:
 
     The budget of a compiled step is that of the step.
     """
-    found = stated.model_dump()
-    found["ram_budget_bytes"] += subject.reserved_bytes
+    values = stated.model_dump()
+    values["ram_budget_bytes"] += subject.reserved_bytes
     return {
-        key: value for key, value in found.items() if value or key not in {"constraints", "weights"}
+        key: value
+        for key, value in values.items()
+        if value or key not in {"constraints", "weights"}
     }
 
 
@@ -170,14 +172,14 @@ def _binding(subject: Subject) -> dict[str, Any]:
 
 def _homes(subject: Subject) -> dict[str, Any]:
     """Return what a schedule makes of state and of operators in place, where there are some."""
-    state, found = state_figures(subject.graph, subject.simulation), {}
+    state, sizes = state_figures(subject.graph, subject.simulation), {}
     if state is not None:
-        found["state"] = state
+        sizes["state"] = state
     if any(subject.graph.in_place_of):
         saved = saved_in_place_bytes(subject.problem, subject.schedule, subject.simulation)
         uses = len(in_place_uses(subject.graph, subject.schedule))
-        found["in_place"] = {"uses": uses, "saved_at_peak_bytes": saved}
-    return found
+        sizes["in_place"] = {"uses": uses, "saved_at_peak_bytes": saved}
+    return sizes
 
 
 def _plan(subject: Subject) -> dict[str, Any] | None:
@@ -196,10 +198,10 @@ def _plan(subject: Subject) -> dict[str, Any] | None:
 
 
 def _counts(subject: Subject) -> dict[str, Any]:
-    found = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
+    counts = Counter(row["choice"] for row in decision_rows(subject.problem, subject.schedule))
     schedule = subject.schedule
     return {
-        "tensors": {choice: found[choice] for choice in choices_of(subject.graph)},
+        "tensors": {choice: counts[choice] for choice in choices_of(subject.graph)},
         "recomputations": sum(k < t for t, k in schedule.R),
         "page_outs": sum(subject.simulation.page_outs.values()),
         "page_ins": sum(subject.simulation.page_ins.values()),
@@ -210,11 +212,11 @@ def _device(subject: Subject) -> dict[str, Any] | None:
     costs = subject.costs
     if costs is None:
         return None
-    found: dict[str, Any] = {"costs": costs.source or None, "name": None}
+    values: dict[str, Any] = {"costs": costs.source or None, "name": None}
     device = costs.device
     if device is None:
-        return found
-    found |= {
+        return values
+    values |= {
         "name": device.name,
         "key": device.key or None,
         "core": device.core or None,
@@ -229,17 +231,17 @@ def _device(subject: Subject) -> dict[str, Any] | None:
         "source": device.source or None,
     }
     if device.storage is not None:
-        found["storage_mode"] = str(device.storage.mode)
+        values["storage_mode"] = str(device.storage.mode)
         for key in ("page_in", "page_out"):
-            found[key] = asdict(getattr(device.storage, key))
-    return found
+            values[key] = asdict(getattr(device.storage, key))
+    return values
 
 
 def _versions(subject: Subject) -> dict[str, str]:
     """Return the installed versions of poetmodel and of the packages of the back end."""
     stated = subject.document.problem
     names = ("poetmodel", *_PACKAGES.get((stated and stated.backend) or "", ()))
-    return {name: found for name in names if (found := installed(name))}
+    return {name: version for name in names if (version := installed(name))}
 
 
 def commands(subject: Subject) -> Iterator[str]:

@@ -37,12 +37,12 @@ def figures(schedules: Sequence[Facts]) -> Parts:
     Energies that nobody asked for are left out, and so is the RAM for tensors where it is the
     budget.
     """
-    return side_by_side(_FIGURES, [{**found, **_left_out(found)} for found in schedules])
+    return side_by_side(_FIGURES, [{**schedule, **_left_out(schedule)} for schedule in schedules])
 
 
-def _left_out(found: Facts) -> dict[str, None]:
-    names = [] if found["asks_energy"] else list(_ENERGIES)
-    if found["budget_bytes"] == look_up(found, "problem.ram_budget_bytes"):
+def _left_out(schedule: Facts) -> dict[str, None]:
+    names = [] if schedule["asks_energy"] else list(_ENERGIES)
+    if schedule["budget_bytes"] == look_up(schedule, "problem.ram_budget_bytes"):
         names.append("budget_bytes")
     return dict.fromkeys(names)
 
@@ -87,8 +87,8 @@ def graph_rows(graph: Facts, *, reserved: bool) -> Iterator[Fact]:
     yield row("sha256", graph["sha256"])
 
 
-def _weights(found: Mapping[str, float]) -> str:
-    return in_words(tuple(found.items()))
+def _weights(weights: Mapping[str, float]) -> str:
+    return in_words(tuple(weights.items()))
 
 
 _ENERGIES: Final = ("energy_j", "baseline_energy_j", "overhead_j", "bound_j", "overhead_bound_j")

@@ -62,20 +62,22 @@ def fold(
     ['in', 'block0-1,3.norm']
     """
     alike: dict[Hashable, dict[Numbers, tuple[int, Item]]] = {}
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         words, numbers = _apart(name(item))
-        alike.setdefault((words, key(item)), {})[numbers] = (place, item)
-    found = []
+        alike.setdefault((words, key(item)), {})[numbers] = (index, item)
+    folds = []
     for group in alike.values():
         for box in _boxes(tuple(group)):
-            members = sorted((group[point] for point in product(*box)), key=lambda one: one[0])
-            (first, one), *_ = members
-            words, _ = _apart(name(one))
+            members = sorted(
+                (group[point] for point in product(*box)), key=lambda member: member[0]
+            )
+            (first, member), *_ = members
+            words, _ = _apart(name(member))
             title = words[0] + "".join(
                 f"{_ranges(numbers)}{word}" for numbers, word in zip(box, words[1:], strict=True)
             )
-            found.append((first, Fold(name=title, members=tuple(item for _, item in members))))
-    return [each for _, each in sorted(found, key=lambda one: one[0])]
+            folds.append((first, Fold(name=title, members=tuple(item for _, item in members))))
+    return [each for _, each in sorted(folds, key=lambda member: member[0])]
 
 
 def _apart(name: str) -> tuple[Numbers, Numbers]:
@@ -93,8 +95,8 @@ def _boxes(points: Sequence[Numbers]) -> Iterator[tuple[Numbers, ...]]:
     for first, *rest in points:
         rests.setdefault(first, []).append(tuple(rest))
     firsts: dict[frozenset[Numbers], list[str]] = {}
-    for first, found in rests.items():
-        firsts.setdefault(frozenset(found), []).append(first)
+    for first, others in rests.items():
+        firsts.setdefault(frozenset(others), []).append(first)
     for together in firsts.values():
         for box in _boxes(rests[together[0]]):
             yield tuple(together), *box
@@ -105,7 +107,7 @@ def _ranges(numbers: Sequence[str]) -> str:
     plain = sorted({int(number) for number in numbers if str(int(number)) == number})
     odd = sorted(number for number in numbers if str(int(number)) != number)
     runs = [
-        [one for _, one in run]
+        [value for _, value in run]
         for _, run in groupby(enumerate(plain), key=lambda at: at[1] - at[0])
     ]
     return ",".join([f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs] + odd)
@@ -139,15 +141,15 @@ def decision_table(
     return {
         "heads": [head for head in HEADS if head in costs or head not in COSTS],
         "rows": [
-            _row(each.name, each.members, costs)
+            _row(folded.name, folded.members, costs)
             | {
                 "members": [
                     _row(row["tensor"], (row,), costs)
-                    for row in each.members
-                    if len(each.members) > 1
+                    for row in folded.members
+                    if len(folded.members) > 1
                 ]
             }
-            for each in folds
+            for folded in folds
         ],
     }
 
@@ -180,11 +182,11 @@ def _row(name: str, members: Sequence[Mapping[str, Any]], costs: Collection[str]
     }
 
 
-def _of_all(many: int, each: float, form: Callable[[float], str]) -> tuple[float, str]:
+def _of_all(many: int, value: float, form: Callable[[float], str]) -> tuple[float, str]:
     """Return the sum of equal figures, and how it is made up: ``10 x 14.82 mJ``."""
-    if not each:
+    if not value:
         return 0, "0"
-    return many * each, form(each) if many == 1 else f"{many} x {form(each)}"
+    return many * value, form(value) if many == 1 else f"{many} x {form(value)}"
 
 
 def _from_to(least: int, most: int) -> tuple[int, str]:

@@ -55,14 +55,14 @@ def network_chart(graph: Graph, choices: Sequence[str]) -> dict[str, Any]:
     number = {name: b for b, name in enumerate(blocks)}
     links = list(_links(graph))
     spots = arranged(range(len(blocks)), ((number[names[u]], number[names[v]]) for u, v in links))
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for b, x in spots.items():
         nodes = members[blocks[b]]
         inside = set(nodes)
         forward = [k for k in nodes if graph.nodes[k].phase not in BACK]
         order = arranged(forward, ((u, v) for u, v in links if u in inside and v in inside))
         backward = [k for k in nodes if graph.nodes[k].phase in BACK]
-        found.append(
+        rows.append(
             {
                 "name": escaped(blocks[b]),
                 "x": round(x, 3),
@@ -71,12 +71,12 @@ def network_chart(graph: Graph, choices: Sequence[str]) -> dict[str, Any]:
             }
         )
     return {
-        "blocks": found,
+        "blocks": rows,
         "outputs": [list(outputs) for outputs in graph.outputs_of],
         "reads": [list(inputs) for inputs in graph.inputs_of],
         "choices": list(choices),
         "sizes": [format_bytes(size) for size in graph.tensor_bytes],
-        "most_bytes": max((side["bytes"] for block in found for side in block["sides"]), default=0),
+        "most_bytes": max((side["bytes"] for block in rows for side in block["sides"]), default=0),
     }
 
 
@@ -107,17 +107,17 @@ def blocks_of(paths: Sequence[Path]) -> list[str]:
         first = next((i for i, part in enumerate(path) if part.isdigit()), 0)
         made_of_blocks.update(path[:i] for i in range(1, first + 1))
     while True:
-        found = [_outermost(path, made_of_blocks) for path in paths]
-        (most, count), *_ = Counter(found).most_common(1) or [((), 0)]
+        blocks = [_outermost(path, made_of_blocks) for path in paths]
+        (most, count), *_ = Counter(blocks).most_common(1) or [((), 0)]
         children = {path[len(most)] for path in paths if path[: len(most)] == most != path}
         if count <= MOST * len(paths) or len(children) < 2:  # noqa: PLR2004
-            return [".".join(path) for path in found]
+            return [".".join(path) for path in blocks]
         made_of_blocks.add(most)
 
 
 def _outermost(path: Path, made_of_blocks: set[Path]) -> Path:
     prefixes = (path[:i] for i in range(1, len(path)))
-    return next((one for one in prefixes if one not in made_of_blocks), path)
+    return next((prefix for prefix in prefixes if prefix not in made_of_blocks), path)
 
 
 # -- where they stand -------------------------------------------------------------------------
@@ -187,9 +187,9 @@ def _forward_of(graph: Graph, paths: Sequence[Path], forward: Iterable[int], k: 
     near = [j for j in forward if paths[j] == paths[k]]
     operator = _operator(graph.nodes[k].name)
     same = [j for j in near if operator and operator in _operator(graph.nodes[j].name)]
-    for found in (near, same):
-        if len(found) == 1:
-            return found[0]
+    for candidates in (near, same):
+        if len(candidates) == 1:
+            return candidates[0]
     return None
 
 

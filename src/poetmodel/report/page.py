@@ -89,9 +89,9 @@ def report_page(
     The page holds everything it needs, and its own policy forbids it to load more. The schedules
     stand side by side in the order given.
     """
-    found = report_facts(subjects, cells=cells, front=front)
+    facts = report_facts(subjects, cells=cells, front=front)
     several = len(subjects) > 1
-    parts = figures(found["schedules"])
+    parts = figures(facts["schedules"])
     fronts = list(_fronts(subjects, cells, front))
     charts = _charts(subjects, fronts)
     return render(
@@ -102,20 +102,20 @@ def report_page(
         proofs=any(chart["type"] == "progress" for chart in charts),
         title=_title(subjects),
         several=several,
-        graph=found["graph"],
-        schedules=found["schedules"],
-        answers=[answers(entry) for entry in found["schedules"]],
+        graph=facts["graph"],
+        schedules=facts["schedules"],
+        answers=[answers(entry) for entry in facts["schedules"]],
         parts=[part for part in parts if part[0] in FIRST_PARTS]
         + constraint_part([subject.constraints for subject in subjects]),
         fact_parts=[part for part in parts if part[0] not in FIRST_PARTS],
-        graph_rows=list(graph_rows(found["graph"], reserved=bool(subjects[0].reserved_bytes))),
-        steps=[_step(entry) for entry in found["schedules"] if entry["step"] is not None],
-        step_parts=step_figures(found["schedules"]),
+        graph_rows=list(graph_rows(facts["graph"], reserved=bool(subjects[0].reserved_bytes))),
+        steps=[_step(entry) for entry in facts["schedules"] if entry["step"] is not None],
+        step_parts=step_figures(facts["schedules"]),
         step_columns=COLUMNS,
         decisions=_decisions(subjects),
         choices=choices_of(subjects[0].graph),
         gauges=list(_gauges(subjects)),
-        comparisons=[comparison_bars(each) for each in comparisons],
+        comparisons=[comparison_bars(comparison) for comparison in comparisons],
         beside=overlay_bars(subjects) if several else None,
         has_plan=[subject.plan is not None for subject in subjects],
         places=[subject.places for subject in subjects],
@@ -173,10 +173,10 @@ def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _gauges(subjects: Sequence[Subject]) -> Iterator[str]:
     """Yield the gauge of each schedule in words, for who reads the page without its scripts."""
     for subject in subjects:
-        found = gauge(subject.room)
-        if found is not None:
-            rest, parts = gauge_words(found)
-            verdict = "it trains there" if found["trains"] else "it does not train there"
+        sizes = gauge(subject.room)
+        if sizes is not None:
+            rest, parts = gauge_words(sizes)
+            verdict = "it trains there" if sizes["trains"] else "it does not train there"
             yield f"{subject.label}: {rest}: {verdict}; {parts}"
 
 
@@ -220,13 +220,13 @@ def _fronts(subjects: Sequence[Subject], cells: Rows, front: Rows) -> Iterator[d
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in cells:
         groups.setdefault((row["model"], row["device"], row["deadline"]), []).append(row)
-    for place, (group, rows) in enumerate(groups.items()):
+    for index, (group, rows) in enumerate(groups.items()):
         keys = {row["key"] for row in rows}
         best = [row for row in front if row["key"] in keys]
         chart = front_chart(rows, best)
         model, device, deadline = group
         yield {
-            "id": f"front-{place + 1}",
+            "id": f"front-{index + 1}",
             "title": f"{model} on {device}" + (f", deadline {deadline}" if deadline else ""),
             "rows": best,
             **chart,
@@ -240,8 +240,8 @@ def _fronts(subjects: Sequence[Subject], cells: Rows, front: Rows) -> Iterator[d
 
 def _is_of(subject: Subject, model: str, device: str) -> bool:
     """Return whether a schedule belongs to a part of a sweep, as far as names tell."""
-    known = subject.problem.costs.device
-    places = (subject.document.device, known.key if known is not None else None)
+    priced_for = subject.problem.costs.device
+    places = (subject.document.device, priced_for.key if priced_for is not None else None)
     shape = subject.sources.shape
     names = (shape.label(name) for name in (subject.graph.name, subject.sources.graph))
     return model in names and device in places

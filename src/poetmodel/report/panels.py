@@ -47,15 +47,15 @@ def sheet(
         handles: dict[str, Any] = {}
         for axis, panel in zip(axes, lines, strict=False):
             handles = _draw_panel(axis, panel, names) | handles
-        for axis, each in zip(axes, maps, strict=False):
-            handles |= _draw_map(axis, each)
+        for axis, drawn_panel in zip(axes, maps, strict=False):
+            handles |= _draw_map(axis, drawn_panel)
         names += [str(kind) for kind in Kind]
         for axis in axes[len(shown) :]:
             axis.set_axis_off()
         if handles:
-            known = [name for name in names if name in handles]
-            shapes = [handles[name] for name in known]
-            figure.legend(shapes, known, loc="outside lower center", ncols=LEGEND, frameon=False)
+            drawn = [name for name in names if name in handles]
+            shapes = [handles[name] for name in drawn]
+            figure.legend(shapes, drawn, loc="outside lower center", ncols=LEGEND, frameon=False)
         undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
         return content(
             figure, form, metadata={"Subject" if form == "pdf" else "Description": note} | undated
@@ -68,14 +68,14 @@ def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]
     for name, points in panel.lines:
         if not points:
             continue
-        place = names.index(name)
+        slot = names.index(name)
         main = name == "optimal"
         (handles[name],) = axis.plot(
             *zip(*points, strict=True),
-            color="black" if main else f"C{place % 10}",
-            linestyle="-" if main else ("--", ":", "-.")[place // 10 % 3],
+            color="black" if main else f"C{slot % 10}",
+            linestyle="-" if main else ("--", ":", "-.")[slot // 10 % 3],
             linewidth=1.8 if main else 0.9,
-            marker=MARKS[place % len(MARKS)],
+            marker=MARKS[slot % len(MARKS)],
             markersize=3,
             drawstyle="steps-post" if panel.scale == "time" else "default",
             zorder=2 if main else 3,  # what reaches the optimum is seen on it
@@ -142,11 +142,11 @@ def round_ticks(least: float, most: float) -> list[float]:
     """
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
     powers = [float(f"1e{power}") for power in range(low, high + 1)]
-    found = powers
+    candidates = powers
     for steps in ((1, 2, 5), (1, 3)):
         ticks = sorted(float(f"{step * power:.0e}") for power in powers for step in steps)
         first = max((k for k, tick in enumerate(ticks) if tick <= least), default=0)
         last = next((k for k, tick in enumerate(ticks) if tick >= most), len(ticks) - 1)
         if last - first < TICKS:
             return ticks[first : last + 1]
-    return found[:: -(-len(found) // TICKS)]
+    return candidates[:: -(-len(candidates) // TICKS)]

@@ -92,8 +92,8 @@ def rounded(value: float) -> float:
 
 def in_order(kinds: Iterable[Kind | None]) -> tuple[Kind, ...]:
     """Return the kinds that occur, in the order of `Kind`."""
-    found = set(kinds)
-    return tuple(kind for kind in Kind if kind in found)
+    present = set(kinds)
+    return tuple(kind for kind in Kind if kind in present)
 
 
 _TIMES: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -168,26 +168,30 @@ def address_map(graph: Graph, plan: Plan, check: PlanCheck, places: ArenaCheck) 
     scale, unit_name = size_unit(places.bytes)
     ends = [moment.issued_s for moment in check.moments] + [check.makespan_s or 0.0]
     boxes = []
-    for kind, one in _kinds_of_copies(graph, plan, places):
-        if one.offset is None or not one.bytes:
+    for kind, rectangle in _kinds_of_copies(graph, plan, places):
+        if rectangle.offset is None or not rectangle.bytes:
             continue
-        known = graph.nodes if one.content == Content.WORKSPACE else graph.tensors
-        name, low, high = known[one.index].name, one.offset, one.offset + one.bytes
-        begins = "from the start" if one.begin == BEFORE else f"from {one.begin}"
+        owners = graph.nodes if rectangle.content == Content.WORKSPACE else graph.tensors
+        name, low, high = (
+            owners[rectangle.index].name,
+            rectangle.offset,
+            rectangle.offset + rectangle.bytes,
+        )
+        begins = "from the start" if rectangle.begin == BEFORE else f"from {rectangle.begin}"
         parts = (
             f"{name}: {kind}",
-            format_bytes(one.bytes),
+            format_bytes(rectangle.bytes),
             f"at {low:,} to {high:,}",
-            f"instructions {begins} to {one.end}",
+            f"instructions {begins} to {rectangle.end}",
         )
         boxes.append(
             Box(
-                start=0.0 if one.begin == BEFORE else ends[one.begin] / factor,
-                end=ends[one.end] / factor,
+                start=0.0 if rectangle.begin == BEFORE else ends[rectangle.begin] / factor,
+                end=ends[rectangle.end] / factor,
                 low=low / scale,
                 high=high / scale,
                 kind=kind,
-                tensor=one.index if one.content == Content.OUTPUT else None,
+                tensor=rectangle.index if rectangle.content == Content.OUTPUT else None,
                 name=name,
                 details=", ".join(parts),
             )
@@ -211,16 +215,16 @@ def _kinds_of_copies(
     """Yield all that has addresses, with how it came there."""
     computed: set[int] = set()
     read = set(graph.state_tensors)
-    for one in places.rectangles:
-        if one.content == Content.WORKSPACE:
-            yield Kind.WORKSPACE, one
-        elif one.begin == BEFORE:
-            yield Kind.KEPT, one
-        elif plan.program[one.begin].op == Op.PAGE_IN or one.index in read:
-            yield Kind.PAGED_IN, one
+    for rectangle in places.rectangles:
+        if rectangle.content == Content.WORKSPACE:
+            yield Kind.WORKSPACE, rectangle
+        elif rectangle.begin == BEFORE:
+            yield Kind.KEPT, rectangle
+        elif plan.program[rectangle.begin].op == Op.PAGE_IN or rectangle.index in read:
+            yield Kind.PAGED_IN, rectangle
         else:
-            yield Kind.RECOMPUTED if one.index in computed else Kind.COMPUTED, one
-            computed.add(one.index)
+            yield Kind.RECOMPUTED if rectangle.index in computed else Kind.COMPUTED, rectangle
+            computed.add(rectangle.index)
 
 
 # -- a schedule by stages ----------------------------------------------------------------------
@@ -293,22 +297,22 @@ def stage_actions(
     graph: Graph, schedule: Schedule
 ) -> dict[tuple[int, int], dict[Kind, tuple[int, ...]]]:
     """Return, by stage and node, the tensors that are computed, recomputed, kept or paged."""
-    found: defaultdict[tuple[int, int], dict[Kind, tuple[int, ...]]] = defaultdict(dict)
+    actions: defaultdict[tuple[int, int], dict[Kind, tuple[int, ...]]] = defaultdict(dict)
     resident = set(schedule.resident)
     for t, k in schedule.R:
         kind = Kind.RECOMPUTED if k < t else Kind.COMPUTED
         if graph.nodes[k].is_state:  # its step is the first read, where it is not in RAM anyway
             kind = Kind.KEPT if resident.issuperset(graph.outputs_of[k]) else Kind.PAGED_IN
-        found[t, k][kind] = graph.outputs_of[k]
+        actions[t, k][kind] = graph.outputs_of[k]
     for kind, pairs in (
         (Kind.KEPT, schedule.S_RAM),
         (Kind.PAGED_IN, schedule.M_in),
         (Kind.PAGED_OUT, schedule.M_out),
     ):
         for t, i in pairs:
-            there = found[t, graph.node_of[i]]
+            there = actions[t, graph.node_of[i]]
             there[kind] = (*there.get(kind, ()), i)
-    return dict(found)
+    return dict(actions)
 
 
 def colour_of(kinds: Container[Kind]) -> Kind:

@@ -70,11 +70,11 @@ def room_facts(room: DeviceRoom | None) -> Iterator[Fact]:
 
 def gauge_fact(key: str, name: str, room: DeviceRoom | None) -> Fact:
     """Return what is left of the RAM of a device, and what takes the rest; resident bytes count."""
-    found = gauge(room)
-    note = "" if found is None else gauge_words(found)[1]
+    sizes = gauge(room)
+    note = "" if sizes is None else gauge_words(sizes)[1]
     if room is not None and room.resident_bytes:
         note += "; resident bytes included"
-    return Fact(key, found, name, lambda value: gauge_words(value)[0], note)
+    return Fact(key, sizes, name, lambda value: gauge_words(value)[0], note)
 
 
 def state_figures(graph: Graph, simulation: Simulation) -> dict[str, int] | None:
@@ -96,18 +96,18 @@ def state_figures(graph: Graph, simulation: Simulation) -> dict[str, int] | None
 
 def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
     """Yield how much state is in RAM, how much on storage, and what that moves."""
-    found = state_figures(graph, simulation)
-    if found is None:
+    sizes = state_figures(graph, simulation)
+    if sizes is None:
         return
-    yield Fact("state", found)
-    resident, tensors = found["resident"], found["tensors"]
+    yield Fact("state", sizes)
+    resident, tensors = sizes["resident"], sizes["tensors"]
     note = f"{resident} of {plural(tensors, 'tensor')} in RAM throughout"
-    yield row("resident state", format_bytes(found["resident_bytes"]), note)
+    yield row("resident state", format_bytes(sizes["resident_bytes"]), note)
     if resident < tensors:
-        read, back = (format_bytes(found[f"{key}_bytes"]) for key in ("read", "written_back"))
-        how = f"{read} read" if found["read_bytes"] else "read where it lies"
+        read, back = (format_bytes(sizes[f"{key}_bytes"]) for key in ("read", "written_back"))
+        how = f"{read} read" if sizes["read_bytes"] else "read where it lies"
         note = f"{plural(tensors - resident, 'tensor')}: {how}, {back} written back a step"
-        yield row("state on storage", format_bytes(found["on_storage_bytes"]), note)
+        yield row("state on storage", format_bytes(sizes["on_storage_bytes"]), note)
 
 
 def wear_facts(simulation: Simulation) -> Iterator[Fact]:
@@ -129,38 +129,40 @@ def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
     """Yield what the sums of own constraints are, and their limits."""
     if not values:
         return
-    yield Fact("constraints", [one.to_dict() for one in values])
+    yield Fact("constraints", [value.to_dict() for value in values])
     shown = _foremost(values)
-    for one in shown:
-        yield Fact("", one.value, one.row.name, amount_of(one.row), _state(one), bool(one.broken))
+    for value in shown:
+        yield Fact(
+            "", value.value, value.row.name, amount_of(value.row), _state(value), bool(value.broken)
+        )
     if len(shown) < len(values):
         more = plural(len(values) - len(shown), "constraint")
-        at_limit = sum(one.at_limit for one in values)
+        at_limit = sum(value.at_limit for value in values)
         yield row("", f"and {more} more", f"{at_limit} of all are at a limit")
 
 
 def constraint_rows(several: Sequence[Sequence[ConstraintValue]]) -> Iterator[tuple[Fact, ...]]:
     """Yield the facts about own constraints of several schedules in rows, one for each name."""
-    places = [{one.row.name: place for place, one in enumerate(values)} for values in several]
-    foremost = [one.row.name for values in several for one in _foremost(values)]
+    places = [{value.row.name: index for index, value in enumerate(values)} for values in several]
+    foremost = [value.row.name for values in several for value in _foremost(values)]
     for name in dict.fromkeys(foremost):
         yield tuple(
-            _constraint_cell(name, found.get(name), values)
-            for found, values in zip(places, several, strict=True)
+            _constraint_cell(name, indices.get(name), values)
+            for indices, values in zip(places, several, strict=True)
         )
 
 
-def _constraint_cell(name: str, place: int | None, values: Sequence[ConstraintValue]) -> Fact:
-    if place is None:
+def _constraint_cell(name: str, index: int | None, values: Sequence[ConstraintValue]) -> Fact:
+    if index is None:
         return Fact("", None, name)
-    one = values[place]
-    amount = amount_of(one.row)
+    constraint = values[index]
+    amount = amount_of(constraint.row)
     return Fact(
-        f"constraints.{place}.value",
-        one.value,
+        f"constraints.{index}.value",
+        constraint.value,
         name,
-        lambda value: f"{amount(value)}; {_state(one)}",
-        alarm=bool(one.broken),
+        lambda value: f"{amount(value)}; {_state(constraint)}",
+        alarm=bool(constraint.broken),
     )
 
 
@@ -168,15 +170,15 @@ def _foremost(values: Sequence[ConstraintValue]) -> Sequence[ConstraintValue]:
     """Return the constraints that people read of: all, or else those at a limit first."""
     if len(values) <= MOST_CONSTRAINTS:
         return values
-    return sorted(values, key=lambda one: not (one.at_limit or one.broken))[:MOST_CONSTRAINTS]
+    return sorted(values, key=lambda value: not (value.at_limit or value.broken))[:MOST_CONSTRAINTS]
 
 
-def _state(one: ConstraintValue) -> str:
-    limits = one.row.limits_in_words(amount_of(one.row))
-    if one.broken:
-        return f"{one.broken} its limit: {limits}"
-    free = one.row.lower != one.row.upper
-    return f"at its limit: {limits}" if one.at_limit and free else limits
+def _state(value: ConstraintValue) -> str:
+    limits = value.row.limits_in_words(amount_of(value.row))
+    if value.broken:
+        return f"{value.broken} its limit: {limits}"
+    free = value.row.lower != value.row.upper
+    return f"at its limit: {limits}" if value.at_limit and free else limits
 
 
 def amount_of(row: TotalsConstraint) -> Unit:
@@ -193,21 +195,21 @@ Parts = list[tuple[str, list[tuple[Fact, ...]]]]
 
 def side_by_side(parts: Mapping[str, Sequence[Row]], objects: Sequence[Mapping[str, Any]]) -> Parts:
     """Return the facts of several JSON objects in rows, without empty rows and parts."""
-    found: Parts = []
+    sections: Parts = []
     for part, specified in parts.items():
         lines = [
-            tuple(Fact(key, look_up(one, key), name, unit) for one in objects)
+            tuple(Fact(key, look_up(entry, key), name, unit) for entry in objects)
             for key, name, unit in specified
         ]
         kept = [line for line in lines if any(fact.value is not None for fact in line)]
         if kept:
-            found.append((part, kept))
-    return found
+            sections.append((part, kept))
+    return sections
 
 
-def look_up(found: Mapping[str, Any], key: str) -> Any:
+def look_up(values: Mapping[str, Any], key: str) -> Any:
     """Return the value at a path of keys and places, None where the path ends early."""
-    value: Any = found
+    value: Any = values
     for name in key.split("."):
         if value is None:
             return None

@@ -224,16 +224,16 @@ def _subject(step: _Step, sources: Sources, label: str) -> Subject:
     )
 
 
-def _costs(found: _Costs, graph: Graph, device: Device | None) -> Costs:
-    into = list(zip(found.page_in_time_s, found.page_in_energy_j, strict=False))
-    out = list(zip(found.page_out_time_s, found.page_out_energy_j, strict=False))
+def _costs(costs: _Costs, graph: Graph, device: Device | None) -> Costs:
+    into = list(zip(costs.page_in_time_s, costs.page_in_energy_j, strict=False))
+    out = list(zip(costs.page_out_time_s, costs.page_out_energy_j, strict=False))
     try:
         return Costs.from_arrays(
             graph,
-            compute_time_s=found.compute_time_s,
-            compute_energy_j=found.compute_energy_j,
-            page_in=into if found.has_storage else None,
-            page_out=out if found.has_storage else None,
+            compute_time_s=costs.compute_time_s,
+            compute_energy_j=costs.compute_energy_j,
+            page_in=into if costs.has_storage else None,
+            page_out=out if costs.has_storage else None,
             device=device,
         )
     except InputError:

@@ -111,8 +111,8 @@ def _timeline(picture: Timeline) -> Any:
     figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + 1.4))
     lanes, stack = figure.subplots(2, 1, sharex=True, height_ratios=heights)
     figure.subplots_adjust(left=0, right=1, bottom=0, top=1, hspace=0.62 / STACK_INCHES)
-    for place, lane in enumerate(picture.lanes.values()):
-        _draw_lane(lanes, place, lane, room=end / WIDTH_INCHES)
+    for index, lane in enumerate(picture.lanes.values()):
+        _draw_lane(lanes, index, lane, room=end / WIDTH_INCHES)
     lanes.set_yticks(range(len(picture.lanes)), list(picture.lanes))
     lanes.set_ylim(len(picture.lanes) - 0.5, -0.5)
     lanes.set_xlim(0, end)
@@ -211,7 +211,7 @@ def _draw_limit(axes: Any, limit: float, name: str) -> Any:
     return line
 
 
-def _draw_lane(axes: Any, place: int, lane: Sequence[Bar], *, room: float) -> None:
+def _draw_lane(axes: Any, index: int, lane: Sequence[Bar], *, room: float) -> None:
     """Draw the bars of a lane; `room` is how much time one inch shows."""
     groups: dict[tuple[Kind, bool], list[Bar]] = {}
     for bar in lane:
@@ -220,7 +220,7 @@ def _draw_lane(axes: Any, place: int, lane: Sequence[Bar], *, room: float) -> No
     for (kind, narrow), bars in groups.items():
         axes.broken_barh(
             [(bar.start, bar.end - bar.start) for bar in bars],
-            (place - 0.42, 0.84),
+            (index - 0.42, 0.84),
             facecolor=COLOURS[kind],
             edgecolor=COLOURS[kind] if narrow else "white",
             linewidth=0.5 if narrow else 0.2,
@@ -231,7 +231,7 @@ def _draw_lane(axes: Any, place: int, lane: Sequence[Bar], *, room: float) -> No
         name = shortened(bar.name)
         if bar.end - bar.start < LETTER_INCHES * (len(name) + 1) * room or bar.kind in HATCHED:
             continue
-        _write(axes, (bar.start + bar.end) / 2, place, name, dark=bar.kind not in PALE)
+        _write(axes, (bar.start + bar.end) / 2, index, name, dark=bar.kind not in PALE)
 
 
 # -- addresses ---------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def _ticks(names: tuple[str, ...], inches: float) -> tuple[list[int], list[str]]
     """Return where names stand: all of them where there is room, else every second, third ..."""
     step = max(1, -int(-len(names) * NAME_INCHES // inches) if inches else 1)
     places = list(range(0, len(names), step))
-    return places, [shortened(names[place]) for place in places]
+    return places, [shortened(names[index]) for index in places]
 
 
 def _title(axes: Any, text: str) -> None:

@@ -142,8 +142,8 @@ class Subject(VerifiedSchedule):
         Transfers beside the computing may hold more at once than the schedule says.
         """
         planned = self.check if self.step is not None else None
-        found = self.simulation if planned is None else planned
-        return found.peak_ram_bytes + self.reserved_bytes
+        source = self.simulation if planned is None else planned
+        return source.peak_ram_bytes + self.reserved_bytes
 
     @property
     def keep_all_bytes(self) -> int:

@@ -83,9 +83,9 @@ def packed_plotly() -> str:
 def _environment(package: str) -> Any:
     import jinja2
 
-    found = [jinja2.PackageLoader(name, "assets") for name in dict.fromkeys((package, OWN))]
+    loaders = [jinja2.PackageLoader(name, "assets") for name in dict.fromkeys((package, OWN))]
     environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(found),
+        loader=jinja2.ChoiceLoader(loaders),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

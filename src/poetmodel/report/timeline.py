@@ -111,7 +111,7 @@ def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
         "unit": unit,
         "during": [moment.high_bytes for moment in moments],
         "after": [moment.ram_bytes for moment in moments],
-        "stays": [_values(one) for one in stays(graph, plan)],
+        "stays": [_values(stay) for stay in stays(graph, plan)],
         "peak": check.peak_position or 0,
         **_ghost(graph, ops, of),
         **_budget(plan.ram_budget_bytes, check.peak_ram_bytes),
@@ -132,18 +132,18 @@ def _letters(graph: Graph, plan: Plan) -> Iterator[str]:
             computed.add(index)
 
 
-def _values(one: Stay) -> list[int]:
+def _values(stay: Stay) -> list[int]:
     return [
-        one.index if one.content == Content.OUTPUT else -1 - one.index,
-        one.bytes,
-        one.begin,
-        one.end,
-        ORIGINS.index(one.origin),
-        int(one.paged_out),
-        -1 if one.given_at is None else one.given_at,
-        one.given_bytes,
-        -1 if one.replaced_by is None else one.replaced_by,
-        *one.reads,
+        stay.index if stay.content == Content.OUTPUT else -1 - stay.index,
+        stay.bytes,
+        stay.begin,
+        stay.end,
+        ORIGINS.index(stay.origin),
+        int(stay.paged_out),
+        -1 if stay.given_at is None else stay.given_at,
+        stay.given_bytes,
+        -1 if stay.replaced_by is None else stay.replaced_by,
+        *stay.reads,
     ]
 
 

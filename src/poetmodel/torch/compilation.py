@@ -386,6 +386,7 @@ class Step:
 
 # -- reports -----------------------------------------------------------------------------------
 
+
 def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
     """Return what is known about a compiled step, and the call that makes it, as plain values."""
     from poetmodel.report.step_file import FORMAT, VERSION
