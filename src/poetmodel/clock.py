@@ -77,10 +77,10 @@ def rare_collections() -> Iterator[None]:
     solver. Nothing is changed where collections are off, or rarer still.
     """
     with _lock:
-        found = gc.get_threshold()
-        _before.append(_before[0] if _before else found)
-        if 0 < found[0] < ALLOCATIONS:
-            gc.set_threshold(ALLOCATIONS, *found[1:])
+        before = gc.get_threshold()
+        _before.append(_before[0] if _before else before)
+        if 0 < before[0] < ALLOCATIONS:
+            gc.set_threshold(ALLOCATIONS, *before[1:])
     try:
         yield
     finally:

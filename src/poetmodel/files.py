@@ -94,12 +94,12 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
     repeating: list[_Object] = []
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = _Object(pairs)
-        if len(found) < len(pairs):
+        values = _Object(pairs)
+        if len(values) < len(pairs):
             counts = Counter(key for key, _ in pairs)
-            found.repeated = tuple(key for key, count in counts.items() if count > 1)
-            repeating.append(found)
-        return found
+            values.repeated = tuple(key for key, count in counts.items() if count > 1)
+            repeating.append(values)
+        return values
 
     try:
         document = json.loads(text, object_pairs_hook=object_of)
@@ -190,9 +190,9 @@ def write_text(path: str | Path, text: str) -> None:
     try:
         content = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        found = shown(error.object[error.start])
+        character = shown(error.object[error.start])
         raise InputError(
-            f"{path}: cannot be written (the character {found} has no UTF-8 form)"
+            f"{path}: cannot be written (the character {character} has no UTF-8 form)"
         ) from None
     write_bytes(path, content)
 

@@ -354,7 +354,7 @@ class SolveResult:
             **({"reduction": self.reduction} if self.reduction else {}),
             "objective": self._objective(),
             **self._figures(),
-            **({HISTORY: [_rounded(each) for each in self.history]} if self.history else {}),
+            **({HISTORY: [_rounded(point) for point in self.history]} if self.history else {}),
             "nodes": list(identity.nodes),
             "tensors": list(identity.tensors),
             **({} if schedule is None else schedule.entries(has_state=has_state)),
@@ -401,10 +401,10 @@ class SolveResult:
         room, device = self.room, self.problem.costs.device
         if room is None or device is None:
             return {}
-        found = room_figures(room)
+        values = room_figures(room)
         if device.storage is None or device.storage.endurance_cycles is None:
-            return found
-        return found | {key: getattr(simulation, key) for key in WEAR}
+            return values
+        return values | {key: getattr(simulation, key) for key in WEAR}
 
     def _figures(self) -> dict[str, Any]:
         simulation = self.simulation

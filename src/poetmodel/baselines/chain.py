@@ -63,8 +63,8 @@ class Chain:
         self.steps: list[ChainStep] = []
         """First to last."""
         for nodes, outputs, state, part in zip(ranges, read, states, parts, strict=True):
-            made = self.free.intersection(i for k in nodes for i in graph.outputs_of[k])
-            tape = made.intersection(i for t in part for i in graph.inputs_of[t])
+            produced = self.free.intersection(i for k in nodes for i in graph.outputs_of[k])
+            tape = produced.intersection(i for t in part for i in graph.inputs_of[t])
             self.steps.append(ChainStep(nodes, outputs, state, tape, tuple(part)))
 
     def realize(

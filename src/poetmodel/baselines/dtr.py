@@ -240,16 +240,16 @@ class _Liveness(StagedExecution):
 
         def test(i: int) -> bool:
             check_time_limit()
-            found, todo = set[int](), [graph.node_of[i]]
+            needed, todo = set[int](), [graph.node_of[i]]
             while todo:
                 k = todo.pop()
-                if k in repeatable or k in found:
+                if k in repeatable or k in needed:
                     continue
                 if not self.problem.may_recompute(k):
                     return False
-                found.add(k)
+                needed.add(k)
                 todo += [graph.node_of[p] for p in graph.inputs_of[k] if not self._is_available(p)]
-            repeatable.update(found)
+            repeatable.update(needed)
             return True
 
         return test
@@ -396,26 +396,26 @@ class Scores:
 
     def evicted_before(self, i: int) -> set[int]:
         """Return tensor `i` and the evicted ones that must be recomputed for it."""
-        found = {i}
+        ancestors = {i}
         todo = [i]
         while todo:
             for p in self.graph.inputs_of[self.graph.node_of[todo.pop()]]:
-                if p in self.evicted and p not in found:
-                    found.add(p)
+                if p in self.evicted and p not in ancestors:
+                    ancestors.add(p)
                     todo.append(p)
-        return found
+        return ancestors
 
     def evicted_after(self, i: int) -> set[int]:
         """Return the evicted tensors for which tensor `i` must be recomputed."""
-        found: set[int] = set()
+        descendants: set[int] = set()
         todo = [i]
         while todo:
             for k in self.graph.users_of[todo.pop()]:
                 for o in self.graph.outputs_of[k]:
-                    if o in self.evicted and o not in found:
-                        found.add(o)
+                    if o in self.evicted and o not in descendants:
+                        descendants.add(o)
                         todo.append(o)
-        return found
+        return descendants
 
     def _own_cost(self, i: int) -> float:
         return self.cost[self.graph.node_of[i]]
@@ -465,7 +465,7 @@ class CostSets:
 
     def total(self, tensors: Iterable[int]) -> float:
         """Return the cost of the sets that the tensors are in, each set once."""
-        return sum(self._cost[each] for each in self._sets(tensors))
+        return sum(self._cost[root] for root in self._sets(tensors))
 
     def _sets(self, tensors: Iterable[int]) -> list[int]:
         return sorted({self._set_of[u] for u in tensors if u in self._set_of})

@@ -47,14 +47,14 @@ def _with_homes(method: Scheduler[P], *, in_ram: bool) -> Scheduler[P]:
         if not graph.state_tensors:
             return method(problem, *options, **named)
         plain = _without_state(problem, in_ram=in_ram)
-        found = method(plain, *options, **named)
+        plain_schedule = method(plain, *options, **named)
         stages = partial(rows_of_pairs, stages=len(graph.nodes))
-        _require_in_time(problem, found)
+        _require_in_time(problem, plain_schedule)
         return paged_at_once(
             graph,
-            R=stages(found.R),
-            S_RAM=stages(found.S_RAM),
-            M_in=stages(found.M_in),
+            R=stages(plain_schedule.R),
+            S_RAM=stages(plain_schedule.S_RAM),
+            M_in=stages(plain_schedule.M_in),
             resident=graph.state_tensors if in_ram else (),
             identity=GraphIdentity.of(graph),
         )
@@ -133,8 +133,8 @@ def _require_in_time(problem: Problem, schedule: Schedule) -> None:
     """Raise unless everything runs before what it reads is replaced."""
     graph, last = problem.graph, problem.graph.last_stages
     for pairs, node_of in ((schedule.R, range(len(graph.nodes))), (schedule.M_in, graph.node_of)):
-        for t, place in pairs:
-            k = node_of[place]
+        for t, i in pairs:
+            k = node_of[i]
             if t > last[k]:
                 raise MethodNotApplicableError(
                     f"it has {graph.nodes[k].name!r} again at {graph.nodes[t].name!r}, after state "

@@ -276,12 +276,12 @@ def _pruned(prefixes: list[ActionPrefix]) -> list[ActionPrefix]:
         kept = groups.setdefault(key, [])
         if not any(other.dominates(prefix) for other in kept):
             kept.append(prefix)
-    found = [prefix for kept in groups.values() for prefix in kept]
-    if len(found) <= WIDTH:
-        return found
-    most = 1 + max(prefix.kept_bytes for prefix in found)
+    kept_prefixes = [prefix for kept in groups.values() for prefix in kept]
+    if len(kept_prefixes) <= WIDTH:
+        return kept_prefixes
+    most = 1 + max(prefix.kept_bytes for prefix in kept_prefixes)
     bins: dict[int, list[ActionPrefix]] = {}
-    for prefix in sorted(found, key=_expected_s):
+    for prefix in sorted(kept_prefixes, key=_expected_s):
         members = bins.setdefault(prefix.kept_bytes * BINS // most, [])
         if len(members) < WIDTH // BINS:
             members.append(prefix)

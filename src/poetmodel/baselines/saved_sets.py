@@ -121,7 +121,7 @@ def _thresholds(graph: Graph) -> Iterator[float]:
     yield 0.0
     if least:
         ratio = (most / least) ** (1 / (THRESHOLDS - 1))
-        yield from (least * ratio**place for place in range(THRESHOLDS))
+        yield from (least * ratio**exponent for exponent in range(THRESHOLDS))
 
 
 def _above(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
@@ -141,7 +141,7 @@ def _quickest(problem: Problem, plans: Iterable[Sequence[int]]) -> Schedule:
     different = dict.fromkeys(map(tuple, plans))
     schedules = (_segmented(problem.graph, ends) for ends in different)
     fits = fitting(problem, schedules, "segments")
-    return min(fits, key=lambda found: found[1].compute_s or 0.0)[0]
+    return min(fits, key=lambda candidate: candidate[1].compute_s or 0.0)[0]
 
 
 def _segmented(graph: Graph, ends: Sequence[int]) -> Schedule:
@@ -220,15 +220,15 @@ def _knapsack(problem: Problem, size_bytes: int) -> list[int]:
     best = np.zeros(room + 1)
     taken = np.zeros((len(nodes), room + 1), dtype=bool)
     weights = [-(-graph.nodes[k].output_bytes // unit) for k in nodes]
-    for place, (k, weight) in enumerate(zip(nodes, weights, strict=True)):
+    for index, (k, weight) in enumerate(zip(nodes, weights, strict=True)):
         if weight > room:
             continue
         with_it = best[: room + 1 - weight] + problem.table.compute_time_s[k]
-        taken[place, weight:] = with_it > best[weight:]
+        taken[index, weight:] = with_it > best[weight:]
         best[weight:] = np.maximum(best[weight:], with_it)
     chosen = []
-    for place in range(len(nodes) - 1, -1, -1):
-        if taken[place, room]:
-            chosen.append(nodes[place])
-            room -= weights[place]
+    for index in range(len(nodes) - 1, -1, -1):
+        if taken[index, room]:
+            chosen.append(nodes[index])
+            room -= weights[index]
     return chosen

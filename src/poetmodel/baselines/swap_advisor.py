@@ -90,10 +90,10 @@ class _GeneticSearch:
         self.tensor = np.unique(tensors, return_inverse=True)[1]
         self.cost_out = np.zeros(self.tensor.max(initial=-1) + 1)
         self.written = np.zeros(len(self.cost_out), dtype=np.int64)
-        for place, i in enumerate(tensors):
+        for index, i in enumerate(tensors):
             if i not in graph.on_aux:
-                self.cost_out[self.tensor[place]] = cost_out[i]
-                self.written[self.tensor[place]] = self.sizes[place]
+                self.cost_out[self.tensor[index]] = cost_out[i]
+                self.written[self.tensor[index]] = self.sizes[index]
         self.costliest_first = np.argsort(-self.cost_in, kind="stable")
 
     def run(self) -> list[Gap]:
@@ -108,7 +108,7 @@ class _GeneticSearch:
             if idle >= STALL_GENERATIONS or not count:
                 break
             order = sorted(range(len(population)), key=fitness.__getitem__)
-            children = [population[place] for place in order[:2]]
+            children = [population[index] for index in order[:2]]
             while len(children) < POPULATION:
                 children.append(self._repair(self._child(population, fitness)))
             population, fitness = children, [self._fitness(mask) for mask in children]
@@ -144,13 +144,13 @@ class _GeneticSearch:
             crossing = np.flatnonzero(self.across[:, excess.argmax()] & ~mask)
             if not len(crossing):
                 break
-            place = crossing[self.end[crossing].argmax()]
-            mask[place] = True
-            excess -= self.relief[place]
-        for place in self.costliest_first[mask[self.costliest_first]]:
+            gene = crossing[self.end[crossing].argmax()]
+            mask[gene] = True
+            excess -= self.relief[gene]
+        for gene in self.costliest_first[mask[self.costliest_first]]:
             check_time_limit()
-            span = excess[self.first[place] : self.end[place]]
-            if span.max() + self.sizes[place] <= 0:
-                span += self.sizes[place]
-                mask[place] = False
+            span = excess[self.first[gene] : self.end[gene]]
+            if span.max() + self.sizes[gene] <= 0:
+                span += self.sizes[gene]
+                mask[gene] = False
         return mask

@@ -111,8 +111,8 @@ class Costs:
 
     def __repr__(self) -> str:
         pages = "no storage" if self.pages is None else f"{len(self.pages)} tensors"
-        place = "" if self.device is None else shown(self.device.key or self.device.name)
-        return brief(self, f"{len(self.compute)} nodes, {pages}", place or shown(self.source))
+        device = "" if self.device is None else shown(self.device.key or self.device.name)
+        return brief(self, f"{len(self.compute)} nodes, {pages}", device or shown(self.source))
 
     def __reduce__(self) -> tuple[object, ...]:
         pages = None if self.pages is None else dict(self.pages)

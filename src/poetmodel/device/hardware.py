@@ -177,10 +177,10 @@ def _faults(device: Device) -> Iterator[str]:
             wanted = "a non-empty string" if key == "name" else "a string"
             yield f"{key}: expected {wanted}, got {shown(value)}"
     for where, part in parts(device):
-        for each in fields(part):
-            value = getattr(part, each.name)
-            if value is not None or each.default is MISSING:
-                yield from _figure_fault(where, each.name, value)
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if value is not None or field.default is MISSING:
+                yield from _figure_fault(where, field.name, value)
         if isinstance(part, Compute) and part.power_w is None and part.flops_per_j is None:
             yield "[compute]: expected power_w or flops_per_j, got neither"
     if device.storage is not None and device.storage.mode not in tuple(StorageMode):

@@ -100,12 +100,13 @@ def keep_all_use(graph: Graph) -> RamUse:
     profile = checkpoint_all_profile(graph)
     k = profile.index(max(profile))
     last_use = [
-        max(users, default=made) for users, made in zip(graph.users_of, graph.node_of, strict=True)
+        max(users, default=maker)
+        for users, maker in zip(graph.users_of, graph.node_of, strict=True)
     ]
     kept = [
         i
-        for i, made in enumerate(graph.node_of)
-        if graph.nodes[made].is_state or made <= k <= last_use[i]
+        for i, maker in enumerate(graph.node_of)
+        if graph.nodes[maker].is_state or maker <= k <= last_use[i]
     ]
     dying = {i for i in kept if last_use[i] == k and not graph.nodes[graph.node_of[i]].is_state}
     return ram_use(graph, kept, step=k, dying=dying)
@@ -198,10 +199,10 @@ class DeviceRoom:
 
 def room_figures(room: DeviceRoom | None) -> dict[str, Any]:
     """Return the figures that files and JSON state and the gauge, None without a device."""
-    found = dict.fromkeys(ROOM)
+    values = dict.fromkeys(ROOM)
     if room is not None:
-        found |= zip(ROOM, (room.resident_bytes, room.ram_bytes, room.fits), strict=True)
-    return found | {GAUGE: gauge(room)}
+        values |= zip(ROOM, (room.resident_bytes, room.ram_bytes, room.fits), strict=True)
+    return values | {GAUGE: gauge(room)}
 
 
 PARTS: Final = ("state", "activations", "gradients", "workspace")
@@ -224,16 +225,16 @@ def gauge(room: DeviceRoom | None) -> dict[str, Any] | None:
     }
 
 
-def gauge_claims(found: Mapping[str, Any] | None) -> dict[str, Any]:
+def gauge_claims(values: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the figures of a gauge by their places in JSON; nothing without one."""
-    return {f"{GAUGE}.{key}": value for key, value in (found or {}).items()}
+    return {f"{GAUGE}.{key}": value for key, value in (values or {}).items()}
 
 
-def gauge_words(found: Mapping[str, Any]) -> tuple[str, str]:
+def gauge_words(values: Mapping[str, Any]) -> tuple[str, str]:
     """Return in words what of the RAM is left or missing, and what takes the rest."""
-    taken = {name: found[each.name] for name, each in zip(PARTS, fields(RamUse), strict=True)}
+    taken = {name: values[part.name] for name, part in zip(PARTS, fields(RamUse), strict=True)}
     parts = [f"{name} {format_bytes(size)}" for name, size in taken.items() if size]
-    rest = f"{format_bytes(found['free_bytes'])} free"
-    if found["missing_bytes"]:
-        rest = f"{format_bytes(found['missing_bytes'])} missing"
+    rest = f"{format_bytes(values['free_bytes'])} free"
+    if values["missing_bytes"]:
+        rest = f"{format_bytes(values['missing_bytes'])} missing"
     return rest, ", ".join(parts)

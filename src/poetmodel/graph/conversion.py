@@ -87,13 +87,13 @@ def from_networkx(digraph: networkx.DiGraph[Any]) -> Graph:
     keys = _execution_order(digraph)
     names = {key: str(key) for key in keys}
     attributes = {key: _plain(dict(digraph.nodes[key])) for key in keys}
-    made = {key: _output_names(names[key], attributes[key]) for key in keys}
+    outputs = {key: _output_names(names[key], attributes[key]) for key in keys}
     faults: list[str] = []
     nodes = []
     for key in keys:
         item = {"name": names[key], **_PLAIN_NODE, **attributes[key]}
         item.pop("index", None)
-        read, edge_faults = _edge_tensors(digraph, key, made)
+        read, edge_faults = _edge_tensors(digraph, key, outputs)
         faults += edge_faults
         if "inputs" not in item:
             item["inputs"] = read
@@ -160,7 +160,7 @@ def _output_names(name: str, attributes: Mapping[str, Any]) -> list[object]:
 
 
 def _edge_tensors(
-    digraph: networkx.DiGraph[Any], key: Hashable, made: Mapping[Hashable, list[object]]
+    digraph: networkx.DiGraph[Any], key: Hashable, outputs: Mapping[Hashable, list[object]]
 ) -> tuple[list[object], list[str]]:
     """Return what a node reads by its edges, and every fault of them."""
     read: list[object] = []
@@ -172,7 +172,7 @@ def _edge_tensors(
         if edge:
             faults.append(f"{where}: unknown attribute {shown(next(iter(edge)))}; use tensors")
         if tensors is None:
-            tensors = made[maker]
+            tensors = outputs[maker]
             if len(tensors) != 1:
                 faults.append(
                     f"{where}: {shown(maker)} has {len(tensors)} outputs; name those that are "
@@ -181,7 +181,7 @@ def _edge_tensors(
         elif not isinstance(tensors, list | tuple):
             faults.append(f"{where}: tensors: expected a list of names, got {shown(tensors)}")
             continue
-        strangers = [name for name in tensors if name not in made[maker]]
+        strangers = [name for name in tensors if name not in outputs[maker]]
         if strangers:
             faults.append(f"{where}: tensors: {shown(maker)} does not make {shown(strangers[0])}")
         read += tensors

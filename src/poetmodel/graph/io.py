@@ -109,7 +109,8 @@ def node_to_dict(node: Node, *, defaults: bool = False) -> dict[str, Any]:
         item["output_bytes"] = outputs[0].bytes
     else:
         item["outputs"] = [
-            _tensor_to_dict(each) if isinstance(each, Tensor) else _alien(each) for each in outputs
+            _tensor_to_dict(output) if isinstance(output, Tensor) else _alien(output)
+            for output in outputs
         ]
     if node.in_place:
         item["in_place"] = _in_place_to_dict(node.in_place)
@@ -134,8 +135,8 @@ def _in_place_to_dict(pairs: object) -> object:
         isinstance(pair, tuple) and [*map(type, pair)] == [str, str] for pair in pairs
     ):
         return _alien(pairs) if isinstance(pairs, list | dict) else (pairs,)
-    found = dict(pairs)
-    return found if len(found) == len(pairs) else pairs
+    pairing = dict(pairs)
+    return pairing if len(pairing) == len(pairs) else pairs
 
 
 def _alien(value: object) -> object:
@@ -167,9 +168,9 @@ def graph_from_dict(
             f"{source}: expected a {FORMAT} file (a JSON object), got {shown(document)}"
         )
     # A file of another kind would otherwise be answered with a list of all its keys.
-    found = list(_kind_faults(document)) or [*faults, *graph_faults(document)]
-    if found:
-        raise GraphError(found).within(source)
+    messages = list(_kind_faults(document)) or [*faults, *graph_faults(document)]
+    if messages:
+        raise GraphError(messages).within(source)
     settings = {key: document.get(key, default) for key, default in _GRAPH_DEFAULTS.items()}
     nodes = tuple(map(_read_node, document["nodes"]))
     return Graph.of_valid(name=document["name"], nodes=nodes, **settings)

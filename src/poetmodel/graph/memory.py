@@ -47,8 +47,8 @@ def floor(graph: Graph, *, memory_mapped: bool = False, resident: bool = False) 
         state = frozenset(graph.state_tensors)
         always = graph.state_bytes if resident else 0
         sets = tuple(
-            whole + always - sum(graph.tensor_bytes[i] for i in {*read, *made} & state)
-            for whole, read, made in zip(sets, graph.inputs_of, graph.outputs_of, strict=True)
+            whole + always - sum(graph.tensor_bytes[i] for i in {*read, *outputs} & state)
+            for whole, read, outputs in zip(sets, graph.inputs_of, graph.outputs_of, strict=True)
         )
     k = max(range(len(sets)), key=sets.__getitem__)
     return Floor(bytes=sets[k], node=k)
@@ -116,12 +116,12 @@ def articulation_points(graph: Graph, *, phases: Collection[str] | None = None) 
     the network itself, which its backward pass would hide.
     """
     chosen = [k for k, node in enumerate(graph.nodes) if phases is None or node.phase in phases]
-    place = {k: position for position, k in enumerate(chosen)}
+    position_of = {k: position for position, k in enumerate(chosen)}
     opens = [0] * (len(chosen) + 1)
     for i, k in enumerate(graph.node_of):
-        users = [place[user] for user in graph.users_of[i] if user in place]
-        if k in place and users and users[-1] > place[k] + 1:
-            opens[place[k] + 1] += 1
+        users = [position_of[user] for user in graph.users_of[i] if user in position_of]
+        if k in position_of and users and users[-1] > position_of[k] + 1:
+            opens[position_of[k] + 1] += 1
             opens[users[-1]] -= 1
     points = []
     carried = 0

@@ -188,7 +188,7 @@ class Graph:
         return brief(self, shown(self.name), counts, f"batch {self.batch_size}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["resident_bytes"] = dict(self.resident_bytes)
         return partial(type(self).of_valid, **values), ()
 
@@ -222,12 +222,12 @@ class Graph:
     @cached_property
     def outputs_of(self) -> tuple[tuple[int, ...], ...]:
         """For each node the tensors it makes (``out(k)``)."""
-        made: list[tuple[int, ...]] = []
+        outputs: list[tuple[int, ...]] = []
         first = 0
         for node in self.nodes:
-            made.append(tuple(range(first, first + len(node.outputs))))
+            outputs.append(tuple(range(first, first + len(node.outputs))))
             first += len(node.outputs)
-        return tuple(made)
+        return tuple(outputs)
 
     @cached_property
     def inputs_of(self) -> tuple[tuple[int, ...], ...]:
@@ -260,8 +260,8 @@ class Graph:
         """
         sizes = self.tensor_bytes
         return tuple(
-            sum(sizes[i] for i in inputs) + made + node.workspace_bytes - sum(shared.values())
-            for node, inputs, made, shared in zip(
+            sum(sizes[i] for i in inputs) + outputs + node.workspace_bytes - sum(shared.values())
+            for node, inputs, outputs, shared in zip(
                 self.nodes, self.inputs_of, self.made_bytes, self.shared_bytes_of, strict=True
             )
         )

@@ -154,11 +154,11 @@ def _structure_faults(nodes: Sequence[Any]) -> Iterator[str]:
             # Only when every tensor has a usable name is it known that no node makes another.
             elif None not in outputs:
                 yield f"{_place(nodes, k)}.inputs: no node makes a tensor {shown(name)}"
-    if any(made >= read for made, read in edges):
+    if any(writer >= read for writer, read in edges):
         import networkx as nx
 
-        found = cycle_fault(nx.DiGraph(edges), lambda k: nodes[k].get("name"))
-        yield from (f"nodes: {fault}" for fault in found)
+        cycle = cycle_fault(nx.DiGraph(edges), lambda k: nodes[k].get("name"))
+        yield from (f"nodes: {fault}" for fault in cycle)
 
 
 def _repeated_names(
@@ -216,8 +216,10 @@ def _outputs(node: Any) -> list[dict[str, Any]]:
 
 def _replacing(node: Any) -> list[tuple[dict[str, Any], str]]:
     """Return the outputs of a node that replace a state tensor, each with its name."""
-    found = [(output, output.get("replaces")) for output in _outputs(node) if output is not node]
-    return [(output, state) for output, state in found if isinstance(state, str)]
+    replacements = [
+        (output, output.get("replaces")) for output in _outputs(node) if output is not node
+    ]
+    return [(output, state) for output, state in replacements if isinstance(state, str)]
 
 
 def _keys_of_version_2(node: Any) -> Iterator[tuple[str, ...]]:
@@ -282,22 +284,26 @@ def _replacement_faults(
         yield f"{where}.outputs: a node of phase state replaces nothing; leave replaces out"
         return
     for output, name in replacing:
-        place = f"{where}.outputs: {shown(output['name'])} replaces {shown(name)}"
-        made = maker.get(name)
-        if made is None:
-            yield f"{place}, which no node makes"
+        claim = f"{where}.outputs: {shown(output['name'])} replaces {shown(name)}"
+        position = maker.get(name)
+        if position is None:
+            yield f"{claim}, which no node makes"
             continue
-        if not _is_state(nodes[made]):
-            yield f"{place}, which is no state tensor: {_place(nodes, made)} is not of phase state"
+        if not _is_state(nodes[position]):
+            maker_name = _place(nodes, position)
+            yield f"{claim}, which is no state tensor: {maker_name} is not of phase state"
             continue
         if name not in _input_names(node):
-            yield f"{place}, which the node does not read; add it to inputs"
-        sizes = [next(each for each in _outputs(nodes[made]) if each["name"] == name), output]
-        was, now = (each.get("bytes", each.get("output_bytes")) for each in sizes)
+            yield f"{claim}, which the node does not read; add it to inputs"
+        sizes = [
+            next(candidate for candidate in _outputs(nodes[position]) if candidate["name"] == name),
+            output,
+        ]
+        was, now = (candidate.get("bytes", candidate.get("output_bytes")) for candidate in sizes)
         if was != now:
-            yield f"{place}, but they differ in bytes: {shown(now)} and {shown(was)}"
+            yield f"{claim}, but they differ in bytes: {shown(now)} and {shown(was)}"
         if name in replaced:
-            yield f"{place}, which {_place(nodes, replaced[name])} replaces already"
+            yield f"{claim}, which {_place(nodes, replaced[name])} replaces already"
         replaced.setdefault(name, k)
     if replacing and node.get("recomputable", True) is not False:
         yield (
@@ -313,11 +319,11 @@ def _replacement_faults(
 
 def _in_place_faults(nodes: Sequence[Any], k: int, maker: Mapping[str, int]) -> Iterator[str]:
     node, where = nodes[k], f"{_place(nodes, k)}.in_place"
-    made, read = [output["name"] for output in _outputs(node)], _input_names(node)
+    outputs, read = [output["name"] for output in _outputs(node)], _input_names(node)
     replacements = {output["name"] for output, _ in _replacing(node)}
     giver: dict[str, str] = {}
     for output, name in node["in_place"].items():
-        if output not in made:
+        if output not in outputs:
             yield f"{where}: {shown(output)} is no output of the node"
         elif output in replacements:
             yield f"{where}: {shown(output)} replaces a state tensor, in whose memory it is written"

@@ -66,14 +66,14 @@ class Weight(Array):
         channels = self.shape[0]
         if self.bytes <= largest or channels == 1:
             return (self,)
-        each = max(1, largest // (self.bytes // channels))
+        channels_per_tile = max(1, largest // (self.bytes // channels))
         return tuple(
             replace(
                 self,
                 name=f"{self.name}.{number}",
-                shape=(min(each, channels - first), *self.shape[1:]),
+                shape=(min(channels_per_tile, channels - first), *self.shape[1:]),
             )
-            for number, first in enumerate(range(0, channels, each))
+            for number, first in enumerate(range(0, channels, channels_per_tile))
         )
 
 

@@ -259,9 +259,9 @@ def _mobilenetv2(
     number = 0
     for expansion, whole, blocks, first_stride in _MOBILENET_STAGES:
         channels = _scaled(whole, width)
-        for place in range(blocks):
+        for block in range(blocks):
             number += 1
-            stride = first_stride if place == 0 else 1
+            stride = first_stride if block == 0 else 1
             x = _inverted_residual(tape, f"block{number}", x, expansion, channels, stride)
     x = _conv_bn_relu6(tape, "features.last", x, channels=1280, kernel=1)
     x = tape.record(global_avg_pool("avgpool", x))

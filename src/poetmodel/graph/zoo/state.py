@@ -144,11 +144,11 @@ class StateOptions:
     def prepared(self, recorded: Sequence[Declaration]) -> list[Declaration]:
         """Return operators as they are with this state: trained in part, and in tiles."""
         trained = self._trained(recorded)
-        return [self._in_tiles(_trained_part(each, trained)) for each in recorded]
+        return [self._in_tiles(_trained_part(operation, trained)) for operation in recorded]
 
     def _trained(self, recorded: Sequence[Declaration]) -> frozenset[str]:
         """Return the names of the weights that are trained."""
-        layers = [each for each in recorded if each.weights]
+        layers = [operation for operation in recorded if operation.weights]
         if self.rule is None:
             return frozenset()
         start, _, count = self.train.partition("-")
@@ -162,19 +162,19 @@ class StateOptions:
             layers = layers[counted[-int(count)] :]
             return frozenset(weight.name for layer in layers for weight in layer.weights)
         pattern = _PATTERNS.get(self.train, self.train)
-        found = frozenset(
+        names = frozenset(
             weight.name
             for layer in layers
             for weight in layer.weights
             if fnmatchcase(weight.name, pattern)
             or fnmatchcase(weight.name.rpartition(".")[0], pattern)
         )
-        if not found:
+        if not names:
             raise InputError(
                 f"train: expected all, biases, last-N, or a pattern of parameters or layers such "
                 f"as '{layers[-1].name}*', got {self.train!r}, which matches nothing"
             )
-        return found
+        return names
 
     def _in_tiles(self, declaration: Declaration) -> Declaration:
         """Split weights, what reads them, and their gradients."""
@@ -270,7 +270,7 @@ class StateTensors:
             name=name,
             op=f"{rule.name}_update",
             phase=Phase.UPDATE,
-            inputs=(*(gradient for _, gradient in gradients), *(each.name for each in state)),
+            inputs=(*(gradient for _, gradient in gradients), *(tensor.name for tensor in state)),
             outputs=tuple(map(_replacement, state)),
             flops=rule.flops * size,
             recomputable=False,
@@ -288,7 +288,7 @@ class StateTensors:
             name=f"{declaration.name}.running",
             op="running_statistics",
             phase=Phase.UPDATE,
-            inputs=tuple(each.name for each in read),
+            inputs=tuple(tensor.name for tensor in read),
             outputs=tuple(map(_replacement, running)),
             flops=_RENEWAL_FLOPS * running[0].size,
             recomputable=False,

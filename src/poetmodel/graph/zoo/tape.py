@@ -201,7 +201,7 @@ class Tape:
 
     def _with_resident_weights(self) -> list[Node]:
         """Return the nodes of a step whose weights, gradients and moments are no tensors."""
-        recorded = [replace(each, parts=each.gradients) for each in self._recorded]
+        recorded = [replace(operation, parts=operation.gradients) for operation in self._recorded]
         updated = self._optimizer is not None
         backward = BackwardPass(recorded, fused=self._fused, updated=updated)
         nodes = [*self._forward(recorded, None), *backward.nodes]
@@ -250,12 +250,14 @@ def _forward_node(declaration: Declaration, state: Sequence[Weight]) -> Node:
         op=declaration.op,
         phase=declaration.phase,
         inputs=(*read, *(weight.name for weight in state)),
-        outputs=tuple(Tensor(name=made.name, bytes=made.bytes) for made in declaration.outputs),
+        outputs=tuple(
+            Tensor(name=tensor.name, bytes=tensor.bytes) for tensor in declaration.outputs
+        ),
         workspace_bytes=declaration.workspace_bytes,
         flops=declaration.flops,
         recomputable=declaration.recomputable,
         bytes_moved=sum(read.values())
-        + sum(made.bytes for made in declaration.outputs)
+        + sum(tensor.bytes for tensor in declaration.outputs)
         + weight_bytes_moved,
         in_place=() if over is None else ((over.name, declaration.inputs[0].name),),
     )
@@ -335,7 +337,7 @@ class BackwardPass:
         if gradient is not None:
             read = {gradient.name: gradient} | read
         outputs = self._outputs(declaration, parts, name)
-        made = {part.kind for part in parts}
+        kinds = {part.kind for part in parts}
         shares = any(self._uses[weight.name] > 1 for weight in declaration.weights)
         self.nodes.append(
             Node(
@@ -346,7 +348,7 @@ class BackwardPass:
                 outputs=tuple(outputs.values()),
                 workspace_bytes=max(part.workspace_bytes for part in parts),
                 flops=sum(part.flops for part in parts)
-                - sum(flops for part in parts for other, flops in part.spared if other in made),
+                - sum(flops for part in parts for other, flops in part.spared if other in kinds),
                 recomputable=not (shares and any(part.of is None for part in parts)),
                 bytes_moved=sum(value.bytes for value in read.values())
                 + sum(tensor.bytes for tensor in outputs.values())
@@ -373,10 +375,12 @@ class BackwardPass:
         self, declaration: Declaration, parts: tuple[Gradient, ...], node: str
     ) -> dict[str, Tensor]:
         """Make the tensors of a backward node, by part, and note whose gradients they are."""
-        made = [part for part in parts if part.of is not None or self._updated or len(parts) == 1]
+        gradients = [
+            part for part in parts if part.of is not None or self._updated or len(parts) == 1
+        ]
         outputs = {}
-        for part in made:
-            name = node if len(made) == 1 else f"{declaration.name}.grad_{part.part}"
+        for part in gradients:
+            name = node if len(gradients) == 1 else f"{declaration.name}.grad_{part.part}"
             outputs[part.part] = Tensor(name=name, bytes=0 if part.of is None else part.of.bytes)
             if isinstance(part.of, Value):
                 self._contribute(part.of, replace(part.of, name=name))
@@ -434,9 +438,9 @@ class BackwardPass:
 
 def _differentiable(recorded: Sequence[Declaration]) -> frozenset[str]:
     """Return the tensors whose gradients are wanted: all that is computed with trained weights."""
-    found: set[str] = set()
+    differentiable: set[str] = set()
     for use in recorded:
         trained = any(not isinstance(part.of, Value) for part in use.parts)
-        if trained or any(value.name in found for value in use.inputs):
-            found.add(use.outputs[0].name)
-    return frozenset(found)
+        if trained or any(value.name in differentiable for value in use.inputs):
+            differentiable.add(use.outputs[0].name)
+    return frozenset(differentiable)
