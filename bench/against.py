@@ -12,12 +12,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from grid import Instance, InstanceRun
+from grid import Instance, InstanceRun, in_running_order, instances
 from harness import FreshProcesses, parsed, record, recorded, run_all
 from poetmodel.bench.measurement import FAILED
 from run_grid import GRACE_S
@@ -33,29 +33,28 @@ HERE, BEFORE = "here", "before"
 """This checkout, and the other one."""
 ROOT: Final = Path(__file__).resolve().parents[1]
 
-_SAMPLE: Final = (
-    (2, "resnet18-cifar", "rpi4b", "50%", None),
-    (2, "resnet18-cifar", "mkr1000", "35%", None),
-    (2, "resnet18", "rpi4b", "50%", None),
-    (2, "resnet50", "rpi4b", "70%", None),
-    (2, "mobilenetv2", "rpi4b", "70%", None),
-    (2, "mobilenetv2", "nrf52840", "50%", None),
-    (2, "bert-base", "rpi4b", "50%", None),
-    (2, "vgg16-cifar", "jetson-tx2", "70%", None),
-    (1, "paper/vgg16-cifar", "paper-m4", "50%", "115%"),
-    (1, "paper/resnet18-cifar", "paper-m4", "15%", "115%"),
-    (1, "paper/resnet18-cifar", "paper-m4", "40%", None),
-    (1, "paper/resnet50", "paper-a72", "50%", None),
-    (1, "paper/bert", "paper-a72", "40%", "130%"),
-    (1, "paper/resnet50", "paper-a72", "40%", "115%"),
-    (3, "traced/bert4-b8", "rpi4b", "50%", None),
-    (3, "traced/resnet18-b8", "rpi4b", "50%", None),
-)
-SAMPLE: Final = tuple(
-    Instance(goal=goal, model=model, device=device, ram=ram, deadline=deadline)
-    for goal, model, device, ram, deadline in _SAMPLE
-)
-"""Instances of the grid, of every kind of graph."""
+DEAR_PAGES: Final = ("nrf52840", "jetson-tx2")
+"""Devices on which a page costs much of what is computed meanwhile."""
+
+TIGHT: Final = ("15%", "20%", "25%")
+"""Budgets that are below the minimum RAM of many graphs; those just above it stay in."""
+
+
+def _sample() -> Iterator[Instance]:
+    """Draw 60 instances: 20 published, half with a deadline, 25 of the zoo, and 15 captured."""
+    published, zoo, captured = map(instances, ((1,), (2,), (6,)))
+    for number, family in (
+        (10, [instance for instance in published if instance.deadline is None]),
+        (10, [instance for instance in published if instance.deadline is not None]),
+        (10, [instance for instance in zoo if instance.device in DEAR_PAGES]),
+        (15, [instance for instance in zoo if instance.device not in DEAR_PAGES]),
+        (15, captured),
+    ):
+        wide = [instance for instance in in_running_order(family) if instance.ram not in TIGHT]
+        yield from wide[:number]
+
+
+SAMPLE: Final = tuple(_sample())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +72,10 @@ class CodeRun(InstanceRun):
         return f"{self.instance.name} | {self.code} | {self.turn}"
 
 
-def runs(turns: int = 2) -> Iterator[CodeRun]:
+def runs(turns: int = 2, limit_s: float | None = None) -> Iterator[CodeRun]:
     """Yield each instance by both, who is first changing with each turn."""
-    for instance in SAMPLE:
+    for sampled in SAMPLE:
+        instance = sampled if limit_s is None else replace(sampled, limit_s=limit_s)
         for turn in range(turns):
             for code in (HERE, BEFORE) if turn % 2 else (BEFORE, HERE):
                 yield CodeRun(instance=instance, code=code, turn=turn)
@@ -115,11 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Solve the sample by both; return the exit status: 130 where that was stopped."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkout", type=Path, required=True, help="folder of the other state")
+    parser.add_argument("--limit", type=float, help="limit of each solve [s], in place of its own")
     parser.add_argument("--turns", type=int, default=2, help="times that each instance is solved")
     parser.add_argument("--only", default="", help="instances whose name contains this")
     options = parsed(parser, "against.jsonl", arguments)
     return run_all(
-        [run for run in runs(options.turns) if options.only in run.instance.name],
+        [run for run in runs(options.turns, options.limit) if options.only in run.instance.name],
         recorded(options.out),
         partial(measure_code, checkout=str(options.checkout.resolve())),
         FreshProcesses(1, preloaded=(), grace_s=2 * GRACE_S),

@@ -110,7 +110,7 @@ def pareto(rows: Sequence[Row]) -> list[Row]:
 
     Parameters
     ----------
-    found : sequence of dict
+    rows : sequence of dict
         As `rows` gives them.
 
     Returns
