@@ -30,7 +30,7 @@ def _threshold(dropped_ratio: float) -> int:
 
 
 @lowers(aten.native_dropout.default)
-def _(op: Lowering) -> None:
+def _lower_native_dropout(op: Lowering) -> None:
     x, ratio, train = op.args
     x, out, mask = op.value(x), op.output(0), op.output(1)
     op.elementwise = True
@@ -44,7 +44,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.bernoulli.p)
-def _(op: Lowering) -> None:
+def _lower_bernoulli(op: Lowering) -> None:
     out = op.output()
     number = _threshold(1.0 - op.args[1])
     op.call("pm_bernoulli", out, out.elements, _site(op.node), number)

@@ -47,12 +47,12 @@ def _scatter(
 
 
 @lowers(aten.embedding.default)
-def _(op: Lowering) -> None:
+def _lower_embedding(op: Lowering) -> None:
     _index(op, op.value(op.args[0]), [op.args[1]])
 
 
 @lowers(aten.embedding_dense_backward.default)
-def _(op: Lowering) -> None:
+def _lower_embedding_dense_backward(op: Lowering) -> None:
     gradient, indices, count, padding, by_frequency = op.args
     if by_frequency:
         op.refuse("scale_grad_by_freq=True has no kernel; leave it out")
@@ -64,12 +64,12 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
-def _(op: Lowering) -> None:
+def _lower_index(op: Lowering) -> None:
     _index(op, op.value(op.args[0]), op.args[1])
 
 
 @lowers(aten.index_select.default)
-def _(op: Lowering) -> None:
+def _lower_index_select(op: Lowering) -> None:
     x, dimension, index = op.args
     x = op.value(x)
     _index(op, x, [*[None] * wrapped(dimension, len(x.shape)), index])
@@ -81,7 +81,7 @@ def _index(op: Lowering, x: Look, indices: Sequence[Any]) -> None:
 
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
-def _(op: Lowering) -> None:
+def _lower_index_put(op: Lowering) -> None:
     x, indices, values, accumulate = op.args
     out = op.output()
     copy(op, out, op.value(x))
@@ -150,7 +150,7 @@ def _along(index: Look, shape: tuple[int, ...], first: int) -> Look:
 
 
 @lowers(aten.gather.default)
-def _(op: Lowering) -> None:
+def _lower_gather(op: Lowering) -> None:
     x, dimension, index, _ = op.args
     x, index = op.value(x), op.value(index)
     there, step, size = _beside(x, dimension, index.shape)
@@ -158,7 +158,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.scatter.src, aten.scatter.value, aten.scatter_add.default)
-def _(op: Lowering) -> None:
+def _lower_scatter(op: Lowering) -> None:
     x, dimension, index, values = op.args
     out, index = op.output(), op.value(index)
     copy(op, out, op.value(x))

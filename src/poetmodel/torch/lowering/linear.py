@@ -16,31 +16,31 @@ aten: Final = torch.ops.aten
 
 
 @lowers(aten.mm.default, aten.bmm.default)
-def _(op: Lowering) -> None:
+def _lower_mm(op: Lowering) -> None:
     a, b = map(op.value, op.args)
     _multiply(op, op.output(), a, b)
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
-def _(op: Lowering) -> None:
+def _lower_addmm(op: Lowering) -> None:
     x, a, b, beta, alpha = op.args
     _add_product(op, x, op.value(a), op.value(b), beta, alpha)
 
 
 @lowers(aten.mv.default)
-def _(op: Lowering) -> None:
+def _lower_mv(op: Lowering) -> None:
     a, b = map(op.value, op.args)
     _multiply(op, _as_column(op.output()), a, _as_column(b))
 
 
 @lowers(aten.addmv.default)
-def _(op: Lowering) -> None:
+def _lower_addmv(op: Lowering) -> None:
     x, a, b, beta, alpha = op.args
     _add_product(op, x, op.value(a), _as_column(op.value(b)), beta, alpha)
 
 
 @lowers(aten.dot.default)
-def _(op: Lowering) -> None:
+def _lower_dot(op: Lowering) -> None:
     a, b = map(op.value, op.args)
     out = op.output()
     _multiply(op, _as_column(out.broadcast((1,))), _turned(_as_column(a)), _as_column(b))

@@ -48,35 +48,35 @@ def _gradient(
 
 
 @lowers(aten.mse_loss.default)
-def _(op: Lowering) -> None:
+def _lower_mse_loss(op: Lowering) -> None:
     _summed(op, "pm_mse_loss", op.args[:2], op.args[2])
 
 
 @lowers(aten.mse_loss_backward.default)
-def _(op: Lowering) -> None:
+def _lower_mse_loss_backward(op: Lowering) -> None:
     _gradient(op, "pm_mse_loss_backward", op.args[:3], op.args[3])
 
 
 @lowers(aten.smooth_l1_loss.default, aten.huber_loss.default)
-def _(op: Lowering) -> None:
+def _lower_smooth_l1_loss(op: Lowering) -> None:
     name = op.node.target._schema.name.removeprefix("aten::")
     _summed(op, f"pm_{name}", op.args[:2], op.args[2], float(op.args[3]))
 
 
 @lowers(aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default)
-def _(op: Lowering) -> None:
+def _lower_smooth_l1_loss_backward(op: Lowering) -> None:
     name = op.node.target._schema.name.removeprefix("aten::")
     _gradient(op, f"pm_{name}", op.args[:3], op.args[3], float(op.args[4]))
 
 
 @lowers(aten.binary_cross_entropy.default)
-def _(op: Lowering) -> None:
+def _lower_binary_cross_entropy(op: Lowering) -> None:
     x, y, weight, reduction = op.args
     _summed(op, "pm_binary_cross_entropy", (x, y, _or_one(weight)), reduction)
 
 
 @lowers(aten.binary_cross_entropy_backward.default)
-def _(op: Lowering) -> None:
+def _lower_binary_cross_entropy_backward(op: Lowering) -> None:
     gradient, x, y, weight, reduction = op.args
     _gradient(op, "pm_binary_cross_entropy_backward", (gradient, x, y), reduction)
     if weight is not None:
@@ -87,7 +87,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.binary_cross_entropy_with_logits.default)
-def _(op: Lowering) -> None:
+def _lower_binary_cross_entropy_with_logits(op: Lowering) -> None:
     x, y, weight, positive, reduction = op.args
     operands = (x, y, _or_one(weight), _or_one(positive))
     _summed(op, "pm_binary_cross_entropy_with_logits", operands, reduction)
@@ -101,7 +101,7 @@ def _or_one(argument: Any) -> Any:
 
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def _(op: Lowering) -> None:
+def _lower_nll_loss_forward(op: Lowering) -> None:
     x, target, weight, reduction, ignored = op.args
     x, target = op.value(x), op.value(target)
     out = op.output()
@@ -118,7 +118,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def _(op: Lowering) -> None:
+def _lower_nll_loss_backward(op: Lowering) -> None:
     gradient, x, target, weight, reduction, ignored, total = op.args
     out, target, total = op.output(), op.value(target), op.value(total)
     gradient = op.value(gradient).broadcast(target.shape)

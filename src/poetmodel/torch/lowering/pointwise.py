@@ -76,7 +76,7 @@ _ARGUMENTS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
 
 
 @lowers(*_ARGUMENTS)
-def _(op: Lowering) -> None:
+def _lower_elementwise(op: Lowering) -> None:
     kernel, operands, numbers = _ARGUMENTS[op.node.target]
     arguments = op.args[:operands]
     if kernel == "pm_mul" and op.output().type is DataType.INT32:
@@ -107,7 +107,7 @@ _NUMBERED: Final[dict[Any, tuple[str, int]]] = {
 
 
 @lowers(*_NUMBERED)
-def _(op: Lowering) -> None:
+def _lower_numbered(op: Lowering) -> None:
     kernel, operands = _NUMBERED[op.node.target]
     numbers = tuple(map(float, op.args[operands:]))
     pointwise(op, kernel, *op.args[:operands], numbers=numbers)
@@ -145,17 +145,17 @@ _BY_NUMBER: Final[dict[str, Callable[[Lowering, Any, float], None]]] = {
 
 
 @lowers(aten.mul.Scalar)
-def _(op: Lowering) -> None:
+def _lower_mul(op: Lowering) -> None:
     _times(op, op.args[0], op.args[1])
 
 
 @lowers(aten.div.Scalar)
-def _(op: Lowering) -> None:
+def _lower_div(op: Lowering) -> None:
     _over(op, op.args[0], op.args[1])
 
 
 @lowers(aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
-def _(op: Lowering) -> None:
+def _lower_add(op: Lowering) -> None:
     x, y, alpha = op.args
     if op.node.target in (aten.sub.Tensor, aten.sub.Scalar):
         alpha = -alpha
@@ -168,13 +168,13 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.rsub.Scalar)
-def _(op: Lowering) -> None:
+def _lower_rsub(op: Lowering) -> None:
     x, number, alpha = op.args
     _affine(op, x, -alpha, number)
 
 
 @lowers(aten.pow.Tensor_Scalar)
-def _(op: Lowering) -> None:
+def _lower_pow(op: Lowering) -> None:
     x, exponent = op.args
     if exponent == 2:  # noqa: PLR2004 - a square needs no logarithm
         pointwise(op, "pm_mul", x, x)
@@ -198,7 +198,7 @@ _POWERS: Final[dict[float, tuple[str, tuple[float, ...]]]] = {
 
 
 @lowers(aten.gelu.default, aten.gelu_backward.default)
-def _(op: Lowering) -> None:
+def _lower_gelu(op: Lowering) -> None:
     *operands, approximate = op.args
     backward = "_backward" if len(operands) > 1 else ""
     kind = "" if approximate == "none" else "_tanh"
@@ -206,7 +206,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.elu.default, aten.celu.default)
-def _(op: Lowering) -> None:
+def _lower_elu(op: Lowering) -> None:
     if op.node.target is aten.celu.default:
         x, alpha = op.args
         scale, input_scale = 1.0, 1.0 / alpha
@@ -216,20 +216,20 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.elu_backward.default)
-def _(op: Lowering) -> None:
+def _lower_elu_backward(op: Lowering) -> None:
     gradient, alpha, scale, input_scale, is_result, x = op.args
     numbers = (int(is_result), float(alpha * scale), float(scale), float(input_scale))
     pointwise(op, "pm_elu_backward", gradient, x, numbers=numbers)
 
 
 @lowers(aten.leaky_relu_backward.default)
-def _(op: Lowering) -> None:
+def _lower_leaky_relu_backward(op: Lowering) -> None:
     gradient, x, slope, _ = op.args
     pointwise(op, "pm_leaky_relu_backward", gradient, x, numbers=(float(slope),))
 
 
 @lowers(aten._prelu_kernel_backward.default)
-def _(op: Lowering) -> None:
+def _lower_prelu_kernel_backward(op: Lowering) -> None:
     gradient, x, slope = (op.value(each) for each in op.args)
     first, second = op.output(0), op.output(1)
     slope = slope.broadcast(x.shape)
@@ -238,14 +238,14 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.glu.default)
-def _(op: Lowering) -> None:
+def _lower_glu(op: Lowering) -> None:
     x, gate = _halves(op.value(op.args[0]), op.args[1])
     out = op.output()
     op.call("pm_glu", out, x, gate, table(op, out, x, gate))
 
 
 @lowers(aten.glu_backward.default)
-def _(op: Lowering) -> None:
+def _lower_glu_backward(op: Lowering) -> None:
     gradient, both, dimension = op.args
     gradient = op.value(gradient)
     x, gate = _halves(op.value(both), dimension)
@@ -262,7 +262,7 @@ def _halves(look: Look, dimension: int) -> tuple[Look, Look]:
 
 
 @lowers(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
-def _(op: Lowering) -> None:
+def _lower_clamp(op: Lowering) -> None:
     low = None if op.node.target is aten.clamp_max.default else op.args[1]
     high = None if op.node.target is aten.clamp_min.default else op.args[-1]
     numbers = (
@@ -306,13 +306,13 @@ def _compared(op: Lowering, x: Any, y: Any, wanted: int) -> None:
 
 
 @lowers(*(getattr(getattr(aten, n), kind) for n in _RELATIONS for kind in ("Tensor", "Scalar")))
-def _(op: Lowering) -> None:
+def _lower_relation(op: Lowering) -> None:
     name = op.node.target._schema.name.removeprefix("aten::")
     _compared(op, op.args[0], op.args[1], _RELATIONS[name])
 
 
 @lowers(aten.isnan.default)
-def _(op: Lowering) -> None:
+def _lower_isnan(op: Lowering) -> None:
     _compared(op, op.args[0], op.args[0], _UNORDERED)
 
 
@@ -329,7 +329,7 @@ _TRUTH: Final = {
 
 
 @lowers(*_TRUTH)
-def _(op: Lowering) -> None:
+def _lower_truth(op: Lowering) -> None:
     out = op.output()
     if out.type is not DataType.UINT8:
         op.refuse("expected truth values, got integers")
@@ -340,12 +340,12 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.where.self)
-def _(op: Lowering) -> None:
+def _lower_where(op: Lowering) -> None:
     _chosen(op, *op.args)
 
 
 @lowers(aten.masked_fill.Tensor)
-def _(op: Lowering) -> None:
+def _lower_masked_fill(op: Lowering) -> None:
     x, mask, value = op.args
     _chosen(op, mask, value, x)
 
@@ -359,7 +359,7 @@ def _chosen(op: Lowering, condition: Any, x: Any, y: Any) -> None:
 
 
 @lowers(aten.masked_fill.Scalar)
-def _(op: Lowering) -> None:
+def _lower_masked_fill_scalar(op: Lowering) -> None:
     x, mask, value = op.args
     if op.output().type is not DataType.REAL:
         return _chosen(op, mask, value, x)
@@ -367,7 +367,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.native_dropout_backward.default)
-def _(op: Lowering) -> None:
+def _lower_native_dropout_backward(op: Lowering) -> None:
     _masked(op, "pm_mask_scale", *op.args)
 
 
@@ -390,7 +390,7 @@ def _masked(op: Lowering, kernel: str, x: Any, mask: Any, number: float) -> None
     aten._unsafe_view.default,
     aten.view_copy.default,
 )
-def _(op: Lowering) -> None:
+def _lower_clone(op: Lowering) -> None:
     out, x = op.output(), op.value(op.args[0])
     if out.shape != x.shape:
         if not (out.is_contiguous and x.is_contiguous):
@@ -401,6 +401,6 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.copy.default)
-def _(op: Lowering) -> None:
+def _lower_copy(op: Lowering) -> None:
     copy(op, op.output(), op.value(op.args[1]))
     op.elementwise = True

@@ -60,7 +60,7 @@ def _count(op: Lowering, given: int | Sequence[int] | None) -> int:
 
 
 @lowers(aten.sum.default, aten.sum.dim_IntList)
-def _(op: Lowering) -> None:
+def _lower_sum(op: Lowering) -> None:
     given = op.args[1] if op.node.target is aten.sum.dim_IntList else None
     if op.output().type is DataType.INT32:
         _reduce(op, "pm_sum_int", given)
@@ -69,29 +69,29 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.mean.default, aten.mean.dim)
-def _(op: Lowering) -> None:
+def _lower_mean(op: Lowering) -> None:
     given = op.args[1] if op.node.target is aten.mean.dim else None
     _reduce(op, "pm_sum", given, float(_count(op, given)))
 
 
 @lowers(aten.prod.default, aten.prod.dim_int)
-def _(op: Lowering) -> None:
+def _lower_prod(op: Lowering) -> None:
     _reduce(op, "pm_prod", op.args[1] if op.node.target is aten.prod.dim_int else None)
 
 
 @lowers(aten.logsumexp.default)
-def _(op: Lowering) -> None:
+def _lower_logsumexp(op: Lowering) -> None:
     _reduce(op, "pm_logsumexp", op.args[1])
 
 
 @lowers(aten.amax.default, aten.max.default, aten.amin.default, aten.min.default)
-def _(op: Lowering) -> None:
+def _lower_amax(op: Lowering) -> None:
     sign = 1.0 if op.node.target in (aten.amax.default, aten.max.default) else -1.0
     _reduce(op, "pm_amax", op.args[1] if len(op.args) > 1 else None, sign)
 
 
 @lowers(aten.max.dim, aten.min.dim)
-def _(op: Lowering) -> None:
+def _lower_max(op: Lowering) -> None:
     sign = 1.0 if op.node.target is aten.max.dim else -1.0
     for position, kernel in enumerate(("pm_amax", "pm_argmax")):
         if op.has_output(position):
@@ -99,17 +99,17 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.argmax.default, aten.argmin.default)
-def _(op: Lowering) -> None:
+def _lower_argmax(op: Lowering) -> None:
     _reduce(op, "pm_argmax", op.args[1], 1.0 if op.node.target is aten.argmax.default else -1.0)
 
 
 @lowers(aten.any.default, aten.any.dim, aten.any.dims)
-def _(op: Lowering) -> None:
+def _lower_any(op: Lowering) -> None:
     _reduce(op, "pm_any", op.args[1] if len(op.args) > 1 else None, 0)
 
 
 @lowers(aten.all.default, aten.all.dim, aten.all.dims)
-def _(op: Lowering) -> None:
+def _lower_all(op: Lowering) -> None:
     """All hold where there is not any that does not."""
     _reduce(op, "pm_any", op.args[1] if len(op.args) > 1 else None, 1)
     out = op.output()
@@ -117,7 +117,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.var.correction, aten.std.correction, aten.var_mean.correction)
-def _(op: Lowering) -> None:
+def _lower_var(op: Lowering) -> None:
     given, correction = op.args[1], op.args[2]
     count = _count(op, given)
     divisor = max(0.0, count - float(1 if correction is None else correction))
@@ -129,7 +129,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.linalg_vector_norm.default)
-def _(op: Lowering) -> None:
+def _lower_linalg_vector_norm(op: Lowering) -> None:
     order, given = op.args[1], op.args[2]
     if order != 2:  # noqa: PLR2004 - the Euclidean norm
         op.refuse(f"expected the norm of order 2, got {order}")
@@ -153,28 +153,28 @@ def _on_rows(
 
 
 @lowers(aten._softmax.default, aten._safe_softmax.default)
-def _(op: Lowering) -> None:
+def _lower_softmax(op: Lowering) -> None:
     is_safe = op.node.target is aten._safe_softmax.default
     _on_rows(op, "pm_softmax", op.args[:1], op.args[1], int(is_safe))
 
 
 @lowers(aten._log_softmax.default)
-def _(op: Lowering) -> None:
+def _lower_log_softmax(op: Lowering) -> None:
     _on_rows(op, "pm_log_softmax", op.args[:1], op.args[1])
 
 
 @lowers(aten._softmax_backward_data.default)
-def _(op: Lowering) -> None:
+def _lower_softmax_backward_data(op: Lowering) -> None:
     _on_rows(op, "pm_softmax_backward", op.args[:2], op.args[2])
 
 
 @lowers(aten._log_softmax_backward_data.default)
-def _(op: Lowering) -> None:
+def _lower_log_softmax_backward_data(op: Lowering) -> None:
     _on_rows(op, "pm_log_softmax_backward", op.args[:2], op.args[2])
 
 
 @lowers(aten.cumsum.default)
-def _(op: Lowering) -> None:
+def _lower_cumsum(op: Lowering) -> None:
     if op.output().type is not DataType.REAL:
         op.refuse("expected real numbers, got integers")
     _on_rows(op, "pm_cumsum", op.args[:1], op.args[1])

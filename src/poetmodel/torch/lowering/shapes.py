@@ -26,7 +26,7 @@ aten: Final = torch.ops.aten
 
 
 @lowers(aten.cat.default)
-def _(op: Lowering) -> None:
+def _lower_cat(op: Lowering) -> None:
     out = op.output()
     pieces = [op.value(each) for each in op.args[0]]
     pieces = [piece for piece in pieces if piece.shape != (0,)]
@@ -39,7 +39,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.stack.default)
-def _(op: Lowering) -> None:
+def _lower_stack(op: Lowering) -> None:
     out = op.output()
     dimension = wrapped(op.args[1], len(out.shape))
     for place, piece in enumerate(op.args[0]):
@@ -58,14 +58,14 @@ def _sliced(look: Look, dimension: int, start: int | None, end: int | None, step
 
 
 @lowers(aten.slice_backward.default)
-def _(op: Lowering) -> None:
+def _lower_slice_backward(op: Lowering) -> None:
     gradient, _, dimension, start, end, step = op.args
     fill(op, op.output(), 0)
     copy(op, _sliced(op.output(), dimension, start, end, step), op.value(gradient))
 
 
 @lowers(aten.select_backward.default)
-def _(op: Lowering) -> None:
+def _lower_select_backward(op: Lowering) -> None:
     gradient, _, dimension, index = op.args
     out = op.output()
     fill(op, out, 0)
@@ -73,14 +73,14 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.slice_scatter.default)
-def _(op: Lowering) -> None:
+def _lower_slice_scatter(op: Lowering) -> None:
     x, y, dimension, start, end, step = op.args
     copy(op, op.output(), op.value(x))
     copy(op, _sliced(op.output(), dimension, start, end, step), op.value(y))
 
 
 @lowers(aten.select_scatter.default)
-def _(op: Lowering) -> None:
+def _lower_select_scatter(op: Lowering) -> None:
     x, y, dimension, index = op.args
     out = op.output()
     copy(op, out, op.value(x))
@@ -88,7 +88,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.unfold_backward.default)
-def _(op: Lowering) -> None:
+def _lower_unfold_backward(op: Lowering) -> None:
     """Sum the windows' gradients, one place in all windows after the other."""
     gradient, _, dimension, size, step = op.args
     out, gradient = op.output(), op.value(gradient)
@@ -102,7 +102,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.repeat.default)
-def _(op: Lowering) -> None:
+def _lower_repeat(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     x = x.broadcast((1,) * (len(out.shape) - len(x.shape)) + x.shape)
     places = product(*(range(count) for count in op.args[1]))
@@ -115,7 +115,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.flip.default)
-def _(op: Lowering) -> None:
+def _lower_flip(op: Lowering) -> None:
     x = op.value(op.args[0])
     for dimension in op.args[1]:
         at = wrapped(dimension, len(x.shape))
@@ -124,7 +124,7 @@ def _(op: Lowering) -> None:
 
 
 @lowers(aten.roll.default)
-def _(op: Lowering) -> None:
+def _lower_roll(op: Lowering) -> None:
     x, shifts, dimensions = op.args
     x, out = op.value(x), op.output()
     if not dimensions:
@@ -151,7 +151,7 @@ def _rolled(x: Look, out: Look, shift: int, dimension: int) -> list[tuple[Look, 
 
 
 @lowers(aten.tril.default, aten.triu.default)
-def _(op: Lowering) -> None:
+def _lower_tril(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     *_, row, column = range(len(x.shape))
     if x.type is DataType.INT32:
@@ -173,12 +173,12 @@ def _(op: Lowering) -> None:
     aten.new_zeros.default,
     aten.zero.default,
 )
-def _(op: Lowering) -> None:
+def _lower_zeros(op: Lowering) -> None:
     fill(op, op.output(), 0)
 
 
 @lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def _(op: Lowering) -> None:
+def _lower_ones(op: Lowering) -> None:
     fill(op, op.output(), 1)
 
 
@@ -187,33 +187,33 @@ def _(op: Lowering) -> None:
     aten.full_like.default,
     aten.fill.Scalar,
 )
-def _(op: Lowering) -> None:
+def _lower_full(op: Lowering) -> None:
     fill(op, op.output(), op.args[1])
 
 
 @lowers(aten.new_full.default)
-def _(op: Lowering) -> None:
+def _lower_new_full(op: Lowering) -> None:
     fill(op, op.output(), op.args[2])
 
 
 @lowers(aten.scalar_tensor.default)
-def _(op: Lowering) -> None:
+def _lower_scalar_tensor(op: Lowering) -> None:
     fill(op, op.output(), op.args[0])
 
 
 @lowers(aten.fill.Tensor)
-def _(op: Lowering) -> None:
+def _lower_fill(op: Lowering) -> None:
     copy(op, op.output(), op.value(op.args[1]))
 
 
 @lowers(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default)
-def _(op: Lowering) -> None:
+def _lower_empty(op: Lowering) -> None:
     """Leave what is there."""
     del op
 
 
 @lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
-def _(op: Lowering) -> None:
+def _lower_arange(op: Lowering) -> None:
     out = op.output()
     start = 0 if op.node.target is aten.arange.default else op.args[0]
     step = op.args[2] if op.node.target is aten.arange.start_step else 1

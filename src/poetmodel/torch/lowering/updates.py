@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @lowers(ParameterUpdate)
-def _(op: Lowering) -> None:
+def _lower_parameter_update(op: Lowering) -> None:
     state, gradients, rate, *factors = op.args
     looks = [op.value(each) for each in state]
     parameter = looks[0]
@@ -93,13 +93,13 @@ def _sum(op: Lowering, out: Look, first: Look, more: Sequence[Look]) -> None:
 
 
 @lowers(BufferUpdate)
-def _(op: Lowering) -> None:
+def _lower_buffer_update(op: Lowering) -> None:
     for state, value in zip(*op.args, strict=True):
         copy(op, op.value(state), op.value(value))
 
 
 @lowers(GradientNorm)
-def _(op: Lowering) -> None:
+def _lower_gradient_norm(op: Lowering) -> None:
     """Sum all squares, then compute the factor; gradients of one parameter are summed first."""
     out = op.output()
     fill(op, out, 0)
