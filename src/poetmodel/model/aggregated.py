@@ -16,9 +16,10 @@ import pyomo.core as pyo
 from poetmodel.model.compact import FROM_STORAGE, INPUTS, KEEPING, STORAGE, VARIABLES, state_once
 from poetmodel.model.events import find_events, without_dominated_keeps
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import ExactLimit, entry, impossible, stated_limit
+from poetmodel.model.linear import entry, impossible, relation, stated_limit
 from poetmodel.model.memory import StepView, state_memory
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
+from poetmodel.problem import LinearRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -240,10 +241,15 @@ def _stage_limits(m: pyo.ConcreteModel) -> None:
                 if var is not None:
                     terms[id(var)] = (value, var)
         found = [(value, m.paged_out[i]) for i, value in row.paged_out.items() if i in m.paged_out]
-        limit = ExactLimit([*terms.values(), *found], row.upper)
-        relation = impossible(m) if row.upper < 0 else stated_limit(m, "stage_limits", place, limit)
-        if relation is not None:
-            stated[place] = relation
+        if row.upper < 0:
+            stated[place] = impossible(m)
+            continue
+        limit = LinearRow.of(
+            [*terms.values(), *found], upper=row.upper, name="stage_limits", key=place
+        )
+        scaled = stated_limit(m, limit)
+        if scaled is not None:
+            stated[place] = relation(scaled)
     if stated:
         m.stage_limits = pyo.Constraint(list(stated), rule=lambda _, place: stated[place])
 

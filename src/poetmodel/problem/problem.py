@@ -11,17 +11,15 @@ from poetmodel.graph import Floor, Graph, checkpoint_all_peak_bytes, floor
 from poetmodel.problem.objective import (
     OBJECTIVES,
     OWN,
-    RELATIVE_TOLERANCE,
-    Coefficients,
     DeadlineCounts,
-    LinearLimit,
     Objective,
     Quantity,
     TimeSum,
     linear_limits,
 )
 from poetmodel.problem.parse import resolve_choices, resolve_limits
-from poetmodel.problem.totals import Total, TotalsBlock, TotalsConstraint
+from poetmodel.problem.rows import Coefficients, LinearRow
+from poetmodel.problem.totals import Constraint, Total, TotalsBlock
 from poetmodel.problem.working_graph import working_graph
 from poetmodel.units import brief, format_bytes, format_seconds
 
@@ -72,7 +70,7 @@ class Problem:
         baseline. Default: none.
     count_parameters : bool
         Whether parameters, gradients and optimizer state take room in the RAM budget.
-    constraints : tuple of TotalsConstraint
+    constraints : tuple of Constraint
         Own constraints on the totals of a schedule; `subject_to` adds some.
     own_objective : tuple of (str, float)
         Own objective, by total; `minimizing` sets it.
@@ -114,7 +112,7 @@ class Problem:
     minimize: str = "energy"
     energy_budget: str | float | None = None
     count_parameters: bool = False
-    constraints: tuple[TotalsConstraint, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
     own_objective: Terms = ()
 
     ram_budget_bytes: int = field(init=False)
@@ -278,12 +276,12 @@ class Problem:
     @property
     def asks_energy(self) -> bool:
         """Whether energies were asked for: minimized, limited, in an own sum, or of a device."""
-        sums = (self.own_objective, *(row.terms for row in self.constraints))
+        sums = (dict(self.own_objective), *(row.terms for row in self.constraints))
         return (
             self.minimize == Quantity.ENERGY
             or self.energy_budget is not None
             or self.costs.device is not None
-            or any(name == Total.ENERGY for terms in sums for name, _ in terms)
+            or any(Total.ENERGY in terms for terms in sums)
         )
 
     @cached_property
@@ -297,7 +295,15 @@ class Problem:
         return self.quantity(Quantity.ENERGY)
 
     @cached_property
-    def linear_limits(self) -> tuple[LinearLimit, ...]:
+    def totals(self) -> tuple[tuple[str, int], ...]:
+        """The decisions that totals count: pairs of a field of `Coefficients` and an item."""
+        tensors = len(self.graph.tensors)
+        sizes = (len(self.graph.nodes), tensors, tensors, tensors)
+        columns = zip(Coefficients._fields, sizes, strict=True)
+        return tuple((field, item) for field, size in columns for item in range(size))
+
+    @cached_property
+    def linear_limits(self) -> tuple[LinearRow, ...]:
         """The limits on sums over decisions: deadline, energy budget and own constraints."""
         return tuple(linear_limits(self))
 
@@ -385,8 +391,8 @@ class Problem:
         quantity = self.objective.quantity
         if quantity == Quantity.WRITES and self.graph.state_tensors:
             rows = tuple(row for row in self.constraints if row.name != FEWER_BYTES)
-            terms = ((Total.BYTES_WRITTEN, 1),)
-            fewer = TotalsConstraint(name=FEWER_BYTES, terms=terms, upper=value - 1)
+            terms: dict[str, float] = {Total.BYTES_WRITTEN: 1}
+            fewer = Constraint(name=FEWER_BYTES, terms=terms, upper=value - 1)
             return replace(self, constraints=(*rows, fewer))
         more = self.resident_bytes if quantity == Quantity.RAM else 0
         changes: dict[str, Any] = {_LIMITED_BY[Quantity(quantity)]: value - 1 + more}
@@ -408,8 +414,3 @@ class Problem:
             **({"constraints": [row.to_dict() for row in rows]} if rows else {}),
             **({"weights": dict(self.own_objective)} if self.minimize == OWN else {}),
         }
-
-
-def within(value: float, limit: float | None) -> bool:
-    """Return whether a time or energy keeps its limit, to the relative tolerance."""
-    return limit is None or value <= limit + RELATIVE_TOLERANCE * abs(limit)

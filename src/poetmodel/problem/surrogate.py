@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from poetmodel.problem.objective import Objective, Quantity, TimeSum
-from poetmodel.problem.problem import Problem, within
+from poetmodel.problem.problem import Problem
+from poetmodel.problem.rows import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -13,7 +13,7 @@ from pyomo.repn import generate_standard_repn
 from poetmodel.clock import check_time_limit
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.rows import RowConstraint
-from poetmodel.problem import OWN, StageLimit, Surrogate, TotalsConstraint, within
+from poetmodel.problem import OWN, Constraint, StageLimit, Surrogate, within
 from poetmodel.problem.totals import CONSTANT, Count, whole
 from poetmodel.solver.monolithic import states_problem
 
@@ -239,9 +239,7 @@ def as_problem(model: pyo.ConcreteModel, rows: Sequence[AddedRow] | None) -> Sur
     never = frozenset(k for k, stages in enumerate(model.events.recompute) if not stages)
     named = [(f"{Count.RECOMPUTATIONS}:{graph.nodes[k].name}", 1) for k in sorted(never)]
     if named:
-        left_out = TotalsConstraint(
-            name=NAMED.format("what it leaves out"), terms=tuple(named), upper=0
-        )
+        left_out = Constraint(name=NAMED.format("what it leaves out"), terms=dict(named), upper=0)
         constraints.append(left_out)
     return Surrogate.of(
         problem,
@@ -254,7 +252,7 @@ def as_problem(model: pyo.ConcreteModel, rows: Sequence[AddedRow] | None) -> Sur
 
 def _as_limits(
     model: pyo.ConcreteModel, rows: Sequence[AddedRow]
-) -> tuple[list[TotalsConstraint], list[StageLimit]] | None:
+) -> tuple[list[Constraint], list[StageLimit]] | None:
     """Return rows as constraints on totals and as limits over stages, None where one is neither."""
     constraints, stage_limits = [], []
     for stated in rows:
@@ -297,13 +295,13 @@ def _limits(row: AddedRow) -> list[AddedRow] | None:
     return found
 
 
-def _as_total(model: pyo.ConcreteModel, row: AddedRow) -> TotalsConstraint | None:
+def _as_total(model: pyo.ConcreteModel, row: AddedRow) -> Constraint | None:
     """Return a row with an upper limit as one over totals, None where stages differ."""
     totals = _totals(model, row.terms)
     if totals is None or row.upper is None:
         return None
     upper = row.upper - totals[1]
-    return TotalsConstraint(name=NAMED.format(row.name), terms=(*totals[0].items(),), upper=upper)
+    return Constraint(name=NAMED.format(row.name), terms=totals[0], upper=upper)
 
 
 def _as_stage_limit(model: pyo.ConcreteModel, row: AddedRow, upper: float) -> StageLimit:

@@ -113,7 +113,7 @@ class _ShareSearch:
         """Whether the makespan decides on anything."""
         problem = self.problem
         of_energy = problem.energy_budget_j is not None or any(
-            key == Total.ENERGY for row in problem.constraints for key, _ in row.terms
+            Total.ENERGY in row.terms for row in problem.constraints
         )
         idles = problem.idle_power_w > 0 and of_energy
         return problem.deadline_s is not None or problem.minimize == Quantity.TIME or idles
