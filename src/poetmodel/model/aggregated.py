@@ -121,6 +121,25 @@ class Grouping:
         )
 
 
+def stages_of_change(row: LinearRow) -> frozenset[int]:
+    """Return the stages after which values of a row over stages change.
+
+    Between two of them it does not tell stages apart.
+    """
+    stages: dict[int, dict[tuple[str, int], float]] = {}
+    for value, (family, index) in row.terms:
+        if family != "paged_out":
+            stages.setdefault(index[0], {})[family, index[1]] = value
+    changes: set[int] = set()
+    group: dict[tuple[str, int], float] = {}
+    for t in sorted(stages):
+        if any(group.get(counted, value) != value for counted, value in stages[t].items()):
+            changes.add(t - 1)
+            group = {}
+        group |= stages[t]
+    return frozenset(changes)
+
+
 def _beside(m: pyo.ConcreteModel) -> None:
     """Count what a limit or the objective wants for its own sake, and no group tells apart.
 
@@ -230,23 +249,17 @@ def _stage_limits(m: pyo.ConcreteModel) -> None:
     """
     group_of, stated = m.grouping.group_of, {}
     for place in sorted(m.grouping.own_rows):
-        row = m.problem.stage_limits[place]
+        row = m.problem.stand_in.rows[place]
         terms: dict[int, tuple[float, Any]] = {}
-        for variables, coefficients in (
-            (m.recomputed, row.recomputed),
-            (m.paged_in, row.paged_in),
-        ):
-            for (t, index), value in coefficients.items():
-                var = entry(variables, (group_of[t], index))
-                if var is not None:
-                    terms[id(var)] = (value, var)
-        found = [(value, m.paged_out[i]) for i, value in row.paged_out.items() if i in m.paged_out]
+        for value, (family, index) in row.terms:
+            grouped = index if family == "paged_out" else (group_of[index[0]], index[1])
+            var = entry(m.component(family), grouped)
+            if value and var is not None:
+                terms[id(var)] = (value, var)
         if row.upper < 0:
             stated[place] = impossible(m)
             continue
-        limit = LinearRow.of(
-            [*terms.values(), *found], upper=row.upper, name="stage_limits", key=place
-        )
+        limit = LinearRow.of(terms.values(), upper=row.upper, name="stage_limits", key=place)
         scaled = stated_limit(m, limit)
         if scaled is not None:
             stated[place] = relation(scaled)
@@ -310,12 +323,13 @@ def build_relaxation(
     m.grouping = grouping
     m.restoring = restoring
     m.recomputable = tuple(recomputable)
-    own = (problem.stage_limits[place] for place in grouping.own_rows)  # type: ignore[attr-defined]
+    own = (problem.stand_in.rows[place] for place in grouping.own_rows)
+    counted = {decision for row in own for value, decision in row.terms if value}
     events = find_events(
         problem,
         grouping.group_of,
         recomputable=recomputable,
-        paged=frozenset(i for row in own for _, i in row.paged_in),
+        paged=frozenset(index[1] for family, index in counted if family == "paged_in"),
         is_free=partial(grouping.is_free, problem.working_graph),
     )
     if not grouping.own_rows:

@@ -15,7 +15,7 @@ from poetmodel.problem.objective import (
     largest_rewards,
     over_totals,
 )
-from poetmodel.problem.problem import FEWER_BYTES, Problem
+from poetmodel.problem.problem import FEWER_BYTES, Problem, StandIn
 from poetmodel.problem.rows import (
     RELATIVE_TOLERANCE,
     Coefficients,
@@ -23,7 +23,6 @@ from poetmodel.problem.rows import (
     weighted,
     within,
 )
-from poetmodel.problem.surrogate import StageLimit, Surrogate
 from poetmodel.problem.totals import Constraint
 
 __all__ = [
@@ -40,8 +39,7 @@ __all__ = [
     "Objective",
     "Problem",
     "Quantity",
-    "StageLimit",
-    "Surrogate",
+    "StandIn",
     "TimeSum",
     "largest_rewards",
     "over_totals",

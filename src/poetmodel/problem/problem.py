@@ -41,6 +41,30 @@ FEWER_BYTES: Final = "fewer bytes written"
 """Name of the constraint of a problem whose written bytes must be below a value."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StandIn:
+    """What a problem counts otherwise where it is solved in place of a stated one.
+
+    Such a problem is a surrogate (surrogate relaxation: Glover, 1968).
+    """
+
+    transfer_share: float | None = None
+    """For a problem whose time is a makespan: how much of the transfer time counts beside all of
+    the compute time, 0 to 1. Its time is ``compute + share * transfer``; the deadline limits that
+    and the transfer time, and idle power beyond one pass is left out. With 0 it is a relaxation:
+    its bounds hold. With 1 it is a restriction: a plan that transfers and computes one after the
+    other keeps the deadline."""
+    reference_value: float | None = None
+    """The value of a valid schedule, above 0: the minimized quantity beyond what every schedule
+    pays. Models state the quantity in thousandths of it, and whatever costs more than twice as much
+    by itself as twice as much: only better schedules matter."""
+    never_recomputed: frozenset[int] = frozenset()
+    """Nodes that are computed once, beside those of which the graph says so."""
+    rows: tuple[LinearRow, ...] = ()
+    """Further rows over stages, with an upper side and no value below 0. Each has every stage in
+    which what it counts is offered, if only with 0."""
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What to decide, within which limits, and what for.
@@ -74,6 +98,8 @@ class Problem:
         Own constraints on the totals of a schedule; `subject_to` adds some.
     own_objective : tuple of (str, float)
         Own objective, by total; `minimizing` sets it.
+    stand_in : StandIn
+        What it counts otherwise; solvers set it with `surrogate`.
 
     Notes
     -----
@@ -114,6 +140,7 @@ class Problem:
     count_parameters: bool = False
     constraints: tuple[Constraint, ...] = ()
     own_objective: Terms = ()
+    stand_in: StandIn = StandIn()
 
     ram_budget_bytes: int = field(init=False)
     """The RAM budget as given [B]."""
@@ -194,6 +221,10 @@ class Problem:
         terms = TotalsBlock(self.graph).expression(rule, "objective")
         return replace(self, minimize=OWN, own_objective=terms)
 
+    def surrogate(self, **parameters: Any) -> Self:
+        """Return the problem with these parameters of its `StandIn`, and the others it has."""
+        return replace(self, stand_in=replace(self.stand_in, **parameters))
+
     def resolved(self) -> Self:
         """Return this problem with numbers (SI) for its limits.
 
@@ -217,7 +248,8 @@ class Problem:
 
     def may_recompute(self, k: int) -> bool:
         """Return whether node `k` may be computed a second time."""
-        return self.recompute and self.graph.nodes[k].recomputable
+        once = k in self.stand_in.never_recomputed
+        return self.recompute and self.graph.nodes[k].recomputable and not once
 
     @property
     def resident_bytes(self) -> int:
@@ -334,8 +366,13 @@ class Problem:
         )
 
     def quantity(self, quantity: str) -> Objective:
-        """Return a quantity, whether it is minimized or not."""
-        return OBJECTIVES[quantity](self)
+        """Return a quantity, whether it is minimized or not, as this problem counts it."""
+        found, reference = OBJECTIVES[quantity](self), self.stand_in.reference_value
+        if quantity == Quantity.TIME and self.stand_in.transfer_share is not None:
+            found = replace(found, counted=self.time_sum)
+        if quantity == self.minimize and reference is not None and found.is_sum:
+            found = replace(found, reference=reference)
+        return found
 
     @property
     def counts_transfers(self) -> bool:
@@ -345,11 +382,14 @@ class Problem:
     @property
     def is_overlapping(self) -> bool:
         """Whether time is the makespan of a plan whose transfers run beside the computing."""
-        return self.deadline_counts == DeadlineCounts.OVERLAP
+        overlaps = self.deadline_counts == DeadlineCounts.OVERLAP
+        return overlaps and self.stand_in.transfer_share is None
 
     @property
     def time_sum(self) -> TimeSum:
         """The sum that is minimized as time; for a makespan a lower bound of it, compute alone."""
+        if self.stand_in.transfer_share is not None:
+            return TimeSum(1.0, self.stand_in.transfer_share)
         return TimeSum(1.0, 1.0 if self.counts_transfers else 0.0)
 
     @property
@@ -364,10 +404,13 @@ class Problem:
 
     def limited_times_s(self, simulation: Simulation) -> tuple[float, ...]:
         """Return the times of a schedule that must each keep the deadline [s]."""
-        return () if simulation.time_s is None else (simulation.time_s,)
+        if self.stand_in.transfer_share is None:
+            return () if simulation.time_s is None else (simulation.time_s,)
+        compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
+        return tuple(counted.of(compute_s, transfer_s) for counted in self.deadline_sums)
 
     def without(self, *quantities: Quantity, **changes: Any) -> Self:
-        """Return the problem without its limits on some quantities.
+        """Return the problem without its limits on some quantities, and without a reference value.
 
         Parameters
         ----------
@@ -381,7 +424,7 @@ class Problem:
             Quantity.WRITES: sum(self.graph.tensor_bytes),
         }
         freed: dict[str, Any] = {_LIMITED_BY[each]: most.get(each) for each in quantities}
-        return replace(self, **freed | changes)
+        return replace(self.surrogate(reference_value=None), **freed | changes)
 
     def below_bytes(self, value: int) -> Self:
         """Return the problem whose minimized bytes, peak RAM or written, must be below a value.

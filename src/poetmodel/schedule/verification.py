@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError
-from poetmodel.problem import RELATIVE_TOLERANCE, Surrogate, within
+from poetmodel.problem import RELATIVE_TOLERANCE, within
 from poetmodel.schedule.relations import OBJECTIVE_BOUND, OBJECTIVE_VALUE, STATED, WEAR
 from poetmodel.schedule.simulation import Simulation, simulate, timed_anew
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
@@ -117,7 +117,7 @@ def verify(
         For a deadline in the meaning ``overlap`` without the makespan of a plan.
     """
     check_identity(problem.graph, schedule)
-    if isinstance(problem, Surrogate) and problem.transfer_share is not None:
+    if problem.stand_in.transfer_share is not None:
         makespan_s = problem.pass_time_s  # of sums: no idle power beyond one pass
     elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
         raise InputError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError, TimeLimitError
-from poetmodel.problem import Problem, Quantity, Surrogate
+from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.totals import Total
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.outcome import Candidate, Outcome, is_closed, verify_schedule
@@ -142,8 +142,7 @@ class _ShareSearch:
         limit_s = request.elapsed_s() + ratio * request.remaining_s()
         within = replace(request, time_limit_s=max(limit_s, 1e-3), on_progress=self._report(share))
         begin = self.start if self.best is None else self.best.schedule
-        surrogate = Surrogate.of(self.problem, transfer_share=share)
-        outcome = self.attempt(surrogate, within, begin)
+        outcome = self.attempt(self.problem.surrogate(transfer_share=share), within, begin)
         self.solved.append((share, outcome))
         self._raise_bound(share, outcome.bound)
         found = outcome.candidate
