@@ -91,8 +91,8 @@ class LinearRow:
     def of(cls, terms: Iterable[tuple[float, Any]], **stated: Any) -> Self:
         """Return the row of pairs of value and decision, no decision in two of them."""
         pairs = list(terms)
-        space, values = [decision for _, decision in pairs], [value for value, _ in pairs]
-        return cls(space=space, values=values, **stated)
+        decisions = tuple(decision for _, decision in pairs)
+        return cls(space=decisions, values=tuple(value for value, _ in pairs), **stated)
 
     @property
     def terms(self) -> Iterator[tuple[float, Any]]:
