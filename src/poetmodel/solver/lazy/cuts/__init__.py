@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, unsafe_hash=True)
 class Cut(LinearRow):
     """A valid row ``sum of value * column >= lower`` of a form; its name is that of its family."""
 
