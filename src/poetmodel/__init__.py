@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from poetmodel.placement import place
     from poetmodel.plan import Arena, Plan, PlanCheck, check_arena, check_plan
     from poetmodel.planner import verify
-    from poetmodel.problem import Problem
+    from poetmodel.problem import Constraint, Problem
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule, Simulation, simulate
     from poetmodel.solver import fit_arena, solve
@@ -29,7 +29,7 @@ _NAMES = {
     "poetmodel.placement": ("place",),
     "poetmodel.plan": ("Arena", "Plan", "PlanCheck", "check_arena", "check_plan"),
     "poetmodel.planner": ("verify",),
-    "poetmodel.problem": ("Problem",),
+    "poetmodel.problem": ("Constraint", "Problem"),
     "poetmodel.result": ("SolveResult",),
     "poetmodel.schedule": ("Schedule", "Simulation", "simulate"),
     "poetmodel.solver": ("fit_arena", "solve"),
@@ -38,6 +38,7 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Arena",
+    "Constraint",
     "Costs",
     "Device",
     "Graph",

@@ -31,7 +31,7 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import Events, find_events, recomputable_nodes
 from poetmodel.model.formulation import Component
 from poetmodel.model.memory import StepView, state_memory
-from poetmodel.problem import Problem, StageLimit, Surrogate
+from poetmodel.problem import LinearRow, Problem
 from poetmodel.problem.infeasibility import obstacle
 
 if TYPE_CHECKING:
@@ -90,19 +90,12 @@ def test_page_ins_that_an_own_row_counts_wait_for_nothing() -> None:
     """They are offered in every group in which a reader could run, kept for free there or not."""
     problem = scarce_problem("waiting", 9, minimize="energy")
     n = len(problem.graph.nodes)
-    paged_in = {(t, i): 1 for i, k in enumerate(problem.graph.node_of) for t in range(k + 1, n)}
-    row = StageLimit(
-        name="few",
-        recomputed={},
-        paged_in=paged_in,
-        paged_out={},
-        upper=0,
-        cuts=frozenset(range(n)),
-    )
-    stated = Surrogate.of(problem, stage_limits=(row,))
+    paged_in = [(t, i) for i, k in enumerate(problem.graph.node_of) for t in range(k + 1, n)]
+    row = LinearRow.of([(1, ("paged_in", index)) for index in paged_in], name="few", upper=0)
+    stated = problem.surrogate(rows=(row,))
     recomputable = recomputable_nodes(stated)
     every = find_events(stated, range(n), recomputable=recomputable)
-    grouping = Grouping(n).add([n // 2], own={0: row.cuts})
+    grouping = Grouping(n).add([n // 2], own={0: frozenset(range(n))})
     found = build_relaxation(stated, grouping, recomputable)
     for i, stages in enumerate(found.events.page_in):
         last = max(found.events.events[i], default=-1)

@@ -9,8 +9,8 @@ import pytest
 from kit.worked import even_costs, skip_graph
 from poetmodel.backends.compiler import compile_model
 from poetmodel.model import build
-from poetmodel.model.rows import ArrayTerms, Row, RowConstraint, row_constraint
-from poetmodel.problem import Problem
+from poetmodel.model.rows import RowConstraint, row_constraint
+from poetmodel.problem import LinearRow, Problem
 
 
 def small_model() -> pyo.ConcreteModel:
@@ -18,10 +18,10 @@ def small_model() -> pyo.ConcreteModel:
     m = pyo.ConcreteModel()
     m.x = pyo.Var(range(2), bounds=(0, 3))
     index = np.array([0, 1], dtype=np.int32)
-    below = Row(ArrayTerms([m.x[0], m.x[1]], index, np.array([3.0, -1.0])), upper=2)
-    m.least = row_constraint([(7,)], lambda _: Row([(1, m.x[0]), (2, m.x[1])], lower=1))
+    below = LinearRow(space=[m.x[0], m.x[1]], index=index, values=np.array([3.0, -1.0]), upper=2)
+    m.least = row_constraint([(7,)], lambda _: LinearRow.of([(1, m.x[0]), (2, m.x[1])], lower=1))
     m.most = RowConstraint({(4, 5): below})
-    m.equal = row_constraint([(0,)], lambda _: Row([(1, m.x[0])], lower=1, upper=1))
+    m.equal = row_constraint([(0,)], lambda _: LinearRow.of([(1, m.x[0])], lower=1, upper=1))
     m.objective = pyo.Objective(expr=m.x[0] + m.x[1])
     return m
 

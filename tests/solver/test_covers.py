@@ -19,8 +19,8 @@ from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, floor
 from poetmodel.model import build
-from poetmodel.model.linear import ExactLimit, stated_limit
-from poetmodel.problem import LIMITED_SUMS, Problem
+from poetmodel.model.linear import relation, stated_limit
+from poetmodel.problem import LIMITED_SUMS, LinearRow, Problem
 from poetmodel.result import Status
 from poetmodel.schedule import simulate
 from poetmodel.solver import monolithic, solve
@@ -202,9 +202,11 @@ def signed_form(values: list[float], limit: float) -> StandardForm:
     m = pyo.ConcreteModel()
     m.x = pyo.Var(range(len(values)), domain=pyo.Binary)
     m.objective = pyo.Objective(expr=sum(m.x.values()))
-    exact = ExactLimit([(value, m.x[j]) for j, value in enumerate(values)], limit)
-    row = stated_limit(m, "few", None, exact)
-    m.few = pyo.Constraint(expr=m.x[0] >= 0 if row is None else row)
+    exact = LinearRow.of(
+        [(value, m.x[j]) for j, value in enumerate(values)], upper=limit, name="few"
+    )
+    row = stated_limit(m, exact)
+    m.few = pyo.Constraint(expr=m.x[0] >= 0 if row is None else relation(row))
     m.anchor = pyo.Constraint(expr=sum(m.x.values()) >= 0)
     return compile_model(m)
 

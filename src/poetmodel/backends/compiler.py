@@ -25,14 +25,14 @@ from poetmodel.backends.sparse import csr_array
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, SLACK, StandardForm, round_binaries
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import ModelError, listed
-from poetmodel.model.rows import ArrayTerms, RowConstraintData
+from poetmodel.model.rows import RowConstraintData
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from poetmodel.model.rows import Row
+    from poetmodel.problem import LinearRow
 
 _listed: Final = partial(listed, most=10)
 """Faults of one kind: ten are named one by one; the others are counted."""
@@ -166,13 +166,12 @@ class _Rows:
         self._ends.append(len(self._data))
         return True
 
-    def _add_row(self, constraint: Any, row: Row) -> bool:
+    def _add_row(self, constraint: Any, row: LinearRow) -> bool:
         """Add a row that has no expression yet; return whether it can hold."""
-        low = -math.inf if row.lower is None else row.lower
-        up = math.inf if row.upper is None else row.upper
+        low, up = row.lower, row.upper
         begin, constant = len(self._data), 0.0
-        if isinstance(row.terms, ArrayTerms):
-            constant = self._add_arrays(row.terms)
+        if row.index is not None:
+            constant = self._add_arrays(row, row.index)
         else:
             for coefficient, variable in row.terms:
                 if variable.fixed:
@@ -189,10 +188,10 @@ class _Rows:
         self._ends.append(len(self._data))
         return True
 
-    def _add_arrays(self, terms: ArrayTerms) -> float:
+    def _add_arrays(self, row: LinearRow, index: NDArray[np.int32]) -> float:
         """Add the terms of a row on free variables; return the sum of the others."""
-        columns, fixed = self._columns_of(terms.variables)
-        index, data, constant = terms.index, terms.values, 0.0
+        columns, fixed = self._columns_of(row.space)
+        data, constant = np.asarray(row.values), 0.0
         if fixed is not None:
             known = ~np.isnan(fixed[index])
             constant = float(data[known] @ fixed[index[known]])
@@ -210,7 +209,7 @@ class _Rows:
         return place
 
     def _columns_of(
-        self, variables: list[Any]
+        self, variables: Sequence[Any]
     ) -> tuple[NDArray[np.int32], NDArray[np.float64] | None]:
         """Return the columns of variables, and the values of those that are fixed, if any is."""
         found = self._known.get(id(variables))

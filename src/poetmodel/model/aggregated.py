@@ -16,9 +16,10 @@ import pyomo.core as pyo
 from poetmodel.model.compact import FROM_STORAGE, INPUTS, KEEPING, STORAGE, VARIABLES, state_once
 from poetmodel.model.events import find_events, without_dominated_keeps
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import ExactLimit, entry, impossible, stated_limit
+from poetmodel.model.linear import entry, impossible, relation, stated_limit
 from poetmodel.model.memory import StepView, state_memory
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
+from poetmodel.problem import LinearRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,6 +119,25 @@ class Grouping:
             self.own_rows | own.keys(),
             self.own_cuts.union(*own.values()),
         )
+
+
+def stages_of_change(row: LinearRow) -> frozenset[int]:
+    """Return the stages after which values of a row over stages change.
+
+    Between two of them it does not tell stages apart.
+    """
+    stages: dict[int, dict[tuple[str, int], float]] = {}
+    for value, (family, index) in row.terms:
+        if family != "paged_out":
+            stages.setdefault(index[0], {})[family, index[1]] = value
+    changes: set[int] = set()
+    group: dict[tuple[str, int], float] = {}
+    for t in sorted(stages):
+        if any(group.get(counted, value) != value for counted, value in stages[t].items()):
+            changes.add(t - 1)
+            group = {}
+        group |= stages[t]
+    return frozenset(changes)
 
 
 def _beside(m: pyo.ConcreteModel) -> None:
@@ -229,21 +249,20 @@ def _stage_limits(m: pyo.ConcreteModel) -> None:
     """
     group_of, stated = m.grouping.group_of, {}
     for place in sorted(m.grouping.own_rows):
-        row = m.problem.stage_limits[place]
+        row = m.problem.stand_in.rows[place]
         terms: dict[int, tuple[float, Any]] = {}
-        for variables, coefficients in (
-            (m.recomputed, row.recomputed),
-            (m.paged_in, row.paged_in),
-        ):
-            for (t, index), value in coefficients.items():
-                var = entry(variables, (group_of[t], index))
-                if var is not None:
-                    terms[id(var)] = (value, var)
-        found = [(value, m.paged_out[i]) for i, value in row.paged_out.items() if i in m.paged_out]
-        limit = ExactLimit([*terms.values(), *found], row.upper)
-        relation = impossible(m) if row.upper < 0 else stated_limit(m, "stage_limits", place, limit)
-        if relation is not None:
-            stated[place] = relation
+        for value, (family, index) in row.terms:
+            grouped = index if family == "paged_out" else (group_of[index[0]], index[1])
+            var = entry(m.component(family), grouped)
+            if value and var is not None:
+                terms[id(var)] = (value, var)
+        if row.upper < 0:
+            stated[place] = impossible(m)
+            continue
+        limit = LinearRow.of(terms.values(), upper=row.upper, name="stage_limits", key=place)
+        scaled = stated_limit(m, limit)
+        if scaled is not None:
+            stated[place] = relation(scaled)
     if stated:
         m.stage_limits = pyo.Constraint(list(stated), rule=lambda _, place: stated[place])
 
@@ -304,12 +323,13 @@ def build_relaxation(
     m.grouping = grouping
     m.restoring = restoring
     m.recomputable = tuple(recomputable)
-    own = (problem.stage_limits[place] for place in grouping.own_rows)  # type: ignore[attr-defined]
+    own = (problem.stand_in.rows[place] for place in grouping.own_rows)
+    counted = {decision for row in own for value, decision in row.terms if value}
     events = find_events(
         problem,
         grouping.group_of,
         recomputable=recomputable,
-        paged=frozenset(i for row in own for _, i in row.paged_in),
+        paged=frozenset(index[1] for family, index in counted if family == "paged_in"),
         is_free=partial(grouping.is_free, problem.working_graph),
     )
     if not grouping.own_rows:

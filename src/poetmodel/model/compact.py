@@ -15,8 +15,8 @@ from poetmodel.model.homes import assigned_homes, declare_homes
 from poetmodel.model.linear import entry
 from poetmodel.model.memory import MEMORY, StepView, assign_memory
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, Decisions, add_limit
-from poetmodel.model.rows import Row, covered, row_constraint
-from poetmodel.problem import Quantity
+from poetmodel.model.rows import covered, row_constraint
+from poetmodel.problem import LinearRow, Quantity, over_totals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,12 +103,12 @@ def state_once(m: pyo.ConcreteModel, index: Sequence[tuple[int, int]]) -> None:
     """State these rows for (stage or group, tensor)."""
     graph, wanted = m.problem.working_graph, m.problem.wanted.compute
 
-    def rule(t: int, i: int) -> Row | None:
+    def rule(t: int, i: int) -> LinearRow | None:
         k = graph.node_of[i]
         again = entry(m.recomputed, (t, k))
         beside = len(graph.outputs_of[k]) > 1 or wanted[k] > 0
         found = [var for var in sources(m, t, i) if not (beside and var is again)]
-        return Row([(1, var) for var in found], upper=1) if len(found) > 1 else None
+        return LinearRow.of([(1, var) for var in found], upper=1) if len(found) > 1 else None
 
     m.once = row_constraint(index, rule)
 
@@ -131,7 +131,7 @@ def _keeping(m: pyo.ConcreteModel) -> None:
     State that is surely there may be so because it is resident: there is no row then.
     """
 
-    def rule(i: int, a: int) -> Row | None:
+    def rule(i: int, a: int) -> LinearRow | None:
         if i in m.resident and (i, a) in m.events.kept:
             return None
         return covered(m.kept[i, a], sources(m, m.events.events[i][a - 1], i))
@@ -173,7 +173,7 @@ def _from_storage(m: pyo.ConcreteModel) -> None:
     """
     graph = m.problem.working_graph
 
-    def rule(t: int, i: int) -> Row | None:
+    def rule(t: int, i: int) -> LinearRow | None:
         if i in m.storage_home:
             return covered(m.paged_in[t, i], [m.storage_home[i]])
         if i in graph.on_aux:
@@ -200,10 +200,10 @@ def _inputs(m: pyo.ConcreteModel) -> None:
     """
     graph, group_of = m.problem.working_graph, m.events.group_of
 
-    def first(j: int, i: int) -> Row:
-        return Row([(1, var) for var in present(m, group_of[j], i)], lower=1)
+    def first(j: int, i: int) -> LinearRow:
+        return LinearRow.of([(1, var) for var in present(m, group_of[j], i)], lower=1)
 
-    def again(t: int, j: int, i: int) -> Row:
+    def again(t: int, j: int, i: int) -> LinearRow:
         return covered(m.recomputed[t, j], present(m, t, i))
 
     reads = [(j, i) for j, inputs in enumerate(graph.inputs_of) for i in inputs]
@@ -243,7 +243,7 @@ def _storage(m: pyo.ConcreteModel) -> None:
     homes = [size if i in state else 0 for i, size in enumerate(graph.tensor_bytes)]
     writes = problem.quantity(Quantity.WRITES).coefficients
     room = writes._replace(page_out=taken, storage_home=homes)
-    add_limit(m, "storage", room, limit)
+    add_limit(m, over_totals(problem, room, name="storage", upper=limit))
 
 
 STORAGE = Component(

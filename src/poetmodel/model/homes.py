@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyomo.core as pyo
 
-from poetmodel.model.rows import Row, row_constraint
+from poetmodel.model.rows import row_constraint
+from poetmodel.problem import LinearRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ def declare_homes(m: pyo.ConcreteModel) -> None:
     m.storage_home = pyo.Var(state if problem.can_page else (), domain=pyo.Binary)
     m.home = row_constraint(
         [(i,) for i in m.storage_home],
-        lambda i: Row([(1, m.resident[i]), (1, m.storage_home[i])], lower=1, upper=1),
+        lambda i: LinearRow.of([(1, m.resident[i]), (1, m.storage_home[i])], lower=1, upper=1),
     )
     for i in m.resident:
         if i not in m.storage_home:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
+from pyomo.core.expr.relational_expr import EqualityExpression, InequalityExpression
 
 from poetmodel.clock import check_time_limit
-from poetmodel.problem.objective import ROUNDING
+from poetmodel.problem.rows import ROUNDING, LinearRow
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -55,32 +56,23 @@ NEGLIGIBLE: Final = 1e-9
 """Share of a row's largest value below which a value is left out: solvers drop such numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExactLimit:
-    """A limit in its own unit, as the simulator looks at it: ``sum of terms <= limit``."""
+def room(row: LinearRow) -> float:
+    """Return what the *literals* of a limit may take together, each its value without the sign.
 
-    terms: Collection[Term]
-    """Whole bytes, or times or energies, on variables that are 0 or 1 where it matters."""
-    limit: float
-    """The right-hand side; an int for bytes."""
-
-    @property
-    def room(self) -> float:
-        """What the *literals* may take together, each its value without the sign.
-
-        The literal of a positive value is its variable `x`, that of a negative one ``1 - x``; of a
-        count up to `u` it is ``u - x``. Real numbers get what their sum may be off by.
-        """
-        taken = sum(-value * largest(var) for value, var in self.terms if value < 0)
-        whole = isinstance(self.limit, int)
-        return self.limit + taken + (0 if whole else ROUNDING * taken)
+    The literal of a positive value is its variable `x`, that of a negative one ``1 - x``; of a
+    count up to `u` it is ``u - x``. Real numbers get what their sum may be off by.
+    """
+    taken = sum(-value * largest(var) for value, var in row.terms if value < 0)
+    whole = isinstance(row.upper, int)
+    return row.upper + taken + (0 if whole else ROUNDING * taken)
 
 
-def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
+def limit_row(row: LinearRow) -> LinearRow | None:
     """Return the row that a solver gets for a limit, None if it cannot bind.
 
-    Limit and values are 0 or more. The row has coefficients near one, and loses no 0/1 point that
-    keeps the limit.
+    Limit and values are 0 or more, in their own unit as the simulator looks at them: whole bytes,
+    or times or energies, on variables that are 0 or 1 where it matters. The row has coefficients
+    near one, and loses no 0/1 point that keeps the limit.
 
     Notes
     -----
@@ -94,25 +86,21 @@ def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
     A value above the limit rules its variable out, however large it is. It counts as at most a
     thousand limits, so that small ones beside it are not lost.
     """
-    row, most = list(limit.terms), limit.limit
-    values = np.array([value for value, _ in row])
+    values, most = np.asarray(row.values), row.upper
     if values.dtype.kind not in "if":  # whole numbers that arrays do not hold
         values, most = values.astype(np.float64), float(most)
-    found = scaled_limit(values, most)
+    found = _scaled(values, most)
     if found is None:
         return None
     kept, scaled, right = found
-    variables = [variable for (_, variable), stays in zip(row, kept, strict=True) if stays]
-    return list(zip(scaled.tolist(), variables, strict=True)), right
+    index = np.flatnonzero(kept).astype(np.int32) if row.index is None else row.index[kept]
+    return replace(row, index=index, values=scaled, upper=right)
 
 
-def scaled_limit(
+def _scaled(
     values: NDArray[Any], most: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
-    """Return which values a row for a limit has, their coefficients, and the right-hand side.
-
-    As `limit_row`.
-    """
+    """Return which values the row for a limit has, their coefficients, and the right-hand side."""
     if _total(values) <= most:
         return None
     above = values > most
@@ -145,69 +133,74 @@ def largest(variable: Any) -> int:
     return 1 if variable.is_binary() else round(variable.ub)
 
 
-def as_needed(limit: ExactLimit) -> ExactLimit:
+def as_needed(row: LinearRow) -> LinearRow:
     """Return a limit in which nothing takes off more than all others can exceed the limit by.
 
     The same decisions keep it, and small values are not lost beside large ones (coefficient
     reduction: Savelsbergh, ORSA Journal on Computing 6, 1994).
     """
-    added = sum(value * largest(variable) for value, variable in limit.terms if value > 0)
-    needed = added - limit.limit
+    added = sum(value * largest(variable) for value, variable in row.terms if value > 0)
+    needed = added - row.upper
     if not isinstance(needed, int):
         needed += ROUNDING * added
-    terms = [(max(value, -needed), variable) for value, variable in limit.terms]
-    return ExactLimit(terms, limit.limit) if needed > 0 else limit
+    return replace(row, values=[max(value, -needed) for value in row.values]) if needed > 0 else row
 
 
-def signed_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
+def signed_row(row: LinearRow) -> LinearRow | None:
     """Return what `limit_row` does, of a limit with negative values or counts: its room is not.
 
     The row is that of the literals, a count being as many of them as it may be, all alike. Positive
     values that do not exceed the limit cannot break it. What takes off too little for a solver to
     see takes off the least that it does: so it has the variable, and covers can count it.
     """
-    times = [largest(variable) for _, variable in limit.terms]
-    if max(times, default=1) == 1 and all(value >= 0 for value, _ in limit.terms):
-        return limit_row(limit)
-    taken = zip(limit.terms, times, strict=True)
-    if sum(value * most for (value, _), most in taken if value > 0) <= limit.limit:
+    terms = list(row.terms)
+    times = [largest(variable) for _, variable in terms]
+    if max(times, default=1) == 1 and all(value >= 0 for value, _ in terms):
+        return limit_row(row)
+    taken = zip(terms, times, strict=True)
+    if sum(value * most for (value, _), most in taken if value > 0) <= row.upper:
         return None
     literals = [
         (abs(value), (math.copysign(1.0, value), variable))
-        for (value, variable), most in zip(limit.terms, times, strict=True)
+        for (value, variable), most in zip(terms, times, strict=True)
         for _ in range(most)
     ]
-    found = limit_row(ExactLimit(literals, limit.room))
-    if found is None:
+    scaled = limit_row(LinearRow.of(literals, upper=room(row)))
+    if scaled is None:
         return None
-    row, right = found
-    right -= sum(value for value, (sign, _) in row if sign < 0)
-    merged_row = {id(variable): (sign * value, variable) for value, (sign, variable) in row}
+    signed = list(scaled.terms)
+    right = scaled.upper - sum(value for value, (sign, _) in signed if sign < 0)
+    merged_row = {id(variable): (sign * value, variable) for value, (sign, variable) in signed}
     lost = NEGLIGIBLE * max(value for value, _ in literals)
-    for value, variable in limit.terms:
+    for value, variable in terms:
         if -lost < value < 0:
             merged_row.setdefault(id(variable), (-2 * NEGLIGIBLE, variable))
-    return list(merged_row.values()), right
+    return LinearRow.of(merged_row.values(), upper=right, name=row.name, key=row.key)
 
 
-def stated_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> Any | None:
-    """Return the row for a limit, None where it cannot bind; a row that can is kept as a limit.
-
-    It is that of constraint `name`, whose index is None if it is a scalar one.
-    """
+def stated_limit(m: Any, limit: LinearRow) -> LinearRow | None:
+    """Return the row for a limit, None where it cannot bind; a row that can is kept as a limit."""
     row = signed_row(limit)
-    if row is None:
-        return None
-    keep_limit(m, name, index, limit)
-    scaled, right = row
-    return (None, linear(scaled), right)
+    if row is not None:
+        keep_limit(m, limit)
+    return row
 
 
-def keep_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> None:
+def keep_limit(m: Any, limit: LinearRow) -> None:
     """Keep a limit in ``m.exact_limits``, by (constraint, index), for cover cuts."""
     if not hasattr(m, "exact_limits"):
         m.exact_limits = {}
-    m.exact_limits[name, index] = limit
+    m.exact_limits[limit.name, limit.key] = limit
+
+
+def relation(row: LinearRow) -> Any:
+    """Return a row of a model, with one side or with equal ones, as Pyomo states it."""
+    body = linear(row.terms)
+    if row.lower == -math.inf:
+        return InequalityExpression((body, row.upper), strict=False)
+    if row.upper == math.inf:
+        return InequalityExpression((row.lower, body), strict=False)
+    return EqualityExpression((body, row.upper))
 
 
 def never(m: pyo.ConcreteModel) -> pyo.Constraint:

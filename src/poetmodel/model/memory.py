@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -10,8 +11,9 @@ import pyomo.core as pyo
 
 from poetmodel.clock import check_time_limit
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
-from poetmodel.model.linear import RESOLVED, ExactLimit, entry, keep_limit, never, scaled_limit
-from poetmodel.model.rows import ArrayTerms, Row, RowConstraint
+from poetmodel.model.linear import RESOLVED, entry, keep_limit, limit_row, never
+from poetmodel.model.rows import RowConstraint
+from poetmodel.problem import LinearRow
 from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
@@ -351,15 +353,21 @@ def state_memory(
     for t, k, places, sizes, constant in rows:
         check_time_limit()
         index = np.where(places < 0, begin - 1 - places, places).astype(np.int32)
-        row = _row(m, (t, k), ArrayTerms(variables, index, sizes), constant)
+        room = problem.usable_ram_bytes - constant
+        limit = LinearRow(
+            space=variables, index=index, values=sizes, upper=room, name="memory", key=(t, k)
+        )
+        row = _row(m, limit, constant)
         if row is not None:
             stated[t, k] = row
     m.memory = RowConstraint(stated)
 
 
-def _liveness(variables: list[Any], begin: int, live: Mapping[_Column, int]) -> dict[int, Row]:
+def _liveness(
+    variables: list[Any], begin: int, live: Mapping[_Column, int]
+) -> dict[int, LinearRow]:
     """Return the rows of liveness columns, whose places begin at `begin`."""
-    rows: dict[int, Row] = {}
+    rows: dict[int, LinearRow] = {}
     for column, number in live.items():
         other = [(column.unless, -1.0), (column.provided, 1.0)]
         more = [(place, sign) for place, sign in other if place >= 0]
@@ -367,7 +375,7 @@ def _liveness(variables: list[Any], begin: int, live: Mapping[_Column, int]) -> 
         upper = 1.0 if column.provided >= 0 else 0.0
         for place in column.needs:
             index = np.array([place, begin + number, *(p for p, _ in more)], dtype=np.int32)
-            rows[len(rows) + 1] = Row(ArrayTerms(variables, index, signs), upper=upper)
+            rows[len(rows) + 1] = LinearRow(space=variables, index=index, values=signs, upper=upper)
     return rows
 
 
@@ -387,23 +395,22 @@ def assign_memory(
         yield m.peak, peak / m.problem.useful_ram_bytes
 
 
-def _row(
-    m: pyo.ConcreteModel, step: tuple[int, int], terms: ArrayTerms, constant: int
-) -> Row | None:
-    limit = ExactLimit(terms, m.problem.usable_ram_bytes - constant)
+def _row(m: pyo.ConcreteModel, limit: LinearRow, constant: int) -> LinearRow | None:
+    """Return the row of a step; where the peak is minimized it has its variable, the last one."""
     if m.problem.objective.is_sum:
-        found = scaled_limit(terms.values, limit.limit)
-        if found is None:
-            return None
-        keep_limit(m, "memory", step, limit)
-        kept, scaled, right = found
-        return Row(ArrayTerms(terms.variables, terms.index[kept], scaled), upper=right)
-    keep_limit(m, "memory", step, limit)  # the peak may have to be lower than it can be now
-    unit = m.problem.useful_ram_bytes
-    scale = max(unit, int(terms.values.max(initial=0)))
-    index = np.append(terms.index, np.int32(len(terms.variables) - 1))
-    scaled = np.append(terms.values / scale, -unit / scale)
-    return Row(ArrayTerms(terms.variables, index, scaled), upper=-constant / scale)
+        row = limit_row(limit)
+        if row is not None:
+            keep_limit(m, limit)
+        return row
+    keep_limit(m, limit)  # the peak may have to be lower than it can be now
+    unit, sizes = m.problem.useful_ram_bytes, np.asarray(limit.values)
+    scale = max(unit, int(sizes.max(initial=0)))
+    return replace(
+        limit,
+        index=np.append(np.asarray(limit.index), np.int32(len(limit.space) - 1)),
+        values=np.append(sizes / scale, -unit / scale),
+        upper=-constant / scale,
+    )
 
 
 MEMORY = Component(

@@ -10,15 +10,16 @@ import pyomo.core as pyo
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
 from poetmodel.model.linear import (
-    ExactLimit,
     Term,
     as_needed,
     impossible,
     linear,
     merged,
+    relation,
+    room,
     stated_limit,
 )
-from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Coefficients, largest_rewards
+from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Coefficients, LinearRow, largest_rewards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,11 @@ class Decisions:
     """(tensor, variable that counts one page-out of it)."""
     storage_homes: Sequence[tuple[int, Any]] = ()
     """(state tensor, variable that says that its home is on storage)."""
+
+    def stated(self, row: LinearRow) -> LinearRow:
+        """Return a row over totals as one over the variables of these decisions."""
+        terms = self.terms(row.coefficients)
+        return LinearRow.of(terms, upper=row.upper, name=row.name, key=row.key)
 
     def terms(self, coefficients: Coefficients) -> list[Term]:
         """Return a sum over these decisions, in the unit of its coefficients."""
@@ -113,7 +119,7 @@ def _deadline(m: pyo.ConcreteModel) -> None:
     """
     for limit in m.problem.linear_limits:
         if limit.name in DEADLINE_ROWS:
-            add_limit(m, limit.name, limit.coefficients, limit.slack)
+            add_limit(m, limit)
 
 
 WRITES_ROW: Final = "fewer_writes"
@@ -138,7 +144,7 @@ def _energy_budget(m: pyo.ConcreteModel) -> None:
     """
     for limit in m.problem.linear_limits:
         if limit.name == ENERGY_BUDGET.name:
-            add_limit(m, limit.name, limit.coefficients, limit.slack)
+            add_limit(m, limit)
 
 
 ENERGY_BUDGET = Component(
@@ -165,9 +171,9 @@ def _constraints(m: pyo.ConcreteModel) -> None:
     stated = {}
     for limit in m.problem.linear_limits:
         if limit.name == CONSTRAINTS:
-            row = _limit_row(m, limit.name, limit.index, limit.coefficients, limit.slack)
+            row = _limit_row(m, limit)
             if row is not None:
-                stated[limit.index] = row
+                stated[limit.key] = row
     if stated:
         m.constraints = pyo.Constraint(list(stated), rule=lambda _, *index: stated[index])
     wanted = m.problem.wanted.page_out
@@ -192,19 +198,20 @@ OWN_CONSTRAINTS = Component(
 LIMITS_AND_OBJECTIVE: Final = (DEADLINE, ENERGY_BUDGET, OWN_CONSTRAINTS, OBJECTIVE)
 
 
-def add_limit(m: pyo.ConcreteModel, name: str, coefficients: Coefficients, slack: float) -> None:
-    """Add a limit on a sum over decisions under a name."""
-    row = _limit_row(m, name, None, coefficients, slack)
+def add_limit(m: pyo.ConcreteModel, limit: LinearRow) -> None:
+    """Add a limit over totals under its name."""
+    row = _limit_row(m, limit)
     if row is not None:
-        setattr(m, name, pyo.Constraint(expr=row))
+        setattr(m, limit.name, pyo.Constraint(expr=row))
 
 
-def _limit_row(
-    m: pyo.ConcreteModel, name: str, index: Any, coefficients: Coefficients, slack: float
-) -> Any | None:
-    """Return the row of a limit, None where it cannot bind.
+def _limit_row(m: pyo.ConcreteModel, limit: LinearRow) -> Any | None:
+    """Return the row of a limit over totals, None where it cannot bind.
 
     Nothing satisfies one that is exceeded even by what takes off the most.
     """
-    limit = as_needed(ExactLimit(m.decisions.terms(coefficients), slack))
-    return impossible(m) if limit.room < 0 else stated_limit(m, name, index, limit)
+    needed = as_needed(m.decisions.stated(limit))
+    if room(needed) < 0:
+        return impossible(m)
+    row = stated_limit(m, needed)
+    return None if row is None else relation(row)

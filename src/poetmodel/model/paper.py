@@ -20,8 +20,8 @@ from poetmodel.graph import Graph, Tensor
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.objective import DEADLINE, OBJECTIVE, OWN_CONSTRAINTS
 from poetmodel.model.relations import TRIANGLE, Relation
-from poetmodel.model.rows import Row, covered, row_constraint
-from poetmodel.problem import Problem, Quantity
+from poetmodel.model.rows import covered, row_constraint
+from poetmodel.problem import LinearRow, Problem, Quantity
 from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _inputs_resident(m: pyo.ConcreteModel) -> None:
         R[t,j] <= R[t,i] + S_RAM[t,i]
     """
 
-    def rule(t: int, i: int, j: int) -> Row:
+    def rule(t: int, i: int, j: int) -> LinearRow:
         return covered(m.R[t, j], [m.R[t, i], *([m.S_RAM[t, i]] if i < t else [])])
 
     graph = m.problem.graph
@@ -164,7 +164,7 @@ def _ram_continuity(m: pyo.ConcreteModel) -> None:
         S_RAM[t+1,i] <= R[t,i] + S_RAM[t,i] + M_in[t,i]
     """
 
-    def rule(t: int, i: int) -> Row:
+    def rule(t: int, i: int) -> LinearRow:
         found = [m.R[t - 1, i]]
         if i < t - 1:
             found += [m.S_RAM[t - 1, i], m.M_in[t - 1, i]]
@@ -181,7 +181,7 @@ def _aux_continuity(m: pyo.ConcreteModel) -> None:
         S_AUX[t+1,i] <= S_AUX[t,i] + M_out[t,i]
     """
 
-    def rule(t: int, i: int) -> Row:
+    def rule(t: int, i: int) -> LinearRow:
         before = [m.S_AUX[t - 1, i]] if i < t - 1 else []
         return covered(m.S_AUX[t, i], [m.M_out[t - 1, i], *before])
 
@@ -206,7 +206,7 @@ def _page_out_source(m: pyo.ConcreteModel) -> None:
         M_out[t,i] <= S_RAM[t,i]    (so M_out[t,t] = 0)
     """
 
-    def rule(t: int, i: int) -> Row:
+    def rule(t: int, i: int) -> LinearRow:
         return covered(m.M_out[t, i], [] if i == t else [m.S_RAM[t, i]])
 
     m.page_out_source = row_constraint(
@@ -237,12 +237,12 @@ def _freeing(m: pyo.ConcreteModel) -> None:
             terms.append((1, m.S_RAM[t + 1, i]))
         return terms + [(1, m.R[t, j]) for j in graph.users_of[i] if k < j <= t]
 
-    def lower(t: int, i: int, k: int) -> Row:
-        return Row([*hazards(t, i, k), (1, m.FREE[t, i, k])], lower=0)
+    def lower(t: int, i: int, k: int) -> LinearRow:
+        return LinearRow.of([*hazards(t, i, k), (1, m.FREE[t, i, k])], lower=0)
 
-    def upper(t: int, i: int, k: int) -> Row:
+    def upper(t: int, i: int, k: int) -> LinearRow:
         terms = hazards(t, i, k)
-        return Row([*terms, (len(terms), m.FREE[t, i, k])], upper=len(terms) - 1)
+        return LinearRow.of([*terms, (len(terms), m.FREE[t, i, k])], upper=len(terms) - 1)
 
     m.freeing_lower = row_constraint(index, lower)
     m.freeing_upper = row_constraint(index, upper)
@@ -264,14 +264,14 @@ def _memory(m: pyo.ConcreteModel) -> None:
     index = list(m.R)
     m.U = pyo.Var(index, bounds=(0, min(limit, unit) / unit if limit > 0 else 0))
 
-    def rule(t: int, k: int) -> Row:
+    def rule(t: int, k: int) -> LinearRow:
         terms = [(-1, m.U[t, k]), (size[k], m.R[t, k])]
         if k == 0:
             terms += [(size[i], m.S_RAM[t, i]) for i in range(t)]
         else:
             terms.append((1, m.U[t, k - 1]))
             terms += [(-size[i], m.FREE[t, i, k - 1]) for i in graph.inputs_of[k - 1]]
-        return Row(terms, lower=0, upper=0)
+        return LinearRow.of(terms, lower=0, upper=0)
 
     m.memory = row_constraint(index, rule)
 

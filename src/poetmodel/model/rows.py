@@ -6,86 +6,42 @@ would make a few rows of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from pyomo.core.base.constraint import ConstraintData, IndexedConstraint
-from pyomo.core.expr.relational_expr import EqualityExpression, InequalityExpression
 
 from poetmodel.clock import check_time_limit
-from poetmodel.model.linear import Term, linear
+from poetmodel.model.linear import relation
+from poetmodel.problem import LinearRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    import numpy as np
     import pyomo.core as pyo
-    from numpy.typing import NDArray
 
 
-@dataclass(slots=True, eq=False)
-class ArrayTerms(Collection[Term]):
-    """Coefficients and variables as arrays; iterates over the pairs."""
-
-    variables: list[Any]
-    """Variables of the model, shared by many rows."""
-    index: NDArray[np.int32]
-    """For each term the place of its variable there; no place comes twice."""
-    values: NDArray[Any]
-    """For each term its coefficient."""
-
-    def __iter__(self) -> Iterator[Term]:
-        places = map(self.variables.__getitem__, self.index.tolist())
-        return zip(self.values.tolist(), places, strict=True)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __contains__(self, term: object) -> bool:
-        return any(term == own for own in self)
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """The row ``lower <= sum of terms <= upper``, with one side or with equal ones."""
-
-    terms: Collection[Term]
-    lower: float | None = None
-    upper: float | None = None
-
-    def expression(self) -> Any:
-        """Return the row as Pyomo states it."""
-        body = linear(self.terms)
-        if self.lower is None:
-            return InequalityExpression((body, self.upper), strict=False)
-        if self.upper is None:
-            return InequalityExpression((self.lower, body), strict=False)
-        return EqualityExpression((body, self.upper))
-
-
-def covered(variable: Any, by: Iterable[Any]) -> Row:
+def covered(variable: Any, by: Iterable[Any]) -> LinearRow:
     """Return the row ``variable <= sum of by``."""
-    return Row([(1, variable), *((-1, var) for var in by)], upper=0)
+    return LinearRow.of([(1, variable), *((-1, var) for var in by)], upper=0)
 
 
 class RowConstraintData(ConstraintData):  # type: ignore[misc]
-    """A constraint that holds a `Row` until somebody wants its expression."""
+    """A constraint that holds a `LinearRow` until somebody wants its expression."""
 
     __slots__ = ()
 
     @property
-    def row(self) -> Row | None:
+    def row(self) -> LinearRow | None:
         """The row, None once it has an expression."""
-        return self._expr if self._expr.__class__ is Row else None
+        return self._expr if self._expr.__class__ is LinearRow else None
 
     @property
     def expr(self) -> Any:
         """The expression, made now if nobody has looked at it before."""
         row = self.row
         if row is not None:
-            self._expr = row.expression()  # type: ignore[misc]
+            self._expr = relation(row)  # type: ignore[misc]
         return self._expr
 
     def set_value(self, expr: Any) -> None:
@@ -104,9 +60,9 @@ class RowConstraint(IndexedConstraint):  # type: ignore[misc]
 
     _ComponentDataClass = RowConstraintData
 
-    def __init__(self, rows: Mapping[Any, Row]) -> None:
+    def __init__(self, rows: Mapping[Any, LinearRow]) -> None:
         super().__init__(list(rows))
-        self._rows: Mapping[Any, Row] = rows
+        self._rows: Mapping[Any, LinearRow] = rows
         self.was_changed = False
         """Whether a row was stated anew or deleted since."""
 
@@ -128,7 +84,7 @@ class RowConstraint(IndexedConstraint):  # type: ignore[misc]
         super().__delitem__(index)
 
 
-def row_constraint(index: Iterable[Any], rule: Callable[..., Row | None]) -> pyo.Constraint:
+def row_constraint(index: Iterable[Any], rule: Callable[..., LinearRow | None]) -> pyo.Constraint:
     """Return a constraint with the rows that a rule returns for the indices, all of them tuples."""
     rows = {}
     for key in index:

@@ -11,11 +11,12 @@ from typing import Any
 import pyomo.core as pyo
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import ExactLimit, merged, stated_limit
+from poetmodel.model.linear import merged, relation, stated_limit
 from poetmodel.model.memory import state_memory
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
 from poetmodel.model.relations import TRIANGLE, TriangleRelations
-from poetmodel.model.rows import Row, covered, row_constraint
+from poetmodel.model.rows import covered, row_constraint
+from poetmodel.problem import LinearRow
 
 
 def _present(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
@@ -40,7 +41,7 @@ def _inputs(m: pyo.ConcreteModel) -> None:
     n = len(graph.nodes)
     index = [(t, j, i) for j, ins in enumerate(graph.inputs_of) for i in ins for t in range(j, n)]
 
-    def read(t: int, j: int, i: int) -> Row:
+    def read(t: int, j: int, i: int) -> LinearRow:
         home = [m.resident[i]] if i in m.resident else []
         return covered(m.R[t, j], _present(m, t, i) + home)
 
@@ -77,12 +78,12 @@ def _on_storage(m: pyo.ConcreteModel) -> None:
     )
     m.written_back = row_constraint(
         [(old, new) for old, new in m.problem.graph.replacement_of.items() if old in stored],
-        lambda old, new: Row(
+        lambda old, new: LinearRow.of(
             [(1, m.M_out[graph.node_of[new], new]), (-1, stored[old])], lower=0, upper=0
         ),
     )
 
-    def rule(t: int, i: int) -> Row | None:
+    def rule(t: int, i: int) -> LinearRow | None:
         if i in m.resident:
             if m.S_AUX[t, i].fixed:
                 return None
@@ -104,7 +105,7 @@ def _from_storage(m: pyo.ConcreteModel) -> None:
     """
     m.from_storage = row_constraint(m.M_in, lambda t, i: covered(m.M_in[t, i], [m.S_AUX[t, i]]))
     m.once = row_constraint(
-        m.M_in, lambda t, i: Row([(1, m.M_in[t, i]), (1, m.S_RAM[t, i])], upper=1)
+        m.M_in, lambda t, i: LinearRow.of([(1, m.M_in[t, i]), (1, m.S_RAM[t, i])], upper=1)
     )
 
 
@@ -140,10 +141,10 @@ def _storage(m: pyo.ConcreteModel) -> None:
     m.stored = pyo.Var(written, bounds=(0, 1))
     homes = ((problem.graph.tensor_bytes[i], var) for i, var in m.storage_home.items())
     terms = merged([*((graph.tensor_bytes[i], m.stored[i]) for i in written), *homes])
-    row = stated_limit(m, "storage", None, ExactLimit(terms, limit))
+    row = stated_limit(m, LinearRow.of(terms, upper=limit, name="storage"))
     if row is None:
         return
-    m.storage = pyo.Constraint(expr=row)
+    m.storage = pyo.Constraint(expr=relation(row))
     m.storing = row_constraint(
         [(t, i) for t, i in m.M_out if i in m.stored],
         lambda t, i: covered(m.M_out[t, i], [m.stored[i]]),

@@ -19,9 +19,9 @@ from poetmodel.problem.objective import OWN
 from poetmodel.problem.totals import (
     CONSTANT,
     KEYS,
+    Constraint,
     Count,
     Total,
-    TotalsConstraint,
     is_number,
     unit_of,
     whole,
@@ -83,7 +83,7 @@ class _Reader:
     """Takes a file apart: its rows, its objective, and every fault with its place."""
 
     def __init__(self, problem: Problem) -> None:
-        self.rows: list[TotalsConstraint] = []
+        self.rows: list[Constraint] = []
         self.objective: Terms | None = None
         self.faults: list[str] = []
         self._graph = problem.graph
@@ -140,20 +140,20 @@ class _Reader:
                 f"{where}.name: expected a text that is not empty, got {shown(name)}"
             )
             name = default
-        sums: dict[str, Terms] = {}
+        sums: dict[str, dict[str, float]] = {}
         if ("sum" in table) == ("each" in table):
             got = "both" if "sum" in table else "neither"
             self.faults.append(
                 f"{where}: expected sum = {_EXAMPLE} or each = 'recomputations:conv*', got {got}"
             )
         elif "sum" in table:
-            sums = {name: self._sum(table["sum"], f"{where}.sum")}
+            sums = {name: dict(self._sum(table["sum"], f"{where}.sum"))}
         else:
             sums = {
-                f"{name}[{key.partition(':')[2]}]": ((key, 1),)
+                f"{name}[{key.partition(':')[2]}]": {key: 1}
                 for key in self._each(table["each"], f"{where}.each")
             }
-        unit = unit_of(next(iter(sums.values()), ()))
+        unit = unit_of(next(iter(sums.values()), {}).items())
         limits = self._limits(table, unit, where, known=len(self.faults) == before)
         for each in sums:
             if each in self._taken:
@@ -163,7 +163,7 @@ class _Reader:
             self._taken[each] = where
         if len(self.faults) == before:
             try:
-                self.rows += [TotalsConstraint(name=n, terms=t, **limits) for n, t in sums.items()]
+                self.rows += [Constraint(name=n, terms=t, **limits) for n, t in sums.items()]
             except InputError as error:
                 self.faults += error.faults
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.problem.problem import Problem
-    from poetmodel.problem.totals import Terms, TotalsConstraint
+    from poetmodel.problem.totals import Constraint, Terms
 
 SMALLEST_COST: Final = 1e-300
 """Least time or energy other than nothing: a thousandth of it is still a full number."""
@@ -59,7 +59,7 @@ def _rewarded_idling(problem: Problem) -> Iterator[str]:
     """Name sums that more energy is good for: of a makespan models know a lower bound only."""
     sums = [("objective", dict(problem.own_objective), 1)]
     for row in problem.constraints:
-        place, terms = f"constraint {shown(row.name)}", dict(row.terms)
+        place, terms = f"constraint {shown(row.name)}", row.terms
         sums += [(place, terms, 1)] * (row.upper is not None)
         sums += [(place, terms, -1)] * (row.lower is not None)
     for place, terms, sign in sums:
@@ -90,7 +90,7 @@ def resolve_limits(problem: Problem) -> dict[str, Any]:
 
 
 def own_sum_faults(
-    graph: Graph, constraints: Iterable[TotalsConstraint], objective: Terms
+    graph: Graph, constraints: Iterable[Constraint], objective: Terms
 ) -> Iterator[str]:
     """Yield what is wrong with own constraints and an own objective."""
     names: set[str] = set()
@@ -99,7 +99,7 @@ def own_sum_faults(
         if row.name in names:
             yield f"{place}: another constraint has this name"
         names.add(row.name)
-        yield from check_terms(graph, row.terms, place)
+        yield from check_terms(graph, row.terms.items(), place)
     yield from check_terms(graph, objective, "objective")
 
 

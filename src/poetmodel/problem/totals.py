@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from io import StringIO
@@ -66,7 +66,7 @@ Terms = tuple[tuple[str, float], ...]
 """A linear expression: coefficients by key, ``bytes_written`` or ``page_ins:conv1``."""
 
 
-def unit_of(terms: Terms) -> str:
+def unit_of(terms: Iterable[tuple[str, float]]) -> str:
     """Return the unit of a sum; empty for counts, and for a sum of different units."""
     units = {UNITS.get(key, "") for key, _ in terms if key != CONSTANT}
     return units.pop() if len(units) == 1 else ""
@@ -91,19 +91,26 @@ def in_words(terms: Terms, *, most: int = 4) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TotalsConstraint:
-    """A row ``lower <= sum of coefficient * total <= upper`` over the totals of a schedule.
+class Constraint:
+    """A constraint ``lower <= sum of coefficient * total <= upper`` on the totals of a schedule.
+
+    ``Problem.subject_to`` makes them of rules, `Problem` takes them as they are.
 
     Raises
     ------
     InputError
         If it has no name, no limit or a number that is not finite, or if its limits cross.
+
+    Examples
+    --------
+    >>> Constraint(name="wear", terms={"bytes_written": 1}, upper=4096).limits_in_words()
+    'at most 4,096 B'
     """
 
     name: str
     """Its name, by which it is reported."""
-    terms: Terms
-    """Coefficients by key."""
+    terms: dict[str, float] = field(hash=False)
+    """Coefficients by total: ``bytes_written``, ``page_ins:conv1``."""
     lower: float | None = None
     """Least value; None for no such limit."""
     upper: float | None = None
@@ -116,19 +123,20 @@ class TotalsConstraint:
         limits = [limit for limit in (self.lower, self.upper) if limit is not None]
         if not limits:
             raise InputError(f"{place}: expected a limit: at most, at least or equals")
-        for value in (*limits, *(coefficient for _, coefficient in self.terms)):
+        for value in (*limits, *dict(self.terms).values()):
             if not is_number(value):
                 raise InputError(f"{place}: expected a finite number, got {shown(value)}")
         if len(limits) > 1 and limits[0] > limits[1]:
             raise InputError(f"{place}: at least {limits[0]:g} and at most {limits[1]:g} cross")
-        object.__setattr__(self, "terms", tuple((key, whole(value)) for key, value in self.terms))
+        terms = {key: whole(value) for key, value in dict(self.terms).items()}
+        object.__setattr__(self, "terms", terms)
         for side in ("lower", "upper"):
             limit = getattr(self, side)
             object.__setattr__(self, side, None if limit is None else whole(limit))
 
     def amount(self, value: float) -> str:
         """Return a value of its sum with all digits, and its unit if it has one."""
-        unit = unit_of(self.terms).replace("bytes", "B")
+        unit = unit_of(self.terms.items()).replace("bytes", "B")
         return f"{whole(value):,} {unit}".rstrip()
 
     def limits_in_words(self, amount: Callable[[float], str] | None = None) -> str:
@@ -153,7 +161,7 @@ class TotalsConstraint:
         }
 
 
-def check_terms(graph: Graph, terms: Terms, place: str) -> Iterator[str]:
+def check_terms(graph: Graph, terms: Iterable[tuple[str, float]], place: str) -> Iterator[str]:
     """Yield what is wrong with the terms of an expression: nodes and tensors are named."""
     for key, weight in terms:
         if not is_number(weight):
@@ -241,9 +249,9 @@ class TotalsBlock:
         """Return the linear expression that a rule gives, its constant under its own key."""
         return self._terms(self._call(rule, place), place) or ((CONSTANT, 0),)
 
-    def constraints(self, rule: Any, name: str) -> list[TotalsConstraint]:
+    def constraints(self, rule: Any, name: str) -> list[Constraint]:
         """Return the rows that a rule gives: of a list ``name[0]``, ``name[1]``, ..."""
-        from pyomo.environ import Constraint
+        import pyomo.environ as pyo
 
         found = self._call(rule, f"constraint {shown(name)}")
         relations = (
@@ -254,10 +262,10 @@ class TotalsBlock:
         return [
             self._row(each, relation)
             for each, relation in relations.items()
-            if relation is not Constraint.Skip and relation is not Constraint.Feasible
+            if relation is not pyo.Constraint.Skip and relation is not pyo.Constraint.Feasible
         ]
 
-    def _row(self, name: str, relation: Any) -> TotalsConstraint:
+    def _row(self, name: str, relation: Any) -> Constraint:
         import pyomo.environ as pyo
         from pyomo.common.log import LoggingIntercept
 
@@ -273,11 +281,10 @@ class TotalsBlock:
             raise InputError(
                 f"{place}: expected a linear relation between totals, got {got}{why}"
             ) from None
-        terms = self._terms(body, place)
-        shift = dict(terms).get(CONSTANT, 0)
+        terms = dict(self._terms(body, place))
+        shift = terms.pop(CONSTANT, 0)
         lower, upper = (None if limit is None else pyo.value(limit) - shift for limit in limits)
-        kept = tuple(term for term in terms if term[0] != CONSTANT)
-        return TotalsConstraint(name=name, terms=kept, lower=lower, upper=upper)
+        return Constraint(name=name, terms=terms, lower=lower, upper=upper)
 
     def _call(self, rule: Any, place: str) -> Any:
         """Return what a rule gives, several relations as a list."""

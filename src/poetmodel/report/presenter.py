@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device.room import DeviceRoom
     from poetmodel.graph import Graph
-    from poetmodel.problem import TotalsConstraint
+    from poetmodel.problem import Constraint
     from poetmodel.schedule import ConstraintValue, Simulation
 
 Unit = Callable[[Any], str]
@@ -181,10 +181,10 @@ def _state(value: ConstraintValue) -> str:
     return f"at its limit: {limits}" if value.at_limit and free else limits
 
 
-def amount_of(row: TotalsConstraint) -> Unit:
+def amount_of(row: Constraint) -> Unit:
     """Return how people read the sum of an own constraint."""
     units = {"bytes": whole_bytes, "s": format_seconds, "J": fine_joules}
-    return units.get(unit_of(row.terms), whole)
+    return units.get(unit_of(row.terms.items()), whole)
 
 
 Row = tuple[str, str, Unit]

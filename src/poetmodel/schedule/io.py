@@ -12,7 +12,7 @@ from poetmodel.clock import rare_collections
 from poetmodel.device.room import ROOM, gauge_claims
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
 from poetmodel.files import parse_json, place, read_text
-from poetmodel.problem import OWN, Problem, TotalsConstraint
+from poetmodel.problem import OWN, Constraint, Problem
 from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import UNITS, is_number
 from poetmodel.schedule.relations import (
@@ -104,10 +104,9 @@ class ConstraintEntry(Strict):
         """Whether times or energies take part."""
         return any(UNITS.get(key) in ("s", "J") for key in self.terms)
 
-    def constraint(self) -> TotalsConstraint:
+    def constraint(self) -> Constraint:
         """Return the constraint."""
-        terms = tuple(self.terms.items())
-        return TotalsConstraint(name=self.name, terms=terms, lower=self.lower, upper=self.upper)
+        return Constraint(name=self.name, terms=self.terms, lower=self.lower, upper=self.upper)
 
 
 class ProblemEntry(Strict):

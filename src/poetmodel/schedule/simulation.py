@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs
     from poetmodel.device.costs import CostTable
     from poetmodel.graph import Graph
-    from poetmodel.problem.totals import Terms
     from poetmodel.schedule.relations import Schedule
 
 
@@ -136,7 +135,9 @@ class Simulation:
             return None
         return self.compute_s + self.transfer_s
 
-    def total(self, graph: Graph, terms: Terms, *, extra: bool = False) -> float:
+    def total(
+        self, graph: Graph, terms: Iterable[tuple[str, float]], *, extra: bool = False
+    ) -> float:
         """Return a sum of totals, by the keys of `poetmodel.problem.totals`.
 
         With `extra` that beyond a single pass, without the constant. Large parts may cancel out, so

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError
-from poetmodel.problem import RELATIVE_TOLERANCE, Surrogate, within
+from poetmodel.problem import RELATIVE_TOLERANCE, within
 from poetmodel.schedule.relations import OBJECTIVE_BOUND, OBJECTIVE_VALUE, STATED, WEAR
 from poetmodel.schedule.simulation import Simulation, simulate, timed_anew
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import Problem, TotalsConstraint
+    from poetmodel.problem import Constraint, Problem
     from poetmodel.schedule.relations import Schedule
 
 
@@ -44,7 +44,7 @@ class Verdict:
 class ConstraintValue:
     """An own constraint, and what its sum is in a schedule."""
 
-    row: TotalsConstraint
+    row: Constraint
     value: float
     slack: float
     """By how much the value may be off; 0 for sums of whole numbers, which are exact."""
@@ -72,10 +72,10 @@ def constraint_values(problem: Problem, simulation: Simulation) -> tuple[Constra
     """Return what the sums of the own constraints of a problem are in a schedule."""
     found = []
     for row in problem.constraints:
-        value = simulation.total(problem.graph, row.terms)
+        value = simulation.total(problem.graph, row.terms.items())
         slack: float = 0  # an int: large bytes stay exact
         if not isinstance(value, int):
-            parts = [simulation.total(problem.graph, (term,)) for term in row.terms]
+            parts = [simulation.total(problem.graph, (term,)) for term in row.terms.items()]
             slack = RELATIVE_TOLERANCE * max(map(abs, (row.lower or 0, row.upper or 0, *parts)))
         found.append(ConstraintValue(row=row, value=value, slack=slack))
     return tuple(found)
@@ -117,7 +117,7 @@ def verify(
         For a deadline in the meaning ``overlap`` without the makespan of a plan.
     """
     check_identity(problem.graph, schedule)
-    if isinstance(problem, Surrogate) and problem.transfer_share is not None:
+    if problem.stand_in.transfer_share is not None:
         makespan_s = problem.pass_time_s  # of sums: no idle power beyond one pass
     elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
         raise InputError(

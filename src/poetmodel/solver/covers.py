@@ -131,7 +131,7 @@ def _exactly(
             else:
                 literals.append(_Literal(int(j), Fraction(value), 1))
         return literals, limit + allowance
-    limit, literals = Fraction(exact.limit), []
+    limit, literals = Fraction(exact.upper), []
     for number, variable in exact.terms:
         value, j = Fraction(number), column.get(id(variable))
         if j is not None:
@@ -140,4 +140,4 @@ def _exactly(
             limit -= value * round(variable.value)
         else:  # one that is no column is in no row, for it is too small there
             limit -= min(value, Fraction(0))
-    return literals, limit if isinstance(exact.limit, int) else limit + allowance * abs(limit)
+    return literals, limit if isinstance(exact.upper, int) else limit + allowance * abs(limit)

@@ -29,7 +29,7 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, add_limit, minimized
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
-from poetmodel.problem import DEADLINE_ROWS, FEWER_BYTES, Coefficients, Problem
+from poetmodel.problem import DEADLINE_ROWS, FEWER_BYTES, LinearRow, Problem, over_totals
 from poetmodel.problem.infeasibility import limits_in_words
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.covers import limit_rows, with_covers
@@ -418,15 +418,16 @@ def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
         if problem.time_sum != before.time_sum:
             for limit in problem.linear_limits:
                 if limit.name == DEADLINE_ROWS[0]:
-                    _add_row(undo, model, DEADLINE_ROWS[-1], limit.coefficients, limit.slack)
+                    _add_row(undo, model, replace(limit, name=DEADLINE_ROWS[-1]))
         if problem.usable_ram_bytes < before.usable_ram_bytes:
             _lower_peak(undo, model, before, problem)
         elif problem.aux_limit_bytes != before.aux_limit_bytes:
             most = problem.aux_limit_bytes or 0
-            _add_row(undo, model, WRITES_ROW, objective.coefficients, most)
+            fewer = over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=most)
+            _add_row(undo, model, fewer)
         for limit in problem.linear_limits:
-            if limit.index == (FEWER_BYTES, "upper"):
-                _add_row(undo, model, WRITES_ROW, limit.coefficients, limit.slack)
+            if limit.key == (FEWER_BYTES, "upper"):
+                _add_row(undo, model, replace(limit, name=WRITES_ROW, key=None))
         if objective.is_sum and objective != before.objective and states_problem(model):
             _state_objective(undo, model)
         yield
@@ -442,12 +443,10 @@ def states_problem(model: pyo.ConcreteModel) -> bool:
     )
 
 
-def _add_row(
-    undo: ExitStack, model: pyo.ConcreteModel, name: str, coefficients: Coefficients, slack: float
-) -> None:
-    add_limit(model, name, coefficients, slack)
-    if model.component(name) is not None:
-        undo.callback(model.del_component, name)
+def _add_row(undo: ExitStack, model: pyo.ConcreteModel, limit: LinearRow) -> None:
+    add_limit(model, limit)
+    if model.component(limit.name) is not None:
+        undo.callback(model.del_component, limit.name)
 
 
 def _lower_peak(
@@ -459,7 +458,7 @@ def _lower_peak(
     undo.callback(model.peak.setub, most)
     lower = before.usable_ram_bytes - problem.usable_ram_bytes
     model.exact_limits = {
-        row: replace(limit, limit=limit.limit - lower) if row[0] == "memory" else limit
+        row: replace(limit, upper=limit.upper - lower) if row[0] == "memory" else limit
         for row, limit in limits.items()
     }
     model.peak.setub(max(model.peak.lb, most * problem.usable_ram_bytes / before.usable_ram_bytes))

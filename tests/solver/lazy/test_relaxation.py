@@ -248,7 +248,7 @@ def test_cuts_become_rows() -> None:
     """A form with cuts has one more row for each, at least its right-hand side."""
     relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
     column = relaxation.recomputed[1, 0]
-    cut = Cut(terms=((column, 1.0),), right=1.0, origin=ORIGIN, in_bytes=False)
+    cut = Cut.of([(1.0, column)], lower=1.0, origin=ORIGIN, in_bytes=False)
     form = relaxation.with_cuts([cut])
     assert form.n_rows == relaxation.form.n_rows + 1
     assert form.row_lower[-1] == 1.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kit.worked import skip_problem
-from poetmodel.problem import Quantity, TotalsConstraint
+from poetmodel.problem import Constraint, Quantity
 from poetmodel.schedule import simulate
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import variants as module
@@ -64,8 +64,8 @@ def test_bound_of_a_relaxation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bounds((tight, 3.0), (replace(roomy, deadline=20), 5.0)) == [3.0, 5.0]
     assert bounds((tight, 3.0), (replace(roomy, minimize="time"), 5.0)) == [3.0, 5.0]
     wear, other = (
-        replace(tight, constraints=(TotalsConstraint(name="x", terms=terms, upper=9),))
-        for terms in ((("bytes_written", 1),), (("bytes_read", 1),))
+        replace(tight, constraints=(Constraint(name="x", terms=terms, upper=9),))
+        for terms in ({"bytes_written": 1}, {"bytes_read": 1})
     )
     assert bounds((wear, 3.0), (roomy, 5.0)) == [5.0, 5.0]
     assert bounds((tight, 3.0), (wear, 5.0)) == [3.0, 5.0]

@@ -171,11 +171,11 @@ class Relaxation:
         form = self.form
         if not cuts:
             return form
-        counts = [len(cut.terms) for cut in cuts]
+        counts = [len(cut.values) for cut in cuts]
         block = csr_array(
             (
-                np.array([value for cut in cuts for _, value in cut.terms], dtype=np.float64),
-                np.array([column for cut in cuts for column, _ in cut.terms], dtype=np.int64),
+                np.array([value for cut in cuts for value in cut.values], dtype=np.float64),
+                np.array([column for cut in cuts for column in cut.space], dtype=np.int64),
                 np.concatenate(([0], np.cumsum(counts))),
             ),
             shape=(len(cuts), form.n_columns),
@@ -195,11 +195,11 @@ class Relaxation:
 
     def make_lasting(self) -> None:
         """Let all cuts of families whose cuts last stay, whether they are tight or not."""
-        known = {cut.terms for cut in self.lasting}
+        known = {tuple(cut.terms) for cut in self.lasting}
         families = {family for family, separator in self.separators.items() if separator.lasting}
-        lasts = [cut for cut in self.cuts if cut.family in families]
-        self.lasting += [cut for cut in lasts if cut.terms not in known]
-        self.cuts = [cut for cut in self.cuts if cut.family not in families]
+        lasts = [cut for cut in self.cuts if cut.name in families]
+        self.lasting += [cut for cut in lasts if tuple(cut.terms) not in known]
+        self.cuts = [cut for cut in self.cuts if cut.name not in families]
 
     def take_over(self, coarser: Relaxation) -> None:
         """State the cuts of a coarser relaxation in the columns of this one."""
@@ -207,12 +207,12 @@ class Relaxation:
         self.lasting = self._restated(coarser.lasting)
 
     def _restated(self, cuts: Sequence[Cut]) -> list[Cut]:
-        found: dict[tuple[tuple[int, float], ...], Cut] = {}
+        found: dict[tuple[tuple[float, int], ...], Cut] = {}
         for cut in cuts:
             check_time_limit()
-            if cut.family in self.separators:
-                for again in self.separators[cut.family].restate(cut):
-                    found.setdefault(again.terms, again)
+            if cut.name in self.separators:
+                for again in self.separators[cut.name].restate(cut):
+                    found.setdefault(tuple(again.terms), again)
         return list(found.values())
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:

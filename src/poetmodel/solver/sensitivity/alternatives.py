@@ -16,7 +16,7 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.planner import verify
-from poetmodel.problem import Problem, Quantity, TotalsConstraint
+from poetmodel.problem import Constraint, Problem, Quantity
 from poetmodel.problem.totals import Count
 from poetmodel.result import SolveResult, Status
 from poetmodel.schedule import Schedule, Simulation, storage_entries
@@ -215,14 +215,14 @@ def _forbidding(
     return replace(problem, graph=graph, costs=costs, minimize=Quantity.ENERGY)
 
 
-def _at_home(problem: Problem, i: int, *, resident: bool) -> TotalsConstraint:
+def _at_home(problem: Problem, i: int, *, resident: bool) -> Constraint:
     """Return the constraint that a state tensor is resident, or that it is not."""
     tensor, taken = problem.graph.tensors[i].name, {row.name for row in problem.constraints}
     name = f"home of {tensor}"
     while name in taken:
         name += "'"
-    terms = ((f"{Count.RESIDENT}:{tensor}", 1),)
-    return TotalsConstraint(name=name, terms=terms, lower=+resident, upper=+resident)
+    terms: dict[str, float] = {f"{Count.RESIDENT}:{tensor}": 1}
+    return Constraint(name=name, terms=terms, lower=+resident, upper=+resident)
 
 
 def _alternative(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import TotalsConstraint
+    from poetmodel.problem import Constraint
 
 LEAST_S: Final = 0.05
 """Least time for one change [s]."""
@@ -59,7 +59,7 @@ class Change(StrEnum):
     """An own constraint with another limit, or left out."""
 
 
-Rows: TypeAlias = "tuple[TotalsConstraint, ...]"
+Rows: TypeAlias = "tuple[Constraint, ...]"
 """An own constraint, or those of one rule."""
 Stated: TypeAlias = "Change | Rows"
 """A limit, by the change that frees it, or own constraints."""
@@ -258,7 +258,7 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
         row = rows[0]
         if _is_one_sided(rows):
             sign = 1 if row.lower is None else -1
-            terms = tuple((key, sign * weight) for key, weight in row.terms)
+            terms = tuple((key, sign * weight) for key, weight in row.terms.items())
             least = replace(without, minimize=OWN, own_objective=terms)
             variant = Variant(problem=least, gap=0.0)
         yield _Attempt(Change.CONSTRAINT, variant, partial(_row_remedy, problem, rows))
@@ -356,14 +356,14 @@ def _row_remedy(problem: Problem, rows: Rows, found: SolveResult) -> Remedy:
         change=Change.CONSTRAINT,
         works=works if decided else None,
         constraint=name_of(rows),
-        unit=unit_of(row.terms),
+        unit=unit_of(row.terms.items()),
     )
     value = found.objective_value
     if value is None or not _is_one_sided(rows):
         return remedy
     side, sign = ("upper", 1) if row.lower is None else ("lower", -1)
     least = found.to_dict()["objective"]["bound"]
-    if all(isinstance(weight, int) for _, weight in row.terms) and isinstance(value, int):
+    if all(isinstance(weight, int) for weight in row.terms.values()) and isinstance(value, int):
         least = _whole_bound(found)
     elif least >= value - RELATIVE_TOLERANCE * abs(value):
         least = value
@@ -388,7 +388,7 @@ def _whole_bound(found: SolveResult) -> float:
 
 
 def _accepted_limit(
-    problem: Problem, row: TotalsConstraint, side: str, value: float, found: SolveResult
+    problem: Problem, row: Constraint, side: str, value: float, found: SolveResult
 ) -> float | None:
     """Return a value as the limit of a constraint with which the verifier accepts a schedule."""
     others = freed(problem, (row,)).constraints

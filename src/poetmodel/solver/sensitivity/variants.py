@@ -128,4 +128,4 @@ def _limits(problem: Problem) -> Iterator[float]:
 
 def _rows(problem: Problem) -> set[tuple[object, ...]]:
     """Return the own constraints of a problem, whatever their names."""
-    return {(frozenset(row.terms), row.lower, row.upper) for row in problem.constraints}
+    return {(frozenset(row.terms.items()), row.lower, row.upper) for row in problem.constraints}
