@@ -5,14 +5,14 @@ from __future__ import annotations
 from kit.worked import even_costs, skip_graph
 from planner_rules import lower_bound_s, prefetch_early
 from poetmodel.plan import Instruction, Op
-from poetmodel.plan.homes import PlanHomes
 from poetmodel.planner.sequence import moves_of, program_of, start_at_use, unread_page_ins
 from poetmodel.planner.timing import Timing, just_in_time
 from poetmodel.planner.windows import PageIn, PageOut, TransferWindows
 from poetmodel.schedule import Schedule
+from poetmodel.schedule.homes import Homes
 
 GRAPH = skip_graph()
-HOMES = PlanHomes.of(GRAPH)
+HOMES = Homes.of(GRAPH)
 TABLE = even_costs(GRAPH).table(GRAPH)
 """Computations of 1, 2, 3, 4 s, transfers of 1 s."""
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from poetmodel.device import StorageMode
 from poetmodel.plan import Op
 from poetmodel.plan.arena import BEFORE, Content, aligned
-from poetmodel.plan.homes import PlanHomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -89,7 +88,7 @@ class _Walk:
 
     def __init__(self, graph: Graph, plan: Plan, alignment: int) -> None:
         self.plan, self.alignment = plan, alignment
-        self.graph, self.homes = graph, PlanHomes.of(graph, plan)
+        self.graph, self.homes = graph, plan.homes(graph)
         self.resident = sorted(set(graph.state_tensors).intersection(plan.resident or ()))
         self.blocks: list[Block] = []
         self.copies: dict[int, tuple[Block, int, int]] = {}

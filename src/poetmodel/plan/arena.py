@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, shown
-from poetmodel.plan.program import Op
 from poetmodel.plan.simulation import check_identity
-from poetmodel.plan.state import PlanState
+from poetmodel.schedule.instructions import Op
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -218,7 +217,7 @@ class _Walk:
 
     def __init__(self, graph: Graph, plan: Plan, arena: Arena) -> None:
         self.graph, self.plan, self.arena = graph, plan, arena
-        self.state = PlanState(graph, plan, None)
+        self.homes = plan.homes(graph)
         self.sizes = graph.tensor_bytes
         self.live: dict[int, Rectangle] = {}
         """The copies in RAM, by tensor."""
@@ -239,7 +238,7 @@ class _Walk:
 
     def run(self) -> None:
         """Walk from what is there before the program to its end."""
-        self._make([(Content.OUTPUT, i) for i in sorted(self.state.resident)])
+        self._make([(Content.OUTPUT, i) for i in sorted(self.homes.resident)])
         for position, (op, index) in enumerate(self.plan.program):
             self.position = position
             if not 0 <= index < len(self.graph.nodes if op == Op.COMPUTE else self.sizes):
@@ -262,15 +261,16 @@ class _Walk:
         self._check_stated()
 
     def _compute(self, k: int) -> None:
-        if k in self.state.first_reads:
-            i = self.state.first_reads[k]
+        if k in self.homes.first_reads:
+            i = self.homes.first_reads[k]
             self._make([(Content.OUTPUT, i)])
             self.under_way.add(i)
             return
-        made = [(Content.OUTPUT, i) for i in self.state.outputs(k)]
+        made = [(Content.OUTPUT, i) for i in self.homes.new[k]]
         has_workspace = self.graph.nodes[k].workspace_bytes > 0
         self._make([*made, *[(Content.WORKSPACE, k)] * has_workspace], self._in_place(k))
-        for old, new in self.state.replacements(k):
+        for new in self.graph.outputs_of[k]:
+            old = self.graph.state_of.get(new)
             if old in self.live:  # the bytes of the one are those of the other from here on
                 self.live[new] = self.live.pop(old)
 

@@ -12,7 +12,8 @@ from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, raised_as
 from poetmodel.files import read_text
 from poetmodel.plan.arena import BEFORE, Arena, Content, Placed, check_alignment
-from poetmodel.plan.program import STATED, VERSION, VERSION_OF_STATE, Instruction, Op, Plan
+from poetmodel.plan.program import STATED, VERSION, VERSION_OF_STATE, Plan
+from poetmodel.schedule.instructions import Instruction, Op
 from poetmodel.schedule.io import Finite, GraphFile, Index, Strict, parse_file
 
 if TYPE_CHECKING:

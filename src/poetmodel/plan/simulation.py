@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
-from poetmodel.plan.program import Op
-from poetmodel.plan.state import PlanState
 from poetmodel.problem import RELATIVE_TOLERANCE
+from poetmodel.schedule.homes import StateAccess
+from poetmodel.schedule.instructions import Op
 from poetmodel.units import brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from poetmodel.device import Costs, CostTable
+    from poetmodel.device import Costs, CostTable, Device
     from poetmodel.graph import Graph
-    from poetmodel.plan.program import Plan, Program
+    from poetmodel.plan.program import Plan
+    from poetmodel.schedule.homes import Homes
+    from poetmodel.schedule.instructions import Program
 
 
 class Moment(NamedTuple):
@@ -134,15 +136,16 @@ def check_plan(
     """
     check_identity(graph, plan)
     device = costs.device if costs is not None else None
-    state = PlanState(graph, plan, device)
+    homes = plan.homes(graph)
     table = None if costs is None else costs.table(graph)
-    execution = _PlanExecution(graph, table, plan, state)
+    execution = _PlanExecution(graph, table, plan, homes)
+    execution.violations.extend(_faults_of_homes(plan, homes, device))
     execution.run()
     budget = plan.ram_budget_bytes if ram_budget_bytes is None else ram_budget_bytes
     room = aux_bytes if aux_bytes is not None or device is None else device.aux_bytes
     sizes = graph.tensor_bytes
     paged_out = execution.aux - execution.aux_from_start - graph.state_of.keys()
-    aux_used_bytes = state.storage_bytes + sum(sizes[i] for i in paged_out)
+    aux_used_bytes = homes.storage_bytes + sum(sizes[i] for i in paged_out)
     execution.check_limits(budget, aux_used_bytes, room)
     idle_w = device.idle_power_w if device is not None else 0.0
     return PlanCheck(
@@ -174,22 +177,31 @@ def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterat
             yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
 
 
+def _faults_of_homes(plan: Plan, homes: Homes, device: Device | None) -> Iterator[str]:
+    yield from homes.unknown
+    if device is not None and homes.on_storage and homes.mapped != device.is_memory_mapped:
+        yield (
+            "memory_mapped: the plan reads state on storage "
+            f"{'where it lies' if plan.memory_mapped else 'into RAM'}, and the storage of "
+            f"{device.key or device.name} is {'not ' if plan.memory_mapped else ''}memory-mapped"
+        )
+
+
 class _PlanExecution:
     """The state of one simulation: both clocks, and what is in RAM, on storage and on the bus."""
 
-    def __init__(self, graph: Graph, table: CostTable | None, plan: Plan, state: PlanState) -> None:
+    def __init__(self, graph: Graph, table: CostTable | None, plan: Plan, homes: Homes) -> None:
         self.graph = graph
-        self.state = state
+        self.homes = homes
+        self.state = StateAccess()
         self.program: Program = plan.program
-        self.sizes = list(graph.tensor_bytes)
-        for old in state.read_there & graph.replacement_of.keys():
-            self.sizes[graph.replacement_of[old]] = 0  # as in the simulator of schedules
+        self.sizes = homes.sizes
         self.table = table
         self.dma = plan.mode == StorageMode.DMA
         self.core_s = self.bus_s = self.stall_s = 0.0
         self.ram: set[int] = set()
-        self.ram_bytes = state.ram_bytes
-        self.aux_from_start = graph.on_aux | state.on_storage
+        self.ram_bytes = homes.ram_bytes
+        self.aux_from_start = homes.stored
         self.aux = set(self.aux_from_start)
         self.taken_over: dict[int, int] = {}
         """How much of an input an output has taken over in place, until that is freed [B]."""
@@ -201,7 +213,7 @@ class _PlanExecution:
         self.peak_bytes = 0
         self.peak_position: int | None = None
         self.moments: list[Moment] = []
-        self.violations: list[str] = list(state.violations)
+        self.violations: list[str] = []
 
     def run(self) -> None:
         """Execute the program from its first instruction to its last."""
@@ -219,7 +231,7 @@ class _PlanExecution:
             issued_s = self.core_s
             fault = "the graph has no such index" if index not in known[op] else ""
             if not fault and op != Op.COMPUTE:
-                fault = self.state.fault(op, index)
+                fault = self.homes.fault(op, index, self.state)
             if fault:
                 self._violate(op, index, fault)
                 start_s, end_s, high_bytes = issued_s, issued_s, self.ram_bytes
@@ -237,11 +249,11 @@ class _PlanExecution:
     # -- instructions: each returns start, end [s] and the highest RAM during it [B] -------------
 
     def _compute(self, k: int) -> tuple[float, float, int]:
-        if k in self.state.first_reads:
-            return self._first_read(k, self.state.first_reads[k])
+        if k in self.homes.first_reads:
+            return self._first_read(k, self.homes.first_reads[k])
         self._check_order(k)
         self._check_inputs(k)
-        outputs = self.state.outputs(k)
+        outputs = self.homes.new[k]
         for i in outputs:
             if i in self.in_flight:
                 word = self.in_flight[i]
@@ -252,8 +264,9 @@ class _PlanExecution:
         high = self.ram_bytes + made_bytes + self.graph.nodes[k].workspace_bytes
         for i in outputs:
             self._take(i)
-        for old, new in self.state.replacements(k):
-            self._replace(k, old, new)
+        for i in self.graph.outputs_of[k]:
+            if i in self.graph.state_of:
+                self._replace(k, self.graph.state_of[i], i)
         start = self.core_s
         self.core_s += self.table.compute_time_s[k] if self.table is not None else 0.0
         return start, self.core_s, high
@@ -287,7 +300,7 @@ class _PlanExecution:
     def _replace(self, k: int, old: int, new: int) -> None:
         """Write a replacement over state: what lay in RAM for one lies there for the other."""
         self.state.replaced.setdefault(old, k)
-        if old in self.state.on_storage:
+        if old in self.homes.on_storage:
             if old in self.ram:
                 self.ram.remove(old)
                 self.ram_bytes -= self.sizes[old]
@@ -305,8 +318,8 @@ class _PlanExecution:
 
     def _check_inputs(self, k: int) -> None:
         for i in self.graph.inputs_of[k]:
-            fault = self.state.fault_of_reading(i)
-            if not fault and i not in self.state.held:
+            fault = self.homes.fault_of_reading(i, self.state)
+            if not fault and i not in self.homes.held:
                 if i not in self.ram:
                     fault = f"needs {self._tensor(i)} in RAM"
                 elif self.in_flight.get(i) == Op.PAGE_IN:
@@ -381,7 +394,7 @@ class _PlanExecution:
         for i in sorted(self.ram):
             if self.graph.users_of[i]:
                 self.violations.append(f"{self._tensor(i)} is still in RAM at the end")
-        for i in self.state.unwritten:
+        for i in self.homes.unwritten(self.state):
             old = self._tensor(self.graph.state_of[i])
             self.violations.append(
                 f"{self._tensor(i)} is never paged out: it replaces {old}, which is not resident"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from poetmodel.device import StorageMode
 from poetmodel.plan.arena import BEFORE, Content
-from poetmodel.plan.program import Op
 from poetmodel.plan.simulation import check_identity
-from poetmodel.plan.state import PlanState
+from poetmodel.schedule.instructions import Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -113,10 +112,8 @@ class _Walk:
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.graph, self.plan = graph, plan
-        self.state = PlanState(graph, plan, None)
-        self.sizes = list(graph.tensor_bytes)
-        for old in self.state.read_there & graph.replacement_of.keys():
-            self.sizes[graph.replacement_of[old]] = 0  # written on storage, where the state is
+        self.homes = plan.homes(graph)
+        self.sizes = self.homes.sizes
         self.live: dict[int, _Copy] = {}
         self.lies_at: dict[int, int] = {}
         """Replacements in RAM, each with the state in whose memory they are."""
@@ -127,7 +124,7 @@ class _Walk:
     def run(self) -> None:
         """Walk from what is there before the program to its end."""
         program = self.plan.program
-        for i in sorted(self.state.resident):
+        for i in sorted(self.homes.resident):
             self.live[i] = _Copy(Origin.RESIDENT, BEFORE, [])
         for position, (op, index) in enumerate(program):
             if not 0 <= index < len(self.graph.nodes if op == Op.COMPUTE else self.sizes):
@@ -156,8 +153,8 @@ class _Walk:
         self.under_way.add(i)
 
     def _compute(self, position: int, k: int) -> None:
-        if k in self.state.first_reads:
-            self._page_in(position, self.state.first_reads[k])
+        if k in self.homes.first_reads:
+            self._page_in(position, self.homes.first_reads[k])
             return
         for i in self.graph.inputs_of[k]:
             if i in self.live:
@@ -165,7 +162,7 @@ class _Walk:
         self._give(position, k)
         origin = Origin.RECOMPUTED if k in self.computed else Origin.COMPUTED
         self.computed.add(k)
-        for i in self.state.outputs(k):
+        for i in self.homes.new[k]:
             self._end(position, i)  # an old copy is beside the new one until now
             self.live[i] = _Copy(origin, position, [])
         workspace = self.graph.nodes[k].workspace_bytes
@@ -180,7 +177,8 @@ class _Walk:
                     end=position,
                 )
             )
-        for old, new in self.state.replacements(k):
+        for new in self.graph.outputs_of[k]:
+            old = self.graph.state_of.get(new)
             if old in self.live:
                 self.live[old].replaced_by = new
                 self.lies_at[new] = old

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poetmodel.plan import Program
-    from poetmodel.plan.homes import PlanHomes
     from poetmodel.schedule import Schedule
+    from poetmodel.schedule.homes import Homes
 
 
-def program_of(homes: PlanHomes, schedule: Schedule) -> Program:
+def program_of(homes: Homes, schedule: Schedule) -> Program:
     """Write a valid schedule down as the program that a device with blocking storage runs.
 
     It is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/deviations.md`` lists what differs.
@@ -35,7 +35,7 @@ def program_of(homes: PlanHomes, schedule: Schedule) -> Program:
     return tuple(program)
 
 
-def moves_of(homes: PlanHomes, schedule: Schedule) -> Program:
+def moves_of(homes: Homes, schedule: Schedule) -> Program:
     """Return computations and transfers of a schedule, in order, without idle page-outs.
 
     First reads of state are page-ins. A page-out is idle where no page-in of the tensor follows, or
@@ -57,13 +57,13 @@ def moves_of(homes: PlanHomes, schedule: Schedule) -> Program:
     return tuple(moves)
 
 
-def unread_page_ins(homes: PlanHomes, moves: Sequence[Instruction]) -> frozenset[int]:
+def unread_page_ins(homes: Homes, moves: Sequence[Instruction]) -> frozenset[int]:
     """Return the positions of page-ins whose tensor no computation reads before it is replaced."""
     copies = copies_of(homes, moves)
     return frozenset(c.made for c in copies if not c.reads and moves[c.made].op == Op.PAGE_IN)
 
 
-def start_at_use(homes: PlanHomes, moves: Sequence[Instruction]) -> Program:
+def start_at_use(homes: Homes, moves: Sequence[Instruction]) -> Program:
     """Put each page-in of `moves_of` right before the computation that reads it first.
 
     Page-outs, and page-ins that nothing reads, stay where the schedule has them.
@@ -83,7 +83,7 @@ def start_at_use(homes: PlanHomes, moves: Sequence[Instruction]) -> Program:
 
 
 def _stage(
-    homes: PlanHomes,
+    homes: Homes,
     computed: list[int],
     kept: list[int],
     kept_next: list[int],
@@ -119,7 +119,7 @@ def _stage(
         yield from (Instruction(Op.FREE, i) for i in going)
 
 
-def _by_node(homes: PlanHomes, tensors: Iterable[int]) -> dict[int, list[int]]:
+def _by_node(homes: Homes, tensors: Iterable[int]) -> dict[int, list[int]]:
     made_by: dict[int, list[int]] = {}
     for i in tensors:
         made_by.setdefault(homes.graph.node_of[i], []).append(i)

@@ -20,8 +20,8 @@ from poetmodel.clock import check_time_limit
 from poetmodel.device.room import RamUse, ram_use
 from poetmodel.problem import DeadlineCounts
 from poetmodel.problem.totals import CONSTANT, Count, Total
+from poetmodel.schedule.homes import Homes
 from poetmodel.schedule.relations import RELATIONS
-from poetmodel.schedule.state import Homes
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from poetmodel.device.costs import CostTable
     from poetmodel.graph import Graph
     from poetmodel.problem.totals import Terms
-    from poetmodel.schedule.relations import Schedule
+    from poetmodel.schedule.relations import Pair, Schedule
 
 
 class MemoryPoint(NamedTuple):
@@ -238,7 +238,8 @@ def simulate(
     square of the graph: only steps that execute something are visited.
     """
     device = None if costs is None else costs.device
-    homes = Homes.of(graph, schedule, device)
+    mapped = device is not None and device.is_memory_mapped
+    homes = Homes.of(graph, schedule.resident, mapped=mapped)
     execution = _ScheduleExecution(graph, schedule, homes)
     execution.run()
     peak_tensors, peak_use = execution.at_peak()
@@ -251,7 +252,7 @@ def simulate(
     sizes = graph.tensor_bytes
     computed = _counts(schedule.R, len(graph.nodes))
     read = _counts(schedule.M_in, len(sizes))
-    read.update(homes.first_reads)
+    read.update(homes.first_reads.values())
     written = _counts(schedule.M_out, len(sizes))
     return Simulation(
         violations=tuple(execution.violations),
@@ -260,7 +261,7 @@ def simulate(
         peak_tensors=peak_tensors,
         peak_use=peak_use,
         aux_used_bytes=homes.storage_bytes
-        + sum(sizes[i] for i in written.keys() - execution.aux_from_start - homes.replacements),
+        + sum(sizes[i] for i in written.keys() - homes.stored - graph.state_of.keys()),
         written_bytes=sum(sizes[i] * times for i, times in written.items()),
         read_bytes=sum(sizes[i] * times for i, times in read.items()),
         recomputations=Counter(k for t, k in schedule.R if 0 <= k < t),
@@ -301,26 +302,28 @@ class _ScheduleExecution:
     def __init__(self, graph: Graph, schedule: Schedule, homes: Homes) -> None:
         self.graph = graph
         self.homes = homes
-        self.sizes = homes.sizes
+        self.sizes = [0 if i in graph.state_of else size for i, size in enumerate(homes.sizes)]
         self.inputs = homes.inputs
         self.outputs = homes.outputs
-        self.in_place = homes.in_place
         self.node_of = graph.node_of
-        self.step_bytes = [
-            made + node.workspace_bytes
-            for node, made in zip(graph.nodes, homes.made_bytes, strict=True)
+        self.step_bytes = homes.step_bytes
+        faults = dict(homes.faults_of(schedule))
+        self.violations = [
+            *homes.unknown,
+            *(f"{name}[{t},{i}]: {fault}" for (name, t, i), fault in faults.items()),
         ]
-        self.aux_from_start = graph.on_aux
-        self.violations: list[str] = list(homes.violations)
         self.curve: list[MemoryPoint] = []
         self.peak = MemoryPoint(0, 0, -1)
         self._peak_start: tuple[set[int], set[int]] = (set(), set())
         self.ram: set[int] = set()
         self.ram_bytes = homes.ram_bytes
-        self.aux = {*self.aux_from_start, *homes.on_storage}
+        self.aux = set(homes.stored)
         self.stages: dict[str, list[list[int]]] = {}
         for name in RELATIONS:
-            self.stages[name] = self._by_stage(name, homes.entries(schedule, name))
+            pairs: Sequence[Pair] = getattr(schedule, name)
+            if faults and name != "R":  # what state does not allow is not executed
+                pairs = [(t, i) for t, i in pairs if (name, t, i) not in faults]
+            self.stages[name] = self._by_stage(name, pairs)
 
     def _by_stage(self, name: str, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Return the indices of each stage; pairs that cannot be are violations."""
@@ -375,7 +378,7 @@ class _ScheduleExecution:
         again.ram_bytes = self._bytes_of(again.ram)
         dying = again._done_with(t).get(k, ())  # noqa: SLF001 - of the same class
         again._steps(t, stop=k)  # noqa: SLF001 - of the same class
-        held = tuple(sorted((again.ram | self.homes.resident) - self.homes.replacements))
+        held = tuple(sorted((again.ram | self.homes.resident) - self.graph.state_of.keys()))
         if not _contains(self.stages["R"][t], k):
             return held, ram_use(self.graph, held)
         # An old copy of an output, kept or paged in, counts beside the new one.
@@ -415,7 +418,7 @@ class _ScheduleExecution:
                 self._page_in(t, k, i)
             shared_bytes = 0
             if k in computed:
-                if k in self.in_place:
+                if self.graph.in_place_of[k]:
                     shared_bytes = self.graph.shared_bytes(k, done_with.get(k, ()))
                 self._compute(t, k, shared_bytes)
             for i in page_out.get(k, ()):
