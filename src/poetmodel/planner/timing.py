@@ -16,7 +16,7 @@ from poetmodel.plan.derivation import ends_of_copies
 from poetmodel.planner.sequence import unread_page_ins
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from poetmodel.device import CostTable
     from poetmodel.schedule.homes import Homes
@@ -78,7 +78,7 @@ class Timing:
         for i in list(self._touched):
             self._release(i)
 
-    def _step(self, place: int, step: Instruction, ends: Iterable[int]) -> None:
+    def _step(self, place: int, step: Instruction, ends: Collection[int]) -> None:
         """Do one step, and what has to be waited for before it; it `ends` some copies."""
         self.core_s.append(self._core)
         self.waited.append(place)

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.schedule.instructions import Instruction, Op
+from poetmodel.schedule.relations import pairs_of_spans
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.schedule.instructions import Program
-    from poetmodel.schedule.relations import Pair, Schedule
+    from poetmodel.schedule.relations import Pair, Schedule, Span
 
 Entry = tuple[str, int, int]
 """An entry of a schedule: relation, stage and index."""
 
-_OF_TENSORS: Final = ("S_RAM", "S_AUX", "M_in", "M_out")
 _NONE: Final[frozenset[int]] = frozenset()
 
 
@@ -222,8 +222,13 @@ class Homes:
             return
         yield from self._computed_too_late(schedule.R)
         about_state = {*graph.state_tensors, *graph.state_of}
-        for relation in _OF_TENSORS:
-            for t, i in getattr(schedule, relation):
+        for relation, entries in (
+            ("S_RAM", self._entries_of("S_RAM", schedule.kept, about_state)),
+            ("S_AUX", self._entries_of("S_AUX", schedule.stored, about_state)),
+            ("M_in", schedule.M_in),
+            ("M_out", schedule.M_out),
+        ):
+            for t, i in entries:
                 if i in about_state:
                     fault = self._fault_of_entry(relation, t, i)
                     if fault:
@@ -237,6 +242,16 @@ class Homes:
                     f"{self._name(new)} must be paged out where it is made: it replaces "
                     f"{self._name(old)}, which is not resident",
                 )
+
+    def _entries_of(
+        self, relation: str, spans: Iterable[Span], about_state: Collection[int]
+    ) -> tuple[Pair, ...]:
+        """Return the pairs of the spans in which state does not allow something: the last one."""
+        return pairs_of_spans(
+            span
+            for span in spans
+            if span[0] in about_state and self._fault_of_entry(relation, span[2], span[0])
+        )
 
     def _computed_too_late(self, computed: Sequence[Pair]) -> Iterator[tuple[Entry, str]]:
         """Yield the computations that read state after it was replaced."""

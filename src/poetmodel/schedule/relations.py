@@ -6,7 +6,7 @@ import gc
 import json
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from itertools import chain, islice, repeat
+from itertools import chain, groupby, islice, repeat
 from operator import index, itemgetter, lt
 from typing import TYPE_CHECKING, Any, Final
 
@@ -138,6 +138,16 @@ class Schedule:
                 ) from None
             object.__setattr__(self, name, _ordered(whole))
         object.__setattr__(self, "resident", _ascending(self.resident))
+
+    @property
+    def kept(self) -> tuple[Span, ...]:
+        """`S_RAM` as spans."""
+        return spans_of_pairs(self.S_RAM)
+
+    @property
+    def stored(self) -> tuple[Span, ...]:
+        """`S_AUX` as spans."""
+        return spans_of_pairs(self.S_AUX)
 
     def __repr__(self) -> str:
         graph = "no graph named" if self.identity is None else shown(self.identity.name)
@@ -316,6 +326,27 @@ def paged_at_once(
         resident=homes,
         identity=identity,
     )
+
+
+def spans_of_pairs(pairs: Sequence[Pair]) -> tuple[Span, ...]:
+    """Return the longest spans of some pairs (stage, tensor), which ascend; by tensor."""
+    spans: list[Span] = []
+    begun: dict[int, int] = {}
+    last = 0
+    for t, group in groupby(pairs, key=itemgetter(0)):
+        check_time_limit()
+        row = {i for _, i in group}
+        ended = begun.keys() - row if t == last + 1 else tuple(begun)
+        spans.extend((i, begun.pop(i), last) for i in ended)
+        begun.update((i, t) for i in row - begun.keys())
+        last = t
+    spans.extend((i, first, last) for i, first in begun.items())
+    return tuple(sorted(spans))
+
+
+def pairs_of_spans(spans: Iterable[Span]) -> tuple[Pair, ...]:
+    """Return the pairs (stage, tensor) of spans, ascending."""
+    return tuple(sorted((t, i) for i, first, last in spans for t in range(first, last + 1)))
 
 
 def rows_of_spans(spans: Iterable[Span], stages: int) -> list[list[int]]:
