@@ -116,9 +116,8 @@ def check_plan(
     table = None if costs is None else costs.table(graph)
     machine = Machine(homes, plan.program, mode=plan.mode, table=table)
     machine.run()
-    position, moment = max(
-        enumerate(machine.moments), key=lambda item: item[1].high_bytes, default=(None, None)
-    )
+    highs = [moment.high_bytes for moment in machine.moments]
+    peak_bytes = max(highs, default=0)
     sizes = graph.tensor_bytes
     paged_out = machine.storage - homes.stored - graph.state_of.keys()
     check = PlanCheck(
@@ -127,8 +126,8 @@ def check_plan(
             *(fault.message for fault in machine.faults),
         ),
         moments=tuple(machine.moments),
-        peak_ram_bytes=0 if moment is None else moment.high_bytes,
-        peak_position=position,
+        peak_ram_bytes=peak_bytes,
+        peak_position=highs.index(peak_bytes) if highs else None,
         aux_used_bytes=homes.storage_bytes + sum(sizes[i] for i in paged_out),
         written_bytes=sum(sizes[i] * n for i, n in machine.count[Op.PAGE_OUT].items()),
         read_bytes=sum(sizes[i] * n for i, n in machine.count[Op.PAGE_IN].items()),

@@ -248,9 +248,11 @@ class Homes:
     ) -> tuple[Pair, ...]:
         """Return the pairs of the spans in which state does not allow something: the last one."""
         return pairs_of_spans(
-            span
-            for span in spans
-            if span[0] in about_state and self._fault_of_entry(relation, span[2], span[0])
+            [
+                (i, first, last)
+                for i, first, last in spans
+                if i in about_state and self._fault_of_entry(relation, last, i)
+            ]
         )
 
     def _computed_too_late(self, computed: Sequence[Pair]) -> Iterator[tuple[Entry, str]]:

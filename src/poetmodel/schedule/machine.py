@@ -287,20 +287,18 @@ class Machine:
     def _read_inputs(self, k: int) -> None:
         homes, position = self.homes, (self.position,)
         for i in self.graph.inputs_of[k]:
-            fault, missing = "", None
-            copy = self.ram.get(i)
+            fault, copy = "", self.ram.get(i)
             if copy is not None:
                 copy.reads += position
+            is_missing = copy is None and i not in homes.held
             if i in self.done.replaced:
                 fault = homes.fault_of_reading(i, self.done)
-            elif i in homes.held:
-                continue
-            elif copy is None:
-                fault, missing = f"needs {self._tensor(i)} in RAM", i
+            elif is_missing:
+                fault = f"needs {self._tensor(i)} in RAM"
             elif self.in_flight and self.in_flight.get(i) == Op.PAGE_IN:
                 fault = f"reads {self._tensor(i)} before its page_in is done"
             if fault:
-                self._object(Op.COMPUTE, k, fault, missing)
+                self._object(Op.COMPUTE, k, fault, i if is_missing else None)
 
     def _page_in(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
         if i not in self.storage:

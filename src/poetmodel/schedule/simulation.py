@@ -262,7 +262,7 @@ def simulate(
         peak_tensors=peak_tensors,
         peak_use=peak_use,
         aux_used_bytes=homes.storage_bytes
-        + sum(sizes[i] for i in written.keys() - homes.stored - graph.state_of.keys()),
+        + sum(sizes[i] for i in written.keys() - graph.on_aux - graph.state_of.keys()),
         written_bytes=sum(sizes[i] * times for i, times in written.items()),
         read_bytes=sum(sizes[i] * times for i, times in read.items()),
         recomputations=Counter(k for t, k in schedule.R if 0 <= k < t),
