@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.clock import check_time_limit, watched
 from poetmodel.schedule.instructions import Instruction, Op
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from poetmodel.schedule.relations import Pair, Schedule, Span
 
 Rows = defaultdict[int, list[int]]
+_AT_ONCE: Final = ("R", "M_out")
+"""Relations with entries in the stage in which something is first made."""
 
 
 class Compiled(NamedTuple):
@@ -104,7 +106,7 @@ class _Compiler:
         rows: Rows = defaultdict(list)
         nodes, of_nodes = self.graph.nodes, relation == "R"
         for t, k in watched(pairs):
-            if not of_nodes and (relation, t, k) in unlawful:
+            if unlawful and (relation, t, k) in unlawful:
                 continue
             fault = self._fault(relation, t, k)
             if not fault:
@@ -136,11 +138,11 @@ class _Compiler:
 
     def _fault(self, relation: str, t: int, k: int) -> str:
         """Return what is wrong with an entry by itself; empty where nothing."""
-        nodes, of_nodes = self.graph.nodes, relation == "R"
-        if not (0 <= t < len(nodes) and 0 <= k < len(nodes if of_nodes else self.node_of)):
+        nodes, made_by, of_nodes = self.graph.nodes, self.node_of, relation == "R"
+        if not (0 <= t < len(nodes) and 0 <= k < len(nodes if of_nodes else made_by)):
             return "the graph has no such stage or index"
-        made = k if of_nodes else self.node_of[k]
-        if t < made + (relation not in ("R", "M_out")):
+        made = k if of_nodes else made_by[k]
+        if t < made or (t == made and relation not in _AT_ONCE):
             what = f"node {nodes[k].name!r}" if of_nodes else self._tensor(k)
             return f"{what} is first made in stage {made}"
         return ""
@@ -157,21 +159,15 @@ class _Compiler:
         unable = {i: self._fault_of_page_in(t, i) for i in self.paged_in.get(t, ())}
         going = self._going(t, computed, [i for i, fault in unable.items() if not fault])
         page_in, page_out = self._by_node(unable), self._by_node(self.paged_out.get(t, ()))
-        for k in sorted({*computed, *page_in, *page_out, *going}):
+        acts = computed.union(going, page_in, page_out)
+        for k in sorted(acts) if len(acts) > 1 else acts:
             for i in page_in.get(k, ()):
                 if unable[i]:
                     self._object(("M_in", t, i), unable[i])
                 else:
                     self.program.append(Instruction(Op.PAGE_IN, i))
-            leaving = page_out.get(k, ())
-            written = [i for i in leaving if i in self.in_ram]
-            self._step(k, written, going.get(k, ()), is_computed=k in computed)
+            self._step(t, k, page_out.get(k, ()), going.get(k, ()), is_computed=k in computed)
             self.steps.extend([(t, k)] * (len(self.program) - len(self.steps)))
-            self.on_storage.update(written)
-            for i in leaving if len(written) < len(leaving) else ():
-                if i not in self.in_ram:
-                    fault = f"{self._tensor(i)} is not in RAM at step {k}"
-                    self._object(("M_out", t, i), fault)
         for gone in going.values():
             self.in_ram.difference_update(gone)
 
@@ -199,25 +195,36 @@ class _Compiler:
         return gone_after
 
     def _step(
-        self, k: int, written: Sequence[int], going: Sequence[int], *, is_computed: bool
+        self,
+        t: int,
+        k: int,
+        leaving: Sequence[int],
+        going: Sequence[int],
+        *,
+        is_computed: bool,
     ) -> None:
         """Compute a node and page tensors out; free those whose last step this is."""
         homes, append = self.homes, self.program.append
         if is_computed:
             append(Instruction(Op.COMPUTE, k))
-            if going and k in homes.replaced:  # the replacement is in its place
-                going = [i for i in going if i not in homes.replaced[k]]
-            touched = {*homes.inputs[k], *homes.outputs[k]}.difference(written)
-            for i in going:
-                if i in touched:
-                    append(Instruction(Op.FREE, i))
-            going = [i for i in going if i not in touched]
-        for i in written:
-            append(Instruction(Op.PAGE_OUT, i))
+            if going:
+                ending = homes.replaced.get(k, ())  # the replacement is in its place
+                going = [i for i in going if i not in ending]
+                touched = {*homes.inputs[k], *homes.outputs[k]}.difference(leaving)
+                for i in going:
+                    if i in touched:
+                        append(Instruction(Op.FREE, i))
+                going = [i for i in going if i not in touched]
+        for i in leaving:
+            if i in self.in_ram:
+                append(Instruction(Op.PAGE_OUT, i))
+                self.on_storage.add(i)
+            else:
+                self._object(("M_out", t, i), f"{self._tensor(i)} is not in RAM at step {k}")
             if i in going:
                 append(Instruction(Op.FREE, i))
         for i in going:
-            if i not in written:
+            if i not in leaving:
                 append(Instruction(Op.FREE, i))
 
     def _fault_of_page_in(self, t: int, i: int) -> str:

@@ -145,7 +145,9 @@ class Machine:
         self.done_s: dict[int, float] = {}
         self.in_flight: dict[int, Op] = {}
         self.first_computed = -1
-        self.count: dict[Op, Counter[int]] = {op: Counter() for op in Op}
+        self.count: dict[Op, Counter[int]] = {
+            op: Counter() for op in (Op.COMPUTE, Op.PAGE_IN, Op.PAGE_OUT)
+        }
         self.position = BEFORE
         self.moments: list[Moment] = []
         self.copies: list[Stay] = []
@@ -180,7 +182,6 @@ class Machine:
                 self._object(op, index, fault)
                 start_s, end_s, high_bytes = issued_s, issued_s, self.ram_bytes
             else:
-                self.count[op][index] += 1
                 start_s, end_s, high_bytes, in_place = act[op](index)
             moments.append(Moment(issued_s, start_s, end_s, high_bytes, self.ram_bytes, in_place))
         self._end()
@@ -189,10 +190,11 @@ class Machine:
     # that it writes over
 
     def _compute(self, k: int) -> tuple[float, float, int, tuple[int, ...]]:
-        homes, position = self.homes, self.position
+        homes, position, computed = self.homes, self.position, self.count[Op.COMPUTE]
+        computed[k] += 1
         if k in homes.first_reads:
             return self._first_read(k, homes.first_reads[k])
-        is_first = self.count[Op.COMPUTE][k] == 1
+        is_first = computed[k] == 1
         self._check_order(k, is_first=is_first)
         self._read_inputs(k)
         for i in homes.new[k] if self.in_flight else ():
@@ -239,7 +241,6 @@ class Machine:
         """Page state in for the first time, wherever among the computations that is."""
         if self.count[Op.COMPUTE][k] > 1:
             self._object(Op.COMPUTE, k, "must not be computed again")
-        self.count[Op.PAGE_IN][i] += 1
         self.done.read.add(i)
         return self._arrive(i)
 
@@ -308,12 +309,14 @@ class Machine:
         return self._arrive(i)
 
     def _arrive(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
+        self.count[Op.PAGE_IN][i] += 1
         if i not in self.ram:
             self._hold(i, Origin.PAGED_IN)
             self.ram_bytes += self.homes.sizes[i]
         return *self._transfer(Op.PAGE_IN, i), self.ram_bytes, ()
 
     def _page_out(self, i: int) -> tuple[float, float, int, tuple[int, ...]]:
+        self.count[Op.PAGE_OUT][i] += 1
         if i not in self.ram:
             self._object(Op.PAGE_OUT, i, "is not in RAM")
         else:
