@@ -13,12 +13,13 @@ from poetmodel.errors import PlanError, TimeLimitError
 from poetmodel.plan import Plan, check_plan
 from poetmodel.plan.derivation import with_waits_and_frees
 from poetmodel.planner.search import best_transfers
-from poetmodel.planner.sequence import moves_of, program_of, start_at_use
+from poetmodel.planner.sequence import moves_of, start_at_use
 from poetmodel.planner.timing import Timing, just_in_time
 from poetmodel.planner.windows import TransferWindows
 from poetmodel.problem import within
 from poetmodel.schedule import GraphIdentity, simulate
 from poetmodel.schedule import verify as verify_schedule
+from poetmodel.schedule.compilation import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -107,7 +108,7 @@ def _plan_of(
     )
     homes = plan.homes(graph)
     if mode == StorageMode.BLOCKING:
-        return replace(plan, program=program_of(homes, schedule))
+        return replace(plan, program=compiled(homes, schedule).program)
     program = _overlapping(homes, costs.table(graph), schedule, budget, limit_s)
     return replace(plan, program=program)
 

@@ -16,21 +16,13 @@ if TYPE_CHECKING:
     from poetmodel.schedule.homes import Homes
 
 
-def program_of(homes: Homes, schedule: Schedule) -> Program:
-    """Return a valid schedule as the program that a device with blocking storage runs.
-
-    Its energy, time and peak RAM are those of the schedule's simulation.
-    """
-    return compiled(homes, schedule).program
-
-
 def moves_of(homes: Homes, schedule: Schedule) -> Program:
     """Return computations and transfers of a schedule, in order, without idle page-outs.
 
     First reads of state are page-ins. A page-out is idle where no page-in of the tensor follows, or
     where the tensor lies on storage already; that of a replacement never is.
     """
-    whole = homes.steps_of(program_of(homes, schedule))
+    whole = homes.steps_of(compiled(homes, schedule).program)
     last_page_in = {i: place for place, (op, i) in enumerate(whole) if op == Op.PAGE_IN}
     stored = set(homes.stored)
     moves = []

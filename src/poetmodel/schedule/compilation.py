@@ -41,7 +41,8 @@ def compiled(homes: Homes, schedule: Schedule) -> Compiled:
 
     Entries that cannot be carried out are faults, and left out: those of no such stage or index,
     before what they are about is first made, or that state does not allow, and moves and holdings
-    of what is not there. Whether a computation finds its inputs is left to the machine. It takes
+    of what is not there. The program of a valid schedule has the energy, time and peak RAM of its
+    simulation. Whether a computation finds its inputs is left to the machine. It takes
     time in proportion to what changes from stage to stage.
     """
     compiler = _Compiler(homes, schedule)
@@ -121,20 +122,22 @@ class _Compiler:
         self, relation: str, spans: Sequence[Span], unlawful: Mapping[Entry, str]
     ) -> Sequence[Span]:
         """Return spans without the entries that cannot be."""
-        if not unlawful and not any(
-            self._fault(relation, first, i) or self._fault(relation, last, i)
-            for i, first, last in spans
-        ):
-            return spans
+        about = {i for name, _, i in unlawful if name == relation}
+        whole: list[Span] = []
+        broken: list[Span] = []
+        for span in spans:
+            i, first, last = span
+            at_fault = self._fault(relation, first, i) or self._fault(relation, last, i)
+            (broken if at_fault or i in about else whole).append(span)
         pairs = []
-        for t, i in pairs_of_spans(spans):
+        for t, i in pairs_of_spans(broken):
             if (relation, t, i) not in unlawful:
                 fault = self._fault(relation, t, i)
                 if fault:
                     self._object((relation, t, i), fault)
                 else:
                     pairs.append((t, i))
-        return spans_of_pairs(pairs)
+        return [*whole, *spans_of_pairs(pairs)]
 
     def _fault(self, relation: str, t: int, k: int) -> str:
         """Return what is wrong with an entry by itself; empty where nothing."""
