@@ -12,7 +12,6 @@ from kit.eager_steps import eager_step
 from poetmodel.device import StorageMode
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.plan.derivation import with_waits_and_frees
-from poetmodel.plan.homes import PlanHomes
 from poetmodel.torch import trace
 from poetmodel.torch.runtime import Runner
 
@@ -49,7 +48,7 @@ def in_order(graph: Graph, computed: Iterable[int] | None = None) -> Plan:
     steps = [Instruction(Op.COMPUTE, k) for k in nodes]
     mode = StorageMode.BLOCKING
     plan = Plan(program=(), mode=mode, resident=graph.state_tensors)
-    return replace(plan, program=with_waits_and_frees(PlanHomes.of(graph, plan), steps, mode))
+    return replace(plan, program=with_waits_and_frees(plan.homes(graph), steps, mode))
 
 
 def runner(traced: Trace, plan: Plan | None = None) -> Runner:

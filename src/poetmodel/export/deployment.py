@@ -8,7 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.plan import Op
-from poetmodel.plan.arena import BEFORE, aligned
+from poetmodel.plan.arena import aligned
+from poetmodel.schedule.machine import BEFORE
 
 RUNTIME_BYTES: Final = 2048
 """What the C library, the page driver and `pm_run` take of RAM, measured on a Cortex-M4 [B]."""

@@ -11,7 +11,7 @@ from poetmodel.errors import InputError
 from poetmodel.export.deployment import inference_slot
 from poetmodel.export.step import WORKSPACE, Call, DataType, LearningRate, Ref
 from poetmodel.plan import Op
-from poetmodel.plan.arena import BEFORE, Content
+from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan.derivation import explicit_steps, with_waits_and_frees
-from poetmodel.plan.homes import PlanHomes
-from poetmodel.plan.program import Instruction, Op, Plan
+from poetmodel.plan.program import Plan
 from poetmodel.plan.simulation import check_identity
 from poetmodel.schedule import GraphIdentity
+from poetmodel.schedule.instructions import Instruction, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from poetmodel.graph import Graph
-    from poetmodel.plan.program import Program
+    from poetmodel.schedule.homes import Homes
+    from poetmodel.schedule.instructions import Program
 
 MAGIC: Final = b"\x89PLN"
 """The first bytes of every coded plan; no text begins with them."""
@@ -89,7 +90,7 @@ def encode(graph: Graph, plan: Plan) -> bytes:
     """
     check_identity(graph, plan)
     _check_indices(graph, plan.program)
-    homes = PlanHomes.of(graph, plan)
+    homes = plan.homes(graph)
     steps = explicit_steps(homes, plan.program, plan.mode)
     flags = DMA if plan.mode == StorageMode.DMA else 0
     if steps is None:
@@ -156,7 +157,7 @@ def decode(graph: Graph, data: bytes) -> Plan:
         resident=None if version == VERSION else tuple(_resident(graph, reader)),
         memory_mapped=bool(flags & MEMORY_MAPPED),
     )
-    homes = PlanHomes.of(graph, plan)
+    homes = plan.homes(graph)
     steps = tuple(_steps(homes, reader))
     literal = flags & LITERAL
     return replace(
@@ -191,7 +192,7 @@ def _check_indices(graph: Graph, program: Program) -> None:
 class _Expectation:
     """Which index the next record is likely to have; the same for writer and reader."""
 
-    def __init__(self, homes: PlanHomes) -> None:
+    def __init__(self, homes: Homes) -> None:
         self.node_of = homes.graph.node_of
         self.due = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
         """The nodes whose first computations come in this order."""
@@ -227,7 +228,7 @@ class _Expectation:
             self._computed = index
 
 
-def _records(homes: PlanHomes, steps: Iterable[Instruction]) -> bytes:
+def _records(homes: Homes, steps: Iterable[Instruction]) -> bytes:
     """Return one record per step that is not the first computation which is due."""
     written = bytearray()
     expectation = _Expectation(homes)
@@ -244,7 +245,7 @@ def _records(homes: PlanHomes, steps: Iterable[Instruction]) -> bytes:
     return bytes(written)
 
 
-def _steps(homes: PlanHomes, reader: _ByteReader) -> Iterator[Instruction]:
+def _steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
     """Yield the steps that records stand for."""
     expectation = _Expectation(homes)
     due, tensors = expectation.due, len(homes.graph.tensors)

@@ -6,20 +6,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
-from poetmodel.plan.program import Instruction, Op
+from poetmodel.schedule.instructions import Instruction, Op
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from poetmodel.plan.homes import PlanHomes
-    from poetmodel.plan.program import Program
+    from poetmodel.schedule.homes import Homes
+    from poetmodel.schedule.instructions import Program
 
 _TRANSFERS: Final = (Op.PAGE_IN, Op.PAGE_OUT)
 
 
-def with_waits_and_frees(
-    homes: PlanHomes, steps: Iterable[Instruction], mode: StorageMode
-) -> Program:
+def with_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: StorageMode) -> Program:
     """Complete a list of computations and transfers to a program.
 
     `steps` are in program order, with first reads as page-ins; for ``dma`` they hold the ``wait i``
@@ -73,7 +71,7 @@ def with_waits_and_frees(
 
 
 def _in_order(
-    homes: PlanHomes, step: Instruction, gone: list[int], under_way: Collection[int]
+    homes: Homes, step: Instruction, gone: list[int], under_way: Collection[int]
 ) -> list[int]:
     """Return the order in which a step frees tensors, of which some are under way."""
     if step.op != Op.COMPUTE or not homes.graph.in_place_of[step.index]:
@@ -105,7 +103,7 @@ class Copy:
     """Whether its end is a computation that writes another value over it."""
 
 
-def copies_of(homes: PlanHomes, steps: Iterable[Instruction]) -> list[Copy]:
+def copies_of(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
     """Return all copies that some steps make, in order."""
     found: list[Copy] = []
     latest: dict[int, Copy] = {}
@@ -126,7 +124,7 @@ def copies_of(homes: PlanHomes, steps: Iterable[Instruction]) -> list[Copy]:
     return found
 
 
-def ends_of_copies(homes: PlanHomes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
+def ends_of_copies(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
     """Return, by place, the tensors whose copy that step is the last to touch, ascending.
 
     Copies of state that are replaced do not end in a free, and are left out.
@@ -139,7 +137,7 @@ def ends_of_copies(homes: PlanHomes, steps: Iterable[Instruction]) -> dict[int, 
 
 
 def explicit_steps(
-    homes: PlanHomes, program: Iterable[Instruction], mode: StorageMode
+    homes: Homes, program: Iterable[Instruction], mode: StorageMode
 ) -> tuple[Instruction, ...] | None:
     """Take a program apart: return the steps that `with_waits_and_frees` makes it from.
 
@@ -151,7 +149,7 @@ def explicit_steps(
     return steps if with_waits_and_frees(homes, steps, mode) == whole else None
 
 
-def _without_derived(homes: PlanHomes, program: Sequence[Instruction]) -> tuple[Instruction, ...]:
+def _without_derived(homes: Homes, program: Sequence[Instruction]) -> tuple[Instruction, ...]:
     """Leave out frees, waits for page-ins, and waits right after what last touched the tensor.
 
     A wait of the last kind stays where a computation has still to read the tensor.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
-from poetmodel.plan.arena import BEFORE, Content
-from poetmodel.plan.program import Op
+from poetmodel.schedule.instructions import Op
+from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan.arena import Arena, Placed
-    from poetmodel.plan.program import Instruction, Plan
-    from poetmodel.plan.simulation import Moment, PlanCheck
+    from poetmodel.plan.program import Plan
+    from poetmodel.plan.simulation import PlanCheck
+    from poetmodel.schedule.instructions import Instruction
+    from poetmodel.schedule.machine import Moment
 
 LONGEST_NAME: Final = 48
 """Names up to this length are aligned."""

@@ -6,18 +6,19 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import PARTS, part_of
-from poetmodel.plan.arena import Content
 from poetmodel.plan.listing import Words
-from poetmodel.plan.program import Op
 from poetmodel.plan.stays import ram_in_use, stays
+from poetmodel.schedule.instructions import Op
+from poetmodel.schedule.machine import Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.graph import Graph
-    from poetmodel.plan.program import Instruction, Plan
-    from poetmodel.plan.simulation import Moment, PlanCheck
-    from poetmodel.plan.stays import Stay
+    from poetmodel.plan.program import Plan
+    from poetmodel.plan.simulation import PlanCheck
+    from poetmodel.schedule.instructions import Instruction
+    from poetmodel.schedule.machine import Moment, Stay
 
 Event = dict[str, Any]
 

@@ -16,10 +16,10 @@ from poetmodel.plan.derivation import ends_of_copies
 from poetmodel.planner.sequence import unread_page_ins
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from poetmodel.device import CostTable
-    from poetmodel.plan.homes import PlanHomes
+    from poetmodel.schedule.homes import Homes
 
 _ROUNDING: Final = 1e-12
 """Times that differ by less, relative to the makespan, are the same."""
@@ -37,7 +37,7 @@ class Timing:
 
     def __init__(
         self,
-        homes: PlanHomes,
+        homes: Homes,
         table: CostTable,
         steps: Sequence[Instruction],
         ram_budget_bytes: int,
@@ -78,7 +78,7 @@ class Timing:
         for i in list(self._touched):
             self._release(i)
 
-    def _step(self, place: int, step: Instruction, ends: Iterable[int]) -> None:
+    def _step(self, place: int, step: Instruction, ends: Collection[int]) -> None:
         """Do one step, and what has to be waited for before it; it `ends` some copies."""
         self.core_s.append(self._core)
         self.waited.append(place)
@@ -101,7 +101,7 @@ class Timing:
                     self._wait(i, self._going)
                 self._ram -= self._sizes[i]
 
-    def _compute(self, k: int, ends: Iterable[int]) -> None:
+    def _compute(self, k: int, ends: Collection[int]) -> None:
         for i in self.homes.inputs[k]:
             if i in self._arriving:
                 self._wait(i, self._arriving)
@@ -122,9 +122,7 @@ class Timing:
             else:
                 self._release(i)
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram + size)
-        self._ram += sum(
-            self._sizes[i] for i in self.homes.outputs[k] if i not in self.homes.written_back
-        )
+        self._ram += sum(self._sizes[i] for i in self.homes.new[k])
         self.begin_s.append(self._core)
         self._core += self.table.compute_time_s[k]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import CostTable
     from poetmodel.plan.derivation import Copy
-    from poetmodel.plan.homes import PlanHomes
+    from poetmodel.schedule.homes import Homes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class TransferWindows:
 
     def __init__(
         self,
-        homes: PlanHomes,
+        homes: Homes,
         table: CostTable,
         moves: Sequence[Instruction],
         ram_budget_bytes: int,

@@ -332,7 +332,10 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
     energies add up to the overhead (without idle power during overlapping transfers).
     """
     graph = problem.graph
-    starts_in_ram, resident = Counter(i for _, i in schedule.S_RAM), set(schedule.resident)
+    resident = set(schedule.resident)
+    starts_in_ram: Counter[int] = Counter()
+    for i, first, last in schedule.kept:
+        starts_in_ram[i] += last - first + 1
     for decision in find_decisions(problem, schedule):
         i = decision.tensor
         k = graph.node_of[i]

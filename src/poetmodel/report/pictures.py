@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.plan import Op
-from poetmodel.plan.arena import BEFORE, Content
+from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:

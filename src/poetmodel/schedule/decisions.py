@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
-    from poetmodel.schedule.relations import Pair, Schedule
+    from poetmodel.schedule.relations import Pair, Schedule, Span
     from poetmodel.schedule.simulation import MemoryPoint, Simulation
 
 StageRange = tuple[int, int]
@@ -149,13 +149,14 @@ def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
     """Return where a valid schedule operates in place, in the order of execution."""
     if not any(graph.in_place_of):
         return ()
-    computed, kept = _by_index(schedule.R), set(schedule.S_RAM)
+    computed = _by_index(schedule.R)
     shared = graph.shared_bytes_of
     return tuple(
         InPlaceUse(stage=t, node=k, output=y, input=x, saved_bytes=shared[k].get(x, 0))
         for t, k in schedule.R
         for y, x in graph.in_place_of[k]
-        if (t + 1, x) not in kept and not any(t in computed[j] for j in graph.users_of[x] if j > k)
+        if not schedule.is_kept(t + 1, x)
+        and not any(t in computed[j] for j in graph.users_of[x] if j > k)
     )
 
 
@@ -182,8 +183,8 @@ class _Stages:
         self.copied = frozenset(() if problem.reads_in_place else on_storage)
         """State that is read into RAM from there."""
         self.computed = _by_index(schedule.R)
-        self.kept = _by_index(schedule.S_RAM)
-        self.stored = _by_index(schedule.S_AUX)
+        self.kept = _by_tensor(schedule.kept)
+        self.stored = _by_tensor(schedule.stored)
         self.paged_in = _by_index(schedule.M_in)
         self.paged_out = _by_index(schedule.M_out)
 
@@ -257,6 +258,13 @@ def _by_index(pairs: Iterable[Pair]) -> dict[int, set[int]]:
     stages: defaultdict[int, set[int]] = defaultdict(set)
     for t, k in pairs:
         stages[k].add(t)
+    return stages
+
+
+def _by_tensor(spans: Iterable[Span]) -> dict[int, set[int]]:
+    stages: defaultdict[int, set[int]] = defaultdict(set)
+    for i, first, last in spans:
+        stages[i].update(range(first, last + 1))
     return stages
 
 

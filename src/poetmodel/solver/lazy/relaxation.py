@@ -277,12 +277,11 @@ class Relaxation:
         group_of = grouping.group_of
         node_of = self.problem.graph.node_of
         x = np.full(self.form.n_columns, np.nan)
-        held = set(schedule.S_RAM)
         for (i, a), column in self.kept.items():
             stages = events.events[i]
             begin = group_of[node_of[i]] if a == 0 else stages[a - 1]
             crossed = range(begin + 1, stages[a] + 1)
-            x[column] = all((grouping.first_stage[group], i) in held for group in crossed)
+            x[column] = all(schedule.is_kept(grouping.first_stage[group], i) for group in crossed)
         again = {(group_of[t], k) for t, k in schedule.R}
         for index, column in self.recomputed.items():
             x[column] = index in again
