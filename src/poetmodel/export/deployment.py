@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
+
+
+class WeightsFormat(StrEnum):
+    """How an exported folder has the values that state begins with, and constants."""
+
+    C = "c"
+    """As an array of C, which any build takes."""
+    BINARY = "binary"
+    """As a file beside, which the assembler includes: for weights that a compiler reads slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,9 @@ class Deployment:
     """Whether storage has two generations of all state, of which one is always whole."""
     inference: Inference | None = None
     """The forward pass in evaluation mode, where it was asked for."""
+    prefix: str = "pm"
+    """What all names of C begin with."""
+    weights: WeightsFormat = WeightsFormat.C
 
     @cached_property
     def slots(self) -> tuple[str, ...]:

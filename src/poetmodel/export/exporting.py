@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import BudgetError, InputError, VerificationError
-from poetmodel.export.deployment import STACK_BYTES, Deployment, Inference, reserved_bytes
-from poetmodel.export.folder import check_folder, write_folder
+from poetmodel.export.deployment import (
+    STACK_BYTES,
+    Deployment,
+    Inference,
+    WeightsFormat,
+    reserved_bytes,
+)
+from poetmodel.export.folder import check_folder, check_prefix, write_folder
 from poetmodel.export.step import reading_state
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
@@ -54,6 +60,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     gap: float = 0.01,
     commit: bool = False,
     infer: bool = False,
+    prefix: str = "pm",
+    weights: WeightsFormat | str = WeightsFormat.C,
     command: str = "",
     on_progress: OnProgress | None = None,
 ) -> Deployment:
@@ -94,6 +102,10 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     infer : bool
         Whether ``pm_infer`` is wanted too: the forward pass in evaluation mode. Its step must have
         been captured with it.
+    prefix : str
+        What all names of C begin with: two steps of other prefixes link into one program.
+    weights : {'c', 'binary'}
+        Whether the first values of state are an array of C, or a file that the assembler includes.
     command : str
         What made the folder, for its readers.
     on_progress : callable, optional
@@ -113,6 +125,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     """
     clock = Request(time_limit_s=time_limit, gap=gap, on_progress=on_progress)
     check_folder(folder)
+    check_prefix(prefix)
+    if weights not in list(WeightsFormat):
+        raise InputError(f"weights: expected c or binary, got {weights!r}")
     found = load_device(device) if isinstance(device, str) else device
     step = in_tiles(step if infer else replace(step, inference=None), tile)
     if infer and step.inference is None:
@@ -148,6 +163,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         device=found,
         result=result,
         commit=commit and bool(step.graph.state_tensors),
+        prefix=prefix,
+        weights=WeightsFormat(weights),
     )
     if step.inference is not None:
         inference = _inference(deployment, step.inference, problem, found, clock)

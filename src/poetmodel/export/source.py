@@ -1,15 +1,23 @@
-"""``pm_step.h`` and ``pm_step.c``: the interface of a step, its tables, and its program."""
+"""``pm.h``, ``pm_step.c`` and ``pm_weights.c``: a step's interface, tables, program and values."""
 
 from __future__ import annotations
 
+import re
+from importlib.resources import files
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from poetmodel.export.deployment import gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, elements
 from poetmodel.export.step import DataType
+from poetmodel.plan import Op
+from poetmodel.plan.arena import BEFORE, Content, check_arena
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from importlib.resources.abc import Traversable
 
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.step import Step, Value, Weights
@@ -25,6 +33,8 @@ _HOMES: Final = {
     "mapped": "PM_MAPPED_STORAGE",
     "flash": "PM_FLASH",
 }
+SOURCES: Final[Traversable] = files("poetmodel.export") / "c"
+"""The C that is copied."""
 _RANDOM: Final = frozenset(("pm_dropout", "pm_bernoulli"))
 """Kernels whose numbers depend on the number of the step: see ``pm_random.h``."""
 
@@ -57,7 +67,7 @@ class StepSource:
         return bool(_RANDOM.intersection(self.kernels))
 
     def header(self) -> str:
-        """Return the text of ``pm_step.h``."""
+        """Return the text of ``pm.h``."""
         step, deployment = self.step, self.deployment
         slots = deployment.slots
         state_slots = len(deployment.stored_state)
@@ -86,9 +96,38 @@ class StepSource:
         return _HEADER.format(
             name=_one_line(step.graph.name),
             numbers="\n".join(lines),
+            names="\n".join(self._names(set(numbers))),
+            driver=(SOURCES / "pm_driver.h").read_text(encoding="utf-8").rstrip(),
+            resume=_RESUME_DECLARATION if deployment.commit else "",
             gradients=_GRADIENT_DECLARATION if step.gradients else "",
             infer="" if deployment.inference is None else _INFER_DECLARATION,
         )
+
+    def _names(self, taken: set[str]) -> Iterator[str]:
+        """Yield a constant for the index of each tensor that callers see, with what it is."""
+        step = self.step
+        homes = [self.home(value.pieces[0].buffer) for value in step.states]
+        kinds: tuple[tuple[str, Sequence[Value], Sequence[str]], ...] = (
+            ("INPUT", step.inputs, ()),
+            ("STATE", step.states, homes),
+            ("GRADIENT", step.gradients, ()),
+        )
+        for kind, values, where in kinds:
+            for k, value in enumerate(values):
+                name = _constant(kind, value.name, taken)
+                shape = "".join(f"[{size}]" for size in value.shape)
+                place = f", {where[k]}" if where else ""
+                size = elements(value) * value.type.itemsize
+                yield f"#define PM_{name} {k} /* {value.type.c_name}{shape}, {size} B{place} */"
+
+    def weights_source(self) -> str:
+        """Return the text of ``pm_weights.c`` with all values as words of C."""
+        words = np.frombuffer(self.weights.data, "<u4")
+        rows = [
+            "    " + " ".join(f"0x{word:08x}u," for word in words[k : k + 8].tolist())
+            for k in range(0, len(words), 8)
+        ]
+        return _WEIGHTS.format(words="\n".join(rows) or "    0")
 
     def source(self) -> str:
         """Return the text of ``pm_step.c``."""
@@ -108,6 +147,7 @@ class StepSource:
             infer = _INFER.format(body=_indented(inside))
         return _SOURCE.format(
             random="\nuint32_t pm_random_step;" if self._draws else "",
+            map="\n".join(self._map()),
             name=_one_line(self.step.graph.name),
             tables=tables,
             lists="\n".join(lists),
@@ -115,6 +155,30 @@ class StepSource:
             body=_indented(body),
             infer=infer,
         )
+
+    def _map(self) -> Iterator[str]:
+        """Yield where in the arena each copy of a tensor and each workspace is, from when to when.
+
+        The nodes are those that run while it is there, `-` stands for the time between steps.
+        """
+        graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
+        nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
+        named = ["-", *nodes, "-"]  # from BEFORE on
+        last = list(accumulate(named, _last_named))
+        first = list(accumulate(reversed(named), _last_named))[::-1]
+        for one in sorted(
+            check_arena(graph, plan, arena).rectangles, key=lambda one: (one.offset, one.begin)
+        ):
+            if not one.bytes:
+                continue
+            what = (
+                f"[{graph.nodes[one.index].name}]"
+                if one.content == Content.WORKSPACE
+                else graph.tensors[one.index].name
+            )
+            begin = first[one.begin - BEFORE]
+            until = last[one.end - 1 - BEFORE] if one.end < len(plan.program) else "-"
+            yield f"   {one.offset:8} {one.bytes:8} {begin:>5} {until:>5}  {_one_line(what)}"
 
     # -- tables ------------------------------------------------------------------------------------
 
@@ -205,21 +269,46 @@ def _table(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:
     return f"{declaration} = {{\n{inside}}};"
 
 
+def _last_named(earlier: str, node: str) -> str:
+    return node or earlier
+
+
+def _constant(kind: str, name: str, taken: set[str]) -> str:
+    """Return the name of a constant for a tensor, which no other has."""
+    words = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
+    if kind == "INPUT" and len(words) > 1 and words[0] == "inputs":
+        del words[0]
+    first = found = "_".join([kind, *words]).upper()
+    again = 1
+    while found in taken:
+        again += 1
+        found = f"{first}_{again}"
+    taken.add(found)
+    return found
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.replace("*/", "* /").encode("ascii", "backslashreplace").decode().split())
 
 
 _HEADER: Final = """\
 /* A training step of {name}. Generated by poetmodel. */
-#ifndef PM_STEP_H
-#define PM_STEP_H
+#ifndef PM_H
+#define PM_H
 
 #include <stddef.h>
+#include <stdint.h>
 
-#include "pm_driver.h"
-#include "pm_real.h"
+#ifdef __cplusplus
+extern "C" {{
+#endif
 
 {numbers}
+
+/* The tensors that callers see, by their numbers; sizes are of the build for float. */
+{names}
+
+{driver}
 
 /* 0, or an error number; state is then as it was exported. */
 int pm_init(void);
@@ -233,8 +322,18 @@ int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
 /* Wherever the home of a state tensor is; in the order of manifest.json. */
 int pm_read_state(int index, pm_real *to);
 int pm_write_state(int index, const pm_real *from);
-{gradients}{infer}
+{resume}{gradients}{infer}
+#ifdef __cplusplus
+}}
 #endif
+
+#endif
+"""
+
+_RESUME_DECLARATION: Final = """
+/* In place of pm_init after a restart: the state of the last whole step, or PM_ERROR_EMPTY. */
+int pm_resume(void);
+extern uint32_t pm_commits; /* 1 by pm_init, and 1 more by each step, also over restarts */
 """
 
 _GRADIENT_DECLARATION: Final = """
@@ -249,9 +348,12 @@ int pm_infer(const void *const inputs[], pm_real *outputs);
 """
 
 _SOURCE: Final = """\
-/* A training step of {name}, as it was planned. Generated by poetmodel. */
-#include "pm_step.h"
+/* A training step of {name}, as it was planned. Generated by poetmodel.
 
+   The arena, in the build for float: where a tensor or a workspace (in brackets) begins [bytes],
+   its size, and the nodes from and to which it is there; - is the time between steps.
+
+{map} */
 #include <string.h>
 
 #include "pm_kernels.h"
@@ -277,3 +379,34 @@ int pm_infer(const void *const inputs[], pm_real *outputs)
     return PM_OK;
 }}
 """
+
+_WEIGHTS: Final = """\
+/* What state begins with, and constants: little-endian bytes in words. Generated by poetmodel. */
+#include "pm_state.h"
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "weights are little-endian"
+#endif
+
+_Alignas(16) const uint32_t pm_weights[] = {{
+{words}
+}};
+"""
+
+BINARY_WEIGHTS: Final = """\
+/* What state begins with, and constants: the bytes of a file, which no compiler has to read. */
+#include "pm_state.h"
+
+#ifndef PM_WEIGHTS_FILE
+#error "PM_WEIGHTS_FILE: define it as the path of pm_weights.bin, in quotes, as CMakeLists.txt does"
+#endif
+
+__asm__(".pushsection .rodata.pm_weights, \\"a\\"\\n"
+        ".balign 16\\n"
+        ".global pm_weights\\n"
+        "pm_weights:\\n"
+        ".incbin \\"" PM_WEIGHTS_FILE "\\"\\n"
+        ".balign 16\\n"
+        ".popsection\\n");
+"""
+"""The text of ``pm_weights.c`` that takes them from a file."""

@@ -13,12 +13,6 @@ static uint32_t size_of(uint8_t type)
     return type == PM_IS_REAL ? (uint32_t)sizeof(pm_real) : type == PM_IS_INT32 ? 4u : 1u;
 }
 
-/* Bytes of a buffer on storage, the same for every type: what the float build has, times PM_SCALE. */
-static uint32_t bytes_on_storage(const pm_buffer_t *buffer)
-{
-    return buffer->elements * (buffer->type == PM_IS_UINT8 ? 1u : 4u) * PM_SCALE;
-}
-
 /* Copies first values to RAM. */
 static void load(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t count)
 {
@@ -26,8 +20,15 @@ static void load(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t c
         memcpy(to, PM_CONSTANT_REALS(buffer->weights / 4u + first), (size_t)count * sizeof(pm_real));
     } else {
         const uint32_t size = size_of(buffer->type);
-        memcpy(to, pm_weights + buffer->weights + (size_t)first * size, (size_t)count * size);
+        memcpy(to, PM_CONSTANT_BYTES(buffer->weights) + (size_t)first * size, (size_t)count * size);
     }
+}
+
+#if PM_SLOTS
+/* Bytes of a buffer on storage, the same for every type: what the float build has, times PM_SCALE. */
+static uint32_t bytes_on_storage(const pm_buffer_t *buffer)
+{
+    return buffer->elements * (buffer->type == PM_IS_UINT8 ? 1u : 4u) * PM_SCALE;
 }
 
 /* Pages a buffer in, into the room that it has between two steps. */
@@ -42,6 +43,7 @@ static int put(const pm_buffer_t *buffer, uint32_t slot)
     PM_TRY(pm_page_out(slot, PM_ADDRESS(buffer->address), bytes_on_storage(buffer)));
     return pm_page_wait(slot);
 }
+#endif
 
 #if PM_MAPPED
 /* Writes first values to storage that the core reads where it lies. */
@@ -64,6 +66,7 @@ static int begin(const pm_buffer_t *buffer)
     if (buffer->home == PM_RAM || buffer->home == PM_STORAGE) {
         load(PM_ADDRESS(buffer->address), buffer, 0, buffer->elements);
     }
+#if PM_SLOTS
     if (buffer->slot == PM_NO_SLOT) {
         return PM_OK;
     }
@@ -79,7 +82,9 @@ static int begin(const pm_buffer_t *buffer)
 #if PM_COMMIT
     PM_TRY(put(buffer, PM_NEW(buffer->slot)));
 #endif
-    return put(buffer, PM_OLD(buffer->slot));
+    PM_TRY(put(buffer, PM_OLD(buffer->slot)));
+#endif
+    return PM_OK;
 }
 
 /* Constants as doubles, where those are the reals. */
@@ -88,7 +93,7 @@ static void widen(void)
 #if PM_IS_DOUBLE
     for (uint32_t k = 0; k < PM_WEIGHT_REALS; k++) {
         float value;
-        memcpy(&value, pm_weights + (size_t)k * 4u, sizeof value);
+        memcpy(&value, &pm_weights[k], sizeof value);
         pm_wide_weights[k] = (pm_real)value;
     }
 #endif
@@ -154,9 +159,11 @@ static int read_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count
         load(to, buffer, first, count);
         return PM_OK;
     }
+#if PM_SLOTS
     if (buffer->home == PM_STORAGE) {
         PM_TRY(fetch(buffer));
     }
+#endif
 #if PM_MAPPED
     if (buffer->home == PM_MAPPED_STORAGE) {
         from = pm_page_address(buffer->slot);
@@ -178,11 +185,18 @@ static int write_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t coun
         return pm_page_write(buffer->slot, first * size, from, count * size);
     }
 #endif
+#if PM_SLOTS
     if (buffer->home == PM_STORAGE) {
         PM_TRY(fetch(buffer));
     }
+#endif
     memcpy(to + (size_t)first * size, from, (size_t)count * size);
-    return buffer->slot != PM_NO_SLOT ? put(buffer, PM_OLD(buffer->slot)) : PM_OK;
+#if PM_SLOTS
+    if (buffer->slot != PM_NO_SLOT) {
+        return put(buffer, PM_OLD(buffer->slot));
+    }
+#endif
+    return PM_OK;
 }
 
 /* Reads to `to` or writes from `from`, whichever is there, piece by piece. */

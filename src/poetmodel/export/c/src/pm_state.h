@@ -10,7 +10,7 @@ typedef enum { PM_IS_REAL, PM_IS_INT32, PM_IS_UINT8 } pm_type;
 /* One buffer of state. Sizes and addresses are those of the build for float. */
 typedef struct {
     uint32_t elements;
-    uint32_t weights; /* where its first value is in the file of weights [bytes] */
+    uint32_t weights; /* where its first value is in pm_weights [bytes] */
     uint32_t address; /* where it is in the arena, or may be put between two steps [bytes] */
     uint32_t slot;    /* on storage; PM_NO_SLOT where it has none */
     uint8_t home;
@@ -43,7 +43,7 @@ typedef struct {
 #define PM_NO_SLOT 0xFFFFFFFFu
 
 extern unsigned char pm_arena[];
-extern const unsigned char pm_weights[];
+extern const uint32_t pm_weights[]; /* bytes, in words: the first one lowest */
 extern const pm_buffer_t pm_buffers[];
 extern const pm_piece_t pm_pieces[];
 extern const pm_pieces_t pm_state_pieces[];
@@ -61,7 +61,7 @@ extern pm_real pm_wide_weights[]; /* the weights are floats */
 #define PM_CONSTANT_REALS(element) ((const pm_real *)(const void *)pm_weights + (element))
 #endif
 #define PM_CONSTANT_INTS(element) ((const int32_t *)(const void *)pm_weights + (element))
-#define PM_CONSTANT_BYTES(element) ((const uint8_t *)pm_weights + (element))
+#define PM_CONSTANT_BYTES(element) ((const uint8_t *)(const void *)pm_weights + (element))
 
 #if PM_COMMIT
 int pm_save_resident(void); /* the end of a step: pages out all state that lives in RAM, to PM_NEW */
