@@ -23,48 +23,9 @@ if TYPE_CHECKING:
 STEP: Final = Path(__file__).parents[2] / "docs" / "digits.step.json"
 WARNINGS: Final = ("-Wall", "-Wextra", "-Wpedantic", "-Wmissing-prototypes", "-Werror")
 C: Final = ("cc", "-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno")
+SOURCES: Final = Path(__file__).with_name("library")
 RATE: Final = 0.1
 STEPS: Final = 3
-
-APPLICATION: Final = """
-#include "kws.h"
-#include "vww.h"
-
-#include <cstdio>
-
-static float image[576];
-static int32_t label[4];
-static float weight[288];
-
-static_assert(KWS_INPUTS == 2 && VWW_STATES == 6, "both headers are there");
-
-template <typename Step> static int train(std::FILE *file, Step step)
-{
-    const void *const inputs[KWS_INPUTS] = {image, label};
-    float loss = 0;
-    if (std::fread(image, sizeof image, 1, file) != 1) return 100;
-    if (std::fread(label, sizeof label, 1, file) != 1) return 100;
-    const int error = step(inputs, 0.1f, &loss);
-    if (!error) std::printf("%.9g\\n", static_cast<double>(loss));
-    return error;
-}
-
-int main(int, char **words)
-{
-    std::FILE *const file = std::fopen(words[1], "rb");
-    int error = kws_init();
-    if (!error) error = vww_init();
-    for (int k = 0; k < 3 && !error; k++) {
-        const long before = std::ftell(file);
-        error = train(file, kws_step);
-        std::fseek(file, before, SEEK_SET);
-        if (!error) error = train(file, vww_step);
-    }
-    if (!error) error = vww_read_state(VWW_STATE_3_WEIGHT, weight);
-    std::printf("%.9g\\n", static_cast<double>(weight[0]));
-    return error;
-}
-"""
 
 
 def compiled(command: Sequence[str | Path], folder: Path) -> None:
@@ -109,8 +70,15 @@ def batches() -> bytes:
     )
 
 
-@pytest.mark.parametrize("prefix", ["pm", "kws", "vww"])
-@pytest.mark.parametrize("flags", [(), ("-flto",), ("-DPM_REAL=double",)], ids=" ".join)
+@pytest.mark.parametrize(
+    ("prefix", "flags"),
+    [
+        pytest.param("vww", (), id="plain"),
+        pytest.param("kws", (), id="no slots", marks=pytest.mark.slow),
+        pytest.param("pm", ("-flto",), id="flto", marks=pytest.mark.slow),
+        pytest.param("vww", ("-DPM_REAL=double",), id="double", marks=pytest.mark.slow),
+    ],
+)
 def test_sources_compile_without_warnings(
     folders: Callable[[str], Path], tmp_path: Path, prefix: str, flags: tuple[str, ...]
 ) -> None:
@@ -131,14 +99,15 @@ def test_two_networks_link_into_one_application_in_cpp(
     """Each trains as it does alone; only the one with slots on storage has a driver."""
     if shutil.which("c++") is None:
         pytest.skip("no c++ on PATH")
-    (tmp_path / "app.cpp").write_text(APPLICATION, encoding="utf-8")
     (tmp_path / "inputs.bin").write_bytes(batches())
     kws, vww = folders("kws"), folders("vww")
     includes = (f"-I{kws / 'include'}", f"-I{vww / 'include'}")
     parts = [*sources(kws), *sources(vww), vww / "port" / "driver_ram.c"]
     compiled([*C, *includes, "-c", *parts], tmp_path)
     strict = [word for word in WARNINGS if word != "-Wmissing-prototypes"]
-    compiled(["c++", "-std=c++17", *strict, *includes, "-c", "app.cpp"], tmp_path)
+    compiled(
+        ["c++", "-std=c++17", *strict, *includes, "-c", SOURCES / "two_networks.cpp"], tmp_path
+    )
     objects = sorted(tmp_path.glob("*.o"))
     compiled(["c++", *objects, "-lm", "-o", "app"], tmp_path)
     said = subprocess.run(
@@ -211,3 +180,67 @@ def test_program_is_a_board_program_with_the_optimizer_of_the_linker(
         for settings in ((), ("EXTRA=-flto",))
     ]  # fmt: skip
     assert runs[0].state == runs[1].state
+
+
+# -- slices, the hook, the arena -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def called(
+    folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], tuple[list[str], list[int]]]:
+    """Return what an application prints, built with a header of its own and run with a word."""
+    folder = tmp_path_factory.mktemp("caller")
+    (folder / "inputs.bin").write_bytes(batches())
+
+    def call(config: str, nodes: str) -> tuple[list[str], list[int]]:
+        name = str(abs(hash(config)))
+        if not (folder / name).exists():
+            text = (SOURCES / "config.h").read_text(encoding="utf-8")
+            (folder / "config.h").write_text(text + config, encoding="utf-8")
+            own = folders("pm")
+            flags = (f"-I{own / 'include'}", f"-I{folder}", '-DPM_CONFIG="config.h"')
+            parts = [*sources(own), SOURCES / "caller.c", "-lm", "-o", name]
+            compiled([*C, *WARNINGS, *flags, *parts], folder)
+        done = subprocess.run(
+            [f"./{name}", "inputs.bin", nodes], cwd=folder, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.returncode
+        return done.stdout.split(), [int(word) for word in done.stderr.split()]
+
+    return call
+
+
+@pytest.mark.parametrize("nodes", [1, 7, 1000])
+def test_slices_are_the_step(
+    called: Callable[[str, str], tuple[list[str], list[int]]], nodes: int
+) -> None:
+    """However many nodes at a time: same losses, same state, and as many slices as that takes."""
+    whole, (none, seen) = called("", "0")
+    sliced, (slices, again) = called("", str(nodes))
+    assert sliced == whole
+    assert none == 0
+    assert seen == again == STEPS
+    # Six of the 35 nodes are state, which is no work.
+    assert slices == STEPS * -(-29 // nodes)
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["#define PM_ARENA_EXTERN\n", '#define PM_ARENA_SECTION ".slow_memory"\n'],
+    ids=["given", "placed"],
+)
+def test_arena_is_where_the_application_wants_it(
+    called: Callable[[str, str], tuple[list[str], list[int]]], config: str
+) -> None:
+    """In memory of the caller, or in a section of the linker: the step is the same."""
+    assert called(config, "0")[0] == called("", "0")[0]
+
+
+def test_arena_is_aligned_to_cache_lines_where_dma_passes_them(tmp_path: Path) -> None:
+    """On a Cortex-M7 with DMA every offset, and the arena itself, begins a line."""
+    made = export_step(load_step(STEP), tmp_path, device="stm32h743", ram="85%", gap=0.5)
+    assert made.arena.alignment == 32
+    assert all(placed.offset % 32 == 0 for placed in made.arena.offsets)
+    assert "#define PM_ALIGNMENT 32 " in (tmp_path / "include" / "pm.h").read_text()

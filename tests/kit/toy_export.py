@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SOURCES = Path(board.__file__).with_name("c")
 TOY = Path(__file__).parents[1] / "export" / "toy"
-GENERATED = {"pm_state.c", "pm_state.h", "kernels"}
+GENERATED = {"pm_state.c", "pm_state.h", "pm_slices.c", "kernels"}
 """What a toy does without."""
 LEARNING_RATE = 0.05
 BATCHES = 3

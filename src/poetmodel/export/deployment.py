@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.plan import Op
-from poetmodel.plan.arena import BEFORE, aligned
+from poetmodel.plan.arena import ALIGNMENT, BEFORE, aligned
 
 RUNTIME_BYTES: Final = 2048
 """What the C library, the page driver and `pm_run` take of RAM, measured on a Cortex-M4 [B]."""
@@ -125,6 +125,15 @@ class Deployment:
             "runtime": RUNTIME_BYTES,
             "free": self.ram_bytes - self.arena_bytes - reserved_bytes(step, self.stack_bytes),
         }
+
+
+def alignment_on(device: Device | None) -> int:
+    """Return what offsets on a device are multiples of [B].
+
+    Where DMA moves memory behind a data cache that is a cache line too: a line that holds a part
+    of what is moved and a part of something else cannot be cleaned or discarded.
+    """
+    return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
 
 
 def _paged_out(step: Step, plan: Plan) -> list[str]:

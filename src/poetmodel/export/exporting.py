@@ -13,6 +13,7 @@ from poetmodel.export.deployment import (
     Deployment,
     Inference,
     WeightsFormat,
+    alignment_on,
     reserved_bytes,
 )
 from poetmodel.export.folder import check_folder, check_prefix, write_folder
@@ -20,7 +21,7 @@ from poetmodel.export.step import reading_state
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import check_plan
-from poetmodel.plan.arena import ALIGNMENT, check_arena
+from poetmodel.plan.arena import check_arena
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import unit_remark
 from poetmodel.solver.fitting import aligned_graph, fit_arena
@@ -142,7 +143,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     ram_bytes = _ram_bytes(step, found, ram, reserved)
     pages = paging and costs.pages is not None
     mapped = found.storage is not None and found.storage.memory_mapped
-    aligned = aligned_graph(step.graph, ALIGNMENT)
+    aligned = aligned_graph(step.graph, alignment_on(found))
     least = floor(aligned, memory_mapped=pages and mapped, resident=not pages)
     problem = Problem(
         step.graph,
@@ -183,7 +184,12 @@ def _fitted(
     mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
     limit_s = max(ratio * clock.remaining_s(), 1e-3)
     result, plan, arena = fit_arena(
-        problem, mode=mode, time_limit=limit_s, gap=clock.gap, on_progress=clock.on_progress
+        problem,
+        mode=mode,
+        alignment=alignment_on(device),
+        time_limit=limit_s,
+        gap=clock.gap,
+        on_progress=clock.on_progress,
     )
     result.require_schedule()
     if plan is None or arena is None:
@@ -250,7 +256,7 @@ def _costs(step: Step, device: Device, profile: str | Path | Costs | None) -> Co
 def _ram_bytes(step: Step, device: Device, ram: str | int | None, reserved: int) -> int:
     if ram is None:
         return device.ram_bytes
-    whole = checkpoint_all_peak_bytes(aligned_graph(step.graph, ALIGNMENT))
+    whole = checkpoint_all_peak_bytes(aligned_graph(step.graph, alignment_on(device)))
     return parse_size(ram, field="ram", whole_bytes=whole + reserved)
 
 

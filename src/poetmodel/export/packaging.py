@@ -27,6 +27,7 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
         "ROWS": "\n".join(f"| {what} | {size:,} |" for what, size in deployment.ram_map().items()),
         "INPUTS": inputs,
         "POINTERS": ", ".join(f"x{k}" for k in range(len(step.inputs))),
+        "ALIGNMENT": str(deployment.arena.alignment),
         "RATE": str(step.learning_rate if trains else 0),
         "BEGIN": _RESUME if deployment.commit else _INIT,
         "STORAGE": _storage(deployment),

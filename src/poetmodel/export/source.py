@@ -74,6 +74,7 @@ class StepSource:
         generations = 2 if deployment.commit else 1
         numbers = {
             "ARENA_BYTES": (deployment.arena_bytes, "of the build for float"),
+            "ALIGNMENT": (deployment.arena.alignment, "of what lies in the arena, and of it"),
             "INPUTS": (len(step.inputs), ""),
             "STATES": (len(step.states), ""),
             "GRADIENTS": (len(step.gradients), "handed out, where nothing updates"),
@@ -136,14 +137,14 @@ class StepSource:
             f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
             for values, name in self.program.lists.items()
         ]
-        body = [*_inputs(self.step), "(void)lr;", *self._body]
+        body = list(self._body)
         if self.deployment.commit:
             body.append("PM_TRY_TORN(pm_save_resident());")
         if self._draws:
             body.append("pm_random_step++;")
         infer = ""
         if self.deployment.inference is not None:
-            inside = [*_inputs(self.deployment.inference.step), *self._inference]
+            inside = [*_inputs(self.deployment.inference.step, "inputs"), *self._inference]
             infer = _INFER.format(body=_indented(inside))
         return _SOURCE.format(
             random="\nuint32_t pm_random_step;" if self._draws else "",
@@ -151,8 +152,9 @@ class StepSource:
             name=_one_line(self.step.graph.name),
             tables=tables,
             lists="\n".join(lists),
+            inputs=_indented(_inputs(self.step, "pm_progress.inputs")),
             end="pm_commit()" if self.deployment.commit else "PM_OK",
-            body=_indented(body),
+            body=_indented(map(_indented_once, body)),
             infer=infer,
         )
 
@@ -245,13 +247,17 @@ class StepSource:
             yield _table("const pm_gradient_t pm_gradients[]", rows)
 
 
-def _inputs(step: Step) -> Iterator[str]:
+def _inputs(step: Step, where: str) -> Iterator[str]:
     """Yield the pointers to what a caller hands over."""
     for k, value in enumerate(step.inputs):
-        yield f"const {value.type.c_name} *const x{k} = inputs[{k}];"
+        yield f"const {value.type.c_name} *const x{k} = {where}[{k}];"
     yield from (f"(void)x{k};" for k in range(len(step.inputs)))
     if not step.inputs:
-        yield "(void)inputs;"
+        yield f"(void){where};"
+
+
+def _indented_once(line: str) -> str:
+    return line if line.startswith("PM_SLICE(") else f"    {line}"
 
 
 def _indented(lines: Iterable[str]) -> str:
@@ -299,6 +305,13 @@ _HEADER: Final = """\
 #include <stddef.h>
 #include <stdint.h>
 
+/* A file of the application, in quotes, for all sources too. It may define PM_ARENA_SECTION, the
+   section of the arena in quotes; PM_ARENA_EXTERN, where pm_use_arena gives it; PM_NODE(node), a
+   hook before each node. */
+#ifdef PM_CONFIG
+#include PM_CONFIG
+#endif
+
 #ifdef __cplusplus
 extern "C" {{
 #endif
@@ -310,6 +323,12 @@ extern "C" {{
 
 {driver}
 
+#ifdef PM_ARENA_EXTERN
+/* Before all else: the memory for the arena, aligned to PM_ALIGNMENT, at least PM_ARENA_BYTES long
+   (twice that for double). It stays the step's. */
+int pm_use_arena(void *arena, size_t bytes);
+#endif
+
 /* 0, or an error number; state is then as it was exported. */
 int pm_init(void);
 
@@ -318,6 +337,13 @@ int pm_init(void);
    other group stays the same multiple of it as when this was exported.
    With PM_TORN some state is new already; with any other error all state is as before. */
 int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
+
+/* The same in slices, with the same bits. Begin; run some nodes at a time as long as that returns
+   PM_MORE; 0 is the end, anything else an error as of pm_step. The arrays of the inputs stay as
+   they are until then, and state is neither read nor written. */
+int pm_step_begin(const void *const inputs[PM_INPUTS], pm_real lr);
+int pm_step_some(uint32_t nodes);
+pm_real pm_loss(void); /* of the last step */
 
 /* Wherever the home of a state tensor is; in the order of manifest.json. */
 int pm_read_state(int index, pm_real *to);
@@ -359,15 +385,29 @@ _SOURCE: Final = """\
 #include "pm_kernels.h"
 #include "pm_state.h"
 
-_Alignas(16) unsigned char pm_arena[PM_ARENA_BYTES ? PM_ARENA_BYTES * PM_SCALE : 1];{random}
+#ifndef PM_ARENA_EXTERN
+#ifdef PM_ARENA_SECTION
+__attribute__((section(PM_ARENA_SECTION)))
+#endif
+_Alignas(PM_ALIGNMENT) unsigned char pm_arena[PM_ARENA_BYTES ? PM_ARENA_BYTES * PM_SCALE : 1];
+#endif{random}
 
 {lists}
 
 {tables}
 
-int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss)
+int pm_run_nodes(uint32_t nodes)
 {{
+{inputs}
+    const pm_real lr = pm_progress.lr;
+    (void)lr;
+    switch (pm_progress.slice) {{
+    case 1:
 {body}
+        break;
+    default:
+        return PM_ERROR_IDLE;
+    }}
     return {end};
 }}
 {infer}"""
@@ -375,6 +415,7 @@ int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss)
 _INFER: Final = """
 int pm_infer(const void *const inputs[], pm_real *outputs)
 {{
+    if (pm_progress.slice) return PM_ERROR_BUSY;
 {body}
     return PM_OK;
 }}

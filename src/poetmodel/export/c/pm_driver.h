@@ -11,10 +11,13 @@ typedef PM_REAL pm_real;
 #define PM_ERROR_SHORT 3    /* storage moved fewer bytes than it was asked */
 #define PM_ERROR_SLOT 4     /* no such slot, or more bytes than it has */
 #define PM_ERROR_CHECKSUM 5 /* a page is not what was written */
-#define PM_ERROR_BUSY 6     /* a slot was used while a transfer of it was under way */
+#define PM_ERROR_BUSY 6     /* a slot was used while a transfer of it was under way, or state while a step was */
 #define PM_ERROR_INDEX 7    /* no such tensor, or fewer elements than asked for */
 #define PM_ERROR_EMPTY 8    /* storage has no whole generation of the state */
 #define PM_READ_ONLY 9      /* a tensor that no step changes, and that lies in flash */
+#define PM_MORE 10          /* no error: the step goes on with the next slice */
+#define PM_ERROR_IDLE 11    /* no step has begun */
+#define PM_ERROR_ARENA 12   /* no arena was given, or one too small or not aligned */
 
 /* A tensor as callers see it. */
 typedef struct {

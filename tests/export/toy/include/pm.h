@@ -21,6 +21,7 @@
 #endif
 
 #define PM_ARENA_BYTES 64
+#define PM_ALIGNMENT 16
 #define PM_INPUTS 2
 #define PM_INPUT_BYTES 24
 #define PM_STATES 3

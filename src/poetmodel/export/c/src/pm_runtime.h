@@ -58,9 +58,10 @@ void pm_profile_print(uint32_t steps);
         if (pm_error) return PM_TORN;             \
     } while (0)
 
+/* What runs before each node: a hook, which the file PM_CONFIG may define. */
 #ifdef PM_PROFILE
 #define PM_NODE(node) ((void)pm_profile_node(node))
-#else
+#elif !defined(PM_NODE)
 #define PM_NODE(node) ((void)0)
 #endif
 

@@ -8,6 +8,17 @@
 pm_real pm_wide_weights[PM_WEIGHT_REALS ? PM_WEIGHT_REALS : 1];
 #endif
 
+#ifdef PM_ARENA_EXTERN
+unsigned char *pm_arena;
+
+int pm_use_arena(void *arena, size_t bytes)
+{
+    const int fits = arena && bytes >= (size_t)PM_ARENA_BYTES * PM_SCALE && (uintptr_t)arena % PM_ALIGNMENT == 0;
+    pm_arena = fits ? arena : 0;
+    return fits ? PM_OK : PM_ERROR_ARENA;
+}
+#endif
+
 static uint32_t size_of(uint8_t type)
 {
     return type == PM_IS_REAL ? (uint32_t)sizeof(pm_real) : type == PM_IS_INT32 ? 4u : 1u;
@@ -99,9 +110,22 @@ static void widen(void)
 #endif
 }
 
+/* What pm_init and pm_resume begin with. */
+static int prepare(void)
+{
+#ifdef PM_ARENA_EXTERN
+    if (!pm_arena) {
+        return PM_ERROR_ARENA;
+    }
+#endif
+    pm_progress.slice = 0; /* a step that was under way is none any more */
+    widen();
+    return PM_OK;
+}
+
 int pm_init(void)
 {
-    widen();
+    PM_TRY(prepare());
 #ifdef PM_POISON
     memset(pm_arena, 0xFF, (size_t)PM_ARENA_BYTES * PM_SCALE);
 #endif
@@ -129,7 +153,7 @@ int pm_init(void)
 #if PM_COMMIT
 int pm_load_resident(void)
 {
-    widen();
+    PM_TRY(prepare());
     for (uint32_t k = 0; k < PM_BUFFERS; k++) {
         if (pm_buffers[k].home == PM_RAM) {
             PM_TRY(fetch(&pm_buffers[k]));
@@ -206,6 +230,9 @@ static int move(int index, uint32_t first, uint32_t count, unsigned char *to, co
         count > pm_states_info[index].elements - first) {
         return PM_ERROR_INDEX;
     }
+    if (pm_progress.slice) {
+        return PM_ERROR_BUSY; /* the state is that of no step, and its room may be used */
+    }
     const pm_pieces_t *pieces = &pm_state_pieces[index];
     uint32_t begin_of_piece = 0;
     uint32_t done = 0;
@@ -258,6 +285,9 @@ int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to
     if (index < 0 || index >= PM_GRADIENTS || first > pm_gradients_info[index].elements ||
         count > pm_gradients_info[index].elements - first) {
         return PM_ERROR_INDEX;
+    }
+    if (pm_progress.slice) {
+        return PM_ERROR_BUSY;
     }
     const pm_gradient_t *gradient = &pm_gradients[index];
     PM_TRY(pm_page_in(gradient->slot, pm_arena, gradient->slot_elements * 4u * PM_SCALE));
