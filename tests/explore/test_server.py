@@ -250,7 +250,7 @@ def test_c_of_a_step_file_keeps_the_ram_of_the_point(
         names = {name.partition("/")[2] for name in archive.namelist()}
         (manifest,) = (name for name in archive.namelist() if name.endswith("/manifest.json"))
         stated = json.loads(archive.read(manifest))
-    assert {"pm_step.c", "pm_step.h", "weights.bin", "README.md"} <= names
+    assert {"src/pm_step.c", "include/pm.h", "src/pm_weights.c", "README.md"} <= names
     assert stated["arena"]["bytes"] <= stated["budget"]["arena_bytes"] <= point["ram_bytes"]
     line = command_of(visitor, point)
     monkeypatch.chdir(tmp_path)

@@ -132,7 +132,7 @@ def test_late_transfers_give_the_same_bits(paged: Any) -> None:
 def test_missing_waits_are_noticed(paged: Any) -> None:
     """Without its waits, a step on the late driver fails, or computes from what is not there."""
     exported, batches = paged
-    source = exported.folder / "pm_step.c"
+    source = exported.folder / "src" / "pm_step.c"
     text = source.read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if "pm_page_wait" not in line]
     assert len(lines) < len(text.splitlines())

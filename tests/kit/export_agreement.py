@@ -321,7 +321,7 @@ class Exported:
     def _program(self, target: Target, settings: Sequence[str]) -> Path:
         if target is Target.HOST_DOUBLE:
             settings = (*settings, QUICK_BUILD)
-        key = (tuple(settings), (self.folder / "pm_step.c").stat().st_mtime_ns)
+        key = (tuple(settings), (self.folder / "src" / "pm_step.c").stat().st_mtime_ns)
         if target not in self._built or self._built[target][0] != key:
             self._built[target] = (key, build(self.folder, target, settings=settings))
         return self._built[target][1]

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 import poetmodel.export
 from kit.shared_objects import STORE
+from poetmodel.export.folder import prototypes
 from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, LearningRate, Ref
 from poetmodel.torch import lowering
 from poetmodel.torch.lowering.registry import Look, Lowering, data_type, lowering_of
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 SOURCES: Final = Path(poetmodel.export.__file__).parent / "c"
 KERNELS: Final = SOURCES / "kernels"
-WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion")
+WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion", "-Wmissing-prototypes")
 COMPILER: Final = shutil.which("cc") or ""
 TOLERANCE: Final = 1e-12
 
@@ -53,6 +54,15 @@ def parameters(kernel: str) -> tuple[str, ...]:
 
 
 @cache
+def included() -> tuple[str, ...]:
+    """Return the options of a compiler for what kernels include, the header of all among it."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.c"))}
+    text = prototypes(texts)
+    header = STORE.keep("pm_kernels.h", lambda path: path.write_text(text, encoding="utf-8"))
+    return (f"-I{KERNELS}", f"-I{SOURCES / 'src'}", f"-I{header.parent}")
+
+
+@cache
 def built(kernel: str) -> Callable[..., None]:
     """Return a kernel, built in double; what C leaves undefined ends the process."""
     if not COMPILER:
@@ -61,7 +71,7 @@ def built(kernel: str) -> Callable[..., None]:
     checks = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
     # What generated code defines: the number of the step, which random numbers depend on.
     text = f'#include "{kernel}.c"\n#include <stdint.h>\nuint32_t pm_random_step;\n'
-    paths = (f"-I{SOURCES}", f"-I{KERNELS}", "-xc", "-", "-lm", "-o")
+    paths = (*included(), "-xc", "-", "-lm", "-o")
     command = [COMPILER, *options, *WARNINGS, *checks, *paths]
     library = STORE.keep(
         f"{kernel}.so",

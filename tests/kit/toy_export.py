@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SOURCES = Path(board.__file__).with_name("c")
 TOY = Path(__file__).parents[1] / "export" / "toy"
-GENERATED = {"pm_state.c", "pm_state.h", "weights.S", "kernels"}
+GENERATED = {"pm_state.c", "pm_state.h", "pm_slices.c", "kernels"}
 """What a toy does without."""
 LEARNING_RATE = 0.05
 BATCHES = 3
@@ -105,7 +105,8 @@ def expected(steps: int) -> tuple[list[float], np.ndarray, float]:
 def library(folder: Path, *sources: str, flags: Sequence[str] = ()) -> ctypes.CDLL:
     """Build a library of some C files of the runtime, and load it with variables of its own."""
     needs(Target.HOST)
-    options = ["-std=c11", "-O2", "-shared", "-fPIC", f"-I{SOURCES}", f"-I{TOY}", *flags]
+    paths = (TOY / "include", SOURCES, *(SOURCES / part for part in ("src", "port", "host")))
+    options = ["-std=c11", "-O2", "-shared", "-fPIC", *(f"-I{path}" for path in paths), *flags]
     files = [TOY / each if (TOY / each).is_file() else SOURCES / each for each in sources]
     name = f"{Path(sources[0]).stem}{digest(*options, *files)}.so"
     command = ["cc", *options, *files, "-lm", "-o"]

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from poetmodel.report.presenter import Fact
 
 
+class WeightsFormat(StrEnum):
+    """What ``--weights`` names."""
+
+    C = "c"
+    BINARY = "binary"
+
+
 class Target(StrEnum):
     """What ``--target`` names."""
 
@@ -65,6 +72,17 @@ class ExportOptions:
         False,
         "--infer",
         "Export pm_infer too: the forward pass of the model in evaluation mode, without the loss.",
+    )
+    prefix: str = options.option(
+        "pm",
+        "--prefix NAME",
+        "What all names of C begin with, such as kws for kws_step: two networks link into one "
+        "firmware.",
+    )
+    weights: WeightsFormat = options.option(
+        WeightsFormat.C,
+        "--weights",
+        "Whether the weights are an array of C, or a file that the assembler includes.",
     )
 
 
@@ -183,6 +201,8 @@ def export(
             wanted.out,
             command=command,
             infer=wanted.infer,
+            prefix=wanted.prefix,
+            weights=wanted.weights,
             on_progress=on_progress,
             **given,
         )

@@ -348,6 +348,8 @@ def _device_facts(board: Device) -> Iterator[Fact]:
     yield row("compute rate", f"{count(compute.flops_per_s)}FLOP/s")
     if compute.bytes_per_s is not None:
         yield row("RAM bandwidth", f"{count(compute.bytes_per_s)}B/s")
+    if compute.cache_line_bytes is not None:
+        yield row("cache lines", format_bytes(compute.cache_line_bytes), "of the data cache")
     if compute.flops_per_j is not None:
         implied_w = compute.flops_per_s / compute.flops_per_j
         yield row("efficiency", f"{count(compute.flops_per_j)}FLOP/J", f"implies {implied_w:.3g} W")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.plan import Op
-from poetmodel.plan.arena import aligned
+from poetmodel.plan.arena import ALIGNMENT, aligned
 from poetmodel.schedule.machine import BEFORE
 
 RUNTIME_BYTES: Final = 2048
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
+
+
+class WeightsFormat(StrEnum):
+    """How an exported folder has the values that state begins with, and constants."""
+
+    C = "c"
+    """As an array of C, which any build takes."""
+    BINARY = "binary"
+    """As a file beside, which the assembler includes: for weights that a compiler reads slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +62,9 @@ class Deployment:
     """Whether storage has two generations of all state, of which one is always whole."""
     inference: Inference | None = None
     """The forward pass in evaluation mode, where it was asked for."""
+    prefix: str = "pm"
+    """What all names of C begin with."""
+    weights: WeightsFormat = WeightsFormat.C
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
@@ -113,6 +126,15 @@ class Deployment:
             "runtime": RUNTIME_BYTES,
             "free": self.ram_bytes - self.arena_bytes - reserved_bytes(step, self.stack_bytes),
         }
+
+
+def alignment_on(device: Device | None) -> int:
+    """Return what offsets on a device are multiples of [B].
+
+    Where DMA moves memory behind a data cache that is a cache line too: a line that holds a part
+    of what is moved and a part of something else cannot be cleaned or discarded.
+    """
+    return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
 
 
 def _paged_out(step: Step, plan: Plan) -> list[str]:

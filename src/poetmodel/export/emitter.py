@@ -88,6 +88,8 @@ class ProgramSource:
         """Memory-mapped state that has its new value."""
         self._workspace: int | None = None
         self._torn = False
+        self._slices = 0
+        """Nodes that were computed; a step can be ended before each."""
         self._seen: Counter[int] = Counter()
 
     def _placed(self) -> dict[int, dict[int, int]]:
@@ -150,9 +152,7 @@ class ProgramSource:
             for tensor in node.outputs:
                 yield from self._transfer("in", tensor.name, wait=True)
             return
-        again = ", again" if self._seen[k] > 1 else ""
-        mark = f"PM_NODE({k}); " if self.inference is None else ""
-        yield f"{mark}/* {_comment(node.name)}{again} */"
+        yield from self._heading(k)
         replaced = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
         if replaced:
             self._torn = True
@@ -167,6 +167,16 @@ class ProgramSource:
                 yield self._line(call)
         if self._seen[k] == 1:
             yield from self._results(k)
+
+    def _heading(self, k: int) -> Iterator[str]:
+        """Yield what comes before the calls of a node: in a step, where a slice may end, a hook."""
+        again = ", again" if self._seen[k] > 1 else ""
+        mark = ""
+        if self.inference is None:
+            self._slices += 1
+            yield f"PM_SLICE({self._slices + 1}):"
+            mark = f"PM_NODE({k}); "
+        yield f"{mark}/* {_comment(self.graph.nodes[k].name)}{again} */"
 
     def _copies_nothing(self, call: Call) -> bool:
         """Return whether a call copies elements to where they lie, in place."""
@@ -292,7 +302,7 @@ class ProgramSource:
         """Yield what hands out the loss, and gradients where nothing updates."""
         made = {tensor.name for tensor in self.graph.nodes[k].outputs}
         if self.step.loss.buffer in made:
-            yield f"*loss = *{self._pointer(self.step.loss)};"
+            yield f"pm_progress.loss = *{self._pointer(self.step.loss)};"
         yield from self._handed_out(made)
 
     def _handed_out(self, buffers: AbstractSet[str]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 /* As pm_mm for several products, with steps between their matrices */
 #include "pm_mm.h"
+#include "pm_kernels.h"
 
 void pm_bmm(pm_real *out, const pm_real *a, const pm_real *b, int32_t batch, int32_t m, int32_t k, int32_t n,
             int32_t out_batch, int32_t out_row, int32_t a_batch, int32_t a_row, int32_t a_column, int32_t b_batch,

@@ -1,5 +1,6 @@
 /* Stochastic gradient descent: w -= lr (sign gradient + decay w) */
 #include "pm_real.h"
+#include "pm_kernels.h"
 
 void pm_sgd(pm_real *w, const pm_real *gradient, int32_t n, pm_real lr, pm_real sign, pm_real decay)
 {

@@ -2,7 +2,7 @@
 #ifndef PM_TEXT_H
 #define PM_TEXT_H
 
-#include "pm_real.h"
+#include "../src/pm_real.h"
 
 #define PM_TEXT_BYTES 32
 

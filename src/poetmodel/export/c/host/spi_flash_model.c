@@ -3,8 +3,8 @@
    answers to "read status" alone. */
 #include <string.h>
 
-#include "pm_driver.h"
-#include "pm_spi.h"
+#include "../port/pm_spi.h"
+#include "pm.h"
 
 #ifdef __arm__
 #define PM_EXTERNAL __attribute__((section(".storage")))

@@ -1,4 +1,4 @@
-/* Storage as a row of bytes: what a driver fills in, where pm_pages.c turns slots into addresses. */
+/* Storage as a row of bytes: what a driver fills in, where pm_pages.h turns slots into addresses. */
 #ifndef PM_STORAGE_H
 #define PM_STORAGE_H
 
@@ -9,7 +9,7 @@
 #define PM_STORAGE_BLOCK 4096u
 #endif
 
-/* Moves `bytes` bytes and returns PM_OK, or an error of pm_driver.h. Writing the first byte of a block may erase the
+/* Moves `bytes` bytes and returns PM_OK, or an error of pm.h. Writing the first byte of a block may erase the
    whole block; bytes of a block are written in rising order. */
 int pm_storage_read(uint32_t address, void *to, uint32_t bytes);
 int pm_storage_write(uint32_t address, const void *from, uint32_t bytes);

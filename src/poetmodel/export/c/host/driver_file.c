@@ -1,7 +1,6 @@
 /* Storage in a file: of a host, or by semihosting of the machine that emulates a board. */
-#include "pm_driver.h"
+#include "../port/pm_pages.h"
 #include "pm_platform.h"
-#include "pm_storage.h"
 
 #ifndef PM_STORAGE_FILE
 #define PM_STORAGE_FILE "pm_storage.bin"

@@ -1,8 +1,7 @@
 /* Storage on serial NOR flash with the usual commands, up to 16 MiB: pages of 256 B, sectors of 4 KiB. A sector is
    erased when its first byte is written. */
-#include "pm_driver.h"
+#include "pm_pages.h"
 #include "pm_spi.h"
-#include "pm_storage.h"
 
 #define PM_FLASH_PAGE 256u
 #define PM_FLASH_SECTOR 4096u

@@ -10,7 +10,7 @@ typedef enum { PM_IS_REAL, PM_IS_INT32, PM_IS_UINT8 } pm_type;
 /* One buffer of state. Sizes and addresses are those of the build for float. */
 typedef struct {
     uint32_t elements;
-    uint32_t weights; /* where its first value is in the file of weights [bytes] */
+    uint32_t weights; /* where its first value is in pm_weights [bytes] */
     uint32_t address; /* where it is in the arena, or may be put between two steps [bytes] */
     uint32_t slot;    /* on storage; PM_NO_SLOT where it has none */
     uint8_t home;
@@ -42,8 +42,12 @@ typedef struct {
 
 #define PM_NO_SLOT 0xFFFFFFFFu
 
+#ifdef PM_ARENA_EXTERN
+extern unsigned char *pm_arena; /* what pm_use_arena was given */
+#else
 extern unsigned char pm_arena[];
-extern const unsigned char pm_weights[];
+#endif
+extern const uint32_t pm_weights[]; /* bytes, in words: the first one lowest */
 extern const pm_buffer_t pm_buffers[];
 extern const pm_piece_t pm_pieces[];
 extern const pm_pieces_t pm_state_pieces[];
@@ -61,7 +65,29 @@ extern pm_real pm_wide_weights[]; /* the weights are floats */
 #define PM_CONSTANT_REALS(element) ((const pm_real *)(const void *)pm_weights + (element))
 #endif
 #define PM_CONSTANT_INTS(element) ((const int32_t *)(const void *)pm_weights + (element))
-#define PM_CONSTANT_BYTES(element) ((const uint8_t *)pm_weights + (element))
+#define PM_CONSTANT_BYTES(element) ((const uint8_t *)(const void *)pm_weights + (element))
+
+/* A step that is under way, in one call or in slices. */
+typedef struct {
+    const void *inputs[PM_INPUTS ? PM_INPUTS : 1];
+    pm_real lr;
+    pm_real loss;  /* of the last step, once it was computed */
+    uint32_t slice; /* what comes next; 0: no step is under way */
+} pm_progress_t;
+
+extern pm_progress_t pm_progress;
+
+/* Generated: runs from pm_progress.slice on, at most so many nodes; PM_MORE, or how the step has ended. */
+int pm_run_nodes(uint32_t nodes);
+
+/* Between two nodes, in pm_run_nodes: what a step can be ended and begun again at. */
+#define PM_SLICE(number)             \
+    if (nodes-- == 0) {              \
+        pm_progress.slice = (number); \
+        return PM_MORE;              \
+    }                                \
+    __attribute__((fallthrough));    \
+    case (number)
 
 #if PM_COMMIT
 int pm_save_resident(void); /* the end of a step: pages out all state that lives in RAM, to PM_NEW */

@@ -1,8 +1,24 @@
-/* The page driver over storage that is a row of bytes: where slots lie, checks, checksums. Every transfer is done when
-   the call returns; a port with DMA writes these functions itself. */
-#include "pm_checksum.h"
-#include "pm_runtime.h"
+/* The page driver over storage that is a row of bytes: where slots lie, checks, checksums. It is code: the one file of
+   a driver that has the functions of pm_storage.h includes it. Every transfer is done when the call returns; a port
+   with DMA writes the functions of pages itself. */
+#ifndef PM_PAGES_H
+#define PM_PAGES_H
+
+#include "pm.h"
 #include "pm_storage.h"
+
+#ifdef PM_CHECKSUM
+#include "../src/pm_checksum.h"
+#endif
+
+#ifdef PM_FAULTS /* storage that goes wrong on purpose is put between */
+#include "../host/pm_faults.h"
+#define PM_STORAGE_READ pm_faulty_read
+#define PM_STORAGE_WRITE pm_faulty_write
+#else
+#define PM_STORAGE_READ pm_storage_read
+#define PM_STORAGE_WRITE pm_storage_write
+#endif
 
 #if defined(PM_CHECKSUM) && PM_MAPPED
 #error "pages that are written piece by piece carry no checksum: leave CHECKSUM out"
@@ -27,7 +43,7 @@ static inline uint32_t pm_count(uint32_t number)
 
 static uint32_t pm_bytes_of(uint32_t slot)
 {
-    return slot < pm_count(PM_SLOTS) ? pm_slot_bytes[slot] * PM_SCALE : PM_RECORD_BYTES;
+    return slot < pm_count(PM_SLOTS) ? pm_slot_bytes[slot] * (uint32_t)(sizeof(pm_real) / 4u) : PM_RECORD_BYTES;
 }
 
 /* Finds where bytes of a slot are. */
@@ -57,31 +73,34 @@ static uint32_t pm_sum_of(uint32_t slot, const void *data, uint32_t bytes)
 int pm_page_out(uint32_t slot, const void *from, uint32_t bytes)
 {
     uint32_t address;
-    PM_TRY(pm_find(slot, 0, bytes, &address));
+    const int error = pm_find(slot, 0, bytes, &address);
+    if (error) return error;
 #ifdef PM_CHECKSUM
     if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT; /* the sum is of the whole page */
     const uint32_t sum = pm_sum_of(slot, from, bytes);
     pm_sum[slot] = sum;
-    PM_TRY(pm_storage_write(address, from, bytes));
-    return pm_storage_write(address + bytes, &sum, sizeof sum);
+    const int written = PM_STORAGE_WRITE(address, from, bytes);
+    return written ? written : PM_STORAGE_WRITE(address + bytes, &sum, sizeof sum);
 #else
-    return pm_storage_write(address, from, bytes);
+    return PM_STORAGE_WRITE(address, from, bytes);
 #endif
 }
 
 int pm_page_in(uint32_t slot, void *to, uint32_t bytes)
 {
     uint32_t address;
-    PM_TRY(pm_find(slot, 0, bytes, &address));
+    const int error = pm_find(slot, 0, bytes, &address);
+    if (error) return error;
 #ifdef PM_CHECKSUM
     uint32_t sum = 0;
     if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT;
-    PM_TRY(pm_storage_read(address, to, bytes));
-    PM_TRY(pm_storage_read(address + bytes, &sum, sizeof sum));
+    int moved = PM_STORAGE_READ(address, to, bytes);
+    if (!moved) moved = PM_STORAGE_READ(address + bytes, &sum, sizeof sum);
+    if (moved) return moved;
     const int is_last = pm_sum[slot] == 0 || pm_sum[slot] == sum; /* an older page has its own sum */
     return is_last && pm_sum_of(slot, to, bytes) == sum ? PM_OK : PM_ERROR_CHECKSUM;
 #else
-    return pm_storage_read(address, to, bytes);
+    return PM_STORAGE_READ(address, to, bytes);
 #endif
 }
 
@@ -101,7 +120,9 @@ const void *pm_page_address(uint32_t slot)
 int pm_page_write(uint32_t slot, uint32_t offset, const void *from, uint32_t bytes)
 {
     uint32_t address;
-    PM_TRY(pm_find(slot, offset, bytes, &address));
-    return pm_storage_write(address, from, bytes);
+    const int error = pm_find(slot, offset, bytes, &address);
+    return error ? error : PM_STORAGE_WRITE(address, from, bytes);
 }
+#endif
+
 #endif

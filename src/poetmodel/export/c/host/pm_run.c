@@ -6,8 +6,8 @@
    last whole step left on storage, and says after how many that was. With "infer=OUTPUTS" it writes what pm_infer makes
    of the first batch after the steps to that file. Status: 0; 2 for bad arguments or files; 10 + the error number of a
    step, whose state is written all the same. */
+#include "../src/pm_runtime.h"
 #include "pm_platform.h"
-#include "pm_runtime.h"
 #include "pm_text.h"
 
 #ifdef PM_FAULTS

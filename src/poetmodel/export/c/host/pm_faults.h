@@ -9,6 +9,10 @@
    cut: the power goes in the middle of a write (status 9). These count reads, or writes. */
 int pm_set_fault(const char *kind, uint32_t call);
 
+/* Those of pm_storage.h, but for what goes wrong. */
+int pm_faulty_read(uint32_t address, void *to, uint32_t bytes);
+int pm_faulty_write(uint32_t address, const void *from, uint32_t bytes);
+
 extern uint32_t pm_reads, pm_writes; /* calls until now */
 
 #endif

@@ -1,9 +1,10 @@
 /* A toy of generated code: loss = (k (w.x + b) - 1)^2, with w on storage, b in RAM, and a page between. */
-#ifndef PM_STEP_H
-#define PM_STEP_H
+#ifndef PM_H
+#define PM_H
 
-#include "pm_driver.h"
-#include "pm_real.h"
+#include <stdint.h>
+
+#include "../pm_driver.h"
 
 #ifndef PM_COMMIT
 #define PM_COMMIT 0
@@ -20,6 +21,7 @@
 #endif
 
 #define PM_ARENA_BYTES 64
+#define PM_ALIGNMENT 16
 #define PM_INPUTS 2
 #define PM_INPUT_BYTES 24
 #define PM_STATES 3
@@ -32,5 +34,7 @@ int pm_init(void);
 int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
 int pm_read_state(int index, pm_real *to);
 int pm_read_gradient(int index, pm_real *to);
+int pm_resume(void);
+extern uint32_t pm_commits;
 
 #endif

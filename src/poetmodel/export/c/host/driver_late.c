@@ -1,6 +1,6 @@
 /* Put before a page driver (LATE=1): a transfer happens at its wait and not before, as the slowest DMA would do it.
    Memory to be read into holds NaN until then. A slot that is used while its transfer is under way is an error. */
-#include "pm_runtime.h"
+#include "../src/pm_runtime.h"
 
 int __real_pm_page_out(uint32_t slot, const void *from, uint32_t bytes);
 int __real_pm_page_in(uint32_t slot, void *to, uint32_t bytes);

@@ -1,8 +1,7 @@
 /* Storage in memory that the step may not use otherwise: a RAM disk, or external memory that the core reads. */
 #include <string.h>
 
-#include "pm_driver.h"
-#include "pm_storage.h"
+#include "pm_pages.h"
 
 #ifdef __arm__
 #define PM_EXTERNAL __attribute__((section(".storage")))

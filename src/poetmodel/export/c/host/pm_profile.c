@@ -1,6 +1,6 @@
 /* Instructions of each node (PROFILE=1), from the clock of the emulated board. */
+#include "../src/pm_runtime.h"
 #include "pm_platform.h"
-#include "pm_runtime.h"
 #include "pm_text.h"
 
 #ifdef __arm__

@@ -8,15 +8,20 @@
 pm_real pm_wide_weights[PM_WEIGHT_REALS ? PM_WEIGHT_REALS : 1];
 #endif
 
+#ifdef PM_ARENA_EXTERN
+unsigned char *pm_arena;
+
+int pm_use_arena(void *arena, size_t bytes)
+{
+    const int fits = arena && bytes >= (size_t)PM_ARENA_BYTES * PM_SCALE && (uintptr_t)arena % PM_ALIGNMENT == 0;
+    pm_arena = fits ? arena : 0;
+    return fits ? PM_OK : PM_ERROR_ARENA;
+}
+#endif
+
 static uint32_t size_of(uint8_t type)
 {
     return type == PM_IS_REAL ? (uint32_t)sizeof(pm_real) : type == PM_IS_INT32 ? 4u : 1u;
-}
-
-/* Bytes of a buffer on storage, the same for every type: what the float build has, times PM_SCALE. */
-static uint32_t bytes_on_storage(const pm_buffer_t *buffer)
-{
-    return buffer->elements * (buffer->type == PM_IS_UINT8 ? 1u : 4u) * PM_SCALE;
 }
 
 /* Copies first values to RAM. */
@@ -26,8 +31,15 @@ static void load(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t c
         memcpy(to, PM_CONSTANT_REALS(buffer->weights / 4u + first), (size_t)count * sizeof(pm_real));
     } else {
         const uint32_t size = size_of(buffer->type);
-        memcpy(to, pm_weights + buffer->weights + (size_t)first * size, (size_t)count * size);
+        memcpy(to, PM_CONSTANT_BYTES(buffer->weights) + (size_t)first * size, (size_t)count * size);
     }
+}
+
+#if PM_SLOTS
+/* Bytes of a buffer on storage, the same for every type: what the float build has, times PM_SCALE. */
+static uint32_t bytes_on_storage(const pm_buffer_t *buffer)
+{
+    return buffer->elements * (buffer->type == PM_IS_UINT8 ? 1u : 4u) * PM_SCALE;
 }
 
 /* Pages a buffer in, into the room that it has between two steps. */
@@ -42,6 +54,7 @@ static int put(const pm_buffer_t *buffer, uint32_t slot)
     PM_TRY(pm_page_out(slot, PM_ADDRESS(buffer->address), bytes_on_storage(buffer)));
     return pm_page_wait(slot);
 }
+#endif
 
 #if PM_MAPPED
 /* Writes first values to storage that the core reads where it lies. */
@@ -64,6 +77,7 @@ static int begin(const pm_buffer_t *buffer)
     if (buffer->home == PM_RAM || buffer->home == PM_STORAGE) {
         load(PM_ADDRESS(buffer->address), buffer, 0, buffer->elements);
     }
+#if PM_SLOTS
     if (buffer->slot == PM_NO_SLOT) {
         return PM_OK;
     }
@@ -79,7 +93,9 @@ static int begin(const pm_buffer_t *buffer)
 #if PM_COMMIT
     PM_TRY(put(buffer, PM_NEW(buffer->slot)));
 #endif
-    return put(buffer, PM_OLD(buffer->slot));
+    PM_TRY(put(buffer, PM_OLD(buffer->slot)));
+#endif
+    return PM_OK;
 }
 
 /* Constants as doubles, where those are the reals. */
@@ -88,15 +104,28 @@ static void widen(void)
 #if PM_IS_DOUBLE
     for (uint32_t k = 0; k < PM_WEIGHT_REALS; k++) {
         float value;
-        memcpy(&value, pm_weights + (size_t)k * 4u, sizeof value);
+        memcpy(&value, &pm_weights[k], sizeof value);
         pm_wide_weights[k] = (pm_real)value;
     }
 #endif
 }
 
+/* What pm_init and pm_resume begin with. */
+static int prepare(void)
+{
+#ifdef PM_ARENA_EXTERN
+    if (!pm_arena) {
+        return PM_ERROR_ARENA;
+    }
+#endif
+    pm_progress.slice = 0; /* a step that was under way is none any more */
+    widen();
+    return PM_OK;
+}
+
 int pm_init(void)
 {
-    widen();
+    PM_TRY(prepare());
 #ifdef PM_POISON
     memset(pm_arena, 0xFF, (size_t)PM_ARENA_BYTES * PM_SCALE);
 #endif
@@ -124,7 +153,7 @@ int pm_init(void)
 #if PM_COMMIT
 int pm_load_resident(void)
 {
-    widen();
+    PM_TRY(prepare());
     for (uint32_t k = 0; k < PM_BUFFERS; k++) {
         if (pm_buffers[k].home == PM_RAM) {
             PM_TRY(fetch(&pm_buffers[k]));
@@ -154,9 +183,11 @@ static int read_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count
         load(to, buffer, first, count);
         return PM_OK;
     }
+#if PM_SLOTS
     if (buffer->home == PM_STORAGE) {
         PM_TRY(fetch(buffer));
     }
+#endif
 #if PM_MAPPED
     if (buffer->home == PM_MAPPED_STORAGE) {
         from = pm_page_address(buffer->slot);
@@ -178,11 +209,18 @@ static int write_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t coun
         return pm_page_write(buffer->slot, first * size, from, count * size);
     }
 #endif
+#if PM_SLOTS
     if (buffer->home == PM_STORAGE) {
         PM_TRY(fetch(buffer));
     }
+#endif
     memcpy(to + (size_t)first * size, from, (size_t)count * size);
-    return buffer->slot != PM_NO_SLOT ? put(buffer, PM_OLD(buffer->slot)) : PM_OK;
+#if PM_SLOTS
+    if (buffer->slot != PM_NO_SLOT) {
+        return put(buffer, PM_OLD(buffer->slot));
+    }
+#endif
+    return PM_OK;
 }
 
 /* Reads to `to` or writes from `from`, whichever is there, piece by piece. */
@@ -191,6 +229,9 @@ static int move(int index, uint32_t first, uint32_t count, unsigned char *to, co
     if (index < 0 || index >= PM_STATES || first > pm_states_info[index].elements ||
         count > pm_states_info[index].elements - first) {
         return PM_ERROR_INDEX;
+    }
+    if (pm_progress.slice) {
+        return PM_ERROR_BUSY; /* the state is that of no step, and its room may be used */
     }
     const pm_pieces_t *pieces = &pm_state_pieces[index];
     uint32_t begin_of_piece = 0;
@@ -244,6 +285,9 @@ int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to
     if (index < 0 || index >= PM_GRADIENTS || first > pm_gradients_info[index].elements ||
         count > pm_gradients_info[index].elements - first) {
         return PM_ERROR_INDEX;
+    }
+    if (pm_progress.slice) {
+        return PM_ERROR_BUSY;
     }
     const pm_gradient_t *gradient = &pm_gradients[index];
     PM_TRY(pm_page_in(gradient->slot, pm_arena, gradient->slot_elements * 4u * PM_SCALE));

@@ -25,18 +25,26 @@ extern uint32_t pm_random_step; /* see kernels/pm_random.h: the steps that were 
 #define PM_RANDOM_FROM(step) ((void)0)
 #endif
 
+/* What goes to storage and comes from there: alone in its cache lines, as all in the arena is. */
+static union {
+    pm_record_t record;
+    unsigned char lines[PM_ALIGNMENT];
+} pm_moved __attribute__((aligned(PM_ALIGNMENT)));
+
 static int pm_write_record(uint32_t place, const pm_record_t *record)
 {
     const uint32_t slot = (uint32_t)PM_SLOTS + place;
-    PM_TRY(pm_page_out(slot, record, sizeof *record));
+    pm_moved.record = *record;
+    PM_TRY(pm_page_out(slot, &pm_moved, sizeof *record));
     return pm_page_wait(slot);
 }
 
 static int pm_read_record(uint32_t place, pm_record_t *record)
 {
     const uint32_t slot = (uint32_t)PM_SLOTS + place;
-    PM_TRY(pm_page_in(slot, record, sizeof *record));
+    PM_TRY(pm_page_in(slot, &pm_moved, sizeof *record));
     PM_TRY(pm_page_wait(slot));
+    *record = pm_moved.record;
     const int ours = record->step_id == PM_STEP_ID && record->number > 0 && record->generation <= 1u;
     const uint32_t sum = pm_checksum(0, record, (uint32_t)offsetof(pm_record_t, checksum));
     return ours && record->checksum == sum ? PM_OK : PM_ERROR_EMPTY;

@@ -4,25 +4,13 @@
 
 #include <string.h>
 
-#include "pm_driver.h"
-#include "pm_real.h"
-
-typedef struct {
-    uint32_t elements;
-    uint32_t integer_bytes; /* of an element; 0: it is a pm_real */
-} pm_tensor_t;
-
-/* pm_step.h defines PM_INPUTS, PM_STATES, PM_NODES, PM_GRADIENTS (0 with an optimizer), PM_INPUT_BYTES (of all inputs,
+/* pm.h defines PM_INPUTS, PM_STATES, PM_NODES, PM_GRADIENTS (0 with an optimizer), PM_INPUT_BYTES (of all inputs,
    4 for each element), PM_OUTPUTS (elements that pm_infer writes; 0 where it is not there), PM_SLOTS (with both
    generations), PM_COMMIT (0 or 1), PM_MAPPED (0 or 1: storage is read like RAM), PM_RANDOM (0 or 1: it draws random
    numbers), PM_STEP_ID (a number made from the graph), and with PM_COMMIT PM_STATE_SLOTS (of one generation).
    Sizes in bytes are those of the float build; all are PM_SCALE times that. */
-#include "pm_step.h"
-
-extern const uint32_t pm_slot_bytes[];
-extern const pm_tensor_t pm_inputs_info[];
-extern const pm_tensor_t pm_states_info[];
-extern const pm_tensor_t pm_gradients_info[];
+#include "pm.h"
+#include "pm_real.h"
 
 /* Elements first, first + 1, ... of a tensor, as pm_read_state and pm_read_gradient give all of them. What is on
    storage may pass through the part of the arena that is free between steps. */
@@ -34,10 +22,8 @@ int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to
    begins with pm_commit_clear(), writes both generations, and ends with pm_commit(). */
 #if PM_COMMIT
 extern uint32_t pm_generation;
-extern uint32_t pm_commits; /* 1 by pm_init, and 1 more by each step, also over restarts */
 int pm_commit_clear(void);
 int pm_commit(void);
-int pm_resume(void);        /* the state of the last whole step, or PM_ERROR_EMPTY; in place of pm_init */
 int pm_load_resident(void); /* generated: pages in all state that lives in RAM, from PM_OLD */
 #define PM_OLD(slot) ((slot) + pm_generation * PM_STATE_SLOTS)
 #define PM_NEW(slot) ((slot) + (1u - pm_generation) * PM_STATE_SLOTS)
@@ -72,9 +58,10 @@ void pm_profile_print(uint32_t steps);
         if (pm_error) return PM_TORN;             \
     } while (0)
 
+/* What runs before each node: a hook, which the file PM_CONFIG may define. */
 #ifdef PM_PROFILE
 #define PM_NODE(node) ((void)pm_profile_node(node))
-#else
+#elif !defined(PM_NODE)
 #define PM_NODE(node) ((void)0)
 #endif
 

@@ -1,0 +1,94 @@
+"""What the files around an exported step say: the words that fill in their templates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.export.deployment import WeightsFormat
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poetmodel.export.deployment import Deployment
+    from poetmodel.export.step import Step
+
+
+def template_words(deployment: Deployment) -> Mapping[str, str]:
+    """Return what stands for each ``@WORD@`` of a template, but for the command."""
+    step, plan = deployment.step, deployment.plan
+    inputs = ", ".join(f"`{value.name}` {list(value.shape)}" for value in step.inputs)
+    trains = step.learning_rate is not None
+    return {
+        "NAME": step.graph.name,
+        "DEVICE": plan.device or "no device",
+        "RAM": format_bytes(deployment.ram_bytes),
+        "WHAT": "updates all trained parameters" if trains else "hands out the gradients",
+        "ROWS": "\n".join(f"| {what} | {size:,} |" for what, size in deployment.ram_map().items()),
+        "INPUTS": inputs,
+        "POINTERS": ", ".join(f"x{k}" for k in range(len(step.inputs))),
+        "ALIGNMENT": str(deployment.arena.alignment),
+        "RATE": str(step.learning_rate if trains else 0),
+        "BEGIN": _RESUME if deployment.commit else _INIT,
+        "STORAGE": _storage(deployment),
+        "WEIGHTS": _BINARY if deployment.weights is WeightsFormat.BINARY else "",
+        "COMMIT": _COMMIT if deployment.commit else "",
+        "INFER": _inference(step.inference),
+    }
+
+
+def command_block(command: str) -> str:
+    """Return what made a folder as a block of a shell, or of Python."""
+    language = "python" if command.startswith("import ") else "sh"
+    return f"```{language}\n{command}\n```"
+
+
+def _storage(deployment: Deployment) -> str:
+    """Return how an application gives a step its storage."""
+    if not deployment.slots:
+        return "The plan pages nothing: no driver of storage is needed."
+    mapped = _MAPPED if deployment.plan.memory_mapped else ""
+    return _STORAGE.format(slots=len(deployment.slots), mapped=mapped)
+
+
+def _inference(inference: Step | None) -> str:
+    if inference is None or inference.output is None:
+        return ""
+    shape = list(inference.output.shape)
+    return _INFER.format(inputs=len(inference.inputs), shape=shape)
+
+
+_INIT: Final = "int error = pm_init();"
+_RESUME: Final = """\
+int error = pm_resume();                      /* after a restart: what the last whole step left */
+if (error == PM_ERROR_EMPTY) error = pm_init();"""
+
+_STORAGE: Final = """\
+The plan keeps {slots} slots on storage, whose sizes `pm_slot_bytes` has. Compile one driver of
+`port/` too, or write one: the two functions of `port/pm_storage.h`, which read and write bytes, in
+a file that includes `port/pm_pages.h`; or, for a storage with DMA, `pm_page_out`, `pm_page_in` and
+`pm_page_wait` of the header.{mapped}
+
+| driver | storage |
+|---|---|
+| `port/driver_ram.c` | memory that the step may not use otherwise |
+| `port/driver_spi_flash.c` | serial NOR flash; give it the one function of `port/pm_spi.h` |
+"""
+
+_MAPPED: Final = """ The core reads this storage like RAM: write `pm_storage_address`
+too, or `pm_page_address` and `pm_page_write`."""
+
+_BINARY: Final = """
+The weights are `src/pm_weights.bin`: define `PM_WEIGHTS_FILE` as its path, in quotes.
+"""
+
+_COMMIT: Final = """
+Storage has two generations of all state, of which one is whole whenever the power goes: the folder
+was made with `--commit`. Begin with `pm_resume`, which gives back what the last whole step left,
+and with `pm_init` where that says `PM_ERROR_EMPTY`. `pm_commits - 1` steps were whole.
+"""
+
+_INFER: Final = """
+`pm_infer(inputs, outputs)` says between steps what the model says now, in evaluation mode: it takes
+the first {inputs} of the inputs, and writes an array of {shape}.
+"""
