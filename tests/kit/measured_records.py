@@ -256,6 +256,7 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "INDEX": "index.md",
         "TESTED_PAGE": "tested.md",
         "BOARDS_PAGE": "on-a-microcontroller.md",
+        "COMPARED_PAGE": "compared.md",
     }
     for name, place in places.items():
         monkeypatch.setattr(make_results, name, folder / place)
