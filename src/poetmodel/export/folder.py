@@ -251,7 +251,9 @@ def _infer_text(inference: Step | None) -> str:
     if inference is None or inference.output is None:
         return ""
     shape = list(inference.output.shape)
-    return _INFER.format(inputs=len(inference.inputs), shape=shape)
+    count = len(inference.inputs)
+    inputs = "input" if count == 1 else f"{count} inputs"
+    return _INFER.format(inputs=inputs, shape=shape)
 
 
 _MAPPED: Final = """
@@ -260,7 +262,7 @@ _MAPPED: Final = """
 
 _INFER: Final = """\
 9. Call `pm_infer(inputs, outputs)` between steps for what the model says now, in evaluation mode:
-   it takes the first {inputs} of the inputs, and writes an array of {shape}.
+   it reads the first {inputs} of a step, and writes an array of {shape}.
 """
 
 _README: Final = """\
