@@ -16,7 +16,8 @@ last ``*-curve.jsonl`` for the chart ``docs/training-curve.svg``, and the last o
 else; the last
 ``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``bench/lazy-records.md``;
 charts lie beside their pages, that of ``docs/tested.md`` is of its own table;
-``docs/paper-figures.md`` and the pictures beside it are made of ``bench/results/figures/``.
+``docs/paper-figures.md``, the pictures beside it and the README's table of solvers are made of
+``bench/results/figures/``.
 Pages need jinja2 and charts matplotlib (the extra ``report``);
 ``--check`` writes nothing, needs no matplotlib, and exits 1 where something is not what the records
 say. Without a record there is no page.
@@ -102,6 +103,7 @@ def due() -> dict[Path, str]:
         files = (ablations[-1], *sorted(RESULTS.glob("*-ablation-*.jsonl")))
         block = ablation.page(*map(ablation.read, files))
         pages[ABLATION_PAGE] = replace_block(text, "ablation", block)
+    readme = replace_block(readme, "solvers", figures.readme_solvers(RESULTS / "figures"))
     boards_source, exported = read_newest("*-mcu.jsonl")
     trains_source, stepped = read_newest("*-trains.jsonl")
     if stepped:

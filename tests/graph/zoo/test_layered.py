@@ -31,7 +31,7 @@ def test_numbers_decide_the_graph() -> None:
     """The same graph on every machine and in every version; another seed is another graph."""
     first = pm.zoo.random_layered(100, 1)
     assert first == pm.zoo.random_layered(100, seed=1)
-    assert first.sha256.startswith("d5868f40")
+    assert first.sha256.startswith("ac158c81")
     assert len({pm.zoo.random_layered(100, seed).sha256 for seed in range(10)}) == 10
 
 

@@ -36,8 +36,8 @@ def random_layered(n: int = 100, seed: int = 0) -> Graph:
     """Return a random layered graph: one source, layers of random sizes, one sink.
 
     Neighbouring layers are joined at random, and further edges skip layers. Durations are uniform,
-    sizes exponential; nothing is a backward pass, and the order is that of the layers. The same
-    numbers give the same graph on every machine.
+    sizes exponential; nothing is a backward pass, and the order of execution is random too. The
+    same numbers give the same graph on every machine.
 
     Parameters
     ----------
@@ -57,9 +57,10 @@ def random_layered(n: int = 100, seed: int = 0) -> Graph:
     variation of the layers, density of edges and of skip connections). What they mean was read
     from these files: a layer has ``2 * width * sqrt(n)`` nodes in the mean; every node reads one of
     the layer before, and each other one with a probability of a fifth; every node is on a way from
-    the source to the sink; 14 % of the edges go from a random node to a random later layer. Times
-    and memory have no units there. Here they are FLOP and bytes, so that the energy of a
-    recomputation is in proportion to its time on a device whose energy depends on FLOP alone.
+    the source to the sink; 14 % of the edges go from a random node to a random later layer. The
+    order is like theirs: each node is drawn from those whose inputs are there. Times and memory
+    have no units there. Here they are FLOP and bytes, so that the energy of a recomputation is in
+    proportion to its time on a device whose energy depends on FLOP alone.
 
     References
     ----------
@@ -87,7 +88,8 @@ def random_layered(n: int = 100, seed: int = 0) -> Graph:
     for before, after in pairwise(layers):
         _join(chance, before, after, inputs)
     _skip(chance, layers, inputs)
-    return Graph(name=f"random-layered-{n}-{seed}", nodes=tuple(_nodes(chance, inputs)))
+    ordered = _in_random_order(chance, inputs)
+    return Graph(name=f"random-layered-{n}-{seed}", nodes=tuple(_nodes(chance, ordered)))
 
 
 def _layers(chance: random.Random, n: int) -> list[range]:
@@ -125,6 +127,25 @@ def _skip(chance: random.Random, layers: Sequence[range], inputs: list[set[int]]
     for _ in range(wanted):
         i, place = chance.choice(begins)
         inputs[chance.choice(layers[chance.randrange(place + 2, len(layers))])].add(i)
+
+
+def _in_random_order(chance: random.Random, inputs: Sequence[set[int]]) -> list[set[int]]:
+    """Return the inputs of nodes in a random order of execution, which also numbers them."""
+    missing = [len(read) for read in inputs]
+    readers: list[list[int]] = [[] for _ in inputs]
+    for k, read in enumerate(inputs):
+        for i in read:
+            readers[i].append(k)
+    place: dict[int, int] = {}
+    ready = [0]
+    while ready:
+        k = ready.pop(chance.randrange(len(ready)))
+        place[k] = len(place)
+        for reader in readers[k]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                ready.append(reader)
+    return [{place[i] for i in inputs[k]} for k in place]
 
 
 def _nodes(chance: random.Random, inputs: Sequence[set[int]]) -> Iterator[Node]:
