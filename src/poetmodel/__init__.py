@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from poetmodel.baselines.own import method
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph, Node, Tensor, operation, zoo
     from poetmodel.model import build
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
+    "poetmodel.baselines.own": ("method",),
     "poetmodel.device": ("Costs", "Device"),
     "poetmodel.graph": ("Graph", "Node", "Tensor", "operation"),
     "poetmodel.model": ("build",),
@@ -55,6 +57,7 @@ __all__ = [
     "check_arena",
     "check_plan",
     "fit_arena",
+    "method",
     "operation",
     "place",
     "simulate",

@@ -180,6 +180,23 @@ class MethodNotApplicableError(PoetModelError):
         super().__init__(message)
 
 
+class OwnMethodError(PoetModelError):
+    """A method of the user's own raised an exception, or its schedule is refused.
+
+    Parameters
+    ----------
+    message : str
+        What it did, in one sentence, with its file and line where it raised something.
+    refused : bool, optional
+        Whether it returned a schedule, which the verifier does not accept.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        self.refused = refused
+        """Whether it returned a schedule, which the verifier does not accept."""
+        super().__init__(message)
+
+
 class TimeLimitError(PoetModelError):
     """A computation was not done when its time limit had passed."""
 

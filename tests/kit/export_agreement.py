@@ -96,7 +96,7 @@ class Outcome:
         return {kind: _difference(each) for kind, each in pairs.items()}
 
     def same_bits(self, other: Outcome) -> bool:
-        """Return whether losses and tensors are equal bit by bit."""
+        """Return whether losses and tensors are equal bit for bit."""
         return self.losses == other.losses and all(
             mine.tobytes() == other.tensors[name].tobytes() for name, mine in self.tensors.items()
         )

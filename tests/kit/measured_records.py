@@ -239,7 +239,9 @@ def training_record(
 def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let records be read from a folder and pages be written into it; return the README."""
     readme = folder / "README.md"
-    parts = (f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in ("results", "boards"))
+    parts = (
+        f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in ("results", "boards", "solvers")
+    )
     readme.write_text(f"A\n{''.join(parts)}B\n")
     names = ("figure2", "figure3", "figure4", "figure5", "table3", "solvers")
     blocks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in names)
@@ -256,6 +258,7 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "INDEX": "index.md",
         "TESTED_PAGE": "tested.md",
         "BOARDS_PAGE": "on-a-microcontroller.md",
+        "COMPARED_PAGE": "compared.md",
     }
     for name, place in places.items():
         monkeypatch.setattr(make_results, name, folder / place)

@@ -39,7 +39,7 @@ OPTIMIZERS: dict[str, Make] = {
     "amsgrad": lambda p: ADAMW(p, lr=0.01, amsgrad=True, betas=(0.8, 0.9), eps=1e-6),
     "adam, foreach": lambda p: ADAM(p, lr=0.01, weight_decay=0.1, foreach=True),
 }
-"""Optimizers by name; each update must be eager's bit by bit."""
+"""Optimizers by name; each update must be eager's bit for bit."""
 
 
 def in_order(graph: Graph, computed: Iterable[int] | None = None) -> Plan:

@@ -330,7 +330,7 @@ def test_what_a_trainer_cannot_take_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_models_of_transformers_return_what_they_do() -> None:
-    """``out = step(**batch)`` is the output class of the model, without a cache, bit by bit."""
+    """``out = step(**batch)`` is the output class of the model, without a cache, bit for bit."""
     for make, words in ((bert, False), (gpt2, True)):
         model = make()
         rows = Rows(4, words=words)

@@ -183,7 +183,7 @@ class Wide(torch.nn.Module):
 
 
 def test_a_joined_step_computes_what_pytorch_does() -> None:
-    """Operations that are one for the solver are computed again, in the budget, bit by bit."""
+    """Operations that are one for the solver are computed again, in the budget, bit for bit."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(*(Wide() for _ in range(4)))
     inputs = torch.randn(256, 16), torch.randn(256, 16)

@@ -104,7 +104,7 @@ def flat(value: Any) -> list[Any]:
 
 
 def agree(one: Any, other: Any) -> bool:
-    """Return whether two outputs are equal bit by bit."""
+    """Return whether two outputs are equal bit for bit."""
     pairs = zip(flat(one), flat(other), strict=True)
     return type(one) is type(other) and all(
         torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs

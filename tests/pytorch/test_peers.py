@@ -62,7 +62,7 @@ def to_file(folder: Path) -> Any:
 
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    """Return whether all gradients are equal bit by bit."""
+    """Return whether all gradients are equal bit for bit."""
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 

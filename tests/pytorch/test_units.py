@@ -29,7 +29,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("name", quick(STEPS, QUICK_STEPS))
 def test_units_run_as_eager(name: str) -> None:
-    """Loss, gradients, buffers and random state are those of eager, bit by bit."""
+    """Loss, gradients, buffers and random state are those of eager, bit for bit."""
     torch.manual_seed(1)
     model, loss_fn, inputs = STEPS[name]()
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli import options
+from poetmodel.cli import completion, options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, read_named, verify_document
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
@@ -37,6 +37,12 @@ class PageOptions:
     out: Path = options.output(options.REQUIRED, "--out FILE", "The page, *.html.")
     no_compare: bool = options.output(
         False, "--no-compare", "Do not run earlier methods on the same problem (a few seconds)."
+    )
+    method: list[str] | None = options.output(
+        None,
+        "--method NAME",
+        "Compare with this method, too, such as FILE.py:FUNCTION; may be given several times.",
+        autocompletion=completion.methods,
     )
 
 
@@ -73,7 +79,7 @@ def report(
     print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
     print_room_warnings(*(subject.room for subject in subjects))
     with live_line(wanted=not output.json, doing="comparing and drawing"):
-        comparisons = () if page.no_compare else compare(subjects)
+        comparisons = () if page.no_compare else compare(subjects, methods=page.method or ())
         size_bytes = write_report(
             page.out, subjects, cells=cells, front=front, comparisons=comparisons
         )

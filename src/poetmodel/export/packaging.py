@@ -55,7 +55,9 @@ def _inference(inference: Step | None) -> str:
     if inference is None or inference.output is None:
         return ""
     shape = list(inference.output.shape)
-    return _INFER.format(inputs=len(inference.inputs), shape=shape)
+    count = len(inference.inputs)
+    inputs = "input" if count == 1 else f"{count} inputs"
+    return _INFER.format(inputs=inputs, shape=shape)
 
 
 _INIT: Final = "int error = pm_init();"
@@ -89,6 +91,6 @@ and with `pm_init` where that says `PM_ERROR_EMPTY`. `pm_commits - 1` steps were
 """
 
 _INFER: Final = """
-`pm_infer(inputs, outputs)` says between steps what the model says now, in evaluation mode: it takes
-the first {inputs} of the inputs, and writes an array of {shape}.
+`pm_infer(inputs, outputs)` says between steps what the model says now, in evaluation mode: it reads
+the first {inputs} of a step, and writes an array of {shape}.
 """

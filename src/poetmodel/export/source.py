@@ -13,7 +13,8 @@ from poetmodel.export.deployment import gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, elements
 from poetmodel.export.step import DataType
 from poetmodel.plan import Op
-from poetmodel.plan.arena import BEFORE, Content, check_arena
+from poetmodel.plan.arena import check_arena
+from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Comparing eager PyTorch and a compiled step from one state, bit by bit."""
+"""Comparing eager PyTorch and a compiled step from one state, bit for bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultDifference:
-    """A result that is not that of eager PyTorch, bit by bit."""
+    """A result that is not that of eager PyTorch, bit for bit."""
 
     name: str
     """Which result: ``loss``, ``output logits``, ``gradient of conv1.weight``, ``mutation of
@@ -61,8 +61,8 @@ class ResultDifference:
 def check_agreement(compiled: Compiled) -> bool:
     """Run eager PyTorch again and a compiled step once on the inputs of the capture, and compare.
 
-    Returns whether all is the same bit by bit. Raises `CaptureError` if loss or gradients differ by
-    more than the rounding of sums in another order.
+    Returns whether all is the same bit for bit. Raises `CaptureError` if loss or gradients differ
+    by more than the rounding of sums in another order.
 
     A capture holds what Python code computed while it ran: the time, a count of calls, a number
     from a generator that PyTorch does not know. Where eager gives other results when it runs again,
@@ -301,7 +301,7 @@ class State:
 def differences(
     compiled: Compiled, expected: Results, found: Results
 ) -> Iterator[ResultDifference]:
-    """Yield the results that are not equal bit by bit."""
+    """Yield the results that are not equal bit for bit."""
     parts = compiled.trace.parts
     ops = {
         emission.result.name: parts.units[emission.after].name

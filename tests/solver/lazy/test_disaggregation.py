@@ -70,7 +70,7 @@ EVENTS = comb_events(GROUPS, {0: (1,), 1: (1,), 2: (1,)})
 
 
 def test_what_stays_in_its_group_is_held_from_its_step_to_its_last_reader() -> None:
-    """One group, no decision: every tensor to its last reader, as checkpoint-all has it."""
+    """One group, no decision: every tensor to its last reader, as keep-all has it."""
     grouping = Grouping(6)
     placement = disaggregate(COMB, grouping, comb_events(grouping, {}), decided())
     assert placement.schedule() == checkpoint_all(COMB)

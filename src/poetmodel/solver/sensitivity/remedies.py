@@ -170,7 +170,7 @@ class Remedy:
             return f"{begin} {amount}"
         least = _exact(self.bound or 0.0, unit)
         beyond = "more" if self.side == "lower" else "less"
-        return f"{begin} {amount}; all that is proven is that {beyond} than {least} does not do"
+        return f"{begin} {amount}; {beyond} than {least} is proven infeasible, the rest is open"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, SI."""

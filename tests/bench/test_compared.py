@@ -1,0 +1,231 @@
+"""Every method beside the optimum: what is run, and what the page says of its records."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from compared import (
+    CURVES,
+    KINDS,
+    LAYERED,
+    MAIN,
+    OPTIMAL,
+    STEPS,
+    ComparedRun,
+    layered_graph,
+    measure_method,
+    methods_of,
+    problems,
+    runs,
+    smoke_runs,
+)
+from kit.measured_records import CIRCUMSTANCES
+from poetmodel.baselines import METHODS
+from poetmodel.bench.measurement import FAILED, NOT_APPLICABLE
+from result_pages.compared import (
+    BEST,
+    Compared,
+    MethodRecord,
+    Row,
+    chart,
+    interval_text,
+    page,
+    problems_of,
+    readme_table,
+    rows,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kit.messages import Told
+
+# -- what is run -----------------------------------------------------------------------------------
+
+
+def test_problems_are_many_and_can_be_solved() -> None:
+    """At least 150, of four kinds, none below the minimum RAM, none twice."""
+    found = problems(MAIN)
+    assert len(found) >= 150
+    assert len({problem.key for problem in found}) == len(found)
+    assert {problem.kind for problem in found} == set(MAIN)
+    assert found == problems(MAIN)
+
+
+def test_every_shipped_method_is_run_on_whole_steps() -> None:
+    """All of the registry, and two more; all runs of a problem come right after each other."""
+    assert set(METHODS) < set(methods_of(STEPS))
+    chosen = [run for run in runs([STEPS], ["mine.py:mine"]) if run.ram == "least+30%"]
+    names = [run.method for run in chosen[: len(methods_of(STEPS)) + 1]]
+    assert names == [*methods_of(STEPS), "mine.py:mine"]
+    assert len({run.key for run in chosen}) == len(chosen)
+
+
+def test_networks_of_the_picture_are_among_the_problems() -> None:
+    """Each kind has one, over several budgets."""
+    assert [kind for kind, *_ in CURVES] == list(MAIN)
+    found = {(run.kind, run.model, run.device, run.ram) for run in problems(MAIN)}
+    for kind, model, device, budgets in CURVES:
+        assert sum((kind, model, device, ram) in found for ram in budgets) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", list(smoke_runs()), ids=lambda run: run.name)
+def test_a_record_holds_what_the_page_needs(run: ComparedRun) -> None:
+    """Every kind and method at its smallest size; no method fails."""
+    found = measure_method(run.to_dict())
+    json.dumps(found)
+    assert found["status"] != FAILED, found.get("reason")
+    assert found["cell"] == run.to_dict()
+    if found["status"] == NOT_APPLICABLE:
+        assert found["reason"]
+
+
+def test_published_layered_graph_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its order, sizes and durations are those of the file."""
+    sizes = {0: 100, 1: 10, 2: 100, 3: 100}
+    content = {
+        "nodes": [{"name": k, "out_cost": size, "duration": k} for k, size in sizes.items()],
+        "links": [{"0": a, "1": b} for a, b in ((0, 2), (2, 3), (3, 1), (0, 1))],
+        "graph": {"order": [0, 2, 3, 1]},
+    }
+    (tmp_path / "random_layered_n4.json").write_text(json.dumps(content), encoding="utf-8")
+    monkeypatch.setenv("MOCCASIN_DATA", str(tmp_path))
+    graph = layered_graph("random_layered_n4")
+    assert [node.name for node in graph.nodes] == ["v0", "v2", "v3", "v1"]
+    assert [node.inputs for node in graph.nodes] == [(), ("v0",), ("v2",), ("v3", "v0")]
+    assert (graph.nodes[3].output_bytes, graph.nodes[3].flops) == (10 * 1024, 1_000_000)
+    assert "random_layered_n4" in {run.model for run in runs([LAYERED])}
+
+
+# -- what is said of the records -------------------------------------------------------------------
+
+
+def record(method: str, overhead_j: float | None, **changes: Any) -> dict[str, Any]:
+    """Return the record of a method on a problem whose single pass takes 1 J."""
+    cell = {
+        "kind": changes.pop("kind", KINDS[0]),
+        "model": changes.pop("model", "paper/vgg16-cifar"),
+        "device": "paper-a72",
+        "ram": changes.pop("ram", "50%"),
+        "method": method,
+        "limit_s": 15.0,
+        "seed": 0,
+    }
+    ended = "not-applicable" if overhead_j is None else "feasible"
+    return {
+        **CIRCUMSTANCES,
+        "kind": "compared",
+        "name": " | ".join(map(str, cell.values())),
+        "cell": cell,
+        "seconds": 0.5,
+        "status": ended,
+        "graph_nodes": 81,
+        "ram_budget_bytes": 500,
+        "keep_all_bytes": 1000,
+        "baseline_energy_j": 1.0,
+        "overhead_j": overhead_j,
+        "overhead_bound_j": 0.0,
+        "gap": None if overhead_j is None else 1.0,
+        **changes,
+    }
+
+
+def optimum(overhead_j: float, bound_j: float, **changes: Any) -> dict[str, Any]:
+    """Return the record of the optimum between two figures [J]."""
+    gap = (overhead_j - bound_j) / overhead_j if overhead_j else 0.0
+    return record(OPTIMAL, overhead_j, **{"overhead_bound_j": bound_j, "gap": gap} | changes)
+
+
+def one(*records: dict[str, Any]) -> Compared:
+    """Return the one problem of some records."""
+    (found,) = problems_of(records)
+    return found
+
+
+def test_ratio_to_a_proved_optimum_is_a_number() -> None:
+    """What is proved to 1 % counts as the least."""
+    problem = one(optimum(2.0, 1.99), record("dtr", 5.0))
+    assert problem.ratio(problem.runs["dtr"]) == (2.5, 2.5)
+    assert (problem.ties(problem.runs["dtr"]), problem.ties(problem.optimum)) == (False, True)
+
+
+def test_ratio_without_a_proof_is_an_interval() -> None:
+    """The least lies between the bound and the best schedule of any method."""
+    problem = one(optimum(2.0, 0.5), record("dtr", 1.0))
+    assert problem.ratio(problem.optimum) == (2.0, 4.0)
+    assert problem.ratio(problem.runs["dtr"]) == (1.0, 2.0)
+    assert (problem.ties(problem.runs["dtr"]), problem.ties(problem.optimum)) == (True, False)
+    unbounded = one(optimum(2.0, 0.0), record("dtr", 4.0))
+    assert interval_text(unbounded.ratio(unbounded.runs["dtr"])) == "at least 2.00"
+
+
+def test_ratio_to_nothing_is_one_or_infinite() -> None:
+    """Where the least overhead is 0, a method pays nothing too, or infinitely more."""
+    problem = one(optimum(0.0, 0.0), record("dtr", 0.0), record("rotor", 1.0))
+    assert problem.ratio(problem.runs["dtr"]) == (1.0, 1.0)
+    assert problem.ratio(problem.runs["rotor"]) == (math.inf, math.inf)
+
+
+def test_best_of_the_earlier_heuristics_is_chosen_for_each_problem() -> None:
+    """Methods by a solver, the greedy start and own methods are not among them."""
+    problem = one(
+        optimum(1.0, 1.0),
+        record("checkmate", 1.0),
+        record("greedy", 1.1),
+        record("mine.py:mine", 1.2),
+        record("dtr", 3.0),
+        record("selective", 2.0),
+        record("rotor", None),
+    )
+    assert problem.best() == problem.runs["selective"]
+    row = Row(BEST, [problem])
+    assert (len(row.runs), row.tried, row.median, row.worst) == (1, 1, "2.00", "2.00")
+
+
+def test_rows_have_most_solved_first_and_the_optimum_before_all() -> None:
+    """A method that was not tried on a problem is not blamed for it."""
+    records = [
+        optimum(1.0, 1.0),
+        record("dtr", 2.0),
+        record("rotor", 1.5),
+        optimum(1.0, 1.0, ram="70%"),
+        record("dtr", 4.0, ram="70%"),
+        record("rotor", None, ram="70%"),
+    ]
+    found = rows(problems_of(records))
+    assert [row.method for row in found] == [OPTIMAL, "dtr", "rotor"]
+    assert [(len(row.runs), row.tried) for row in found] == [(2, 2), (2, 2), (1, 2)]
+    assert (found[1].median, found[1].worst, found[1].ties) == ("3.00", "4.00", 0)
+
+
+def test_problem_counts_once_the_optimum_is_on_record() -> None:
+    """A run that was cut short, and a problem that nothing solves, are left out."""
+    unsolved = [optimum(1.0, 1.0, ram="20%") | {"overhead_j": None}, record("dtr", None, ram="20%")]
+    assert problems_of([record("dtr", 1.0, ram="30%"), *unsolved]) == []
+    assert MethodRecord(unsolved[0]).proved is False
+
+
+def test_page_and_readme(told: Told) -> None:
+    """All of the words, of two kinds of problems and of layered graphs."""
+    layered = {"kind": LAYERED, "model": "100, 0", "ram": "90%"}
+    published = layered | {"model": "random_layered_n100"}
+    records = [
+        optimum(1.0, 1.0),
+        record("greedy", 1.0),
+        record("dtr", 2.0),
+        record("rotor", None),
+        optimum(1.0, 0.5, kind=STEPS, model="resnet8", ram="least+30%"),
+        record("dtr", 3.0, kind=STEPS, model="resnet8", ram="least+30%"),
+        optimum(0.05, 0.05, **layered),
+        record("greedy", 0.06, **layered),
+        optimum(0.05, 0.02, **published),
+    ]
+    told(page(records, "2026-01-01-compared.jsonl"))
+    told(readme_table(records), "readme")
+    shown = chart(records).shown
+    assert shown["published: vgg16-cifar on paper-a72"]["lines"]["dtr"] == [[50.0, 200.0]]
