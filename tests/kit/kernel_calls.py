@@ -24,7 +24,7 @@ import poetmodel.export
 from kit.shared_objects import STORE
 from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, LearningRate, Ref
 from poetmodel.torch import lowering
-from poetmodel.torch.lowering.registry import Look, Lowering, data_type, lowering_of
+from poetmodel.torch.lowering.operands import Look, Lowering, data_type, lowering_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
