@@ -25,7 +25,7 @@ from kit.shared_objects import STORE
 from poetmodel.export.folder import prototypes
 from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, LearningRate, Ref
 from poetmodel.torch import lowering
-from poetmodel.torch.lowering.registry import Look, Lowering, data_type, lowering_of
+from poetmodel.torch.lowering.operands import Look, Lowering, data_type, lowering_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -13,7 +13,7 @@ from poetmodel.device import StorageMode
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.plan.derivation import with_waits_and_frees
 from poetmodel.torch import trace
-from poetmodel.torch.runtime import Runner
+from poetmodel.torch.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

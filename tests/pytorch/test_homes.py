@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 import poetmodel.torch as pmt  # noqa: E402
 from kit.rotation import quick  # noqa: E402
 from poetmodel.torch import PageError  # noqa: E402
-from poetmodel.torch.homes import Homes  # noqa: E402
-from poetmodel.torch.pages import blank, bytes_of  # noqa: E402
+from poetmodel.torch.state.pages import blank, bytes_of  # noqa: E402
+from poetmodel.torch.state.store import Homes  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.traced_models import Residual, images, rows  # noqa: E402
-from poetmodel.torch import interpreter, trace  # noqa: E402
-from poetmodel.torch.interpreter import (  # noqa: E402
+from poetmodel.torch import trace  # noqa: E402
+from poetmodel.torch.capturing import replay as interpreter  # noqa: E402
+from poetmodel.torch.capturing.replay import (  # noqa: E402
     _peaks,
     call,
     heap_peak_bytes,

@@ -18,8 +18,8 @@ from poetmodel.plan import Instruction, Op, Plan, check_plan  # noqa: E402
 from poetmodel.planner import make_plan  # noqa: E402
 from poetmodel.problem import Problem  # noqa: E402
 from poetmodel.torch import compile  # noqa: E402
-from poetmodel.torch.joining import EXTRA_SHARE, JOINED_SHARE, joined  # noqa: E402
-from poetmodel.torch.tracing import Coarse  # noqa: E402
+from poetmodel.torch.step.joining import EXTRA_SHARE, JOINED_SHARE, joined  # noqa: E402
+from poetmodel.torch.step.trace import Coarse  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

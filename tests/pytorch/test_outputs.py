@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import keep_all  # noqa: E402
 from kit.rotation import quick  # noqa: E402
-from poetmodel.torch.outputs import OutputForm  # noqa: E402
+from poetmodel.torch.capturing.inputs import OutputForm  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

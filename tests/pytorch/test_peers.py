@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from poetmodel.torch.interpreter import heap_peak_bytes  # noqa: E402
+from poetmodel.torch.capturing.replay import heap_peak_bytes  # noqa: E402
 from pytorch import measurement, networks  # noqa: E402
 from pytorch.networks import NETWORKS, Block  # noqa: E402
 from pytorch.peers import (  # noqa: E402

@@ -18,7 +18,7 @@ from kit.traced_models import STEPS, residual, rows  # noqa: E402
 from poetmodel.graph import Graph, Phase  # noqa: E402
 from poetmodel.schedule import Schedule  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
-from poetmodel.torch.interpreter import storage_peak_bytes  # noqa: E402
+from poetmodel.torch.capturing.replay import storage_peak_bytes  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,7 +21,7 @@ from kit.traced_models import (  # noqa: E402
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 from poetmodel.graph import Phase  # noqa: E402
 from poetmodel.torch import trace  # noqa: E402
-from poetmodel.torch.graph_signature import InputKind, OutputKind  # noqa: E402
+from poetmodel.torch.capturing.signature import InputKind, OutputKind  # noqa: E402
 
 nn = torch.nn
 pytestmark = pytest.mark.torch

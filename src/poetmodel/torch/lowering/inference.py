@@ -11,10 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.export.step import Call, DataType, Ref, Step, Value
 from poetmodel.graph import Phase
+from poetmodel.torch.capturing.inputs import flatten
+from poetmodel.torch.capturing.joint import capture
+from poetmodel.torch.capturing.signature import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph_signature import InputKind, Joint, OutputKind, in_module
-from poetmodel.torch.inputs import flatten
-from poetmodel.torch.joint import capture
 from poetmodel.torch.lowering.step import Lowered
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.export.step import Buffer, DataType, Ref, Step, Value
 from poetmodel.graph import Graph, Node, Phase, Tensor
+from poetmodel.torch.capturing.inputs import positional, refuse
+from poetmodel.torch.capturing.joint import capture
+from poetmodel.torch.capturing.replay import call, replay
+from poetmodel.torch.capturing.signature import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph_signature import InputKind, Joint, OutputKind, in_module
-from poetmodel.torch.inputs import positional, refuse
-from poetmodel.torch.interpreter import call, replay
-from poetmodel.torch.joint import capture
-from poetmodel.torch.lowering.registry import (
+from poetmodel.torch.lowering.operands import (
     Look,
     Lowering,
     contiguous_strides,
@@ -23,9 +23,9 @@ from poetmodel.torch.lowering.registry import (
     lowering_of,
 )
 from poetmodel.torch.lowering.rewrites import split_convolutions
-from poetmodel.torch.optimizers import Moment
-from poetmodel.torch.training_units import TrainingUnits
-from poetmodel.torch.updates import with_optimizer
+from poetmodel.torch.step.optimizers import Moment
+from poetmodel.torch.step.training_units import TrainingUnits
+from poetmodel.torch.step.updates import with_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import fx
 
-    from poetmodel.torch.graph_signature import InputSpec
-    from poetmodel.torch.units import TensorStorage, Unit
+    from poetmodel.torch.capturing.signature import InputSpec
+    from poetmodel.torch.step.units import TensorStorage, Unit
 
 _TANGENT = "@tangent"
 """The buffer of the gradient that the backward pass starts from: a constant 1."""
