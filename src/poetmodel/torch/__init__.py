@@ -13,6 +13,7 @@ from poetmodel.torch.errors import CaptureError, PageError, require_torch
 if TYPE_CHECKING:
     from poetmodel.torch.certificate import Certificate
     from poetmodel.torch.compilation import Step, compile
+    from poetmodel.torch.dynamo.backend import Backend, backend
     from poetmodel.torch.exporting import export
     from poetmodel.torch.graph_signature import Joint
     from poetmodel.torch.joint import capture
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from poetmodel.torch.tracing import Trace, trace
 
 _HOMES: Final = {
+    "Backend": "dynamo.backend",
     "Certificate": "certificate",
     "Joint": "graph_signature",
     "Profile": "profiling",
     "Step": "compilation",
     "Trace": "tracing",
+    "backend": "dynamo.backend",
     "capture": "joint",
     "compile": "compilation",
     "export": "exporting",
@@ -35,6 +38,7 @@ _HOMES: Final = {
 }
 
 __all__ = [
+    "Backend",
     "CaptureError",
     "Certificate",
     "Joint",
@@ -42,6 +46,7 @@ __all__ = [
     "Profile",
     "Step",
     "Trace",
+    "backend",
     "capture",
     "compile",
     "export",
