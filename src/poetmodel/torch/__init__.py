@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint import capture
     from poetmodel.torch.capturing.signature import Joint
     from poetmodel.torch.compilation import Step, compile
+    from poetmodel.torch.dynamo.backend import Backend, backend
     from poetmodel.torch.exporting import export
     from poetmodel.torch.runtime.certificate import Certificate
     from poetmodel.torch.runtime.profiling import Profile, measure
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from poetmodel.torch.step.trace import Trace, trace
 
 _HOMES: Final = {
+    "Backend": "dynamo.backend",
     "Certificate": "runtime.certificate",
     "Joint": "capturing.signature",
     "Profile": "runtime.profiling",
     "Step": "compilation",
     "Trace": "step.trace",
+    "backend": "dynamo.backend",
     "capture": "capturing.joint",
     "compile": "compilation",
     "export": "exporting",
@@ -35,6 +38,7 @@ _HOMES: Final = {
 }
 
 __all__ = [
+    "Backend",
     "CaptureError",
     "Certificate",
     "Joint",
@@ -42,6 +46,7 @@ __all__ = [
     "Profile",
     "Step",
     "Trace",
+    "backend",
     "capture",
     "compile",
     "export",

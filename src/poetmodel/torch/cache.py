@@ -181,7 +181,7 @@ class KnownStep:
         self._key: str | None = None
         if cache.folder is not None:
             with suppress(_UnknownError):
-                self._key = digest(_host(), _graph_form(joint))
+                self._key = digest(host_key(), _graph_form(joint))
         if self._key is None:
             self._cache = Cache(None)
 
@@ -401,7 +401,7 @@ def _processor() -> str:
     return platform.processor()
 
 
-def _host() -> list[Any]:
+def host_key() -> list[Any]:
     """Return all that costs, workspaces and kernels depend on beside the graph."""
     return [
         _own_code(),

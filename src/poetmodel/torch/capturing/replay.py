@@ -112,7 +112,7 @@ class Sampler:
     def __init__(self, joint: Joint, execute: Execute) -> None:
         self._execute = execute
         self._forms = {
-            node: _form(node.target, *_fakes(node))
+            node: form_of(node.target, *_fakes(node))
             for node in joint.graph_module.graph.nodes
             if is_counted(node) or _is_large(node)
         }
@@ -130,7 +130,7 @@ class Sampler:
             return self._execute(node, arguments, keywords)
         self._left[form] -= 1
         kept = self._first.get(form) if self._left[form] else self._first.pop(form, None)
-        true = _form(node.target, arguments, keywords)
+        true = form_of(node.target, arguments, keywords)
         if kept is not None and kept[1] == true:
             self.like[node] = kept[0]
             return _copies(kept[2])
@@ -181,7 +181,7 @@ def _fakes(node: fx.Node) -> tuple[Any, Any]:
     return fx.node.map_arg(node.args, fake), fx.node.map_arg(node.kwargs, fake)
 
 
-def _form(*given: Any) -> Hashable:
+def form_of(*given: Any) -> Hashable:
     """Return what tells apart calls that do the same work on other values."""
     leaves, spec = _pytree.tree_flatten(given)
     return spec, tuple(

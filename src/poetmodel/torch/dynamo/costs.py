@@ -1,0 +1,166 @@
+"""What the operations of a joint graph take: memory beside their tensors, and time.
+
+Operations of one form (operator, shapes, strides, types, numbers) take the same, whatever their
+values. Each form runs once on made-up tensors, with the caches of libraries full.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import astuple, dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx
+from torch.utils import _pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from poetmodel.device import Device
+from poetmodel.device.hardware import Compute
+from poetmodel.torch.cache import Cache, digest, host_key
+from poetmodel.torch.capturing.replay import form_of, heap_peak_bytes, storage_key
+from poetmodel.torch.dynamo.operations import fake, function_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from poetmodel.torch.dynamo.operations import Operations
+
+CALL_S: Final = 5e-6
+"""Time of an operation besides its work: PyTorch's dispatcher, and the interpreter [s]."""
+_MATRIX: Final = 1024
+_COPIED_BYTES: Final = 2**26
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What one form of operation was seen to do. Its fields are plain values, as JSON has them."""
+
+    workspace_bytes: int
+    """The highest total of allocations during the operation, less its outputs [B]."""
+    time_s: float
+    sizes_bytes: list[int]
+    """Of each storage that it makes [B]."""
+    layouts: list[list[Any] | None]
+    """Of each output: type, shape, stride, and number of its storage; None for no tensor."""
+    is_single: bool
+    """Whether it returns one tensor, and no tuple."""
+
+    def outputs(self) -> Any:
+        """Return tensors without memory that lie as its outputs do."""
+        made = [
+            None
+            if layout is None
+            else torch.empty_strided(
+                layout[1], layout[2], dtype=getattr(torch, layout[0]), device="meta"
+            )
+            for layout in self.layouts
+        ]
+        return made[0] if self.is_single else tuple(made)
+
+
+def observed(operations: Operations, kept: Cache) -> list[Form]:
+    """Return what each operation takes and makes, by running each form of them once.
+
+    PyTorch predicts strides that some kernels do not keep (convolutions in bfloat16), and others
+    take more memory for it. So what an operation was seen to make is what its readers read.
+    """
+    position = {operation.node: k for k, operation in enumerate(operations.operations)}
+    forms: list[Form | None] = [None] * len(position)
+    known: dict[Hashable, Form] = {}
+    there: dict[fx.Node, Any] = {}
+    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for node in operations.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                there[node] = _pytree.tree_map_only(torch.Tensor, _without_memory, fake(node))
+            if node.op != "call_function":
+                continue
+            arguments, keywords = fx.node.map_arg((node.args, node.kwargs), there.__getitem__)
+            function = function_of(node)
+            if node not in position:
+                there[node] = function(*arguments, **keywords)
+                continue
+            form = form_of(function, arguments, keywords)
+            if form not in known:
+                key = digest(host_key(), repr(form))
+                values = kept.read("form", key)
+                known[form] = (
+                    _run(function, arguments, keywords) if values is None else Form(*values)
+                )
+                kept.write("form", key, list(astuple(known[form])))
+            forms[position[node]] = known[form]
+            there[node] = known[form].outputs()
+    return [form for form in forms if form is not None]
+
+
+def _without_memory(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _run(function: Callable[..., Any], arguments: Any, keywords: Any) -> Form:
+    """Run an operation on made-up tensors, the second time to see what it takes."""
+    given, named = _pytree.tree_map_only(torch.Tensor, _ones, (arguments, keywords))
+    function(*given, **named)  # fills the caches of libraries
+    values: list[Any] = []
+    begin = perf_counter()
+    peak_bytes = heap_peak_bytes(lambda: values.append(function(*given, **named)))
+    time_s = perf_counter() - begin
+    outputs = values if isinstance(values[0], torch.Tensor) else list(values[0])
+    sizes: dict[int, int] = {}
+    layouts: list[list[Any] | None] = []
+    for output in outputs:
+        if not isinstance(output, torch.Tensor):
+            layouts.append(None)
+            continue
+        key = storage_key(output)
+        sizes.setdefault(key, output.untyped_storage().nbytes())
+        dtype = str(output.dtype).removeprefix("torch.")
+        shape, stride = list(output.shape), list(output.stride())
+        layouts.append([dtype, shape, stride, list(sizes).index(key)])
+    workspace_bytes = max(0, peak_bytes - sum(sizes.values()))
+    return Form(workspace_bytes, time_s, list(sizes.values()), layouts, outputs is values)
+
+
+def _ones(value: torch.Tensor) -> torch.Tensor:
+    steps = zip(value.shape, value.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in steps if size)
+    filled = torch.ones if value.is_floating_point() else torch.zeros
+    return filled(span, dtype=value.dtype).as_strided(value.shape, value.stride())
+
+
+# -- a machine as a device ------------------------------------------------------------------------
+
+
+def this_machine(kept: Cache) -> Device:
+    """Return this machine's rates, by a matrix product and a copy, measured once and kept."""
+    rates = kept.read("rates", digest(host_key()))
+    if rates is None:
+        rates = _rates()
+        kept.write("rates", digest(host_key()), rates)
+    flops_per_s, bytes_per_s = rates
+    return Device(
+        name="this machine",
+        ram_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        compute=Compute(flops_per_s=flops_per_s, power_w=1.0, bytes_per_s=bytes_per_s),
+        source="a matrix product and a copy, measured; a nominal 1 W",
+    )
+
+
+def _rates() -> tuple[float, float]:
+    with _disable_current_modes(), torch.no_grad():
+        matrix = torch.ones(_MATRIX, _MATRIX)
+        copied = torch.ones(_COPIED_BYTES // 4)
+        target = torch.empty_like(copied)
+        product_s = _least_s(lambda: torch.mm(matrix, matrix))
+        copy_s = _least_s(lambda: target.copy_(copied))
+    return 2 * _MATRIX**3 / product_s, 2 * _COPIED_BYTES / copy_s
+
+
+def _least_s(work: Callable[[], object]) -> float:
+    least = float("inf")
+    for _ in range(3):
+        begin = perf_counter()
+        work()
+        least = min(least, perf_counter() - begin)
+    return least
