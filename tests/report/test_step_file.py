@@ -133,6 +133,9 @@ def test_a_step_survives_json() -> None:
     values = step_values(skip_problem())
     assert parse_step(json.dumps(values)) == values
     assert parse_step(json.dumps(values | {"format": "poetmodel-step", "version": 1})) == values
+    for version in (True, 1.0, 2):  # what only equals the number is left for the check
+        former = values | {"format": "poetmodel-step", "version": version}
+        assert parse_step(json.dumps(former)) == former
     assert parse_step(json.dumps(values["result"])) is None
     assert parse_step(json.dumps({"format": "poetmodel-step", "version": 1})) is None
     assert parse_step("[]") is None
@@ -189,6 +192,7 @@ def _with(value: Any, *path: str) -> Any:
         _without("torch"),
         _with(1, "surprise"),
         _with(3, "version"),
+        _with(2.0, "version"),
         _with("much", "budget_bytes"),
         _with("later", "plan", "mode"),
         _with(float("nan"), "compile_s"),
@@ -202,7 +206,8 @@ def _with(value: Any, *path: str) -> Any:
         _with([1.0], "scheduled", "costs", "page_in_time_s"),
     ],
     ids=[
-        *("no torch", "surprise", "newer", "budget", "mode", "compile_s", "no equal", "no nodes"),
+        *("no torch", "surprise", "newer", "real version"),
+        *("budget", "mode", "compile_s", "no equal", "no nodes"),
         *("no problem", "no schedule", "another graph", "one time", "times below 0", "one page-in"),
     ],
 )

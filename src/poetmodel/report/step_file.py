@@ -22,6 +22,7 @@ from poetmodel.schedule.io import (
     Finite,
     Index,
     Strict,
+    exactly,
     faults_of,
     parse_document,
 )
@@ -115,7 +116,7 @@ class _Scheduled(Strict):
 
 class _Step(Strict):
     format: Literal["poetmodel-compiled-step"]
-    version: Literal[2]
+    version: Annotated[int, exactly(VERSION)]
     name: str
     torch: str
     call: str
@@ -145,7 +146,7 @@ def parse_step(text: str) -> dict[str, Any] | None:
     if not isinstance(values, dict):
         return None
     is_first_version = values.get("format") == STEP_FORMAT and "call" in values
-    if is_first_version and values.get("version") == 1:
+    if is_first_version and values.get("version") == 1 and type(values["version"]) is int:
         return values | {"format": FORMAT, "version": VERSION}
     return values if is_first_version or values.get("format") == FORMAT else None
 

@@ -74,14 +74,18 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-def _is_version(value: object) -> object:
-    """Refuse what only equals the version number, such as ``true``."""
-    if value != VERSION or isinstance(value, bool | float):
-        raise PydanticCustomError("version", f"expected {VERSION}")
-    return value
+def exactly(version: int) -> BeforeValidator:
+    """Return what refuses all but a version number, and what only equals it, such as ``true``."""
+
+    def check(value: object) -> object:
+        if value != version or isinstance(value, bool | float):
+            raise PydanticCustomError("version", f"expected {version}")
+        return value
+
+    return BeforeValidator(check)
 
 
-FormatVersion = Annotated[int, BeforeValidator(_is_version)]
+FormatVersion = Annotated[int, exactly(VERSION)]
 
 
 class GraphEntry(Strict):
