@@ -241,8 +241,8 @@ def step_of(
 
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_target(what)
-        settings = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
-        step = lower(model, loss_fn, inputs, name=name, optimizer=settings)
+        chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+        step = lower(model, loss_fn, inputs, name=name, optimizer=chosen)
         return with_inference(step, model, loss_fn, inputs) if infer else step
 
 

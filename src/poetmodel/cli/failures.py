@@ -85,9 +85,9 @@ def print_warnings(warnings: Iterable[str], *, kind: str = "warning") -> None:
 
 
 def _lines(kind: str, sentences: Iterable[str]) -> list[str]:
-    faults = list(sentences)
-    lines = [f"{kind}: {printable(' '.join(fault.split()))}" for fault in faults[:MAX_FAULTS]]
-    more = len(faults) - MAX_FAULTS
+    messages = list(sentences)
+    lines = [f"{kind}: {printable(' '.join(fault.split()))}" for fault in messages[:MAX_FAULTS]]
+    more = len(messages) - MAX_FAULTS
     return [*lines, f"and {more:,} more"] if more > 0 else lines
 
 

@@ -122,10 +122,10 @@ def graph_of(
             )
         name = identity.name
         if not shape.given:
-            model = find_model(name, identity.sha256)
-            if model is None:
+            match = find_model(name, identity.sha256)
+            if match is None:
                 raise InputError(_of_other_sizes(identity, source))
-            return NamedGraph(graph=model[0], name=name, shape=model[1])
+            return NamedGraph(graph=match[0], name=name, shape=match[1])
     graph = read_named(name, shape)
     if identity is not None and identity.name == name and identity.sha256 != graph.sha256:
         raise InputError(_of_other_sizes(identity, source))

@@ -113,9 +113,9 @@ def _facts(problem: Problem, limits: Sequence[Limit], beside: int | None) -> Ite
             "none" if limit.value is None else unit(limit.value),
             f"{_proof(limit, unit)}{_condition(problem, limit)}{over}",
         )
-        position = _place(limit)
-        if position:
-            yield row("", "", position)
+        node_words = _place(limit)
+        if node_words:
+            yield row("", "", node_words)
 
 
 def _exported(problem: Problem, limit: Limit, beside: int) -> Fact:

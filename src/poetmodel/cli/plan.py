@@ -275,13 +275,11 @@ class Planned:
         from poetmodel.planner import make_plan
 
         if alignment is None:
-            program = make_plan(
-                graph, costs, schedule, mode=mode, ram_budget_bytes=ram_budget_bytes
-            )
-            return cls.checked(graph, costs, program, None, aux_bytes=aux_bytes)
+            plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=ram_budget_bytes)
+            return cls.checked(graph, costs, plan, None, aux_bytes=aux_bytes)
         from poetmodel.solver.fitting import plan_and_place
 
-        program, arena = plan_and_place(
+        plan, arena = plan_and_place(
             graph,
             costs,
             schedule,
@@ -290,14 +288,14 @@ class Planned:
             alignment=alignment,
             may_wait=may_wait,
         )
-        return cls.checked(graph, costs, program, arena, aux_bytes=aux_bytes)
+        return cls.checked(graph, costs, plan, arena, aux_bytes=aux_bytes)
 
     @classmethod
     def checked(
         cls,
         graph: Graph,
         costs: Costs,
-        program: Plan,
+        plan: Plan,
         arena: Arena | None,
         *,
         aux_bytes: int | None,
@@ -308,10 +306,10 @@ class Planned:
         return cls(
             graph=graph,
             device=costs.device,
-            plan=program,
-            check=check_plan(graph, costs, program, aux_bytes=aux_bytes),
+            plan=plan,
+            check=check_plan(graph, costs, plan, aux_bytes=aux_bytes),
             arena=arena,
-            places=None if arena is None else check_arena(graph, program, arena),
+            places=None if arena is None else check_arena(graph, plan, arena),
         )
 
     def placed(self) -> Planned:

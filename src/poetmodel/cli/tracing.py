@@ -81,8 +81,8 @@ class CostingOptions:
 
         with redirect_stdout(sys.stderr):
             model, loss_fn, inputs = load_step(target)
-            settings = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
-            return trace(model, loss_fn, inputs, name=self.name, optimizer=settings)
+            chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
+            return trace(model, loss_fn, inputs, name=self.name, optimizer=chosen)
 
     def costs(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
         """Estimate or measure the costs of a trace, and return notes; output goes to stderr."""

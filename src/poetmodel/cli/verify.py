@@ -114,18 +114,18 @@ def _about_schedule(
     stated = parse_document(as_text(content, source=str(path)), source=str(path))
     graph = graph_of(source, stated.schedule.identity, source=path).graph
     try:
-        verdict = verify_document(stated, graph, costing)
+        verified = verify_document(stated, graph, costing)
     except ScheduleError as error:
         raise error.within(str(path)) from None
-    return list(_schedule_facts(verdict)), f"Schedule for {graph.name}", verdict.room
+    return list(_schedule_facts(verified)), f"Schedule for {graph.name}", verified.room
 
 
-def _schedule_facts(verdict: VerifiedSchedule) -> Iterator[Fact]:
+def _schedule_facts(verified: VerifiedSchedule) -> Iterator[Fact]:
     """Yield the verdict and the simulated figures; without costs, no times and energies."""
-    graph, simulation = verdict.graph, verdict.simulation
+    graph, simulation = verified.graph, verified.simulation
     peak, tensors = simulation.peak, simulation.peak_tensors
-    yield from _verdict(graph, verdict.costs, verdict.verdict.violations, verdict.notes)
-    timed = verdict.costs is not None
+    yield from _verdict(graph, verified.costs, verified.verdict.violations, verified.notes)
+    timed = verified.costs is not None
     planned = "makespan" if simulation.planned_s is not None else None
     overhead = f"overhead {format_joules(simulation.overhead_j or 0.0)}"
     for key, name, unit, note in (
@@ -141,23 +141,23 @@ def _schedule_facts(verdict: VerifiedSchedule) -> Iterator[Fact]:
     node = graph.nodes[peak.node].name
     at = f"at stage {peak.stage}, step {peak.node} ({node}), with {len(tensors)} tensors"
     yield Fact("peak_ram_bytes", peak.ram_bytes, "peak RAM", format_bytes, at)
-    yield from room_facts(verdict.room)
+    yield from room_facts(verified.room)
     held = [graph.tensors[i].name for i in tensors]
     yield Fact("peak", {"stage": peak.stage, "node": node, "tensors": held})
     yield from state_facts(graph, simulation)
     yield from _moved(simulation)
     yield from wear_facts(simulation)
-    yield from constraint_facts(verdict.constraints)
+    yield from constraint_facts(verified.constraints)
 
 
-def _moved(values: object) -> Iterator[Fact]:
+def _moved(simulated: object) -> Iterator[Fact]:
     """Yield what a simulated schedule or plan transfers and stores."""
     for key, name in (
         ("written_bytes", "paged out"),
         ("read_bytes", "paged in"),
         ("aux_used_bytes", "storage used"),
     ):
-        yield Fact(key, getattr(values, key), name, format_bytes)
+        yield Fact(key, getattr(simulated, key), name, format_bytes)
 
 
 # -- plans -------------------------------------------------------------------------------------
@@ -173,10 +173,10 @@ def is_plan(content: bytes) -> bool:
     if FORMAT.encode() not in content:
         return False
     try:
-        content_json = json.loads(content)
+        values = json.loads(content)
     except (ValueError, RecursionError):  # the reader of plans says what is wrong
         return True
-    return isinstance(content_json, dict) and content_json.get("format") == FORMAT
+    return isinstance(values, dict) and values.get("format") == FORMAT
 
 
 def _about_plan(

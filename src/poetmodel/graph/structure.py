@@ -260,8 +260,8 @@ class Graph:
         """
         sizes = self.tensor_bytes
         return tuple(
-            sum(sizes[i] for i in inputs) + outputs + node.workspace_bytes - sum(shared.values())
-            for node, inputs, outputs, shared in zip(
+            sum(sizes[i] for i in inputs) + made_bytes + node.workspace_bytes - sum(shared.values())
+            for node, inputs, made_bytes, shared in zip(
                 self.nodes, self.inputs_of, self.made_bytes, self.shared_bytes_of, strict=True
             )
         )

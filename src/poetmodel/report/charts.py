@@ -292,12 +292,12 @@ def _corners(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[tuple[float
     before = -1
     end_s = check.makespan_s or 0.0
     for time_s, levels in groupby(_levels(graph, plan, check), key=itemgetter(0)):
-        corners = [ram for _, ram in levels]
-        if max(corners) > max(corners[-1], before):
-            yield time_s, max(corners)
-        if corners[-1] != before or time_s == end_s:
-            yield time_s, corners[-1]
-        before = corners[-1]
+        levels_bytes = [ram for _, ram in levels]
+        if max(levels_bytes) > max(levels_bytes[-1], before):
+            yield time_s, max(levels_bytes)
+        if levels_bytes[-1] != before or time_s == end_s:
+            yield time_s, levels_bytes[-1]
+        before = levels_bytes[-1]
 
 
 def _levels(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[tuple[float, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import groupby, product
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from poetmodel.report.presenter import escaped
@@ -65,19 +66,17 @@ def fold(
     for index, item in enumerate(items):
         words, numbers = _apart(name(item))
         alike.setdefault((words, key(item)), {})[numbers] = (index, item)
-    folds = []
+    folds: list[tuple[int, Fold[Item]]] = []
     for group in alike.values():
         for box in _boxes(tuple(group)):
-            members = sorted(
-                (group[point] for point in product(*box)), key=lambda member: member[0]
-            )
-            (first, member), *_ = members
-            words, _ = _apart(name(member))
+            members = sorted((group[point] for point in product(*box)), key=itemgetter(0))
+            first, item = members[0]
+            words, _ = _apart(name(item))
             title = words[0] + "".join(
                 f"{_ranges(numbers)}{word}" for numbers, word in zip(box, words[1:], strict=True)
             )
             folds.append((first, Fold(name=title, members=tuple(item for _, item in members))))
-    return [each for _, each in sorted(folds, key=lambda member: member[0])]
+    return [folded for _, folded in sorted(folds, key=itemgetter(0))]
 
 
 def _apart(name: str) -> tuple[Numbers, Numbers]:

@@ -42,10 +42,10 @@ def resnet8(*, image_size: int = 32, classes: int = 10, **options: Unpack[TapeOp
     x = tape.activate("relu", tape.conv_bn(x, ("conv", "bn"), channels=16, kernel=3, bias=True))
     for number, (channels, stride) in enumerate(((16, 1), (32, 2), (64, 2)), start=1):
         name, y = f"block{number}", x
-        for block, step in ((1, stride), (2, 1)):
-            if block == 2:  # noqa: PLR2004 - the second convolution
+        for position, step in ((1, stride), (2, 1)):
+            if position == 2:  # noqa: PLR2004 - the second convolution
                 y = tape.activate(f"{name}.relu1", y)
-            names = (f"{name}.conv{block}", f"{name}.bn{block}")
+            names = (f"{name}.conv{position}", f"{name}.bn{position}")
             y = tape.conv_bn(y, names, channels=channels, kernel=3, stride=step, bias=True)
         if x.shape != y.shape:
             skip = conv2d(f"{name}.skip", x, channels=channels, kernel=1, stride=stride, bias=True)
