@@ -153,7 +153,7 @@ def test_equal_operations_are_executed_once(make: Any) -> None:
 
     def checked(node: Any, *given: Any) -> Any:
         value = call(node, *given)
-        forms[node] = interpreter._form(value)
+        forms[node] = interpreter.form_of(value)
         return value
 
     replay(joint, checked)
