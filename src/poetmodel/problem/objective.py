@@ -270,7 +270,7 @@ def sum_of(problem: Problem, terms: Iterable[tuple[str, float]]) -> tuple[Coeffi
             moved = (nothing, sizes) if key == Total.BYTES_WRITTEN else (sizes, nothing)
             parts.append((_moving(problem, (0,) * len(graph.nodes), *moved), weight))
         elif key == Total.ENERGY:
-            parts += [(each, weight * power) for each, power in _energy_parts(problem)]
+            parts += [(part, weight * power) for part, power in _energy_parts(problem)]
             baseline += weight * problem.energy.baseline
         elif key == Total.COMPUTE:
             parts.append((_coefficients(problem, table.compute_time_s), weight))
