@@ -225,6 +225,7 @@ class _Offsets:
             self._check_apart(rectangle, (other for other in self.live if other is not giver))
             if giver is not None:
                 self._check_pair(rectangle, giver)
+                # Both are live: what the output took over counts once.
                 total -= aligned(min(rectangle.bytes, giver.bytes), alignment)
             self.live.append(rectangle)
             self.rectangles.append(rectangle)

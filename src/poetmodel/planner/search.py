@@ -254,6 +254,7 @@ class _BeamSearch:
             return label
         if not label.outs >> source & 1:
             label = self._page_out(label, source, gap)
+        # A tensor has one transfer at a time: its page-out ends before its page-in begins.
         for x, done in label.leaving:
             if x == source:
                 leaving = tuple(entry for entry in label.leaving if entry[0] != x)
@@ -333,6 +334,7 @@ class _BeamSearch:
                 break
             label = self._page_out(label, x, gap)
             excess -= outs[x].held_bytes(gap)
+            # The bus works in order: once this transfer is done, all before it are.
             label = label._replace(core=label.bus, leaving=())
         return label
 
@@ -383,6 +385,7 @@ class _Estimates:
         start = core + rest[gap]
         begin = bisect_left(self._due_gaps, gap)
         end = min(begin + self.lookahead, len(self.order))
+        # Bus time of transfers that began ahead of their turn, which the sum counts again.
         later = label.begun - self.before_s[begin]
         for due, first, time_s, is_page_in, bit in self.order[begin:end]:
             if (label.ins if is_page_in else label.outs) & bit:
@@ -420,6 +423,7 @@ def _dominates(a: _Label, b: _Label) -> bool:
         return False
     if not a.leaving:
         return True
+    # What b no longer has under way, or has not begun, a must be through with by then.
     ends = dict(b.leaving)
     return all(done <= ends.get(x, b.core) for x, done in a.leaving)
 

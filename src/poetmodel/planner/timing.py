@@ -155,6 +155,7 @@ class Timing:
         position = len(self.steps)
         while self.steps[position - 1].op == Op.PAGE_IN:
             position -= 1
+        # A wait right after the last use is derived by with_waits_and_frees, and not written.
         if self._touched.pop(i) != position:
             self.steps.insert(position, Instruction(Op.WAIT, i))
         self._ram -= self._sizes[i]

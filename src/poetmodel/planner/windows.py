@@ -178,6 +178,7 @@ class TransferWindows:
         def fits(gap: int, size_bytes: int) -> bool:
             return self.need_bytes[gap] + size_bytes <= self.budget_bytes
 
+        # Reversed, so that of several page-ins of a tensor the first one stays.
         first_read = {into.tensor: into.last for into in reversed(self._ins)}
         for out in self._outs.values():
             check_time_limit()

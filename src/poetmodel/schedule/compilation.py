@@ -69,6 +69,8 @@ class _Holding:
         """Begin a stage, with so much there; return what is missing."""
         self.listed.difference_update(self.last.get(t - 1, ()))
         first = self.first.get(t)
+        # What was there stays while it is listed: only new entries, and those missing before, can
+        # be missing.
         if first or self.missing:
             self.listed.update(first or ())
             candidates = {*self.missing, *(first or ())} & self.listed
