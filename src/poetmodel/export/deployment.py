@@ -12,10 +12,18 @@ from poetmodel.plan import Op
 from poetmodel.plan.arena import ALIGNMENT, aligned
 from poetmodel.schedule.machine import BEFORE
 
-RUNTIME_BYTES: Final = 2048
-"""What the C library, the page driver and `pm_run` take of RAM, measured on a Cortex-M4 [B]."""
-STACK_BYTES: Final = 2048
-"""What is reserved for the stack unless another size is wanted [B]."""
+RUNTIME_BYTES: Final = 512
+"""What the C library, the page driver and `pm_run` may take of RAM [B]: 172 were the most that was
+measured on Cortex-M cores, checksums of pages aside."""
+STACK_BYTES: Final = 1280
+"""What is reserved for the stack unless another size is wanted [B]: 1,112 were the most that was
+measured on Cortex-M cores."""
+BLOCK_BYTES: Final = 4096
+"""What most flash erases at a time [B]."""
+CHECKSUM_BYTES: Final = 35
+"""What the checksum of a page takes at most, with the gap before it [B]: ``port/pm_pages.h``."""
+RECORD_BYTES: Final = 16
+"""Size of the record of a commit [B]: ``src/pm_commit.c``."""
 
 if TYPE_CHECKING:
     from poetmodel.device import Device
@@ -91,6 +99,15 @@ class Deployment:
         }
         state = {name: buffers[name].bytes for name in self.stored_state}
         return paged | more | handed_out | state
+
+    @property
+    def stored_bytes(self) -> int:
+        """What storage takes in blocks of flash, with checksums and the records of commits [B]."""
+        state = len(self.stored_state)
+        again = self.slot_bytes[len(self.slots) - state :] if self.commit else ()
+        records = (RECORD_BYTES,) * 2 if self.commit else ()
+        pages = (*self.slot_bytes, *again, *records)
+        return sum(-(-(size + CHECKSUM_BYTES) // BLOCK_BYTES) * BLOCK_BYTES for size in pages)
 
     @cached_property
     def stored_state(self) -> tuple[str, ...]:

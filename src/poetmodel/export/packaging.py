@@ -48,7 +48,8 @@ def _storage(deployment: Deployment) -> str:
     if not deployment.slots:
         return "The plan pages nothing: no driver of storage is needed."
     mapped = _MAPPED if deployment.plan.memory_mapped else ""
-    return _STORAGE.format(slots=len(deployment.slots), mapped=mapped)
+    stored = deployment.stored_bytes
+    return _STORAGE.format(slots=len(deployment.slots), stored=stored, mapped=mapped)
 
 
 def _inference(inference: Step | None) -> str:
@@ -75,10 +76,16 @@ a file that includes `port/pm_pages.h`; or, for a storage with DMA, `pm_page_out
 |---|---|
 | `port/driver_ram.c` | memory that the step may not use otherwise |
 | `port/driver_spi_flash.c` | serial NOR flash; give it the one function of `port/pm_spi.h` |
+| `port/driver_flash_area.c` | Zephyr: the partition with the label `pm_partition`, or `PM_PARTITION` |
+| `port/driver_esp_partition.c` | ESP-IDF: the partition `"pm_pages"`, or `PM_PARTITION` |
+
+Storage takes {stored:,} B in blocks of 4,096 B (`PM_STORAGE_BLOCK`). Flash wears, and a block is
+erased before it is written.
 """
 
 _MAPPED: Final = """ The core reads this storage like RAM: write `pm_storage_address`
-too, or `pm_page_address` and `pm_page_write`."""
+too, or `pm_page_address` and `pm_page_write`. Without `--commit` a step reads a block while it
+writes it, which RAM, FRAM and MRAM allow; flash is erased by blocks and needs `--commit`."""
 
 _BINARY: Final = """
 The weights are `src/pm_weights.bin`: define `PM_WEIGHTS_FILE` as its path, in quotes.

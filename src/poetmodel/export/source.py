@@ -83,6 +83,7 @@ class StepSource:
             "BUFFERS": (len(self._buffers), "of state"),
             "SLOTS": (len(slots) + state_slots * (generations - 1), "on storage"),
             "STATE_SLOTS": (state_slots, "the last ones, in each generation"),
+            "STORED_BYTES": (f"{deployment.stored_bytes}u", "of storage, in blocks of 4096"),
             "WEIGHT_REALS": (self.weights.reals, ""),
             "INPUT_BYTES": (input_bytes(step), "of all inputs"),
             "OUTPUTS": (output_bytes(step) // 4, "elements that pm_infer writes"),

@@ -190,7 +190,7 @@ static int read_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count
 #endif
 #if PM_MAPPED
     if (buffer->home == PM_MAPPED_STORAGE) {
-        from = pm_page_address(buffer->slot);
+        from = pm_page_address(PM_OLD(buffer->slot));
     }
 #endif
     memcpy(to, from + (size_t)first * size, (size_t)count * size);
@@ -206,7 +206,7 @@ static int write_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t coun
     }
 #if PM_MAPPED
     if (buffer->home == PM_MAPPED_STORAGE) {
-        return pm_page_write(buffer->slot, first * size, from, count * size);
+        return pm_page_write(PM_OLD(buffer->slot), first * size, from, count * size);
     }
 #endif
 #if PM_SLOTS
