@@ -111,7 +111,7 @@ def _written_before(folder: Path) -> Iterator[str]:
             yield name
 
 
-_FILE_OF_OURS: Final = re.compile(r"(src|include)/[a-z0-9_]+\.(c|h|bin)")
+_FILE_OF_OURS: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c|h|bin)")
 """What another export may leave out: it would be compiled, or found, if it stayed."""
 
 
@@ -129,9 +129,9 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
 
 def _licensed(name: str, text: str) -> str:
     """Return a text whose first line says how it may be used; values are whose they were."""
-    if "weights" in name or name.endswith(".md"):
+    if "weights" in name or name.endswith((".md", ".json")):
         return text
-    if name.endswith((".c", ".h", ".ld")):
+    if name.endswith((".c", ".h", ".ld", ".ino")):
         return f"/* {LICENCE} */\n{text}"
     return f"# {LICENCE}\n{text}"
 
@@ -207,7 +207,8 @@ def _copied(folder: Traversable, below: str = "") -> Iterator[tuple[str, str]]:
 
 def _needed(name: str, deployment: Deployment) -> bool:
     """Return whether a folder has a file; `pm_driver.h` is a part of its header."""
-    return name != "pm_driver.h" and (deployment.commit or name != "src/pm_commit.c")
+    needed = {"src/pm_commit.c": deployment.commit, "examples/Train/storage.c": deployment.slots}
+    return name != "pm_driver.h" and bool(needed.get(name, True))
 
 
 _FORWARDING: Final = '#include "{path}"\n'
