@@ -262,6 +262,11 @@ int pm_read_state_part(int index, uint32_t first, uint32_t count, pm_real *to)
     return move(index, first, count, (unsigned char *)to, 0);
 }
 
+int pm_write_state_part(int index, uint32_t first, uint32_t count, const pm_real *from)
+{
+    return move(index, first, count, 0, (const unsigned char *)from);
+}
+
 static uint32_t elements_of(int index)
 {
     return index >= 0 && index < PM_STATES ? pm_states_info[index].elements : 0;
