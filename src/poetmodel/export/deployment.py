@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -108,6 +109,20 @@ class Deployment:
         records = (RECORD_BYTES,) * 2 if self.commit else ()
         pages = (*self.slot_bytes, *again, *records)
         return sum(-(-(size + CHECKSUM_BYTES) // BLOCK_BYTES) * BLOCK_BYTES for size in pages)
+
+    @property
+    def writes(self) -> tuple[tuple[int, int], ...]:
+        """What a step writes to storage: sizes [B], and how often; what commits write too."""
+        sizes = self.step.graph.tensor_bytes
+        paged = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
+        buffers = (self.step.buffers[value.pieces[0].buffer] for value in self.step.gradients)
+        pages = [
+            *((sizes[i], times) for i, times in paged.items()),
+            *((b.bytes, 1) for b in buffers),
+        ]
+        if self.commit:
+            pages += [*((sizes[i], 1) for i in self.plan.resident or ()), (RECORD_BYTES, 1)]
+        return tuple(pages)
 
     @cached_property
     def stored_state(self) -> tuple[str, ...]:

@@ -271,6 +271,8 @@ def summary(deployment: Deployment) -> dict[str, Any]:
         "arena_bytes": deployment.arena_bytes,
         "arena_lower_bound_bytes": deployment.arena.lower_bound_bytes,
         "slots": len(deployment.slots),
+        "stored_bytes": deployment.stored_bytes,
+        "written_bytes": sum(size * times for size, times in deployment.writes),
         "schedule": None if result is None else result.to_dict(),
     }
 
