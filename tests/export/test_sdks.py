@@ -36,6 +36,10 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
 BATCHES: Final = 3
 
 
+SHARING: Final = ("kws", "vww")
+"""Folders whose kernels are in a third one."""
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return exported folders by name."""
@@ -45,7 +49,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def folder(name: str) -> Path:
         if name not in made:
             made[name] = tmp_path_factory.mktemp(name)
-            export_step(load_step(STEP), made[name], gap=0.5, **OPTIONS[name])
+            shared = tmp_path_factory.getbasetemp() / "kernels" if name in SHARING else None
+            options = {"gap": 0.5, "shared_kernels": shared, **OPTIONS[name]}
+            export_step(load_step(STEP), made[name], **options)
         return made[name]
 
     return folder
@@ -93,7 +99,7 @@ def expected(
 def test_cmake_builds_an_application_with_two_networks(
     folders: Callable[[str], Path], expected: list[float], tmp_path: Path
 ) -> None:
-    """One by FetchContent, one by add_subdirectory with a driver; the application is C++."""
+    """One by FetchContent, one by add_subdirectory with a driver; the kernels are shared."""
     kws, vww = folders("kws"), folders("vww")
     said = trained(built("two", tmp_path, KWS=kws, VWW=vww, VWW_STORAGE="ram"), tmp_path)
     assert said[:-1:2] == said[1:-1:2] == expected[:BATCHES]
@@ -150,10 +156,13 @@ def test_sketch_trains(folders: Callable[[str], Path], tmp_path: Path, name: str
         pytest.skip("no c++ on PATH")
     folder, arduino = folders(name), SOURCES / "arduino"
     sketch = folder / "examples" / "Train"
-    include = f"-I{folder / 'src'}"
-    parts = [*sorted((folder / "src").glob("*.c")), *sketch.glob("*.c")]
-    done(["cc", "-Os", include, "-c", *parts], tmp_path)
-    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", include, f"-I{arduino}")
+    libraries = [folder / "src"]
+    if name in SHARING:
+        libraries.append(folder.parent / "kernels" / "src")
+    includes = [f"-I{library}" for library in libraries]
+    parts = [path for library in (*libraries, sketch) for path in library.glob("*.c")]
+    done(["cc", "-Os", *includes, "-c", *parts], tmp_path)
+    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", *includes, f"-I{arduino}")
     as_cpp = ("-include", "Arduino.h", "-x", "c++", sketch / "Train.ino")
     done(["c++", *flags, "-c", *as_cpp, "-o", "sketch.o"], tmp_path)
     done(["c++", *flags, *tmp_path.glob("*.o"), arduino / "main.cpp", "-lm", "-o", "app"], tmp_path)

@@ -85,6 +85,12 @@ class ExportOptions:
         "Whether the weights are an array of C, or a file that the assembler includes.",
     )
 
+    shared_kernels: Path | None = options.option(
+        None,
+        "--shared-kernels FOLDER",
+        "Write the kernels to a folder that the networks of a firmware share.",
+    )
+
 
 @options.group
 class DeviceOptions:
@@ -203,6 +209,7 @@ def export(
             infer=wanted.infer,
             prefix=wanted.prefix,
             weights=wanted.weights,
+            shared_kernels=wanted.shared_kernels,
             on_progress=on_progress,
             **given,
         )

@@ -74,6 +74,8 @@ class Deployment:
     prefix: str = "pm"
     """What all names of C begin with."""
     weights: WeightsFormat = WeightsFormat.C
+    shared_kernels: str | None = None
+    """The folder of kernels that steps share, from the folder of this one on; None: it has all."""
 
     @cached_property
     def slots(self) -> tuple[str, ...]:

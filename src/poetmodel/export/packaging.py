@@ -22,6 +22,7 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
     step, plan = deployment.step, deployment.plan
     inputs = ", ".join(f"`{value.name}` {list(value.shape)}" for value in step.inputs)
     trains = step.learning_rate is not None
+    shared = deployment.shared_kernels or ""
     return {
         "NAME": step.graph.name,
         "TITLE": re.sub(r"[^\w .,+-]", " ", step.graph.name.encode("ascii", "replace").decode()),
@@ -40,6 +41,9 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
         "STORED": str(deployment.stored_bytes),
         "PAGED": "y" if deployment.slots else "n",
         "ESPSTORAGE": "esp_partition" if deployment.slots else "",
+        "SHARED": shared,
+        "COMPONENT": shared.rpartition("/")[2],
+        "KERNELS": _KERNELS.format(folder=shared) if shared else "",
         **dict(_sketch(deployment)),
         **{sdk: _paged(text, deployment) for sdk, text in _PAGED.items()},
         "WEIGHTS": _BINARY if deployment.weights is WeightsFormat.BINARY else "",
@@ -175,6 +179,12 @@ writes it, which RAM, FRAM and MRAM allow; flash is erased by blocks and needs `
 
 _BINARY: Final = """
 The weights are `src/pm_weights.bin`: define `PM_WEIGHTS_FILE` as its path, in quotes.
+"""
+
+_KERNELS: Final = """
+The kernels are in `{folder}`, with those of other networks: compile its `src/*.c` once, with its
+`include/` for all sources. CMake finds it; for Zephyr, ESP-IDF and Arduino it is a module, a
+component or a library of its own.
 """
 
 _COMMIT: Final = """
