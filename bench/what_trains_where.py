@@ -1,7 +1,7 @@
-"""What trains where: small networks with their state in the graph, on every board.
+"""Whole steps of built-in graphs: small networks with their state in the graph, on every board.
 
 ``python bench/what_trains_where.py --out bench/results/$(date +%F)-trains.jsonl`` runs everything;
-``python scripts/make_results.py`` makes ``docs/what-trains-where.md`` of it.
+``python scripts/make_results.py`` makes ``docs/built-in-steps.md`` of it.
 """
 
 from __future__ import annotations

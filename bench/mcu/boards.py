@@ -1,7 +1,7 @@
 """Networks on boards: exported as C, built with all of the board's RAM, run on an emulated core.
 
 ``python bench/mcu/boards.py --out bench/results/$(date +%F)-mcu.jsonl`` runs everything;
-``python scripts/make_results.py`` makes ``docs/on-a-microcontroller.md`` of it. Needs PyTorch, a C
+``python scripts/make_results.py`` makes ``docs/what-trains-where.md`` of it. Needs PyTorch, a C
 compiler, GCC for Arm and QEMU.
 """
 

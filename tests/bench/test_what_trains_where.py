@@ -1,4 +1,4 @@
-"""What trains where: what is run, and what the page says of its records."""
+"""Whole steps of built-in graphs: what is run, and what the page says of its records."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_budget_is_kept_or_proved_impossible_or_open(told: Told) -> None:
     assert kinds == dict(zip(BUDGETS, ("no", "in tiles", "yes", "yes"), strict=True))
     assert bytes_of("320 KiB") == 320 * KIB
     told(headline(records))
-    told(render("what-trains-where", block="budgets", **budgets(records)), "table")
+    told(render("built-in-steps", block="budgets", **budgets(records)), "table")
 
 
 # -- pages -----------------------------------------------------------------------------------------
@@ -167,13 +167,6 @@ RECORDS: dict[str, tuple[dict[str, Any], ...]] = {
 def test_page_is_what_the_records_say(case: str, told: Told) -> None:
     """Energy, time and wear as multiples; methods beside the optimum; goals met and missed."""
     told(page(RECORDS[case], "run.jsonl"))
-
-
-def test_what_is_said_of_a_board_is_said_of_exported_kernels(told: Told) -> None:
-    """The table of budgets names its graphs; a board's answer is that of its C, beside theirs."""
-    cell = {"part": "board", "network": "mobilenetv2-035", "board": "nrf52840", "ram": None}
-    exported = {"cell": cell, "status": "yes", "tried": [{"tile": "32KiB"}]}
-    told(page(RECORDS["built-in graphs alone"], "run.jsonl", exported=[exported]))
 
 
 # -- against an earlier state of the code ----------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import poetmodel.export
 from kit.toy_export import needs
 from poetmodel.export.board import MACHINES, Target, execute
-from poetmodel.export.folder import prototypes
+from poetmodel.export.kernels import prototypes
 
 pytestmark = pytest.mark.slow
 

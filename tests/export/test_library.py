@@ -126,6 +126,38 @@ def test_two_networks_link_into_one_application_in_cpp(
     assert np.float32(said[-1]) == np.frombuffer(alone[vww].state[first : first + 4], "<f4")[0]
 
 
+def test_networks_share_one_copy_of_the_kernels(tmp_path: Path) -> None:
+    """Each adds what it needs to a folder, and trains as with kernels of its own, to the bit."""
+    needs(Target.HOST)
+    step, shared = load_step(STEP), tmp_path / "kernels"
+    options = {"ram": "100%", "gap": 0.5, "shared_kernels": shared}
+    export_step(step, tmp_path / "kws", prefix="kws", **options)
+    (shared / "src" / "poetmodel_elu.c").write_text("/* of an earlier version */\n")
+    export_step(step, tmp_path / "vww", prefix="vww", commit=True, **options)
+    export_step(step, tmp_path / "pm", ram="100%", gap=0.5)
+    assert "poetmodel_elu(" in (shared / "src" / "poetmodel_elu.c").read_text()
+    states = [
+        run(build(tmp_path / name, target), target, tmp_path / name, inputs=batches(), steps=STEPS,
+            learning_rate=RATE).require_success().state
+        for target in (Target.HOST,)
+        for name in ("kws", "vww", "pm")
+    ]  # fmt: skip
+    assert states[0] == states[1] == states[2]
+    folders = (tmp_path / "kws", tmp_path / "vww", shared)
+    parts = [path for folder in folders for path in sources(folder)]
+    parts.append(tmp_path / "vww" / "port" / "driver_ram.c")
+    includes = [f"-I{folder / 'include'}" for folder in folders]
+    work = tmp_path / "work"
+    work.mkdir()
+    compiled([*C, *WARNINGS, *includes, "-c", *parts], work)
+    flags = ["-std=c++17", *includes, SOURCES / "two_networks.cpp", *work.glob("*.o")]
+    compiled(["c++", *flags, "-lm", "-o", "app"], work)
+    text = subprocess.run(["nm", "app"], cwd=work, capture_output=True, text=True, check=True)
+    names = {line.split()[-1] for line in text.stdout.splitlines()}
+    assert {"poetmodel_conv2d", "kws_step", "vww_step"} <= names
+    assert not names & {"kws_conv2d", "vww_conv2d"}
+
+
 def test_names_of_a_prefix_are_all_of_its_names(folders: Callable[[str], Path]) -> None:
     """No file and no symbol of another prefix is left, but for the program ``pm_run``."""
     folder = folders("kws")

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 import poetmodel.export
 from kit.shared_objects import STORE
-from poetmodel.export.folder import prototypes
+from poetmodel.export.kernels import prototypes
 from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, LearningRate, Ref
 from poetmodel.torch import lowering
 from poetmodel.torch.lowering.operands import Look, Lowering, data_type, lowering_of

@@ -254,10 +254,10 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "PAGE": "results.md",
         "GRID_PAGE": "results-grid.md",
         "FIGURES_PAGE": "paper-figures.md",
-        "TRAINS_PAGE": "what-trains-where.md",
+        "BUILT_IN_PAGE": "built-in-steps.md",
         "INDEX": "index.md",
         "TESTED_PAGE": "tested.md",
-        "BOARDS_PAGE": "on-a-microcontroller.md",
+        "TRAINS_PAGE": "what-trains-where.md",
         "COMPARED_PAGE": "compared.md",
     }
     for name, place in places.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -12,10 +13,18 @@ from poetmodel.plan import Op
 from poetmodel.plan.arena import ALIGNMENT, aligned
 from poetmodel.schedule.machine import BEFORE
 
-RUNTIME_BYTES: Final = 2048
-"""What the C library, the page driver and `pm_run` take of RAM, measured on a Cortex-M4 [B]."""
-STACK_BYTES: Final = 2048
-"""What is reserved for the stack unless another size is wanted [B]."""
+RUNTIME_BYTES: Final = 512
+"""What the C library, the page driver and `pm_run` may take of RAM [B]: 172 were the most that was
+measured on Cortex-M cores, checksums of pages aside."""
+STACK_BYTES: Final = 1280
+"""What is reserved for the stack unless another size is wanted [B]: 1,112 were the most that was
+measured on Cortex-M cores."""
+BLOCK_BYTES: Final = 4096
+"""What most flash erases at a time [B]."""
+CHECKSUM_BYTES: Final = 35
+"""What the checksum of a page takes at most, with the gap before it [B]: ``port/pm_pages.h``."""
+RECORD_BYTES: Final = 16
+"""Size of the record of a commit [B]: ``src/pm_commit.c``."""
 
 if TYPE_CHECKING:
     from poetmodel.device import Device
@@ -65,6 +74,8 @@ class Deployment:
     prefix: str = "pm"
     """What all names of C begin with."""
     weights: WeightsFormat = WeightsFormat.C
+    shared_kernels: str | None = None
+    """The folder of kernels that steps share, from the folder of this one on; None: it has all."""
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
@@ -91,6 +102,29 @@ class Deployment:
         }
         state = {name: buffers[name].bytes for name in self.stored_state}
         return paged | more | handed_out | state
+
+    @property
+    def stored_bytes(self) -> int:
+        """What storage takes in blocks of flash, with checksums and the records of commits [B]."""
+        state = len(self.stored_state)
+        again = self.slot_bytes[len(self.slots) - state :] if self.commit else ()
+        records = (RECORD_BYTES,) * 2 if self.commit else ()
+        pages = (*self.slot_bytes, *again, *records)
+        return sum(-(-(size + CHECKSUM_BYTES) // BLOCK_BYTES) * BLOCK_BYTES for size in pages)
+
+    @property
+    def writes(self) -> tuple[tuple[int, int], ...]:
+        """What a step writes to storage: sizes [B], and how often; what commits write too."""
+        sizes = self.step.graph.tensor_bytes
+        paged = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
+        buffers = (self.step.buffers[value.pieces[0].buffer] for value in self.step.gradients)
+        pages = [
+            *((sizes[i], times) for i, times in paged.items()),
+            *((b.bytes, 1) for b in buffers),
+        ]
+        if self.commit:
+            pages += [*((sizes[i], 1) for i in self.plan.resident or ()), (RECORD_BYTES, 1)]
+        return tuple(pages)
 
     @cached_property
     def stored_state(self) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import Costs, StorageMode
@@ -29,8 +31,6 @@ from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from poetmodel.device import Device
     from poetmodel.export.step import Step
     from poetmodel.plan import Plan
@@ -63,6 +63,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     infer: bool = False,
     prefix: str = "pm",
     weights: WeightsFormat | str = WeightsFormat.C,
+    shared_kernels: str | Path | None = None,
     command: str = "",
     on_progress: OnProgress | None = None,
 ) -> Deployment:
@@ -107,6 +108,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         What all names of C begin with: two steps of other prefixes link into one program.
     weights : {'c', 'binary'}
         Whether the first values of state are an array of C, or a file that the assembler includes.
+    shared_kernels : str or Path, optional
+        A folder for the kernels, which several steps share: each adds those that it needs.
     command : str
         What made the folder, for its readers.
     on_progress : callable, optional
@@ -127,6 +130,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     clock = Request(time_limit_s=time_limit, gap=gap, on_progress=on_progress)
     check_folder(folder)
     check_prefix(prefix)
+    if shared_kernels is not None:
+        check_folder(Path(shared_kernels))
     if weights not in list(WeightsFormat):
         raise InputError(f"weights: expected c or binary, got {weights!r}")
     found = load_device(device) if isinstance(device, str) else device
@@ -166,6 +171,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         commit=commit and bool(step.graph.state_tensors),
         prefix=prefix,
         weights=WeightsFormat(weights),
+        shared_kernels=None
+        if shared_kernels is None
+        else Path(os.path.relpath(shared_kernels, folder)).as_posix(),
     )
     if step.inference is not None:
         inference = _inference(deployment, step.inference, problem, found, clock)

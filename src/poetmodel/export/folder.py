@@ -13,8 +13,20 @@ from poetmodel import __version__
 from poetmodel.errors import InputError
 from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
+from poetmodel.export.kernels import (
+    FORWARDING,
+    RANDOM,
+    SHARED,
+    SOURCES,
+    headers,
+    kernel_source,
+    licensed,
+    prototypes,
+    renamed,
+    write_shared,
+)
 from poetmodel.export.packaging import command_block, template_words
-from poetmodel.export.source import BINARY_WEIGHTS, SOURCES, StepSource
+from poetmodel.export.source import BINARY_WEIGHTS, StepSource
 from poetmodel.export.step import DataType, Weights
 from poetmodel.files import check_writable, write_bytes, write_text, writing
 from poetmodel.schedule import GraphIdentity
@@ -27,14 +39,8 @@ if TYPE_CHECKING:
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.step import Step, Value
 
-LICENCE: Final = "SPDX-License-Identifier: Apache-2.0. Copyright The poetmodel authors."
-_PROTOTYPE: Final = re.compile(r"^((?:void|int) pm_\w+\([^{;]*\))\s*\{", re.MULTILINE)
-_LAST_WORD: Final = re.compile(r"\w+$")
-_INCLUDE: Final = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
 _WORD: Final = re.compile(r"@([A-Z]+)@")
-_OUR_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|\.[ch]\b)")
-"""What a prefix replaces: names of C and of its files, but for the program ``pm_run``."""
 
 
 def check_folder(folder: Path) -> None:
@@ -53,36 +59,39 @@ def check_prefix(prefix: str) -> None:
             f"prefix: expected small letters, digits and underscores after a letter, such as kws, "
             f"got {prefix!r}"
         )
+    if prefix == SHARED:
+        raise InputError(f"prefix: {prefix} is that of shared kernels; choose another one")
 
 
 def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     """Write all files of a deployment; those of an earlier one are replaced."""
     values = Weights.of(deployment.step)
     source = StepSource(deployment, values)
-    kernels = {name: _kernel(name) for name in source.kernels}
+    shared = () if deployment.shared_kernels is None else set(source.kernels) - RANDOM
+    kernels = {name: kernel_source(name) for name in source.kernels if name not in shared}
     binary = deployment.weights is WeightsFormat.BINARY
     code = {
         "include/pm.h": source.header(),
-        "src/pm.h": _FORWARDING.format(path="../include/pm.h"),
+        "src/pm.h": FORWARDING.format(path="../include/pm.h"),
         "src/pm_step.c": source.source(),
         "src/pm_weights.c": BINARY_WEIGHTS if binary else source.weights_source(),
-        "src/pm_kernels.h": prototypes(kernels),
+        "src/pm_kernels.h": prototypes(kernels, shared),
         **{f"src/{name}.c": text for name, text in kernels.items()},
-        **dict(_headers(kernels)),
+        **dict(headers(kernels.values())),
         **{name: text for name, text in _copied(SOURCES) if _needed(name, deployment)},
         "config.mk": _config(deployment),
     }
     if deployment.prefix == "pm":
-        code["include/pm_step.h"] = _FORWARDING.format(path="pm.h")
+        code["include/pm_step.h"] = FORWARDING.format(path="pm.h")
     words = template_words(deployment)
     texts = {
-        _renamed(name, deployment.prefix): _licensed(
-            name, _renamed(_filled(text, words), deployment.prefix)
+        renamed(name, deployment.prefix): licensed(
+            name, renamed(_filled(text, words), deployment.prefix)
         )
         for name, text in code.items()
     }
     texts["README.md"] = texts["README.md"].replace("@COMMAND@", command_block(command))
-    data = {_renamed("src/pm_weights.bin", deployment.prefix): values.data} if binary else {}
+    data = {renamed("src/pm_weights.bin", deployment.prefix): values.data} if binary else {}
     names = sorted((*texts, *data, "manifest.json"))
     texts["manifest.json"] = manifest(deployment, source, command=command, names=names)
     with writing(folder):
@@ -94,6 +103,8 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
         for name in _written_before(folder):
             if name not in names:
                 (folder / name).unlink(missing_ok=True)
+    if deployment.shared_kernels is not None:
+        write_shared(folder / deployment.shared_kernels, shared)
     for name, text in texts.items():
         write_text(folder / name, text)
     for name, content in data.items():
@@ -111,15 +122,8 @@ def _written_before(folder: Path) -> Iterator[str]:
             yield name
 
 
-_FILE_OF_OURS: Final = re.compile(r"(src|include)/[a-z0-9_]+\.(c|h|bin)")
+_FILE_OF_OURS: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c|h|bin)")
 """What another export may leave out: it would be compiled, or found, if it stayed."""
-
-
-def _renamed(text: str, prefix: str) -> str:
-    """Return a text in which all names of C begin with a prefix."""
-    if prefix == "pm":
-        return text
-    return _OUR_NAME.sub(lambda match: prefix if match[1] == "pm" else prefix.upper(), text)
 
 
 def _filled(text: str, words: Mapping[str, str]) -> str:
@@ -127,72 +131,13 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
     return _WORD.sub(lambda match: words.get(match[1], match[0]), text)
 
 
-def _licensed(name: str, text: str) -> str:
-    """Return a text whose first line says how it may be used; values are whose they were."""
-    if "weights" in name or name.endswith(".md"):
-        return text
-    if name.endswith((".c", ".h", ".ld")):
-        return f"/* {LICENCE} */\n{text}"
-    return f"# {LICENCE}\n{text}"
-
-
 def _config(deployment: Deployment) -> str:
     """Return what the Makefile has to know; storage that is read like RAM cannot be a file."""
     driver = "DRIVER ?= ram\n" if deployment.plan.memory_mapped else ""
-    return f"{driver}RAM_SIZE = {deployment.ram_bytes}\nSTACK_SIZE = {deployment.stack_bytes}\n"
-
-
-def kernel_names() -> frozenset[str]:
-    """Return the kernels that there are."""
-    folder = SOURCES / "kernels"
-    return frozenset(
-        path.name.removesuffix(".c") for path in folder.iterdir() if path.name.endswith(".c")
-    )
-
-
-def parameters(kernel: str) -> tuple[str, ...]:
-    """Return the types of what a kernel takes, such as ``const pm_real *``."""
-    (declared,) = (each for each in _PROTOTYPE.findall(_kernel(kernel)) if f" {kernel}(" in each)
-    listed = declared[declared.index("(") + 1 : -1].split(",")
-    return tuple(_LAST_WORD.sub("", " ".join(each.split())).strip() for each in listed)
-
-
-def _kernel(name: str) -> str:
-    return (SOURCES / "kernels" / f"{name}.c").read_text(encoding="utf-8")
-
-
-def prototypes(kernels: Mapping[str, str]) -> str:
-    """Return the header that declares some kernels, which these include too."""
-    found = [match for text in kernels.values() for match in _PROTOTYPE.findall(text)]
-    lines = [f"{' '.join(each.split())};" for each in found]
-    return "\n".join(
-        (
-            "/* The kernels that this step calls. */",
-            "#ifndef PM_KERNELS_H",
-            "#define PM_KERNELS_H",
-            "",
-            '#include "pm_real.h"',
-            "",
-            *lines,
-            "",
-            "#endif",
-            "",
-        )
-    )
-
-
-def _headers(kernels: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the headers beside the kernels that these include, and those include."""
-    pending = list(kernels.values())
-    seen: set[str] = set()
-    while pending:
-        for name in _INCLUDE.findall(pending.pop()):
-            path = SOURCES / "kernels" / name
-            if name not in seen and path.is_file():
-                seen.add(name)
-                text = path.read_text(encoding="utf-8")
-                pending.append(text)
-                yield f"src/{name}", text
+    shared = deployment.shared_kernels
+    kernels = "" if shared is None else f"SHARED := {shared}\n"
+    sizes = f"RAM_SIZE = {deployment.ram_bytes}\nSTACK_SIZE = {deployment.stack_bytes}\n"
+    return driver + kernels + sizes
 
 
 def _copied(folder: Traversable, below: str = "") -> Iterator[tuple[str, str]]:
@@ -201,16 +146,15 @@ def _copied(folder: Traversable, below: str = "") -> Iterator[tuple[str, str]]:
         name = f"{below}{path.name}"
         if path.is_file():
             yield name, path.read_text(encoding="utf-8")
-        elif name != "kernels":
+        elif name not in {"kernels", "shared"}:
             yield from _copied(path, f"{name}/")
 
 
 def _needed(name: str, deployment: Deployment) -> bool:
     """Return whether a folder has a file; `pm_driver.h` is a part of its header."""
-    return name != "pm_driver.h" and (deployment.commit or name != "src/pm_commit.c")
+    needed = {"src/pm_commit.c": deployment.commit, "examples/Train/storage.c": deployment.slots}
+    return name != "pm_driver.h" and bool(needed.get(name, True))
 
-
-_FORWARDING: Final = '#include "{path}"\n'
 
 _DTYPES: Final = {DataType.REAL: "float32", DataType.INT32: "int32", DataType.UINT8: "uint8"}
 
@@ -226,6 +170,7 @@ def manifest(
         "format": "poetmodel-export",
         "version": 1,
         "prefix": deployment.prefix,
+        "shared_kernels": deployment.shared_kernels,
         "graph": {"name": identity.name, "sha256": identity.sha256},
         "device": plan.device,
         "budget": {"ram_bytes": deployment.ram_bytes, "arena_bytes": deployment.arena_bytes},
@@ -270,6 +215,8 @@ def summary(deployment: Deployment) -> dict[str, Any]:
         "arena_bytes": deployment.arena_bytes,
         "arena_lower_bound_bytes": deployment.arena.lower_bound_bytes,
         "slots": len(deployment.slots),
+        "stored_bytes": deployment.stored_bytes,
+        "written_bytes": sum(size * times for size, times in deployment.writes),
         "schedule": None if result is None else result.to_dict(),
     }
 

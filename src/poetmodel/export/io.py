@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from poetmodel.errors import InputError, raised_as
-from poetmodel.export.folder import kernel_names, parameters
+from poetmodel.export.kernels import kernel_names, parameters
 from poetmodel.export.step import (
     WORKSPACE,
     Argument,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from poetmodel.export.deployment import gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, elements
+from poetmodel.export.kernels import RANDOM, SOURCES
 from poetmodel.export.step import DataType
 from poetmodel.plan import Op
 from poetmodel.plan.arena import check_arena
@@ -18,7 +18,6 @@ from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from importlib.resources.abc import Traversable
 
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.step import Step, Value, Weights
@@ -34,10 +33,6 @@ _HOMES: Final = {
     "mapped": "PM_MAPPED_STORAGE",
     "flash": "PM_FLASH",
 }
-SOURCES: Final[Traversable] = files("poetmodel.export") / "c"
-"""The C that is copied."""
-_RANDOM: Final = frozenset(("pm_dropout", "pm_bernoulli"))
-"""Kernels whose numbers depend on the number of the step: see ``pm_random.h``."""
 
 
 class StepSource:
@@ -65,7 +60,7 @@ class StepSource:
 
     @property
     def _draws(self) -> bool:
-        return bool(_RANDOM.intersection(self.kernels))
+        return bool(RANDOM.intersection(self.kernels))
 
     def header(self) -> str:
         """Return the text of ``pm.h``."""
@@ -83,6 +78,7 @@ class StepSource:
             "BUFFERS": (len(self._buffers), "of state"),
             "SLOTS": (len(slots) + state_slots * (generations - 1), "on storage"),
             "STATE_SLOTS": (state_slots, "the last ones, in each generation"),
+            "STORED_BYTES": (f"{deployment.stored_bytes}u", "of storage, in blocks of 4096"),
             "WEIGHT_REALS": (self.weights.reals, ""),
             "INPUT_BYTES": (input_bytes(step), "of all inputs"),
             "OUTPUTS": (output_bytes(step) // 4, "elements that pm_infer writes"),

@@ -112,9 +112,13 @@ def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
 
 def wear_facts(simulation: Simulation) -> Iterator[Fact]:
     """Yield how many steps the storage endures; people read of it where it is known."""
-    worn = simulation.steps_until_worn
-    note = f"at {format_bytes(simulation.written_bytes)} written a step"
-    yield Fact("steps_until_worn", worn, "storage worn", _steps, note)
+    yield wear_fact(simulation.steps_until_worn, simulation.written_bytes)
+
+
+def wear_fact(steps: float | None, written_bytes: int) -> Fact:
+    """Return how many steps the storage endures that write so much."""
+    note = f"at {format_bytes(written_bytes)} written a step"
+    return Fact("steps_until_worn", steps, "storage worn", _steps, note)
 
 
 def _steps(number: float) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.exporting import export
     from poetmodel.torch.runtime.certificate import Certificate
     from poetmodel.torch.runtime.profiling import Profile, measure
+    from poetmodel.torch.state.exported import load_state, save_state
     from poetmodel.torch.state.recovery import recover
     from poetmodel.torch.step.trace import Trace, trace
 
@@ -32,8 +33,10 @@ _HOMES: Final = {
     "capture": "capturing.joint",
     "compile": "compilation",
     "export": "exporting",
+    "load_state": "state.exported",
     "measure": "runtime.profiling",
     "recover": "state.recovery",
+    "save_state": "state.exported",
     "trace": "step.trace",
 }
 
@@ -50,8 +53,10 @@ __all__ = [
     "capture",
     "compile",
     "export",
+    "load_state",
     "measure",
     "recover",
+    "save_state",
     "trace",
 ]
 

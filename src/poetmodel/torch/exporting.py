@@ -50,7 +50,7 @@ def export(
     **options
         As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
-        ``gap``, ``commit``, ``prefix``, ``weights``.
+        ``gap``, ``commit``, ``prefix``, ``weights``, ``shared_kernels``.
 
     Returns
     -------

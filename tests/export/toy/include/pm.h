@@ -28,6 +28,7 @@
 #define PM_NODES 3
 #define PM_STATE_SLOTS 2
 #define PM_SLOTS (1 + TOY_GRADIENT_SLOTS + PM_STATE_SLOTS * (1 + PM_COMMIT))
+#define PM_STORED_BYTES 65536u
 #define PM_STEP_ID 0x70591234u
 
 int pm_init(void);

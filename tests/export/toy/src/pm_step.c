@@ -135,6 +135,16 @@ int pm_read_state(int index, pm_real *to)
                                            : pm_read_state_part(index, 0, pm_states_info[index].elements, to);
 }
 
+int pm_write_state_part(int index, uint32_t first, uint32_t count, const pm_real *from)
+{
+    if (index == 1) return copy(from, 1, first, count, PM_REALS(56));
+    if (index == 2) return PM_READ_ONLY;
+    if (index != 0 || first > 5 || count > 5 - first) return PM_ERROR_INDEX;
+    PM_TRY(in(PM_OLD(W_SLOT), PM_REALS(32), 20));
+    memcpy(PM_REALS(32 + 4 * first), from, count * sizeof *from);
+    return out(PM_OLD(W_SLOT), PM_REALS(32), 20);
+}
+
 int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to)
 {
     if (index != 0 && index != 1) return PM_ERROR_INDEX;

@@ -1,9 +1,10 @@
-/* pm_run STEPS LR INPUTS STATE [resume] [infer=OUTPUTS] [FAULT:CALL]: trains, on a host or on an emulated board.
+/* pm_run STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [FAULT:CALL]: trains, on a host or on an emulated board.
 
    Runs that many steps on the batches in the file INPUTS, in which each input's array follows the other, batch after
    batch, from the first one again at the end. Prints a line "loss STEP VALUE" for each, and writes all state to the
    file STATE, or the gradients of the last step where there is no optimizer. With "resume" it goes on from what the
-   last whole step left on storage, and says after how many that was. With "infer=OUTPUTS" it writes what pm_infer makes
+   last whole step left on storage, and says after how many that was. With "state=FILE" it begins with the state in a
+   file, which is as STATE. With "infer=OUTPUTS" it writes what pm_infer makes
    of the first batch after the steps to that file. Status: 0; 2 for bad arguments or files; 10 + the error number of a
    step, whose state is written all the same. */
 #include "../src/pm_runtime.h"
@@ -140,6 +141,31 @@ static int pm_begin(int resume, uint32_t *done)
     return resume ? PM_ERROR_EMPTY : pm_init();
 }
 
+#if PM_STATES
+static const char *pm_first_name; /* the file of the state to begin with; 0 where it was not asked for */
+
+static int pm_read_first_state(void)
+{
+    pm_real part[PART];
+    const int file = pm_file_open(pm_first_name, PM_FILE_READ);
+    if (file < 0) return pm_fail(": cannot be read", pm_first_name);
+    for (int32_t k = 0; k < PM_STATES; k++) {
+        for (uint32_t first = 0; first < pm_states_info[k].elements; first += PART) {
+            const uint32_t left = pm_states_info[k].elements - first;
+            const uint32_t now = left < PART ? left : PART;
+            const uint32_t bytes = now * pm_bytes_of_element(&pm_states_info[k]);
+            if (pm_file_read(file, part, bytes) != bytes) return pm_fail(": has not all state", pm_first_name);
+            const int error = pm_write_state_part(k, first, now, part);
+            if (error && error != PM_READ_ONLY) {
+                pm_print_error("writing state", 0, error);
+                return 10 + error;
+            }
+        }
+    }
+    return 0;
+}
+#endif
+
 /* Understands the words after the four arguments. */
 static int pm_read_words(int count, char **words, int *resume)
 {
@@ -151,6 +177,12 @@ static int pm_read_words(int count, char **words, int *resume)
             *resume = 1;
             continue;
         }
+#if PM_STATES
+        if (strncmp(words[k], "state=", 6) == 0) {
+            pm_first_name = words[k] + 6;
+            continue;
+        }
+#endif
 #if PM_OUTPUTS
         if (strncmp(words[k], "infer=", 6) == 0) {
             pm_outputs_name = words[k] + 6;
@@ -215,7 +247,7 @@ int main(int argc, char **argv)
     pm_real lr;
     int resume;
     if (argc < 5 || !pm_integer_of_text(argv[1], &steps) || !pm_real_of_text(argv[2], &lr)) {
-        return pm_fail("STEPS LR INPUTS STATE [resume] [infer=OUTPUTS] [FAULT:CALL]", "usage: pm_run ");
+        return pm_fail("STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [FAULT:CALL]", "usage: pm_run ");
     }
     if (pm_read_words(argc - 5, argv + 5, &resume)) return 2;
     const int file = pm_file_open(argv[3], PM_FILE_READ);
@@ -231,7 +263,10 @@ int main(int argc, char **argv)
         pm_complain(pm_text_of_integer(done, text));
         pm_complain("\n");
     }
-    status = pm_train(steps, lr, file, done);
+#if PM_STATES
+    if (pm_first_name) status = pm_read_first_state();
+#endif
+    if (!status) status = pm_train(steps, lr, file, done);
 #if PM_OUTPUTS
     if (!status && pm_outputs_name) status = pm_write_outputs(file);
 #endif

@@ -10,7 +10,7 @@
 #endif
 
 #ifndef PM_STORAGE_BYTES
-#define PM_STORAGE_BYTES 8388608u
+#define PM_STORAGE_BYTES (PM_STORED_BYTES ? PM_STORED_BYTES * sizeof(pm_real) / 4u : 1u)
 #endif
 
 static _Alignas(16) unsigned char pm_storage[PM_STORAGE_BYTES] PM_EXTERNAL;

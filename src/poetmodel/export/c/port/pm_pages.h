@@ -29,7 +29,7 @@
 #define PM_RECORD_BYTES 16u
 
 #ifdef PM_CHECKSUM
-#define PM_SUM_BYTES 4u
+#define PM_SUM_BYTES (4u + PM_STORAGE_UNIT - 1u)
 static uint32_t pm_sum[PM_PAGES + 1u]; /* of what was written last since the start, 0 where nothing was */
 #else
 #define PM_SUM_BYTES 0u
@@ -62,6 +62,13 @@ static int pm_find(uint32_t slot, uint32_t offset, uint32_t bytes, uint32_t *add
 }
 
 #ifdef PM_CHECKSUM
+/* Where the sum of a page is: after it, where a write may begin. */
+static uint32_t pm_sum_place(uint32_t address, uint32_t bytes)
+{
+    const uint32_t end = address + bytes + PM_STORAGE_UNIT - 1u;
+    return end - end % PM_STORAGE_UNIT;
+}
+
 /* Of a page and its slot, so that a page of another slot does not pass; never 0. */
 static uint32_t pm_sum_of(uint32_t slot, const void *data, uint32_t bytes)
 {
@@ -80,7 +87,7 @@ int pm_page_out(uint32_t slot, const void *from, uint32_t bytes)
     const uint32_t sum = pm_sum_of(slot, from, bytes);
     pm_sum[slot] = sum;
     const int written = PM_STORAGE_WRITE(address, from, bytes);
-    return written ? written : PM_STORAGE_WRITE(address + bytes, &sum, sizeof sum);
+    return written ? written : PM_STORAGE_WRITE(pm_sum_place(address, bytes), &sum, sizeof sum);
 #else
     return PM_STORAGE_WRITE(address, from, bytes);
 #endif
@@ -95,7 +102,7 @@ int pm_page_in(uint32_t slot, void *to, uint32_t bytes)
     uint32_t sum = 0;
     if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT;
     int moved = PM_STORAGE_READ(address, to, bytes);
-    if (!moved) moved = PM_STORAGE_READ(address + bytes, &sum, sizeof sum);
+    if (!moved) moved = PM_STORAGE_READ(pm_sum_place(address, bytes), &sum, sizeof sum);
     if (moved) return moved;
     const int is_last = pm_sum[slot] == 0 || pm_sum[slot] == sum; /* an older page has its own sum */
     return is_last && pm_sum_of(slot, to, bytes) == sum ? PM_OK : PM_ERROR_CHECKSUM;

@@ -12,9 +12,10 @@
 #include "pm.h"
 #include "pm_real.h"
 
-/* Elements first, first + 1, ... of a tensor, as pm_read_state and pm_read_gradient give all of them. What is on
+/* Elements first, first + 1, ... of a tensor, as pm_read_state, pm_write_state and pm_read_gradient move all of them. What is on
    storage may pass through the part of the arena that is free between steps. */
 int pm_read_state_part(int index, uint32_t first, uint32_t count, pm_real *to);
+int pm_write_state_part(int index, uint32_t first, uint32_t count, const pm_real *from);
 int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to);
 
 /* Storage with commits. State has two generations, whose slots are PM_STATE_SLOTS apart; pm_generation says which one

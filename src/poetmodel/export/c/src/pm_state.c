@@ -190,7 +190,7 @@ static int read_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count
 #endif
 #if PM_MAPPED
     if (buffer->home == PM_MAPPED_STORAGE) {
-        from = pm_page_address(buffer->slot);
+        from = pm_page_address(PM_OLD(buffer->slot));
     }
 #endif
     memcpy(to, from + (size_t)first * size, (size_t)count * size);
@@ -206,7 +206,7 @@ static int write_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t coun
     }
 #if PM_MAPPED
     if (buffer->home == PM_MAPPED_STORAGE) {
-        return pm_page_write(buffer->slot, first * size, from, count * size);
+        return pm_page_write(PM_OLD(buffer->slot), first * size, from, count * size);
     }
 #endif
 #if PM_SLOTS
@@ -260,6 +260,11 @@ static int move(int index, uint32_t first, uint32_t count, unsigned char *to, co
 int pm_read_state_part(int index, uint32_t first, uint32_t count, pm_real *to)
 {
     return move(index, first, count, (unsigned char *)to, 0);
+}
+
+int pm_write_state_part(int index, uint32_t first, uint32_t count, const pm_real *from)
+{
+    return move(index, first, count, 0, (const unsigned char *)from);
 }
 
 static uint32_t elements_of(int index)
