@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,6 @@ from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import Events, find_events, recomputable_nodes
-from poetmodel.model.formulation import Component
-from poetmodel.model.memory import StepView, state_memory
 from poetmodel.problem import LinearRow, Problem
 from poetmodel.problem.infeasibility import obstacle
 
@@ -352,16 +351,11 @@ def test_dominated_keeps_lose_nothing_that_is_wanted_on_more(
 
 def ungrouped(problem: Problem, grouping: Grouping) -> Model:
     """Return `compact` with all its stages, but only the memory rows of a grouping."""
-
-    def memory(m: Model) -> None:
-        state_memory(m, StepView(m), m.grouping.steps)
-
-    few = Component("memory", memory, "the rows of a grouping", frozenset({"variables"}))
     m = Model(problem, COMPACT, exact=True)
-    m.grouping = grouping
+    m.grouping = replace(grouping, own_cuts=frozenset(range(grouping.n_stages)))
     chosen = recomputable_nodes(problem)
-    m.events = find_events(problem, range(grouping.n_stages), recomputable=chosen)
-    COMPACT.swap(few, name="few rows").populate(m)
+    m.events = find_events(problem, m.grouping.group_of, recomputable=chosen)
+    COMPACT.populate(m)
     return m
 
 

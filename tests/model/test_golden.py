@@ -30,6 +30,7 @@ from kit.worked import even_costs, skip_graph, state, update
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.model import FORMULATIONS, build
+from poetmodel.model.aggregated import Grouping
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
@@ -137,6 +138,7 @@ def stated(formulation: Formulation, problem: Problem) -> dict[str, list[str]]:
     m = Model(problem, formulation, exact=True)
     if formulation == COMPACT:
         n = len(problem.graph.nodes)
+        m.grouping = Grouping.of_stages(n)
         m.events = find_events(problem, range(n), recomputable=recomputable_nodes(problem))
     added: dict[str, set[str]] = {}
     for part in formulation.components:

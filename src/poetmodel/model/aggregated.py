@@ -12,16 +12,16 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from poetmodel.model.arrays import Model
-from poetmodel.model.compact import FROM_STORAGE, INPUTS, KEEPING, STORAGE, VARIABLES, state_once
+from poetmodel.model.compact import FROM_STORAGE, INPUTS, KEEPING, ONCE, STORAGE, VARIABLES
 from poetmodel.model.events import find_events, without_dominated_keeps
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.linear import stated_limit
-from poetmodel.model.memory import StepView, state_memory
+from poetmodel.model.memory import MEMORY
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
 from poetmodel.problem import LinearRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
@@ -45,6 +45,13 @@ class Grouping:
     """Rows of the problem over stages that are enforced, by position."""
     own_cuts: frozenset[int] = frozenset()
     """Stages after which groups end for their sake."""
+    every_row: bool = False
+    """Whether the rows of all steps that may execute are enforced."""
+
+    @classmethod
+    def of_stages(cls, n_stages: int) -> Grouping:
+        """Return the grouping of ``compact``: each stage is a group, and every row is enforced."""
+        return cls(n_stages, own_cuts=frozenset(range(n_stages)), every_row=True)
 
     @cached_property
     def step_stages(self) -> frozenset[int]:
@@ -74,8 +81,10 @@ class Grouping:
         return (0, *(t + 1 for t in self.last_stage[:-1]))
 
     @cached_property
-    def steps(self) -> dict[int, frozenset[int]]:
+    def steps(self) -> Mapping[int, Collection[int]]:
         """For each stage with enforced rows the steps of them."""
+        if self.every_row:
+            return {t: range(t + 1) for t in range(self.n_stages)}
         wanted: dict[int, set[int]] = {q: {q} for q in self.stage_rows}
         for t, k in self.step_rows:
             wanted.setdefault(t, set()).add(k)
@@ -193,47 +202,6 @@ def _fixed_keeps(m: Model) -> None:
             m.fixed[m.kept[i, a]] = value
 
 
-def _once(m: Model) -> None:
-    """Put a tensor into RAM at most once in a group.
-
-    Where recompute-memory cuts are to be stated, in groups of one stage only: in a longer one a
-    tensor may go to make room for a recomputation, and come back::
-
-        kept[i into l] + paged_in[l,i] + recomputed[l,node(i)] <= 1    node(i) has one output
-        kept[i into l] + paged_in[l,i] <= 1                            otherwise
-
-    The same of tensors whose page-ins are wanted for their own sake.
-    """
-    grouping = m.grouping
-    long = {
-        group
-        for group, last in enumerate(grouping.last_stage)
-        if grouping.first_stage[group] < last
-    }
-    state_once(
-        m,
-        [
-            (group, i)
-            for i, groups in enumerate(m.events.events)
-            for group in groups
-            if group not in long or not (m.restoring or m.problem.wanted.page_in[i])
-        ],
-    )
-
-
-def _memory(m: Model) -> None:
-    """Keep within RAM at the enforced rows.
-
-    For a stage row ``(q,q)``, over the tensors that `q` neither reads nor makes::
-
-        sum(bytes[i] * kept(i across the end of q's group))
-        + sum(bytes of in(q) and out(q)) + workspace[q]  <=  budget
-
-    and for a step row ``(t,k)`` the row of ``compact``.
-    """
-    state_memory(m, StepView(m), m.grouping.steps)
-
-
 def _stage_limits(m: Model) -> None:
     """Keep the user's own rows over stages that are enforced.
 
@@ -279,13 +247,11 @@ LAZY = Formulation(
             "poetmodel: free and dominated keeps",
             AFTER_VARIABLES,
         ),
-        Component("once", _once, "poetmodel: once of compact", AFTER_VARIABLES),
+        ONCE,
         KEEPING,
         FROM_STORAGE,
         INPUTS,
-        Component(
-            "memory", _memory, "poetmodel: rows of compact that are enforced", AFTER_VARIABLES
-        ),
+        MEMORY,
         STORAGE,
         Component(
             "stage_limits",

@@ -85,7 +85,7 @@ class Model:
         self.events: Events
         """Where its decisions lie, with `compact` and its relaxations."""
         self.grouping: Grouping
-        """Which rows a relaxation enforces."""
+        """Which memory rows are enforced, and the groups of stages that decide together."""
         self.recomputable: tuple[bool, ...] = ()
         self.restoring = False
         """Whether a tensor may come back to a group of a relaxation that it enters."""

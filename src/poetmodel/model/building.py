@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError, shown
+from poetmodel.model.aggregated import Grouping
 from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT, CompactRelations
 from poetmodel.model.events import find_events, recomputable_nodes
@@ -121,9 +122,10 @@ def state(
         if m.problem is not problem:
             restore(m, problem)
         return m
+    m.grouping = Grouping.of_stages(len(problem.graph.nodes))
     m.events = find_events(
         problem,
-        range(len(problem.graph.nodes)),
+        m.grouping.group_of,
         recomputable=recomputable_nodes(problem),
         stages="events" if stages == "events" else "all",
     )

@@ -16,7 +16,7 @@ from poetmodel.model.relations import ONE, ZERO
 from poetmodel.problem import Quantity, over_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from poetmodel.model.arrays import Model
     from poetmodel.schedule import Schedule
@@ -93,22 +93,30 @@ def _once(m: Model) -> None:
 
         S_RAM[t,i] + M_in[t,i] + R[t,node(i)] <= 1    node(i) has one output and is not wanted
         S_RAM[t,i] + M_in[t,i] <= 1                   otherwise
+
+    The same holds in a group of stages. But where recompute-memory cuts are to be stated, or
+    page-ins of a tensor are wanted for their own sake, it may go in one of several stages to make
+    room for a recomputation, and come back: there are no rows then.
     """
-    state_once(m, [(t, i) for i, stages in enumerate(m.events.events) for t in stages])
-
-
-def state_once(m: Model, index: Sequence[tuple[int, int]]) -> None:
-    """State these rows for (stage or group, tensor)."""
-    graph, wanted = m.problem.working_graph, m.problem.wanted.compute
+    graph, wanted, grouping = m.problem.working_graph, m.problem.wanted, m.grouping
+    several = {
+        group
+        for group, last in enumerate(grouping.last_stage)
+        if grouping.first_stage[group] < last
+    }
     m.begin_rows("once")
-    for t, i in index:
+    for i, groups in enumerate(m.events.events):
         k = graph.node_of[i]
-        columns = sources(m, t, i)
-        if len(graph.outputs_of[k]) > 1 or wanted[k] > 0:
-            again = m.recomputed.get((t, k))
-            columns = [column for column in columns if column != again]
-        if len(columns) > 1:
-            m.add_row((t, i), columns, [1.0] * len(columns), upper=1.0)
+        without_again = len(graph.outputs_of[k]) > 1 or wanted.compute[k] > 0
+        for group in groups:
+            if group in several and (m.restoring or wanted.page_in[i]):
+                continue
+            columns = sources(m, group, i)
+            if without_again:
+                again = m.recomputed.get((group, k))
+                columns = [column for column in columns if column != again]
+            if len(columns) > 1:
+                m.add_row((group, i), columns, [1.0] * len(columns), upper=1.0)
 
 
 ONCE = Component(

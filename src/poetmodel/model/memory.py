@@ -306,14 +306,18 @@ def _memory(m: Model) -> None:
         - min(bytes[x], bytes[y]) * (R[t,k] - apart[t,k,x])
         apart[t,k,x] >= S_RAM[t+1,x] + R[t,k] - 1,  apart[t,k,x] >= R[t,j] + R[t,k] - 1 for every
         reader j > k of x
+
+    A relaxation has those of these rows that it enforces. At a stage's own step that is, over the
+    tensors that it neither reads nor makes::
+
+        sum(bytes[i] * kept(i across the end of the stage's group))
+        + sum(bytes of in(t) and out(t)) + workspace[t]  <=  budget
     """
-    state_memory(m, StepView(m))
+    state_memory(m, StepView(m), m.grouping.steps)
 
 
-def state_memory(
-    m: Model, view: StepView, steps: Mapping[int, Collection[int]] | None = None
-) -> None:
-    """Add memory rows and liveness columns, with `steps` only for these steps of these stages."""
+def state_memory(m: Model, view: StepView, steps: Mapping[int, Collection[int]]) -> None:
+    """Add the memory rows of these steps of these stages, and liveness columns."""
     problem = m.problem
     limit = problem.usable_ram_bytes
     least = problem.floor.bytes
@@ -326,8 +330,6 @@ def state_memory(
         m.add_impossible()
         return
     generator = MemoryRows(view)
-    if steps is None:
-        steps = {t: range(t + 1) for t in range(len(problem.graph.nodes))}
     binding = problem.objective.is_sum
     rows = []
     for t in sorted(steps):

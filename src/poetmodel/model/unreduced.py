@@ -120,7 +120,8 @@ def _page_out(m: Model) -> None:
 
 def _memory(m: Model) -> None:
     """Keep within RAM at every step: the rows of ``compact`` over the whole triangle."""
-    state_memory(m, TriangleRelations(m))
+    n = len(m.problem.graph.nodes)
+    state_memory(m, TriangleRelations(m), {t: range(t + 1) for t in range(n)})
 
 
 def _storage(m: Model) -> None:
