@@ -202,7 +202,7 @@ class TimeLimitError(PoetModelError):
 
 
 class TooLargeError(PoetModelError):
-    """A schedule would have more entries than memory is meant to hold."""
+    """A schedule or a model would have more entries than memory is meant to hold."""
 
 
 class VerificationError(PoetModelError):

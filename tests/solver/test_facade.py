@@ -441,7 +441,7 @@ def test_building_ends_with_the_time_limit(
         if len(ends) > 20:
             raise TimeLimitError("the time limit has passed")
 
-    monkeypatch.setattr("poetmodel.model.rows.check_time_limit", check)
+    monkeypatch.setattr("poetmodel.model.arrays.check_time_limit", check)
     result = solve(hard_problem(), formulation=formulation)
     assert result.termination == Termination.TIME_LIMIT
     assert result.schedule is not None

@@ -469,12 +469,21 @@ class PartialSchedule:
 
     def peaks(self) -> NDArray[np.int64]:
         """Return the highest RAM use in each stage [B]."""
+        self._update_extra()
+        return self.row_bytes + self.extra_bytes
+
+    def peak_in(self, t: int) -> int:
+        """Return the highest RAM use in a stage [B]."""
+        self._update_extra()
+        return int(self.row_bytes[t]) + int(self.extra_bytes[t])
+
+    def _update_extra(self) -> None:
+        """Bring what steps within stages take beyond their rows up to date."""
         for t in self._dirty - {-1, len(self.recomputed)}:
             check_time_limit()
             highest = highest_step(self, t) if self.recomputed[t] or self.paged_in[t] else 0
             self.extra_bytes[t] = max(0, highest - int(self.row_bytes[t]))
         self._dirty.clear()
-        return self.row_bytes + self.extra_bytes
 
     def fits(self, limit_bytes: int) -> bool:
         """Return whether every step keeps within a limit."""

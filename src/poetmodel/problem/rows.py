@@ -45,9 +45,11 @@ def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
 
     def added(values: Iterable[float]) -> float:
         products: list[float] = list(map(mul, weights, values))
-        if all(isinstance(product, int) for product in products):
-            return sum(products)
-        total = math.fsum(products)
+        total: float = sum(products)
+        if isinstance(total, int):
+            return total
+        if len(products) > 2:  # noqa: PLR2004  # the sum of two is rounded once in any case
+            total = math.fsum(products)
         return total if abs(total) > ROUNDING * max(map(abs, products)) else 0.0
 
     return Coefficients(

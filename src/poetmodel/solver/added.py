@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +11,6 @@ from pyomo.repn import generate_standard_repn
 
 from poetmodel.clock import check_time_limit
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.rows import RowConstraint
 from poetmodel.problem import OWN, Constraint, LinearRow, Problem
 from poetmodel.problem.totals import CONSTANT, Count, whole
 from poetmodel.solver.monolithic import states_problem
@@ -73,7 +71,7 @@ def row_check(
         again = {(t, k) for t, k in schedule.R if k < t}
         if not (all(map(model.recomputed.__contains__, again))):
             return False  # it does what the model has decided not to do
-        held, relations = set(schedule.S_RAM), model.relations
+        held, relations = set(schedule.S_RAM), model.arrays.relations
         chosen = {
             *(("recomputed", index) for index in again),
             *(("paged_in", index) for index in schedule.M_in),
@@ -121,13 +119,8 @@ def _is_stated(model: pyo.ConcreteModel, name: str) -> bool:
     component, stated = model.component(name), model.stated_rows[name]
     if component is None or not all(row.active for row in component.values()):
         return False
-    if stated is None:
-        return isinstance(component, RowConstraint) and not component.was_changed
-    return _are_same(stated, [row.expr for row in component.values()])
-
-
-def _are_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    return len(before) == len(now) and all(map(operator.is_, before, now))
+    same = (row.expr is stated.get(key) for key, row in component.items())
+    return len(component) == len(stated) and all(same)
 
 
 def _read(constraint: Any) -> LinearRow | None:

@@ -236,8 +236,9 @@ class _Task:
         if outcome.infeasible:
             from poetmodel.solver.monolithic import nothing_keeps
 
+            reason = nothing_keeps(problem, getattr(self.model, "formulation", None))
             instead = "" if stated.stand_in.rows else ", or problem.subject_to, which drops nothing"
-            return replace(outcome, reason=nothing_keeps(self.model) + instead)
+            return replace(outcome, reason=reason + instead)
         if outcome.candidate is None and outcome.termination == Termination.STALLED:
             after = self.attempt(problem, request, start)
             return after.with_parts([outcome, after])
@@ -378,12 +379,11 @@ class _Task:
             with time_limit(request.remaining_s() + GRACE_S):
                 outcome = solve_lazily(stated, request, start=start, bound=bound)
             return _go_on_by_stage(stated, request, outcome)
-        from poetmodel.solver.monolithic import build_and_solve, restated, solve_model
+        from poetmodel.solver.monolithic import build_and_solve, solve_model
 
         if self.model is None:
             return build_and_solve(stated, request, self.formulation, start=start)
-        with restated(self.model, stated):
-            return solve_model(self.model, request, start=start, trimmed=False)
+        return solve_model(self.model, request, start=start, trimmed=False, problem=stated)
 
     def reduction(self) -> str:
         """Return in words how the formulation reduced a graph that it could not state as it is."""

@@ -219,7 +219,7 @@ def points(count: int, kind: str) -> Iterator[tuple[str, Relaxation, NDArray[np.
         form = relaxation.form
         objective = np.array([rng.uniform(-0.3, 1.0) for _ in range(form.n_columns)])
         if problem.minimize == Quantity.RAM:  # rows say something only where the peak is sought
-            objective[relaxation.column[id(relaxation.model.peak)]] = 100.0
+            objective[relaxation.peak] = 100.0
         form = replace(form, objective=objective)
         raw = backend("highs").solve(form, Limits(rel_gap=0.0))
         if raw.x is not None:

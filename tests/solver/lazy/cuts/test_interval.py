@@ -233,7 +233,7 @@ def whole_points(
     for _ in range(count):
         costs = np.array([rng.uniform(-0.3, 1.0) for _ in range(relaxation.form.n_columns)])
         if relaxation.problem.minimize == Quantity.RAM:  # else any peak would do
-            costs[relaxation.column[id(relaxation.model.peak)]] = 100.0
+            costs[relaxation.peak] = 100.0
         form = replace(relaxation.form, objective=costs)
         raw = backend("highs").solve(form, Limits(rel_gap=0.0))
         if raw.x is not None:
