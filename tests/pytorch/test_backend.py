@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 STEPS = 3
+ANY_GAP = 0.99
+"""Where the schedule need not be a good one."""
 
 
 class Case(NamedTuple):
@@ -177,7 +179,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.mark.parametrize("ram", ["100%", "75%"])
 def test_steps_have_the_bits_of_eager_within_a_budget(case: Case, ram: str) -> None:
     """Loss, gradients, buffers, generator; the allocator's peak is what was predicted."""
-    model, step, back = case.compiled(ram)
+    model, step, back = case.compiled(ram, gap=0.1)
     assert same(trained(model, step, case.batch), case.eager())
     (record,) = back.plans
 
@@ -190,7 +192,9 @@ def test_steps_have_the_bits_of_eager_within_a_budget(case: Case, ram: str) -> N
     assert peak <= record.predicted_peak_bytes <= 1.03 * peak
     assert record.predicted_peak_bytes <= record.ram_budget_bytes <= record.keep_all_bytes
     assert record.recomputed > 0 or ram == "100%"
-    assert record.overhead >= 0
+    planned = back._planned[0]
+    one_pass_s = planned.result.problem.objective.baseline
+    assert 1 + record.overhead == pytest.approx(planned.check.makespan_s / one_pass_s)
     assert record.status == "optimal"
 
 
@@ -199,7 +203,7 @@ def test_pages_come_back_as_they_went(tmp_path: Path) -> None:
     torch.manual_seed(0)
     case = cnn()
     least = enough_of(case, storage=tmp_path / "refused")
-    model, step, back = case.compiled(least, storage=tmp_path / "pages")
+    model, step, back = case.compiled(least, storage=tmp_path / "pages", gap=ANY_GAP)
     assert same(trained(model, step, case.batch), case.eager())
     (record,) = back.plans
     assert record.paged_out > 0
@@ -229,7 +233,7 @@ def enough_of(case: Case, **options: Any) -> int:
 def test_a_budget_that_cannot_be_kept_is_refused_with_one_that_can() -> None:
     """That is kept."""
     torch.manual_seed(0)
-    case = mlp()
+    case = cnn()
     enough = enough_of(case)
     _, step, back = case.compiled(enough)
     step(*case.batch).backward()
@@ -271,7 +275,8 @@ def test_two_steps_may_be_under_way(tmp_path: Path) -> None:
         first.backward()
         return [parameter.grad for parameter in model.parameters()]
 
-    model, step, _ = case.compiled(enough_of(case, storage=tmp_path), storage=tmp_path)
+    least = enough_of(case, storage=tmp_path)
+    model, step, _ = case.compiled(least, storage=tmp_path, gap=ANY_GAP)
     eager = copy.deepcopy(case.model)
     assert same(both(model, step), both(eager, lambda *batch: case.loss(eager, *batch)))
 
@@ -315,7 +320,7 @@ def test_a_cut_file_is_noticed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     case = cnn()
     least = enough_of(case, storage=tmp_path / "refused")
-    _, step, _ = case.compiled(least, storage=tmp_path / "pages")
+    _, step, _ = case.compiled(least, storage=tmp_path / "pages", gap=ANY_GAP)
     step(*case.batch).backward()
     loss = step(*case.batch)
     (file,) = (tmp_path / "pages").iterdir()

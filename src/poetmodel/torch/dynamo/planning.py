@@ -162,7 +162,7 @@ def plan(operations: Operations, wanted: Wanted, *, name: str) -> Planned:
         keep_all_bytes=keep_all_bytes,
         status=str(result.status),
         gap=result.gap,
-        overhead=result.overhead or 0.0,
+        overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
         recomputed=counts[Op.COMPUTE] - len(graph.nodes),
         paged_out=counts[Op.PAGE_OUT],
         paged_in=counts[Op.PAGE_IN],
