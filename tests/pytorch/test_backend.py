@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn import functional  # noqa: E402
 import poetmodel.torch as pmt  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.torch.capturing.replay import heap_peak_bytes  # noqa: E402
+from poetmodel.torch.dynamo import costs, planning  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +43,7 @@ class Case(NamedTuple):
         """Return a copy of the model, its compiled step, and the back end."""
         torch._dynamo.reset()
         model = copy.deepcopy(self.model)
-        back = pmt.backend(ram, cache=False, **options)
+        back = pmt.backend(ram, **{"cache": False, **options})
 
         def step(*batch: torch.Tensor) -> torch.Tensor:
             return self.loss(model, *batch)
@@ -296,6 +298,37 @@ def test_another_shape_is_planned_anew() -> None:
     assert len(set(names)) == len(names) == 3
     whole, smaller, evaluation = (record.keep_all_bytes for record in back.plans)
     assert evaluation < smaller < whole
+
+
+def test_a_known_graph_is_not_solved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a later process, or where one back end captures it again under another name."""
+    torch.manual_seed(0)
+    case = mlp()
+    _, step, first = case.compiled("60%", cache=tmp_path)
+    step(*case.batch)
+    solves = []
+    monkeypatch.setattr(planning, "solve", lambda *given, **_: solves.append(given))
+    monkeypatch.setattr(costs.Forms, "_run", None)
+    model, step, back = case.compiled("60%", cache=tmp_path)
+    assert same(trained(model, step, case.batch), case.eager())
+    torch._dynamo.reset()
+    assert same(trained(model, step, case.batch), case.eager())
+    assert not solves
+    assert [record.name for record in back.plans] == ["graph 0", "graph 1"]
+    records = [replace(record, solve_s=0.0, name="") for record in (*first.plans, *back.plans)]
+    assert records[1:] == records[:1] * 2
+
+
+def test_a_schedule_for_a_wider_gap_is_improved(tmp_path: Path) -> None:
+    """What was proved then is no proof for this gap."""
+    torch.manual_seed(0)
+    case = cnn()
+    _, step, first = case.compiled("60%", cache=tmp_path, gap=ANY_GAP)
+    step(*case.batch)
+    _, step, second = case.compiled("60%", cache=tmp_path, gap=0.0)
+    step(*case.batch)
+    assert first.plans[0].gap > 0 == second.plans[0].gap
+    assert second.plans[0].overhead <= first.plans[0].overhead
 
 
 def test_graph_breaks_are_refused() -> None:
