@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import json
+import os
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,12 +16,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
-from poetmodel.errors import InputError  # noqa: E402
+from poetmodel.errors import BudgetError, InputError  # noqa: E402
 from poetmodel.torch.capturing.replay import heap_peak_bytes  # noqa: E402
-from poetmodel.torch.dynamo import costs, planning  # noqa: E402
+from poetmodel.torch.dynamo import costs, pages, planning  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -361,6 +364,55 @@ def test_a_cut_file_is_noticed(tmp_path: Path) -> None:
         stream.truncate(1)
     with pytest.raises(pmt.PageError, match=r"the file was cut|is not what was written"):
         loss.backward()
+
+
+def test_a_full_disk_ends_the_step_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one with room has eager's bits."""
+    torch.manual_seed(0)
+    case = cnn()
+    least = enough_of(case, storage=tmp_path / "refused")
+    model, step, _ = case.compiled(least, storage=tmp_path / "pages", gap=ANY_GAP)
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    buffers = copy.deepcopy(list(model.buffers()))
+    with monkeypatch.context() as patch:
+        patch.setattr(pages.os, "posix_fallocate", full)
+        with pytest.raises(pmt.PageError, match=r"could not be written: No space left"):
+            step(*case.batch)
+    assert same(buffers, list(model.buffers()))
+    assert same(trained(model, step, case.batch), case.eager())
+
+
+def test_errors_of_dynamo_hold_one_sentence() -> None:
+    """A message of ours is the error within that of ``torch.compile``."""
+    torch.manual_seed(0)
+    case = cnn()
+    _, step, _ = case.compiled("1KiB")
+    with pytest.raises(BackendCompilerFailed) as refused:
+        step(*case.batch)
+    inner = refused.value.inner_exception
+    assert isinstance(inner, BudgetError)
+    assert re.fullmatch(
+        r"ram: 1\.00 KiB is too little for graph 0: (the least is )?ram=\d+\b.*", str(inner)
+    )
+
+
+def test_a_step_fails_where_it_would_run_without_its_budget() -> None:
+    """After PyTorch's limit of recompilations."""
+    torch.manual_seed(0)
+    case = mlp()
+    _, step, back = case.compiled("100%")
+    x, y = case.batch
+    with torch._dynamo.config.patch(recompile_limit=2):
+        step(x, y)
+        step(x[:9], y[:9])
+        with pytest.raises(FailOnRecompileLimitHit):
+            step(x[:7], y[:7])
+    assert len(back.plans) == 2
 
 
 def test_reports_hold_every_graph(tmp_path: Path) -> None:
