@@ -77,14 +77,15 @@ class PlanRecord:
         return asdict(self)
 
     def __str__(self) -> str:
-        gap = "" if self.gap is None else f", gap {self.gap:.1%}"
+        proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         pages = f", {self.paged_out} paged out" if self.paged_out else ""
         return (
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}; "
             f"beside it {format_bytes(self.given_bytes)} of parameters and inputs), "
-            f"{self.recomputed} recomputed{pages}, overhead {self.overhead:.1%} on {self.device}, "
-            f"{self.status}{gap}, solved in {format_seconds(self.solve_s)}"
+            f"{self.recomputed} recomputed{pages}, "
+            f"overhead {self.overhead:.1%}{proved} on {self.device}, "
+            f"{self.status}, solved in {format_seconds(self.solve_s)}"
         )
 
 
