@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.traced_models import Residual, Through  # noqa: E402
-from poetmodel.result import Status  # noqa: E402
+from poetmodel.result import Status, Termination  # noqa: E402
 from poetmodel.torch import cache as cache_module  # noqa: E402
 from poetmodel.torch import compiled as preparation  # noqa: E402
 from poetmodel.torch.runtime import profiling  # noqa: E402
@@ -242,7 +242,7 @@ def test_more_time_goes_on_from_what_is_known(
         return preparation.replace(
             solve(problem, **options),
             status=Status.FEASIBLE,
-            termination=preparation.Termination.TIME_LIMIT,
+            termination=Termination.TIME_LIMIT,
             objective_bound=None,
             overhead_bound_j=0.0,
         )

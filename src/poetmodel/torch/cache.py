@@ -15,12 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import platform
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -88,10 +89,12 @@ def default_folder() -> Path | None:
 
 
 class Cache:
-    """Plain values by kind and key; without a folder nothing is found and nothing kept."""
+    """Plain values by kind and key; without a folder they go with the object."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
+        self._texts: dict[tuple[str, str], bytes] = {}
+        """What is kept without a folder, as a file has it."""
 
     @classmethod
     def of(cls, given: str | Path | bool) -> Cache:  # noqa: FBT001 - as `compile` takes it
@@ -106,7 +109,8 @@ class Cache:
     def read(self, kind: str, key: str) -> Any:
         """Return what was written, or None; what is damaged is passed over."""
         if self.folder is None:
-            return None
+            text = self._texts.get((kind, key))
+            return None if text is None else json.loads(text)
         path = self._path(kind, key)
         try:
             with path.open("rb") as stream:
@@ -126,10 +130,11 @@ class Cache:
 
     def write(self, kind: str, key: str, content: Any) -> None:
         """Keep plain values; where they cannot be written, that is logged."""
+        text = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         if self.folder is None:
+            self._texts[kind, key] = text
             return
         path = self._path(kind, key)
-        text = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         line = json.dumps(_header(kind, key, text)).encode()
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -165,22 +170,114 @@ START_S: Final = 2.0
 """Most time to make a start of a schedule for other shapes [s]."""
 
 
-class _UnknownError(Exception):
+class UnknownError(Exception):
     """A graph holds something that has no form of which one can tell that it is the same."""
 
 
-class KnownStep:
+def is_settled(result: SolveResult, *, within_s: float = math.inf) -> bool:
+    """Return whether solving on, or anew in so much time, would find nothing else."""
+    if result.termination == Termination.TIME_LIMIT:
+        return (result.time_limit_s or 0.0) >= within_s
+    return result.termination != Termination.INTERRUPTED
+
+
+class Schedules:
+    """The schedules that a cache has of problems."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def result(self, problem: Problem, *, gap: float) -> SolveResult | None:
+        """Return the schedule that is known of a problem, as verified now, with its bound."""
+        found = self._cache.read("schedule", _problem_key(problem))
+        if found is None:
+            return None
+        try:
+            identity = GraphIdentity.of(problem.graph)
+            candidate = accepted(problem, Schedule.of_entries(found["schedule"], identity))
+            request = Request(time_limit_s=found["time_limit_s"], gap=gap)
+            outcome = Outcome(
+                termination=Termination(found["termination"]),
+                candidate=candidate,
+                bound=float(found["bound"]) - problem.objective.baseline,
+                versions=found["versions"],
+            )
+        except (InputError, TypeError, ValueError, KeyError, IndexError):
+            return None
+        if candidate is None:
+            return None
+        result = finish(problem, request, outcome, formulation=DEFAULT)
+        if result.termination == Termination.STALLED != outcome.termination:
+            # What was proved for a wider gap is no reason to stop at this one.
+            return replace(result, termination=Termination.INTERRUPTED)
+        return result
+
+    def start(self, problem: Problem) -> Schedule | None:
+        """Return a schedule to start from, made of that of the same network in other shapes."""
+        found = self._cache.read("network", self._network_key(problem))
+        if not isinstance(found, list):
+            return None
+        graph = problem.graph
+        nodes = {node.name: k for k, node in enumerate(graph.nodes)}
+        wanted = []
+        with suppress(TypeError, ValueError):
+            for stage, item, recompute in found:
+                places = nodes if recompute else graph.tensor_index
+                if stage in nodes and item in places:
+                    wanted.append(Restoration(nodes[stage], places[item], recompute=recompute))
+        search = LargeNeighbourhoodSearch(problem)
+        search.until_s = time.monotonic() + START_S
+        with suppress(TimeLimitError, TooLargeError, IndexError), time_limit(2 * START_S):
+            search.consider(wanted)
+            return search.schedule()
+        return None
+
+    def keep(self, result: SolveResult) -> None:
+        """Keep a result, where none that is better is known."""
+        problem, schedule = result.problem, result.schedule
+        if schedule is None or result.time_limit_s is None:
+            return
+        before = self.result(problem, gap=result.requested_gap)
+        if before is not None and _rank(before) < _rank(result):
+            return
+        content = {
+            "schedule": schedule.entries(has_state=True),
+            "bound": result.proven_bound,
+            "termination": str(result.termination),
+            "time_limit_s": result.time_limit_s,
+            "versions": dict(result.versions),
+        }
+        self._cache.write("schedule", _problem_key(problem), content)
+        graph = problem.graph
+        named = [
+            [
+                graph.nodes[stage].name,
+                (graph.nodes if recompute else graph.tensors)[item].name,
+                recompute,
+            ]
+            for stage, item, recompute in restorations_of(graph, schedule)
+        ]
+        self._cache.write("network", self._network_key(problem), named)
+
+    def _network_key(self, problem: Problem) -> str:
+        """Return what a problem has in common with those of the same network in other shapes."""
+        nodes = [(node.name, node.op) for node in problem.graph.nodes]
+        stated = (problem.paging, problem.recompute, str(problem.minimize))
+        return digest(__version__, problem.graph.name, nodes, stated)
+
+
+class KnownStep(Schedules):
     """A captured step, and what a cache has of it and shall have."""
 
     def __init__(
         self, cache: Cache, joint: Joint, loss_fn: Callable[..., torch.Tensor] | None
     ) -> None:
-        self._cache = cache
+        super().__init__(cache)
         self._joint = joint
         self._loss_fn = loss_fn
         self._key: str | None = None
         if cache.folder is not None:
-            with suppress(_UnknownError):
+            with suppress(UnknownError):
                 self._key = digest(host_key(), _graph_form(joint))
         if self._key is None:
             self._cache = Cache(None)
@@ -243,80 +340,6 @@ class KnownStep:
         }
         self._cache.write("costs", key, content)
         return profile
-
-    # -- schedules -----------------------------------------------------------------------------
-
-    def result(self, problem: Problem, *, gap: float) -> SolveResult | None:
-        """Return the schedule that is known of a problem, as verified now, with its bound."""
-        found = self._cache.read("schedule", _problem_key(problem))
-        if found is None:
-            return None
-        try:
-            identity = GraphIdentity.of(problem.graph)
-            candidate = accepted(problem, Schedule.of_entries(found["schedule"], identity))
-            request = Request(time_limit_s=found["time_limit_s"], gap=gap)
-            outcome = Outcome(
-                termination=Termination(found["termination"]),
-                candidate=candidate,
-                bound=float(found["bound"]) - problem.objective.baseline,
-                versions=found["versions"],
-            )
-        except (InputError, TypeError, ValueError, KeyError, IndexError):
-            return None
-        return None if candidate is None else finish(problem, request, outcome, formulation=DEFAULT)
-
-    def start(self, problem: Problem) -> Schedule | None:
-        """Return a schedule to start from, made of that of the same network in other shapes."""
-        found = self._cache.read("network", self._network_key(problem))
-        if not isinstance(found, list):
-            return None
-        graph = problem.graph
-        nodes = {node.name: k for k, node in enumerate(graph.nodes)}
-        wanted = []
-        with suppress(TypeError, ValueError):
-            for stage, item, recompute in found:
-                places = nodes if recompute else graph.tensor_index
-                if stage in nodes and item in places:
-                    wanted.append(Restoration(nodes[stage], places[item], recompute=recompute))
-        search = LargeNeighbourhoodSearch(problem)
-        search.until_s = time.monotonic() + START_S
-        with suppress(TimeLimitError, TooLargeError, IndexError), time_limit(2 * START_S):
-            search.consider(wanted)
-            return search.schedule()
-        return None
-
-    def keep(self, result: SolveResult) -> None:
-        """Keep a result, where none that is better is known."""
-        problem, schedule = result.problem, result.schedule
-        if schedule is None or self._cache.folder is None or result.time_limit_s is None:
-            return
-        before = self.result(problem, gap=result.requested_gap)
-        if before is not None and _rank(before) < _rank(result):
-            return
-        content = {
-            "schedule": schedule.entries(has_state=True),
-            "bound": result.proven_bound,
-            "termination": str(result.termination),
-            "time_limit_s": result.time_limit_s,
-            "versions": dict(result.versions),
-        }
-        self._cache.write("schedule", _problem_key(problem), content)
-        graph = problem.graph
-        named = [
-            [
-                graph.nodes[stage].name,
-                (graph.nodes if recompute else graph.tensors)[item].name,
-                recompute,
-            ]
-            for stage, item, recompute in restorations_of(graph, schedule)
-        ]
-        self._cache.write("network", self._network_key(problem), named)
-
-    def _network_key(self, problem: Problem) -> str:
-        """Return what a problem has in common with those of the same network in other shapes."""
-        nodes = [(node.name, node.op) for node in problem.graph.nodes]
-        stated = (problem.paging, problem.recompute, str(problem.minimize))
-        return digest(__version__, problem.graph.name, nodes, stated)
 
     # -- agreement with eager ------------------------------------------------------------------
 
@@ -429,18 +452,36 @@ def _graph_form(joint: Joint) -> list[Any]:
         form: Any = _plain(value, places) if not isinstance(value, torch.Tensor) else None
         if isinstance(value, torch.Tensor):
             group = groups.setdefault(storage_key(value), len(groups))
-            form = [*_form(value), group, value.untyped_storage().nbytes(), value.requires_grad]
+            form = [
+                *tensor_form(value),
+                group,
+                value.untyped_storage().nbytes(),
+                value.requires_grad,
+            ]
         arguments.append([str(argument.kind), argument.name, places[argument.node], form])
     results = [[str(r.kind), places[r.node], r.place] for r in joint.results]
-    operations = [
+    clip = _plain(joint.clip_grad_norm, places)
+    return [operations_form(joint.graph_module.graph), arguments, results, clip]
+
+
+def operations_form(graph: torch.fx.Graph) -> list[Any]:
+    """Return the operations of a graph as plain values.
+
+    Raises
+    ------
+    UnknownError
+        If an argument has no form of which one can tell that it is the same.
+    """
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    return [
         [node.op, _target(node.target, places), _plain((node.args, node.kwargs), places)]
-        for node in nodes
+        for node in graph.nodes
         if node.op != "output"
     ]
-    return [operations, arguments, results, _plain(joint.clip_grad_norm, places)]
 
 
-def _form(tensor: torch.Tensor) -> list[Any]:
+def tensor_form(tensor: torch.Tensor) -> list[Any]:
+    """Return what tells how a tensor lies in memory from all others, as plain values."""
     form = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
     return [str(tensor.dtype), str(tensor.device), *form]
 
@@ -472,7 +513,7 @@ def _plain(value: Any, places: dict[Any, int]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         held = {field.name: getattr(value, field.name) for field in fields(value)}
         return [type(value).__name__, _plain(held, places)]
-    raise _UnknownError(type(value).__name__)
+    raise UnknownError(type(value).__name__)
 
 
 def _is_foreign(target: Any) -> bool:

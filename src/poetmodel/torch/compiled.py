@@ -19,10 +19,9 @@ from poetmodel.errors import BudgetError, CostError, InputError, VerificationErr
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
-from poetmodel.result import Termination
 from poetmodel.solver import solve
 from poetmodel.solver.background import BackgroundSolve
-from poetmodel.torch.cache import Cache, KnownStep
+from poetmodel.torch.cache import Cache, KnownStep, is_settled
 from poetmodel.torch.capturing.guards import Guards, refuse_inputs, refuse_surroundings
 from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
 from poetmodel.torch.errors import CaptureError
@@ -246,7 +245,7 @@ class Compiled:
         problem, options, begin = self._problem(), self.options, perf_counter()
         first_s = min(FIRST_S, options.time_limit) if options.refine else options.time_limit
         known = self.known.result(problem, gap=options.gap)
-        if known is not None and (options.refine or _is_settled(known, within_s=first_s)):
+        if known is not None and (options.refine or is_settled(known, within_s=first_s)):
             result = known
         else:
             start = self.known.start(problem) if known is None else known.schedule
@@ -258,7 +257,7 @@ class Compiled:
                 on_progress=on_progress,
             )
         left_s = options.time_limit - (perf_counter() - begin)
-        if options.refine and left_s > 0 and not _is_settled(result):
+        if options.refine and left_s > 0 and not is_settled(result):
             if result.schedule is None:
                 result = _solve(
                     problem, time_limit=left_s, gap=options.gap, on_progress=on_progress
@@ -352,13 +351,6 @@ class Compiled:
 def _solve(problem: Problem, **options: Any) -> SolveResult:
     """Solve with the threads that PyTorch may use, which computes nothing meanwhile."""
     return solve(problem, threads=torch.get_num_threads(), **options)
-
-
-def _is_settled(result: SolveResult, *, within_s: float = math.inf) -> bool:
-    """Return whether solving on, or anew in so much time, would find nothing else."""
-    if result.termination == Termination.TIME_LIMIT:
-        return (result.time_limit_s or 0.0) >= within_s
-    return result.termination != Termination.INTERRUPTED
 
 
 def _settled(graph: Graph, schedule: Schedule) -> Schedule:

@@ -7,15 +7,16 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import partitioners
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from poetmodel.device import Device
 from poetmodel.errors import InputError, shown
 from poetmodel.files import write_text
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.surroundings import native_operators
+from poetmodel.torch.dynamo.costs import Forms
 from poetmodel.torch.dynamo.emission import Emitter
 from poetmodel.torch.dynamo.operations import Operations, split_dropout
 from poetmodel.torch.dynamo.pages import SlotFile
@@ -27,6 +28,8 @@ from poetmodel.torch.state.pages import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch import fx
 
     from poetmodel.solver.request import SolveProgress
 
@@ -74,7 +77,7 @@ def backend(
     on_progress : callable, optional
         Called with the progress of a solve; it ends where that returns False.
     cache : str, Path or bool
-        Folder of what was measured before; True for the user's, False for none.
+        Folder of what was measured and solved before; True for the user's, False for none.
 
     Returns
     -------
@@ -121,6 +124,7 @@ class Backend:
     def __init__(self, wanted: Wanted, storage: str | Path | None) -> None:
         self._planned: list[Planned] = []
         self._wanted = wanted
+        self._forms = Forms(wanted.cache, timed=wanted.costs == MEASURED)
         self._file = None if storage is None else SlotFile(storage)
         self._compile = aot_autograd(
             fw_compiler=interpreted,
@@ -132,7 +136,7 @@ class Backend:
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
         _require_one_graph()
-        with native_operators():
+        with native_operators(), _use_lazy_graph_module(should_use=True):  # no code is run of it
             return self._compile(module, inputs, **options)
 
     @property
@@ -182,7 +186,7 @@ class Backend:
         **_others: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         graph, saved = self._rewritten(module.graph, num_fwd_outputs)
-        joint = fx.GraphModule(module, graph)
+        joint = _make_graph_module(module, graph)
         forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
             joint, saved, [], num_fwd_outputs=num_fwd_outputs
         )
@@ -190,7 +194,7 @@ class Backend:
 
     def _inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         graph, _saved = self._rewritten(module.graph, None)
-        return interpreted(fx.GraphModule(module, graph))
+        return interpreted(_make_graph_module(module, graph))
 
     def _rewritten(
         self, graph: fx.Graph, forward_outputs: int | None
@@ -199,7 +203,7 @@ class Backend:
         split_dropout(graph)
         operations = Operations(graph, forward_outputs)
         name = f"graph {len(self._planned)}"
-        planned = plan(operations, self._wanted, name=name)
+        planned = plan(operations, self._forms.of(operations), self._wanted, name=name)
         self._planned.append(planned)
         _LOG.info("%s", planned.record)
         emitter = Emitter(operations, -1 if self._file is None else self._file.number)

@@ -7,6 +7,7 @@ values. Each form runs once on made-up tensors, with the caches of libraries ful
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -18,8 +19,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.device import Device
 from poetmodel.device.hardware import Compute
-from poetmodel.torch.cache import Cache, digest, host_key
-from poetmodel.torch.capturing.replay import form_of, heap_peak_bytes, storage_key
+from poetmodel.torch.cache import (
+    Cache,
+    UnknownError,
+    digest,
+    host_key,
+    operations_form,
+    tensor_form,
+)
+from poetmodel.torch.capturing.replay import form_of, heap_peak_bytes, storage_key, tensors_in
 from poetmodel.torch.dynamo.operations import fake, function_of
 
 if TYPE_CHECKING:
@@ -60,48 +68,97 @@ class Form:
         return made[0] if self.is_single else tuple(made)
 
 
-def observed(operations: Operations, kept: Cache) -> list[Form]:
-    """Return what each operation takes and makes, by running each form of them once.
+class Forms:
+    """What the forms of operations do: as seen here, or in earlier processes.
 
     PyTorch predicts strides that some kernels do not keep (convolutions in bfloat16), and others
     take more memory for it. So what an operation was seen to make is what its readers read.
+
+    Parameters
+    ----------
+    cache : Cache
+        Has what is known of whole graphs.
+    timed : bool
+        Whether operations are timed too.
     """
-    position = {operation.node: k for k, operation in enumerate(operations.operations)}
-    forms: list[Form | None] = [None] * len(position)
-    known: dict[Hashable, Form] = {}
-    there: dict[fx.Node, Any] = {}
-    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for node in operations.graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
-                there[node] = _pytree.tree_map_only(torch.Tensor, _without_memory, fake(node))
-            if node.op != "call_function":
-                continue
-            arguments, keywords = fx.node.map_arg((node.args, node.kwargs), there.__getitem__)
-            function = function_of(node)
-            if node not in position:
-                there[node] = function(*arguments, **keywords)
-                continue
-            form = form_of(function, arguments, keywords)
-            if form not in known:
-                key = digest(host_key(), repr(form))
-                values = kept.read("form", key)
-                known[form] = (
-                    _run(function, arguments, keywords) if values is None else Form(*values)
-                )
-                kept.write("form", key, list(astuple(known[form])))
-            forms[position[node]] = known[form]
-            there[node] = known[form].outputs()
-    return [form for form in forms if form is not None]
+
+    def __init__(self, cache: Cache, *, timed: bool) -> None:
+        self._cache = cache
+        self._timed = timed
+        self._seen: dict[Hashable, Form] = {}
+        self._ones: dict[torch.dtype, torch.Tensor] = {}
+
+    def of(self, operations: Operations) -> list[Form]:
+        """Return what each operation of a graph does; what is not known is run once."""
+        key = self._key(operations)
+        values = None if key is None else self._cache.read("forms", key)
+        with suppress(TypeError):
+            if values is not None:
+                return [Form(*each) for each in values]
+        forms = self._observed(operations)
+        if key is not None:
+            self._cache.write("forms", key, [list(astuple(form)) for form in forms])
+        return forms
+
+    def _key(self, operations: Operations) -> str | None:
+        """Return what tells a graph from others on this host; None for one of unknown values."""
+        given = [list(map(tensor_form, tensors_in(fake(node)))) for node in operations.arguments]
+        with suppress(UnknownError):
+            return digest(host_key(), operations_form(operations.graph), given, self._timed)
+        return None
+
+    def _observed(self, operations: Operations) -> list[Form]:
+        position = {operation.node: k for k, operation in enumerate(operations.operations)}
+        forms: list[Form | None] = [None] * len(position)
+        there: dict[fx.Node, Any] = {}
+        with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for node in operations.graph.nodes:
+                if node.op in ("placeholder", "get_attr"):
+                    there[node] = _pytree.tree_map_only(torch.Tensor, _without_memory, fake(node))
+                if node.op != "call_function":
+                    continue
+                arguments, keywords = fx.node.map_arg((node.args, node.kwargs), there.__getitem__)
+                function = function_of(node)
+                if node not in position:
+                    there[node] = function(*arguments, **keywords)
+                    continue
+                form = form_of(function, arguments, keywords)
+                if form not in self._seen:
+                    self._seen[form] = self._run(function, arguments, keywords)
+                forms[position[node]] = self._seen[form]
+                there[node] = self._seen[form].outputs()
+        self._ones.clear()
+        return [form for form in forms if form is not None]
+
+    def _run(self, function: Callable[..., Any], arguments: Any, keywords: Any) -> Form:
+        """Run an operation on made-up tensors and see what it takes.
+
+        Where it takes more than its outputs, or its time counts, the second run tells: the first
+        one fills the caches of libraries.
+        """
+        given, named = _pytree.tree_map_only(torch.Tensor, self._filled, (arguments, keywords))
+        form = _seen(function, given, named)
+        return _seen(function, given, named) if self._timed or form.workspace_bytes else form
+
+    def _filled(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of ones, of zeros where it has integers.
+
+        All of a type share memory, unless times count, which are those of memory of their own.
+        """
+        steps = zip(value.shape, value.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in steps if size)
+        memory = None if self._timed else self._ones.get(value.dtype)
+        if memory is None or memory.numel() < span:
+            filled = torch.ones if value.is_floating_point() else torch.zeros
+            memory = self._ones[value.dtype] = filled(span, dtype=value.dtype)
+        return memory.as_strided(value.shape, value.stride())
 
 
 def _without_memory(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-def _run(function: Callable[..., Any], arguments: Any, keywords: Any) -> Form:
-    """Run an operation on made-up tensors, the second time to see what it takes."""
-    given, named = _pytree.tree_map_only(torch.Tensor, _ones, (arguments, keywords))
-    function(*given, **named)  # fills the caches of libraries
+def _seen(function: Callable[..., Any], given: Any, named: Any) -> Form:
     values: list[Any] = []
     begin = perf_counter()
     peak_bytes = heap_peak_bytes(lambda: values.append(function(*given, **named)))
@@ -120,13 +177,6 @@ def _run(function: Callable[..., Any], arguments: Any, keywords: Any) -> Form:
         layouts.append([dtype, shape, stride, list(sizes).index(key)])
     workspace_bytes = max(0, peak_bytes - sum(sizes.values()))
     return Form(workspace_bytes, time_s, list(sizes.values()), layouts, outputs is values)
-
-
-def _ones(value: torch.Tensor) -> torch.Tensor:
-    steps = zip(value.shape, value.stride(), strict=True)
-    span = 1 + sum((size - 1) * stride for size, stride in steps if size)
-    filled = torch.ones if value.is_floating_point() else torch.zeros
-    return filled(span, dtype=value.dtype).as_strided(value.shape, value.stride())
 
 
 # -- a machine as a device ------------------------------------------------------------------------

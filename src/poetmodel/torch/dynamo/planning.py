@@ -14,7 +14,8 @@ from poetmodel.plan import Op, check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
 from poetmodel.solver import solve
-from poetmodel.torch.dynamo.costs import CALL_S, observed, this_machine
+from poetmodel.torch.cache import Schedules, is_settled
+from poetmodel.torch.dynamo.costs import CALL_S, this_machine
 from poetmodel.torch.dynamo.operations import (
     Operation,
     Operations,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.solver.request import SolveProgress
     from poetmodel.torch.cache import Cache
+    from poetmodel.torch.dynamo.costs import Form
     from poetmodel.torch.runtime.profiling import Paging
 
     Step: TypeAlias = tuple[Op, Operation | int]
@@ -75,14 +77,15 @@ class PlanRecord:
         return asdict(self)
 
     def __str__(self) -> str:
-        gap = "" if self.gap is None else f", gap {self.gap:.1%}"
+        proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         pages = f", {self.paged_out} paged out" if self.paged_out else ""
         return (
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}; "
             f"beside it {format_bytes(self.given_bytes)} of parameters and inputs), "
-            f"{self.recomputed} recomputed{pages}, overhead {self.overhead:.1%} on {self.device}, "
-            f"{self.status}{gap}, solved in {format_seconds(self.solve_s)}"
+            f"{self.recomputed} recomputed{pages}, "
+            f"overhead {self.overhead:.1%}{proved} on {self.device}, "
+            f"{self.status}, solved in {format_seconds(self.solve_s)}"
         )
 
 
@@ -111,18 +114,17 @@ class Wanted:
     cache: Cache
 
 
-def plan(operations: Operations, wanted: Wanted, *, name: str) -> Planned:
-    """Plan a graph within its budget.
+def plan(operations: Operations, forms: Sequence[Form], wanted: Wanted, *, name: str) -> Planned:
+    """Plan a graph, whose operations have these forms, within its budget.
 
     Raises
     ------
     BudgetError
         If the budget is too small: says the least that is known to do.
     """
-    forms = observed(operations, wanted.cache)
     for operation, form in zip(operations.operations, forms, strict=True):
         operations.bytes.update(zip(operation.makes, form.sizes_bytes, strict=True))
-    graph, tensor_of = _graph(operations, [form.workspace_bytes for form in forms], name)
+    graph, tensor_of = _graph(operations, [form.workspace_bytes for form in forms])
     device = wanted.device or this_machine(wanted.cache)
     costs = _costs(graph, wanted, device, [form.time_s for form in forms])
     # Autograd has the gradients of results for the whole backward pass.
@@ -138,16 +140,10 @@ def plan(operations: Operations, wanted: Wanted, *, name: str) -> Planned:
         graph, costs, ram=usable_bytes, paging=wanted.paging is not None, minimize="time"
     )
     if floor(graph).bytes > usable_bytes:
-        raise BudgetError(_too_little(problem, wanted, budget_bytes, beside_bytes))
-    result = solve(
-        problem,
-        time_limit=wanted.time_limit,
-        gap=wanted.gap,
-        threads=1,
-        on_progress=wanted.on_progress,
-    )
+        raise BudgetError(_too_little(problem, wanted, name, budget_bytes, beside_bytes))
+    result = _solved(problem, wanted)
     if result.schedule is None:
-        raise BudgetError(_too_little(problem, wanted, budget_bytes, beside_bytes))
+        raise BudgetError(_too_little(problem, wanted, name, budget_bytes, beside_bytes))
     made = make_plan(
         graph, costs, result.schedule, mode=StorageMode.BLOCKING, ram_budget_bytes=usable_bytes
     )
@@ -162,7 +158,7 @@ def plan(operations: Operations, wanted: Wanted, *, name: str) -> Planned:
         keep_all_bytes=keep_all_bytes,
         status=str(result.status),
         gap=result.gap,
-        overhead=result.overhead or 0.0,
+        overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
         recomputed=counts[Op.COMPUTE] - len(graph.nodes),
         paged_out=counts[Op.PAGE_OUT],
         paged_in=counts[Op.PAGE_IN],
@@ -179,6 +175,24 @@ def plan(operations: Operations, wanted: Wanted, *, name: str) -> Planned:
     )
 
 
+def _solved(problem: Problem, wanted: Wanted) -> SolveResult:
+    """Return the schedule that is known of a problem where it will do, else solve."""
+    schedules = Schedules(wanted.cache)
+    known = schedules.result(problem, gap=wanted.gap)
+    if known is not None and is_settled(known, within_s=wanted.time_limit):
+        return known
+    result = solve(
+        problem,
+        time_limit=wanted.time_limit,
+        gap=wanted.gap,
+        threads=1,
+        start=schedules.start(problem) if known is None else known.schedule,
+        on_progress=wanted.on_progress,
+    )
+    schedules.keep(result)
+    return result
+
+
 def _steps(
     operations: Operations, graph: Graph, made: Plan, tensor_of: Mapping[int, str]
 ) -> Iterator[Step]:
@@ -193,10 +207,11 @@ def _steps(
             yield op, key_of[graph.tensors[index].name]
 
 
-def _graph(
-    operations: Operations, workspaces: Sequence[int], name: str
-) -> tuple[Graph, dict[int, str]]:
-    """Return the training graph, and the name there of the storage of each key."""
+def _graph(operations: Operations, workspaces: Sequence[int]) -> tuple[Graph, dict[int, str]]:
+    """Return the training graph, and the name there of the storage of each key.
+
+    The name of the graph says nothing, so that one that is captured again is known.
+    """
     names = _names(operations)
     tensor_of = {
         key: f"{names[k]}:{number}" if len(operation.makes) > 1 else names[k]
@@ -216,7 +231,7 @@ def _graph(
         recomputable=False,
         bytes_moved=0,
     )
-    graph = Graph(name=name, nodes=(*nodes, results), kernels="pytorch")
+    graph = Graph(name="captured", nodes=(*nodes, results), kernels="pytorch")
     return graph, tensor_of
 
 
@@ -302,7 +317,9 @@ def _sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
     return {key: fake(node).untyped_storage().nbytes() for key, node in keys if key is not None}
 
 
-def _too_little(problem: Problem, wanted: Wanted, budget_bytes: int, beside_bytes: int) -> str:
+def _too_little(
+    problem: Problem, wanted: Wanted, name: str, budget_bytes: int, beside_bytes: int
+) -> str:
     """Return why a budget cannot be kept, with the least one that can."""
     least = solve(
         replace(problem, ram="100%", minimize="ram"),
@@ -310,7 +327,7 @@ def _too_little(problem: Problem, wanted: Wanted, budget_bytes: int, beside_byte
         gap=wanted.gap,
         threads=1,
     )
-    text = f"ram: {format_bytes(budget_bytes)} is too little for {problem.graph.name}"
+    text = f"ram: {format_bytes(budget_bytes)} is too little for {name}"
     if least.peak_ram_bytes is None:
         return text
     enough_bytes = least.peak_ram_bytes + beside_bytes
