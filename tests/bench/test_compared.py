@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +13,11 @@ from compared import (
     CURVES,
     KINDS,
     LAYERED,
+    LAYERED_LIMIT_S,
+    LIMIT_S,
     MAIN,
     OPTIMAL,
+    OTHERS_LIMIT_S,
     STEPS,
     ComparedRun,
     layered_graph,
@@ -24,6 +28,7 @@ from compared import (
     smoke_runs,
 )
 from kit.measured_records import CIRCUMSTANCES
+from make_results import ROOT
 from poetmodel.baselines import METHODS
 from poetmodel.bench.measurement import FAILED, NOT_APPLICABLE
 from result_pages.compared import (
@@ -32,7 +37,9 @@ from result_pages.compared import (
     MethodRecord,
     Row,
     chart,
+    core_share,
     interval_text,
+    lead,
     page,
     problems_of,
     readme_table,
@@ -100,6 +107,19 @@ def test_published_layered_graph_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     assert [node.inputs for node in graph.nodes] == [(), ("v0",), ("v2",), ("v3", "v0")]
     assert (graph.nodes[3].output_bytes, graph.nodes[3].flops) == (10 * 1024, 1_000_000)
     assert "random_layered_n4" in {run.model for run in runs([LAYERED])}
+
+
+# -- what is on record -----------------------------------------------------------------------------
+
+
+def test_protocol_states_kinds_and_limits() -> None:
+    """Its table has a row for each kind, and its limits are those of the runs."""
+    protocol = (ROOT / "bench" / "protocol.md").read_text(encoding="utf-8")
+    _, _, section = protocol.partition("## Every method beside the optimum\n")
+    section, _, _ = section.partition("\n## ")
+    assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == list(KINDS)
+    limits = f"{LIMIT_S:g} s for the optimum, {OTHERS_LIMIT_S:g} s for every other method, "
+    assert f"{limits}{LAYERED_LIMIT_S:g} s for layered graphs" in section
 
 
 # -- what is said of the records -------------------------------------------------------------------
@@ -210,6 +230,39 @@ def test_problem_counts_once_the_optimum_is_on_record() -> None:
     assert MethodRecord(unsolved[0]).proved is False
 
 
+def test_limits_that_differ_are_all_named() -> None:
+    """A page of runs with several limits does not pass for one with one."""
+    records = [optimum(1.0, 1.0), optimum(1.0, 1.0, ram="70%")]
+    assert "by default, within 15 s;" in page(records, "x.jsonl")
+    records[1]["cell"]["limit_s"] = 60.0
+    assert "by default, within 15 s or 60 s;" in page(records, "x.jsonl")
+
+
+def test_time_is_that_of_the_processor() -> None:
+    """Processor time where it is on record, and the share of a core that long runs had."""
+    records = [optimum(1.0, 1.0, seconds=2.0, cpu_s=0.5), record("dtr", 2.0, cpu_s=0.1)]
+    (problem,) = problems_of(records)
+    assert [run.cpu_s for run in problem.runs.values()] == [0.5, 0.1]
+    assert MethodRecord(record("rotor", None)).cpu_s == 0.5
+    assert core_share(records) == 0.25
+    assert core_share(records[1:]) is None
+
+
+def test_chart_writes_all_digits_of_its_ticks(tmp_path: Path) -> None:
+    """Small overheads have their own ticks, and few decades have more than one."""
+    pytest.importorskip("matplotlib")
+    curve = [(f"{share}0%", 10.0 ** -(share - 2)) for share in (5, 7)]
+    records = [optimum(paid, paid, ram=ram) for ram, paid in curve]
+    file = tmp_path / "chart.svg"
+    chart(records).write(file)
+    ticks = re.findall(r">([\d.]+) %<", file.read_text(encoding="utf-8"))
+    assert {"0.001", "0.01", "0.1"} <= set(ticks)
+    close = [optimum(paid, paid, ram=ram) for ram, paid in (("50%", 0.08), ("70%", 0.03))]
+    chart(close).write(file)
+    ticks = re.findall(r">([\d.]+) %<", file.read_text(encoding="utf-8"))
+    assert {"1", "2", "5"} <= set(ticks)
+
+
 def test_page_and_readme(told: Told) -> None:
     """All of the words, of two kinds of problems and of layered graphs."""
     layered = {"kind": LAYERED, "model": "100, 0", "ram": "90%"}
@@ -227,5 +280,6 @@ def test_page_and_readme(told: Told) -> None:
     ]
     told(page(records, "2026-01-01-compared.jsonl"))
     told(readme_table(records), "readme")
+    assert lead(records) in readme_table(records)
     shown = chart(records).shown
     assert shown["published: vgg16-cifar on paper-a72"]["lines"]["dtr"] == [[50.0, 200.0]]
