@@ -295,7 +295,11 @@ def lead(records: Sequence[dict[str, Any]]) -> str:
 def _told(problems: Sequence[Compared]) -> dict[str, Any]:
     """Return what page and README say of all problems."""
     optima = [problem.optimum for problem in problems]
+    single = [row for row in rows(problems) if is_heuristic(row.method)]
+    half = [row for row in single if 2 * len(row.runs) >= row.tried]
     return {
+        "most": max(single, key=lambda row: len(row.runs), default=None),
+        "lowest": min(half, key=lambda row: row.middle or (math.inf, math.inf), default=None),
         "problems": problems,
         "kinds": Counter(problem.kind for problem in problems),
         "proved": sum(run.proved for run in optima),
