@@ -28,9 +28,10 @@ from compared import (
     smoke_runs,
 )
 from kit.measured_records import CIRCUMSTANCES
-from make_results import ROOT
+from make_results import ROOT, read_newest
 from poetmodel.baselines import METHODS
 from poetmodel.bench.measurement import FAILED, NOT_APPLICABLE
+from poetmodel.graph import checkpoint_all_peak_bytes
 from result_pages.compared import (
     BEST,
     Compared,
@@ -112,6 +113,11 @@ def test_published_layered_graph_is_read(tmp_path: Path, monkeypatch: pytest.Mon
 # -- what is on record -----------------------------------------------------------------------------
 
 
+def on_record() -> list[dict[str, Any]]:
+    """Return the records that the page is made of."""
+    return read_newest("*-compared.jsonl")[1]
+
+
 def test_protocol_states_kinds_and_limits() -> None:
     """Its table has a row for each kind, and its limits are those of the runs."""
     protocol = (ROOT / "bench" / "protocol.md").read_text(encoding="utf-8")
@@ -120,6 +126,33 @@ def test_protocol_states_kinds_and_limits() -> None:
     assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == list(KINDS)
     limits = f"{LIMIT_S:g} s for the optimum, {OTHERS_LIMIT_S:g} s for every other method, "
     assert f"{limits}{LAYERED_LIMIT_S:g} s for layered graphs" in section
+
+
+def test_records_are_many_and_within_one_limit() -> None:
+    """150 problems or more of four kinds, each by every method; limits do not differ in a kind."""
+    found = problems_of(on_record())
+    assert len(found) >= 150
+    assert {problem.kind for problem in found} == set(MAIN)
+    for problem in (*found, *problems_of(on_record(), [LAYERED])):
+        assert set(methods_of(problem.kind)) <= set(problem.runs)
+        for name, run in problem.runs.items():
+            main = LIMIT_S if name == OPTIMAL else OTHERS_LIMIT_S
+            assert run.cell["limit_s"] == (LAYERED_LIMIT_S if problem.kind == LAYERED else main)
+            assert run.status != FAILED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_are_of_the_problems_as_they_are(kind: str) -> None:
+    """Graphs, costs and budgets have not changed since; Moccasin's graphs are not at hand."""
+    optima = [problem.optimum for problem in problems_of(on_record(), [kind])]
+    here = [run for run in optima if kind != LAYERED or ", " in run.cell["model"]]
+    assert here
+    for run in here:
+        problem = ComparedRun(**run.cell).problem()
+        assert run["graph_nodes"] == len(problem.graph.nodes)
+        assert run["ram_budget_bytes"] == problem.ram_budget_bytes
+        assert run["keep_all_bytes"] == checkpoint_all_peak_bytes(problem.graph)
+        assert run["baseline_energy_j"] == pytest.approx(problem.baseline_energy_j, rel=1e-9)
 
 
 # -- what is said of the records -------------------------------------------------------------------
