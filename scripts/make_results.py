@@ -120,6 +120,8 @@ def due() -> dict[Path, str]:
     if beside:
         pages[COMPARED_PAGE] = compared.page(beside, compared_source)
         readme = replace_block(readme, "compared", compared.readme_table(beside))
+        lead = f"{compared.lead(beside)}: [the table](#how-much-better-than-what)."
+        readme = replace_block(readme, "lead", lead)
     placed_source, placed = read_newest("*-addresses.jsonl")
     if placed:
         text = PLANS_PAGE.read_text(encoding="utf-8")
@@ -171,7 +173,9 @@ def _claims(exported: Sequence[dict[str, Any]]) -> str:
     """Return what the first page says of measurements, each with where to read on."""
     _, solved = read_grid()
     _, trained = read_newest("*-training.jsonl")
+    _, beside = read_newest("*-compared.jsonl")
     said = (
+        (f"{compared.lead(beside)}." if beside else "", f"[Every method]({COMPARED_PAGE.name})"),
         (grid.sentence(solved), f"[Every instance]({GRID_PAGE.name})"),
         (training.sentence(trained), f"[All measurements]({PAGE.name})"),
         (boards.lead(exported), f"[Every network and board]({TRAINS_PAGE.name})"),

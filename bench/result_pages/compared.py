@@ -38,6 +38,8 @@ IN_README: Final = (
 )
 """Methods of the README's table, the optimum and `BEST` aside."""
 _LINES: Final = ("-", "--", ":")
+_FEW_DECADES: Final = 100
+"""Ratio of the ends of an axis below which powers of ten alone are too few ticks."""
 Interval = tuple[float, float]
 
 
@@ -50,6 +52,11 @@ class MethodRecord(Line):
         """Energy of its schedule beyond a single pass [J]; None without one."""
         found = self.record.get("overhead_j")
         return None if found is None else max(0.0, float(found))
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time [s]; wall time of a process that was ended, of which no other is known."""
+        return float(self.record.get("cpu_s", self.seconds))
 
     @property
     def bound_j(self) -> float:
@@ -199,10 +206,10 @@ class Row:
 
     @property
     def seconds(self) -> str:
-        """The median time of all runs, those without a schedule included."""
+        """The median processor time of all runs, those without a schedule included."""
         if self.method == BEST:
             return "-"
-        times = [p.runs[self.method].seconds for p in self.problems if self.method in p.runs]
+        times = [p.runs[self.method].cpu_s for p in self.problems if self.method in p.runs]
         return seconds_text(statistics.median(times)) if times else "-"
 
 
@@ -240,6 +247,7 @@ def _place(row: Row) -> tuple[float, float, str]:
 def page(records: Sequence[dict[str, Any]], source: str) -> str:
     """Return the page."""
     problems = problems_of(records)
+    layered = problems_of(records, [LAYERED])
     heuristics = [row for row in rows(problems) if not by_solver(row.method)]
     text = render(
         "compared",
@@ -247,11 +255,18 @@ def page(records: Sequence[dict[str, Any]], source: str) -> str:
         source=source,
         chart=CHART,
         **_told(problems),
+        limit=_limit_text([problem.optimum for problem in problems]),
+        others_limit=_limit_text(
+            run for problem in problems for name, run in problem.runs.items() if name != OPTIMAL
+        ),
+        core_share=core_share(records),
         rows=[*rows(problems), Row(BEST, problems)],
         by_kind={kind: of_kind for kind in MAIN if (of_kind := problems_of(records, [kind]))},
         rows_of=lambda of_kind: [*rows(of_kind), Row(BEST, of_kind)],
-        winners=_winners(problems, [row.method for row in heuristics]),
-        layered=problems_of(records, [LAYERED]),
+        **_ties(problems, [row.method for row in heuristics]),
+        layered=layered,
+        layered_limit=_limit_text(problem.optimum for problem in layered),
+        layered_methods=[row.method for row in rows(layered) if row.runs and row.method != OPTIMAL],
         layered_label=_layered_label,
         overhead=_overhead_text,
         of_state=OF_STATE,
@@ -263,14 +278,28 @@ def readme_table(records: Sequence[dict[str, Any]]) -> str:
     """Return the README's table of methods, with what it comes to."""
     problems = problems_of(records)
     chosen = [row for row in rows(problems) if row.method in (OPTIMAL, *IN_README)]
-    return render("compared-readme", rows=[*chosen, Row(BEST, problems)], **_told(problems),
-                  records=records)  # fmt: skip
+    return render(
+        "compared-readme",
+        rows=[*chosen, Row(BEST, problems)],
+        records=records,
+        core_share=core_share(records),
+        **_told(problems),
+    )
+
+
+def lead(records: Sequence[dict[str, Any]]) -> str:
+    """Return what all problems come to, in one sentence without its full stop."""
+    return render("compared-readme", block="lead", **_told(problems_of(records)))
 
 
 def _told(problems: Sequence[Compared]) -> dict[str, Any]:
     """Return what page and README say of all problems."""
     optima = [problem.optimum for problem in problems]
+    single = [row for row in rows(problems) if is_heuristic(row.method)]
+    half = [row for row in single if 2 * len(row.runs) >= row.tried]
     return {
+        "most": max(single, key=lambda row: len(row.runs), default=None),
+        "lowest": min(half, key=lambda row: row.middle or (math.inf, math.inf), default=None),
         "problems": problems,
         "kinds": Counter(problem.kind for problem in problems),
         "proved": sum(run.proved for run in optima),
@@ -282,10 +311,29 @@ def _told(problems: Sequence[Compared]) -> dict[str, Any]:
     }
 
 
-def _winners(problems: Sequence[Compared], names: Sequence[str]) -> list[tuple[str, int]]:
-    """Return on how many problems each heuristic is as good as the best schedule known."""
+def _ties(problems: Sequence[Compared], names: Sequence[str]) -> dict[str, Any]:
+    """Return on how many problems each heuristic is as good as the best schedule known, and any."""
     counts = [(name, Row(name, problems).ties) for name in names]
-    return sorted(((name, n) for name, n in counts if n), key=lambda pair: -pair[1])
+    tied = sum(
+        any(problem.ties(run) for name, run in problem.runs.items() if name in names)
+        for problem in problems
+    )
+    return {"winners": sorted((c for c in counts if c[1]), key=lambda c: -c[1]), "tied": tied}
+
+
+def core_share(records: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return for which share of its time a run of a second or more had a core, in the median."""
+    shares = [
+        record["cpu_s"] / record["seconds"]
+        for record in records
+        if record["seconds"] >= 1 and "cpu_s" in record
+    ]
+    return statistics.median(shares) if shares else None
+
+
+def _limit_text(runs: Iterable[MethodRecord]) -> str:
+    """Return the wall time that runs had, or all of these where they differ."""
+    return " or ".join(f"{limit:g} s" for limit in sorted({run.cell["limit_s"] for run in runs}))
 
 
 # -- layered graphs --------------------------------------------------------------------------------
@@ -345,7 +393,7 @@ def chart(records: Sequence[dict[str, Any]]) -> Chart:
 
 
 def _paint(figure: Any, shown: Any) -> None:
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     panels = figure.subplots(2, 2, squeeze=False).ravel()
     names = dict.fromkeys(name for panel in shown.values() for name in panel["lines"])
@@ -376,7 +424,10 @@ def _paint(figure: Any, shown: Any) -> None:
         axes.set(yscale="log", xlabel=f"RAM, share of keep-all's {panel['peak']}")
         axes.set_title(heading)
         axes.xaxis.set_major_formatter("{x:g} %")
-        axes.yaxis.set_major_formatter("{x:g} %")
+        bottom, top = axes.get_ylim()
+        if top < _FEW_DECADES * bottom:
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.12g} %")
         axes.yaxis.set_minor_formatter(NullFormatter())
     known = {
         label: handle

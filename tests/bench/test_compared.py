@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +13,11 @@ from compared import (
     CURVES,
     KINDS,
     LAYERED,
+    LAYERED_LIMIT_S,
+    LIMIT_S,
     MAIN,
     OPTIMAL,
+    OTHERS_LIMIT_S,
     STEPS,
     ComparedRun,
     layered_graph,
@@ -24,15 +28,19 @@ from compared import (
     smoke_runs,
 )
 from kit.measured_records import CIRCUMSTANCES
+from make_results import ROOT, read_newest
 from poetmodel.baselines import METHODS
 from poetmodel.bench.measurement import FAILED, NOT_APPLICABLE
+from poetmodel.graph import checkpoint_all_peak_bytes
 from result_pages.compared import (
     BEST,
     Compared,
     MethodRecord,
     Row,
     chart,
+    core_share,
     interval_text,
+    lead,
     page,
     problems_of,
     readme_table,
@@ -100,6 +108,51 @@ def test_published_layered_graph_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     assert [node.inputs for node in graph.nodes] == [(), ("v0",), ("v2",), ("v3", "v0")]
     assert (graph.nodes[3].output_bytes, graph.nodes[3].flops) == (10 * 1024, 1_000_000)
     assert "random_layered_n4" in {run.model for run in runs([LAYERED])}
+
+
+# -- what is on record -----------------------------------------------------------------------------
+
+
+def on_record() -> list[dict[str, Any]]:
+    """Return the records that the page is made of."""
+    return read_newest("*-compared.jsonl")[1]
+
+
+def test_protocol_states_kinds_and_limits() -> None:
+    """Its table has a row for each kind, and its limits are those of the runs."""
+    protocol = (ROOT / "bench" / "protocol.md").read_text(encoding="utf-8")
+    _, _, section = protocol.partition("## Every method beside the optimum\n")
+    section, _, _ = section.partition("\n## ")
+    assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == list(KINDS)
+    limits = f"{LIMIT_S:g} s for the optimum, {OTHERS_LIMIT_S:g} s for every other method, "
+    assert f"{limits}{LAYERED_LIMIT_S:g} s for layered graphs" in section
+
+
+def test_records_are_many_and_within_one_limit() -> None:
+    """150 problems or more of four kinds, each by every method; limits do not differ in a kind."""
+    found = problems_of(on_record())
+    assert len(found) >= 150
+    assert {problem.kind for problem in found} == set(MAIN)
+    for problem in (*found, *problems_of(on_record(), [LAYERED])):
+        assert set(methods_of(problem.kind)) <= set(problem.runs)
+        for name, run in problem.runs.items():
+            main = LIMIT_S if name == OPTIMAL else OTHERS_LIMIT_S
+            assert run.cell["limit_s"] == (LAYERED_LIMIT_S if problem.kind == LAYERED else main)
+            assert run.status != FAILED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_are_of_the_problems_as_they_are(kind: str) -> None:
+    """Graphs, costs and budgets have not changed since; Moccasin's graphs are not at hand."""
+    optima = [problem.optimum for problem in problems_of(on_record(), [kind])]
+    here = [run for run in optima if kind != LAYERED or ", " in run.cell["model"]]
+    assert here
+    for run in here:
+        problem = ComparedRun(**run.cell).problem()
+        assert run["graph_nodes"] == len(problem.graph.nodes)
+        assert run["ram_budget_bytes"] == problem.ram_budget_bytes
+        assert run["keep_all_bytes"] == checkpoint_all_peak_bytes(problem.graph)
+        assert run["baseline_energy_j"] == pytest.approx(problem.baseline_energy_j, rel=1e-9)
 
 
 # -- what is said of the records -------------------------------------------------------------------
@@ -210,6 +263,39 @@ def test_problem_counts_once_the_optimum_is_on_record() -> None:
     assert MethodRecord(unsolved[0]).proved is False
 
 
+def test_limits_that_differ_are_all_named() -> None:
+    """A page of runs with several limits does not pass for one with one."""
+    records = [optimum(1.0, 1.0), optimum(1.0, 1.0, ram="70%")]
+    assert "by default, within 15 s;" in page(records, "x.jsonl")
+    records[1]["cell"]["limit_s"] = 60.0
+    assert "by default, within 15 s or 60 s;" in page(records, "x.jsonl")
+
+
+def test_time_is_that_of_the_processor() -> None:
+    """Processor time where it is on record, and the share of a core that long runs had."""
+    records = [optimum(1.0, 1.0, seconds=2.0, cpu_s=0.5), record("dtr", 2.0, cpu_s=0.1)]
+    (problem,) = problems_of(records)
+    assert [run.cpu_s for run in problem.runs.values()] == [0.5, 0.1]
+    assert MethodRecord(record("rotor", None)).cpu_s == 0.5
+    assert core_share(records) == 0.25
+    assert core_share(records[1:]) is None
+
+
+def test_chart_writes_all_digits_of_its_ticks(tmp_path: Path) -> None:
+    """Small overheads have their own ticks, and few decades have more than one."""
+    pytest.importorskip("matplotlib")
+    curve = [(f"{share}0%", 10.0 ** -(share - 2)) for share in (5, 7)]
+    records = [optimum(paid, paid, ram=ram) for ram, paid in curve]
+    file = tmp_path / "chart.svg"
+    chart(records).write(file)
+    ticks = re.findall(r">([\d.]+) %<", file.read_text(encoding="utf-8"))
+    assert {"0.001", "0.01", "0.1"} <= set(ticks)
+    close = [optimum(paid, paid, ram=ram) for ram, paid in (("50%", 0.08), ("70%", 0.03))]
+    chart(close).write(file)
+    ticks = re.findall(r">([\d.]+) %<", file.read_text(encoding="utf-8"))
+    assert {"1", "2", "5"} <= set(ticks)
+
+
 def test_page_and_readme(told: Told) -> None:
     """All of the words, of two kinds of problems and of layered graphs."""
     layered = {"kind": LAYERED, "model": "100, 0", "ram": "90%"}
@@ -227,5 +313,6 @@ def test_page_and_readme(told: Told) -> None:
     ]
     told(page(records, "2026-01-01-compared.jsonl"))
     told(readme_table(records), "readme")
+    assert lead(records) in readme_table(records)
     shown = chart(records).shown
     assert shown["published: vgg16-cifar on paper-a72"]["lines"]["dtr"] == [[50.0, 200.0]]

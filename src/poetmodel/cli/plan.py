@@ -19,7 +19,7 @@ from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, 
 from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.problem import DeadlineCounts, Problem
 from poetmodel.problem.objective import transfer_mode
-from poetmodel.report.presenter import Fact, count, escaped, room_facts, row
+from poetmodel.report.presenter import Fact, count, escaped, plural, room_facts, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -201,9 +201,13 @@ def _facts(planned: Planned) -> Iterator[Fact]:
     times = dict.fromkeys(Op, 0)
     for op, _ in plan.program:
         times[op] += 1
-    again = times[Op.COMPUTE] - len(planned.graph.nodes)
-    moved = f"{times[Op.PAGE_OUT]} page-outs, {times[Op.PAGE_IN]} page-ins"
-    yield row("instructions", f"{len(plan.program):,}", f"{again} recomputations, {moved}")
+    counts = (
+        (times[Op.COMPUTE] - len(planned.graph.nodes), "recomputation"),
+        (times[Op.PAGE_OUT], "page-out"),
+        (times[Op.PAGE_IN], "page-in"),
+    )
+    moved = ", ".join(plural(number, noun) for number, noun in counts)
+    yield row("instructions", f"{len(plan.program):,}", moved)
     yield row("transfers", str(plan.mode), _MODES[plan.mode])
     yield row("makespan", format_seconds(check.makespan_s or 0.0))
     yield row("compute time", format_seconds(check.compute_s or 0.0))

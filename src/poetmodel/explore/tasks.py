@@ -1,7 +1,7 @@
 """What a worker does: read a graph, make a first schedule, solve, draw, explain, export.
 
 Each task is a function of a job, plain values that the server sends, and a `Talk` with the server.
-Every schedule that leaves a worker was verified here, and its figures are the simulator's.
+Every schedule that leaves a worker was verified here, and its figures come from the simulator.
 """
 
 from __future__ import annotations

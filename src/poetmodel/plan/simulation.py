@@ -53,7 +53,7 @@ class PlanCheck:
     """Energy of the step [J]: idle power is drawn over the makespan; None without costs."""
 
     def __repr__(self) -> str:
-        faults = f"{len(self.violations)} violations: {'; '.join(self.violations)}"
+        faults = f"violations: {'; '.join(self.violations)}"
         peak = f"peak RAM {format_bytes(self.peak_ram_bytes)}"
         makespan = "" if self.makespan_s is None else format_seconds(self.makespan_s)
         return brief(self, faults if self.violations else "valid", peak, makespan)

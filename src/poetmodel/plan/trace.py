@@ -49,7 +49,7 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
 
     Notes
     -----
-    Times are the simulator's, rounded to nanoseconds. A counter changes when the simulated RAM
+    Times come from the simulator, rounded to nanoseconds. A counter changes when the simulated RAM
     does: during an instruction it is `Moment.high_bytes`, after it `Moment.ram_bytes`.
     """
     events = [*_Slices(graph, plan, check).events(), *_counters(graph, plan, check)]

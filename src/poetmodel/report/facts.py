@@ -42,8 +42,8 @@ _PACKAGES: Final = {"highs": ("highspy",), "scip": ("pyscipopt",), "gurobi": ("g
 def facts(subject: Subject) -> dict[str, Any]:
     """Return all facts of a report about one schedule, plain values in SI units.
 
-    Energies and times are None without costs. Figures are the simulator's; bounds are those that
-    the file states.
+    Energies and times are None without costs. Figures come from the simulator; bounds are those
+    that the file states.
     """
     simulation, timed = subject.simulation, subject.costs is not None
     stated = subject.document.problem
