@@ -48,6 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         "pm": {"ram": "100%"},
         "kws": {"ram": "100%", "paging": False},
         "vww": {"ram": "90%", "commit": True},
+        "ble": {"ram": "100%", "device": "nano33ble"},
     }
     made: dict[str, Path] = {}
 
@@ -74,6 +75,7 @@ def batches() -> bytes:
     ("prefix", "flags"),
     [
         pytest.param("vww", (), id="plain"),
+        pytest.param("ble", (), id="mapped storage without slots"),
         pytest.param("kws", (), id="no slots", marks=pytest.mark.slow),
         pytest.param("pm", ("-flto",), id="flto", marks=pytest.mark.slow),
         pytest.param("vww", ("-DPM_REAL=double",), id="double", marks=pytest.mark.slow),

@@ -56,7 +56,7 @@ static int put(const pm_buffer_t *buffer, uint32_t slot)
 }
 #endif
 
-#if PM_MAPPED
+#if PM_SLOTS && PM_MAPPED
 /* Writes first values to storage that the core reads where it lies. */
 static int write_mapped(const pm_buffer_t *buffer, uint32_t slot)
 {
