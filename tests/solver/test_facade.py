@@ -230,6 +230,17 @@ def test_a_model_is_solved_as_it_was_built() -> None:
     assert solve(open_, formulation="compact").formulation == "compact-unreduced"
 
 
+@pytest.mark.slow
+def test_a_chain_of_fifty_thousand_nodes_and_its_gradient_has_a_schedule() -> None:
+    """It is verified, within the default time limit on an idle machine; no file takes it."""
+    problem = chain_problem(50_000)
+    result = solve(problem, time_limit=240, on_progress=lambda told: told.incumbent is None)
+    schedule = result.require_schedule()
+    assert result.violations == ()
+    with pytest.raises(TooLargeError, match="coarsen the graph"):
+        schedule.to_dict()
+
+
 @pytest.mark.parametrize("make", [as_it_is, build], ids=["problem", "model"])
 def test_a_makespan_is_solved_either_way(make: Callable[[Problem], Any]) -> None:
     """A problem and a model of it keep a deadline that counts the plan's makespan."""

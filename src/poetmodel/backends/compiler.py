@@ -145,10 +145,10 @@ class _Rows:
                 return
 
     def _linear(self, item: Any, expression: Any) -> Any:
-        found = self._walk(expression)
-        if found.nonlinear is not None:
+        repn = self._walk(expression)
+        if repn.nonlinear is not None:
             raise InvalidExpressionError(f"{item.name}: has terms that are not linear.")
-        return found
+        return repn
 
     def _add(self, constraint: Any) -> bool:
         """Add the row of a constraint; return whether it can hold."""
@@ -182,22 +182,22 @@ class _Rows:
         columns, values = columns[free], values[free]
         if not columns.size:
             return low <= 0 <= up
-        places = [self._place(stated.variables[column]) for column in columns.tolist()]
+        positions = [self._position(stated.variables[column]) for column in columns.tolist()]
         self.constraints.append(stated.labels[number])
         self.lower.append(low)
         self.upper.append(up)
-        self._index.extend(places)
+        self._index.extend(positions)
         self._data.frombytes(values.tobytes())
         self._ends.append(len(self._data))
         return True
 
-    def _place(self, variable: Any) -> int:
-        """Return the place of a variable in the order of the columns."""
-        place = self._order.get(id(variable))
-        if place is None:
+    def _position(self, variable: Any) -> int:
+        """Return the position of a variable in the order of the columns."""
+        position = self._order.get(id(variable))
+        if position is None:
             self._recorder.add(variable)
-            place = self._order[id(variable)]
-        return place
+            position = self._order[id(variable)]
+        return position
 
     def arrays(self) -> tuple[csr_array, NDArray[np.float64], tuple[Any, ...]]:
         """Return matrix, costs and variables of the columns that have a coefficient."""
@@ -212,8 +212,8 @@ class _Rows:
             shape=(len(self.constraints), len(costs)),
         )
         matrix.eliminate_zeros()
-        known = {place: self.variables.get(key) for key, place in self._order.items()}
-        columns = tuple(known[place] for place in np.flatnonzero(used).tolist())
+        ordered = {position: self.variables.get(key) for key, position in self._order.items()}
+        columns = tuple(ordered[position] for position in np.flatnonzero(used).tolist())
         return matrix[:, used], costs[used], columns
 
 
@@ -239,25 +239,26 @@ class _StatedRows:
         return self._columns[span], self._values[span]
 
     def layout(self, position: Mapping[int, int]) -> Layout:
-        """Return where the columns are, given the place of each variable by `id`."""
-        places = [position.get(id(variable), -1) for variable in self.variables]
-        return Layout(self.model, np.array(places, dtype=np.int32), self.fixed, self.model.limits)
+        """Return where the columns are, given the position of each variable by `id`."""
+        positions = [position.get(id(variable), -1) for variable in self.variables]
+        columns = np.array(positions, dtype=np.int32)
+        return Layout(self.model, columns, self.fixed, self.model.limits)
 
 
 def _variables(model: Any) -> Iterable[Any]:
-    found: Iterable[Any] = model.component_data_objects(pyo.Var, active=True)
-    return found
+    variables: Iterable[Any] = model.component_data_objects(pyo.Var, active=True)
+    return variables
 
 
 def _only_objective(model: Any) -> Any:
-    found = list(model.component_data_objects(pyo.Objective, active=True))
-    if len(found) != 1:
-        names = f" ({_listed(objective.name for objective in found)})" if found else ""
+    active = list(model.component_data_objects(pyo.Objective, active=True))
+    if len(active) != 1:
+        names = f" ({_listed(objective.name for objective in active)})" if active else ""
         raise ModelError(
-            f"model {model.name!r}: expected one active objective, got {len(found)}{names}; "
+            f"model {model.name!r}: expected one active objective, got {len(active)}{names}; "
             "deactivate the others, or add one"
         )
-    return found[0]
+    return active[0]
 
 
 _BIGM: Final = "apply TransformationFactory('gdp.bigm') first"
@@ -280,12 +281,12 @@ def _check_components(model: Any) -> None:
         model, active=True, sort=_ORDER, valid=valid, targets=targets
     )
     faults = []
-    for kind, found in unknown.items():
+    for kind, items in unknown.items():
         remedy = _REMEDIES.get(kind.__name__)
         why = f"{kind.__name__} is not linear; {remedy}"
         if remedy is None:
             why = f"a linear solver knows no {kind.__name__}"
-        faults.append(f"{_listed(item.name for item in found)}: {why}")
+        faults.append(f"{_listed(item.name for item in items)}: {why}")
     if faults:
         raise ModelError(faults)
     unset = [v.name for v in _variables(model) if v.fixed and v.value is None]

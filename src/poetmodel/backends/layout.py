@@ -50,8 +50,8 @@ class Layout:
 
     def of(self, family: Family) -> Family:
         """Return the columns of the form of a family of variables, of those that have one."""
-        places = self.positions[list(family.values())].tolist() if family else []
-        return {key: j for key, j in zip(family, places, strict=True) if j >= 0}
+        columns = self.positions[list(family.values())].tolist() if family else []
+        return {key: j for key, j in zip(family, columns, strict=True) if j >= 0}
 
     def exact(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
         """Return a limit as terms over columns of the form, and its right-hand side.

@@ -85,10 +85,10 @@ class Grouping:
         """For each stage with enforced rows the steps of them."""
         if self.every_row:
             return {t: range(t + 1) for t in range(self.n_stages)}
-        wanted: dict[int, set[int]] = {q: {q} for q in self.stage_rows}
+        rows: dict[int, set[int]] = {q: {q} for q in self.stage_rows}
         for t, k in self.step_rows:
-            wanted.setdefault(t, set()).add(k)
-        return {t: frozenset(steps) for t, steps in wanted.items()}
+            rows.setdefault(t, set()).add(k)
+        return {t: frozenset(steps) for t, steps in rows.items()}
 
     def is_free(self, graph: Graph, i: int, begin: int, end: int) -> bool:
         """Return whether no enforced row counts tensor `i` over the ends of groups begin..end-1.

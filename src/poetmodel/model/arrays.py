@@ -138,7 +138,7 @@ class Model:
     ) -> Family:
         """Declare variables, binary ones by default; return their columns."""
         begin = len(self.lower)
-        columns = {key: begin + place for place, key in enumerate(index)}
+        columns = {key: column for column, key in enumerate(index, start=begin)}
         count = len(columns)
         self.families[family] = columns
         self.lower += [lower] * count

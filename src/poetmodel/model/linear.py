@@ -75,10 +75,10 @@ def limit_row(row: LinearRow) -> LinearRow | None:
     values, most = np.asarray(row.values), row.upper
     if values.dtype.kind not in "if":  # whole numbers that arrays do not hold
         values, most = values.astype(np.float64), float(most)
-    found = _scaled(values, most)
-    if found is None:
+    parts = _scaled(values, most)
+    if parts is None:
         return None
-    kept, scaled, right = found
+    kept, scaled, right = parts
     index = np.flatnonzero(kept).astype(np.int32) if row.index is None else row.index[kept]
     return replace(row, index=index, values=scaled, upper=right)
 

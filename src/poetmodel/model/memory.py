@@ -105,15 +105,15 @@ class MemoryRows:
         self.home_of = {i: column for i, _, column in state}
 
     def rows(
-        self, t: int, wanted: Iterable[int], *, binding: bool
+        self, t: int, steps: Iterable[int], *, binding: bool
     ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64], int]]:
-        """Yield (step, columns, bytes, constant bytes) of those wanted steps that may execute.
+        """Yield (step, columns, bytes, constant bytes) of those steps that may execute.
 
         The steps ascend. One below zero, ``-1 - number``, stands for a liveness column. With
         `binding`, steps at which all terms together keep the limit are left out.
         """
         stage = _Stage(self, t)
-        for k in wanted:
+        for k in steps:
             if k < t and not stage.may_execute(k):
                 continue
             stage.go_to(k)
@@ -244,12 +244,12 @@ class _Stage:
         """
         rows, t = self.generator, self.t
         node = rows.graph.nodes[k]
-        made = node.output_bytes + node.workspace_bytes
+        own_bytes = node.output_bytes + node.workspace_bytes
         terms = []
         for x, size in rows.graph.shared_bytes_of[k].items():
             if k < t and t in rows.graph.users_of[x]:
                 continue
-            made -= size
+            own_bytes -= size
             later = [j for j in rows.graph.users_of[x] if k < j < t and self.computed[j] >= 0]
             after = _or_not(rows.view.in_ram(t + 1, x))
             needs = [self.computed[j] for j in later] + [after] * (after >= 0)
@@ -259,8 +259,8 @@ class _Stage:
                 liveness = Liveness(tuple(needs), provided=self.computed[k])
                 terms.append((size, rows.column(liveness)))
         if k == t:
-            return terms, made
-        copies = [(made, self.computed[k])]
+            return terms, own_bytes
+        copies = [(own_bytes, self.computed[k])]
         for i in rows.graph.outputs_of[k]:
             for column in (rows.view.in_ram(t, i), rows.view.paged_in(t, i)):
                 copies.append((rows.sizes[i], _or_not(column)))
@@ -360,8 +360,8 @@ def _state_liveness(m: Model) -> None:
     """State the rows of liveness columns."""
     number = 0
     for column, (needs, unless, provided) in zip(m.live.values(), m.live_for, strict=True):
-        others = [(unless, -1.0), (provided, 1.0)]
-        more = [(other, sign) for other, sign in others if other >= 0]
+        signed = ((unless, -1.0), (provided, 1.0))
+        more = [(other, sign) for other, sign in signed if other >= 0]
         signs = (1.0, -1.0, *(sign for _, sign in more))
         upper = 1.0 if provided >= 0 else 0.0
         for need in needs:

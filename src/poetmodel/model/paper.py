@@ -108,7 +108,7 @@ def one_output_each(problem: Problem) -> Problem:
 
 def read_outputs(graph: Graph) -> list[tuple[int, ...]]:
     """Return for each node those of its outputs that any node reads."""
-    return [tuple(i for i in made if graph.users_of[i]) for made in graph.outputs_of]
+    return [tuple(i for i in outputs if graph.users_of[i]) for outputs in graph.outputs_of]
 
 
 def restore(m: Model, problem: Problem) -> None:

@@ -42,7 +42,7 @@ def added_rows(model: pyo.ConcreteModel) -> list[LinearRow] | None:
     """
     if not _is_as_built(model):
         return None
-    found: list[LinearRow] = []
+    rows: list[LinearRow] = []
     for component in model.component_objects(pyo.Constraint, active=True):
         if component.name in model.stated_rows:
             continue
@@ -52,8 +52,8 @@ def added_rows(model: pyo.ConcreteModel) -> list[LinearRow] | None:
             row = _read(constraint)
             if row is None:
                 return None
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def row_check(
@@ -92,8 +92,8 @@ def _is_as_built(model: pyo.ConcreteModel) -> bool:
     """Return whether what `build` stated is there, unchanged, and nothing but rows was added."""
     if model.formulation != COMPACT:
         return False
-    known = {*PASSIVE, pyo.Constraint, pyo.Objective}
-    if any(component.ctype not in known for component in model.component_objects(active=True)):
+    understood = {*PASSIVE, pyo.Constraint, pyo.Objective}
+    if any(component.ctype not in understood for component in model.component_objects(active=True)):
         return False
     if not all(_is_stated(model, name) for name in model.stated_rows):
         return False
@@ -125,10 +125,10 @@ def _is_stated(model: pyo.ConcreteModel, name: str) -> bool:
 
 def _read(constraint: Any) -> LinearRow | None:
     """Return a constraint as a row over decisions, None where it is none."""
-    found = _linear(constraint.body, constraint.model())
-    if found is None:
+    parts = _linear(constraint.body, constraint.model())
+    if parts is None:
         return None
-    terms, constant = found
+    terms, constant = parts
     lower, upper = constraint.lb, constraint.ub
     return LinearRow.of(
         terms,
@@ -142,12 +142,12 @@ def _linear(
     expression: Any, home: pyo.ConcreteModel
 ) -> tuple[list[tuple[float, Decision]], float] | None:
     """Return terms and constant of an expression over decisions, None where it is none."""
-    found = generate_standard_repn(expression)
-    if not found.is_linear():
+    repn = generate_standard_repn(expression)
+    if not repn.is_linear():
         return None
     terms: dict[Decision, float] = {}
-    constant = float(found.constant)
-    for coefficient, variable in zip(found.linear_coefs, found.linear_vars, strict=True):
+    constant = float(repn.constant)
+    for coefficient, variable in zip(repn.linear_coefs, repn.linear_vars, strict=True):
         family, added = variable.parent_component(), float(coefficient)
         name = family.local_name
         if family.parent_block() is not home or name not in (*DECISIONS, "resident"):
@@ -173,11 +173,11 @@ def _own_totals(model: pyo.ConcreteModel, objective: Any) -> Terms | None:
     would be another.
     """
     sign = 1 if objective.sense == pyo.minimize else -1
-    found = _linear(objective.expr, model)
-    if found is None:
+    parts = _linear(objective.expr, model)
+    if parts is None:
         return None
-    terms = [(sign * value, decision) for value, decision in found[0]]
-    constant = sign * found[1]
+    terms = [(sign * value, decision) for value, decision in parts[0]]
+    constant = sign * parts[1]
     totals = _totals(model, terms)
     if totals is None or min((constant, *(value for value, _ in terms))) < 0:
         return None
@@ -229,10 +229,10 @@ def _as_limits(
     """Return rows as constraints on totals and as rows over stages, None where one is neither."""
     constraints, over_stages = [], []
     for stated in rows:
-        found = _limits(stated)
-        if found is None or any(family == "kept" for family, _ in stated.space):
+        limits = _limits(stated)
+        if limits is None or any(family == "kept" for family, _ in stated.space):
             return None
-        for row in found:
+        for row in limits:
             total = _as_total(model, row)
             if total is not None:
                 constraints.append(total)
@@ -250,7 +250,7 @@ def _limits(row: LinearRow) -> list[LinearRow] | None:
     """
     if not row.space:
         return None
-    found: list[LinearRow] = []
+    limits: list[LinearRow] = []
     for sign, limit in ((1, row.upper), (-1, -row.lower)):
         if limit == math.inf:
             continue
@@ -261,11 +261,11 @@ def _limits(row: LinearRow) -> list[LinearRow] | None:
             terms.append((abs(value), ("resident", index)) if turned else (value, (family, index)))
         upper = limit + sum(value for value, (family, _) in terms if family == "resident")
         if all(value >= 0 for value, _ in terms):
-            name = f"{row.name}, at least" if sign < 0 and found else row.name
-            found.append(LinearRow.of(terms, name=name, upper=upper))
+            name = f"{row.name}, at least" if sign < 0 and limits else row.name
+            limits.append(LinearRow.of(terms, name=name, upper=upper))
         elif sum(value for value, _ in terms if value > 0) > upper:
             return None
-    return found
+    return limits
 
 
 def _as_total(model: pyo.ConcreteModel, row: LinearRow) -> Constraint | None:

@@ -68,23 +68,23 @@ def with_covers(
     ----------
     E. Balas, Facets of the knapsack polytope, Mathematical Programming 8, 1975.
     """
-    found = []
+    covers = []
     for allowance in (EXCEEDED, Fraction(0)) if rejected else (EXCEEDED,):
         stated = (_exactly(form, row, allowance) for row in rows)
-        found = [cut for one in stated if (cut := _cover(form, x, *one)) is not None]
-        if found:
+        covers = [cut for limit in stated if (cut := _cover(form, x, *limit)) is not None]
+        if covers:
             break
     else:
         return None
-    index = [literal.column for literals, _ in found for literal in literals]
-    signs = [literal.sign for literals, _ in found for literal in literals]
-    ends = np.cumsum([0, *(len(literals) for literals, _ in found)])
+    index = [literal.column for literals, _ in covers for literal in literals]
+    signs = [literal.sign for literals, _ in covers for literal in literals]
+    ends = np.cumsum([0, *(len(literals) for literals, _ in covers)])
     cuts = csr_array(
         (np.array(signs, dtype=np.float64), np.array(index, dtype=np.int32), ends),
-        shape=(len(found), form.n_columns),
+        shape=(len(covers), form.n_columns),
     )
-    least, most = np.full(len(found), -np.inf), [float(right) for _, right in found]
-    return form.with_rows(cuts, least, most, ["cover"] * len(found))
+    least, most = np.full(len(covers), -np.inf), [float(right) for _, right in covers]
+    return form.with_rows(cuts, least, most, ["cover"] * len(covers))
 
 
 def _cover(
