@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint import capture
     from poetmodel.torch.capturing.signature import Joint
     from poetmodel.torch.compilation import Step, compile
-    from poetmodel.torch.dynamo.backend import Backend, backend
+    from poetmodel.torch.dynamo.backend import Backend, backend, partitioner
     from poetmodel.torch.exporting import export
     from poetmodel.torch.runtime.certificate import Certificate
     from poetmodel.torch.runtime.profiling import Profile, measure
@@ -33,6 +33,7 @@ _HOMES: Final = {
     "compile": "compilation",
     "export": "exporting",
     "measure": "runtime.profiling",
+    "partitioner": "dynamo.backend",
     "recover": "state.recovery",
     "trace": "step.trace",
 }
@@ -51,6 +52,7 @@ __all__ = [
     "compile",
     "export",
     "measure",
+    "partitioner",
     "recover",
     "trace",
 ]
