@@ -159,8 +159,13 @@ def _least() -> Iterator[StepRun]:
             yield replace(run, network=network, graph=graph, device=device)
 
 
+def boards() -> list[str]:
+    """Return the devices whose storage has a size: the others are graphics cards."""
+    return [name for name in device_names() if pm.Device.load(name).aux_bytes is not None]
+
+
 def _boards() -> Iterator[StepRun]:
-    for network, device in product(SMALL, device_names()):
+    for network, device in product(SMALL, boards()):
         yield StepRun(part=BOARDS, network=network, graph=TILES, device=device, limit_s=12.0)
 
 

@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit  # noqa: E402
+from torch._inductor import config as inductor_config  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
@@ -201,6 +203,45 @@ def test_steps_have_the_bits_of_eager_within_a_budget(case: Case, ram: str) -> N
     one_pass_s = planned.result.problem.objective.baseline
     assert 1 + record.overhead == pytest.approx(planned.check.makespan_s / one_pass_s)
     assert record.status == "optimal"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what Inductor says of PyTorch
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+@pytest.mark.parametrize("name", ["mlp", "cnn", "decoder"])
+def test_kernels_of_inductor_compute_what_it_does_within_a_budget(name: str) -> None:
+    """To rounding: what another kernel computes again may end in another last bit."""
+    torch.manual_seed(0)
+    case = CASES[name]()
+    torch._dynamo.reset()
+    model = copy.deepcopy(case.model)
+    stock = torch.compile(lambda *batch: case.loss(model, *batch), fullgraph=True, dynamic=False)
+    expected = trained(model, stock, case.batch)
+    model, step, back = case.compiled("80%", kernels="inductor", gap=0.1)
+    torch.testing.assert_close(trained(model, step, case.batch), expected)
+    (record,) = back.plans
+    model.zero_grad()
+    peak = heap_peak_bytes(lambda: step(*case.batch).backward())
+    assert peak <= record.predicted_peak_bytes <= 1.05 * peak
+    assert record.predicted_peak_bytes <= record.ram_budget_bytes < record.keep_all_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what Inductor says of PyTorch
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_a_partitioner_is_set_up_by_hand() -> None:
+    """In Inductor's own settings."""
+    torch.manual_seed(0)
+    case = mlp()
+    torch._dynamo.reset()
+    split = pmt.partitioner("60%", cache=False)
+    with inductor_config.patch(custom_partitioner_fn=split):
+        step = torch.compile(
+            lambda *batch: case.loss(case.model, *batch), fullgraph=True, dynamic=False
+        )
+        step(*case.batch).backward()
+    (record,) = split.graphs.plans
+    assert record.recomputed > 0
 
 
 def test_pages_come_back_as_they_went(tmp_path: Path) -> None:
@@ -435,7 +476,14 @@ def test_reports_hold_every_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"kernels": "mine"}, {"costs": "guessed"}, {"costs": "measured", "device": "rpi4b"}]
+    "options",
+    [
+        {"kernels": "mine"},
+        {"costs": "guessed"},
+        {"costs": "measured", "device": "rpi4b"},
+        {"costs": "measured", "kernels": "inductor"},
+        {"storage": "pages", "kernels": "inductor"},
+    ],
 )
 def test_what_is_no_option_is_refused(options: dict[str, Any]) -> None:
     """Before anything is compiled."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint import capture
     from poetmodel.torch.capturing.signature import Joint
     from poetmodel.torch.compilation import Step, compile
-    from poetmodel.torch.dynamo.backend import Backend, backend
+    from poetmodel.torch.dynamo.backend import Backend, backend, partitioner
     from poetmodel.torch.exporting import export
     from poetmodel.torch.runtime.certificate import Certificate
     from poetmodel.torch.runtime.profiling import Profile, measure
@@ -35,6 +35,7 @@ _HOMES: Final = {
     "export": "exporting",
     "load_state": "state.exported",
     "measure": "runtime.profiling",
+    "partitioner": "dynamo.backend",
     "recover": "state.recovery",
     "save_state": "state.exported",
     "trace": "step.trace",
@@ -55,6 +56,7 @@ __all__ = [
     "export",
     "load_state",
     "measure",
+    "partitioner",
     "recover",
     "save_state",
     "trace",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +28,7 @@ from poetmodel.torch.cache import (
     tensor_form,
 )
 from poetmodel.torch.capturing.replay import form_of, heap_peak_bytes, storage_key, tensors_in
-from poetmodel.torch.dynamo.operations import fake, function_of
+from poetmodel.torch.dynamo.operations import fake, function_of, is_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -80,11 +80,21 @@ class Forms:
         Has what is known of whole graphs.
     timed : bool
         Whether operations are timed too.
+    is_generated : callable, optional
+        Whether a compiler writes the kernel of a node, which makes what PyTorch predicts and takes
+        nothing more; by default it writes none. Where it writes some, all read what is predicted.
     """
 
-    def __init__(self, cache: Cache, *, timed: bool) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        timed: bool,
+        is_generated: Callable[[fx.Node], bool] | None = None,
+    ) -> None:
         self._cache = cache
         self._timed = timed
+        self._is_generated = is_generated
         self._seen: dict[Hashable, Form] = {}
         self._ones: dict[torch.dtype, torch.Tensor] = {}
 
@@ -104,7 +114,13 @@ class Forms:
         """Return what tells a graph from others on this host; None for one of unknown values."""
         given = [list(map(tensor_form, tensors_in(fake(node)))) for node in operations.arguments]
         with suppress(UnknownError):
-            return digest(host_key(), operations_form(operations.graph), given, self._timed)
+            return digest(
+                host_key(),
+                operations_form(operations.graph),
+                given,
+                self._timed,
+                self._is_generated is not None,
+            )
         return None
 
     def _observed(self, operations: Operations) -> list[Form]:
@@ -113,22 +129,34 @@ class Forms:
         there: dict[fx.Node, Any] = {}
         with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             for node in operations.graph.nodes:
-                if node.op in ("placeholder", "get_attr"):
+                if node.op in ("placeholder", "get_attr") or self._is_generated is not None:
                     there[node] = _pytree.tree_map_only(torch.Tensor, _without_memory, fake(node))
                 if node.op != "call_function":
                     continue
                 arguments, keywords = fx.node.map_arg((node.args, node.kwargs), there.__getitem__)
                 function = function_of(node)
+                if self._is_generated is not None:
+                    if node in position and is_write(node):
+                        forms[position[node]] = _form(())
+                    elif node in position and self._is_generated(node):
+                        forms[position[node]] = _form(there[node])
+                    elif node in position:
+                        forms[position[node]] = self._form_of(function, arguments, keywords)
+                    continue
                 if node not in position:
                     there[node] = function(*arguments, **keywords)
                     continue
-                form = form_of(function, arguments, keywords)
-                if form not in self._seen:
-                    self._seen[form] = self._run(function, arguments, keywords)
-                forms[position[node]] = self._seen[form]
-                there[node] = self._seen[form].outputs()
+                form = self._form_of(function, arguments, keywords)
+                forms[position[node]] = form
+                there[node] = form.outputs()
         self._ones.clear()
         return [form for form in forms if form is not None]
+
+    def _form_of(self, function: Callable[..., Any], arguments: Any, keywords: Any) -> Form:
+        key = form_of(function, arguments, keywords)
+        if key not in self._seen:
+            self._seen[key] = self._run(function, arguments, keywords)
+        return self._seen[key]
 
     def _run(self, function: Callable[..., Any], arguments: Any, keywords: Any) -> Form:
         """Run an operation on made-up tensors and see what it takes.
@@ -159,14 +187,21 @@ def _without_memory(value: torch.Tensor) -> torch.Tensor:
 
 
 def _seen(function: Callable[..., Any], given: Any, named: Any) -> Form:
+    """Run an operation and return what it did."""
     values: list[Any] = []
     begin = perf_counter()
     peak_bytes = heap_peak_bytes(lambda: values.append(function(*given, **named)))
     time_s = perf_counter() - begin
-    outputs = values if isinstance(values[0], torch.Tensor) else list(values[0])
+    form = _form(values[0])
+    return replace(form, workspace_bytes=max(0, peak_bytes - sum(form.sizes_bytes)), time_s=time_s)
+
+
+def _form(value: Any) -> Form:
+    """Return the form of an operation that makes these outputs, and takes nothing beside them."""
+    is_single = isinstance(value, torch.Tensor)
     sizes: dict[int, int] = {}
     layouts: list[list[Any] | None] = []
-    for output in outputs:
+    for output in [value] if is_single else list(value):
         if not isinstance(output, torch.Tensor):
             layouts.append(None)
             continue
@@ -175,8 +210,7 @@ def _seen(function: Callable[..., Any], given: Any, named: Any) -> Form:
         dtype = str(output.dtype).removeprefix("torch.")
         shape, stride = list(output.shape), list(output.stride())
         layouts.append([dtype, shape, stride, list(sizes).index(key)])
-    workspace_bytes = max(0, peak_bytes - sum(sizes.values()))
-    return Form(workspace_bytes, time_s, list(sizes.values()), layouts, outputs is values)
+    return Form(0, 0.0, list(sizes.values()), layouts, is_single)
 
 
 # -- a machine as a device ------------------------------------------------------------------------

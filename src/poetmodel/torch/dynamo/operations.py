@@ -44,6 +44,11 @@ def storage_of(node: fx.Node) -> int | None:
     return storage_key(value) if isinstance(value, torch.Tensor) else None
 
 
+def is_write(node: fx.Node) -> bool:
+    """Return whether a node is there for an argument that it writes."""
+    return node.target is torch.ops.aten.copy_.default
+
+
 def module_of(node: fx.Node) -> str:
     """Return the path of the module that an operation of the forward or backward pass is of."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
@@ -63,11 +68,10 @@ class Operation:
     is_backward: bool
 
     @property
-    def is_random(self) -> bool:
-        """Whether it draws random numbers."""
-        return torch.Tag.nondeterministic_seeded in getattr(self.node.target, "tags", ()) or (
-            self.node.target is dropout_mask
-        )
+    def is_repeatable(self) -> bool:
+        """Whether it gives the same again: it draws no random numbers, and writes no argument."""
+        is_random = torch.Tag.nondeterministic_seeded in getattr(self.node.target, "tags", ())
+        return not (is_random or self.node.target is dropout_mask or is_write(self.node))
 
 
 class Operations:
@@ -79,6 +83,9 @@ class Operations:
         A joint graph, or that of a forward pass alone; every node has its predicted value.
     forward_outputs : int, optional
         How many of the results are those of the forward pass; by default all.
+    is_inlined : callable, optional
+        Whether a node of so many bytes is computed inside of each of its readers and never has
+        memory, told also the sizes of what it reads; by default none is.
 
     Raises
     ------
@@ -86,8 +93,15 @@ class Operations:
         If sizes are not known, or a value is no dense tensor: says what to do.
     """
 
-    def __init__(self, graph: fx.Graph, forward_outputs: int | None = None) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        forward_outputs: int | None = None,
+        *,
+        is_inlined: Callable[[fx.Node, int, list[int]], bool] = lambda *_: False,
+    ) -> None:
         _check(graph)
+        self._is_inlined = is_inlined
         self.graph = graph
         (self.output,) = graph.find_nodes(op="output")
         self.results: list[Any] = _pytree.tree_leaves(self.output.args)
@@ -104,17 +118,24 @@ class Operations:
         self.owner: dict[int, fx.Node | None] = {}
         """The node that shows a storage as it was made, by its key; None where nobody reads it."""
         self.bytes: dict[int, int] = {}
+        self._inlined: dict[int, tuple[int, ...]] = {}
+        """Of what is computed inside of its readers, what it reads: keys by key."""
         self.tuples: dict[fx.Node, set[int]] = {}
         """Of operations with several results the keys of what they make."""
         self.operations: list[Operation] = []
-        self._add(_ancestors(self.results[:count]))
+        written = [
+            node for node in graph.nodes if node.meta.get("partitioner_tag") == "must_be_in_forward"
+        ]
+        self.forward = ancestors([*self.results[:count], *written])
+        """All nodes of the forward pass."""
+        self._add()
         self.held = self.behind(node for node in self.results if isinstance(node, fx.Node))
         """Keys of what is handed over at the end."""
 
-    def _add(self, forward: set[fx.Node]) -> None:
+    def _add(self) -> None:
         calls = [node for node in self.graph.nodes if node.op == "call_function"]
         there = {storage_of(node) for node in self.arguments}
-        for node in sorted(calls, key=lambda node: node not in forward):
+        for node in sorted(calls, key=lambda node: node not in self.forward):
             if node.target is operator.getitem and node.args[0] in self.tuples:
                 key = storage_of(node)
                 if key in self.tuples[node.args[0]] and self.owner[key] is None:
@@ -124,10 +145,15 @@ class Operations:
             fresh = {
                 storage_key(tensor): tensor.untyped_storage().nbytes()
                 for tensor in tensors_in(value)
-                if storage_key(tensor) not in there | self.owner.keys()
+                if storage_key(tensor) not in there | self.owner.keys() | self._inlined.keys()
             }
-            if not fresh:
+            if not fresh and not is_write(node):
                 continue  # a view, which is made again where it is read
+            reads = self.behind(node.all_input_nodes)
+            sizes = [self.bytes[key] for key in reads]
+            if fresh and self._is_inlined(node, sum(fresh.values()), sizes):
+                self._inlined.update(dict.fromkeys(fresh, reads))
+                continue
             if isinstance(value, tuple | list):
                 self.tuples[node] = set(fresh)
             self.owner.update(dict.fromkeys(fresh, None if node in self.tuples else node))
@@ -135,14 +161,15 @@ class Operations:
             operation = Operation(
                 node=node,
                 makes=tuple(fresh),
-                reads=self.behind(node.all_input_nodes),
-                is_backward=node not in forward,
+                reads=reads,
+                is_backward=node not in self.forward,
             )
             self.operations.append(operation)
 
     def behind(self, nodes: Iterable[fx.Node]) -> tuple[int, ...]:
-        """Return the keys of the storages of the graph that some nodes show."""
-        keys = (storage_of(node) for node in nodes)
+        """Return the keys of the storages of the graph that some nodes show, or are made of."""
+        shown = (key for key in map(storage_of, nodes) if key is not None)
+        keys = (key for own in shown for key in self._inlined.get(own, (own,)))
         return tuple(dict.fromkeys(key for key in keys if key in self.owner))
 
     @cached_property
@@ -150,12 +177,20 @@ class Operations:
         """Arguments that are written at the end of the forward pass, as buffers of batch norm."""
         from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
+        written = {
+            node.args[0]
+            for node in self.graph.find_nodes(
+                op="call_function", target=torch.ops.aten.copy_.default
+            )
+        }
         kinds = {
             each.mutated_input
             for each in self.output.meta.get("desc", ())
             if isinstance(each, InputMutationAOTOutput)
         }
-        return frozenset(node for node in self.arguments if node.meta.get("desc") in kinds)
+        return frozenset(
+            node for node in self.arguments if node in written or node.meta.get("desc") in kinds
+        )
 
 
 def _check(graph: fx.Graph) -> None:
@@ -177,7 +212,7 @@ def _check(graph: fx.Graph) -> None:
                 )
 
 
-def _ancestors(results: Iterable[Any]) -> set[fx.Node]:
+def ancestors(results: Iterable[Any]) -> set[fx.Node]:
     """Return nodes with all that they are computed from."""
     pending = [node for node in results if isinstance(node, fx.Node)]
     reached: set[fx.Node] = set()

@@ -114,8 +114,15 @@ class Wanted:
     cache: Cache
 
 
-def plan(operations: Operations, forms: Sequence[Form], wanted: Wanted, *, name: str) -> Planned:
-    """Plan a graph, whose operations have these forms, within its budget.
+def plan(
+    operations: Operations,
+    forms: Sequence[Form],
+    wanted: Wanted,
+    *,
+    name: str,
+    reserved_bytes: int = 0,
+) -> Planned:
+    """Plan a graph, whose operations have these forms, within its budget less what is reserved.
 
     Raises
     ------
@@ -135,6 +142,7 @@ def plan(operations: Operations, forms: Sequence[Form], wanted: Wanted, *, name:
     budget_bytes = parse_size(wanted.ram, field="ram", whole_bytes=keep_all_bytes)
     if operations.is_inference and str(wanted.ram).strip().endswith("%"):
         budget_bytes = keep_all_bytes  # nothing is kept for a backward pass
+    beside_bytes += reserved_bytes
     usable_bytes = max(1, budget_bytes - beside_bytes)
     problem = Problem(
         graph, costs, ram=usable_bytes, paging=wanted.paging is not None, minimize="time"
@@ -252,7 +260,7 @@ def _node(
         workspace_bytes=workspace_bytes,
         flops=flops_of(operation.node),
         bytes_moved=moved,
-        recomputable=not operation.is_random,
+        recomputable=operation.is_repeatable,
     )
 
 
