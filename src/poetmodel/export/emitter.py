@@ -158,15 +158,21 @@ class ProgramSource:
             self._torn = True
         for call in filterfalse(self._copies_nothing, self.step.calls[k]):
             self.kernels.setdefault(call.kernel)
-            written = {a.buffer for a in call.arguments if isinstance(a, Ref)} & replaced
-            if written & self._mapped and call.kernel.startswith("pm_copy"):
-                yield self._copied(node.name, call)
-            elif written & self._mapped:
-                yield from self._piecewise(call, written)
-            else:
-                yield self._line(call)
+            yield from self._called(node.name, call, replaced)
         if self._seen[k] == 1:
             yield from self._results(k)
+
+    def _called(self, node: str, call: Call, replaced: AbstractSet[str | None]) -> Iterator[str]:
+        """Yield a call; what it writes to mapped state goes by the driver."""
+        written = {a.buffer for a in call.arguments if isinstance(a, Ref)} & replaced
+        if not written & self._mapped:
+            yield self._line(call)
+        elif call.kernel.startswith("pm_copy"):
+            yield self._copied(node, call)
+        elif call.kernel == "pm_mm_sgd":
+            yield from self._row_by_row(call)
+        else:
+            yield from self._piecewise(call, written)
 
     def _heading(self, k: int) -> Iterator[str]:
         """Yield what comes before the calls of a node: in a step, where a slice may end, a hook."""
@@ -243,6 +249,30 @@ class ProgramSource:
         yield "    }"
         yield "}"
         self._written.update(refs[k].buffer for k in pieces)
+
+    def _row_by_row(self, call: Call) -> Iterator[str]:
+        """Yield the update of a mapped weight that makes its gradient: parts of each row."""
+        weight, a, b, m, k, n, _, a_row, a_column, b_row, b_column, *numbers = call.arguments
+        if not isinstance(weight, Ref):
+            raise TypeError(weight)
+        factors = f"{self._word(a)} + row * {a_row}, {self._word(b)} + first * {b_column}"
+        sizes = f"1, {k}, n, n, {a_row}, {a_column}, {b_row}, {b_column}"
+        words = ", ".join((factors, sizes, *map(self._word, numbers)))
+        slot, size = f"PM_NEW({self._slot[weight.buffer]})", "(uint32_t)sizeof piece[0]"
+        moved = f"(uint32_t)at * {size}, piece, (uint32_t)n * {size}"
+        yield "{"
+        yield f"    pm_real piece[{_PIECE}];"
+        yield f"    for (int32_t row = 0; row < {m}; row++) {{"
+        yield f"        for (int32_t first = 0; first < {n}; first += {_PIECE}) {{"
+        yield f"            const int32_t n = PM_MIN({n} - first, {_PIECE});"
+        yield f"            const int32_t at = row * {n} + first;"
+        yield f"            memcpy(piece, {self._word(weight)} + at, (size_t)n * sizeof piece[0]);"
+        yield f"            {call.kernel}(piece, {words});"
+        yield f"            {self._try(f'pm_page_write({slot}, {moved})')}"
+        yield "        }"
+        yield "    }"
+        yield "}"
+        self._written.add(weight.buffer)
 
     def _word(self, argument: Argument) -> str:
         if isinstance(argument, Ref):

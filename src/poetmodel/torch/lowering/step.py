@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from poetmodel.export.fusing import fused
 from poetmodel.export.step import Buffer, DataType, Ref, Step, Value
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.torch.capturing.inputs import positional, refuse
@@ -96,7 +97,7 @@ class Lowered:
         trains = self.joint.optimizer is not None
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
         loss = next(r for r in self.joint.results if r.kind is OutputKind.LOSS)
-        return Step(
+        captured = Step(
             graph=graph,
             calls=calls,
             buffers=dict(self._buffers()),
@@ -108,6 +109,7 @@ class Lowered:
             learning_rate=self._first_rate(),
             versions={"torch": torch.__version__},
         )
+        return fused(captured)
 
     # -- what tensors are there --------------------------------------------------------------------
 

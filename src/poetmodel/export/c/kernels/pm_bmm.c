@@ -8,6 +8,6 @@ void pm_bmm(pm_real *out, const pm_real *a, const pm_real *b, int32_t batch, int
 {
     const pm_mm_form form = {k, out_row, a_row, a_column, b_row, b_column, accumulate};
     for (int32_t i = 0; i < batch; i++) {
-        pm_mm_all(out + i * out_batch, a + i * a_batch, b + i * b_batch, m, n, form);
+        pm_mm_all(out + i * out_batch, a + i * a_batch, b + i * b_batch, m, n, form, 0);
     }
 }

@@ -9,5 +9,5 @@ void pm_mm(pm_real *out, const pm_real *a, const pm_real *b, int32_t m, int32_t 
            int32_t a_row, int32_t a_column, int32_t b_row, int32_t b_column, int32_t accumulate)
 {
     const pm_mm_form form = {k, out_row, a_row, a_column, b_row, b_column, accumulate};
-    pm_mm_all(out, a, b, m, n, form);
+    pm_mm_all(out, a, b, m, n, form, 0);
 }
