@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from compared import CURVES, GREEDY, LAYERED, MAIN, OF_STATE, OPTIMAL, SELECTIVE
+from compared import CURVES, GREEDY, LAYERED, MAIN, NUMBERS, OF_STATE, OPTIMAL, SELECTIVE
 from poetmodel.baselines import METHODS
 from poetmodel.units import format_bytes
 from result_pages.drawing import BLUE, COLOURS, PALE, Chart
@@ -250,7 +250,7 @@ def _place(row: Row) -> tuple[float, float, str]:
 def page(records: Sequence[dict[str, Any]], source: str) -> str:
     """Return the page."""
     problems = problems_of(records)
-    layered = problems_of(records, [LAYERED], unsolved=True)
+    layered = sorted(problems_of(records, [LAYERED], unsolved=True), key=_layered_place)
     heuristics = [row for row in rows(problems) if not by_solver(row.method)]
     text = render(
         "compared",
@@ -344,11 +344,16 @@ def _limit_text(runs: Iterable[MethodRecord]) -> str:
 # -- layered graphs --------------------------------------------------------------------------------
 
 
+def _layered_place(problem: Compared) -> tuple[bool, int]:
+    """Return what random graphs are sorted by: Moccasin's last, and the smallest first."""
+    return NUMBERS not in problem.model, problem.optimum["graph_nodes"]
+
+
 def _layered_label(problem: Compared) -> str:
-    nodes, _, seed = problem.model.partition(", ")
+    nodes, _, seed = problem.model.partition(NUMBERS)
     if seed:
         return f"`random_layered({nodes}, {seed})`"
-    return f"Moccasin's of {problem.optimum['graph_nodes']} nodes"
+    return f"Moccasin's of {problem.optimum['graph_nodes']:,} nodes"
 
 
 def _overhead_text(problem: Compared, name: str) -> str:
