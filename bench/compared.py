@@ -172,14 +172,15 @@ class ComparedRun(RecordedRun):
 DATA: Final = "MOCCASIN_DATA"
 """Environment variable: the folder of Moccasin's graphs."""
 _FILES: Final = "random_layered_n*.json"
-_NUMBERS: Final = ", "
+NUMBERS: Final = ", "
+"""What is between the numbers of a layered graph, in the name of its model."""
 
 
 @cache
 def layered_graph(model: str) -> Graph:
     """Return a random layered graph, or one of Moccasin's."""
-    if _NUMBERS in model:
-        return pm.zoo.random_layered(*map(int, model.split(_NUMBERS)))
+    if NUMBERS in model:
+        return pm.zoo.random_layered(*map(int, model.split(NUMBERS)))
     path = Path(os.environ[DATA]) / f"{model}.json"
     found = json.loads(path.read_text(encoding="utf-8"))
     inputs: dict[int, list[int]] = {node["name"]: [] for node in found["nodes"]}
@@ -246,7 +247,7 @@ def _problems(kind: str) -> Iterator[ComparedRun]:
         axes = product(steps.MLPERF_TINY, (steps.PAGED, steps.MAPPED), budgets)
     else:
         sizes = {100: range(3), 250: range(3), 500: range(2), 1000: range(1)}
-        models = [f"{n}{_NUMBERS}{seed}" for n, seeds in sizes.items() for seed in seeds]
+        models = [f"{n}{NUMBERS}{seed}" for n, seeds in sizes.items() for seed in seeds]
         if DATA in os.environ:
             models += sorted(path.stem for path in Path(os.environ[DATA]).glob(_FILES))
         axes = product(models, ("paper-m4",), ("90%", "80%"))

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from compared import CURVES, GREEDY, LAYERED, MAIN, OF_STATE, OPTIMAL, SELECTIVE
+from compared import CURVES, GREEDY, LAYERED, MAIN, NUMBERS, OF_STATE, OPTIMAL, SELECTIVE
 from poetmodel.baselines import METHODS
 from poetmodel.units import format_bytes
 from result_pages.drawing import BLUE, COLOURS, PALE, Chart
@@ -138,9 +138,12 @@ def is_heuristic(name: str) -> bool:
 
 
 def problems_of(
-    records: Iterable[Mapping[str, Any]], kinds: Sequence[str] = MAIN
+    records: Iterable[Mapping[str, Any]], kinds: Sequence[str] = MAIN, *, unsolved: bool = False
 ) -> list[Compared]:
-    """Return the problems of some kinds for which the optimum is on record, in their order."""
+    """Return the problems of some kinds for which the optimum is on record, in their order.
+
+    Those on which no method has a schedule are left out, unless asked for.
+    """
     found: dict[tuple[str, str, str, str], dict[str, MethodRecord]] = {}
     for record in records:
         cell = record["cell"]
@@ -148,7 +151,7 @@ def problems_of(
         if cell["kind"] in kinds:
             found.setdefault(key, {})[cell["method"]] = MethodRecord(record)
     complete = (Compared(*key, runs=runs) for key, runs in found.items() if OPTIMAL in runs)
-    return [problem for problem in complete if problem.solved]
+    return [problem for problem in complete if problem.solved or unsolved]
 
 
 # -- a row of the table ----------------------------------------------------------------------------
@@ -247,7 +250,7 @@ def _place(row: Row) -> tuple[float, float, str]:
 def page(records: Sequence[dict[str, Any]], source: str) -> str:
     """Return the page."""
     problems = problems_of(records)
-    layered = problems_of(records, [LAYERED])
+    layered = sorted(problems_of(records, [LAYERED], unsolved=True), key=_layered_place)
     heuristics = [row for row in rows(problems) if not by_solver(row.method)]
     text = render(
         "compared",
@@ -260,12 +263,14 @@ def page(records: Sequence[dict[str, Any]], source: str) -> str:
             run for problem in problems for name, run in problem.runs.items() if name != OPTIMAL
         ),
         core_share=core_share(records),
+        left_out=len(problems_of(records, unsolved=True)) - len(problems),
         rows=[*rows(problems), Row(BEST, problems)],
         by_kind={kind: of_kind for kind in MAIN if (of_kind := problems_of(records, [kind]))},
         rows_of=lambda of_kind: [*rows(of_kind), Row(BEST, of_kind)],
         **_ties(problems, [row.method for row in heuristics]),
         layered=layered,
         layered_limit=_limit_text(problem.optimum for problem in layered),
+        layered_share=core_share(problem.optimum.record for problem in layered),
         layered_methods=[row.method for row in rows(layered) if row.runs and row.method != OPTIMAL],
         layered_label=_layered_label,
         overhead=_overhead_text,
@@ -339,18 +344,24 @@ def _limit_text(runs: Iterable[MethodRecord]) -> str:
 # -- layered graphs --------------------------------------------------------------------------------
 
 
+def _layered_place(problem: Compared) -> tuple[bool, int]:
+    """Return what random graphs are sorted by: Moccasin's last, and the smallest first."""
+    return NUMBERS not in problem.model, problem.optimum["graph_nodes"]
+
+
 def _layered_label(problem: Compared) -> str:
-    nodes, _, seed = problem.model.partition(", ")
+    nodes, _, seed = problem.model.partition(NUMBERS)
     if seed:
         return f"`random_layered({nodes}, {seed})`"
-    return f"Moccasin's of {problem.optimum['graph_nodes']} nodes"
+    return f"Moccasin's of {problem.optimum['graph_nodes']:,} nodes"
 
 
 def _overhead_text(problem: Compared, name: str) -> str:
     """Return the overhead of a method over the baseline; of the optimum with what is proved."""
     run, baseline = problem.runs.get(name), problem.optimum["baseline_energy_j"]
     if run is None or run.overhead_j is None:
-        return "-"
+        proved = name == OPTIMAL and problem.optimum.bound_j
+        return f"at least {percent_text(problem.optimum.bound_j / baseline)}" if proved else "-"
     value = percent_text(run.overhead_j / baseline)
     if name != OPTIMAL or run.proved:
         return value
