@@ -77,18 +77,18 @@ class InputError(PoetModelError, ValueError):
         """Every fault found, in the order of the input."""
         super().__init__("; ".join(self.faults))
 
-    def within(self, place: str) -> InputError:
-        """Return the same error with `place` (a file name, say) before every fault."""
-        return type(self)(f"{place}: {fault}" if place else fault for fault in self.faults)
+    def within(self, where: str) -> InputError:
+        """Return the same error with where it is (a file name, say) before every fault."""
+        return type(self)(f"{where}: {fault}" if where else fault for fault in self.faults)
 
 
 @contextmanager
-def raised_as(error: type[InputError], place: str = "") -> Iterator[None]:
-    """Raise input errors from inside as another class, with `place` before every fault."""
+def raised_as(error: type[InputError], where: str = "") -> Iterator[None]:
+    """Raise input errors from inside as another class, with where it is before every fault."""
     try:
         yield
-    except InputError as found:
-        raise error(found.within(place).faults) from None
+    except InputError as raised:
+        raise error(raised.within(where).faults) from None
 
 
 class GraphError(InputError):

@@ -76,18 +76,18 @@ def levels(blocks: Iterable[Block], length: int) -> list[int]:
         for begin, end, size in apart(block.spans):
             steps[begin + 1] += size
             steps[end + 1] -= size
-    total, found = 0, []
+    total, totals = 0, []
     for step in steps[:-1]:
         total += step
-        found.append(total)
-    return found
+        totals.append(total)
+    return totals
 
 
 def apart(spans: Sequence[Span]) -> list[Span]:
     """Return the spans of a block without overlaps: the higher one where there are two."""
     if len(spans) == 1:
         return list(spans)
-    edges = sorted({place for begin, end, _ in spans for place in (begin, end)})
+    edges = sorted({position for begin, end, _ in spans for position in (begin, end)})
     return [
         Span(a, b, max((size for begin, end, size in spans if begin <= a < end), default=0))
         for a, b in pairwise(edges)

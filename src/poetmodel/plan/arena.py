@@ -76,7 +76,7 @@ class Arena:
             for name, value in (
                 ("bytes", self.bytes),
                 ("lower_bound_bytes", self.lower_bound_bytes),
-                *((f"offsets[{n}][3]", one.offset) for n, one in enumerate(placed)),
+                *((f"offsets[{n}][3]", placed_copy.offset) for n, placed_copy in enumerate(placed)),
             )
             if value < 0
         ]
@@ -220,15 +220,16 @@ class _Offsets:
         total, alignment = 0, self.arena.alignment
         for copy in copies:
             offset, end = self._offset(copy), copy.vacated(self.plan.program)
-            one = Rectangle(position, end, offset, copy.bytes, copy.content, copy.index)
+            rectangle = Rectangle(position, end, offset, copy.bytes, copy.content, copy.index)
             giver = None if copy.in_place_of is None else self._giver(copy)
-            self._check_apart(one, (other for other in self.live if other is not giver))
+            self._check_apart(rectangle, (other for other in self.live if other is not giver))
             if giver is not None:
-                self._check_pair(one, giver)
-                total -= aligned(min(one.bytes, giver.bytes), alignment)
-            self.live.append(one)
-            self.rectangles.append(one)
-        total += sum(aligned(one.bytes, alignment) for one in self.live)
+                self._check_pair(rectangle, giver)
+                # Both are live: what the output took over counts once.
+                total -= aligned(min(rectangle.bytes, giver.bytes), alignment)
+            self.live.append(rectangle)
+            self.rectangles.append(rectangle)
+        total += sum(aligned(rectangle.bytes, alignment) for rectangle in self.live)
         self.lower_bound_bytes = max(self.lower_bound_bytes, total)
 
     def _giver(self, copy: Stay) -> Rectangle:
@@ -254,8 +255,8 @@ class _Offsets:
         self.highest = max(self.highest, aligned(end, self.arena.alignment))
         return offset
 
-    def _check_apart(self, one: Rectangle, others: Iterable[Rectangle]) -> None:
-        begin, size = one.offset, one.bytes
+    def _check_apart(self, rectangle: Rectangle, others: Iterable[Rectangle]) -> None:
+        begin, size = rectangle.offset, rectangle.bytes
         if begin is None or not size:
             return
         end = begin + size
@@ -264,16 +265,20 @@ class _Offsets:
             if at is None or at >= end or at + other.bytes <= begin or not other.bytes:
                 continue
             self._violate(
-                (one.begin, one.content, one.index),
+                (rectangle.begin, rectangle.content, rectangle.index),
                 f"is at {begin:,} to {end:,} and overlaps "
                 f"{self._name(other.content, other.index)} at {at:,} to {at + other.bytes:,}",
             )
 
-    def _check_pair(self, one: Rectangle, giver: Rectangle) -> None:
-        if one.offset != giver.offset and one.offset is not None and giver.offset is not None:
+    def _check_pair(self, rectangle: Rectangle, giver: Rectangle) -> None:
+        if (
+            rectangle.offset != giver.offset
+            and rectangle.offset is not None
+            and giver.offset is not None
+        ):
             self._violate(
-                (one.begin, one.content, one.index),
-                f"is at {one.offset:,}, but is made in place of "
+                (rectangle.begin, rectangle.content, rectangle.index),
+                f"is at {rectangle.offset:,}, but is made in place of "
                 f"{self._name(giver.content, giver.index)} at {giver.offset:,}",
             )
 
@@ -282,12 +287,12 @@ class _Offsets:
         for key in self.unused:
             self._violate(key, "has an offset, but the program makes no such thing there")
         arena, budget = self.arena, self.plan.ram_budget_bytes
-        for name, stated, found in (
+        for name, stated, actual in (
             ("bytes", arena.bytes, self.highest),
             ("lower_bound_bytes", arena.lower_bound_bytes, self.lower_bound_bytes),
         ):
-            if stated != found:
-                self.violations.append(f"arena: {name} is {found:,}, stated are {stated:,}")
+            if stated != actual:
+                self.violations.append(f"arena: {name} is {actual:,}, stated are {stated:,}")
         if budget is not None and arena.bytes > budget:
             self.violations.append(
                 f"arena: {arena.bytes:,} B are {format_bytes(arena.bytes - budget)} above the "

@@ -212,8 +212,8 @@ class _Expectation:
 
     def is_due(self, k: int, *, after: int) -> bool:
         """Return whether the first computation of node `k` comes next, after so many others."""
-        place = self.first + after
-        return place < len(self.due) and self.due[place] == k
+        position = self.first + after
+        return position < len(self.due) and self.due[position] == k
 
     def note_firsts(self, count: int) -> None:
         """Take in that `count` nodes were computed for the first time."""
@@ -271,8 +271,8 @@ def _resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
     """Yield the state whose home is RAM."""
     state = graph.state_tensors
     data = reader.take(-(-len(state) // _BYTE))
-    for place, i in enumerate(state):
-        if data[place // _BYTE] >> place % _BYTE & 1:
+    for number, i in enumerate(state):
+        if data[number // _BYTE] >> number % _BYTE & 1:
             yield i
 
 
@@ -310,7 +310,7 @@ def _opened(graph: Graph, data: bytes) -> tuple[int, int, bytes]:
         )
     reader = _ByteReader(rest)
     length = reader.number()
-    body = rest[reader.place :]
+    body = rest[reader.position :]
     if len(body) != length:
         raise PlanError(f"the coded plan says that {length} bytes follow, and {len(body)} do")
     return version, flags, body
@@ -320,7 +320,7 @@ def _damage(data: bytes) -> str:
     """Say what happened to bytes whose checksum is wrong, as well as one can tell."""
     reader = _ByteReader(data[_START:])
     try:
-        whole = reader.number() + reader.place + _START + CHECKSUM_BYTES
+        whole = reader.number() + reader.position + _START + CHECKSUM_BYTES
     except PlanError:
         whole = len(data)
     if whole > len(data):
@@ -353,8 +353,8 @@ def _varint(number: int) -> bytes:
 def _bits(values: Iterable[bool]) -> bytes:
     """Return eight values to a byte, the first one lowest."""
     listed = list(values)
-    number = sum(1 << place for place, value in enumerate(listed) if value)
-    return number.to_bytes(-(-len(listed) // _BYTE), "little")
+    mask = sum(1 << number for number, value in enumerate(listed) if value)
+    return mask.to_bytes(-(-len(listed) // _BYTE), "little")
 
 
 def _zigzag(number: int) -> int:
@@ -371,11 +371,11 @@ class _ByteReader:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.place = 0
+        self.position = 0
 
     @property
     def at_end(self) -> bool:
-        return self.place >= len(self.data)
+        return self.position >= len(self.data)
 
     def number(self) -> int:
         """Return the next number of `_varint`."""
@@ -385,8 +385,8 @@ class _ByteReader:
                 raise PlanError(
                     "the coded plan ends in the middle of a number, or a number is too long"
                 )
-            group = self.data[self.place]
-            self.place += 1
+            group = self.data[self.position]
+            self.position += 1
             number |= (group & _LOW) << shift
             shift += _GROUP
             if not group & _MORE:
@@ -394,8 +394,8 @@ class _ByteReader:
 
     def take(self, length: int) -> bytes:
         """Return the next bytes, so many of them."""
-        end = self.place + length
-        content, self.place = self.data[self.place : end], end
+        end = self.position + length
+        content, self.position = self.data[self.position : end], end
         if len(content) < length:
             raise PlanError("the coded plan ends before the homes of state or a name do")
         return content

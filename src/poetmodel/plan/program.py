@@ -73,8 +73,8 @@ class Plan:
 
     def __repr__(self) -> str:
         graph = "no graph named" if self.identity is None else shown(self.identity.name)
-        place = "" if self.device is None else f"for {shown(self.device)}"
-        return brief(self, graph, f"{len(self.program)} instructions, {self.mode}", place)
+        device = "" if self.device is None else f"for {shown(self.device)}"
+        return brief(self, graph, f"{len(self.program)} instructions, {self.mode}", device)
 
     def homes(self, graph: Graph) -> Homes:
         """Return what the homes of state that the plan states make of a graph."""

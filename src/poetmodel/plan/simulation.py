@@ -142,7 +142,7 @@ def check_plan(
 def check_identity(graph: Graph, plan: Plan) -> None:
     """Raise `PlanError` if the plan names another graph than this one."""
     if plan.identity is not None:
-        plan.identity.check(graph, made="plan", error=PlanError)
+        plan.identity.check(graph, kind="plan", error=PlanError)
 
 
 def false_claims(check: PlanCheck, stated: Mapping[str, float | None]) -> Iterator[str]:

@@ -34,14 +34,14 @@ def stays(graph: Graph, plan: Plan) -> tuple[Stay, ...]:
     return tuple(machine.copies)
 
 
-def ram_in_use(found: Iterable[Stay], instructions: int) -> tuple[tuple[int, int], ...]:
+def ram_in_use(intervals: Iterable[Stay], instructions: int) -> tuple[tuple[int, int], ...]:
     """Return for each instruction what is in RAM during it, and after it [B]."""
     change = [0] * (2 * instructions + 2)  # during and after each instruction, and the end
-    for one in found:
-        change[2 * max(one.begin, 0)] += one.bytes
-        last = min(2 * one.end + 1, 2 * instructions)
-        change[last] -= one.bytes - one.given_bytes
-        if one.given_at is not None:
-            change[2 * one.given_at] -= one.given_bytes
+    for stay in intervals:
+        change[2 * max(stay.begin, 0)] += stay.bytes
+        last = min(2 * stay.end + 1, 2 * instructions)
+        change[last] -= stay.bytes - stay.given_bytes
+        if stay.given_at is not None:
+            change[2 * stay.given_at] -= stay.given_bytes
     levels = list(accumulate(change))
     return tuple(zip(levels[0 : 2 * instructions : 2], levels[1::2], strict=False))

@@ -122,8 +122,8 @@ def _overlapping(
     improved = _improved(homes, table, moves, budget, best)
     try:
         with nullcontext() if limit_s is None else limited(limit_s):
-            for each in improved:
-                best = each
+            for candidate in improved:
+                best = candidate
     except TimeLimitError:
         if limit_s is None:  # of a limit around
             raise
@@ -136,9 +136,9 @@ def _improved(
     """Yield ever better programs of a schedule, beginning from one."""
     windows = TransferWindows(homes, table, moves, budget)
     chosen = windows.steps(best_transfers(windows).transfers)
-    found = Timing(homes, table, chosen, budget)
-    if found.peak_ram_bytes <= budget and found.makespan_s < best.makespan_s:
-        best = found
+    candidate = Timing(homes, table, chosen, budget)
+    if candidate.peak_ram_bytes <= budget and candidate.makespan_s < best.makespan_s:
+        best = candidate
         yield best
     for _ in range(_PASSES):
         later = just_in_time(best)

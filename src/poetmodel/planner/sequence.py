@@ -23,15 +23,15 @@ def moves_of(homes: Homes, schedule: Schedule) -> Program:
     where the tensor lies on storage already; that of a replacement never is.
     """
     whole = homes.steps_of(compiled(homes, schedule).program)
-    last_page_in = {i: place for place, (op, i) in enumerate(whole) if op == Op.PAGE_IN}
+    last_page_in = {i: position for position, (op, i) in enumerate(whole) if op == Op.PAGE_IN}
     stored = set(homes.stored)
     moves = []
-    for place, step in enumerate(whole):
+    for position, step in enumerate(whole):
         op, i = step
         if op == Op.FREE:
             continue
         if op == Op.PAGE_OUT and i not in homes.written_back:
-            if i in stored or last_page_in.get(i, -1) < place:
+            if i in stored or last_page_in.get(i, -1) < position:
                 continue
             stored.add(i)
         moves.append(step)
@@ -41,7 +41,7 @@ def moves_of(homes: Homes, schedule: Schedule) -> Program:
 def unread_page_ins(homes: Homes, moves: Sequence[Instruction]) -> frozenset[int]:
     """Return the positions of page-ins whose tensor no computation reads before it is replaced."""
     copies = copies_of(homes, moves)
-    return frozenset(c.made for c in copies if not c.reads and moves[c.made].op == Op.PAGE_IN)
+    return frozenset(c.begin for c in copies if not c.reads and moves[c.begin].op == Op.PAGE_IN)
 
 
 def start_at_use(homes: Homes, moves: Sequence[Instruction]) -> Program:
@@ -52,9 +52,9 @@ def start_at_use(homes: Homes, moves: Sequence[Instruction]) -> Program:
     unread = unread_page_ins(homes, moves)
     steps: list[Instruction] = []
     pending: dict[int, Instruction] = {}
-    for place, step in enumerate(moves):
+    for position, step in enumerate(moves):
         op, index = step
-        if op == Op.PAGE_IN and place not in unread:
+        if op == Op.PAGE_IN and position not in unread:
             pending[index] = step
             continue
         needed = homes.inputs[index] if op == Op.COMPUTE else (index,)

@@ -188,6 +188,7 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
                 problem,
                 _times(problem, counted),
                 name=name,
+                # Rows count what comes beyond a single pass, so its time is taken off the limit.
                 upper=problem.deadline_s * (1 + RELATIVE_TOLERANCE) - counted.compute * pass_s,
                 baseline=pass_s,
             )
@@ -230,6 +231,7 @@ def _sides(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
             signed = Coefficients(*(tuple(map(neg, column)) for column in coefficients))
         slack = sign * (limit - baseline)
         if all(isinstance(value, int) for column in signed for value in column):
+            # A sum of integers exceeds the floor by 1 or not at all: no tolerance is needed.
             slack = math.floor(slack)
         else:
             slack += RELATIVE_TOLERANCE * max(abs(limit), largest)
@@ -261,6 +263,7 @@ def sum_of(problem: Problem, terms: Iterable[tuple[str, float]]) -> tuple[Coeffi
             counted = page_in if kind == Count.PAGE_INS else page_out
             counted[graph.tensor_index[name]] += weight
         elif kind == Count.RESIDENT:
+            # In a single pass all state is resident; a home on storage takes the weight off again.
             baseline += weight
             home[graph.tensor_index[name]] -= weight
         elif key == CONSTANT:
@@ -270,7 +273,7 @@ def sum_of(problem: Problem, terms: Iterable[tuple[str, float]]) -> tuple[Coeffi
             moved = (nothing, sizes) if key == Total.BYTES_WRITTEN else (sizes, nothing)
             parts.append((_moving(problem, (0,) * len(graph.nodes), *moved), weight))
         elif key == Total.ENERGY:
-            parts += [(each, weight * power) for each, power in _energy_parts(problem)]
+            parts += [(part, weight * power) for part, power in _energy_parts(problem)]
             baseline += weight * problem.energy.baseline
         elif key == Total.COMPUTE:
             parts.append((_coefficients(problem, table.compute_time_s), weight))

@@ -158,16 +158,16 @@ class Problem:
 
     def __repr__(self) -> str:
         device = self.costs.device
-        place = "" if device is None else f"on {shown(device.key or device.name)}"
+        where = "" if device is None else f"on {shown(device.key or device.name)}"
         deadline = "" if self.deadline_s is None else f"deadline {format_seconds(self.deadline_s)}"
         budget = f"RAM {format_bytes(self.ram_budget_bytes)}"
         return brief(
-            self, shown(self.graph.name), place, budget, deadline, f"least {self.minimize}"
+            self, shown(self.graph.name), where, budget, deadline, f"least {self.minimize}"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         # What is derived is left out: another thread may be deriving it.
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def parse(cls, graph: Graph, costs: Costs, **stated: Any) -> Self:
@@ -346,7 +346,7 @@ class Problem:
         A constraint with a lower limit, or with a negative coefficient, can be kept by a
         recomputation or transfer that serves nothing else.
         """
-        sums = [self.objective.coefficients, *(one.coefficients for one in self.linear_limits)]
+        sums = [self.objective.coefficients, *(limit.coefficients for limit in self.linear_limits)]
         wanted = Coefficients(
             *(
                 tuple(max(0.0, -min(values)) for values in zip(*columns, strict=True))
@@ -367,12 +367,12 @@ class Problem:
 
     def quantity(self, quantity: str) -> Objective:
         """Return a quantity, whether it is minimized or not, as this problem counts it."""
-        found, reference = OBJECTIVES[quantity](self), self.stand_in.reference_value
+        objective, reference = OBJECTIVES[quantity](self), self.stand_in.reference_value
         if quantity == Quantity.TIME and self.stand_in.transfer_share is not None:
-            found = replace(found, counted=self.time_sum)
-        if quantity == self.minimize and reference is not None and found.is_sum:
-            found = replace(found, reference=reference)
-        return found
+            objective = replace(objective, counted=self.time_sum)
+        if quantity == self.minimize and reference is not None and objective.is_sum:
+            objective = replace(objective, reference=reference)
+        return objective
 
     @property
     def counts_transfers(self) -> bool:
@@ -423,7 +423,9 @@ class Problem:
             Quantity.RAM: checkpoint_all_peak_bytes(self.graph) + self.resident_bytes,
             Quantity.WRITES: sum(self.graph.tensor_bytes),
         }
-        freed: dict[str, Any] = {_LIMITED_BY[each]: most.get(each) for each in quantities}
+        freed: dict[str, Any] = {
+            _LIMITED_BY[quantity]: most.get(quantity) for quantity in quantities
+        }
         return replace(self.surrogate(reference_value=None), **freed | changes)
 
     def below_bytes(self, value: int) -> Self:

@@ -69,6 +69,8 @@ class _Holding:
         """Begin a stage, with so much there; return what is missing."""
         self.listed.difference_update(self.last.get(t - 1, ()))
         first = self.first.get(t)
+        # What was there stays while it is listed: only new entries, and those missing before, can
+        # be missing.
         if first or self.missing:
             self.listed.update(first or ())
             candidates = {*self.missing, *(first or ())} & self.listed
@@ -144,10 +146,10 @@ class _Compiler:
         nodes, made_by, of_nodes = self.graph.nodes, self.node_of, relation == "R"
         if not (0 <= t < len(nodes) and 0 <= k < len(nodes if of_nodes else made_by)):
             return "the graph has no such stage or index"
-        made = k if of_nodes else made_by[k]
-        if t < made or (t == made and relation not in _AT_ONCE):
+        first = k if of_nodes else made_by[k]
+        if t < first or (t == first and relation not in _AT_ONCE):
             what = f"node {nodes[k].name!r}" if of_nodes else self._tensor(k)
-            return f"{what} is first made in stage {made}"
+            return f"{what} is first made in stage {first}"
         return ""
 
     # -- stages ------------------------------------------------------------------------------

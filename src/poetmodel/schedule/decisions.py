@@ -200,13 +200,13 @@ class _Stages:
         """Return whether tensor `i`, in RAM in stage `t`, is so at step `k`, which may make it."""
         if i in self.resident or i in self.state_of:
             return i in self.resident  # a replacement takes no room of its own
-        made = self.graph.node_of[i]
-        if k < made and t not in self.kept[i]:
+        writer = self.graph.node_of[i]
+        if k < writer and t not in self.kept[i]:
             return False
         if t + 1 in self.kept[i]:
             return True
-        uses = [j for j in self.graph.users_of[i] if j >= made and t in self.computed[j]]
-        return k <= max(uses, default=made)
+        uses = [j for j in self.graph.users_of[i] if j >= writer and t in self.computed[j]]
+        return k <= max(uses, default=writer)
 
 
 def _decision(

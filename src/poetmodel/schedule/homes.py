@@ -99,14 +99,14 @@ class Homes:
         sizes: Sequence[int] = graph.tensor_bytes
         workspaces = [node.workspace_bytes for node in graph.nodes]
         if not state:
-            made = zip(workspaces, graph.output_bytes, strict=True)
+            written = zip(workspaces, graph.output_bytes, strict=True)
             return cls(
                 graph=graph,
                 sizes=sizes,
                 inputs=graph.inputs_of,
                 outputs=graph.outputs_of,
                 new=graph.outputs_of,
-                step_bytes=[workspace + output for workspace, output in made],
+                step_bytes=[workspace + output for workspace, output in written],
                 stored=graph.on_aux,
                 mapped=mapped,
                 unknown=unknown,
@@ -119,8 +119,8 @@ class Homes:
         if mapped:  # replaced on storage, where the state is
             sizes = [0 if i in written_back else size for i, size in enumerate(sizes)]
         absent = held.union(replacement[i] for i in in_ram if i in replacement)
-        outputs = [tuple(i for i in made if i not in absent) for made in graph.outputs_of]
-        new = [tuple(i for i in made if i not in written_back) for made in outputs]
+        outputs = [tuple(i for i in written if i not in absent) for written in graph.outputs_of]
+        new = [tuple(i for i in written if i not in written_back) for written in outputs]
         replaced: dict[int, frozenset[int]] = {}
         for old in (state - held) & replacement.keys():
             k = graph.node_of[replacement[old]]
@@ -132,8 +132,8 @@ class Homes:
             outputs=outputs,
             new=new,
             step_bytes=[
-                workspace + sum(sizes[i] for i in made)
-                for workspace, made in zip(workspaces, new, strict=True)
+                workspace + sum(sizes[i] for i in written)
+                for workspace, written in zip(workspaces, new, strict=True)
             ],
             stored=graph.on_aux | on_storage,
             resident=in_ram,

@@ -53,7 +53,7 @@ def _is_moment(value: object) -> object:
     """Refuse what is not seconds, a value and a bound, where the latter may be unknown."""
     if isinstance(value, list) and len(value) == 3 and is_number(value[0]):  # noqa: PLR2004
         seconds, *pair = value
-        if seconds >= 0 and all(each is None or is_number(each) for each in pair):
+        if seconds >= 0 and all(entry is None or is_number(entry) for entry in pair):
             return tuple(value)
     raise PydanticCustomError("moment", "expected [seconds, value, bound]")
 
@@ -317,8 +317,8 @@ def parse_file(model: type[File], text: str, *, kind: str) -> File:
 def faults_of(error: ValidationError, *, kind: str) -> list[str]:
     """Return the faults that a `kind` of file has, in words, the first few of them."""
     faults = []
-    found = error.errors(include_url=False, include_context=False)
-    for fault in found[:MOST_FAULTS]:
+    errors = error.errors(include_url=False, include_context=False)
+    for fault in errors[:MOST_FAULTS]:
         expected = fault["msg"].replace("Input should be", "expected")
         words = {
             "extra_forbidden": f"unknown key; accepted are the keys of a {kind} file",
@@ -326,6 +326,6 @@ def faults_of(error: ValidationError, *, kind: str) -> list[str]:
             "missing": "missing",
         }.get(fault["type"], f"{expected}, got {shown(fault['input'])}")
         faults.append(f"{place(fault['loc']) or 'document'}: {words}")
-    if len(found) > MOST_FAULTS:
-        faults.append(f"and {len(found) - MOST_FAULTS} faults more")
+    if len(errors) > MOST_FAULTS:
+        faults.append(f"and {len(errors) - MOST_FAULTS} faults more")
     return faults

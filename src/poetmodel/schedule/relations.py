@@ -89,11 +89,11 @@ class GraphIdentity:
             tensors=tuple(tensor.name for tensor in graph.tensors),
         )
 
-    def check(self, graph: Graph, *, made: str, error: type[InputError]) -> None:
+    def check(self, graph: Graph, *, kind: str, error: type[InputError]) -> None:
         """Raise an error unless what was made (a schedule, a plan) is for this graph."""
         if self.sha256 != graph.sha256:
             raise error(
-                f"the {made} was made for graph {self.name!r} (sha256 {self.sha256[:12]}...), not "
+                f"the {kind} was made for graph {self.name!r} (sha256 {self.sha256[:12]}...), not "
                 f"for this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was "
                 "made for"
             )
@@ -245,8 +245,8 @@ class Schedule:
 
     def is_kept(self, t: int, i: int) -> bool:
         """Return whether tensor `i` is in RAM when stage `t` begins."""
-        place = bisect_right(self.kept, (i, t, math.inf)) - 1
-        return place >= 0 and self.kept[place][0] == i and t <= self.kept[place][2]
+        number = bisect_right(self.kept, (i, t, math.inf)) - 1
+        return number >= 0 and self.kept[number][0] == i and t <= self.kept[number][2]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain values: format, graph, names, relations."""

@@ -70,15 +70,15 @@ class ConstraintValue:
 
 def constraint_values(problem: Problem, simulation: Simulation) -> tuple[ConstraintValue, ...]:
     """Return what the sums of the own constraints of a problem are in a schedule."""
-    found = []
+    values = []
     for row in problem.constraints:
         value = simulation.total(problem.graph, row.terms.items())
         slack: float = 0  # an int: large bytes stay exact
         if not isinstance(value, int):
             parts = [simulation.total(problem.graph, (term,)) for term in row.terms.items()]
             slack = RELATIVE_TOLERANCE * max(map(abs, (row.lower or 0, row.upper or 0, *parts)))
-        found.append(ConstraintValue(row=row, value=value, slack=slack))
-    return tuple(found)
+        values.append(ConstraintValue(row=row, value=value, slack=slack))
+    return tuple(values)
 
 
 def verify(
@@ -145,7 +145,7 @@ def verify(
 def check_identity(graph: Graph, schedule: Schedule) -> None:
     """Raise `ScheduleError` if the schedule names another graph than this one."""
     if schedule.identity is not None:
-        schedule.identity.check(graph, made="schedule", error=ScheduleError)
+        schedule.identity.check(graph, kind="schedule", error=ScheduleError)
 
 
 def _choices(problem: Problem, schedule: Schedule) -> Iterator[str]:
@@ -189,11 +189,12 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
 
 def _constraints(problem: Problem, simulation: Simulation) -> Iterator[str]:
     """Yield the own constraints that a schedule breaks."""
-    for each in constraint_values(problem, simulation):
-        if each.broken:
+    for constraint in constraint_values(problem, simulation):
+        row = constraint.row
+        if constraint.broken:
             yield (
-                f"constraint {each.row.name!r}: {each.row.amount(each.value)} is {each.broken} "
-                f"its limit, {each.row.limits_in_words()}"
+                f"constraint {row.name!r}: {row.amount(constraint.value)} is {constraint.broken} "
+                f"its limit, {row.limits_in_words()}"
             )
 
 
@@ -201,11 +202,11 @@ def _claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
     room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_use)
-    found = {key: getattr(simulation, key, None) for key in (*STATED, *WEAR)}
-    found |= room_figures(room) | gauge_claims(gauge(room))
-    found[OBJECTIVE_VALUE] = problem.objective.measured(simulation)
+    figures = {key: getattr(simulation, key, None) for key in (*STATED, *WEAR)}
+    figures |= room_figures(room) | gauge_claims(gauge(room))
+    figures[OBJECTIVE_VALUE] = problem.objective.measured(simulation)
     for key, claim in stated.items():
-        value = found.get(key)
+        value = figures.get(key)
         if claim is None or value is None:
             continue
         # An overhead is a difference of energies: it is as exact as they are.
@@ -215,7 +216,7 @@ def _claims(
             yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
     for key, what, value in (
         ("bound_j", "energy", simulation.energy_j),
-        (OBJECTIVE_BOUND, "objective", found[OBJECTIVE_VALUE]),
+        (OBJECTIVE_BOUND, "objective", figures[OBJECTIVE_VALUE]),
     ):
         bound = stated.get(key)
         if bound is not None and value is not None and not within(bound, value):
