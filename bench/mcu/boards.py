@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from mcu.networks import Training
     from poetmodel.bench.measurement import Record
-    from poetmodel.export.board import Run
+    from poetmodel.export.board import ProgramRun
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.step import Step
     from poetmodel.problem import Problem
@@ -311,7 +311,7 @@ def _batches(training: Training) -> bytes:
 
 def _ran(
     wanted: BoardRun, training: Training, deployment: Deployment, folder: Path
-) -> dict[Target, Run]:
+) -> dict[Target, ProgramRun]:
     """Return what the programs for this machine and for the board did."""
     driver = "DRIVER=ram" if deployment.plan.memory_mapped else "DRIVER=file"
     found = {}
@@ -328,7 +328,7 @@ def _ran(
     return found
 
 
-def _measured(deployment: Deployment, host: Run, board: Run) -> dict[str, Any]:
+def _measured(deployment: Deployment, host: ProgramRun, board: ProgramRun) -> dict[str, Any]:
     """Return what was measured; raise where losses differ from those of the host."""
     apart = [abs(board.losses[k] - host.losses[k]) / abs(host.losses[k]) for k in host.losses]
     second = SECOND_TOLERANCES.get(deployment.step.graph.name, LOSS_TOLERANCE)

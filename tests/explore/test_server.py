@@ -16,7 +16,7 @@ from kit.explorers import MLP, STEP
 from poetmodel.cli.application import app as command_line
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
-from poetmodel.explore.choice import Catalogue, Choice
+from poetmodel.explore.choice import Catalogue, Selection
 from poetmodel.explore.exports import export
 from poetmodel.explore.tasks import Talk
 from poetmodel.graph.catalogue import load_model
@@ -275,7 +275,7 @@ def test_wait_for_a_worker_counts_as_time_for_c(
     job = {
         "kind": "c",
         "asked_s": time.time() - waited_s,
-        "choice": Choice(model=STEP.name, device="nrf52840").model_dump(),
+        "choice": Selection(model=STEP.name, device="nrf52840").model_dump(),
         "search": {"time_limit": 20.0, "gap": 0.01},
         "ram_bytes": 65536,
         "deadline_s": None,

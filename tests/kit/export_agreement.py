@@ -14,7 +14,7 @@ import torch
 from kit.eager_steps import eager_step
 from kit.shared_objects import build
 from kit.toy_export import needs
-from poetmodel.export.board import Run, Target, run
+from poetmodel.export.board import ProgramRun, Target, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
@@ -305,7 +305,7 @@ class Exported:
         target: Target = Target.HOST_DOUBLE,
         settings: Sequence[str] = ("POISON=1",),
         words: Sequence[str] = (),
-    ) -> Run:
+    ) -> ProgramRun:
         """Build and run; settings are variables of the Makefile, words go to ``pm_run``."""
         needs(target)
         return run(

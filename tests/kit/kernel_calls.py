@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 import poetmodel.export
 from kit.shared_objects import STORE
 from poetmodel.export.kernels import prototypes
-from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, LearningRate, Ref
+from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, Ref, ScaledLearningRate
 from poetmodel.torch import lowering
 from poetmodel.torch.lowering.operands import Look, Lowering, data_type, lowering_of
 
@@ -130,7 +130,7 @@ class Memory:
         if isinstance(argument, tuple):
             kept.append(np.asarray(argument, np.int32))
             return kept[-1].ctypes.data
-        if isinstance(argument, LearningRate):
+        if isinstance(argument, ScaledLearningRate):
             return argument.factor * self.learning_rate
         # A pointer that is not there is the number 0.
         return argument

@@ -14,7 +14,7 @@ import pytest
 
 from kit.shared_objects import STORE, build, digest
 from poetmodel.export import board
-from poetmodel.export.board import Run, Target, run
+from poetmodel.export.board import ProgramRun, Target, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ class Toys:
         *,
         steps: int,
         words: Sequence[str] = (),
-    ) -> Run:
+    ) -> ProgramRun:
         """Run the toy on its batches, in a folder."""
         return run(
             self.program(target, *settings),

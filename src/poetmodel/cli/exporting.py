@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from poetmodel.report.presenter import Fact
 
 
-class WeightsFormat(StrEnum):
+class WeightsChoice(StrEnum):
     """What ``--weights`` names."""
 
     C = "c"
     BINARY = "binary"
 
 
-class Target(StrEnum):
+class ExportTarget(StrEnum):
     """What ``--target`` names."""
 
     C = "c"
@@ -50,8 +50,8 @@ class ExportOptions:
         "MODULE:FUNCTION|STEP",
         "As for 'poetmodel trace'; or a step file, *.step.json, as --target step writes it.",
     )
-    target: Target = options.output(
-        Target.C,
+    target: ExportTarget = options.output(
+        ExportTarget.C,
         "--target",
         "c is a folder of C; step is a file of what was captured, with its weights, from which "
         "a machine without PyTorch makes C.",
@@ -79,8 +79,8 @@ class ExportOptions:
         "What all names of C begin with, such as kws for kws_step: two networks link into one "
         "firmware.",
     )
-    weights: WeightsFormat = options.option(
-        WeightsFormat.C,
+    weights: WeightsChoice = options.option(
+        WeightsChoice.C,
         "--weights",
         "Whether the weights are an array of C, or a file that the assembler includes.",
     )
@@ -177,7 +177,7 @@ def export(
     from poetmodel.torch.target import is_target
 
     captured = is_target(wanted.what)
-    if wanted.target == Target.STEP:
+    if wanted.target == ExportTarget.STEP:
         if not captured:
             raise InputError(f"--target step: {wanted.what} is no MODULE:FUNCTION to capture")
         check_outputs(("--out", wanted.out))
@@ -189,7 +189,7 @@ def export(
         step = step_of(
             wanted.what, name=wanted.name, optimizer=wanted.optimizer, infer=wanted.infer
         )
-    if wanted.target == Target.STEP:
+    if wanted.target == ExportTarget.STEP:
         from poetmodel.export.io import save_step
 
         save_step(step, wanted.out)

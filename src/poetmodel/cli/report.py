@@ -10,7 +10,7 @@ from poetmodel.cli import completion, options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, read_named, verify_document
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
-from poetmodel.cli.plan import Planned, default_mode
+from poetmodel.cli.plan import PlanResult, default_mode
 from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.report.presenter import Fact, look_up, row
 from poetmodel.units import format_bytes
@@ -167,7 +167,7 @@ def _read_subject(
     )
 
 
-def _planned(found: VerifiedSchedule) -> tuple[Planned | None, list[str]]:
+def _planned(found: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
     """Return the plan of a schedule that can run, and notes about it."""
     costs, stated = found.costs, found.document.problem
     if costs is None or found.simulation.violations:
@@ -175,7 +175,7 @@ def _planned(found: VerifiedSchedule) -> tuple[Planned | None, list[str]]:
     mode, doubts = default_mode(costs.device, None if stated is None else stated.deadline_counts)
     budget = found.budget_bytes
     try:
-        made = Planned.of(
+        made = PlanResult.of(
             found.graph,
             costs,
             found.document.schedule,

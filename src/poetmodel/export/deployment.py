@@ -28,7 +28,7 @@ RECORD_BYTES: Final = 16
 
 if TYPE_CHECKING:
     from poetmodel.device import Device
-    from poetmodel.export.step import Step, Value
+    from poetmodel.export.step import NamedTensor, Step
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
@@ -183,7 +183,7 @@ def inference_slot(name: str) -> str:
     return f"{name} of the inference"
 
 
-def gradient_slot(value: Value) -> str:
+def gradient_slot(value: NamedTensor) -> str:
     """Return what the slot of a gradient that is handed out is called."""
     return f"gradient of {value.name}"
 

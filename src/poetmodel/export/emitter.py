@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
 from poetmodel.export.deployment import inference_slot
-from poetmodel.export.step import WORKSPACE, Call, DataType, LearningRate, Ref
+from poetmodel.export.step import WORKSPACE, Call, DataType, Ref, ScaledLearningRate
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from poetmodel.export.deployment import Deployment, Inference
-    from poetmodel.export.step import Argument, Value, Weights
+    from poetmodel.export.step import Argument, NamedTensor, Weights
 
 _POINTER: Final = {
     DataType.REAL: "PM_REALS",
@@ -277,7 +277,7 @@ class ProgramSource:
     def _word(self, argument: Argument) -> str:
         if isinstance(argument, Ref):
             return self._pointer(argument)
-        if isinstance(argument, LearningRate):
+        if isinstance(argument, ScaledLearningRate):
             return "lr" if argument.factor == 1 else f"lr * {_real(argument.factor)}"
         if isinstance(argument, tuple):
             return self.lists.setdefault(argument, f"pm_list_{len(self.lists)}")
@@ -367,6 +367,6 @@ def _comment(text: str) -> str:
     return shown.encode("ascii", "backslashreplace").decode()
 
 
-def elements(value: Value) -> int:
+def elements(value: NamedTensor) -> int:
     """Return how many elements a tensor has."""
     return math.prod(value.shape)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import Step, Value
+    from poetmodel.export.step import NamedTensor, Step
 
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
 _WORD: Final = re.compile(r"@([A-Z]+)@")
@@ -221,13 +221,13 @@ def summary(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def _outputs(step: Step) -> Iterator[Value]:
+def _outputs(step: Step) -> Iterator[NamedTensor]:
     """Yield what an inference writes for its caller."""
     if step.inference is not None and step.inference.output is not None:
         yield step.inference.output
 
 
-def _value(value: Value) -> dict[str, Any]:
+def _value(value: NamedTensor) -> dict[str, Any]:
     return {
         "name": value.name,
         "shape": list(value.shape),
@@ -236,6 +236,6 @@ def _value(value: Value) -> dict[str, Any]:
     }
 
 
-def _home(value: Value, source: StepSource) -> str:
+def _home(value: NamedTensor, source: StepSource) -> str:
     """Return the home of a state tensor; of one in tiles that have several, both."""
     return "+".join(sorted({source.home(ref.buffer) for ref in value.pieces}))

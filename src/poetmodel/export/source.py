@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import Step, Value, Weights
+    from poetmodel.export.step import NamedTensor, Step, Weights
 
 _TYPE_NAMES: Final = {
     DataType.REAL: "PM_IS_REAL",
@@ -105,7 +105,7 @@ class StepSource:
         """Yield a constant for the index of each tensor that callers see, with what it is."""
         step = self.step
         homes = [self.home(value.pieces[0].buffer) for value in step.states]
-        kinds: tuple[tuple[str, Sequence[Value], Sequence[str]], ...] = (
+        kinds: tuple[tuple[str, Sequence[NamedTensor], Sequence[str]], ...] = (
             ("INPUT", step.inputs, ()),
             ("STATE", step.states, homes),
             ("GRADIENT", step.gradients, ()),
@@ -215,7 +215,7 @@ class StepSource:
             return "ram"
         return "mapped" if plan.memory_mapped else "storage"
 
-    def _tensor(self, value: Value, pieces: list[str]) -> str:
+    def _tensor(self, value: NamedTensor, pieces: list[str]) -> str:
         first, left = len(pieces), elements(value)
         for ref in value.pieces:
             here = min(left, self.step.buffers[ref.buffer].elements - ref.offset)
@@ -261,7 +261,7 @@ def _indented(lines: Iterable[str]) -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
-def _info(value: Value) -> str:
+def _info(value: NamedTensor) -> str:
     integer_bytes = 0 if value.type is DataType.REAL else value.type.itemsize
     return f"{{{elements(value)}, {integer_bytes}}}"
 

@@ -25,7 +25,7 @@ _MANIFEST: Final = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateTensor:
+class ExportedTensor:
     """One tensor of state of an exported step."""
 
     name: str
@@ -41,7 +41,7 @@ class StateTensor:
         return math.prod(self.shape) * np.dtype(_STORED[self.dtype]).itemsize
 
 
-def state_tensors(folder: str | Path) -> tuple[StateTensor, ...]:
+def state_tensors(folder: str | Path) -> tuple[ExportedTensor, ...]:
     """Return what state an exported folder has, in the order of its functions and files.
 
     Raises
@@ -61,11 +61,11 @@ def state_tensors(folder: str | Path) -> tuple[StateTensor, ...]:
             raise InputError("states: expected name, shape, dtype and home of each") from None
 
 
-def _tensor(entry: Mapping[str, Any]) -> StateTensor:
+def _tensor(entry: Mapping[str, Any]) -> ExportedTensor:
     if entry["dtype"] not in _STORED:
         raise ValueError(entry["dtype"])
     shape = tuple(map(int, entry["shape"]))
-    return StateTensor(
+    return ExportedTensor(
         name=str(entry["name"]), shape=shape, dtype=entry["dtype"], home=str(entry["home"])
     )
 
@@ -78,7 +78,7 @@ def state_paths(path: str | Path, folder: str | Path | None) -> tuple[Path, Path
     return path, path.parent if folder is None else Path(folder)
 
 
-def read_state(path: Path, tensors: Sequence[StateTensor]) -> dict[str, np.ndarray]:
+def read_state(path: Path, tensors: Sequence[ExportedTensor]) -> dict[str, np.ndarray]:
     """Return the arrays of a file by name; reals are doubles where a build for double wrote them.
 
     Raises
@@ -105,7 +105,7 @@ def read_state(path: Path, tensors: Sequence[StateTensor]) -> dict[str, np.ndarr
 
 
 def write_state(
-    path: Path, tensors: Sequence[StateTensor], arrays: Mapping[str, np.ndarray]
+    path: Path, tensors: Sequence[ExportedTensor], arrays: Mapping[str, np.ndarray]
 ) -> None:
     """Write a file of state: the arrays of these tensors, by name."""
     parts = (arrays[each.name].astype(_STORED[each.dtype]).tobytes() for each in tensors)

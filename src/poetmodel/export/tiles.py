@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.export.fusing import fused, parted
-from poetmodel.export.step import Call, Ref, Step, Value
+from poetmodel.export.step import Call, NamedTensor, Ref, Step
 from poetmodel.export.tileable import Tileable, by_element, parts_of, tileable
 from poetmodel.graph import Node, Tensor
 
@@ -344,7 +344,7 @@ class _Tiling:
             if not pieces:
                 yield name, values
 
-    def _value(self, value: Value) -> Value:
+    def _value(self, value: NamedTensor) -> NamedTensor:
         (first, *more) = value.pieces
         if more or first.buffer not in self.of:
             return value

@@ -21,7 +21,7 @@ _AT_ONCE: Final = ("R", "M_out")
 """Relations with entries in the stage in which something is first made."""
 
 
-class Compiled(NamedTuple):
+class CompiledSchedule(NamedTuple):
     """A schedule as a program."""
 
     program: Program
@@ -31,7 +31,7 @@ class Compiled(NamedTuple):
     """Entries that cannot be carried out, in words, each with the instruction that comes next."""
 
 
-def compiled(homes: Homes, schedule: Schedule) -> Compiled:
+def compiled(homes: Homes, schedule: Schedule) -> CompiledSchedule:
     """Write a schedule down as the program that a device with blocking storage runs.
 
     It is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/deviations.md`` lists what differs.
@@ -49,7 +49,7 @@ def compiled(homes: Homes, schedule: Schedule) -> Compiled:
     for t in range(len(homes.graph.nodes)):
         check_time_limit()
         compiler.stage(t)
-    return Compiled(tuple(compiler.program), compiler.steps, compiler.faults)
+    return CompiledSchedule(tuple(compiler.program), compiler.steps, compiler.faults)
 
 
 class _Holding:

@@ -53,7 +53,7 @@ from poetmodel.torch.runtime.profiling import (
 )
 from poetmodel.torch.step.trace import Trace, trace_of, units_of
 from poetmodel.torch.step.units import Made
-from poetmodel.torch.step.updates import Operation
+from poetmodel.torch.step.updates import CustomOperation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -487,7 +487,7 @@ def tensor_form(tensor: torch.Tensor) -> list[Any]:
 
 
 def _target(target: Any, places: dict[Any, int]) -> Any:
-    if isinstance(target, Operation):
+    if isinstance(target, CustomOperation):
         return [type(target).__name__, _plain(vars(target), places)]
     if isinstance(target, str | torch._ops.OpOverload):  # noqa: SLF001 - the type of operators
         return str(target)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import SolveProgress
     from poetmodel.torch.capturing.inputs import Inputs
     from poetmodel.torch.runtime.certificate import Certificate
-    from poetmodel.torch.state.store import Homes
+    from poetmodel.torch.state.store import StateStore
 
 MEASURING_S: Final = 2.0
 """Time after which no further step is timed [s]."""
@@ -177,7 +177,7 @@ class Compiled:
                 budget_bytes=self.budget_bytes - self.coarse.reserved_bytes,
             )
         self.options = options
-        self.homes: Homes | None = None if first is None else first.homes
+        self.homes: StateStore | None = None if first is None else first.homes
         """The state file, of all forms; None while no plan has state on storage."""
         tell("solving")
         self.result = self._solved(of_solve(tell))

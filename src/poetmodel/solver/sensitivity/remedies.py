@@ -16,7 +16,7 @@ from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import CONSTANT, Count, unit_of
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver.sensitivity.limits import Limit
-from poetmodel.solver.sensitivity.variants import Variant, solve_variants
+from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class _Attempt(NamedTuple):
     """A change, the problem that is solved to see what comes of it, and what its result says."""
 
     change: Change
-    variant: Variant | None
+    variant: ChangedProblem | None
     """None where it is known that the change does not help."""
     read: Callable[[SolveResult], Remedy]
 
@@ -238,29 +238,29 @@ def find_remedies(
 def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_Attempt]:
     """Yield the problem with each limit left out, and minimized if it is an amount."""
     for change in stated_limits(problem):
-        variant = Variant(problem=freed(problem, change), gap=1.0)
+        variant = ChangedProblem(problem=freed(problem, change), gap=1.0)
         if change in AMOUNTS:
             minimized = replace(variant.problem, minimize=AMOUNTS[change].quantity)
             if change == Change.STORAGE and problem.graph.state_tensors:
                 terms = tuple(_storage_used(problem.graph))
                 minimized = replace(variant.problem, minimize=OWN, own_objective=terms)
             paging_first = change == Change.RAM and problem.can_page
-            variant = Variant(problem=minimized, gap=0.0, paging_first=paging_first)
+            variant = ChangedProblem(problem=minimized, gap=0.0, paging_first=paging_first)
         helps = conflict is None or change in conflict
         yield _Attempt(change, variant if helps else None, partial(_remedy, problem, change))
     small = _of_one_sample(problem)
     if small is not None:
         read = partial(_remedy, problem, Change.BATCH)
-        yield _Attempt(Change.BATCH, Variant(problem=small, gap=1.0), read)
+        yield _Attempt(Change.BATCH, ChangedProblem(problem=small, gap=1.0), read)
     for rows in [each for each in conflict or () if isinstance(each, tuple)]:
         without = freed(problem, rows, minimize=Quantity.ENERGY)
-        variant = Variant(problem=without, gap=1.0)
+        variant = ChangedProblem(problem=without, gap=1.0)
         row = rows[0]
         if _is_one_sided(rows):
             sign = 1 if row.lower is None else -1
             terms = tuple((key, sign * weight) for key, weight in row.terms.items())
             least = replace(without, minimize=OWN, own_objective=terms)
-            variant = Variant(problem=least, gap=0.0)
+            variant = ChangedProblem(problem=least, gap=0.0)
         yield _Attempt(Change.CONSTRAINT, variant, partial(_row_remedy, problem, rows))
 
 

@@ -21,7 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from poetmodel.torch.capturing.replay import storage_key, temporarily, tensors_in
 from poetmodel.torch.capturing.signature import ANNOTATION, shown_path
-from poetmodel.torch.capturing.values import Given, Known
+from poetmodel.torch.capturing.values import Given, KnownValue
 from poetmodel.torch.errors import RAISED, ForeignTensorError, RandomReadError, SeedError
 
 if TYPE_CHECKING:
@@ -105,10 +105,10 @@ class _RealStrides:
             leaves, spec = _pytree.tree_flatten((args, keywords))
             made = _run_on_zeros(func, leaves, spec, mkldnn=self._mkldnn)
             if made is not None:
-                return self._of(Known(made, form_only=True))
+                return self._of(KnownValue(made, form_only=True))
         return self._predict(func, types, args, keywords)
 
-    def _of(self, known: Known) -> Any:
+    def _of(self, known: KnownValue) -> Any:
         """Return fake tensors of the form of real ones, which hold what is known of them."""
 
         def fake(real: torch.Tensor) -> torch.Tensor:

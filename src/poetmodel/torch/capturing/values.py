@@ -58,7 +58,7 @@ class Literal:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class CallExpression:
     """What an operation gives; its arguments are expressions, and what Python has otherwise."""
 
     function: Any
@@ -71,7 +71,7 @@ class Call:
 class Read:
     """A value that Python code of the model saw while it was captured."""
 
-    expression: Call
+    expression: CallExpression
     value: Any
     """What it was: a number, or nested shapes."""
     what: str
@@ -119,26 +119,26 @@ _DECIDING: Final = {
 
 
 @dataclass(slots=True)
-class Known:
+class KnownValue:
     """The value of a fake tensor, or of all outputs of an operation."""
 
     real: Any
     """None where it is random: then it cannot be read, and that can be told."""
-    expression: Given | Call | None = None
+    expression: Given | CallExpression | None = None
     """What it follows from inputs and buffers by; None for a constant."""
     form_only: bool = False
     """Whether only shape, strides and type are those of the value."""
 
 
-_RANDOM: Final = Known(None)
+_RANDOM: Final = KnownValue(None)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownValues:
     """What is known while a step is captured, and what was read."""
 
-    reads: dict[Call, Read] = field(default_factory=dict)
-    _calls: dict[Any, Call] = field(default_factory=dict)
+    reads: dict[CallExpression, Read] = field(default_factory=dict)
+    _calls: dict[Any, CallExpression] = field(default_factory=dict)
     _literals: dict[Any, Literal] = field(default_factory=dict)
 
     def give(self, tensor: torch.Tensor, real: torch.Tensor, source: Given) -> None:
@@ -148,9 +148,9 @@ class KnownValues:
             fake = torch._from_functional_tensor(fake.elem)  # noqa: SLF001 - no other way
         plain = real.layout == torch.strided and real.device.type == "cpu"
         if isinstance(fake, FakeTensor) and plain and real.numel() <= _LARGEST:
-            setattr(fake, _VALUE, Known(real, source))
+            setattr(fake, _VALUE, KnownValue(real, source))
 
-    def of(self, function: Any, arguments: Any, keywords: Any) -> Known | None:
+    def of(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
         """Return what an operation gives if its inputs are known; None where they are not.
 
         Constants in place are constants still; what is written with other values is one no more,
@@ -184,10 +184,10 @@ class KnownValues:
             except RAISED:
                 return None
             if form or not varies:
-                return Known(real)
-            return Known(real, self._call(function, arguments, keywords))
+                return KnownValue(real)
+            return KnownValue(real, self._call(function, arguments, keywords))
 
-    def remember(self, value: Any, known: Known | None) -> None:
+    def remember(self, value: Any, known: KnownValue | None) -> None:
         """Let the outputs of an operation hold what is known of them."""
         if known is None or known.form_only:
             return
@@ -205,19 +205,19 @@ class KnownValues:
                 expression = known.expression
                 if several and expression is not None:
                     expression = self._call(leaf_of, (expression, number))
-                setattr(fake, _VALUE, Known(real, expression))
+                setattr(fake, _VALUE, KnownValue(real, expression))
 
     def forget(self, value: Any) -> None:
         """Let fake tensors hold nothing any more; they may live longer than the capture."""
         for fake in tensors_in(value):
             vars(fake).pop(_VALUE, None)
 
-    def read(self, known: Known, value: Any, *, by: Any = None) -> None:
+    def read(self, known: KnownValue, value: Any, *, by: Any = None) -> None:
         """Note that Python saw a value, or what a function makes of it; constants are no news."""
         expression = known.expression
         if by is not None and expression is not None:
             expression = self._call(by, (expression,))
-        if isinstance(expression, Call) and expression not in self.reads:
+        if isinstance(expression, CallExpression) and expression not in self.reads:
             self.reads[expression] = Read(
                 expression=expression,
                 value=value,
@@ -225,7 +225,7 @@ class KnownValues:
                 place=user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
             )
 
-    def selected(self, function: Any, arguments: Any, keywords: Any) -> Known | None:
+    def selected(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
         """Return what an operation gives whose shape depends on values; None where not known.
 
         Of what a mask selects only the mask needs to be known. Where no more is, only the form of
@@ -250,20 +250,20 @@ class KnownValues:
             own, own_keywords = _pytree.tree_map(
                 lambda leaf: _real(leaf, function), (arguments, keywords)
             )
-            return Known(function(*own, **own_keywords), form_only=True)
+            return KnownValue(function(*own, **own_keywords), form_only=True)
 
-    def _call(self, function: Any, arguments: Any, keywords: Any = None) -> Call:
+    def _call(self, function: Any, arguments: Any, keywords: Any = None) -> CallExpression:
         """Return the call of a function; the same one where there is one."""
         leaves, form = _pytree.tree_flatten((tuple(arguments), keywords or {}))
         own = tuple(self._leaf(leaf) for leaf in leaves)
         key = (function, form, tuple(map(_key, own)))
-        return self._calls.setdefault(key, Call(function, own, form))
+        return self._calls.setdefault(key, CallExpression(function, own, form))
 
     def _leaf(self, leaf: Any) -> Any:
         """Return an argument as an expression."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        known: Known = getattr(leaf, _VALUE)
+        known: KnownValue = getattr(leaf, _VALUE)
         if known.expression is not None:
             return known.expression
         real = known.real
@@ -279,16 +279,16 @@ _WORDS: Final = {int: "number that decides a shape", shapes_of: "shape of a resu
 
 
 def _key(leaf: Any) -> Any:
-    if isinstance(leaf, Call | Literal):
+    if isinstance(leaf, CallExpression | Literal):
         return id(leaf)
     return (type(leaf), leaf if isinstance(leaf, Given) else repr(leaf))
 
 
-def _known(tensor: torch.Tensor, function: Any) -> Known | None:
+def _known(tensor: torch.Tensor, function: Any) -> KnownValue | None:
     """Return what is known of a fake tensor."""
     if function.overloadpacket.__name__ in _LITERAL and type(tensor) is torch.Tensor:
-        return Known(tensor.clone())
-    known: Known | None = getattr(tensor, _VALUE, None)
+        return KnownValue(tensor.clone())
+    known: KnownValue | None = getattr(tensor, _VALUE, None)
     if known is None or known.real is None:
         return known
     gone = known.real.numel() and not known.real.untyped_storage().nbytes()
@@ -364,13 +364,15 @@ class ValueGuards:
             return None
 
 
-def _in_order(expressions: Sequence[Call]) -> list[Call]:
+def _in_order(expressions: Sequence[CallExpression]) -> list[CallExpression]:
     """Return all calls that expressions are made of, each after those that it needs."""
-    found: dict[Call, None] = {}
+    found: dict[CallExpression, None] = {}
     pending = list(reversed(expressions))
     while pending:
         call = pending[-1]
-        missing = [leaf for leaf in call.leaves if isinstance(leaf, Call) and leaf not in found]
+        missing = [
+            leaf for leaf in call.leaves if isinstance(leaf, CallExpression) and leaf not in found
+        ]
         if missing:
             pending += missing
         else:
@@ -378,7 +380,9 @@ def _in_order(expressions: Sequence[Call]) -> list[Call]:
     return list(found)
 
 
-def _compiled(expressions: Sequence[Call], sources: Sequence[Given]) -> Callable[..., Any]:
+def _compiled(
+    expressions: Sequence[CallExpression], sources: Sequence[Given]
+) -> Callable[..., Any]:
     """Return a function from inputs and buffers to the values of expressions, as Python."""
     names: dict[Any, str] = {source: f"s{k}" for k, source in enumerate(sources)}
     known: dict[str, Any] = {}
@@ -386,7 +390,7 @@ def _compiled(expressions: Sequence[Call], sources: Sequence[Given]) -> Callable
     def named(leaf: Any) -> str:
         if leaf in (None, True, False) or type(leaf) in (int, str):
             return repr(leaf)
-        if isinstance(leaf, Call | Given):
+        if isinstance(leaf, CallExpression | Given):
             return names[leaf]
         name = f"c{len(known)}"
         known[name] = leaf.value if isinstance(leaf, Literal) else leaf
@@ -447,7 +451,7 @@ class FiniteChecks:
         self._answers.clear()
         with ExitStack() as stack:
             if self.on:
-                stack.enter_context(_Watch(self))
+                stack.enter_context(_ReadWatch(self))
             if self.of_matrices:
                 stack.enter_context(_MatrixWatch(self))
             yield
@@ -475,7 +479,7 @@ class FiniteChecks:
         self.places[place or "an unknown line"] = None
 
 
-class _Watch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+class _ReadWatch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     """Follows answers from where they are asked for to where Python reads them."""
 
     def __init__(self, checks: FiniteChecks) -> None:

@@ -26,7 +26,7 @@ from poetmodel.torch.step.updates import BufferUpdate, GradientNorm, ParameterUp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.export.step import Argument, LearningRate
+    from poetmodel.export.step import Argument, ScaledLearningRate
     from poetmodel.torch.step.optimizers import Sgd
 
 aten: Final = torch.ops.aten
@@ -281,7 +281,7 @@ def _lower_parameter_update(op: Lowering) -> None:
 
 
 def _sgd(
-    op: Lowering, rule: Sgd, looks: Sequence[Look], gradient: Look, rate: LearningRate
+    op: Lowering, rule: Sgd, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
 ) -> None:
     numbers = (rate, -1.0 if rule.maximize else 1.0, float(rule.weight_decay))
     if not rule.momentum:
@@ -292,7 +292,7 @@ def _sgd(
 
 
 def _adam(
-    op: Lowering, rule: Adam, looks: Sequence[Look], gradient: Look, rate: LearningRate
+    op: Lowering, rule: Adam, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
 ) -> None:
     parameter, steps, *moments = looks
     beta1, beta2 = map(float, rule.betas)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 from torch import fx
 
-from poetmodel.export.step import WORKSPACE, Argument, Call, DataType, LearningRate, Ref
+from poetmodel.export.step import WORKSPACE, Argument, Call, DataType, Ref, ScaledLearningRate
 from poetmodel.torch.capturing.signature import in_module
 from poetmodel.torch.errors import CaptureError
 
@@ -147,9 +147,9 @@ class Lowering:
         """Return the look of an operand."""
         return self._look(argument)
 
-    def learning_rate(self, argument: Any) -> LearningRate:
+    def learning_rate(self, argument: Any) -> ScaledLearningRate:
         """Return the learning rate that an update is given, as a multiple of the first group's."""
-        return LearningRate(self._rates.get(argument, 1.0))
+        return ScaledLearningRate(self._rates.get(argument, 1.0))
 
     def output(self, position: int = 0) -> Look:
         """Return the look of an output; a single tensor is the output 0."""

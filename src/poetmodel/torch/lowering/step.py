@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.export.fusing import fused
-from poetmodel.export.step import Buffer, DataType, Ref, Step, Value
+from poetmodel.export.step import Buffer, DataType, NamedTensor, Ref, Step
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.torch.capturing.inputs import positional, refuse
 from poetmodel.torch.capturing.joint import capture
@@ -201,7 +201,7 @@ class Lowered:
     def _is_rate(self, storage: TensorStorage) -> bool:
         return self.parts.units[storage.unit].node in self.rates
 
-    def _seen(self, arguments: Iterator[InputSpec] | Sequence[InputSpec]) -> Iterator[Value]:
+    def _seen(self, arguments: Iterator[InputSpec] | Sequence[InputSpec]) -> Iterator[NamedTensor]:
         """Yield what users see by name; tensors with several names have the first one."""
         seen: set[str] = set()
         for argument in arguments:
@@ -219,9 +219,11 @@ class Lowered:
                     f"{self.joint.name}: {argument.name} has strides {look.strides}; expected a "
                     "contiguous tensor, such as .contiguous() returns"
                 )
-            yield Value(name=argument.name, shape=look.shape, type=look.type, pieces=(look.ref,))
+            yield NamedTensor(
+                name=argument.name, shape=look.shape, type=look.type, pieces=(look.ref,)
+            )
 
-    def _gradients(self) -> Iterator[Value]:
+    def _gradients(self) -> Iterator[NamedTensor]:
         """Yield the gradients of parameters, in the order of the parameters."""
         order = {a.node: k for k, a in enumerate(self.joint.arguments)}
         found = [
@@ -235,7 +237,7 @@ class Lowered:
             look = self.looks[result.node]
             name = "" if result.target is None else result.target.name
             strides = None if look.is_contiguous else look.strides
-            yield Value(
+            yield NamedTensor(
                 name=name, shape=look.shape, type=look.type, pieces=(look.ref,), strides=strides
             )
 

@@ -20,7 +20,7 @@ from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.source import Generated
 from poetmodel.torch.runtime.training_source import TrainingGenerated
 from poetmodel.torch.state.pages import PageFile, Pages
-from poetmodel.torch.state.store import Homes
+from poetmodel.torch.state.store import StateStore
 from poetmodel.torch.step.optimizers import OptimizerState
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Runner:
         program: Program | None = None,
         folder: str | Path | None = None,
         rollback: bool = True,
-        homes: Homes | None = None,
+        homes: StateStore | None = None,
     ) -> None:
         self.trace = trace
         program = plan.program if program is None else program
@@ -83,7 +83,7 @@ class Runner:
         kept = trace.joint.optimizer is not None and folder is not None and rollback
         if homes is None and (away or kept):
             on_storage = frozenset(away.values())
-            self.homes = Homes(trace, on_storage, folder=folder or ".", rollback=rollback)
+            self.homes = StateStore(trace, on_storage, folder=folder or ".", rollback=rollback)
         view = {} if self.homes is None else self.homes.view(trace)
         self._away = {index: view[number] for index, number in away.items()}
         """The numbers in the state file of state on storage, and of what replaces it."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from poetmodel.export.state import StateTensor
+    from poetmodel.export.state import ExportedTensor
 
 
 def load_state(
@@ -103,7 +103,7 @@ def save_state(
 
 
 def _pairs(
-    model: torch.nn.Module, tensors: Sequence[StateTensor]
+    model: torch.nn.Module, tensors: Sequence[ExportedTensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield parameters and buffers that a folder has, by name."""
     own: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))

@@ -77,7 +77,7 @@ class _State:
             self.moment.keep(value)
 
 
-class Homes:
+class StateStore:
     """The state of a captured step with an optimizer, in RAM and in a file.
 
     Tensors go by the numbers of their storages in `trace`. With `rollback` the file has two

@@ -13,7 +13,7 @@ from poetmodel.torch.capturing.replay import storage_key
 from poetmodel.torch.capturing.signature import InputKind, InputSpec, Joint
 from poetmodel.torch.step.in_place import pair_in_place
 from poetmodel.torch.step.units import Layout, Made, Reading, TensorStorage, Unit, Units
-from poetmodel.torch.step.updates import BufferUpdate, Operation, ParameterUpdate, Update
+from poetmodel.torch.step.updates import BufferUpdate, CustomOperation, ParameterUpdate, Update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +87,7 @@ class TrainingUnits(Units):
 
     def _label(self, node: fx.Node) -> tuple[str, str, Phase]:
         name, op, phase = super()._label(node)
-        return name, op, Phase.UPDATE if isinstance(node.target, Operation) else phase
+        return name, op, Phase.UPDATE if isinstance(node.target, CustomOperation) else phase
 
     def _observe(
         self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any
@@ -170,7 +170,7 @@ class TrainingUnits(Units):
 
     def _in_order(self) -> Iterator[Unit]:
         """Yield the units in the order of the training graph, as they are numbered so far."""
-        own = {unit.index for unit in self.units if isinstance(unit.node.target, Operation)}
+        own = {unit.index for unit in self.units if isinstance(unit.node.target, CustomOperation)}
         computed = [unit for unit in self.units if not unit.is_source and unit.index not in own]
         after: dict[int, list[Unit]] = {}
         for index, place in self._places(sorted(own), computed).items():

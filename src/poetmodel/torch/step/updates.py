@@ -47,7 +47,7 @@ def copies(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple(torch.empty_like(each, requires_grad=False).copy_(each) for each in tensors)
 
 
-class Operation:
+class CustomOperation:
     """An operation of a captured graph that PyTorch has none for, with its name."""
 
     def __init__(self, name: str) -> None:
@@ -57,7 +57,7 @@ class Operation:
         return self.__name__
 
 
-class GradientNorm(Operation):
+class GradientNorm(CustomOperation):
     """What all gradients are multiplied by so that their norm together is at most a number.
 
     It is the arithmetic of ``torch.nn.utils.clip_grad_norm_``. Gradients are read in the order and
@@ -89,7 +89,7 @@ def summed(gradients: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tenso
     return total
 
 
-class Update(Operation, ABC):
+class Update(CustomOperation, ABC):
     """Gives state new values: a parameter and its moments, or buffers."""
 
     rule: Rule | None = None
@@ -309,7 +309,7 @@ class _Extension:
         self.new.append(InputSpec(kind=kind, node=node, target="", name=name, held=held))
         return node
 
-    def _operation(self, path: str, operation: Operation, *arguments: Any) -> fx.Node:
+    def _operation(self, path: str, operation: CustomOperation, *arguments: Any) -> fx.Node:
         with self.graph.inserting_before(self.graph.output_node()):
             node = self.graph.call_function(operation, arguments)
         node.meta["custom"] = {ANNOTATION: path}
