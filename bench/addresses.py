@@ -71,7 +71,7 @@ def _captured() -> Iterator[tuple[str, Graph]]:
     import torch
 
     from mcu.networks import NETWORKS
-    from poetmodel.torch.tracing import trace
+    from poetmodel.torch.step.trace import trace
 
     for name, make in NETWORKS.items():
         torch.manual_seed(0)

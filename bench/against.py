@@ -2,7 +2,7 @@
 
 ``git worktree add /tmp/before COMMIT`` makes a checkout of the other state, and
 ``python bench/against.py --checkout /tmp/before --out bench/results/$(date +%F)-against.jsonl``
-runs the sample; ``python scripts/make_results.py`` puts a table into ``docs/what-trains-where.md``.
+runs the sample; ``python scripts/make_results.py`` puts a table into ``docs/built-in-steps.md``.
 """
 
 from __future__ import annotations

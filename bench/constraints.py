@@ -149,7 +149,7 @@ def on_model(problem: Problem, own: Problem) -> pyo.ConcreteModel:
 
     model, row = pm.build(problem), own.constraints[0]
     counted = list(model.M_out.values())
-    if row.terms[0][0].startswith("recomputations:"):
+    if next(iter(row.terms)).startswith("recomputations:"):
         counted = [computed for (t, k), computed in model.R.items() if k < t]
     model.own = pyo.Constraint(expr=sum(counted) <= row.upper)
     return model

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from poetmodel.device import CostTable
     from poetmodel.plan import Program
-    from poetmodel.plan.homes import PlanHomes
+    from poetmodel.schedule.homes import Homes
 
 
-def prefetch_early(homes: PlanHomes, table: CostTable, moves: Sequence[Instruction]) -> Program:
+def prefetch_early(homes: Homes, table: CostTable, moves: Sequence[Instruction]) -> Program:
     """Put each page-in where its tensor is on storage and out of RAM, whatever RAM it takes.
 
     Moves are in the order of a schedule, see `moves_of`. Page-outs come right after the computation

@@ -14,12 +14,12 @@ from cases import SMOKE_LIMIT_S, graph_of
 from planner_rules import lower_bound_s, prefetch_early
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
-from poetmodel.plan.homes import PlanHomes
 from poetmodel.plan.simulation import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.planner.sequence import moves_of, start_at_use
 from poetmodel.planner.timing import Timing
 from poetmodel.schedule import simulate
+from poetmodel.schedule.homes import Homes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +118,7 @@ def test_planner(
     made = benchmark.pedantic(plan, rounds=1 if smoke else ROUNDS, iterations=1)
     check = check_plan(graph, costs, made)
     assert check.valid, check.violations
-    table, homes = costs.table(graph), PlanHomes.of(graph)
+    table, homes = costs.table(graph), Homes.of(graph)
     moves = moves_of(homes, schedule)
     at_use = Timing(homes, table, start_at_use(homes, moves), budget)
     early = Timing(homes, table, prefetch_early(homes, table, moves), UNLIMITED)

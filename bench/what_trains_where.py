@@ -1,7 +1,7 @@
-"""What trains where: small networks with their state in the graph, on every board.
+"""Whole steps of built-in graphs: small networks with their state in the graph, on every board.
 
 ``python bench/what_trains_where.py --out bench/results/$(date +%F)-trains.jsonl`` runs everything;
-``python scripts/make_results.py`` makes ``docs/what-trains-where.md`` of it.
+``python scripts/make_results.py`` makes ``docs/built-in-steps.md`` of it.
 """
 
 from __future__ import annotations
@@ -159,8 +159,13 @@ def _least() -> Iterator[StepRun]:
             yield replace(run, network=network, graph=graph, device=device)
 
 
+def boards() -> list[str]:
+    """Return the devices whose storage has a size: the others are graphics cards."""
+    return [name for name in device_names() if pm.Device.load(name).aux_bytes is not None]
+
+
 def _boards() -> Iterator[StepRun]:
-    for network, device in product(SMALL, device_names()):
+    for network, device in product(SMALL, boards()):
         yield StepRun(part=BOARDS, network=network, graph=TILES, device=device, limit_s=12.0)
 
 

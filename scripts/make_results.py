@@ -9,13 +9,15 @@ that of whole steps, the last ``*-step-costs.jsonl`` for what compiled steps cos
 ``*-constraints.jsonl`` for
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
 ``*-trains.jsonl`` and ``*-against.jsonl`` for
-``docs/what-trains-where.md``, the last ``*-mcu.jsonl`` for ``docs/on-a-microcontroller.md`` and
+``docs/built-in-steps.md``, the last ``*-compared.jsonl`` for ``docs/compared.md`` and the
+README's table of methods, the last ``*-mcu.jsonl`` for ``docs/what-trains-where.md`` and
 the README's table of boards, the last ``*-coverage.jsonl`` for ``docs/pytorch-models.md``, the
 last ``*-curve.jsonl`` for the chart ``docs/training-curve.svg``, and the last other file for all
 else; the last
 ``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``bench/lazy-records.md``;
 charts lie beside their pages, that of ``docs/tested.md`` is of its own table;
-``docs/paper-figures.md`` and the pictures beside it are made of ``bench/results/figures/``.
+``docs/paper-figures.md``, the pictures beside it and the README's table of solvers are made of
+``bench/results/figures/``.
 Pages need jinja2 and charts matplotlib (the extra ``report``);
 ``--check`` writes nothing, needs no matplotlib, and exits 1 where something is not what the records
 say. Without a record there is no page.
@@ -40,6 +42,7 @@ from result_pages import (  # noqa: E402
     boards,
     cases,
     charts,
+    compared,
     constraints,
     coverage,
     curve,
@@ -60,12 +63,13 @@ RESULTS: Final = ROOT / "bench" / "results"
 PAGE: Final = ROOT / "docs" / "results.md"
 GRID_PAGE: Final = ROOT / "docs" / "results-grid.md"
 FIGURES_PAGE: Final = ROOT / "docs" / "paper-figures.md"
-TRAINS_PAGE: Final = ROOT / "docs" / "what-trains-where.md"
+BUILT_IN_PAGE: Final = ROOT / "docs" / "built-in-steps.md"
 MODELS_PAGE: Final = ROOT / "docs" / "pytorch-models.md"
-BOARDS_PAGE: Final = ROOT / "docs" / "on-a-microcontroller.md"
+TRAINS_PAGE: Final = ROOT / "docs" / "what-trains-where.md"
 INDEX: Final = ROOT / "docs" / "index.md"
 TESTED_PAGE: Final = ROOT / "docs" / "tested.md"
 ABLATION_PAGE: Final = ROOT / "bench" / "lazy-records.md"
+COMPARED_PAGE: Final = ROOT / "docs" / "compared.md"
 PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
 README: Final = ROOT / "README.md"
 
@@ -99,18 +103,25 @@ def due() -> dict[Path, str]:
         files = (ablations[-1], *sorted(RESULTS.glob("*-ablation-*.jsonl")))
         block = ablation.page(*map(ablation.read, files))
         pages[ABLATION_PAGE] = replace_block(text, "ablation", block)
+    readme = replace_block(readme, "solvers", figures.readme_solvers(RESULTS / "figures"))
     boards_source, exported = read_newest("*-mcu.jsonl")
     trains_source, stepped = read_newest("*-trains.jsonl")
     if stepped:
-        against_source, compared = read_newest("*-against.jsonl")
-        made = trains.page(stepped, trains_source, compared, against_source, exported)
-        pages[TRAINS_PAGE] = made
+        against_source, commits = read_newest("*-against.jsonl")
+        made = trains.page(stepped, trains_source, commits, against_source)
+        pages[BUILT_IN_PAGE] = made
     coverage_source, captured = read_newest("*-coverage.jsonl")
     if captured:
         pages[MODELS_PAGE] = coverage.page(captured, coverage_source)
     if exported:
-        pages[BOARDS_PAGE] = boards.page(exported, boards_source)
+        pages[TRAINS_PAGE] = boards.page(exported, boards_source)
         readme = replace_block(readme, "boards", boards.readme_table(exported))
+    compared_source, beside = read_newest("*-compared.jsonl")
+    if beside:
+        pages[COMPARED_PAGE] = compared.page(beside, compared_source)
+        readme = replace_block(readme, "compared", compared.readme_table(beside))
+        lead = f"{compared.lead(beside)}: [the table](#how-much-better-than-what)."
+        readme = replace_block(readme, "lead", lead)
     placed_source, placed = read_newest("*-addresses.jsonl")
     if placed:
         text = PLANS_PAGE.read_text(encoding="utf-8")
@@ -162,10 +173,12 @@ def _claims(exported: Sequence[dict[str, Any]]) -> str:
     """Return what the first page says of measurements, each with where to read on."""
     _, solved = read_grid()
     _, trained = read_newest("*-training.jsonl")
+    _, beside = read_newest("*-compared.jsonl")
     said = (
+        (f"{compared.lead(beside)}." if beside else "", f"[Every method]({COMPARED_PAGE.name})"),
         (grid.sentence(solved), f"[Every instance]({GRID_PAGE.name})"),
         (training.sentence(trained), f"[All measurements]({PAGE.name})"),
-        (boards.lead(exported), f"[Every network and board]({BOARDS_PAGE.name})"),
+        (boards.lead(exported), f"[Every network and board]({TRAINS_PAGE.name})"),
     )
     return "\n".join(f"- {text.strip()} {link}." for text, link in said if text)
 
@@ -178,17 +191,19 @@ def charts_due() -> dict[Path, Chart]:
     _, stepped = read_newest("*-trains.jsonl")
     _, exported = read_newest("*-mcu.jsonl")
     _, losses = read_newest("*-curve.jsonl")
+    _, beside = read_newest("*-compared.jsonl")
     found = {
         PAGE.with_name(cases.TIMES_CHART): charts.times(solved),
         PAGE.with_name(cases.STEPS_CHART): charts.steps(trained),
         PAGE.with_name(training.WHOLE_STEPS_CHART): charts.whole_steps(whole),
         PAGE.with_name(grid.SCALE_CHART): charts.scale(solved),
         GRID_PAGE.with_name(grid.OVERHEAD_CHART): charts.overheads(solved),
-        TRAINS_PAGE.with_name(trains.LEAST_CHART): charts.least_ram(stepped),
-        TRAINS_PAGE.with_name(trains.BOARDS_CHART): charts.on_boards(stepped),
-        BOARDS_PAGE.with_name(boards.CHART): charts.exported(exported),
+        BUILT_IN_PAGE.with_name(trains.LEAST_CHART): charts.least_ram(stepped),
+        BUILT_IN_PAGE.with_name(trains.BOARDS_CHART): charts.on_boards(stepped),
+        TRAINS_PAGE.with_name(boards.CHART): charts.exported(exported),
         PAGE.with_name("training-curve.svg"): curve.chart(losses),
         TESTED_PAGE.with_name(tested.CHART): tested.chart(TESTED_PAGE.read_text(encoding="utf-8")),
+        COMPARED_PAGE.with_name(compared.CHART): compared.chart(beside),
         FIGURES_PAGE.with_name("paper-overview.svg"): figures.overview(RESULTS / "figures"),
     }
     return {path: chart for path, chart in found.items() if chart.shown}
@@ -215,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         update_charts(check=options.check),
         figures.update_pictures(FIGURES_PAGE, RESULTS / "figures", check=options.check),
     )
-    for path in (PAGE, GRID_PAGE, TRAINS_PAGE, BOARDS_PAGE):
+    for path in (PAGE, GRID_PAGE, BUILT_IN_PAGE, TRAINS_PAGE, COMPARED_PAGE):
         if path not in pages and path.exists():
             sys.stdout.write(f"{path} has no record\n")
             status = 1

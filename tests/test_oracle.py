@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
             (run.energy_j or 0.0, problem.energy_budget_j),
         ]
         for row in problem.constraints:
-            total = run.total(problem.graph, row.terms)
+            total = run.total(problem.graph, row.terms.items())
             limits += [(total, row.upper), (-total, None if row.lower is None else -row.lower)]
         return (
             all(limit is None or amount <= limit for amount, limit in limits)

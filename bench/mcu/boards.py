@@ -1,7 +1,7 @@
 """Networks on boards: exported as C, built with all of the board's RAM, run on an emulated core.
 
 ``python bench/mcu/boards.py --out bench/results/$(date +%F)-mcu.jsonl`` runs everything;
-``python scripts/make_results.py`` makes ``docs/on-a-microcontroller.md`` of it. Needs PyTorch, a C
+``python scripts/make_results.py`` makes ``docs/what-trains-where.md`` of it. Needs PyTorch, a C
 compiler, GCC for Arm and QEMU.
 """
 
@@ -35,6 +35,7 @@ from poetmodel.export.board import (  # noqa: E402
 )
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes  # noqa: E402
 from poetmodel.export.exporting import export_step, in_tiles  # noqa: E402
+from poetmodel.export.step import Weights  # noqa: E402
 from poetmodel.graph import checkpoint_all_peak_bytes, floor  # noqa: E402
 from poetmodel.result import Status  # noqa: E402
 from poetmodel.units import format_bytes  # noqa: E402
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from mcu.networks import Training
     from poetmodel.bench.measurement import Record
-    from poetmodel.export.board import Run
+    from poetmodel.export.board import ProgramRun
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.step import Step
     from poetmodel.problem import Problem
@@ -212,7 +213,7 @@ def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]
         "tried": tried,
         **alone,
         **_decided(deployment),
-        **_measured(deployment, ran[Target.HOST], ran[BOARDS[wanted.board]], folder),
+        **_measured(deployment, ran[Target.HOST], ran[BOARDS[wanted.board]]),
         **(_counted(deployment, folder) if wanted.part == KEEP_ALL else {}),
     }
 
@@ -310,7 +311,7 @@ def _batches(training: Training) -> bytes:
 
 def _ran(
     wanted: BoardRun, training: Training, deployment: Deployment, folder: Path
-) -> dict[Target, Run]:
+) -> dict[Target, ProgramRun]:
     """Return what the programs for this machine and for the board did."""
     driver = "DRIVER=ram" if deployment.plan.memory_mapped else "DRIVER=file"
     found = {}
@@ -327,7 +328,7 @@ def _ran(
     return found
 
 
-def _measured(deployment: Deployment, host: Run, board: Run, folder: Path) -> dict[str, Any]:
+def _measured(deployment: Deployment, host: ProgramRun, board: ProgramRun) -> dict[str, Any]:
     """Return what was measured; raise where losses differ from those of the host."""
     apart = [abs(board.losses[k] - host.losses[k]) / abs(host.losses[k]) for k in host.losses]
     second = SECOND_TOLERANCES.get(deployment.step.graph.name, LOSS_TOLERANCE)
@@ -350,7 +351,7 @@ def _measured(deployment: Deployment, host: Run, board: Run, folder: Path) -> di
         "input_bytes": inputs,
         "runtime_bytes": runtime,
         "flash_bytes": figures["flash_bytes"],
-        "weight_bytes": (folder / "weights.bin").stat().st_size,
+        "weight_bytes": len(Weights.of(deployment.step).data),
         "instructions": figures["step_instructions"],
         "clock_hz": clock_hz(device),
         "power_w": device.compute.power_w,

@@ -24,7 +24,7 @@ from torch.nn import functional
 from harness import latest, parsed, record
 from mcu.networks import NETWORKS
 from poetmodel import torch as pmt
-from poetmodel.export.board import Run, Target, build, run
+from poetmodel.export.board import ProgramRun, Target, build, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ def torch_losses(model: torch.nn.Module, curve: Curve, dtype: torch.dtype) -> li
     return losses
 
 
-def emulated(folder: Path, curve: Curve) -> Run:
+def emulated(folder: Path, curve: Curve) -> ProgramRun:
     """Run an exported step on the emulated board."""
     data = b"".join(x.numpy().tobytes() + y.int().numpy().tobytes() for x, y in batches(curve))
     program = build(folder, Target.M4, time_limit_s=LIMIT_S)

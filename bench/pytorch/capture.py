@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from poetmodel.device.io import save_profile
 from poetmodel.graph import Graph
-from poetmodel.torch.profiling import limited_threads, measure
-from poetmodel.torch.tracing import trace
+from poetmodel.torch.runtime.profiling import limited_threads, measure
+from poetmodel.torch.step.trace import trace
 from pytorch import library_models
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ class ModelRun(RecordedRun):
 
 
 def tried(run: ModelRun, *, folder: str) -> dict[str, Any]:
-    """Compile a model for all of its peak and for less, run it on two batches, and compare.
+    """Compile a model for all of its peak and for less, by both ways, and compare two batches.
 
     Parameters
     ----------
@@ -89,6 +89,7 @@ def tried(run: ModelRun, *, folder: str) -> dict[str, Any]:
         facts |= _compiled(trial, run.limit_s) | {"budget": _in_less(trial, run.limit_s, folder)}
     except CaptureError as error:
         facts |= {"status": REFUSED, "reason": _plain(error)}
+    facts["back_end"] = _in_torch_compile(trial, run.limit_s)
     return {**facts, "seconds": time.perf_counter() - begin}
 
 
@@ -140,6 +141,73 @@ def _in_less(trial: Any, limit_s: float, folder: str) -> dict[str, Any] | None:
             "written_bytes": certificate.written_bytes,
         }
     return None
+
+
+def _in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
+    """Run both batches with the back end of ``torch.compile`` in the smallest budget it keeps."""
+    import logging
+
+    import torch
+    from torch._dynamo import config as dynamo
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+
+    import poetmodel.torch as pmt
+    from poetmodel.errors import BudgetError
+
+    logs = {getattr(logging.Logger, name, None) for name in ("warning_once", "warning", "info")}
+    for share in (*SHARES, 1.0):
+        torch.compiler.reset()
+        back = pmt.backend(f"{share:.0%}", device="rpi4b", time_limit=limit_s)
+        try:
+            with dynamo.patch(ignore_logging_functions=logs - {None}):
+                equal = [
+                    _has_eager_bits(trial, batch, back) for batch in (trial.inputs, trial.other)
+                ]
+        except BackendCompilerFailed as error:
+            if isinstance(error.inner_exception, BudgetError) and share < 1:
+                continue
+            return {"status": REFUSED, "reason": _plain(error.inner_exception)}
+        except (TorchDynamoException, RuntimeError) as error:
+            return {"status": REFUSED, "reason": _plain(error)[:200]}
+        record = back.plans[0]
+        return {
+            "status": WORKS if all(equal) else DIFFERS,
+            "share": share,
+            "within": record.predicted_peak_bytes <= record.ram_budget_bytes,
+            "recomputed": record.recomputed,
+        }
+    raise AssertionError("everything may be kept in the last of these budgets")
+
+
+def _has_eager_bits(trial: Any, batch: Any, back: Any) -> bool:
+    """Return whether loss, gradients and buffers after one batch are those of eager PyTorch."""
+    import copy
+
+    import torch
+
+    def run(model: Any, *, compiled: bool) -> list[Any]:
+        def step() -> Any:
+            if trial.loss_fn is not None:
+                return trial.loss_fn(model(*batch[:-1]), batch[-1])
+            by_name = len(batch) == 1 and isinstance(batch[0], dict)
+            output = model(**batch[0]) if by_name else model(*batch)
+            output = getattr(output, "loss", output)
+            return output[0] if isinstance(output, tuple | list) else output
+
+        torch.manual_seed(SEED)
+        if compiled:
+            step = torch.compile(step, backend=back, fullgraph=True, dynamic=False)
+        loss = step()
+        loss.backward()
+        values = [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+        return [*values, *model.buffers()]
+
+    pairs = zip(
+        run(copy.deepcopy(trial.model), compiled=False),
+        run(copy.deepcopy(trial.model), compiled=True),
+        strict=True,
+    )
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
 
 
 def _plain(text: object) -> str:

@@ -13,9 +13,9 @@ import torch
 from poetmodel import torch as pmt
 from poetmodel.bench.measurement import FAILED
 from poetmodel.errors import BudgetError, NoScheduleError
-from poetmodel.torch.convolutions import divided_units, in_parts
-from poetmodel.torch.interpreter import heap_peak_bytes
-from poetmodel.torch.tracing import coarsened, floor_bytes, keep_all_bytes
+from poetmodel.torch.capturing.replay import heap_peak_bytes
+from poetmodel.torch.runtime.convolutions import divided_units, in_parts
+from poetmodel.torch.step.trace import coarsened, floor_bytes, keep_all_bytes
 from pytorch.networks import NETWORKS
 from pytorch.peers import (
     TrainingMethod,

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.torch.pages import bytes_of
+from poetmodel.torch.state.pages import bytes_of
 from pytorch.networks import Block
 from pytorch.peers import SMALL_BYTES, TrainingMethod, eager
 

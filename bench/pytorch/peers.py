@@ -18,8 +18,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from poetmodel.torch.interpreter import storage_key
-from poetmodel.torch.pages import bytes_of
+from poetmodel.torch.capturing.replay import storage_key
+from poetmodel.torch.state.pages import bytes_of
 from pytorch.networks import Block
 
 if TYPE_CHECKING:

@@ -79,7 +79,7 @@ def process_peak(work: Callable[[], object]) -> ProcessPeak:
 
 def anonymous_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the storages of tensors, but for those that lie in a mapped file."""
-    from poetmodel.torch.interpreter import storage_key
+    from poetmodel.torch.capturing.replay import storage_key
 
     files = _mapped_files()
     storages = {storage_key(tensor): tensor.untyped_storage() for tensor in tensors}

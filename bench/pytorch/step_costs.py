@@ -89,9 +89,9 @@ def convolutions(network: str, pairs: int) -> dict[str, Any]:
     import torch
 
     from poetmodel import torch as pmt
-    from poetmodel.torch.convolutions import divided_units, in_parts
-    from poetmodel.torch.interpreter import KERNEL, call, replay
-    from poetmodel.torch.tracing import keep_all_bytes, least_bytes
+    from poetmodel.torch.capturing.replay import KERNEL, call, replay
+    from poetmodel.torch.runtime.convolutions import divided_units, in_parts
+    from poetmodel.torch.step.trace import keep_all_bytes, least_bytes
     from pytorch.networks import NETWORKS as MADE
 
     torch.set_num_threads(1)

@@ -136,7 +136,7 @@ def page(records: Sequence[dict[str, Any]], source: str) -> str:
         for node in run["nodes"]
     ]
     text = render(
-        "on-a-microcontroller",
+        "what-trains-where",
         records=records,
         source=source,
         lead=lead(records),

@@ -91,6 +91,6 @@ def lead(records: Sequence[dict[str, Any]]) -> str:
     works, refused = sum(m.works for m in tried), sum(m.refused for m in tried)
     apart = len(tried) - works - refused
     return (
-        f"Of {len(tried)} models tried, {works} train as in eager PyTorch, bit by bit; "
+        f"Of {len(tried)} models tried, {works} train as in eager PyTorch, bit for bit; "
         f"{refused} are refused in a sentence" + (f", and {apart} differ." if apart else ".")
     )

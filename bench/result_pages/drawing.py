@@ -29,6 +29,8 @@ COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE, RED, "#56b4e9", GREY)
 """Colours of lines, in turn."""
 _LONG_NUMBER: Final = re.compile(r"(\.\d\d)\d+")
 """Places of numbers beyond a hundredth of a point, which nobody sees."""
+_TAG: Final = re.compile(r"<[^>]+>")
+"""A tag with its attributes: coordinates are there, and what is between tags is text."""
 _STYLE: Final[Any] = MappingProxyType(
     {
         "axes.axisbelow": True,
@@ -79,5 +81,6 @@ class Chart:
             content = io.BytesIO()
             metadata = {"Date": None, "Description": f"data {self.digest}"}
             figure.savefig(content, format="svg", metadata=metadata)
-        drawn = _LONG_NUMBER.sub(r"\1", content.getvalue().decode())
+        whole = content.getvalue().decode()
+        drawn = _TAG.sub(lambda tag: _LONG_NUMBER.sub(r"\1", tag[0]), whole)
         write_text(path, following_scheme(drawn))

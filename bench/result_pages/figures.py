@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any, Final
 from blocks import replace_block, table
 from poetmodel.baselines import method_names
 from poetmodel.bench.figures import FIGURES
+from poetmodel.bench.measurement import REFUSED
 from poetmodel.bench.pictures import digest, draw, panels
 from poetmodel.bench.store import RecordFile
-from poetmodel.bench.summaries import overhead_ratio, summary
+from poetmodel.bench.summaries import overhead_ratio, summary, without
 from poetmodel.bench.tables import rows
 from result_pages.drawing import BLUE, RED, Chart
 from result_pages.records import versions_text
 from result_pages.rendering import render
+from solver_tables import comparison
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from poetmodel.bench.measurement import Record
@@ -84,6 +86,46 @@ def block(name: str, records: Sequence[Record], picture: str) -> str:
 OVERVIEW: Final = ("figure3", "figure4", "figure5")
 """Figures whose problems are compared."""
 _MAIN: Final = "optimal"
+
+
+def readme_solvers(folder: Path) -> str:
+    """Return the README's table of solvers: each problem and formulation within the longest limit.
+
+    A cell is the time to the proof, or the gap that the limit left.
+    """
+    records = read(folder, "solvers")
+    if not records:
+        return NOTHING_YET
+    found = rows(records)
+    limit_s = max(row["time_limit_s"] for row in found)
+    solvers = dict.fromkeys(str(row["backend"]) for row in found)
+    lines = [
+        (f"`{part.title}`".replace(" on ", "` on ", 1).rstrip("`"), formulation, *cells.values())
+        for part in comparison([row for row in found if row["time_limit_s"] == limit_s])
+        for formulation, cells in _by_formulation(part.rows, solvers).items()
+    ]
+    return render(
+        "solvers-readme",
+        table=table(("problem", "formulation", *solvers), lines),
+        limit_s=limit_s,
+        records=records,
+    )
+
+
+def _by_formulation(
+    ended: Sequence[Sequence[str]], solvers: Iterable[str]
+) -> dict[str, dict[str, str]]:
+    """Return how each solver ended with each formulation, by both."""
+    found: dict[str, dict[str, str]] = {}
+    for solver, formulation, _, status, _, _, gap, seconds in ended:
+        cells = found.setdefault(f"`{formulation}`", dict.fromkeys(solvers, "-"))
+        if status == without({"status": REFUSED}):
+            cells[solver] = status
+        elif gap in ("-", "none in time"):
+            cells[solver] = f"no solution in {seconds}"
+        else:
+            cells[solver] = seconds if gap == "0 %" else f"gap {gap} after {seconds}"
+    return found
 
 
 def overview(folder: Path) -> Chart:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import jinja2
 
 from blocks import folded
+from poetmodel.report.presenter import plural
 from poetmodel.units import format_bytes
 from result_pages import records
 
@@ -98,6 +99,7 @@ def _environment() -> jinja2.Environment:
         "met": met,
         "percent": records.percent_text,
         "percentile": records.percentile,
+        "plural": plural,
         "ratios": ratios,
         "seconds": records.seconds_text,
         "whole": lambda ratio: f"{100 * ratio:.0f} %",

@@ -1,4 +1,4 @@
-"""The page that says which networks train on which boards, their whole state included."""
+"""The page of whole training steps of built-in graphs: their least RAM, boards, methods."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from against import BEFORE, HERE
-from mcu.boards import BOARD
 from poetmodel.bench.measurement import NOT_APPLICABLE
 from poetmodel.device import Device
 from poetmodel.units import format_bytes
-from result_pages import boards
 from result_pages.records import ONE_PERCENT, Line, percent_text, seconds_text
 from result_pages.rendering import render
 from what_trains_where import (
@@ -45,14 +43,6 @@ LARGER_GAP: Final = 0.02
 """Gap that larger networks are to be proved to within their limit."""
 _UNITS: Final = {"KiB": 2**10, "MiB": 2**20}
 _STORAGE: Final = {PAGED: "paged", MAPPED: "read in place"}
-_AS_EXPORTED: Final = {
-    "ds-cnn": "ds-cnn",
-    "resnet8": "resnet8",
-    "autoencoder": "autoencoder",
-    "mobilenetv1-vww": "mobilenetv1-vww",
-    "mobilenetv2-035, 48 x 48": "mobilenetv2-035",
-}
-"""The networks that are exported too, by the names of those here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,28 +137,24 @@ def page(
     source: str,
     against: Sequence[dict[str, Any]] = (),
     against_source: str = "",
-    exported: Sequence[dict[str, Any]] = (),
 ) -> str:
-    """Return the page; what is said of a board is said of the kernels that are exported for it."""
+    """Return the page."""
     parts = {part: of_part(records, part) for part in (LEAST, BOARDS, POLICIES, SPEED)}
-    on_boards = boards.of_part(exported, BOARD)
     names = tuple(NETWORKS)
     problems = equal_rams(parts[POLICIES])
     optima = [run for run in parts[POLICIES] if run.cell["method"] == METHODS[0]]
     text = render(
-        "what-trains-where",
+        "built-in-steps",
         records=records,
         source=source,
         charts=(LEAST_CHART, BOARDS_CHART),
         **budgets(parts[LEAST]),
-        matrix=boards.matrix(on_boards) if exported else "",
         least=partial(first, parts[LEAST]),
         columns=(ACTIVATIONS, STATE, IN_PLACE),
         tiles=TILES,
         boards=sorted(
             parts[BOARDS], key=lambda run: (names.index(run.cell["network"]), run.ram_bytes)
         ),
-        as_c=partial(_as_c, {(run.network, run.place): run for run in on_boards}),
         problems=problems,
         keeping=lambda method: sum(problem.keeps(method) for problem in problems),
         excesses=lambda method: list(filter(None, (p.excess(method) for p in problems))),
@@ -213,7 +199,7 @@ def verdict(least: Sequence[StepRecord], network: str, device: str, budget: str)
 
 def headline(least: Sequence[StepRecord]) -> str:
     """Return which networks of MLPerf Tiny train in which RAM, and where that is open."""
-    return render("what-trains-where", block="headline", **budgets(least))
+    return render("built-in-steps", block="headline", **budgets(least))
 
 
 def budgets(least: Sequence[StepRecord]) -> dict[str, Any]:
@@ -234,18 +220,6 @@ def budgets(least: Sequence[StepRecord]) -> dict[str, Any]:
 
 
 # -- boards ----------------------------------------------------------------------------------------
-
-
-def _as_c(
-    exported: Mapping[tuple[str, tuple[str, str | None]], boards.Exported], run: StepRecord
-) -> str:
-    """Return whether the exported C of a network trains on the board."""
-    name = _AS_EXPORTED.get(run.cell["network"], "")
-    program = exported.get((name, (run.cell["device"], None)))
-    if program is None:
-        return "-"
-    batch = boards.SIZES.get(name, "")
-    return boards.answer(program) + (f", {batch}" if batch.startswith("batch") else "")
 
 
 # -- methods at equal RAM --------------------------------------------------------------------------

@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from poetmodel.baselines.own import method
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph, Node, Tensor, operation, zoo
     from poetmodel.model import build
     from poetmodel.placement import place
     from poetmodel.plan import Arena, Plan, PlanCheck, check_arena, check_plan
     from poetmodel.planner import verify
-    from poetmodel.problem import Problem
+    from poetmodel.problem import Constraint, Problem
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule, Simulation, simulate
     from poetmodel.solver import fit_arena, solve
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
+    "poetmodel.baselines.own": ("method",),
     "poetmodel.device": ("Costs", "Device"),
     "poetmodel.graph": ("Graph", "Node", "Tensor", "operation"),
     "poetmodel.model": ("build",),
     "poetmodel.placement": ("place",),
     "poetmodel.plan": ("Arena", "Plan", "PlanCheck", "check_arena", "check_plan"),
     "poetmodel.planner": ("verify",),
-    "poetmodel.problem": ("Problem",),
+    "poetmodel.problem": ("Constraint", "Problem"),
     "poetmodel.result": ("SolveResult",),
     "poetmodel.schedule": ("Schedule", "Simulation", "simulate"),
     "poetmodel.solver": ("fit_arena", "solve"),
@@ -38,6 +40,7 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Arena",
+    "Constraint",
     "Costs",
     "Device",
     "Graph",
@@ -54,6 +57,7 @@ __all__ = [
     "check_arena",
     "check_plan",
     "fit_arena",
+    "method",
     "operation",
     "place",
     "simulate",

@@ -77,18 +77,18 @@ class InputError(PoetModelError, ValueError):
         """Every fault found, in the order of the input."""
         super().__init__("; ".join(self.faults))
 
-    def within(self, place: str) -> InputError:
-        """Return the same error with `place` (a file name, say) before every fault."""
-        return type(self)(f"{place}: {fault}" if place else fault for fault in self.faults)
+    def within(self, where: str) -> InputError:
+        """Return the same error with where it is (a file name, say) before every fault."""
+        return type(self)(f"{where}: {fault}" if where else fault for fault in self.faults)
 
 
 @contextmanager
-def raised_as(error: type[InputError], place: str = "") -> Iterator[None]:
-    """Raise input errors from inside as another class, with `place` before every fault."""
+def raised_as(error: type[InputError], where: str = "") -> Iterator[None]:
+    """Raise input errors from inside as another class, with where it is before every fault."""
     try:
         yield
-    except InputError as found:
-        raise error(found.within(place).faults) from None
+    except InputError as raised:
+        raise error(raised.within(where).faults) from None
 
 
 class GraphError(InputError):
@@ -180,12 +180,29 @@ class MethodNotApplicableError(PoetModelError):
         super().__init__(message)
 
 
+class OwnMethodError(PoetModelError):
+    """A method of the user's own raised an exception, or its schedule is refused.
+
+    Parameters
+    ----------
+    message : str
+        What it did, in one sentence, with its file and line where it raised something.
+    refused : bool, optional
+        Whether it returned a schedule, which the verifier does not accept.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        self.refused = refused
+        """Whether it returned a schedule, which the verifier does not accept."""
+        super().__init__(message)
+
+
 class TimeLimitError(PoetModelError):
     """A computation was not done when its time limit had passed."""
 
 
 class TooLargeError(PoetModelError):
-    """A schedule would have more entries than memory is meant to hold."""
+    """A schedule or a model would have more entries than memory is meant to hold."""
 
 
 class VerificationError(PoetModelError):

@@ -91,7 +91,7 @@ class OwnObjective:
 class SolveResult:
     """A schedule with its proven bound, or the reason why there is none.
 
-    Figures are the simulator's, never the solver's; without a schedule they are None.
+    Figures come from the simulator, never from the solver; without a schedule they are None.
     """
 
     problem: Problem

@@ -167,11 +167,11 @@ def test_rows_are_those_of_pyomos_own_compiler(formulation: str) -> None:
     assert [id(variable) for variable in form.columns] == [id(column) for column in own.columns]
     matrix, sides = own.A.tocsr(), {}
     for place, (row, side) in enumerate(zip(own.rows, own.rhs, strict=True)):
-        low, up, _ = sides.get(id(row.constraint), (-INF, INF, 0))
+        low, up, _ = sides.get(row.constraint.name, (-INF, INF, 0))
         low = side if row.bound_type <= 0 else low
         up = side if row.bound_type >= 0 else up
-        sides[id(row.constraint)] = (low, up, place)
-    assert [id(row) for row in form.rows] == list(sides)
+        sides[row.constraint.name] = (low, up, place)
+    assert [row.name for row in form.rows] == list(sides)
     assert form.row_lower.tolist() == [low for low, _, _ in sides.values()]
     assert form.row_upper.tolist() == [up for _, up, _ in sides.values()]
     assert (form.matrix != matrix[[place for _, _, place in sides.values()]]).nnz == 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("paging", [True, False])
 @pytest.mark.parametrize("method", [dtr, dtr_paging, lru_paging, capuchin, swap_advisor])
 def test_nothing_leaves_at_full_ram(method: Run, paging: bool) -> None:
-    """At the checkpoint-all peak the schedule is checkpoint-all, with or without storage."""
+    """At the keep-all peak the schedule is keep-all, with or without storage."""
     problem = skip_problem(ram="100%", paging=paging)
     assert method(problem) == checkpoint_all(problem.graph)
 

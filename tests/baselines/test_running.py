@@ -75,7 +75,7 @@ def test_reason_names_the_method_and_the_limit() -> None:
 def test_broken_schedule_is_a_bug_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A method that breaks a rule of execution does not get away as one that does not apply."""
     broken = SimpleNamespace(
-        name="broken", by_solver=False, function=lambda: lambda _: Schedule(R=((0, 0),))
+        name="broken", by_solver=False, own=None, function=lambda: lambda _: Schedule(R=((0, 0),))
     )
     monkeypatch.setattr(home, "method", lambda _: broken)
     with pytest.raises(VerificationError, match="not computed in its own stage"):

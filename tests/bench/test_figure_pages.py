@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import make_results
-from kit.measured_records import in_folder, write_records
+from kit.figure_rows import row, without
+from kit.measured_records import CIRCUMSTANCES, in_folder, write_records
 from poetmodel.bench.figures import FIGURES
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import InputShape, load_model
@@ -54,6 +55,30 @@ def test_stale_parts_are_noticed_and_written(
     said = capsys.readouterr().out
     assert "stale" in said
     assert "paper-figure5.svg" in said
+
+
+def test_readme_has_a_line_for_each_problem_and_formulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell says the time to the proof, what the longest limit left, or why there is nothing."""
+    found = [
+        row() | {"backend": solver, "formulation": "compact", "time_limit_s": limit} | ended
+        for limit in (10.0, 60.0)
+        for solver, ended in {
+            "highs": {"seconds": limit / 5},
+            "scip": {"seconds": limit, "gap": 0.25, "status": "feasible"},
+            "gurobi": {"status": "refused", "overhead_j": None, "overhead_bound_j": None},
+        }.items()
+    ]
+    late = without("unknown", backend="highs", formulation="paper", time_limit_s=60.0)
+    monkeypatch.setattr(figures, "read", lambda *_: [CIRCUMSTANCES])
+    monkeypatch.setattr(figures, "rows", lambda _: [*found, late | {"termination": "time_limit"}])
+    lines = figures.readme_solvers(tmp_path).splitlines()
+    kind = "`m` on d, 50% of RAM"
+    assert lines[2:4] == [
+        f"| {kind} | `compact` | 12 s | gap 25 % after 60 s | refused by the licence |",
+        f"| {kind} | `paper` | no solution in 2 s | - | - |",
+    ]
 
 
 def test_memory_of_inference_is_that_of_the_page() -> None:

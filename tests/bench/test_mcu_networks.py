@@ -11,8 +11,8 @@ from poetmodel.graph import zoo
 pytest.importorskip("torch")
 
 from mcu.networks import NETWORKS, forward_macs, parameters
+from poetmodel.torch import trace
 from poetmodel.torch.target import load_step
-from poetmodel.torch.tracing import trace
 
 pytestmark = pytest.mark.torch
 

@@ -36,9 +36,9 @@ SAID = (
     ("results.md", "From `bench/results/2026-01-02-constraints.jsonl`"),
     ("results.md", "| 0.5 % | optimal |"),
     ("results-grid.md", "| 40% | - | optimal | 2 s |"),
-    ("what-trains-where.md", "Generated from `bench/results/2026-01-02-trains.jsonl`"),
-    ("what-trains-where.md", "| 2 s |"),
-    ("on-a-microcontroller.md", "`bench/results/2026-01-02-mcu.jsonl`"),
+    ("built-in-steps.md", "Generated from `bench/results/2026-01-02-trains.jsonl`"),
+    ("built-in-steps.md", "| 2 s |"),
+    ("what-trains-where.md", "`bench/results/2026-01-02-mcu.jsonl`"),
     (
         "README.md",
         "| `paper/vgg16-cifar` | `paper-m4` | 50% | 1 % | 25 % | 60.1 s | **120 s**, gap",

@@ -31,6 +31,7 @@ COMMANDS = (
     "trace",
     "profile",
     "export",
+    "state",
     "sweep",
     "report",
     "explore",

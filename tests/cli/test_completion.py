@@ -11,6 +11,7 @@ import pytest
 
 from poetmodel.backends.registry import backend_names
 from poetmodel.baselines import method_names
+from poetmodel.baselines.own import own_names
 from poetmodel.bench.figures import FIGURES
 from poetmodel.cli import completion
 from poetmodel.device.io import device_names
@@ -70,7 +71,6 @@ def test_devices_are_offered(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (("solve", "mlp", "--method"), method_names()),
         (("solve", "mlp", "--backend"), backend_names()),
         (("limits", "mlp", "--backend"), backend_names()),
         (("solve", "mlp", "--formulation"), ("lazy", "compact", "paper")),
@@ -82,8 +82,15 @@ def test_devices_are_offered(words: tuple[str, ...]) -> None:
     ],
 )
 def test_choices_are_offered(words: tuple[str, ...], names: tuple[str, ...]) -> None:
-    """Methods, solvers, formulations, figures: all that would be accepted, and nothing else."""
+    """Solvers, formulations, figures: all that would be accepted, and nothing else."""
     assert offered(words, "") == list(names)
+
+
+def test_methods_are_offered() -> None:
+    """Those that come along, the default first, then those of packages and of this process."""
+    names = [*method_names(), *own_names()]
+    assert offered(("solve", "mlp", "--method"), "") == names
+    assert offered(("sweep", "mlp", "--methods"), "") == names
 
 
 def test_lists_go_on_after_a_comma() -> None:
@@ -91,7 +98,6 @@ def test_lists_go_on_after_a_comma() -> None:
     assert offered(("sweep", "mlp", "--devices"), "rpi4b,mk") == ["rpi4b,mkr1000"]
     assert offered(("sweep", "mlp", "--backends"), "highs,") == ["highs,scip", "highs,gurobi"]
     assert "optimal,dtr" in offered(("sweep", "mlp", "--methods"), "optimal,d")
-    assert set(offered(("sweep", "mlp", "--methods"), "")) == set(method_names())
 
 
 def test_names_have_their_meaning() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 from kit.commands import invoke
 
-if TYPE_CHECKING:
-    from pathlib import Path
+STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
 
+if TYPE_CHECKING:
     from kit.messages import Told
 
 
@@ -36,3 +37,19 @@ def test_missing_torch_is_said(
     assert outcome.status == 5
     told(outcome.err)
     assert set(tmp_path.iterdir()) == before
+
+
+def test_what_was_proved_and_what_wears_is_said(tmp_path: Path) -> None:
+    """Energy, overhead and gap of the schedule; commits write all state in RAM each step too."""
+    how = ("--ram", "80%", "--device", "nano33ble", "--no-recompute", "--gap", "0.5")
+    written = {}
+    for name, options in (("plain", ()), ("commits", ("--commit",))):
+        told = invoke("export", STEP, *how, *options, "--out", tmp_path / name).out
+        rows = {line.split("  ")[0].strip(): line for line in told.splitlines()}
+        assert {"energy", "overhead", "gap", "compute time", "peak RAM", "storage worn"} < set(rows)
+        document = invoke("export", STEP, *how, *options, "--out", tmp_path / name, "--json").json
+        written[name] = document["written_bytes"]
+        assert document["stored_bytes"] % 4096 == 0
+    state = invoke("state", tmp_path / "commits", "--json").json
+    in_ram = sum(tensor["bytes"] for tensor in state if tensor["home"] == "ram")
+    assert written["commits"] == written["plain"] + in_ram + 16

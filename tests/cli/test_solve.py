@@ -72,7 +72,7 @@ def test_without_paging_the_sample_is_computed_again() -> None:
 
 
 def test_neither_paging_nor_recomputing_is_proven_infeasible(told: Told) -> None:
-    """With both forbidden, less than the checkpoint-all peak is not enough: exit 3."""
+    """With both forbidden, less than the keep-all peak is not enough: exit 3."""
     outcome = solve("--ram", "350", "--no-paging", "--no-recompute")
     assert (outcome.status, outcome.out) == (3, "")
     told(outcome.err)

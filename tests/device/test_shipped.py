@@ -30,8 +30,11 @@ BOARDS = {
 }
 """RAM of the boards whose figures come from data sheets [B]."""
 
-OURS = sorted(TABLE_2.keys() | BOARDS.keys())
-"""The boards with figures that hold together."""
+CARDS = {"a100": 80 * 10**9, "h100": 80 * 10**9, "rtx4090": 24 * 10**9}
+"""Memory of the graphics cards, whose storage is that of the host [B]."""
+
+OURS = sorted(TABLE_2.keys() | BOARDS.keys() | CARDS.keys())
+"""The devices with figures that hold together."""
 
 FIGURES = re.compile(r"^(\w+) = ", re.MULTILINE)
 
@@ -42,8 +45,16 @@ LAYER = Graph(name="layer", nodes=(operation("fc", output_bytes=SIZE_BYTES, flop
 
 
 def test_shipped_devices_are_those_of_the_paper_and_of_data_sheets() -> None:
-    """The boards of table 2, the published constants of three of them, and current boards."""
-    assert set(device_names()) == TABLE_2.keys() | PAPER.keys() | BOARDS.keys()
+    """Boards of table 2, the published constants of three, current boards, graphics cards."""
+    assert set(device_names()) == TABLE_2.keys() | PAPER.keys() | BOARDS.keys() | CARDS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(CARDS))
+def test_memory_of_cards_is_that_of_the_data_sheet(name: str) -> None:
+    """Pages go to the host, whose memory no data sheet of a card limits."""
+    device = load_device(name)
+    assert device.ram_bytes == CARDS[name]
+    assert device.aux_bytes is None
 
 
 @pytest.mark.parametrize("name", sorted(TABLE_2 | PAPER))
@@ -103,10 +114,10 @@ def test_our_own_devices_raise_no_eyebrow(name: str) -> None:
 
 
 def test_some_boards_page_beside_computing() -> None:
-    """Three boards have DMA to their storage; the others wait for theirs."""
+    """Three boards and all cards have DMA to their storage; the others wait for theirs."""
     modes = {name: load_device(name).storage for name in device_names()}
     with_dma = {name for name, storage in modes.items() if storage and storage.mode == "dma"}
-    assert with_dma == {"esp32s3", "jetson-tx2", "stm32h743"}
+    assert with_dma == {"esp32s3", "jetson-tx2", "stm32h743"} | CARDS.keys()
     assert {storage.mode for storage in modes.values() if storage} == set(StorageMode)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poetmodel.explore.points import MOST_HISTORY, Point, joined, known_bound, neighbour, point_id
-from poetmodel.explore.store import Store
+from poetmodel.explore.store import PointStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,14 +111,14 @@ def test_history_stays_small_and_keeps_its_ends() -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path) -> Iterator[PointStore]:
     """Return an empty store."""
-    made = Store(tmp_path / "folder" / "store.sqlite")
+    made = PointStore(tmp_path / "folder" / "store.sqlite")
     yield made
     made.close()
 
 
-def test_point_comes_back_as_it_was(store: Store) -> None:
+def test_point_comes_back_as_it_was(store: PointStore) -> None:
     """With its history and its schedule."""
     made = solved(100, 2.0, needs_bytes=90)
     made.note()
@@ -130,7 +130,7 @@ def test_point_comes_back_as_it_was(store: Store) -> None:
     assert store.now(store.points, "other") == []
 
 
-def test_better_point_is_never_overwritten(store: Store) -> None:
+def test_better_point_is_never_overwritten(store: PointStore) -> None:
     """Not by a worse schedule, a worse bound or an earlier state of another server."""
     best = solved(100, 2.0, needs_bytes=90)
     best.state, best.status, best.bound = "done", "optimal", 2.0
@@ -167,7 +167,7 @@ def test_two_servers_lose_nothing_of_a_point(
     assert is_new <= (both.value == second[0])
 
 
-def test_bound_of_another_server_stays_in_the_store(store: Store) -> None:
+def test_bound_of_another_server_stays_in_the_store(store: PointStore) -> None:
     """A better schedule with a worse bound takes its place, and its picture is drawn anew."""
     bounded = solved(100, 3.0, needs_bytes=90)
     bounded.bound = 1.8
@@ -187,7 +187,7 @@ def test_bound_of_another_server_stays_in_the_store(store: Store) -> None:
     assert store.now(store.schedule, better.id) == b"better"
 
 
-def test_picture_of_an_earlier_revision_goes(store: Store) -> None:
+def test_picture_of_an_earlier_revision_goes(store: PointStore) -> None:
     """And one that another version drew is not shown."""
     made = solved(100, 2.0, needs_bytes=90)
     store.now(store.save, made, b"packed")
@@ -200,7 +200,7 @@ def test_picture_of_an_earlier_revision_goes(store: Store) -> None:
     assert store.now(store.answer, made.id, before, "now") is None
 
 
-def test_token_stays_and_is_for_its_owner_alone(store: Store) -> None:
+def test_token_stays_and_is_for_its_owner_alone(store: PointStore) -> None:
     """The address of a server that is started again is the same."""
     token = store.now(store.secret)
     assert len(token) >= 24
@@ -213,7 +213,7 @@ def test_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.sqlite"
     path.write_text("these are my notes, and long enough to be no database " * 20)
     with pytest.raises(ValueError, match=r"--store .*notes\.sqlite: is no store"):
-        Store(path)
+        PointStore(path)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +234,6 @@ def test_database_of_others_is_left_alone(tmp_path: Path, statements: str, words
         connection.executescript(statements)
     before = path.read_bytes()
     with pytest.raises(ValueError, match=words):
-        Store(path)
+        PointStore(path)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == [path.name]

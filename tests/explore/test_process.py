@@ -15,7 +15,7 @@ import pytest
 
 from kit.explorers import LONG, MLP, PATIENCE_S, running, until
 from poetmodel.cli.entry import INTERRUPTED
-from poetmodel.explore.store import Store
+from poetmodel.explore.store import PointStore
 
 if TYPE_CHECKING:
     from kit.explorers import Explorer
@@ -253,7 +253,7 @@ def test_two_servers_share_a_store(tmp_path: Path) -> None:
             assert there.want(problem, place / 8) == point
         first.end(signal.SIGKILL)
         second.end(signal.SIGKILL)
-    store = Store(first.store)
+    store = PointStore(first.store)
     assert store.now(store.check) == "ok"
     assert len(store.now(store.points, problem["problem"])) == 8
     store.close()

@@ -16,7 +16,7 @@ from kit.explorers import MLP, STEP
 from poetmodel.cli.application import app as command_line
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
-from poetmodel.explore.choice import Catalogue, Choice
+from poetmodel.explore.choice import Catalogue, Selection
 from poetmodel.explore.exports import export
 from poetmodel.explore.tasks import Talk
 from poetmodel.graph.catalogue import load_model
@@ -250,7 +250,7 @@ def test_c_of_a_step_file_keeps_the_ram_of_the_point(
         names = {name.partition("/")[2] for name in archive.namelist()}
         (manifest,) = (name for name in archive.namelist() if name.endswith("/manifest.json"))
         stated = json.loads(archive.read(manifest))
-    assert {"pm_step.c", "pm_step.h", "weights.bin", "README.md"} <= names
+    assert {"src/pm_step.c", "include/pm.h", "src/pm_weights.c", "README.md"} <= names
     assert stated["arena"]["bytes"] <= stated["budget"]["arena_bytes"] <= point["ram_bytes"]
     line = command_of(visitor, point)
     monkeypatch.chdir(tmp_path)
@@ -275,7 +275,7 @@ def test_wait_for_a_worker_counts_as_time_for_c(
     job = {
         "kind": "c",
         "asked_s": time.time() - waited_s,
-        "choice": Choice(model=STEP.name, device="nrf52840").model_dump(),
+        "choice": Selection(model=STEP.name, device="nrf52840").model_dump(),
         "search": {"time_limit": 20.0, "gap": 0.01},
         "ram_bytes": 65536,
         "deadline_s": None,

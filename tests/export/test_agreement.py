@@ -118,7 +118,7 @@ def test_rates_of_all_groups_follow_that_of_the_first(
     expected = torch_steps(training, batches, STEPS, "groups")
     apart = exported.outcome(batches, STEPS).differences(expected)
     assert max(apart.values()) <= CLOSE, apart
-    comment = (tmp_path / "pm_step.h").read_text().split("int pm_step(")[0]
+    comment = (tmp_path / "include/pm.h").read_text().split("int pm_step(")[0]
     assert "first group" in comment
 
 

@@ -9,7 +9,7 @@ import pytest
 from kit.toy_export import needs
 from poetmodel.errors import MissingExtraError
 from poetmodel.export import board
-from poetmodel.export.board import Run, Target, ToolchainError
+from poetmodel.export.board import ProgramRun, Target, ToolchainError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def test_work_that_does_not_end_is_ended(tmp_path: Path) -> None:
 
 def test_run_that_failed_says_why() -> None:
     """The status, and the first of what the program said."""
-    failed = Run(
+    failed = ProgramRun(
         status=12,
         losses={},
         state=b"",

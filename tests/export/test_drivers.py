@@ -22,7 +22,7 @@ SIZES = (4, 20, 4)
 def pages(tmp_path: Path) -> ctypes.CDLL:
     """Load the page driver over a RAM disk that the core reads."""
     flags = ("-DPM_MAPPED=1", "-DPM_STORAGE_BLOCK=64u", "-DPM_STORAGE_BYTES=256u")
-    found = library(tmp_path, "pm_pages.c", "driver_ram.c", "pm_step.c", flags=flags)
+    found = library(tmp_path, "port/driver_ram.c", "src/pm_step.c", flags=flags)
     found.pm_page_address.restype = ctypes.c_void_p
     return found
 
@@ -64,7 +64,7 @@ def test_mapped_storage_is_read_where_it_lies(pages: ctypes.CDLL) -> None:
 def test_storage_that_is_too_small_says_so(tmp_path: Path) -> None:
     """A RAM disk refuses what lies beyond it."""
     flags = ("-DPM_STORAGE_BLOCK=64u", "-DPM_STORAGE_BYTES=80u")
-    small = library(tmp_path, "pm_pages.c", "driver_ram.c", "pm_step.c", flags=flags)
+    small = library(tmp_path, "port/driver_ram.c", "src/pm_step.c", flags=flags)
     data = ctypes.create_string_buffer(20)
     assert small.pm_page_out(0, data, 4) == 0
     assert small.pm_page_out(1, data, 20) == 2
@@ -82,8 +82,9 @@ class Chip:
     def __init__(self, folder: Path) -> None:
         self.library = library(
             folder,
-            "spi_flash_model.c",
-            "driver_spi_flash.c",
+            "host/spi_flash_model.c",
+            "port/driver_spi_flash.c",
+            "src/pm_step.c",
             flags=("-DPM_STORAGE_BLOCK=4096u",),
         )
 
@@ -185,7 +186,7 @@ class Flash:
     """The toy with commits over the model of a flash chip, called step by step."""
 
     def __init__(self, folder: Path) -> None:
-        sources = ("pm_step.c", "pm_commit.c", "pm_pages.c", "driver_spi_flash.c", "cut_spi.c")
+        sources = ("src/pm_step.c", "src/pm_commit.c", "port/driver_spi_flash.c", "cut_spi.c")
         flags = ("-DPM_COMMIT=1", "-DPM_STORAGE_BLOCK=4096u", "-DPM_CHECKSUM")
         self.library = library(folder, *sources, flags=flags)
         self._left = ctypes.c_int.in_dll(self.library, "transfers_left")

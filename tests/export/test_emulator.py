@@ -26,7 +26,7 @@ from poetmodel.export.board import Target  # noqa: E402
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poetmodel.export.board import Run
+    from poetmodel.export.board import ProgramRun
 
 pytestmark = pytest.mark.torch
 
@@ -132,7 +132,7 @@ def test_late_transfers_give_the_same_bits(paged: Any) -> None:
 def test_missing_waits_are_noticed(paged: Any) -> None:
     """Without its waits, a step on the late driver fails, or computes from what is not there."""
     exported, batches = paged
-    source = exported.folder / "pm_step.c"
+    source = exported.folder / "src" / "pm_step.c"
     text = source.read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if "pm_page_wait" not in line]
     assert len(lines) < len(text.splitlines())
@@ -188,7 +188,7 @@ def test_checksum_notices_wrong_pages(paged: Any, kind: str) -> None:
     assert all(each.error in (CHECKSUM, TORN) or each.state == plain.state for each in found)
 
 
-def _with_faults(exported: Exported, batches: Any, kind: str, *settings: str) -> list[Run]:
+def _with_faults(exported: Exported, batches: Any, kind: str, *settings: str) -> list[ProgramRun]:
     """Return a run without a fault, and some with one in the middle."""
     options = {"target": Target.HOST, "settings": settings}
     plain = exported.run(batches, 3, **options).require_success()

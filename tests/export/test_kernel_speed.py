@@ -11,6 +11,7 @@ import pytest
 import poetmodel.export
 from kit.toy_export import needs
 from poetmodel.export.board import MACHINES, Target, execute
+from poetmodel.export.kernels import prototypes
 
 pytestmark = pytest.mark.slow
 
@@ -44,10 +45,9 @@ PRODUCTS: Final = {
 }
 
 _MAIN: Final = """
+#include "pm_kernels.h"
 #include "pm_platform.h"
-#include "pm_real.h"
 #include "pm_text.h"
-{prototypes}
 static pm_real a[82000], b[82000], c[82000];
 
 static void say(const char *name, uint32_t ticks)
@@ -94,20 +94,23 @@ def instructions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     needs(Target.M4)
     folder = tmp_path_factory.mktemp("speed")
     kernels = {kernel: SOURCES / "kernels" / f"{kernel}.c" for kernel, _, _ in cases().values()}
-    prototypes = [_prototype(path) for path in kernels.values()]
+    texts = {kernel: path.read_text(encoding="utf-8") for kernel, path in kernels.items()}
+    (folder / "pm_kernels.h").write_text(prototypes(texts))
     calls = [
         f'    start = pm_ticks();\n    {kernel}({given});\n    say("{name}: ", pm_ticks() - start);'
         for name, (kernel, given, _) in cases().items()
     ]
-    main = _MAIN.format(prototypes="\n".join(prototypes), calls="\n".join(calls))
+    main = _MAIN.format(calls="\n".join(calls))
     (folder / "main.c").write_text(main)
-    board = [SOURCES / "board" / f"{name}.c" for name in ("board", "semihosting", "startup")]
+    host = SOURCES / "host"
+    board = [host / "board" / f"{name}.c" for name in ("board", "semihosting", "startup")]
     command = [
         *("arm-none-eabi-gcc", "-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard"),
         *("-mfpu=fpv4-sp-d16", "-std=c11", "-O2", "-ffp-contract=off", "-ffunction-sections"),
-        *(f"-I{SOURCES}", f"-I{SOURCES / 'kernels'}", "main.c", SOURCES / "pm_text.c"),
+        *(f"-I{SOURCES / part}" for part in ("src", "kernels", "host")),
+        *("-I.", "main.c", host / "pm_text.c"),
         *(*board, *kernels.values(), "-nostartfiles", "--specs=nosys.specs"),
-        *("-T", SOURCES / "board" / "mcu.ld", "-Wl,--defsym=RAM_SIZE=0x400000"),
+        *("-T", host / "board" / "mcu.ld", "-Wl,--defsym=RAM_SIZE=0x400000"),
         *("-Wl,--defsym=STACK_SIZE=8192", "-Wl,--gc-sections", "-lm", "-o", "speed.elf"),
     ]
     done = execute(command, folder, time_limit_s=120)
@@ -119,12 +122,6 @@ def instructions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     assert done.returncode == 0, done.stderr
     counts = re.findall(r"^(.+): (\d+)$", done.stderr, re.MULTILINE)
     return {name: int(count) / cases()[name][2] for name, count in counts}
-
-
-def _prototype(path: Path) -> str:
-    found = re.search(r"^void pm_\w+\([^)]*\)\n", path.read_text(), re.MULTILINE)
-    assert found, path
-    return found[0].strip() + ";"
 
 
 @pytest.mark.parametrize("name", cases())

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kit.kernel_calls import KERNELS, SOURCES, WARNINGS, parameters
+from kit.kernel_calls import KERNELS, WARNINGS, included, parameters
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def test_kernels_build_without_warnings(compiler: str, tmp_path: Path) -> None:
         pytest.skip(f"no {compiler} on PATH")
     board = BOARD if compiler.startswith("arm") else ()
     done = subprocess.run(
-        [compiler, *board, *WARNINGS, "-std=c11", "-O2", "-c", f"-I{SOURCES}", *SOURCE_FILES],
+        [compiler, *board, *WARNINGS, "-std=c11", "-O2", "-c", *included(), *SOURCE_FILES],
         cwd=tmp_path,
         capture_output=True,
         text=True,

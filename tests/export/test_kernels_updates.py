@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 from kit.kernel_calls import Memory  # noqa: E402
 from poetmodel.export.step import Buffer, DataType  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
-from poetmodel.torch.lowering.registry import Look, Lowering, lowering_of  # noqa: E402
-from poetmodel.torch.optimizers import rule_of  # noqa: E402
-from poetmodel.torch.updates import BufferUpdate, GradientNorm, ParameterUpdate  # noqa: E402
+from poetmodel.torch.lowering.operands import Look, Lowering, lowering_of  # noqa: E402
+from poetmodel.torch.step.optimizers import rule_of  # noqa: E402
+from poetmodel.torch.step.updates import BufferUpdate, GradientNorm, ParameterUpdate  # noqa: E402
 
 pytestmark = pytest.mark.torch
 RATE = 0.03

@@ -208,8 +208,8 @@ def test_full_stack_ends_in_a_fault(toys: Toys, tmp_path: Path, target: Target) 
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("pm_step.c", "PM_C(0.125)", "PM_C(0.25)"),
-        ("pm_step.h", "BYTES 64", "BYTES 128"),
+        ("src/pm_step.c", "PM_C(0.125)", "PM_C(0.25)"),
+        ("include/pm.h", "BYTES 64", "BYTES 128"),
     ],
 )
 def test_objects_are_made_again_where_flags_or_texts_differ(

@@ -43,14 +43,14 @@ class Text:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Text:
     """Numbers of the build for a device."""
-    return Text(library(tmp_path_factory.mktemp("text"), "pm_text.c"), ctypes.c_float, 9)
+    return Text(library(tmp_path_factory.mktemp("text"), "host/pm_text.c"), ctypes.c_float, 9)
 
 
 @pytest.fixture(scope="module")
 def double(tmp_path_factory: pytest.TempPathFactory) -> Text:
     """Numbers of the build that checks."""
     flags = ("-DPM_REAL=double",)
-    loaded = library(tmp_path_factory.mktemp("text"), "pm_text.c", flags=flags)
+    loaded = library(tmp_path_factory.mktemp("text"), "host/pm_text.c", flags=flags)
     return Text(loaded, ctypes.c_double, 17)
 
 

@@ -15,7 +15,8 @@ from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import load_model
-from poetmodel.heuristics.greedy import construct, page_everything, trivial
+from poetmodel.graph.zoo import random_layered
+from poetmodel.heuristics.greedy import GreedyParams, construct, page_everything, trivial
 from poetmodel.problem import Problem
 from poetmodel.result import Status
 from poetmodel.schedule import checkpoint_all, verify
@@ -176,6 +177,20 @@ def test_first_attempt_ends_with_the_time_limit() -> None:
     """Even the first attempt looks at the clock, so that no graph is too large to be given up."""
     with time_limit(-1), pytest.raises(TimeLimitError):
         construct(skip_problem())
+
+
+def test_first_schedule_drops_what_is_needless_when_time_is_up() -> None:
+    """Making it took all the time there is, and dropping takes a share of that."""
+    graph = random_layered(100, 0)
+    costs = Costs.estimate(graph, Device.load("paper-m4"))
+    problem = Problem(graph, costs, ram="80%", paging=False)
+    late = [
+        construct(problem, most_s=0.0, params=GreedyParams(drop_time_ratio=ratio))
+        for ratio in (0.0, 1e3)
+    ]
+    whole = construct(problem)
+    values = [value(problem, schedule) for schedule in (*late, whole) if schedule is not None]
+    assert values[0] > values[1] == values[2]
 
 
 def test_solve_goes_on_without_a_greedy_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from poetmodel.solver.outcome import verify_schedule
 
 
 def searched(problem: Problem, turns: int, seed: int = 0) -> LargeNeighbourhoodSearch:
-    """Search from checkpoint-all for some turns."""
+    """Search from keep-all for some turns."""
     search = LargeNeighbourhoodSearch(problem, seed=seed)
     search.consider([])
     for _ in range(turns):

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kit.oracle import Optimum
-    from poetmodel.problem.totals import Terms
     from poetmodel.result import SolveResult
     from poetmodel.solver.request import SolveProgress
 
@@ -397,9 +396,9 @@ def built_by_hand(problem: Problem) -> pyo.ConcreteModel:
     model.own = pyo.ConstraintList()
     for row in problem.constraints:
         # Pyomo takes no relation between numbers, which a sum may be: what is made last.
-        body = total(model, problem, row.terms) + model.R[0, 0] - model.R[0, 0]
+        body = total(model, problem, row.terms.items()) + model.R[0, 0] - model.R[0, 0]
         near = max(map(abs, (row.lower or 0, row.upper or 0)))
-        slack = 0.0 if _is_whole(row.terms) else 1e-9 * near
+        slack = 0.0 if _is_whole(row.terms.items()) else 1e-9 * near
         if row.upper is not None:
             model.own.add(body <= row.upper + slack)
         if row.lower is not None:
@@ -410,7 +409,7 @@ def built_by_hand(problem: Problem) -> pyo.ConcreteModel:
     return model
 
 
-def _is_whole(terms: Terms) -> bool:
+def _is_whole(terms: Iterable[tuple[str, float]]) -> bool:
     figures = ("energy_j", "compute_s", "transfer_s")
     return all(isinstance(value, int) and key not in figures for key, value in terms)
 
@@ -431,7 +430,7 @@ def _count(m: pyo.ConcreteModel, problem: Problem, count: str, index: int) -> An
     return sum(m.M_out[t, index] for t in stages if t >= first)
 
 
-def total(m: pyo.ConcreteModel, problem: Problem, terms: Terms) -> Any:
+def total(m: pyo.ConcreteModel, problem: Problem, terms: Iterable[tuple[str, float]]) -> Any:
     """Return a sum of totals over the relations of a model."""
     graph, table = problem.graph, problem.table
     device = problem.costs.device

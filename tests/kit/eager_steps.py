@@ -42,7 +42,7 @@ def outcome(model: torch.nn.Module, loss: torch.Tensor) -> Results:
 
 
 def unequal(one: Results, other: Results) -> list[str]:
-    """Return the names of the results that are not equal bit by bit."""
+    """Return the names of the results that are not equal bit for bit."""
     return [
         name
         for name in sorted(one.keys() | other.keys())

@@ -14,7 +14,7 @@ import torch
 from kit.eager_steps import eager_step
 from kit.shared_objects import build
 from kit.toy_export import needs
-from poetmodel.export.board import Run, Target, run
+from poetmodel.export.board import ProgramRun, Target, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
@@ -96,7 +96,7 @@ class Outcome:
         return {kind: _difference(each) for kind, each in pairs.items()}
 
     def same_bits(self, other: Outcome) -> bool:
-        """Return whether losses and tensors are equal bit by bit."""
+        """Return whether losses and tensors are equal bit for bit."""
         return self.losses == other.losses and all(
             mine.tobytes() == other.tensors[name].tobytes() for name, mine in self.tensors.items()
         )
@@ -305,7 +305,7 @@ class Exported:
         target: Target = Target.HOST_DOUBLE,
         settings: Sequence[str] = ("POISON=1",),
         words: Sequence[str] = (),
-    ) -> Run:
+    ) -> ProgramRun:
         """Build and run; settings are variables of the Makefile, words go to ``pm_run``."""
         needs(target)
         return run(
@@ -321,7 +321,7 @@ class Exported:
     def _program(self, target: Target, settings: Sequence[str]) -> Path:
         if target is Target.HOST_DOUBLE:
             settings = (*settings, QUICK_BUILD)
-        key = (tuple(settings), (self.folder / "pm_step.c").stat().st_mtime_ns)
+        key = (tuple(settings), (self.folder / "src" / "pm_step.c").stat().st_mtime_ns)
         if target not in self._built or self._built[target][0] != key:
             self._built[target] = (key, build(self.folder, target, settings=settings))
         return self._built[target][1]

@@ -190,7 +190,7 @@ def random_problem(
     Returns
     -------
     Problem
-        With a RAM budget from the floor to the checkpoint-all peak, mostly below that; not always
+        With a RAM budget from the floor to the keep-all peak, mostly below that; not always
         feasible.
     """
     low, high = floor(graph).bytes, checkpoint_all_peak_bytes(graph)

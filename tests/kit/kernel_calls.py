@@ -22,16 +22,17 @@ from torch.utils._pytree import tree_map_only
 
 import poetmodel.export
 from kit.shared_objects import STORE
-from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, LearningRate, Ref
+from poetmodel.export.kernels import prototypes
+from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, Ref, ScaledLearningRate
 from poetmodel.torch import lowering
-from poetmodel.torch.lowering.registry import Look, Lowering, data_type, lowering_of
+from poetmodel.torch.lowering.operands import Look, Lowering, data_type, lowering_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 SOURCES: Final = Path(poetmodel.export.__file__).parent / "c"
 KERNELS: Final = SOURCES / "kernels"
-WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion")
+WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion", "-Wmissing-prototypes")
 COMPILER: Final = shutil.which("cc") or ""
 TOLERANCE: Final = 1e-12
 
@@ -53,6 +54,15 @@ def parameters(kernel: str) -> tuple[str, ...]:
 
 
 @cache
+def included() -> tuple[str, ...]:
+    """Return the options of a compiler for what kernels include, the header of all among it."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.c"))}
+    text = prototypes(texts)
+    header = STORE.keep("pm_kernels.h", lambda path: path.write_text(text, encoding="utf-8"))
+    return (f"-I{KERNELS}", f"-I{SOURCES / 'src'}", f"-I{header.parent}")
+
+
+@cache
 def built(kernel: str) -> Callable[..., None]:
     """Return a kernel, built in double; what C leaves undefined ends the process."""
     if not COMPILER:
@@ -61,7 +71,7 @@ def built(kernel: str) -> Callable[..., None]:
     checks = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
     # What generated code defines: the number of the step, which random numbers depend on.
     text = f'#include "{kernel}.c"\n#include <stdint.h>\nuint32_t pm_random_step;\n'
-    paths = (f"-I{SOURCES}", f"-I{KERNELS}", "-xc", "-", "-lm", "-o")
+    paths = (*included(), "-xc", "-", "-lm", "-o")
     command = [COMPILER, *options, *WARNINGS, *checks, *paths]
     library = STORE.keep(
         f"{kernel}.so",
@@ -120,7 +130,7 @@ class Memory:
         if isinstance(argument, tuple):
             kept.append(np.asarray(argument, np.int32))
             return kept[-1].ctypes.data
-        if isinstance(argument, LearningRate):
+        if isinstance(argument, ScaledLearningRate):
             return argument.factor * self.learning_rate
         # A pointer that is not there is the number 0.
         return argument

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
     from poetmodel.device import CostTable
     from poetmodel.plan import Instruction
-    from poetmodel.plan.homes import PlanHomes
+    from poetmodel.schedule.homes import Homes
 
 
 def least_makespan_s(
-    homes: PlanHomes, table: CostTable, moves: Sequence[Instruction], ram_budget_bytes: int
+    homes: Homes, table: CostTable, moves: Sequence[Instruction], ram_budget_bytes: int
 ) -> float | None:
     """Try every place of every transfer and every wait.
 
     Parameters
     ----------
-    homes : PlanHomes
+    homes : Homes
         The training graph, and where its state is.
     table : CostTable
         Times of computations and transfers.
@@ -90,7 +90,7 @@ class _Programs:
     """All programs, as paths through states with the clocks that no other is ahead of."""
 
     def __init__(
-        self, homes: PlanHomes, table: CostTable, moves: Sequence[Instruction], budget: int
+        self, homes: Homes, table: CostTable, moves: Sequence[Instruction], budget: int
     ) -> None:
         self.homes, self.table, self.budget = homes, table, budget
         self.nodes = [index for op, index in moves if op == Op.COMPUTE]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from poetmodel.export.step import Buffer, Call, DataType, LearningRate, Ref, Step, Value
+from poetmodel.export.step import Buffer, Call, DataType, NamedTensor, Ref, ScaledLearningRate, Step
 from poetmodel.graph import Graph, Node, Phase, Tensor
 
 ROWS, COLUMNS = 12, 16
@@ -44,15 +44,15 @@ def linear_step() -> Step:
         (),
         (Call("pm_mm", (y, w, x, ROWS, COLUMNS, 1, 1, COLUMNS, 1, 1, 1, 0)),),
         (Call("pm_mm", (g, y, x, ROWS, 1, COLUMNS, COLUMNS, 1, 1, COLUMNS, 1, 0)),),
-        (Call("pm_sgd", (w, g, sizes["w"], LearningRate(), 1.0, 0.0)),),
+        (Call("pm_sgd", (w, g, sizes["w"], ScaledLearningRate(), 1.0, 0.0)),),
     )
     real = DataType.REAL
     return Step(
         graph=Graph(name="linear", nodes=nodes),
         calls=calls,
         buffers={name: Buffer(elements=size, type=real) for name, size in sizes.items()},
-        inputs=(Value(name="x", shape=(COLUMNS,), type=real, pieces=(x,)),),
-        states=(Value(name="w", shape=(ROWS, COLUMNS), type=real, pieces=(w,)),),
+        inputs=(NamedTensor(name="x", shape=(COLUMNS,), type=real, pieces=(x,)),),
+        states=(NamedTensor(name="w", shape=(ROWS, COLUMNS), type=real, pieces=(w,)),),
         gradients=(),
         loss=y,
         values={"w": np.linspace(-1, 1, sizes["w"], dtype="<f4")},

@@ -239,7 +239,9 @@ def training_record(
 def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let records be read from a folder and pages be written into it; return the README."""
     readme = folder / "README.md"
-    parts = (f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in ("results", "boards"))
+    parts = (
+        f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in ("results", "boards", "solvers")
+    )
     readme.write_text(f"A\n{''.join(parts)}B\n")
     names = ("figure2", "figure3", "figure4", "figure5", "table3", "solvers")
     blocks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in names)
@@ -252,10 +254,11 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "PAGE": "results.md",
         "GRID_PAGE": "results-grid.md",
         "FIGURES_PAGE": "paper-figures.md",
-        "TRAINS_PAGE": "what-trains-where.md",
+        "BUILT_IN_PAGE": "built-in-steps.md",
         "INDEX": "index.md",
         "TESTED_PAGE": "tested.md",
-        "BOARDS_PAGE": "on-a-microcontroller.md",
+        "TRAINS_PAGE": "what-trains-where.md",
+        "COMPARED_PAGE": "compared.md",
     }
     for name, place in places.items():
         monkeypatch.setattr(make_results, name, folder / place)

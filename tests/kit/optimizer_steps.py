@@ -12,9 +12,8 @@ from kit.eager_steps import eager_step
 from poetmodel.device import StorageMode
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.plan.derivation import with_waits_and_frees
-from poetmodel.plan.homes import PlanHomes
 from poetmodel.torch import trace
-from poetmodel.torch.runtime import Runner
+from poetmodel.torch.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +39,7 @@ OPTIMIZERS: dict[str, Make] = {
     "amsgrad": lambda p: ADAMW(p, lr=0.01, amsgrad=True, betas=(0.8, 0.9), eps=1e-6),
     "adam, foreach": lambda p: ADAM(p, lr=0.01, weight_decay=0.1, foreach=True),
 }
-"""Optimizers by name; each update must be eager's bit by bit."""
+"""Optimizers by name; each update must be eager's bit for bit."""
 
 
 def in_order(graph: Graph, computed: Iterable[int] | None = None) -> Plan:
@@ -49,7 +48,7 @@ def in_order(graph: Graph, computed: Iterable[int] | None = None) -> Plan:
     steps = [Instruction(Op.COMPUTE, k) for k in nodes]
     mode = StorageMode.BLOCKING
     plan = Plan(program=(), mode=mode, resident=graph.state_tensors)
-    return replace(plan, program=with_waits_and_frees(PlanHomes.of(graph, plan), steps, mode))
+    return replace(plan, program=with_waits_and_frees(plan.homes(graph), steps, mode))
 
 
 def runner(traced: Trace, plan: Plan | None = None) -> Runner:

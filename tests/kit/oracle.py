@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from poetmodel.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from poetmodel.problem import Problem
 
@@ -272,11 +272,11 @@ class _Search:
             if given is not None:
                 yield _Counted.of(quantity, Fraction(given) * (1 + TOLERANCE))
         for row in problem.constraints:
-            quantity = self._sum(total, row.terms)
+            quantity = self._sum(total, row.terms.items())
             near = max(
                 map(abs, (Fraction(row.lower or 0), Fraction(row.upper or 0), quantity.base))
             )
-            slack = Fraction(0) if _is_whole(row.terms) else TOLERANCE * near
+            slack = Fraction(0) if _is_whole(row.terms.items()) else TOLERANCE * near
             if row.upper is not None:
                 yield _Counted.of(quantity, Fraction(row.upper) + slack)
             if row.lower is not None:
@@ -319,7 +319,7 @@ class _Search:
         writes = sum(of.page_out[self.new[i]] for i in self.stored if i in self.new)
         return of._replace(base=of.base + reads + writes)
 
-    def _sum(self, totals: dict[str, _Quantity], terms: Sequence[tuple[str, float]]) -> _Quantity:
+    def _sum(self, totals: dict[str, _Quantity], terms: Iterable[tuple[str, float]]) -> _Quantity:
         """Return a sum over totals, each at its coefficient."""
         tensors = len(self.bytes)
         found = _Quantity(Fraction(0), *([Fraction(0)] * m for m in (self.n, tensors, tensors)))
@@ -559,7 +559,7 @@ def _is_new(labels: list[tuple[int, ...]], cost: tuple[int, ...]) -> bool:
 _at_most: Callable[[int, int], bool] = int.__le__
 
 
-def _is_whole(terms: Sequence[tuple[str, float]]) -> bool:
+def _is_whole(terms: Iterable[tuple[str, float]]) -> bool:
     """Return whether a sum has whole values only: whole coefficients, no times and energies."""
     return all(
         isinstance(coefficient, int) and key not in ("energy_j", "compute_s", "transfer_s")

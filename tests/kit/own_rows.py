@@ -17,7 +17,7 @@ from kit.instances import (
 from kit.oracle import optimum
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
-from poetmodel.problem import OWN, Problem, TotalsConstraint
+from poetmodel.problem import OWN, Constraint, Problem
 from poetmodel.schedule import simulate
 from poetmodel.solver import solve
 
@@ -88,7 +88,7 @@ def larger_own_rows_problem(seed: str, kind: str) -> Problem:
     rows = tuple(
         replace(row, lower=None, upper=row.lower if row.upper is None else row.upper)
         for row in found.constraints
-        if all(weight >= 0 for _, weight in row.terms)
+        if all(weight >= 0 for weight in row.terms.values())
     )
     if any(weight < 0 for _, weight in found.own_objective):
         return replace(problem, constraints=rows)
@@ -181,7 +181,7 @@ def constrained(rng: random.Random, problem: Problem) -> Problem:
 
 def _random_rule(
     rng: random.Random, problem: Problem, schedule: Schedule, number: int
-) -> list[TotalsConstraint]:
+) -> list[Constraint]:
     """Draw the rows of one rule."""
     done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
     kind = rng.choice(("named", "each", "sum", "pair", "bytes", "figure", "mixed", "mixed"))
@@ -215,7 +215,7 @@ def _random_rule(
             "range": (least, least + width),
         }[sides]
         name = f"own{number}[{place}]" if kind == "each" else f"own{number}"
-        found.append(TotalsConstraint(name=name, terms=terms, lower=lower, upper=upper))
+        found.append(Constraint(name=name, terms=dict(terms), lower=lower, upper=upper))
     return found
 
 
@@ -296,7 +296,7 @@ def scaled_and_constrained(rng: random.Random, n: Range = (3, 5)) -> Problem:
         at = value + rng.choice((-1, 0, 0, 1)) if exact else value * near
         sides = rng.choice(((None, at), (None, at), (at, None), (at, at)))
         rows.append(
-            TotalsConstraint(name=f"own{number}", terms=terms, lower=sides[0], upper=sides[1])
+            Constraint(name=f"own{number}", terms=dict(terms), lower=sides[0], upper=sides[1])
         )
     changed = replace(problem, constraints=tuple(rows))
     if rng.random() < 0.3:

@@ -136,8 +136,8 @@ def _run_commands(block: Block) -> str:
     lines = [line for line in block.code.replace("\\\n", " ").splitlines() if line.strip()]
     for line in lines:
         program, *arguments = shlex.split(line, comments=True)
-        if program == "make":
-            printed += _make(line, arguments)
+        if program in {"make", "cmake"} or program.startswith("build/"):
+            printed += _called(line, program, arguments)
             continue
         assert program == "poetmodel", f"line {block.line}: {line}: say why it is not run"
         outcome = invoke(*arguments)
@@ -147,9 +147,9 @@ def _run_commands(block: Block) -> str:
     return printed
 
 
-def _make(line: str, arguments: Sequence[str]) -> str:
+def _called(line: str, program: str, arguments: Sequence[str]) -> str:
     done = subprocess.run(
-        ["make", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{line}: {done.stderr}"
     return f"{done.stdout}\n{done.stderr}\n"

@@ -17,9 +17,9 @@ from poetmodel.device import StorageMode
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Instruction, Op, Plan, check_plan
 from poetmodel.plan.derivation import with_waits_and_frees
-from poetmodel.plan.homes import PlanHomes
 from poetmodel.planner import make_plan
 from poetmodel.schedule import simulate
+from poetmodel.schedule.homes import Homes
 
 if TYPE_CHECKING:
     from random import Random
@@ -75,7 +75,7 @@ def random_program(
     made = _Program(graph, random, page, drop)
     for k in range(len(graph.nodes)):
         made.compute(k)
-    plan = Plan(program=with_waits_and_frees(PlanHomes.of(graph), made.steps, mode), mode=mode)
+    plan = Plan(program=with_waits_and_frees(Homes.of(graph), made.steps, mode), mode=mode)
     check = check_plan(graph, None, plan)
     assert check.valid, check.violations
     return plan

@@ -79,7 +79,7 @@ def ram_limit(relaxation: Relaxation, x: NDArray[np.float64]) -> float:
     usable = relaxation.problem.usable_ram_bytes
     if relaxation.problem.minimize != Quantity.RAM:
         return usable
-    return float(x[relaxation.column[id(relaxation.model.peak)]]) * usable + CLOSE
+    return float(x[relaxation.peak]) * usable + CLOSE
 
 
 def placed(relaxation: Relaxation, x: NDArray[np.float64]) -> Disaggregation:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.baselines.engine import Execution
 from poetmodel.graph import Graph, Node, Tensor, operation
-from poetmodel.plan.program import Instruction, Op
+from poetmodel.schedule.instructions import Instruction, Op
 
 if TYPE_CHECKING:
     import random

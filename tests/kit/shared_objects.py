@@ -83,7 +83,9 @@ def _names(folder: Path, objects: Path, flags: list[str]) -> dict[Path, str]:
     """
     compiling = [word for word in flags if not word.startswith("-Wl,")]
     names = {}
-    for source in (*folder.glob("*.c"), *folder.glob("board/*.c"), *folder.glob("kernels/*.c")):
+    for source in (
+        path for part in ("src", "port", "host") for path in folder.glob(f"{part}/**/*.c")
+    ):
         text = _text(source, folder, set())
         if ".incbin" not in text:
             own = [w for w in compiling if w[:2] != "-D" or w[2:].partition("=")[0] in text]
@@ -93,12 +95,15 @@ def _names(folder: Path, objects: Path, flags: list[str]) -> dict[Path, str]:
 
 
 def _text(source: Path, folder: Path, read: set[Path]) -> str:
-    """Return the text of a file, and of all files of its folder that it includes."""
+    """Return the text of a file, and of all files of its folder that it includes.
+
+    The header of kernels only declares: kernels of several folders are the same objects.
+    """
     read.add(source)
     text = source.read_text(encoding="utf-8")
     for name in _INCLUDED.findall(text):
-        paths = (source.parent / name, folder / name)
-        path = next((path for path in paths if path.is_file()), None)
-        if path is not None and path not in read:
+        paths = (source.parent / name, folder / "include" / name)
+        path = next((path.resolve() for path in paths if path.is_file()), None)
+        if path is not None and path not in read and path.name != "pm_kernels.h":
             text += _text(path, folder, read)
     return text

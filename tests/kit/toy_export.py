@@ -14,14 +14,14 @@ import pytest
 
 from kit.shared_objects import STORE, build, digest
 from poetmodel.export import board
-from poetmodel.export.board import Run, Target, run
+from poetmodel.export.board import ProgramRun, Target, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SOURCES = Path(board.__file__).with_name("c")
 TOY = Path(__file__).parents[1] / "export" / "toy"
-GENERATED = {"pm_state.c", "pm_state.h", "weights.S", "kernels"}
+GENERATED = {"pm_state.c", "pm_state.h", "pm_slices.c", "kernels"}
 """What a toy does without."""
 LEARNING_RATE = 0.05
 BATCHES = 3
@@ -64,7 +64,7 @@ class Toys:
         *,
         steps: int,
         words: Sequence[str] = (),
-    ) -> Run:
+    ) -> ProgramRun:
         """Run the toy on its batches, in a folder."""
         return run(
             self.program(target, *settings),
@@ -105,7 +105,8 @@ def expected(steps: int) -> tuple[list[float], np.ndarray, float]:
 def library(folder: Path, *sources: str, flags: Sequence[str] = ()) -> ctypes.CDLL:
     """Build a library of some C files of the runtime, and load it with variables of its own."""
     needs(Target.HOST)
-    options = ["-std=c11", "-O2", "-shared", "-fPIC", f"-I{SOURCES}", f"-I{TOY}", *flags]
+    paths = (TOY / "include", SOURCES, *(SOURCES / part for part in ("src", "port", "host")))
+    options = ["-std=c11", "-O2", "-shared", "-fPIC", *(f"-I{path}" for path in paths), *flags]
     files = [TOY / each if (TOY / each).is_file() else SOURCES / each for each in sources]
     name = f"{Path(sources[0]).stem}{digest(*options, *files)}.so"
     command = ["cc", *options, *files, "-lm", "-o"]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from poetmodel.torch import Trace
-    from poetmodel.torch.units import Emission, Reading, Unit
+    from poetmodel.torch.step.units import Emission, Reading, Unit
 
 
 def run_units(trace: Trace) -> dict[str, torch.Tensor]:
@@ -80,7 +80,7 @@ class Run:
 def _call(node: Any, values: dict[Any, Any]) -> Any:
     from torch.fx.node import map_arg
 
-    from poetmodel.torch.interpreter import call
+    from poetmodel.torch.capturing.replay import call
 
     get = values.__getitem__
     return call(node, map_arg(node.args, get), map_arg(node.kwargs, get))

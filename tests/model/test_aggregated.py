@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pyomo.environ as pyo
 import pytest
 
 from kit.instances import (
@@ -20,18 +20,17 @@ from kit.instances import (
 from kit.oracle import optimum
 from kit.own_rows import constrained
 from kit.relaxation import CLOSE, random_rows, relaxation_of
-from poetmodel.backends.compiler import compile_model
+from poetmodel.backends.layout import form_of
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.model import aggregated
 from poetmodel.model.aggregated import Grouping, build_relaxation
+from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import Events, find_events, recomputable_nodes
-from poetmodel.model.formulation import Component
-from poetmodel.model.memory import StepView, state_memory
-from poetmodel.problem import Problem, StageLimit, Surrogate
+from poetmodel.problem import LinearRow, Problem
 from poetmodel.problem.infeasibility import obstacle
 
 if TYPE_CHECKING:
@@ -90,26 +89,20 @@ def test_page_ins_that_an_own_row_counts_wait_for_nothing() -> None:
     """They are offered in every group in which a reader could run, kept for free there or not."""
     problem = scarce_problem("waiting", 9, minimize="energy")
     n = len(problem.graph.nodes)
-    paged_in = {(t, i): 1 for i, k in enumerate(problem.graph.node_of) for t in range(k + 1, n)}
-    row = StageLimit(
-        name="few",
-        recomputed={},
-        paged_in=paged_in,
-        paged_out={},
-        upper=0,
-        cuts=frozenset(range(n)),
-    )
-    stated = Surrogate.of(problem, stage_limits=(row,))
+    paged_in = [(t, i) for i, k in enumerate(problem.graph.node_of) for t in range(k + 1, n)]
+    row = LinearRow.of([(1, ("paged_in", index)) for index in paged_in], name="few", upper=0)
+    stated = problem.surrogate(rows=(row,))
     recomputable = recomputable_nodes(stated)
     every = find_events(stated, range(n), recomputable=recomputable)
-    grouping = Grouping(n).add([n // 2], own={0: row.cuts})
+    grouping = Grouping(n).add([n // 2], own={0: frozenset(range(n))})
     found = build_relaxation(stated, grouping, recomputable)
     for i, stages in enumerate(found.events.page_in):
         last = max(found.events.events[i], default=-1)
         sure = found.events.sure[i]
         assert stages == tuple(t for t in every.page_in[i] if t <= last and t not in sure)
     assert found.events.dominated == frozenset()
-    assert found.stage_limits[0].ub == 0
+    (row,) = found.row_families["stage_limits"]
+    assert found.row_upper[row] == 0
 
 
 def test_groups_of_random_rows_are_consistent() -> None:
@@ -158,8 +151,9 @@ def test_what_a_reader_makes_stays_in_place_of_what_it_alone_reads() -> None:
     i, o = 1, 2
     assert found.events.recompute[i] == (1, 2)
     assert found.events.dominated == {(i, 0), (i, 1)}
-    assert all(found.kept[i, a].fixed for a in (0, 1))
-    assert not any(found.kept[o, a].fixed for a in range(len(found.events.events[o])) if a)
+    assert all(found.fixed[found.kept[i, a]] == 0 for a in (0, 1))
+    later = range(1, len(found.events.events[o]))
+    assert not any(found.kept[o, a] in found.fixed for a in later)
     assert found.events.page_in[i] == ()
     assert found.events.page_in[o] == (2,)
     assert i not in found.paged_out
@@ -355,18 +349,13 @@ def test_dominated_keeps_lose_nothing_that_is_wanted_on_more(
     check_dominated_keeps(own_pointwise("more-dominated", 3000), monkeypatch)
 
 
-def ungrouped(problem: Problem, grouping: Grouping) -> pyo.ConcreteModel:
+def ungrouped(problem: Problem, grouping: Grouping) -> Model:
     """Return `compact` with all its stages, but only the memory rows of a grouping."""
-
-    def memory(m: pyo.ConcreteModel) -> None:
-        state_memory(m, StepView(m), m.grouping.steps)
-
-    few = Component("memory", memory, "the rows of a grouping", frozenset({"variables"}))
-    m = pyo.ConcreteModel()
-    m.problem, m.grouping = problem, grouping
+    m = Model(problem, COMPACT, exact=True)
+    m.grouping = replace(grouping, own_cuts=frozenset(range(grouping.n_stages)))
     chosen = recomputable_nodes(problem)
-    m.events = find_events(problem, range(grouping.n_stages), recomputable=chosen)
-    COMPACT.swap(few, name="few rows").populate(m)
+    m.events = find_events(problem, m.grouping.group_of, recomputable=chosen)
+    COMPACT.populate(m)
     return m
 
 
@@ -375,7 +364,7 @@ def check_merging(kind: str, count: int) -> tuple[int, int]:
     columns = [0, 0]
     for seed, problem, grouping in instances(kind, count):
         merged, apart = relaxation_of(problem, grouping), ungrouped(problem, grouping)
-        form = compile_model(apart)
+        form = form_of(apart)
         expected = least(form, apart.objective_unit)
         assert least(merged.form, merged.unit) == pytest.approx(expected, abs=CLOSE), seed
         columns[0] += merged.form.n_columns
@@ -414,7 +403,7 @@ def test_merging_stages_keeps_every_count_that_is_wanted() -> None:
         merged = relaxation_of(problem, grouping)
         found = least(merged.form, merged.unit)
         apart = ungrouped(problem, grouping)
-        expected = least(compile_model(apart), apart.objective_unit)
+        expected = least(form_of(apart), apart.objective_unit)
         assert expected is None or (found is not None and found <= expected + CLOSE), seed
         if best is not None:
             assert found is not None, seed
@@ -426,6 +415,6 @@ def test_merging_stages_keeps_every_count_that_is_wanted() -> None:
         assert not len(merged.model.recomputed_beside)
         assert not len(merged.model.paged_in_beside)
         found = least(merged.form, merged.unit)
-        assert found == pytest.approx(least(compile_model(apart), apart.objective_unit), abs=CLOSE)
+        assert found == pytest.approx(least(form_of(apart), apart.objective_unit), abs=CLOSE)
     assert beside > 50
     assert looser < 50

@@ -180,9 +180,9 @@ def test_a_schedule_goes_into_a_model_and_comes_out_again(reductions: bool) -> N
     for problem in random_instances(60, (2, 6), seed=9, recompute=True, paging=True):
         model = build(problem, reductions=reductions)
         schedule = checkpoint_all(problem.graph)
-        for variable, value in model.relations.assign(schedule):
-            if not variable.fixed:
-                variable.set_value(value)
+        for column, value in model.arrays.relations.assign(schedule):
+            if column not in model.arrays.fixed:
+                model.variables[column].set_value(value)
         back = read_schedule(model)
         assert all(getattr(back, name) == getattr(schedule, name) for name in RELATIONS)
 

@@ -30,10 +30,13 @@ from kit.worked import even_costs, skip_graph, state, update
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.model import FORMULATIONS, build
+from poetmodel.model.aggregated import Grouping
+from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
+from poetmodel.model.view import view
 from poetmodel.problem import Problem
 
 if TYPE_CHECKING:
@@ -132,18 +135,26 @@ def state_problem() -> Problem:
 
 def stated(formulation: Formulation, problem: Problem) -> dict[str, list[str]]:
     """Build a formulation component by component; return the lines that each one adds."""
-    m = pyo.ConcreteModel()
-    m.problem = problem
+    m = Model(problem, formulation, exact=True)
     if formulation == COMPACT:
         n = len(problem.graph.nodes)
+        m.grouping = Grouping.of_stages(n)
         m.events = find_events(problem, range(n), recomputable=recomputable_nodes(problem))
-    lines = {}
+    added: dict[str, set[str]] = {}
     for part in formulation.components:
-        before = set(m.component_map())
+        before = names_in(m)
         part.build(m)
-        added = [m.component(name) for name in m.component_map() if name not in before]
-        lines[part.name] = sorted(line for item in added for line in written(item))
-    return lines
+        added[part.name] = names_in(m) - before
+    whole = view(m)
+    return {
+        name: sorted(line for one in names for line in written(whole.component(one)))
+        for name, names in added.items()
+    }
+
+
+def names_in(model: Model) -> set[str]:
+    """Return the names of what a model states so far."""
+    return {*model.families, *model.row_families, *["objective"] * model.has_objective}
 
 
 def written(component: Any) -> Iterator[str]:

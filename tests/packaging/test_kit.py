@@ -9,7 +9,9 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 ALSO = {
-    "torch/lowering": ("export", "pytorch"),
+    "torch/": ("pytorch",),
+    "torch/lowering": ("export",),
+    "torch/step": ("export/test_kernels_updates.py",),
     "graph/zoo/state": ("cli/test_inspect.py",),
     "solver/sensitivity/alternatives": ("cli/test_explain.py",),
     "solver/sensitivity/explanation": ("cli/test_solve.py",),

@@ -36,6 +36,7 @@ VIOLATIONS = {
     "solver imports baselines": ("solver/forbidden.py", "import poetmodel.baselines"),
     "heuristics import solver": ("heuristics/forbidden.py", "import poetmodel.solver.request"),
     "report imports torch": ("report/forbidden.py", "import poetmodel.torch.compilation"),
+    "capturing imports runtime": ("torch/capturing/forbidden.py", "import poetmodel.torch.runtime"),
     "planner imports backends": ("planner/forbidden.py", "import poetmodel.backends"),
 }
 

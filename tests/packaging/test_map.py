@@ -21,3 +21,16 @@ def test_every_place_on_the_map_exists() -> None:
         if not any(any(base.glob(place)) for base in (ROOT / "src" / "poetmodel", ROOT))
     ]
     assert not lost
+
+
+def test_every_name_on_the_page_is_in_its_file() -> None:
+    """Where the page says ``file: name``, the file defines that class, function or constant."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    names = re.findall(r"`([\w/]+\.py): ([\w.]+)`", page)
+    assert len(names) > 20
+    for file, name in names:
+        bases = (ROOT / "src" / "poetmodel" / file, ROOT / file)
+        source = next(path for path in bases if path.is_file()).read_text(encoding="utf-8")
+        for part in name.split("."):
+            defined = rf"^ *(class|def) {part}\b|^{part}\b.*="
+            assert re.search(defined, source, re.MULTILINE), f"{file}: {name}"

@@ -47,6 +47,21 @@ def test_the_program_finds_what_all_orders_find(seed: int) -> None:
     assert placed(packing, order) == least >= bound
 
 
+def test_lower_spans_of_a_block_keep_their_bytes() -> None:
+    """Sizes below the highest span of a block count to the byte, whatever divides the highest."""
+    spans = (
+        [(3, 6, 8)],
+        [(3, 6, 12)],
+        [(1, 3, 12), (3, 6, 10)],
+        [(1, 2, 8), (2, 6, 2)],
+        [(4, 5, 12)],
+    )
+    packing = Packing.of([Block(spans=[Span(*span) for span in block]) for block in spans])
+    order = exact_order(packing, bound=40, top=52, limit_s=60.0)
+    assert order is not None
+    assert placed(packing, order) == min(placed(packing, o) for o in permutations(range(5))) == 44
+
+
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.seeds) for seed in range(2, 6))]
 )

@@ -10,10 +10,10 @@ from kit.worked import skip_graph
 from poetmodel.device import StorageMode
 from poetmodel.plan import Op
 from poetmodel.plan.derivation import explicit_steps, with_waits_and_frees
-from poetmodel.plan.homes import PlanHomes
 from poetmodel.planner.sequence import moves_of
+from poetmodel.schedule.homes import Homes
 
-SKIP = PlanHomes.of(skip_graph())
+SKIP = Homes.of(skip_graph())
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_completed_program_comes_apart_again(mode: StorageMode) -> None:
     for number in range(60):
         rng = seeded(f"derivation/{number}")
         graph = random_graph(rng, (3, 7))
-        homes = PlanHomes.of(graph)
+        homes = Homes.of(graph)
         whole = with_waits_and_frees(homes, moves_of(homes, random_schedule(rng, graph)), mode)
         steps = explicit_steps(homes, whole, mode)
         assert steps is not None

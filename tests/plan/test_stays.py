@@ -14,9 +14,9 @@ from kit.rotation import Part, parts
 from kit.worked import skip_graph
 from poetmodel.errors import PlanError
 from poetmodel.plan import check_plan
-from poetmodel.plan.arena import BEFORE, Content
-from poetmodel.plan.stays import Origin, Stay, ram_in_use, stays
+from poetmodel.plan.stays import ram_in_use, stays
 from poetmodel.schedule import GraphIdentity
+from poetmodel.schedule.machine import BEFORE, Content, Origin, Stay
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph

@@ -14,7 +14,6 @@ from poetmodel.device import Costs
 from poetmodel.errors import PlanError
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.plan.derivation import explicit_steps
-from poetmodel.plan.homes import PlanHomes
 from poetmodel.plan.simulation import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.planner.search import best_transfers
@@ -22,6 +21,7 @@ from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
 from poetmodel.planner.timing import Timing
 from poetmodel.planner.windows import TransferWindows
 from poetmodel.schedule import Schedule, checkpoint_all, simulate, storage_entries
+from poetmodel.schedule.homes import Homes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def test_dma_plans_are_valid_and_keep_the_budget() -> None:
         check = check_plan(case.graph, case.costs, plan)
         assert check.violations == ()
         assert check.peak_ram_bytes <= case.budget
-        assert explicit_steps(PlanHomes.of(case.graph), plan.program, plan.mode) is not None
+        assert explicit_steps(Homes.of(case.graph), plan.program, plan.mode) is not None
 
 
 def test_dma_plans_compute_and_page_in_what_the_schedule_does() -> None:
@@ -111,7 +111,7 @@ def test_makespan_lies_between_the_bound_and_the_simple_rules() -> None:
     """No plan is slower than blocking storage or page-ins at their use, or beats the bound."""
     better = 0
     for case in cases():
-        table, homes = case.costs.table(case.graph), PlanHomes.of(case.graph)
+        table, homes = case.costs.table(case.graph), Homes.of(case.graph)
         moves = moves_of(homes, case.schedule)
         check = check_plan(case.graph, case.costs, case.plan("dma"))
         blocking = check_plan(case.graph, case.costs, case.plan("blocking"))
@@ -128,7 +128,7 @@ def test_page_ins_without_a_stall_are_just_in_time() -> None:
     """At any later place such a page-in would stall, or push one that is used later forward."""
     tried = 0
     for case in cases():
-        homes = PlanHomes.of(case.graph)
+        homes = Homes.of(case.graph)
         if unread_page_ins(homes, moves_of(homes, case.schedule)):
             continue
         plan = case.plan("dma")
@@ -228,7 +228,7 @@ def test_page_ins_ahead_of_their_use_share_what_ram_is_left(spare: int) -> None:
         M_in=tuple(uses),
         M_out=tuple((i, i) for i in paged),
     )
-    table, homes = costs.table(graph), PlanHomes.of(graph)
+    table, homes = costs.table(graph), Homes.of(graph)
     moves = moves_of(homes, schedule)
     budget = simulate(graph, costs, schedule).peak_ram_bytes + spare
     windows = TransferWindows(homes, table, moves, budget)

@@ -11,12 +11,12 @@ from kit.least_makespan import least_makespan_s
 from kit.plans import random_state_case
 from kit.worked import even_costs, skip_graph
 from poetmodel.plan import Instruction, Op
-from poetmodel.plan.homes import PlanHomes
 from poetmodel.planner import make_plan
 from poetmodel.planner.search import best_transfers
 from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
 from poetmodel.planner.timing import Timing
 from poetmodel.planner.windows import TransferWindows
+from poetmodel.schedule.homes import Homes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ TRANSFERS = range(4, 11)
 class Case(NamedTuple):
     """Moves of a schedule, and a budget that they keep."""
 
-    homes: PlanHomes
+    homes: Homes
     table: CostTable
     moves: Program
     budget: int
@@ -49,7 +49,7 @@ def cases(count: int) -> Iterator[Case]:
         rng = seeded(f"exhaustive/{number}")
         graph = random_graph(rng, (5, 6))
         costs = random_costs(rng, graph, mode="dma", idle=False)
-        homes = PlanHomes.of(graph)
+        homes = Homes.of(graph)
         moves = moves_of(homes, random_schedule(rng, graph, thrift=0.6))
         transfers = sum(op != Op.COMPUTE for op, _ in moves)
         if transfers not in TRANSFERS or unread_page_ins(homes, moves):
@@ -67,7 +67,7 @@ def state_cases(count: int) -> Iterator[Case]:
         number += 1
         rng = seeded(f"exhaustive/state/{number}")
         graph, costs, schedule = random_state_case(rng, (5, 7))
-        homes = PlanHomes.of(graph, make_plan(graph, costs, schedule, mode="blocking"))
+        homes = make_plan(graph, costs, schedule, mode="blocking").homes(graph)
         moves = moves_of(homes, schedule)
         transfers = sum(op != Op.COMPUTE for op, _ in moves)
         if not homes.first_reads or transfers not in TRANSFERS or unread_page_ins(homes, moves):
@@ -120,7 +120,7 @@ def test_the_least_makespan_is_found_by_hand_too() -> None:
     table = even_costs(graph).table(graph)
     steps = ((Op.COMPUTE, 0), (Op.PAGE_OUT, 0), (Op.COMPUTE, 1), (Op.COMPUTE, 2), (Op.PAGE_IN, 0))
     moves = tuple(Instruction(*step) for step in (*steps, (Op.COMPUTE, 3)))
-    homes = PlanHomes.of(graph)
+    homes = Homes.of(graph)
     assert least_makespan_s(homes, table, moves, 15) == 10.0
     assert least_makespan_s(homes, table, moves, 14) == 11.0
     assert least_makespan_s(homes, table, moves, 11) is None
@@ -133,4 +133,4 @@ def test_every_page_in_must_have_a_reader() -> None:
         Instruction(*step) for step in ((Op.COMPUTE, 0), (Op.PAGE_OUT, 0), (Op.PAGE_IN, 0))
     )
     with pytest.raises(ValueError, match="reader"):
-        least_makespan_s(PlanHomes.of(graph), even_costs(graph).table(graph), moves, 100)
+        least_makespan_s(Homes.of(graph), even_costs(graph).table(graph), moves, 100)

@@ -14,7 +14,6 @@ from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Op, check_plan
 from poetmodel.plan.derivation import explicit_steps
-from poetmodel.plan.homes import PlanHomes
 from poetmodel.planner import make_plan
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
 
@@ -107,7 +106,7 @@ def test_dma_plans_are_valid_keep_the_budget_and_are_no_slower() -> None:
         assert check.makespan_s <= blocking.makespan_s
         quicker += check.makespan_s < blocking.makespan_s
         plan = case.plan("dma")
-        homes = PlanHomes.of(case.graph, plan)
+        homes = plan.homes(case.graph)
         assert explicit_steps(homes, plan.program, plan.mode) is not None
     assert quicker > CASES // 2
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from kit.worked import even_costs, skip_graph
 from planner_rules import lower_bound_s, prefetch_early
 from poetmodel.plan import Instruction, Op
-from poetmodel.plan.homes import PlanHomes
-from poetmodel.planner.sequence import moves_of, program_of, start_at_use, unread_page_ins
+from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
 from poetmodel.planner.timing import Timing, just_in_time
 from poetmodel.planner.windows import PageIn, PageOut, TransferWindows
 from poetmodel.schedule import Schedule
+from poetmodel.schedule.compilation import compiled
+from poetmodel.schedule.homes import Homes
 
 GRAPH = skip_graph()
-HOMES = PlanHomes.of(GRAPH)
+HOMES = Homes.of(GRAPH)
 TABLE = even_costs(GRAPH).table(GRAPH)
 """Computations of 1, 2, 3, 4 s, transfers of 1 s."""
 
@@ -34,7 +35,7 @@ EARLY = (COMPUTE[0], A_OUT, COMPUTE[1], A_IN, COMPUTE[2], COMPUTE[3])
 def test_the_program_of_a_schedule_frees_after_last_uses() -> None:
     """Algorithm 2 step by step: tensors go where no later step of the schedule needs them."""
     free = [Instruction(Op.FREE, i) for i in range(4)]
-    assert program_of(HOMES, SCHEDULE) == (
+    assert compiled(HOMES, SCHEDULE).program == (
         COMPUTE[0],
         A_OUT,
         COMPUTE[1],

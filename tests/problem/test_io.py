@@ -9,7 +9,7 @@ import pytest
 from poetmodel.device import Costs
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, operation
-from poetmodel.problem import OWN, Problem, TotalsConstraint
+from poetmodel.problem import OWN, Constraint, Problem
 from poetmodel.problem.io import load_constraints
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def test_a_sum_names_totals(
     upper: float | None,
 ) -> None:
     """A pattern stands for the sum over what it matches; a name of the graph is that name."""
-    expected = TotalsConstraint(name="x", terms=tuple(terms.items()), lower=lower, upper=upper)
+    expected = Constraint(name="x", terms=terms, lower=lower, upper=upper)
     assert read(one(text)).constraints == (expected,)
 
 

@@ -93,11 +93,11 @@ def test_units_without_a_baseline_are_those_of_the_dearest_transfer() -> None:
 def test_linear_limits_are_what_a_pass_leaves() -> None:
     """A pass takes 10 s and 10 J; the tolerance is included."""
     problem = skip_problem(deadline=12, energy_budget=11, ram=13)
-    assert {limit.name: limit.slack for limit in problem.linear_limits} == {
+    assert {limit.name: limit.upper for limit in problem.linear_limits} == {
         "deadline": pytest.approx(2),
         "energy_budget": pytest.approx(1),
     }
-    assert all(limit.slack > 0 for limit in replace(problem, deadline=10).linear_limits)
+    assert all(limit.upper > 0 for limit in replace(problem, deadline=10).linear_limits)
     assert skip_problem(ram=13).linear_limits == ()
 
 

@@ -64,7 +64,7 @@ def costs(graph: Graph) -> Costs:
     ],
 )
 def test_ram_in_every_form(graph: Graph, costs: Costs, ram: str | int, size_bytes: int) -> None:
-    """Bytes, binary and decimal units, and percent of the checkpoint-all peak, rounded down."""
+    """Bytes, binary and decimal units, and percent of the keep-all peak, rounded down."""
     problem = Problem(graph, costs, ram=ram)
     assert problem.ram_budget_bytes == size_bytes
     assert problem.usable_ram_bytes == size_bytes

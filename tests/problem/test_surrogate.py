@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kit.worked import skip_problem
-from poetmodel.problem import Problem, Quantity, StageLimit, Surrogate
+from poetmodel.problem import LinearRow, Problem, Quantity
 from poetmodel.solver import solve
-from poetmodel.solver.outcome import accepted
+from poetmodel.solver.outcome import accepted, verify_schedule
 
 
 def problem_of(minimize: str = "energy") -> Problem:
@@ -22,7 +22,7 @@ def problem_of(minimize: str = "energy") -> Problem:
 
 def test_it_adds_a_share_of_the_transfers() -> None:
     """It is no makespan any more; it survives pickling, as its problem does."""
-    surrogate = Surrogate.of(problem_of(), transfer_share=0.25)
+    surrogate = problem_of().surrogate(transfer_share=0.25)
     for found in (surrogate, pickle.loads(pickle.dumps(surrogate))):  # noqa: S301 - its own
         assert not found.is_overlapping
         assert [tuple(counted) for counted in found.deadline_sums] == [(1, 0.25), (0, 1)]
@@ -34,7 +34,7 @@ def test_it_adds_a_share_of_the_transfers() -> None:
 def test_a_reference_changes_units_alone() -> None:
     """The time stays a makespan, and the unit is a thousandth of the reference."""
     problem = problem_of()
-    surrogate = Surrogate.of(problem, reference_value=5.0)
+    surrogate = problem.surrogate(reference_value=5.0)
     assert surrogate.is_overlapping
     assert surrogate.objective.unit == 0.005
     assert surrogate.objective.coefficients == problem.objective.coefficients
@@ -43,8 +43,8 @@ def test_a_reference_changes_units_alone() -> None:
 
 def test_a_surrogate_of_a_surrogate_is_both() -> None:
     """The share stays where a reference is added."""
-    shared = Surrogate.of(problem_of("time"), transfer_share=0.5)
-    both = Surrogate.of(shared, reference_value=2.0)
+    shared = problem_of("time").surrogate(transfer_share=0.5)
+    both = shared.surrogate(reference_value=2.0)
     assert both.time_sum == shared.time_sum
     assert both.objective.unit == 0.002
     assert replace(both, ram=12).objective.unit == 0.002
@@ -52,10 +52,10 @@ def test_a_surrogate_of_a_surrogate_is_both() -> None:
 
 def test_another_objective_has_no_reference() -> None:
     """The value that is known is one of the old objective."""
-    surrogate = Surrogate.of(problem_of(), reference_value=5.0, transfer_share=0.5)
+    surrogate = problem_of().surrogate(reference_value=5.0, transfer_share=0.5)
     fastest = surrogate.without(Quantity.TIME, minimize="time")
     assert fastest.objective.reference is None
-    assert fastest.transfer_share == 0.5
+    assert fastest.stand_in.transfer_share == 0.5
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 2.0), (0.5, 5.0), (1.0, 8.0)])
@@ -66,7 +66,7 @@ def test_the_time_of_a_surrogate_is_its_sum(share: float, value: float) -> None:
         compute_s, transfer_s, overtime_s = 12.0, 6.0, 1.0
 
     simulation: Any = Simulated()
-    objective = Surrogate.of(problem_of("time"), transfer_share=share).objective
+    objective = problem_of("time").surrogate(transfer_share=share).objective
     assert objective.overhead(simulation) == value
     assert problem_of("time").objective.overhead(simulation) == 1.0
 
@@ -74,8 +74,8 @@ def test_the_time_of_a_surrogate_is_its_sum(share: float, value: float) -> None:
 def test_nodes_may_be_left_out_of_recomputing() -> None:
     """Beside those that the graph excludes, and whatever else is changed."""
     problem = skip_problem()
-    surrogate = Surrogate.of(problem, never_recomputed=frozenset({1}))
-    again = Surrogate.of(surrogate, reference_value=2.0)
+    surrogate = problem.surrogate(never_recomputed=frozenset({1}))
+    again = surrogate.surrogate(reference_value=2.0)
     for found in (surrogate, again, replace(again, paging=False)):
         assert not found.may_recompute(1)
         assert found.may_recompute(0) == problem.may_recompute(0)
@@ -85,20 +85,16 @@ def test_a_row_over_stages_is_kept_by_what_is_done_in_them() -> None:
     """A schedule that breaks one is not accepted, though it keeps every rule."""
     problem = skip_problem(ram=12)
     schedule = solve(problem).require_schedule()
-    t, i = next(iter(schedule.M_in or schedule.R))
-    done = {(t, i): 2}
-    row = StageLimit(
-        name="once",
-        recomputed={} if schedule.M_in else done,
-        paged_in=done if schedule.M_in else {},
-        paged_out={0: 1},
-        upper=1,
-        cuts=frozenset(),
-    )
-    assert row.is_kept(set(), set(), {0})
-    assert not row.is_kept(set(schedule.R), set(schedule.M_in), set())
+    family = "paged_in" if schedule.M_in else "recomputed"
+    done = next(iter(schedule.M_in or schedule.R))
+    terms = [(2, (family, done)), (1, ("paged_out", 0))]
+    row = LinearRow.of(terms, name="once", upper=1)
+    assert row.is_kept({("paged_out", 0)}.__contains__)
+    assert not row.is_kept({(family, done)}.__contains__)
     assert accepted(problem, schedule) is not None
-    limited = Surrogate.of(problem, stage_limits=(row,))
-    assert limited.broken_rows(schedule) == ["once"]
+    limited = problem.surrogate(rows=(row,))
+    candidate = verify_schedule(limited, schedule)
+    assert candidate.violations == ("constraint 'once' is broken",)
     assert accepted(limited, schedule) is None
-    assert accepted(replace(limited, stage_limits=(replace(row, upper=3),)), schedule) is not None
+    roomy = problem.surrogate(rows=(replace(row, upper=3),))
+    assert accepted(roomy, schedule) is not None

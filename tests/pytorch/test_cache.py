@@ -60,13 +60,15 @@ def test_a_file_under_another_key_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_no_folder_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`False` and an empty variable mean none; a folder that cannot be made is no error."""
+    """Beyond the object: `False` and an empty variable; one that cannot be made is no error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POETMODEL_CACHE", "")
     (tmp_path / "file").write_text("")
-    for cache in (Cache.of(False), Cache.of(True), Cache.of(tmp_path / "file" / "below")):
+    for folder in (False, True, tmp_path / "file" / "below"):
+        cache = Cache.of(folder)
         cache.write("costs", KEY, CONTENT)
-        assert cache.read("costs", KEY) is None
+        assert cache.read("costs", KEY) == (None if cache.folder else CONTENT)
+        assert Cache.of(folder).read("costs", KEY) is None
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -14,9 +14,10 @@ from kit.eager_steps import keep_all, outcome, unequal  # noqa: E402
 from kit.networks import residual_step  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
-from poetmodel.torch import certificate, compile, measure, trace  # noqa: E402
-from poetmodel.torch.certificate import certify  # noqa: E402
-from poetmodel.torch.comparison import ResultDifference  # noqa: E402
+from poetmodel.torch import compile, measure, trace  # noqa: E402
+from poetmodel.torch.runtime import certificate  # noqa: E402
+from poetmodel.torch.runtime.certificate import certify  # noqa: E402
+from poetmodel.torch.runtime.comparison import ResultDifference  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

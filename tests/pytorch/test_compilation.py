@@ -19,7 +19,7 @@ from kit.networks import residual_step  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.errors import BudgetError, InputError, NoScheduleError  # noqa: E402
-from poetmodel.torch.tracing import (  # noqa: E402
+from poetmodel.torch.step.trace import (  # noqa: E402
     coarsened,
     floor_bytes,
     keep_all_bytes,

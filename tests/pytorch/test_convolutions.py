@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import differing  # noqa: E402
-from poetmodel.torch.convolutions import (  # noqa: E402
+from poetmodel.torch.capturing.replay import KERNEL  # noqa: E402
+from poetmodel.torch.runtime.convolutions import (  # noqa: E402
     Backward,
     Divided,
     Division,
@@ -20,8 +21,7 @@ from poetmodel.torch.convolutions import (  # noqa: E402
     in_parts,
     least_workspace,
 )
-from poetmodel.torch.interpreter import KERNEL  # noqa: E402
-from poetmodel.torch.tracing import keep_all_bytes, least_bytes  # noqa: E402
+from poetmodel.torch.step.trace import keep_all_bytes, least_bytes  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from kit.plans import random_program  # noqa: E402
 from kit.rotation import rotating  # noqa: E402
 from kit.traced_models import Through, recurrent  # noqa: E402
 from poetmodel.torch import compile, trace  # noqa: E402
-from poetmodel.torch.runtime import Runner  # noqa: E402
+from poetmodel.torch.runtime.runner import Runner  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

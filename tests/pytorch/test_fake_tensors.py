@@ -13,9 +13,9 @@ from kit.rotation import rotating  # noqa: E402
 from kit.traced_models import Through  # noqa: E402
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 from poetmodel.torch import capture, trace  # noqa: E402
-from poetmodel.torch.fake_tensors import fake_mode  # noqa: E402
-from poetmodel.torch.interpreter import call, replay, tensors_in  # noqa: E402
-from poetmodel.torch.known_values import KnownValues  # noqa: E402
+from poetmodel.torch.capturing.replay import call, replay, tensors_in  # noqa: E402
+from poetmodel.torch.capturing.surroundings import fake_mode  # noqa: E402
+from poetmodel.torch.capturing.values import KnownValues  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

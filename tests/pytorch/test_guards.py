@@ -13,7 +13,7 @@ import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import differing, keep_all  # noqa: E402
 from kit.rotation import quick  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
-from poetmodel.torch.guards import Guards  # noqa: E402
+from poetmodel.torch.capturing.guards import Guards  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

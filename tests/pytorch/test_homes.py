@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 import poetmodel.torch as pmt  # noqa: E402
 from kit.rotation import quick  # noqa: E402
 from poetmodel.torch import PageError  # noqa: E402
-from poetmodel.torch.homes import Homes  # noqa: E402
-from poetmodel.torch.pages import blank, bytes_of  # noqa: E402
+from poetmodel.torch.state.pages import blank, bytes_of  # noqa: E402
+from poetmodel.torch.state.store import StateStore  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ class Run:
         large = [i for i in self.updated if storages[i].bytes >= 4096]
         self.away = frozenset(large[: int(len(large) * share)])
         self.moments = [a.held for a in self.trace.joint.arguments if hasattr(a.held, "keep")]
-        self.homes = Homes(self.trace, self.away, folder=folder, rollback=rollback)
+        self.homes = StateStore(self.trace, self.away, folder=folder, rollback=rollback)
 
     def step(self, *, commits: bool = True) -> None:
         """Do what a step does: state on storage is paged, the rest is updated where it is."""

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from kit.optimizer_steps import OPTIMIZERS, Twins  # noqa: E402
 from kit.traced_models import rows  # noqa: E402
-from poetmodel.torch.in_place import kernel_in_place  # noqa: E402
-from poetmodel.torch.interpreter import call, storage_key, storage_peak_bytes  # noqa: E402
+from poetmodel.torch.capturing.replay import call, storage_key, storage_peak_bytes  # noqa: E402
+from poetmodel.torch.step.in_place import kernel_in_place  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

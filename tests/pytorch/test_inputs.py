@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import differing, keep_all  # noqa: E402
 from kit.rotation import quick  # noqa: E402
-from poetmodel.torch.inputs import flatten, unflatten  # noqa: E402
+from poetmodel.torch.capturing.inputs import flatten, unflatten  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

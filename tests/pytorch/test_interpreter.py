@@ -11,8 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.traced_models import Residual, images, rows  # noqa: E402
-from poetmodel.torch import interpreter, trace  # noqa: E402
-from poetmodel.torch.interpreter import (  # noqa: E402
+from poetmodel.torch import trace  # noqa: E402
+from poetmodel.torch.capturing import replay as interpreter  # noqa: E402
+from poetmodel.torch.capturing.replay import (  # noqa: E402
     _peaks,
     call,
     heap_peak_bytes,
@@ -152,7 +153,7 @@ def test_equal_operations_are_executed_once(make: Any) -> None:
 
     def checked(node: Any, *given: Any) -> Any:
         value = call(node, *given)
-        forms[node] = interpreter._form(value)
+        forms[node] = interpreter.form_of(value)
         return value
 
     replay(joint, checked)

@@ -18,8 +18,8 @@ from poetmodel.plan import Instruction, Op, Plan, check_plan  # noqa: E402
 from poetmodel.planner import make_plan  # noqa: E402
 from poetmodel.problem import Problem  # noqa: E402
 from poetmodel.torch import compile  # noqa: E402
-from poetmodel.torch.joining import EXTRA_SHARE, JOINED_SHARE, joined  # noqa: E402
-from poetmodel.torch.tracing import Coarse  # noqa: E402
+from poetmodel.torch.step.joining import EXTRA_SHARE, JOINED_SHARE, joined  # noqa: E402
+from poetmodel.torch.step.trace import Coarse  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -183,7 +183,7 @@ class Wide(torch.nn.Module):
 
 
 def test_a_joined_step_computes_what_pytorch_does() -> None:
-    """Operations that are one for the solver are computed again, in the budget, bit by bit."""
+    """Operations that are one for the solver are computed again, in the budget, bit for bit."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(*(Wide() for _ in range(4)))
     inputs = torch.randn(256, 16), torch.randn(256, 16)

@@ -22,8 +22,8 @@ from kit.traced_models import (  # noqa: E402
 )
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 from poetmodel.torch import CaptureError, capture, trace  # noqa: E402
-from poetmodel.torch.graph_signature import InputKind, Lookup, OutputKind  # noqa: E402
-from poetmodel.torch.surroundings import native_operators  # noqa: E402
+from poetmodel.torch.capturing.signature import InputKind, Lookup, OutputKind  # noqa: E402
+from poetmodel.torch.capturing.surroundings import native_operators  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit import killed_run  # noqa: E402
-from poetmodel.torch.state_file import PREFIX  # noqa: E402
+from poetmodel.torch.state.file import PREFIX  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

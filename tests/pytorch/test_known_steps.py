@@ -12,9 +12,12 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.traced_models import Residual, Through  # noqa: E402
-from poetmodel.result import Status  # noqa: E402
-from poetmodel.torch import known_steps, preparation, profiling, units  # noqa: E402
-from poetmodel.torch.convolutions import kernels_told  # noqa: E402
+from poetmodel.result import Status, Termination  # noqa: E402
+from poetmodel.torch import cache as cache_module  # noqa: E402
+from poetmodel.torch import compiled as preparation  # noqa: E402
+from poetmodel.torch.runtime import profiling  # noqa: E402
+from poetmodel.torch.runtime.convolutions import kernels_told  # noqa: E402
+from poetmodel.torch.step import units  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +60,7 @@ class Counted:
         self.counts: dict[str, int] = {}
         for module, name in (
             (units, "replay"),
-            (known_steps, "workspace_bytes"),
+            (cache_module, "workspace_bytes"),
             (profiling, "unit_times_s"),
             (preparation, "solve"),
             (preparation, "check_agreement"),
@@ -151,7 +154,7 @@ def test_threads_and_code_are_part_of_the_key(
     finally:
         torch.set_num_threads(before)
     assert counted.take() == ALL
-    monkeypatch.setattr(known_steps, "_own_code", lambda: "other")
+    monkeypatch.setattr(cache_module, "_own_code", lambda: "other")
     compiled(own(), folder)
     assert counted.take() == ALL
 
@@ -161,8 +164,10 @@ def test_an_edited_source_file_is_checked_again(
 ) -> None:
     """The graph is the same, and what is measured; but the code may do more than the graph says."""
     counted = Counted(monkeypatch)
-    found = known_steps._file_digest
-    monkeypatch.setattr(known_steps, "_file_digest", lambda n: f"{found(n)} {n == 'traced_models'}")
+    found = cache_module._file_digest
+    monkeypatch.setattr(
+        cache_module, "_file_digest", lambda n: f"{found(n)} {n == 'traced_models'}"
+    )
     compiled(own(), folder)
     assert counted.take() == {"check_agreement"}
 
@@ -237,7 +242,7 @@ def test_more_time_goes_on_from_what_is_known(
         return preparation.replace(
             solve(problem, **options),
             status=Status.FEASIBLE,
-            termination=preparation.Termination.TIME_LIMIT,
+            termination=Termination.TIME_LIMIT,
             objective_bound=None,
             overhead_bound_j=0.0,
         )
@@ -275,15 +280,15 @@ def test_other_shapes_start_from_the_known_schedule(
     compiled(step_of(batch=80), tmp_path)
     ((problem, start),) = starts
     assert start is not None
-    assert known_steps.accepted(problem, start) is not None
+    assert cache_module.accepted(problem, start) is not None
     assert any(k < t for t, k in start.R)
 
 
 def test_values_that_have_no_form_are_not_kept(tmp_path: Path) -> None:
     """A graph with an object that nobody can tell from another is compiled, and not kept."""
     step = own()
-    joint = known_steps.trace_of.__globals__["capture"](*step)
+    joint = cache_module.trace_of.__globals__["capture"](*step)
     node = next(n for n in joint.graph_module.graph.nodes if n.op == "call_function")
     node.kwargs = {**node.kwargs, "odd": object}
-    known = known_steps.KnownStep(preparation.Cache(tmp_path), joint, step[1])
+    known = cache_module.KnownStep(preparation.Cache(tmp_path), joint, step[1])
     assert known._cache.folder is None

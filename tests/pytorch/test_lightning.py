@@ -14,6 +14,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     lightning = pytest.importorskip("lightning")
 
+import poetmodel.torch as pmt  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.lightning import Strategy  # noqa: E402
@@ -33,12 +34,20 @@ QUICK: dict[str, Any] = {"ram": "100%", "device": "rpi4b"}
 """Options of steps that are neither measured nor squeezed."""
 
 
+class Network(nn.Sequential):
+    """Layers with a pass of their own: Dynamo compiles none of PyTorch's own modules alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        return super().forward(x)
+
+
 class Classifier(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
     """Batch norm and dropout; logs, and returns more than its loss."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(
+        self.net = Network(
             nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)
         )
         self.seen: list[Any] = []
@@ -91,11 +100,20 @@ def loader(count: int) -> Any:
 
 
 def fitted(
-    model: Any, folder: Path, count: int = 22, *, resume: Any = None, **options: Any
+    model: Any,
+    folder: Path,
+    count: int = 22,
+    *,
+    resume: Any = None,
+    back: pmt.Backend | None = None,
+    **options: Any,
 ) -> tuple[Any, Any]:
-    """Train a copy of a model; return it and the trainer."""
+    """Train a copy of a model, its network compiled where there is a back end, and return both."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     own, batches = copy.deepcopy(model), loader(count)
+    if back is not None:
+        torch._dynamo.reset()
+        own.net.compile(backend=back, fullgraph=True, dynamic=False)
     trainer = lightning.Trainer(
         **{
             "default_root_dir": folder,
@@ -134,6 +152,19 @@ def test_a_strategy_gives_the_weights_of_the_plain_one(accumulate: int, tmp_path
     assert ours.callback_metrics == plain.callback_metrics
     assert not same(found, model)
     assert ours.strategy.step.verify().equal
+
+
+def test_a_back_end_needs_no_strategy(tmp_path: Path) -> None:
+    """With accumulation, clipping, logs and validation; the last batch is another graph."""
+    torch.manual_seed(1)
+    model = Classifier()
+    expected, plain = fitted(model, tmp_path, accumulate_grad_batches=2)
+    back = pmt.backend("95%", cache=False)
+    found, ours = fitted(model, tmp_path, accumulate_grad_batches=2, back=back)
+    assert same(found, expected)
+    assert ours.callback_metrics == plain.callback_metrics
+    assert len(back.plans) == 4  # two sizes of batches, each in training and validation
+    assert all(one.predicted_peak_bytes <= one.ram_budget_bytes for one in back.plans)
 
 
 @pytest.mark.slow

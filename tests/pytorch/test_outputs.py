@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import keep_all  # noqa: E402
 from kit.rotation import quick  # noqa: E402
-from poetmodel.torch.outputs import OutputForm  # noqa: E402
+from poetmodel.torch.capturing.inputs import OutputForm  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ def flat(value: Any) -> list[Any]:
 
 
 def agree(one: Any, other: Any) -> bool:
-    """Return whether two outputs are equal bit by bit."""
+    """Return whether two outputs are equal bit for bit."""
     pairs = zip(flat(one), flat(other), strict=True)
     return type(one) is type(other) and all(
         torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs

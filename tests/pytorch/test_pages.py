@@ -14,14 +14,14 @@ torch = pytest.importorskip("torch")
 
 from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.torch import PageError  # noqa: E402
-from poetmodel.torch.pages import (  # noqa: E402
+from poetmodel.torch.state.pages import (  # noqa: E402
     ALIGNMENT_BYTES,
     PageFile,
     blank,
     bytes_of,
     checksum,
 )
-from poetmodel.torch.units import Layout, TensorStorage  # noqa: E402
+from poetmodel.torch.step.units import Layout, TensorStorage  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from poetmodel.torch.interpreter import heap_peak_bytes  # noqa: E402
+from poetmodel.torch.capturing.replay import heap_peak_bytes  # noqa: E402
 from pytorch import measurement, networks  # noqa: E402
 from pytorch.networks import NETWORKS, Block  # noqa: E402
 from pytorch.peers import (  # noqa: E402
@@ -62,7 +62,7 @@ def to_file(folder: Path) -> Any:
 
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    """Return whether all gradients are equal bit by bit."""
+    """Return whether all gradients are equal bit for bit."""
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 

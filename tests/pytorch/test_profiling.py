@@ -16,8 +16,15 @@ from poetmodel.device.hardware import Compute  # noqa: E402
 from poetmodel.device.io import save_profile  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.problem import Problem  # noqa: E402
-from poetmodel.torch import measure, profiling, trace  # noqa: E402
-from poetmodel.torch.profiling import Power, fitted, measure_paging, measured_power, power_of  # noqa: E402
+from poetmodel.torch import measure, trace  # noqa: E402
+from poetmodel.torch.runtime import profiling  # noqa: E402
+from poetmodel.torch.runtime.profiling import (  # noqa: E402
+    Power,
+    fitted,
+    measure_paging,
+    measured_power,
+    power_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

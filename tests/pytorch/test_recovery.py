@@ -13,12 +13,16 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
-from poetmodel.torch.pages import blank, bytes_of  # noqa: E402
-from poetmodel.torch.recovery import replaced_by  # noqa: E402
-from poetmodel.torch.state_file import LARGE_BYTES, PREFIX, StateFile  # noqa: E402
-from poetmodel.torch.state_records import StateTensor  # noqa: E402
-from poetmodel.torch.training_units import layout_of  # noqa: E402
-from poetmodel.torch.units import TensorStorage  # noqa: E402
+from poetmodel.torch.state.file import (  # noqa: E402
+    LARGE_BYTES,
+    PREFIX,
+    StateFile,
+    StateTensor,
+)
+from poetmodel.torch.state.pages import blank, bytes_of  # noqa: E402
+from poetmodel.torch.state.recovery import replaced_by  # noqa: E402
+from poetmodel.torch.step.training_units import layout_of  # noqa: E402
+from poetmodel.torch.step.units import TensorStorage  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import keep_all  # noqa: E402
 from poetmodel.result import Termination  # noqa: E402
 from poetmodel.solver.background import BackgroundSolve  # noqa: E402
-from poetmodel.torch import preparation  # noqa: E402
+from poetmodel.torch import compiled  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ def own() -> tuple[Any, ...]:
 
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the first solve return whatever it begins with, as on a network that takes long."""
-    solve = preparation.solve
+    solve = compiled.solve
 
     def stopped(problem: Any, **limits: Any) -> Any:
         limits["on_progress"] = lambda progress: progress.schedule is None
@@ -43,9 +43,9 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def timed_out(problem: Any, **limits: Any) -> Any:
         found = stopped(problem, **limits)
-        return preparation.replace(found, termination=Termination.TIME_LIMIT)
+        return compiled.replace(found, termination=Termination.TIME_LIMIT)
 
-    monkeypatch.setattr(preparation, "solve", timed_out)
+    monkeypatch.setattr(compiled, "solve", timed_out)
 
 
 def gradients(model: Any) -> list[Any]:
@@ -102,8 +102,8 @@ def test_a_step_that_is_refused_leaves_no_process(monkeypatch: pytest.MonkeyPatc
     def refuse(_: object) -> None:
         raise pmt.CaptureError("other results")
 
-    monkeypatch.setattr(preparation, "BackgroundSolve", Watched)
-    monkeypatch.setattr(preparation, "check_agreement", refuse)
+    monkeypatch.setattr(compiled, "BackgroundSolve", Watched)
+    monkeypatch.setattr(compiled, "check_agreement", refuse)
     with pytest.raises(pmt.CaptureError, match="other results"):
         pmt.compile(*own(), ram="70%", device="rpi4b", refine=True, gap=0.0)
     assert len(begun) == 1

@@ -22,14 +22,14 @@ from kit.rotation import quick  # noqa: E402
 from kit.traced_models import QUICK_STEPS, STEPS, residual, rows  # noqa: E402
 from poetmodel.plan import Instruction, Op, Plan  # noqa: E402
 from poetmodel.torch import PageError, compile, trace  # noqa: E402
-from poetmodel.torch.runtime import Runner  # noqa: E402
-from poetmodel.torch.source import Generated  # noqa: E402
+from poetmodel.torch.runtime.runner import Runner  # noqa: E402
+from poetmodel.torch.runtime.source import Generated  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kit.networks import Step
-    from poetmodel.torch.preparation import Compiled
+    from poetmodel.torch.compiled import Compiled
 
 nn = torch.nn
 pytestmark = pytest.mark.torch

@@ -13,12 +13,17 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from poetmodel.errors import InputError  # noqa: E402
-from poetmodel.torch import PageError, mapped_memory  # noqa: E402
-from poetmodel.torch.mapped_memory import PAGE_BYTES, Memory  # noqa: E402
-from poetmodel.torch.pages import blank, bytes_of  # noqa: E402
-from poetmodel.torch.state_file import LARGE_BYTES, PREFIX, UNFINISHED, StateFile  # noqa: E402
-from poetmodel.torch.state_records import StateTensor  # noqa: E402
-from poetmodel.torch.units import Layout, TensorStorage  # noqa: E402
+from poetmodel.torch import PageError  # noqa: E402
+from poetmodel.torch.state import pages as page_module  # noqa: E402
+from poetmodel.torch.state.file import (  # noqa: E402
+    LARGE_BYTES,
+    PREFIX,
+    UNFINISHED,
+    StateFile,
+    StateTensor,
+)
+from poetmodel.torch.state.pages import PAGE_BYTES, Memory, blank, bytes_of  # noqa: E402  # noqa: E402
+from poetmodel.torch.step.units import Layout, TensorStorage  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,7 +151,7 @@ def test_changes_through_a_mapping_become_a_generation(
     So it is where the system does not tell which pages were written.
     """
     if not told:
-        monkeypatch.setattr(mapped_memory.Pagemap, "entries", lambda *_: None)
+        monkeypatch.setattr(page_module.Pagemap, "entries", lambda *_: None)
     tensor = mapped(file, 5)
     other = mapped(file, 9)
     assert other.sum() == other.numel()

@@ -16,8 +16,8 @@ from kit.rotation import quick, rotating  # noqa: E402
 from poetmodel.errors import BudgetError  # noqa: E402
 from poetmodel.heuristics.greedy import page_everything  # noqa: E402
 from poetmodel.torch import PageError, Step, compile  # noqa: E402
-from poetmodel.torch.state_file import StateFile  # noqa: E402
-from poetmodel.torch.tracing import least_bytes  # noqa: E402
+from poetmodel.torch.state.file import StateFile  # noqa: E402
+from poetmodel.torch.step.trace import least_bytes  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ SIZES = {
     "vgg16-b8": (117, 227, 30.1e6, 39.6e6),
     "bert4-b8": (266, 316, 95.5e6, 95.5e6),
 }
-"""Nodes, tensors, and the checkpoint-all peak without and with workspace [B]."""
+"""Nodes, tensors, and the keep-all peak without and with workspace [B]."""
 
 
 MODELS = (

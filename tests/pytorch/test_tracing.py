@@ -13,7 +13,7 @@ from kit.traced_models import frozen, residual, rows, traced_residual  # noqa: E
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes  # noqa: E402
 from poetmodel.torch import compile, trace  # noqa: E402
-from poetmodel.torch.tracing import (  # noqa: E402
+from poetmodel.torch.step.trace import (  # noqa: E402
     KEPT_SHARES,
     RANDOM_STATE_BYTES,
     coarse_costs,

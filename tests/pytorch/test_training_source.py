@@ -18,7 +18,7 @@ from kit.traced_models import STEPS, residual, rows  # noqa: E402
 from poetmodel.graph import Graph, Phase  # noqa: E402
 from poetmodel.schedule import Schedule  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
-from poetmodel.torch.interpreter import storage_peak_bytes  # noqa: E402
+from poetmodel.torch.capturing.replay import storage_peak_bytes  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ QUICK = (("sgd", None), ("nesterov", 0.1), ("amsgrad", None), ("adam, foreach", 
     quick([(name, clip) for name in OPTIMIZERS for clip in (None, 0.1)], QUICK),
 )
 def test_every_optimizer_updates_as_eager(name: str, clip: float | None) -> None:
-    """After each of three steps loss, parameters, buffers and moments are eager's, bit by bit."""
+    """After each of three steps loss, parameters, buffers and moments are eager's, bit for bit."""
     torch.manual_seed(1)
     twins = Twins(residual(), OPTIMIZERS[name], clip=clip)
     traced = twins.trace(measure_workspace=False)

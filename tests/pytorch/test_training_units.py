@@ -24,7 +24,7 @@ from kit.traced_models import (  # noqa: E402
 from poetmodel.device import Costs, Device  # noqa: E402
 from poetmodel.graph import Graph, Phase  # noqa: E402
 from poetmodel.torch import CaptureError, measure, trace  # noqa: E402
-from poetmodel.torch.optimizers import ACCEPTED  # noqa: E402
+from poetmodel.torch.step.optimizers import ACCEPTED  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

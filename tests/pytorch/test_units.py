@@ -21,7 +21,7 @@ from kit.traced_models import (  # noqa: E402
 from kit.traced_steps import run_eager, run_units  # noqa: E402
 from poetmodel.graph import Phase  # noqa: E402
 from poetmodel.torch import trace  # noqa: E402
-from poetmodel.torch.graph_signature import InputKind, OutputKind  # noqa: E402
+from poetmodel.torch.capturing.signature import InputKind, OutputKind  # noqa: E402
 
 nn = torch.nn
 pytestmark = pytest.mark.torch
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("name", quick(STEPS, QUICK_STEPS))
 def test_units_run_as_eager(name: str) -> None:
-    """Loss, gradients, buffers and random state are those of eager, bit by bit."""
+    """Loss, gradients, buffers and random state are those of eager, bit for bit."""
     torch.manual_seed(1)
     model, loss_fn, inputs = STEPS[name]()
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -74,7 +74,7 @@ def test_offloading_trains_as_eager_does(
     checkpointed: bool,
     tmp_path: Path,
 ) -> None:
-    """Losses, parameters and moments are equal bit by bit, with and without checkpointing."""
+    """Losses, parameters and moments are equal bit for bit, with and without checkpointing."""
     make = whole_steps.MAKERS[optimizer]
     plain = made()
     expected = trained(plain, whole_steps.updated(eager(plain), plain, make))

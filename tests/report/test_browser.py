@@ -12,11 +12,11 @@ from kit.report_subjects import subject
 from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
-from poetmodel.plan.arena import Content
 from poetmodel.problem import Problem
 from poetmodel.report.page import report_facts, write_report
 from poetmodel.report.presenter import look_up
 from poetmodel.report.step_file import step_subject
+from poetmodel.schedule.machine import Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

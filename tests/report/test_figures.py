@@ -24,12 +24,12 @@ def test_rows_carry_the_values_of_the_step() -> None:
     """Each cell has its key and the value there; nothing is shown twice in another unit."""
     values = step_values(skip_problem())
     rows = {row[0].name: row for row in measured_rows(values)}
-    assert list(rows) == ["peak RAM", "of it tensors", "paged out", "paged in", "time of a step"]
+    assert list(rows) == ["peak RAM", "of which tensors", "paged out", "paged in", "time of a step"]
     cells = [fact for row in rows.values() for fact in row if fact.value is not None]
     assert len(cells) == 11
     for fact in cells:
         assert look_up({"step": values}, fact.key) == fact.value
-    first, *others = rows["of it tensors"]
+    first, *others = rows["of which tensors"]
     assert (first.key, first.text) == ("step.certificate.storage_peak_bytes", "70 B")
     assert [fact.value for fact in others] == [None, None]
 

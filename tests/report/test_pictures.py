@@ -130,7 +130,7 @@ def test_cells_tell_what_happens() -> None:
     }
     assert grid.kinds == (Kind.COMPUTED, Kind.RECOMPUTED, Kind.KEPT, Kind.PAGED_IN)
     assert grid.marks == (Kind.PAGED_OUT,)
-    assert grid.title == "skip: 1 recomputations, 2 page-outs, 1 page-ins"
+    assert grid.title == "skip: 1 recomputation, 2 page-outs, 1 page-in"
 
 
 def test_map_of_addresses() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poetmodel.problem import TotalsConstraint
+from poetmodel.problem import Constraint
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
@@ -44,7 +44,7 @@ def constraint(
     name: str, value: float, key: str = "page_ins:a", **limits: float
 ) -> ConstraintValue:
     """Return the value of a constraint on one total."""
-    row = TotalsConstraint(name=name, terms=((key, 1),), **limits)
+    row = Constraint(name=name, terms={key: 1}, **limits)
     return ConstraintValue(row=row, value=value, slack=0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from kit.report_steps import certificate, step_values
 from kit.report_subjects import subject
 from kit.worked import skip_problem
-from poetmodel.problem import TotalsConstraint
+from poetmodel.problem import Constraint
 from poetmodel.report.facts import facts
 from poetmodel.report.figures import measured_rows
 from poetmodel.report.wording import REMEDY, answers, step_answers
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kit.messages import Told
     from poetmodel.report.wording import Answer
 
-WEAR = TotalsConstraint(name="wear", terms=(("bytes_written", 1),), upper=4)
+WEAR = Constraint(name="wear", terms={"bytes_written": 1}, upper=4)
 OWN = {"minimize": "own", "own_objective": (("energy_j", 1), ("page_ins:a", 0.5))}
 BROKEN = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3)), S_RAM=((1, 0), (2, 1)))
 

@@ -175,9 +175,9 @@ def test_state_on_storage_has_ram_at_its_limit() -> None:
     graph = Graph(name="step", nodes=nodes)
     schedule = paged_at_once(
         graph,
-        R=[[t] for t in range(5)],
-        S_RAM=[[], [0], [0], [2], [3]],
-        M_in=[[]] * 5,
+        R=[(t, t) for t in range(5)],
+        kept=[(0, 1, 2), (2, 3, 3), (3, 4, 4)],
+        M_in=(),
         identity=None,
         resident=(1,),
     )

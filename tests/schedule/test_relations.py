@@ -21,8 +21,6 @@ from poetmodel.schedule import (
     GraphIdentity,
     Schedule,
     checkpoint_all,
-    rows_of_pairs,
-    rows_of_spans,
     simulate,
 )
 
@@ -113,7 +111,10 @@ def test_of_stages_is_the_schedule_of_the_same_pairs(data: st.DataObject) -> Non
     pairs = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), unique=True)
     relations = {name: tuple(data.draw(pairs, label=name)) for name in RELATIONS}
     schedule = Schedule(**relations)
-    rows = {name: rows_of_pairs(sorted(found), 7) for name, found in relations.items()}
+    rows = {
+        name: [sorted(k for t, k in found if t == stage) for stage in range(7)]
+        for name, found in relations.items()
+    }
     made = Schedule.of_stages(identity=None, **rows)
     assert made == schedule
     assert made.identity is None
@@ -126,39 +127,64 @@ def test_of_stages_leaves_relations_empty() -> None:
     )
 
 
-def test_rows_of_spans_are_ascending() -> None:
-    """Each stage has the tensors whose spans contain it; spans may touch, or be empty."""
-    spans = [(4, 1, 2), (2, 0, 1), (3, 2, 1), (2, 2, 3), (0, 3, 3)]
-    assert rows_of_spans(spans, 4) == [[2], [2, 4], [2, 4], [0, 2]]
+def test_pairs_of_spans_are_those_of_the_schedule() -> None:
+    """Each stage has the tensors whose spans contain it; spans may touch, overlap or be empty."""
+    spans = [(4, 1, 2), (2, 0, 1), (3, 2, 1), (2, 2, 3), (0, 3, 3), (4, 2, 2)]
+    schedule = Schedule.of_spans(R=[(1, 1), (0, 0)], kept=spans, identity=None)
+    pairs = ((0, 2), (1, 2), (1, 4), (2, 2), (2, 4), (3, 0), (3, 2))
+    assert schedule == Schedule(R=((0, 0), (1, 1)), S_RAM=pairs)
+    assert pairs == schedule.S_RAM
+    assert schedule.kept == ((0, 3, 3), (2, 0, 3), (4, 1, 2))
+    assert [i for i in range(6) if schedule.is_kept(1, i)] == [2, 4]
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_spans_have_the_pairs_that_were_given(data: st.DataObject) -> None:
+    """Whatever the stages, there or not; the relations of a copy are the same."""
+    pairs = data.draw(st.lists(st.tuples(st.integers(-3, 6), st.integers(-2, 9)), unique=True))
+    schedule = Schedule(R=(), S_RAM=tuple(pairs), S_AUX=tuple(pairs))
+    for same in (schedule, replace(schedule, M_in=()), pickle.loads(pickle.dumps(schedule))):  # noqa: S301
+        assert same.S_RAM == same.S_AUX == tuple(sorted(pairs))
+        assert same == schedule
+        assert hash(same) == hash(schedule)
+    for t in range(-4, 8):
+        assert [i for i in range(-3, 11) if schedule.is_kept(t, i)] == sorted(
+            i for s, i in pairs if s == t
+        )
 
 
 def test_many_stages_end_with_the_time_limit() -> None:
     """Spans and stages are walked within the limit that is open."""
+    schedule = Schedule.of_spans(R=(), kept=[(0, 1, 2)], identity=None)
     with time_limit(-1):
         with pytest.raises(TimeLimitError):
-            rows_of_spans([(0, 1, 2)], 3)
+            _ = schedule.S_RAM
         with pytest.raises(TimeLimitError):
             Schedule.of_stages(identity=None, R=[[0]])
 
 
-def test_more_pairs_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are counted before any is made; empty spans count nothing."""
+def test_more_pairs_than_memory_holds_are_not_listed(
+    skip: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are counted before any is made, and nothing but their list needs them."""
     monkeypatch.setattr("poetmodel.schedule.relations.MOST_PAIRS", 3)
-    assert rows_of_spans([(0, 1, 3), (1, 5, 2)], 4) == [[], [0], [0], [0]]
-    with pytest.raises(TooLargeError, match="4 tensors in one relation"):
-        rows_of_spans([(0, 1, 3), (1, 2, 2)], 4)
+    schedule = Schedule.of_spans(R=(), kept=[(0, 1, 3), (1, 5, 2)], identity=None)
+    assert schedule.S_RAM == ((1, 0), (2, 0), (3, 0))
+    schedule = checkpoint_all(skip)
+    assert simulate(skip, None, schedule).valid
+    assert "S_RAM 5" in repr(schedule)
+    with pytest.raises(TooLargeError, match="5 tensors in one relation"):
+        _ = schedule.S_RAM
 
 
-def test_collections_go_on_after_a_schedule_is_made(skip: Graph) -> None:
-    """They are paused while pairs are made, and stay as they were: on, off, or after an error."""
-    checkpoint_all(skip)
-    assert gc.isenabled()
-    with time_limit(-1), pytest.raises(TimeLimitError):
-        Schedule.of_stages(identity=None, R=[[0]])
+def test_collections_go_on_after_pairs_are_listed(skip: Graph) -> None:
+    """They are paused while pairs are made, and stay as they were, on or off."""
+    assert checkpoint_all(skip).S_RAM
     assert gc.isenabled()
     gc.disable()
     try:
-        checkpoint_all(skip)
+        assert checkpoint_all(skip).S_RAM
         assert not gc.isenabled()
     finally:
         gc.enable()

@@ -14,7 +14,7 @@ from kit.worked import bench_device
 from poetmodel.device import Costs
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph import Graph, operation
-from poetmodel.problem import Problem, Surrogate
+from poetmodel.problem import Problem
 from poetmodel.schedule import (
     Schedule,
     check_identity,
@@ -247,9 +247,9 @@ def test_surrogate_is_verified_by_its_sums(graph: Graph, costs: Costs, paged: Sc
     assert simulation.transfer_s is not None
     half = simulation.compute_s + simulation.transfer_s / 2
     problem = Problem(graph, costs, ram=100, deadline=half, deadline_counts="overlap")
-    assert verify(Surrogate.of(problem, transfer_share=0.5), paged).valid
-    assert not verify(Surrogate.of(problem, transfer_share=0.75), paged).valid
-    assert verify(Surrogate.of(problem, transfer_share=0.0), paged).valid
+    assert verify(problem.surrogate(transfer_share=0.5), paged).valid
+    assert not verify(problem.surrogate(transfer_share=0.75), paged).valid
+    assert verify(problem.surrogate(transfer_share=0.0), paged).valid
 
 
 def test_idle_power_counts_against_the_energy_budget(

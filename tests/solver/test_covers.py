@@ -7,7 +7,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyomo.environ as pyo
 import pytest
 
 from kit.instances import random_costs, random_graph, random_instance, seeded
@@ -15,12 +14,15 @@ from kit.oracle import optimum
 from kit.rotation import Part, parts
 from kit.worked import even_costs, skip_problem
 from poetmodel.backends.compiler import compile_model
+from poetmodel.backends.layout import form_of
 from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, floor
 from poetmodel.model import build
-from poetmodel.model.linear import ExactLimit, stated_limit
-from poetmodel.problem import LIMITED_SUMS, Problem
+from poetmodel.model.arrays import Model
+from poetmodel.model.compact import COMPACT
+from poetmodel.model.linear import stated_limit
+from poetmodel.problem import LIMITED_SUMS, LinearRow, Problem
 from poetmodel.result import Status
 from poetmodel.schedule import simulate
 from poetmodel.solver import monolithic, solve
@@ -192,21 +194,23 @@ def test_covers_look_at_every_limit(reductions: bool) -> None:
         problem = replace(problem, costs=even_costs(problem.graph, page_in=(5.0, 1.0)))
         problem = problem.subject_to(few=lambda v: v.page_ins["a"] <= v.recomputations["a"])
         form = compile_model(build(problem, reductions=reductions))
-        seen |= {form.rows[r].parent_component().local_name for r in limit_rows(form)}
+        seen |= {form.rows[r].family for r in limit_rows(form)}
     sums = LIMITED_SUMS - {"surrogate_deadline"}
     assert seen == {"memory", "storage", *sums}
 
 
 def signed_form(values: list[float], limit: float) -> StandardForm:
     """Return a model with one limit over binaries, stated as formulations do."""
-    m = pyo.ConcreteModel()
-    m.x = pyo.Var(range(len(values)), domain=pyo.Binary)
-    m.objective = pyo.Objective(expr=sum(m.x.values()))
-    exact = ExactLimit([(value, m.x[j]) for j, value in enumerate(values)], limit)
-    row = stated_limit(m, "few", None, exact)
-    m.few = pyo.Constraint(expr=m.x[0] >= 0 if row is None else row)
-    m.anchor = pyo.Constraint(expr=sum(m.x.values()) >= 0)
-    return compile_model(m)
+    m = Model(skip_problem(), COMPACT, exact=True)
+    columns = list(m.add_variables("x", range(len(values))).values())
+    m.costs = [(1.0, column) for column in columns]
+    exact = LinearRow.of(zip(values, columns, strict=True), upper=limit, name="few")
+    row = stated_limit(m, exact)
+    m.begin_rows("few")
+    m.add_linear_row(LinearRow.of([(1, columns[0])], lower=0) if row is None else row)
+    m.begin_rows("anchor")
+    m.add_row(None, columns, [1.0] * len(columns), lower=0.0)
+    return form_of(m)
 
 
 @pytest.mark.parametrize("whole", [True, False])

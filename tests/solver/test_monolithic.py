@@ -48,7 +48,7 @@ def test_a_valid_schedule_is_a_complete_start(reductions: bool) -> None:
     """Every column has a value, and the model is satisfied."""
     model = build(skip_problem(), reductions=reductions)
     form = compile_model(model)
-    values = start_values(model, form, RECOMPUTED)
+    values = start_values(form, RECOMPUTED)
     assert values is not None
     assert form.violation(values) == 0.0
     assert form.value(values) == pytest.approx(100.0)  # a tenth of the baseline
@@ -60,7 +60,7 @@ def test_a_start_has_the_value_that_the_verifier_gives_it(minimize: str) -> None
     problem = skip_problem(minimize=minimize)
     model = build(problem)
     form = compile_model(model)
-    values = start_values(model, form, RECOMPUTED)
+    values = start_values(form, RECOMPUTED)
     assert values is not None
     found = form.value(values) * model.objective_unit
     assert found == pytest.approx(verify_schedule(problem, RECOMPUTED).value)
@@ -70,7 +70,7 @@ def test_a_start_that_is_above_the_budget_breaks_the_model() -> None:
     """All kept takes 15 of 13 bytes."""
     model = build(skip_problem())
     form = compile_model(model)
-    values = start_values(model, form, checkpoint_all(model.problem.graph))
+    values = start_values(form, checkpoint_all(model.problem.graph))
     assert values is not None
     assert form.violation(values) > 0.1
 
@@ -80,7 +80,7 @@ def test_a_start_says_nothing_of_own_variables() -> None:
     model = build(skip_problem())
     model.own = pyo.Var(bounds=(0, 1))
     model.row = pyo.Constraint(expr=model.own >= model.R[3, 0])
-    values = start_values(model, compile_model(model), RECOMPUTED)
+    values = start_values(compile_model(model), RECOMPUTED)
     assert values is not None
     assert np.isnan(values).sum() == 1
 
@@ -88,7 +88,7 @@ def test_a_start_says_nothing_of_own_variables() -> None:
 def test_paper_takes_no_start() -> None:
     """Its variables mean something else."""
     model = build(skip_problem(), "paper")
-    assert start_values(model, compile_model(model), RECOMPUTED) is None
+    assert start_values(compile_model(model), RECOMPUTED) is None
 
 
 # -- what the verifier rejects --------------------------------------------------------------------
@@ -105,8 +105,9 @@ def rejecting(monkeypatch: pytest.MonkeyPatch, *, late: bool) -> None:
         if calls > 1 and late:
             return RawSolution(status=SolverStatus.TIME_LIMIT)
         raw = run(self, form, limits, **options)
-        schedule = checkpoint_all(form.model.problem.graph)
-        return replace(raw, x=start_values(form.model, form, schedule)) if calls == 1 else raw
+        assert form.layout is not None
+        schedule = checkpoint_all(form.layout.model.problem.graph)
+        return replace(raw, x=start_values(form, schedule)) if calls == 1 else raw
 
     monkeypatch.setattr(Highs, "solve", first)
 
@@ -143,7 +144,7 @@ def test_a_model_without_a_start_has_nothing_left_then(monkeypatch: pytest.Monke
 def test_what_keeps_every_row_and_is_rejected_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the model is wrong, and nothing of it is believed."""
     monkeypatch.setattr(
-        monolithic, "read_schedule", lambda model: checkpoint_all(model.problem.graph)
+        monolithic, "schedule_of", lambda model, _: checkpoint_all(model.problem.graph)
     )
     with pytest.raises(VerificationError, match="peak RAM 15 B") as caught:
         solve(skip_problem(), formulation="compact")

@@ -175,8 +175,8 @@ def test_instances_cover_every_kind_of_row() -> None:
         plain = "energy" if problem.minimize == OWN else problem.minimize
         free = optimum(replace(problem, constraints=(), own_objective=(), minimize=plain))
         same = problem.minimize != OWN and best is not None and free is not None
-        keys = [key for row in rows for key, _ in row.terms]
-        weights = [weight for row in rows for _, weight in row.terms]
+        keys = [key for row in rows for key in row.terms]
+        weights = [weight for row in rows for weight in row.terms.values()]
         seen.update(
             {
                 f"minimize {problem.minimize}": True,

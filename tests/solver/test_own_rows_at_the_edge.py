@@ -20,7 +20,7 @@ from poetmodel.backends.registry import backend
 from poetmodel.device import Costs
 from poetmodel.errors import PoetModelError
 from poetmodel.graph import Graph, operation
-from poetmodel.problem import OWN, Problem, TotalsConstraint
+from poetmodel.problem import OWN, Constraint, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -196,7 +196,7 @@ OBJECTIVES: dict[str, tuple[Problem, dict[str, float]]] = {
 def with_rows(problem: Problem, rows: list[Row]) -> Problem:
     """Return a problem with rows."""
     stated = tuple(
-        TotalsConstraint(name=f"row{place}", terms=tuple(terms.items()), lower=lower, upper=upper)
+        Constraint(name=f"row{place}", terms=terms, lower=lower, upper=upper)
         for place, (terms, lower, upper) in enumerate(rows)
     )
     return replace(problem, constraints=stated)

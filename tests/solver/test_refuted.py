@@ -18,7 +18,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import LicenceError
 from poetmodel.graph.io import graph_from_dict
 from poetmodel.problem import Problem
-from poetmodel.problem.totals import TotalsConstraint
+from poetmodel.problem.totals import Constraint
 from poetmodel.result import Status
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import verify_schedule
@@ -60,10 +60,7 @@ def problem_of(case: dict[str, Any]) -> Problem:
             memory_mapped=given["memory_mapped"],
         ),
     )
-    rows = tuple(
-        TotalsConstraint(**{**row, "terms": tuple(row["terms"].items())})
-        for row in case.get("constraints", ())
-    )
+    rows = tuple(Constraint(**row) for row in case.get("constraints", ()))
     own = tuple(case.get("own_objective", {}).items())
     return Problem(graph, costs, constraints=rows, own_objective=own, **case["problem"])
 

@@ -22,8 +22,8 @@ from poetmodel.device import Costs
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.model import build
-from poetmodel.model.linear import ExactLimit, limit_row
-from poetmodel.problem import Problem
+from poetmodel.model.linear import limit_row
+from poetmodel.problem import LinearRow, Problem
 from poetmodel.result import Status
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import verify_schedule
@@ -399,11 +399,11 @@ def test_no_point_that_keeps_a_limit_is_near_its_row() -> None:
         names = list(range(6))
         chosen = [value for value in values if rng.random() < 0.5]
         limit = sum(chosen)
-        row = limit_row(ExactLimit(list(zip(values, names, strict=True)), limit))
+        row = limit_row(LinearRow.of(zip(values, names, strict=True), upper=limit))
         if row is None:
             assert sum(values) <= limit
             continue
-        coefficients, right = {name: value for value, name in row[0]}, row[1]
+        coefficients, right = {name: value for value, name in row.terms}, row.upper
         assert max(coefficients.values()) <= 1e3 * max(right, 1.0)
         for mask in range(64):
             used = [name for name in names if mask >> name & 1]

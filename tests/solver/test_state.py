@@ -353,7 +353,7 @@ def test_instances_cover_every_case() -> None:
     for problem in [*made, *rowed]:
         graph, best = problem.graph, optimum(problem)
         state, pairs = set(graph.state_tensors), [*enumerate(graph.in_place_of)]
-        keys = [key for row in problem.constraints for key, _ in row.terms]
+        keys = [key for row in problem.constraints for key in row.terms]
         homes = None if best is None else set(best.schedule.resident)
         late = {
             x for k, of in pairs for _, x in of if graph.users_of[x] and max(graph.users_of[x]) > k

@@ -21,18 +21,19 @@ from pyomo.repn.util import (
     categorize_valid_components,
 )
 
+from poetmodel.backends.layout import Layout
 from poetmodel.backends.sparse import csr_array
 from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, SLACK, StandardForm, round_binaries
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import ModelError, listed
-from poetmodel.model.rows import ArrayTerms, RowConstraintData
+from poetmodel.model.view import stated_constraints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import ArrayLike, NDArray
 
-    from poetmodel.model.rows import Row
+    from poetmodel.model.arrays import Label, Model
 
 _listed: Final = partial(listed, most=10)
 """Faults of one kind: ten are named one by one; the others are counted."""
@@ -44,7 +45,8 @@ def compile_model(model: Any) -> StandardForm:
     """Return the arrays of a linear Pyomo model with one active objective, which stays unchanged.
 
     Columns and rows are in the model's own order. A range constraint is one row; fixed variables
-    are folded into constants; variables that nothing mentions have no column. A `ModelError` names
+    are folded into constants; variables that nothing mentions have no column. Of a model that
+    `build` made, rows that nobody changed come from its arrays. A `ModelError` names
     each constraint that is not linear, each component that has to be transformed first, each
     variable of another model or of an integer domain with steps other than 1.
 
@@ -64,7 +66,8 @@ def compile_model(model: Any) -> StandardForm:
         form = StandardForm.from_arrays(
             np.zeros((1, 0)), [], row_lower=1.0, sense=sense, rows=(rows.contradiction,)
         )
-        return replace(form, model=model)
+        layout = None if rows.stated is None else rows.stated.layout({})
+        return replace(form, model=model, layout=layout)
     check_time_limit()
     matrix, costs, columns = rows.arrays()
     check_time_limit()
@@ -84,9 +87,10 @@ def compile_model(model: Any) -> StandardForm:
         columns=columns,
         rows=tuple(rows.constraints),
     )
-    known = {id(variable) for variable in columns}
-    unused = tuple(v for v in _variables(model) if id(v) not in known and not v.fixed)
-    return replace(form, unused=unused, model=model)
+    position = {id(variable): j for j, variable in enumerate(columns)}
+    unused = tuple(v for v in _variables(model) if id(v) not in position and not v.fixed)
+    layout = None if rows.stated is None else rows.stated.layout(position)
+    return replace(form, unused=unused, model=model, layout=layout)
 
 
 def load_values(form: StandardForm, x: ArrayLike) -> None:
@@ -118,9 +122,10 @@ class _Rows:
         self._order: dict[int, int] = {}
         self._recorder = OrderedVarRecorder(self.variables, self._order, _ORDER)
         self._walk = LinearRepnVisitor({}, var_recorder=self._recorder).walk_expression
-        self._known: dict[int, tuple[NDArray[np.int32], NDArray[np.float64] | None]] = {}
-        """Columns and fixed values of the variables that rows of arrays share, by `id`."""
+        self.stated = _StatedRows(model) if hasattr(model, "arrays") else None
+        """What of a model that `build` made nobody changed."""
         self.constraints: list[Any] = []
+        """What each row stands for: a label of `build`'s own, or the user's constraint."""
         self.lower: list[float] = []
         """Lower side of each row, constants folded."""
         self.upper: list[float] = []
@@ -140,16 +145,16 @@ class _Rows:
                 return
 
     def _linear(self, item: Any, expression: Any) -> Any:
-        found = self._walk(expression)
-        if found.nonlinear is not None:
+        repn = self._walk(expression)
+        if repn.nonlinear is not None:
             raise InvalidExpressionError(f"{item.name}: has terms that are not linear.")
-        return found
+        return repn
 
     def _add(self, constraint: Any) -> bool:
         """Add the row of a constraint; return whether it can hold."""
-        row = constraint.row if isinstance(constraint, RowConstraintData) else None
-        if row is not None:
-            return self._add_row(constraint, row)
+        if self.stated is not None and id(constraint) in self.stated.rows:
+            rows = self.stated.rows[id(constraint)]
+            return all(self._add_stated(self.stated, number) for number in rows)
         low, body, up = constraint.to_bounded_expression()
         if low is None and up is None:
             return True
@@ -166,62 +171,33 @@ class _Rows:
         self._ends.append(len(self._data))
         return True
 
-    def _add_row(self, constraint: Any, row: Row) -> bool:
-        """Add a row that has no expression yet; return whether it can hold."""
-        low = -math.inf if row.lower is None else row.lower
-        up = math.inf if row.upper is None else row.upper
-        begin, constant = len(self._data), 0.0
-        if isinstance(row.terms, ArrayTerms):
-            constant = self._add_arrays(row.terms)
-        else:
-            for coefficient, variable in row.terms:
-                if variable.fixed:
-                    constant += coefficient * variable.value
-                else:
-                    self._index.append(self._place(variable))
-                    self._data.append(coefficient)
-        low, up = low - constant, up - constant
-        if len(self._data) == begin:
+    def _add_stated(self, stated: _StatedRows, number: int) -> bool:
+        """Add a row that says what it was made to say; return whether it can hold."""
+        columns, values = stated.terms(number)
+        constants = stated.fixed[columns]
+        free = np.isnan(constants)
+        constant = 0.0 if free.all() else float(values[~free] @ constants[~free])
+        low = stated.model.row_lower[number] - constant
+        up = stated.model.row_upper[number] - constant
+        columns, values = columns[free], values[free]
+        if not columns.size:
             return low <= 0 <= up
-        self.constraints.append(constraint)
+        positions = [self._position(stated.variables[column]) for column in columns.tolist()]
+        self.constraints.append(stated.labels[number])
         self.lower.append(low)
         self.upper.append(up)
+        self._index.extend(positions)
+        self._data.frombytes(values.tobytes())
         self._ends.append(len(self._data))
         return True
 
-    def _add_arrays(self, terms: ArrayTerms) -> float:
-        """Add the terms of a row on free variables; return the sum of the others."""
-        columns, fixed = self._columns_of(terms.variables)
-        index, data, constant = terms.index, terms.values, 0.0
-        if fixed is not None:
-            known = ~np.isnan(fixed[index])
-            constant = float(data[known] @ fixed[index[known]])
-            index, data = index[~known], data[~known]
-        self._index.frombytes(columns[index].tobytes())
-        self._data.frombytes(data.astype(np.float64).tobytes())
-        return constant
-
-    def _place(self, variable: Any) -> int:
-        """Return the place of a variable in the order of the columns."""
-        place = self._order.get(id(variable))
-        if place is None:
+    def _position(self, variable: Any) -> int:
+        """Return the position of a variable in the order of the columns."""
+        position = self._order.get(id(variable))
+        if position is None:
             self._recorder.add(variable)
-            place = self._order[id(variable)]
-        return place
-
-    def _columns_of(
-        self, variables: list[Any]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float64] | None]:
-        """Return the columns of variables, and the values of those that are fixed, if any is."""
-        found = self._known.get(id(variables))
-        if found is None:
-            places = [self._place(variable) for variable in variables]
-            values = [variable.value if variable.fixed else math.nan for variable in variables]
-            fixed = np.array(values, dtype=np.float64)
-            none = bool(np.isnan(fixed).all())
-            found = np.array(places, dtype=np.int32), None if none else fixed
-            self._known[id(variables)] = found
-        return found
+            position = self._order[id(variable)]
+        return position
 
     def arrays(self) -> tuple[csr_array, NDArray[np.float64], tuple[Any, ...]]:
         """Return matrix, costs and variables of the columns that have a coefficient."""
@@ -236,25 +212,53 @@ class _Rows:
             shape=(len(self.constraints), len(costs)),
         )
         matrix.eliminate_zeros()
-        known = {place: self.variables.get(key) for key, place in self._order.items()}
-        columns = tuple(known[place] for place in np.flatnonzero(used).tolist())
+        ordered = {position: self.variables.get(key) for key, position in self._order.items()}
+        columns = tuple(ordered[position] for position in np.flatnonzero(used).tolist())
         return matrix[:, used], costs[used], columns
 
 
+class _StatedRows:
+    """The rows of a model that `build` made which say what they were made to say."""
+
+    def __init__(self, model: Any) -> None:
+        self.model: Model = model.arrays
+        self.variables: list[Any] = model.variables
+        self.rows = stated_constraints(model)
+        """The rows of each constraint, by `id`."""
+        self.labels: list[Label] = self.model.row_labels()
+        _, self._columns, self._values = self.model.terms()
+        self.fixed = np.array(
+            [variable.value if variable.fixed else math.nan for variable in self.variables],
+            dtype=np.float64,
+        )
+        """What each column is fixed to, by `build` or the user; NaN where it is not."""
+
+    def terms(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return columns and values of a row."""
+        span = self.model.span(number)
+        return self._columns[span], self._values[span]
+
+    def layout(self, position: Mapping[int, int]) -> Layout:
+        """Return where the columns are, given the position of each variable by `id`."""
+        positions = [position.get(id(variable), -1) for variable in self.variables]
+        columns = np.array(positions, dtype=np.int32)
+        return Layout(self.model, columns, self.fixed, self.model.limits)
+
+
 def _variables(model: Any) -> Iterable[Any]:
-    found: Iterable[Any] = model.component_data_objects(pyo.Var, active=True)
-    return found
+    variables: Iterable[Any] = model.component_data_objects(pyo.Var, active=True)
+    return variables
 
 
 def _only_objective(model: Any) -> Any:
-    found = list(model.component_data_objects(pyo.Objective, active=True))
-    if len(found) != 1:
-        names = f" ({_listed(objective.name for objective in found)})" if found else ""
+    active = list(model.component_data_objects(pyo.Objective, active=True))
+    if len(active) != 1:
+        names = f" ({_listed(objective.name for objective in active)})" if active else ""
         raise ModelError(
-            f"model {model.name!r}: expected one active objective, got {len(found)}{names}; "
+            f"model {model.name!r}: expected one active objective, got {len(active)}{names}; "
             "deactivate the others, or add one"
         )
-    return found[0]
+    return active[0]
 
 
 _BIGM: Final = "apply TransformationFactory('gdp.bigm') first"
@@ -277,12 +281,12 @@ def _check_components(model: Any) -> None:
         model, active=True, sort=_ORDER, valid=valid, targets=targets
     )
     faults = []
-    for kind, found in unknown.items():
+    for kind, items in unknown.items():
         remedy = _REMEDIES.get(kind.__name__)
         why = f"{kind.__name__} is not linear; {remedy}"
         if remedy is None:
             why = f"a linear solver knows no {kind.__name__}"
-        faults.append(f"{_listed(item.name for item in found)}: {why}")
+        faults.append(f"{_listed(item.name for item in items)}: {why}")
     if faults:
         raise ModelError(faults)
     unset = [v.name for v in _variables(model) if v.fixed and v.value is None]

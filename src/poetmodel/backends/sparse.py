@@ -1,23 +1,23 @@
 """Sparse arrays of scipy, loaded without all of ``scipy.stats``.
 
-Pyomo watches for the import of scipy and then loads four of its packages, ``scipy.stats`` among
-them: a second of processor time, where a small problem is solved in less. Its hook is only a
-convenience: what of Pyomo needs scipy loads these packages when it first does. So Pyomo is loaded
-before scipy here, and its hook is passed over once.
+A Pyomo that is loaded watches for the import of scipy and then loads four of its packages,
+``scipy.stats`` among them: a second of processor time, where a small problem is solved in less. Its
+hook is only a convenience: what of Pyomo needs scipy loads these packages when it first does. So
+the hook is passed over once.
 """
 
 from __future__ import annotations
 
 import sys
 
-from pyomo.common.dependencies import DeferredImportCallbackFinder
-
 
 def _load_scipy() -> None:
     """Import scipy without Pyomo's import hook, which stays in place for everything else."""
     if "scipy" in sys.modules:
         return
-    hooks = [hook for hook in sys.meta_path if isinstance(hook, DeferredImportCallbackFinder)]
+    pyomo = sys.modules.get("pyomo.common.dependencies")
+    finder = getattr(pyomo, "DeferredImportCallbackFinder", ())
+    hooks = [hook for hook in sys.meta_path if isinstance(hook, finder)]
     for hook in hooks:
         sys.meta_path.remove(hook)
     try:

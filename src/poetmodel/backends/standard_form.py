@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from poetmodel.backends.layout import Layout
     from poetmodel.backends.sparse import csr_array
 
 MINIMIZE: Final = 1
@@ -53,13 +54,15 @@ class StandardForm:
     row_upper: NDArray[np.float64]
     """Upper bound of each row, ``inf`` without one."""
     columns: Sequence[Any]
-    """What the columns stand for: variables of a Pyomo model, or plain indices."""
+    """What the columns stand for: variables of a Pyomo model, labels, or plain indices."""
     rows: Sequence[Any]
-    """What the rows stand for: constraints of a Pyomo model, or names, or plain indices."""
+    """What the rows stand for: labels, names, or plain indices."""
     unused: tuple[Any, ...] = ()
     """Free variables of the Pyomo model that no row and no objective mentions; not columns."""
     model: Any = None
     """The Pyomo model, kept alive since its variables hold it only weakly; None for arrays."""
+    layout: Layout | None = None
+    """Where the columns of a model of arrays are; None for a form of anything else."""
 
     def __post_init__(self) -> None:
         n_rows, n_columns = self.matrix.shape
@@ -193,9 +196,9 @@ class StandardForm:
         return replace(self, integer=np.zeros(self.n_columns, dtype=np.bool_))
 
     def with_rows(
-        self, matrix: csr_array, lower: ArrayLike, upper: ArrayLike, names: Sequence[str]
+        self, matrix: csr_array, lower: ArrayLike, upper: ArrayLike, names: Sequence[Any]
     ) -> StandardForm:
-        """Return the form with further rows: coefficients, bounds and names, one of each a row."""
+        """Return the form with further rows: coefficients, bounds and what they stand for."""
         from poetmodel.backends.sparse import csr_array, vstack
 
         block = matrix.copy()

@@ -11,8 +11,18 @@ from poetmodel.baselines.registry import METHODS, Aware, Method, StateHomes, met
 
 if TYPE_CHECKING:
     from poetmodel.baselines.running import run
+    from poetmodel.baselines.saved_sets import recompute_once
 
-__all__ = ["METHODS", "Aware", "Method", "StateHomes", "method", "method_names", "run"]
+__all__ = [
+    "METHODS",
+    "Aware",
+    "Method",
+    "StateHomes",
+    "method",
+    "method_names",
+    "recompute_once",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +30,8 @@ def __getattr__(name: str) -> Any:
         from poetmodel.baselines.running import run
 
         return run
+    if name == "recompute_once":
+        from poetmodel.baselines.saved_sets import recompute_once
+
+        return recompute_once
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

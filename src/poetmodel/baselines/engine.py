@@ -14,7 +14,7 @@ from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Phase
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.schedule import GraphIdentity, paged_at_once, simulate
+from poetmodel.schedule import GraphIdentity, paged_at_once, pairs_of_rows, simulate, spans_of_rows
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -116,9 +116,9 @@ class Execution:
         """Return the stages so far as a schedule."""
         return paged_at_once(
             self.graph,
-            R=map(sorted, self._computed),
-            S_RAM=map(sorted, self._kept),
-            M_in=[sorted(tensors) for tensors in self._paged],
+            R=pairs_of_rows(self._computed),
+            kept=spans_of_rows(self._kept),
+            M_in=pairs_of_rows(self._paged),
             identity=GraphIdentity.of(self.graph),
         )
 

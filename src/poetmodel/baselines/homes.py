@@ -8,7 +8,7 @@ takes its bytes off the budget, and state on storage is like samples that lie th
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.device import Costs
@@ -16,7 +16,7 @@ from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
 from poetmodel.problem import OWN, Quantity
 from poetmodel.problem.working_graph import working_graph
-from poetmodel.schedule import GraphIdentity, paged_at_once, rows_of_pairs
+from poetmodel.schedule import GraphIdentity, paged_at_once
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -48,13 +48,12 @@ def _with_homes(method: Scheduler[P], *, in_ram: bool) -> Scheduler[P]:
             return method(problem, *options, **named)
         plain = _without_state(problem, in_ram=in_ram)
         plain_schedule = method(plain, *options, **named)
-        stages = partial(rows_of_pairs, stages=len(graph.nodes))
         _require_in_time(problem, plain_schedule)
         return paged_at_once(
             graph,
-            R=stages(plain_schedule.R),
-            S_RAM=stages(plain_schedule.S_RAM),
-            M_in=stages(plain_schedule.M_in),
+            R=plain_schedule.R,
+            kept=plain_schedule.kept,
+            M_in=plain_schedule.M_in,
             resident=graph.state_tensors if in_ram else (),
             identity=GraphIdentity.of(graph),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pkgutil import resolve_name
 from types import MappingProxyType
@@ -51,13 +51,13 @@ class Method:
     """What it takes for granted."""
     home: str
     """Its function, ``module:name``."""
-    general_graphs: Aware
-    """Whether it takes any graph (POET, ICML 2022, Table 1)."""
-    compute_aware: Aware
+    general_graphs: Aware = Aware.NO
+    """Whether it takes any graph (POET, ICML 2022, Table 1); of own methods nothing is said."""
+    compute_aware: Aware = Aware.NO
     """Whether it looks at how long each operation takes (Table 1)."""
-    memory_aware: Aware
+    memory_aware: Aware = Aware.NO
     """Whether it looks at the size of each tensor and at the budget (Table 1)."""
-    power_aware: Aware
+    power_aware: Aware = Aware.NO
     """Whether it looks at energy (Table 1)."""
     state_homes: StateHomes = StateHomes.RAM
     """Where it keeps the state of a graph that has any."""
@@ -73,6 +73,8 @@ class Method:
     """What may follow its name after a colon (``dtr:local``): the function's second argument."""
     variant: str = ""
     """The requested one of `variants`."""
+    own: Callable[..., Any] | None = field(default=None, compare=False)
+    """The function of a method of one's own; None for those of this package."""
 
     def __repr__(self) -> str:
         return brief(self, repr(self.name), self.summary)
@@ -84,6 +86,8 @@ class Method:
         it, or a `MethodNotApplicableError` with the reason. Of a method that is `by_solver`
         ``(problem) -> Problem``: what is solved in place of the problem.
         """
+        if self.own is not None:
+            return self.own
         found: Callable[..., Any] = resolve_name(self.home)
         return found if not self.variant else lambda problem: found(problem, self.variant)
 
@@ -323,10 +327,15 @@ def method_names() -> tuple[str, ...]:
 def method(name: str) -> Method:
     """Return a method by its name, with a variant after a colon where it has any.
 
+    Methods of one's own are found, too: registered ones, those of installed packages, and
+    ``FILE.py:FUNCTION``.
+
     Raises
     ------
     InputError
         If there is none of that name.
+    OwnMethodError
+        If the file of a method of one's own raises an exception when it is imported.
 
     Examples
     --------
@@ -338,7 +347,13 @@ def method(name: str) -> Method:
     plain, colon, variant = name.partition(":")
     entry = METHODS.get(plain)
     if entry is None:
-        raise InputError(f"method {name!r}: expected one of {', '.join(METHODS)}")
+        from poetmodel.baselines.own import own_method, own_names
+
+        own = own_method(name)
+        if own is None:
+            known = ", ".join((*METHODS, *own_names()))
+            raise InputError(f"method {name!r}: expected one of {known}, or FILE.py:FUNCTION")
+        return own
     if not colon:
         return entry
     if variant not in entry.variants:

@@ -11,6 +11,7 @@ from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import (
     InputError,
     MethodNotApplicableError,
+    OwnMethodError,
     TimeLimitError,
     TooLargeError,
     VerificationError,
@@ -24,6 +25,8 @@ from poetmodel.solver.request import Request
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from poetmodel.baselines.registry import Method
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
@@ -38,7 +41,7 @@ def run(problem: Problem, name: str, **options: Any) -> SolveResult:
     problem : Problem
         What to schedule, within which limits.
     name : str
-        One of `method_names`.
+        One of `method_names`, or a method of one's own (`poetmodel.baselines.own`).
     **options
         Keywords of `poetmodel.solve`, such as ``time_limit``, which holds for every method, the
         check of its schedule included. Of the others, methods that need no solver only heed the
@@ -60,6 +63,9 @@ def run(problem: Problem, name: str, **options: Any) -> SolveResult:
         If the method does not apply to the graph, or its schedule breaks a limit.
     VerificationError
         If its schedule breaks a rule of execution.
+    OwnMethodError
+        If a method of one's own raises an exception, returns something else than a schedule, or
+        one that breaks a rule of execution.
     """
     entry = method(name)
     request = _request(entry, options)
@@ -132,7 +138,7 @@ def _restricted(
 def _heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
     try:
         with time_limit(request.remaining_s()), rare_collections():
-            candidate = verify_schedule(problem, entry.function()(problem))
+            candidate = _verified(problem, entry)
     except TimeLimitError:
         limit = format_seconds(request.time_limit_s)
         reason = (
@@ -144,9 +150,29 @@ def _heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:
         return Outcome(termination=Termination.STALLED, reason=f"{entry.name}: {error}")
     except KeyboardInterrupt:
         return Outcome(termination=Termination.INTERRUPTED, reason=f"{entry.name}: interrupted")
+    if candidate.simulation.violations and entry.own is not None:
+        raise _refusal(entry, candidate.violations)
     if candidate.simulation.violations:
         raise VerificationError(candidate.violations)
     return Outcome(termination=Termination.STALLED, candidate=_within_limits(candidate))
+
+
+def _verified(problem: Problem, entry: Method) -> Candidate:
+    """Run a method and give its schedule to the verifier."""
+    schedule = entry.function()(problem)
+    try:
+        return verify_schedule(problem, schedule)
+    except InputError as error:
+        if entry.own is None:
+            raise
+        raise _refusal(entry, error.faults) from None
+
+
+def _refusal(entry: Method, reasons: Sequence[str]) -> OwnMethodError:
+    """Return the error of a method of one's own whose schedule cannot be executed."""
+    more = f"; and {len(reasons) - 1:,} more" if len(reasons) > 1 else ""
+    message = f"method {entry.name!r}: its schedule is refused: {reasons[0]}{more}"
+    return OwnMethodError(message, refused=True)
 
 
 def _within_limits(candidate: Candidate) -> Candidate:

@@ -208,10 +208,10 @@ def _size_of_model(result: SolveResult, formulation: str) -> tuple[int, int]:
     size = result.statistics.get("columns"), result.statistics.get("rows")
     if None not in size:
         return int(size[0] or 1), int(size[1] or 1)
-    from poetmodel.backends.compiler import compile_model
-    from poetmodel.model import build
+    from poetmodel.backends.layout import form_of
+    from poetmodel.model.building import state
 
-    form = compile_model(build(result.problem, formulation))
+    form = form_of(state(result.problem, formulation))
     return form.n_columns, form.n_rows
 
 

@@ -9,15 +9,17 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.baselines.own import fingerprint, known_elsewhere
 from poetmodel.baselines.registry import method as find_method
 from poetmodel.device import Costs, Device
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph.catalogue import OWN_SHAPE, InputShape, Variant, read_model_or_file
 from poetmodel.problem import OWN, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from poetmodel.baselines.registry import Method
     from poetmodel.graph import Graph
 
 
@@ -78,7 +80,7 @@ class Run:
     settings: Settings = Settings()
     """What it shares with the others."""
     inputs: str = ""
-    """Fingerprint of the graph and the device; another one makes it another run."""
+    """Fingerprint of graph, device and an own method's file; another makes it another run."""
 
     @property
     def key(self) -> str:
@@ -174,12 +176,12 @@ def grid(
         With every model, device, method or limit that cannot be used.
     """
     faults: dict[str, None] = {}
-    by_solver: dict[str, bool] = {}
+    entries: dict[str, Method] = {}
     for name in methods:
         try:
-            by_solver[name] = find_method(name).by_solver
-        except InputError as error:
-            faults.update(dict.fromkeys(error.faults))
+            entries[name] = _method_of(name)
+        except (InputError, OwnMethodError) as error:
+            faults.update(dict.fromkeys(getattr(error, "faults", (str(error),))))
     problems = []
     for model, shape, device, deadline in product(models, shapes, devices, deadlines):
         sized = []
@@ -201,13 +203,30 @@ def grid(
     if faults:
         raise InputError(faults)
     combinations = (
-        replace(run, method=name, backend=backend, formulation=formulation)
-        for formulation, runs, name in product(formulations, problems, by_solver)
-        if by_solver[name] or formulation is None
-        for backend in (backends if by_solver[name] else (None,))
+        replace(
+            run,
+            method=name,
+            backend=backend,
+            formulation=formulation,
+            inputs=run.inputs + fingerprint(entry),
+        )
+        for formulation, runs, (name, entry) in product(formulations, problems, entries.items())
+        if entry.by_solver or formulation is None
+        for backend in (backends if entry.by_solver else (None,))
         for run in runs
     )
     return tuple(dict.fromkeys(combinations))
+
+
+def _method_of(name: str) -> Method:
+    """Return a method that the processes of a sweep find, too."""
+    entry = find_method(name)
+    if entry.own is not None and not known_elsewhere(name):
+        raise InputError(
+            f"method {name!r}: it is known in this process alone, and a sweep runs others; name it "
+            "FILE.py:FUNCTION, or give it an entry point"
+        )
+    return entry
 
 
 @cache

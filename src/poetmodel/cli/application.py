@@ -150,6 +150,7 @@ for _command in (
     tracing.trace,
     tracing.profile,
     exporting.export,
+    inspect.state,
     sweep.sweep,
     report.report,
     explore.explore,

@@ -31,10 +31,12 @@ def devices() -> Offer:
 
 
 def methods() -> Offer:
-    """Return the methods, the default first."""
+    """Return the methods, the default first, and those that installed packages bring."""
+    from poetmodel.baselines.own import own_names
     from poetmodel.baselines.registry import METHODS
 
-    return [(method.name, method.summary) for method in METHODS.values()]
+    brought = [(name, "a method of one's own") for name in own_names()]
+    return [*((method.name, method.summary) for method in METHODS.values()), *brought]
 
 
 def backends() -> Offer:

@@ -16,7 +16,7 @@ from poetmodel.cli import completion, options
 from poetmodel.cli.inputs import check_outputs
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.errors import InputError, raised_as
-from poetmodel.report.presenter import count, row
+from poetmodel.report.presenter import percent, plural, row, wear_fact
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from poetmodel.report.presenter import Fact
 
 
-class Target(StrEnum):
+class WeightsChoice(StrEnum):
+    """What ``--weights`` names."""
+
+    C = "c"
+    BINARY = "binary"
+
+
+class ExportTarget(StrEnum):
     """What ``--target`` names."""
 
     C = "c"
@@ -43,8 +50,8 @@ class ExportOptions:
         "MODULE:FUNCTION|STEP",
         "As for 'poetmodel trace'; or a step file, *.step.json, as --target step writes it.",
     )
-    target: Target = options.output(
-        Target.C,
+    target: ExportTarget = options.output(
+        ExportTarget.C,
         "--target",
         "c is a folder of C; step is a file of what was captured, with its weights, from which "
         "a machine without PyTorch makes C.",
@@ -65,6 +72,23 @@ class ExportOptions:
         False,
         "--infer",
         "Export pm_infer too: the forward pass of the model in evaluation mode, without the loss.",
+    )
+    prefix: str = options.option(
+        "pm",
+        "--prefix NAME",
+        "What all names of C begin with, such as kws for kws_step: two networks link into one "
+        "firmware.",
+    )
+    weights: WeightsChoice = options.option(
+        WeightsChoice.C,
+        "--weights",
+        "Whether the weights are an array of C, or a file that the assembler includes.",
+    )
+
+    shared_kernels: Path | None = options.option(
+        None,
+        "--shared-kernels FOLDER",
+        "Write the kernels to a folder that the networks of a firmware share.",
     )
 
 
@@ -87,7 +111,7 @@ class DeviceOptions:
         "All RAM of the step, stack and inputs included: 256KiB, or 50% of keep-all. Default: "
         "the device's.",
     )
-    stack: str = options.limit("2KiB", "--stack SIZE", "What to reserve for the stack.")
+    stack: str = options.limit("1280B", "--stack SIZE", "What to reserve for the stack.")
     tile: str | None = options.limit(
         None,
         "--tile SIZE",
@@ -153,7 +177,7 @@ def export(
     from poetmodel.torch.target import is_target
 
     captured = is_target(wanted.what)
-    if wanted.target == Target.STEP:
+    if wanted.target == ExportTarget.STEP:
         if not captured:
             raise InputError(f"--target step: {wanted.what} is no MODULE:FUNCTION to capture")
         check_outputs(("--out", wanted.out))
@@ -165,7 +189,7 @@ def export(
         step = step_of(
             wanted.what, name=wanted.name, optimizer=wanted.optimizer, infer=wanted.infer
         )
-    if wanted.target == Target.STEP:
+    if wanted.target == ExportTarget.STEP:
         from poetmodel.export.io import save_step
 
         save_step(step, wanted.out)
@@ -183,6 +207,9 @@ def export(
             wanted.out,
             command=command,
             infer=wanted.infer,
+            prefix=wanted.prefix,
+            weights=wanted.weights,
+            shared_kernels=wanted.shared_kernels,
             on_progress=on_progress,
             **given,
         )
@@ -227,20 +254,31 @@ def step_of(
 
 
 def _facts(deployment: Deployment) -> Iterator[Fact]:
+    from poetmodel.cli.summary import proof_facts, time_facts
     from poetmodel.plan import Op
 
-    plan, result = deployment.plan, deployment.result
+    plan, result, graph = deployment.plan, deployment.result, deployment.step.graph
+    if result is not None and result.simulation is not None:
+        yield from proof_facts(result)
+        yield from time_facts(result.problem, result.simulation)
     times = {op: sum(step.op == op for step in plan.program) for op in Op}
-    again = times[Op.COMPUTE] - len(deployment.step.graph.nodes)
-    yield row("nodes", str(len(deployment.step.graph.nodes)), f"{again} recomputations")
+    again = plural(times[Op.COMPUTE] - len(graph.nodes), "recomputation")
+    yield row("nodes", str(len(graph.nodes)), again)
     yield row("page-outs, page-ins", f"{times[Op.PAGE_OUT]}, {times[Op.PAGE_IN]}", str(plan.mode))
-    if result is not None:
-        yield row("schedule", str(result.status), f"gap {result.gap:.2%}" if result.gap else "")
-    for what, size in deployment.ram_map().items():
-        yield row(f"RAM: {what}", format_bytes(size))
+    sizes = deployment.ram_map()
+    used_bytes = deployment.ram_bytes - sizes.pop("free")
+    share = percent(used_bytes / deployment.ram_bytes, digits=3)
     yield row(
-        "arena",
-        format_bytes(deployment.arena.bytes),
-        f"{deployment.arena.fragmentation:.1%} in gaps",
+        "peak RAM", format_bytes(used_bytes), f"{share} of {format_bytes(deployment.ram_bytes)}"
     )
-    yield row("slots on storage", count(len(deployment.slots)).strip())
+    gaps = f"{deployment.arena.fragmentation:.1%} in gaps"
+    for what, size in sizes.items():
+        yield row(f"  {what}", format_bytes(size), gaps if what == "the rest of the arena" else "")
+    writes, device = deployment.writes, deployment.device
+    if writes and device is not None:
+        written_bytes = sum(size * times for size, times in writes)
+        yield wear_fact(device.steps_until_worn(writes), written_bytes)
+    slots = len(deployment.slots)
+    yield row(
+        "slots on storage", str(slots), format_bytes(deployment.stored_bytes) if slots else ""
+    )

@@ -13,6 +13,7 @@ from poetmodel.errors import (
     BackendUnavailableError,
     InputError,
     MethodNotApplicableError,
+    OwnMethodError,
     PoetModelError,
     VerificationError,
 )
@@ -66,6 +67,8 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
         return ExitStatus.NO_BACKEND
     if isinstance(error, MethodNotApplicableError):
         return ExitStatus.NO_SCHEDULE
+    if isinstance(error, OwnMethodError) and error.refused:
+        return ExitStatus.REJECTED
     return ExitStatus.FAILURE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli import completion
@@ -14,7 +15,15 @@ from poetmodel.cli.inputs import (
     read_graph,
     warn_of_kernels,
 )
-from poetmodel.cli.options import GraphOptions, OutputOptions, argument, command, group, what
+from poetmodel.cli.options import (
+    REQUIRED,
+    GraphOptions,
+    OutputOptions,
+    argument,
+    command,
+    group,
+    what,
+)
 from poetmodel.cli.output import figures, listing, print_json, print_text, show
 from poetmodel.device.room import DeviceRoom, floor_use, gauge, keep_all_use
 from poetmodel.report.presenter import Fact, count, gauge_fact, row
@@ -63,6 +72,32 @@ def inspect(source: GraphOptions, board: BoardOptions, output: OutputOptions) ->
             f"graph of the exported kernels; C of it takes {size} beside, for inputs, stack and "
             "runtime, which --ram of 'poetmodel export' counts too"
         )
+
+
+@group
+class FolderArgument:
+    """What was exported."""
+
+    folder: Path = argument(REQUIRED, "FOLDER", "A folder that 'poetmodel export' made.")
+
+
+@command("poetmodel state firmware")
+def state(shown: FolderArgument, output: OutputOptions) -> None:
+    """List the state of exported C in the order of its functions and files."""
+    from poetmodel.export.state import state_tensors
+
+    tensors = state_tensors(shown.folder)
+    if output.json:
+        keys = ("name", "shape", "dtype", "bytes", "home")
+        print_json([{key: getattr(tensor, key) for key in keys} for tensor in tensors])
+        return
+    heads = ("name", "home", "type", "shape", "size")
+    lines = (
+        (each.name, each.home, each.dtype, "x".join(map(str, each.shape)), format_bytes(each.bytes))
+        for each in tensors
+    )
+    show(listing(f"State of {shown.folder}", heads, lines, left=3))
+    print_text(f"{len(tensors)} tensors, {format_bytes(sum(each.bytes for each in tensors))}")
 
 
 @group
@@ -348,6 +383,8 @@ def _device_facts(board: Device) -> Iterator[Fact]:
     yield row("compute rate", f"{count(compute.flops_per_s)}FLOP/s")
     if compute.bytes_per_s is not None:
         yield row("RAM bandwidth", f"{count(compute.bytes_per_s)}B/s")
+    if compute.cache_line_bytes is not None:
+        yield row("cache lines", format_bytes(compute.cache_line_bytes), "of the data cache")
     if compute.flops_per_j is not None:
         implied_w = compute.flops_per_s / compute.flops_per_j
         yield row("efficiency", f"{count(compute.flops_per_j)}FLOP/J", f"implies {implied_w:.3g} W")

@@ -8,7 +8,6 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings
 from poetmodel.cli.inputs import beside_bytes, given_step, read_costs, read_graph
 from poetmodel.cli.output import figures, live_line, print_json, print_text, show
-from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.problem import Quantity
 from poetmodel.report.presenter import Fact, Unit, percent, plural, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
@@ -53,6 +52,7 @@ def limits(
     output: options.OutputOptions,
 ) -> None:
     """Find the smallest RAM, the smallest deadline and the smallest energy."""
+    from poetmodel.export.deployment import alignment_on
     from poetmodel.result import Status
     from poetmodel.solver.sensitivity import find_limits
 
@@ -66,7 +66,7 @@ def limits(
             time_limit=search.time_limit,
             gap=search.gap,
             threads=search.threads,
-            alignment=None if step is None else ALIGNMENT,
+            alignment=None if step is None else alignment_on(problem.costs.device),
         )
     beside = None if step is None else beside_bytes(step)
     rooms = [limit.result.room for limit in bounds if limit.result.room is not None]
@@ -104,7 +104,7 @@ def as_dict(
 def _facts(problem: Problem, limits: Sequence[Limit], beside: int | None) -> Iterator[Fact]:
     for limit in sorted(limits, key=lambda limit: limit.quantity != Quantity.RAM):
         if limit.name == "block":
-            yield _exported(limit, beside or 0)
+            yield _exported(problem, limit, beside or 0)
             continue
         unit, room = limit.result.problem.objective.format, limit.result.room
         over = "" if room is None or room.fits else "; does not fit the device"
@@ -118,8 +118,10 @@ def _facts(problem: Problem, limits: Sequence[Limit], beside: int | None) -> Ite
             yield row("", "", node_words)
 
 
-def _exported(limit: Limit, beside: int) -> Fact:
+def _exported(problem: Problem, limit: Limit, beside: int) -> Fact:
     """Return the least RAM of exported C: its tensors, and what it takes beside them."""
+    from poetmodel.export.deployment import alignment_on
+
     if limit.value is None:
         return row(WORDS[limit.name], "none", limit.result.reason)
     whole = round(limit.value) + beside
@@ -129,7 +131,8 @@ def _exported(limit: Limit, beside: int) -> Fact:
 
     note = (
         f"{_proof(limit, unit)}; --ram {whole}B of 'poetmodel export', {format_bytes(beside)} of "
-        f"it for inputs, stack and runtime; tensors begin at multiples of {ALIGNMENT} B"
+        f"it for inputs, stack and runtime; tensors begin at multiples of "
+        f"{alignment_on(problem.costs.device)} B"
     )
     return row(WORDS[limit.name], format_bytes(whole), note)
 

@@ -24,7 +24,7 @@ import typer
 from poetmodel.baselines.registry import DEFAULT, method
 from poetmodel.cli import completion
 from poetmodel.cli.output import set_quiet
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, OwnMethodError
 from poetmodel.graph.catalogue import Variant
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 
@@ -189,7 +189,7 @@ input_size = whole_number(MAX_SIZE)
 def _method_name(text: str) -> str:
     try:
         return method(text).name
-    except InputError as error:
+    except (InputError, OwnMethodError) as error:
         raise typer.BadParameter(str(error)) from error
 
 
@@ -419,8 +419,8 @@ class SearchOptions:
     method: str = how(
         DEFAULT,
         "--method NAME",
-        "How to find the schedule: optimal, or an earlier method to compare with, such as "
-        "checkpoint-all, chen-sqrt, rotor or dtr.",
+        "How to find the schedule: optimal, an earlier method to compare with, such as "
+        "checkpoint-all, chen-sqrt, rotor or dtr, or FILE.py:FUNCTION of your own.",
         autocompletion=completion.methods,
         parser=_method_name,
     )

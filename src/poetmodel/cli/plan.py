@@ -19,7 +19,7 @@ from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, 
 from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.problem import DeadlineCounts, Problem
 from poetmodel.problem.objective import transfer_mode
-from poetmodel.report.presenter import Fact, count, escaped, room_facts, row
+from poetmodel.report.presenter import Fact, count, escaped, plural, room_facts, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def plan(
             [*(note + MEASURED_COSTS for note in notes), *(doubts if wanted.mode is None else ())]
         )
         with live_line(wanted=not output.json, doing="planning"):
-            planned = Planned.of(
+            planned = PlanResult.of(
                 graph,
                 costs,
                 document.schedule,
@@ -167,7 +167,7 @@ def _budget(document: ScheduleDocument, graph: Graph, costs: Costs, ram: str | N
     return problem.usable_ram_bytes
 
 
-def _deliver(planned: Planned, wanted: PlanOptions, *, json: bool) -> None:
+def _deliver(planned: PlanResult, wanted: PlanOptions, *, json: bool) -> None:
     if wanted.out is not None:
         planned.save(wanted.out, wanted.form)
         print_written(wanted.out)
@@ -193,7 +193,7 @@ def _deliver(planned: Planned, wanted: PlanOptions, *, json: bool) -> None:
     print_room_warnings(planned.room)
 
 
-def _facts(planned: Planned) -> Iterator[Fact]:
+def _facts(planned: PlanResult) -> Iterator[Fact]:
     from poetmodel.plan import Op, encode
     from poetmodel.plan.listing import homes_in_words
 
@@ -201,9 +201,13 @@ def _facts(planned: Planned) -> Iterator[Fact]:
     times = dict.fromkeys(Op, 0)
     for op, _ in plan.program:
         times[op] += 1
-    again = times[Op.COMPUTE] - len(planned.graph.nodes)
-    moved = f"{times[Op.PAGE_OUT]} page-outs, {times[Op.PAGE_IN]} page-ins"
-    yield row("instructions", f"{len(plan.program):,}", f"{again} recomputations, {moved}")
+    counts = (
+        (times[Op.COMPUTE] - len(planned.graph.nodes), "recomputation"),
+        (times[Op.PAGE_OUT], "page-out"),
+        (times[Op.PAGE_IN], "page-in"),
+    )
+    moved = ", ".join(plural(number, noun) for number, noun in counts)
+    yield row("instructions", f"{len(plan.program):,}", moved)
     yield row("transfers", str(plan.mode), _MODES[plan.mode])
     yield row("makespan", format_seconds(check.makespan_s or 0.0))
     yield row("compute time", format_seconds(check.compute_s or 0.0))
@@ -247,7 +251,7 @@ _MODES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlanResult:
     """A plan, and what the verifier found."""
 
     graph: Graph
@@ -270,7 +274,7 @@ class Planned:
         aux_bytes: int | None,
         alignment: int | None = None,
         may_wait: bool = False,
-    ) -> Planned:
+    ) -> PlanResult:
         """Plan a schedule, with addresses where an alignment is given, and verify both."""
         from poetmodel.planner import make_plan
 
@@ -299,7 +303,7 @@ class Planned:
         arena: Arena | None,
         *,
         aux_bytes: int | None,
-    ) -> Planned:
+    ) -> PlanResult:
         """Verify a plan and its addresses."""
         from poetmodel.plan import check_arena, check_plan
 
@@ -312,7 +316,7 @@ class Planned:
             places=None if arena is None else check_arena(graph, plan, arena),
         )
 
-    def placed(self) -> Planned:
+    def placed(self) -> PlanResult:
         """Return the plan as it is with addresses, if it can run."""
         if self.check.violations:
             return self
@@ -408,7 +412,7 @@ def save_beside(
         mode, doubts = default_mode(problem.costs.device, problem.deadline_counts)
         print_warnings(doubts)
         if fitted is not None and fitted.plan is not None:
-            planned = Planned.checked(
+            planned = PlanResult.checked(
                 problem.graph,
                 problem.costs,
                 fitted.plan,
@@ -416,7 +420,7 @@ def save_beside(
                 aux_bytes=problem.aux_limit_bytes,
             )
         else:
-            planned = Planned.of(
+            planned = PlanResult.of(
                 problem.graph,
                 problem.costs,
                 result.schedule,

@@ -6,11 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.cli import options
+from poetmodel.cli import completion, options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import NamedGraph, check_outputs, graph_of, read_named, verify_document
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
-from poetmodel.cli.plan import Planned, default_mode
+from poetmodel.cli.plan import PlanResult, default_mode
 from poetmodel.errors import InputError, PlanError, ScheduleError
 from poetmodel.report.presenter import Fact, look_up, row
 from poetmodel.units import format_bytes
@@ -37,6 +37,12 @@ class PageOptions:
     out: Path = options.output(options.REQUIRED, "--out FILE", "The page, *.html.")
     no_compare: bool = options.output(
         False, "--no-compare", "Do not run earlier methods on the same problem (a few seconds)."
+    )
+    method: list[str] | None = options.output(
+        None,
+        "--method NAME",
+        "Compare with this method, too, such as FILE.py:FUNCTION; may be given several times.",
+        autocompletion=completion.methods,
     )
 
 
@@ -73,7 +79,7 @@ def report(
     print_warnings(dict.fromkeys(note for subject in subjects for note in subject.notes))
     print_room_warnings(*(subject.room for subject in subjects))
     with live_line(wanted=not output.json, doing="comparing and drawing"):
-        comparisons = () if page.no_compare else compare(subjects)
+        comparisons = () if page.no_compare else compare(subjects, methods=page.method or ())
         size_bytes = write_report(
             page.out, subjects, cells=cells, front=front, comparisons=comparisons
         )
@@ -161,7 +167,7 @@ def _read_subject(
     )
 
 
-def _planned(found: VerifiedSchedule) -> tuple[Planned | None, list[str]]:
+def _planned(found: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
     """Return the plan of a schedule that can run, and notes about it."""
     costs, stated = found.costs, found.document.problem
     if costs is None or found.simulation.violations:
@@ -169,7 +175,7 @@ def _planned(found: VerifiedSchedule) -> tuple[Planned | None, list[str]]:
     mode, doubts = default_mode(costs.device, None if stated is None else stated.deadline_counts)
     budget = found.budget_bytes
     try:
-        made = Planned.of(
+        made = PlanResult.of(
             found.graph,
             costs,
             found.document.schedule,

@@ -61,13 +61,13 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
     problem = result.problem
     device = problem.costs.device
     device_name = (device.key or device.name) if device is not None else problem.costs.source
-    facts = list(_proof(result))
+    facts = list(proof_facts(result))
     if simulation is not None:
         facts += _memory(problem, simulation)
         facts += room_facts(result.room)
         facts += treatment(problem.graph, schedule, simulation)
         facts += wear_facts(simulation)
-        facts += _times(problem, simulation)
+        facts += time_facts(problem, simulation)
         facts += constraint_facts(constraint_values(problem, simulation))
     facts += _effort(result, total_s=total_s, read_s=read_s)
     return figures(
@@ -75,7 +75,8 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
     )
 
 
-def _proof(result: SolveResult) -> Iterator[Fact]:
+def proof_facts(result: SolveResult) -> Iterator[Fact]:
+    """Yield what was minimized, what is proved of it, and why the solve stopped."""
     reason = STOPPED[result.termination]
     if result.violations:
         reason = "rejected by the verifier, see below"
@@ -185,7 +186,8 @@ def treatment(graph: Graph, schedule: Schedule, simulation: Simulation) -> Itera
     yield row("kept", plural(len(kept), "tensor"), note)
 
 
-def _times(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
+def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
+    """Yield how long a step computes and moves, and what limits that."""
     single_pass = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     yield row("compute time", format_seconds(simulation.compute_s or 0.0), single_pass)
     yield row("transfer time", format_seconds(simulation.transfer_s or 0.0))

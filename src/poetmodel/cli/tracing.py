@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
-    from poetmodel.torch.tracing import Trace
+    from poetmodel.torch.step.trace import Trace
 
 _measuring = partial(options.option, rich_help_panel="How to measure")
 
@@ -88,7 +88,7 @@ class CostingOptions:
         """Estimate or measure the costs of a trace, and return notes; output goes to stderr."""
         if self.device is not None:
             return estimate(trace.graph, self.device)
-        from poetmodel.torch.profiling import measure
+        from poetmodel.torch.runtime.profiling import measure
 
         with redirect_stdout(sys.stderr):
             profile = measure(

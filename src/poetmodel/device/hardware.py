@@ -36,6 +36,8 @@ class Compute:
     """Energy efficiency [FLOP/J]; goes before `power_w`."""
     bytes_per_s: float | None = None
     """RAM bandwidth [B/s]; where given, an operation takes at least its traffic over this."""
+    cache_line_bytes: int | None = None
+    """Lines of the data cache between core and RAM, a power of two [B]; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,11 @@ class Device:
         """Whether the core reads the storage like RAM."""
         return self.storage is not None and self.storage.memory_mapped
 
+    @property
+    def dma_line_bytes(self) -> int:
+        """What a buffer of DMA must begin and end with so that no neighbour shares a line [B]."""
+        return (self.compute.cache_line_bytes or 1) if self.has_dma else 1
+
     def steps_until_worn(self, writes: Iterable[tuple[int, int]]) -> float | None:
         """Return how many training steps the storage endures, with ideal wear levelling.
 
@@ -165,7 +172,12 @@ def parts(device: Device) -> Iterator[tuple[str, Device | Compute | Storage | Tr
         yield "[storage.page_out] ", device.storage.page_out
 
 
-_LEAST_BYTES: Final = {"ram_bytes": 1, "aux_bytes": 0, "erase_block_bytes": 1}
+_LEAST_BYTES: Final = {
+    "ram_bytes": 1,
+    "aux_bytes": 0,
+    "erase_block_bytes": 1,
+    "cache_line_bytes": 1,
+}
 _ABOVE_ZERO: Final = ("flops_per_s", "flops_per_j", "bytes_per_s", "endurance_cycles")
 _FROM_ZERO: Final = ("idle_power_w", "power_w", "latency_s")
 
@@ -181,6 +193,9 @@ def _faults(device: Device) -> Iterator[str]:
             value = getattr(part, field.name)
             if value is not None or field.default is MISSING:
                 yield from _figure_fault(where, field.name, value)
+        line = part.cache_line_bytes if isinstance(part, Compute) else None
+        if isinstance(line, int) and line & (line - 1):
+            yield f"[compute] cache_line_bytes: expected a power of two, got {shown(line)}"
         if isinstance(part, Compute) and part.power_w is None and part.flops_per_j is None:
             yield "[compute]: expected power_w or flops_per_j, got neither"
     if device.storage is not None and device.storage.mode not in tuple(StorageMode):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _DEVICE_KEYS: Final = ("name", "core", "ram_bytes", "aux_bytes", "idle_power_w", "source")
 _TABLES: Final = ("compute", "storage")
-_COMPUTE_KEYS: Final = ("flops_per_s", "power_w", "flops_per_j", "bytes_per_s")
+_COMPUTE_KEYS: Final = ("flops_per_s", "power_w", "flops_per_j", "bytes_per_s", "cache_line_bytes")
 _STORAGE_FIGURES: Final = ("memory_mapped", "endurance_cycles", "erase_block_bytes")
 _STORAGE_KEYS: Final = ("mode", *_STORAGE_FIGURES, "page_in", "page_out")
 _TRANSFER_KEYS: Final = ("latency_s", "bytes_per_s", "power_w")

@@ -28,7 +28,7 @@ from poetmodel.schedule.relations import STATED
 
 if TYPE_CHECKING:
     from poetmodel.explore.choice import Catalogue
-    from poetmodel.explore.tasks import Known, Talk
+    from poetmodel.explore.tasks import StatedProblem, Talk
     from poetmodel.schedule import Verdict
 
 LABEL: Final = "A"
@@ -78,7 +78,7 @@ def lines_of(job: dict[str, Any], talk: Talk, subject: Subject) -> list[str]:
     ]
 
 
-def export_options(job: dict[str, Any], talk: Talk, known: Known) -> dict[str, Any]:
+def export_options(job: dict[str, Any], talk: Talk, known: StatedProblem) -> dict[str, Any]:
     """Return what ``poetmodel export`` takes to make C of a point.
 
     The RAM of the point is that for tensors; stack, inputs and runtime come on top of it.
@@ -176,7 +176,7 @@ def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
     )
 
 
-def sources_of(known: Known, catalogue: Catalogue) -> Sources:
+def sources_of(known: StatedProblem, catalogue: Catalogue) -> Sources:
     """Return how a command line names what a choice consists of."""
     device, profile = catalogue.cost_options(known.choice)
     return Sources(

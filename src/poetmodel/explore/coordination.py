@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.explore.points import Opened, Point, point_id
 from poetmodel.explore.pool import RefusedError, WorkerPool
-from poetmodel.explore.sessions import Listener, Session
+from poetmodel.explore.sessions import Listener, PageSession
 from poetmodel.explore.solving import Solves
 
 if TYPE_CHECKING:
-    from poetmodel.explore.choice import Choice
+    from poetmodel.explore.choice import Selection
     from poetmodel.explore.frames import Frame
-    from poetmodel.explore.store import Store
+    from poetmodel.explore.store import PointStore
 
 KEPT_PROBLEMS: Final = 64
 """Problems that are kept beside those that somebody looks at."""
@@ -38,7 +38,7 @@ class Coordinator:
 
     def __init__(
         self,
-        store: Store,
+        store: PointStore,
         *,
         solvers: WorkerPool,
         drawers: WorkerPool,
@@ -53,9 +53,9 @@ class Coordinator:
             store, solvers=solvers, drawers=drawers, search=search, tell=self._tell
         )
         self.opened: OrderedDict[str, Opened] = OrderedDict()
-        self.sessions: OrderedDict[str, Session] = OrderedDict()
-        self._reading: dict[Choice, asyncio.Task[Opened]] = {}
-        self._choices: OrderedDict[Choice, str] = OrderedDict()
+        self.sessions: OrderedDict[str, PageSession] = OrderedDict()
+        self._reading: dict[Selection, asyncio.Task[Opened]] = {}
+        self._choices: OrderedDict[Selection, str] = OrderedDict()
         self._drawings: dict[str, asyncio.Task[bytes | None]] = {}
         self._unwanted: set[str] = set()
         self._tidying: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class Coordinator:
 
     # -- problems --------------------------------------------------------------------------------
 
-    async def open(self, choice: Choice) -> Opened:
+    async def open(self, choice: Selection) -> Opened:
         """Return the problem of a choice with all its points."""
         name = self._choices.get(choice)
         found = None if name is None else self.opened.get(name)
@@ -88,7 +88,7 @@ class Coordinator:
         self.opened.move_to_end(found.name)
         return found
 
-    async def _read(self, choice: Choice) -> Opened:
+    async def _read(self, choice: Selection) -> Opened:
         reply = await self.drawers.do({"task": "prepare", "choice": choice.model_dump()})
         name = reply.values["problem"]
         found = self.opened.get(name)
@@ -118,9 +118,9 @@ class Coordinator:
 
     # -- wishes ----------------------------------------------------------------------------------
 
-    def session(self, name: str) -> Session:
+    def session(self, name: str) -> PageSession:
         """Return a session, a new one if it is not known."""
-        found = self.sessions.setdefault(name, Session(name))
+        found = self.sessions.setdefault(name, PageSession(name))
         self.sessions.move_to_end(name)
         return found
 

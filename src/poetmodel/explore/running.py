@@ -16,7 +16,7 @@ from poetmodel.explore.choice import State
 from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import application
-from poetmodel.explore.store import Store
+from poetmodel.explore.store import PointStore
 from poetmodel.files import installed
 from poetmodel.problem import Quantity
 from poetmodel.report.facts import CHOICES
@@ -110,7 +110,7 @@ class Explorer:
 
     app: Guard
     coordinator: Coordinator
-    store: Store
+    store: PointStore
     token: str
 
 
@@ -125,7 +125,7 @@ def explorer(
 ) -> Explorer:
     """Open a store, and return the explorer of it; its workers start with it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    kept, text = Store(store), catalogue.to_json()
+    kept, text = PointStore(store), catalogue.to_json()
     coordinator = Coordinator(
         kept,
         solvers=WorkerPool(workers or cores or 1, SOLVING, text, newest_first=True),

@@ -61,7 +61,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from poetmodel.errors import PoetModelError
-from poetmodel.explore.choice import Choice  # noqa: TC001 - FastAPI reads it
+from poetmodel.explore.choice import Selection  # noqa: TC001 - FastAPI reads it
 from poetmodel.explore.coordination import Coordinator, GoneError
 from poetmodel.explore.guard import Guard
 from poetmodel.explore.pool import WorkerError
@@ -131,7 +131,7 @@ def application(  # noqa: C901 - the routes, each a few lines
         }
 
     @app.post("/api/problems")
-    async def open_problem(choice: Choice) -> Response:
+    async def open_problem(choice: Selection) -> Response:
         found = await coordinator.open(choice)
         points = [found.told(point, brief=True) for point in found.front()]
         added = json.dumps({"points": points}, allow_nan=False)

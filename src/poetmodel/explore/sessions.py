@@ -37,7 +37,7 @@ class Listener:
 
 
 @dataclass(slots=True)
-class Session:
+class PageSession:
     """A page in a browser, and the point that it wants."""
 
     name: str

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from poetmodel.explore.frames import Frame
     from poetmodel.explore.points import Opened, Point
-    from poetmodel.explore.store import Store
+    from poetmodel.explore.store import PointStore
 
 SAVE_EVERY_S: Final = 1.0
 """How often a bound alone is written to the store [s]."""
@@ -36,7 +36,7 @@ class Solves:
 
     def __init__(
         self,
-        store: Store,
+        store: PointStore,
         *,
         solvers: WorkerPool,
         drawers: WorkerPool,

@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS answers (
 """
 
 
-class Store:
+class PointStore:
     """Points and answers in one file; it holds the token of its server, too."""
 
     def __init__(self, path: Path) -> None:

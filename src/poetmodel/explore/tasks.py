@@ -1,7 +1,7 @@
 """What a worker does: read a graph, make a first schedule, solve, draw, explain, export.
 
 Each task is a function of a job, plain values that the server sends, and a `Talk` with the server.
-Every schedule that leaves a worker was verified here, and its figures are the simulator's.
+Every schedule that leaves a worker was verified here, and its figures come from the simulator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import time_limit
-from poetmodel.explore.choice import Catalogue, Choice, Source, fingerprint
+from poetmodel.explore.choice import Catalogue, Selection, Source, fingerprint
 from poetmodel.explore.frames import Frame, pack_schedule, unpack_schedule
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
@@ -42,10 +42,10 @@ BOUND_EVERY_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class StatedProblem:
     """A choice as a problem, whose limits change, and where its graph comes from."""
 
-    choice: Choice
+    choice: Selection
     source: Source
     problem: Problem
 
@@ -71,17 +71,17 @@ def read_problem(job: dict[str, Any], talk: Talk) -> Problem:
 
 
 @lru_cache(maxsize=KEPT_GRAPHS)
-def _read(catalogue: str, choice: str) -> Known:
+def _read(catalogue: str, choice: str) -> StatedProblem:
     found = Catalogue.from_json(catalogue)
-    wanted = Choice.model_validate_json(choice)
+    wanted = Selection.model_validate_json(choice)
     with time_limit(READ_S):
         source = found.source(wanted)
         costs = found.costs(source.graph, wanted)
         problem = found.problem(wanted, source.graph, costs)
-    return Known(wanted, source, problem)
+    return StatedProblem(wanted, source, problem)
 
 
-def read_choice(catalogue: Catalogue, choice: str) -> Known:
+def read_choice(catalogue: Catalogue, choice: str) -> StatedProblem:
     """Return a choice, JSON, as a problem; the last few are kept."""
     return _read(catalogue.to_json(), choice)
 
@@ -170,7 +170,7 @@ def _greedy(problem: Problem) -> Schedule | None:
 
 
 @dataclass(slots=True)
-class _Watch:
+class _Progress:
     """Tells the server each better schedule and, now and then, the bound."""
 
     problem: Problem
@@ -223,7 +223,7 @@ def solve(job: dict[str, Any], talk: Talk) -> Frame:
     start = unpack_schedule(talk.body) if talk.body else None
     if start is not None and not verify(problem, start).valid:
         start = None
-    watch = _Watch(problem, talk, search["gap"], job["bound"])
+    watch = _Progress(problem, talk, search["gap"], job["bound"])
     result = solve_problem(problem, start=start, on_progress=watch, **search)
     proved = result.status
     bound = watch.known

@@ -172,7 +172,7 @@ _LOSS: Final = re.compile(r"^loss (\d+) (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ProgramRun:
     """What a program printed, wrote, and how it ended."""
 
     status: int
@@ -195,7 +195,7 @@ class Run:
         """The error number of the step that failed, or 0."""
         return max(0, self.status - STEP_STATUS)
 
-    def require_success(self) -> Run:
+    def require_success(self) -> ProgramRun:
         """Return the run, or raise where it did not end well.
 
         Raises
@@ -219,7 +219,7 @@ def run(
     learning_rate: float,
     words: Sequence[str] = (),
     time_limit_s: float = 600.0,
-) -> Run:
+) -> ProgramRun:
     """Run a program that was built from an exported folder.
 
     Parameters
@@ -260,7 +260,7 @@ def run(
     if done.returncode < 0 and target.is_board:
         raise ToolchainError(f"QEMU: ended by signal {-done.returncode}: {done.stderr.strip()}")
     state = folder / STATE
-    return Run(
+    return ProgramRun(
         status=done.returncode,
         losses={int(step): float(loss) for step, loss in _LOSS.findall(done.stdout)},
         state=state.read_bytes() if state.is_file() else b"",

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.plan import Op
-from poetmodel.plan.arena import BEFORE, aligned
+from poetmodel.plan.arena import ALIGNMENT, aligned
+from poetmodel.schedule.machine import BEFORE
 
-RUNTIME_BYTES: Final = 2048
-"""What the C library, the page driver and `pm_run` take of RAM, measured on a Cortex-M4 [B]."""
-STACK_BYTES: Final = 2048
-"""What is reserved for the stack unless another size is wanted [B]."""
+RUNTIME_BYTES: Final = 512
+"""What the C library, the page driver and `pm_run` may take of RAM [B]: 172 were the most that was
+measured on Cortex-M cores, checksums of pages aside."""
+STACK_BYTES: Final = 1280
+"""What is reserved for the stack unless another size is wanted [B]: 1,112 were the most that was
+measured on Cortex-M cores."""
+BLOCK_BYTES: Final = 4096
+"""What most flash erases at a time [B]."""
+CHECKSUM_BYTES: Final = 35
+"""What the checksum of a page takes at most, with the gap before it [B]: ``port/pm_pages.h``."""
+RECORD_BYTES: Final = 16
+"""Size of the record of a commit [B]: ``src/pm_commit.c``."""
 
 if TYPE_CHECKING:
     from poetmodel.device import Device
-    from poetmodel.export.step import Step, Value
+    from poetmodel.export.step import NamedTensor, Step
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
+
+
+class WeightsFormat(StrEnum):
+    """How an exported folder has the values that state begins with, and constants."""
+
+    C = "c"
+    """As an array of C, which any build takes."""
+    BINARY = "binary"
+    """As a file beside, which the assembler includes: for weights that a compiler reads slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +71,11 @@ class Deployment:
     """Whether storage has two generations of all state, of which one is always whole."""
     inference: Inference | None = None
     """The forward pass in evaluation mode, where it was asked for."""
+    prefix: str = "pm"
+    """What all names of C begin with."""
+    weights: WeightsFormat = WeightsFormat.C
+    shared_kernels: str | None = None
+    """The folder of kernels that steps share, from the folder of this one on; None: it has all."""
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
@@ -77,6 +102,29 @@ class Deployment:
         }
         state = {name: buffers[name].bytes for name in self.stored_state}
         return paged | more | handed_out | state
+
+    @property
+    def stored_bytes(self) -> int:
+        """What storage takes in blocks of flash, with checksums and the records of commits [B]."""
+        state = len(self.stored_state)
+        again = self.slot_bytes[len(self.slots) - state :] if self.commit else ()
+        records = (RECORD_BYTES,) * 2 if self.commit else ()
+        pages = (*self.slot_bytes, *again, *records)
+        return sum(-(-(size + CHECKSUM_BYTES) // BLOCK_BYTES) * BLOCK_BYTES for size in pages)
+
+    @property
+    def writes(self) -> tuple[tuple[int, int], ...]:
+        """What a step writes to storage: sizes [B], and how often; what commits write too."""
+        sizes = self.step.graph.tensor_bytes
+        paged = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
+        buffers = (self.step.buffers[value.pieces[0].buffer] for value in self.step.gradients)
+        pages = [
+            *((sizes[i], times) for i, times in paged.items()),
+            *((b.bytes, 1) for b in buffers),
+        ]
+        if self.commit:
+            pages += [*((sizes[i], 1) for i in self.plan.resident or ()), (RECORD_BYTES, 1)]
+        return tuple(pages)
 
     @cached_property
     def stored_state(self) -> tuple[str, ...]:
@@ -114,6 +162,15 @@ class Deployment:
         }
 
 
+def alignment_on(device: Device | None) -> int:
+    """Return what offsets on a device are multiples of [B].
+
+    Where DMA moves memory behind a data cache that is a cache line too: a line that holds a part
+    of what is moved and a part of something else cannot be cleaned or discarded.
+    """
+    return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
+
+
 def _paged_out(step: Step, plan: Plan) -> list[str]:
     """Return the tensors that a program pages out, but for new state."""
     graph = step.graph
@@ -126,7 +183,7 @@ def inference_slot(name: str) -> str:
     return f"{name} of the inference"
 
 
-def gradient_slot(value: Value) -> str:
+def gradient_slot(value: NamedTensor) -> str:
     """Return what the slot of a gradient that is handed out is called."""
     return f"gradient of {value.name}"
 

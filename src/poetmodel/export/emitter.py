@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
 from poetmodel.export.deployment import inference_slot
-from poetmodel.export.step import WORKSPACE, Call, DataType, LearningRate, Ref
+from poetmodel.export.step import WORKSPACE, Call, DataType, Ref, ScaledLearningRate
 from poetmodel.plan import Op
-from poetmodel.plan.arena import BEFORE, Content
+from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
     from poetmodel.export.deployment import Deployment, Inference
-    from poetmodel.export.step import Argument, Value, Weights
+    from poetmodel.export.step import Argument, NamedTensor, Weights
 
 _POINTER: Final = {
     DataType.REAL: "PM_REALS",
@@ -88,6 +88,8 @@ class ProgramSource:
         """Memory-mapped state that has its new value."""
         self._workspace: int | None = None
         self._torn = False
+        self._slices = 0
+        """Nodes that were computed; a step can be ended before each."""
         self._seen: Counter[int] = Counter()
 
     def _placed(self) -> dict[int, dict[int, int]]:
@@ -150,23 +152,37 @@ class ProgramSource:
             for tensor in node.outputs:
                 yield from self._transfer("in", tensor.name, wait=True)
             return
-        again = ", again" if self._seen[k] > 1 else ""
-        mark = f"PM_NODE({k}); " if self.inference is None else ""
-        yield f"{mark}/* {_comment(node.name)}{again} */"
+        yield from self._heading(k)
         replaced = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
         if replaced:
             self._torn = True
         for call in filterfalse(self._copies_nothing, self.step.calls[k]):
             self.kernels.setdefault(call.kernel)
-            written = {a.buffer for a in call.arguments if isinstance(a, Ref)} & replaced
-            if written & self._mapped and call.kernel.startswith("pm_copy"):
-                yield self._copied(node.name, call)
-            elif written & self._mapped:
-                yield from self._piecewise(call, written)
-            else:
-                yield self._line(call)
+            yield from self._called(node.name, call, replaced)
         if self._seen[k] == 1:
             yield from self._results(k)
+
+    def _called(self, node: str, call: Call, replaced: AbstractSet[str | None]) -> Iterator[str]:
+        """Yield a call; what it writes to mapped state goes by the driver."""
+        written = {a.buffer for a in call.arguments if isinstance(a, Ref)} & replaced
+        if not written & self._mapped:
+            yield self._line(call)
+        elif call.kernel.startswith("pm_copy"):
+            yield self._copied(node, call)
+        elif call.kernel == "pm_mm_sgd":
+            yield from self._row_by_row(call)
+        else:
+            yield from self._piecewise(call, written)
+
+    def _heading(self, k: int) -> Iterator[str]:
+        """Yield what comes before the calls of a node: in a step, where a slice may end, a hook."""
+        again = ", again" if self._seen[k] > 1 else ""
+        mark = ""
+        if self.inference is None:
+            self._slices += 1
+            yield f"PM_SLICE({self._slices + 1}):"
+            mark = f"PM_NODE({k}); "
+        yield f"{mark}/* {_comment(self.graph.nodes[k].name)}{again} */"
 
     def _copies_nothing(self, call: Call) -> bool:
         """Return whether a call copies elements to where they lie, in place."""
@@ -234,10 +250,34 @@ class ProgramSource:
         yield "}"
         self._written.update(refs[k].buffer for k in pieces)
 
+    def _row_by_row(self, call: Call) -> Iterator[str]:
+        """Yield the update of a mapped weight that makes its gradient: parts of each row."""
+        weight, a, b, m, k, n, _, a_row, a_column, b_row, b_column, *numbers = call.arguments
+        if not isinstance(weight, Ref):
+            raise TypeError(weight)
+        factors = f"{self._word(a)} + row * {a_row}, {self._word(b)} + first * {b_column}"
+        sizes = f"1, {k}, n, n, {a_row}, {a_column}, {b_row}, {b_column}"
+        words = ", ".join((factors, sizes, *map(self._word, numbers)))
+        slot, size = f"PM_NEW({self._slot[weight.buffer]})", "(uint32_t)sizeof piece[0]"
+        moved = f"(uint32_t)at * {size}, piece, (uint32_t)n * {size}"
+        yield "{"
+        yield f"    pm_real piece[{_PIECE}];"
+        yield f"    for (int32_t row = 0; row < {m}; row++) {{"
+        yield f"        for (int32_t first = 0; first < {n}; first += {_PIECE}) {{"
+        yield f"            const int32_t n = PM_MIN({n} - first, {_PIECE});"
+        yield f"            const int32_t at = row * {n} + first;"
+        yield f"            memcpy(piece, {self._word(weight)} + at, (size_t)n * sizeof piece[0]);"
+        yield f"            {call.kernel}(piece, {words});"
+        yield f"            {self._try(f'pm_page_write({slot}, {moved})')}"
+        yield "        }"
+        yield "    }"
+        yield "}"
+        self._written.add(weight.buffer)
+
     def _word(self, argument: Argument) -> str:
         if isinstance(argument, Ref):
             return self._pointer(argument)
-        if isinstance(argument, LearningRate):
+        if isinstance(argument, ScaledLearningRate):
             return "lr" if argument.factor == 1 else f"lr * {_real(argument.factor)}"
         if isinstance(argument, tuple):
             return self.lists.setdefault(argument, f"pm_list_{len(self.lists)}")
@@ -292,7 +332,7 @@ class ProgramSource:
         """Yield what hands out the loss, and gradients where nothing updates."""
         made = {tensor.name for tensor in self.graph.nodes[k].outputs}
         if self.step.loss.buffer in made:
-            yield f"*loss = *{self._pointer(self.step.loss)};"
+            yield f"pm_progress.loss = *{self._pointer(self.step.loss)};"
         yield from self._handed_out(made)
 
     def _handed_out(self, buffers: AbstractSet[str]) -> Iterator[str]:
@@ -327,6 +367,6 @@ def _comment(text: str) -> str:
     return shown.encode("ascii", "backslashreplace").decode()
 
 
-def elements(value: Value) -> int:
+def elements(value: NamedTensor) -> int:
     """Return how many elements a tensor has."""
     return math.prod(value.shape)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import Costs, StorageMode
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import BudgetError, InputError, VerificationError
-from poetmodel.export.deployment import STACK_BYTES, Deployment, Inference, reserved_bytes
-from poetmodel.export.folder import check_folder, write_folder
+from poetmodel.export.deployment import (
+    STACK_BYTES,
+    Deployment,
+    Inference,
+    WeightsFormat,
+    alignment_on,
+    reserved_bytes,
+)
+from poetmodel.export.folder import check_folder, check_prefix, write_folder
 from poetmodel.export.step import reading_state
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import check_plan
-from poetmodel.plan.arena import ALIGNMENT, check_arena
+from poetmodel.plan.arena import check_arena
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import unit_remark
 from poetmodel.solver.fitting import aligned_graph, fit_arena
@@ -22,8 +31,6 @@ from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from poetmodel.device import Device
     from poetmodel.export.step import Step
     from poetmodel.plan import Plan
@@ -54,6 +61,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     gap: float = 0.01,
     commit: bool = False,
     infer: bool = False,
+    prefix: str = "pm",
+    weights: WeightsFormat | str = WeightsFormat.C,
+    shared_kernels: str | Path | None = None,
     command: str = "",
     on_progress: OnProgress | None = None,
 ) -> Deployment:
@@ -94,6 +104,12 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     infer : bool
         Whether ``pm_infer`` is wanted too: the forward pass in evaluation mode. Its step must have
         been captured with it.
+    prefix : str
+        What all names of C begin with: two steps of other prefixes link into one program.
+    weights : {'c', 'binary'}
+        Whether the first values of state are an array of C, or a file that the assembler includes.
+    shared_kernels : str or Path, optional
+        A folder for the kernels, which several steps share: each adds those that it needs.
     command : str
         What made the folder, for its readers.
     on_progress : callable, optional
@@ -113,6 +129,11 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     """
     clock = Request(time_limit_s=time_limit, gap=gap, on_progress=on_progress)
     check_folder(folder)
+    check_prefix(prefix)
+    if shared_kernels is not None:
+        check_folder(Path(shared_kernels))
+    if weights not in list(WeightsFormat):
+        raise InputError(f"weights: expected c or binary, got {weights!r}")
     found = load_device(device) if isinstance(device, str) else device
     step = in_tiles(step if infer else replace(step, inference=None), tile)
     if infer and step.inference is None:
@@ -127,7 +148,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     ram_bytes = _ram_bytes(step, found, ram, reserved)
     pages = paging and costs.pages is not None
     mapped = found.storage is not None and found.storage.memory_mapped
-    aligned = aligned_graph(step.graph, ALIGNMENT)
+    aligned = aligned_graph(step.graph, alignment_on(found))
     least = floor(aligned, memory_mapped=pages and mapped, resident=not pages)
     problem = Problem(
         step.graph,
@@ -148,6 +169,11 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         device=found,
         result=result,
         commit=commit and bool(step.graph.state_tensors),
+        prefix=prefix,
+        weights=WeightsFormat(weights),
+        shared_kernels=None
+        if shared_kernels is None
+        else Path(os.path.relpath(shared_kernels, folder)).as_posix(),
     )
     if step.inference is not None:
         inference = _inference(deployment, step.inference, problem, found, clock)
@@ -166,7 +192,12 @@ def _fitted(
     mode = StorageMode.BLOCKING if device.storage is None else device.storage.mode
     limit_s = max(ratio * clock.remaining_s(), 1e-3)
     result, plan, arena = fit_arena(
-        problem, mode=mode, time_limit=limit_s, gap=clock.gap, on_progress=clock.on_progress
+        problem,
+        mode=mode,
+        alignment=alignment_on(device),
+        time_limit=limit_s,
+        gap=clock.gap,
+        on_progress=clock.on_progress,
     )
     result.require_schedule()
     if plan is None or arena is None:
@@ -233,7 +264,7 @@ def _costs(step: Step, device: Device, profile: str | Path | Costs | None) -> Co
 def _ram_bytes(step: Step, device: Device, ram: str | int | None, reserved: int) -> int:
     if ram is None:
         return device.ram_bytes
-    whole = checkpoint_all_peak_bytes(aligned_graph(step.graph, ALIGNMENT))
+    whole = checkpoint_all_peak_bytes(aligned_graph(step.graph, alignment_on(device)))
     return parse_size(ram, field="ram", whole_bytes=whole + reserved)
 
 

@@ -7,31 +7,40 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel import __version__
 from poetmodel.errors import InputError
+from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
-from poetmodel.export.source import StepSource
+from poetmodel.export.kernels import (
+    FORWARDING,
+    RANDOM,
+    SHARED,
+    SOURCES,
+    headers,
+    kernel_source,
+    licensed,
+    prototypes,
+    renamed,
+    write_shared,
+)
+from poetmodel.export.packaging import command_block, template_words
+from poetmodel.export.source import BINARY_WEIGHTS, StepSource
 from poetmodel.export.step import DataType, Weights
 from poetmodel.files import check_writable, write_bytes, write_text, writing
 from poetmodel.schedule import GraphIdentity
-from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from importlib.resources.abc import Traversable
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import Step, Value
+    from poetmodel.export.step import NamedTensor, Step
 
-SOURCES: Final = files("poetmodel.export") / "c"
-"""The C that is copied."""
-_PROTOTYPE: Final = re.compile(r"^((?:void|int) pm_\w+\([^{;]*\))\s*\{", re.MULTILINE)
-_LAST_WORD: Final = re.compile(r"\w+$")
-_INCLUDE: Final = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
+_PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
+_WORD: Final = re.compile(r"@([A-Z]+)@")
 
 
 def check_folder(folder: Path) -> None:
@@ -40,117 +49,119 @@ def check_folder(folder: Path) -> None:
         there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         if not there.is_dir():
             raise InputError(f"{folder}: expected a folder to write, and {there} is a file")
-    check_writable(there / "pm_step.h")
+    check_writable(there / "manifest.json")
+
+
+def check_prefix(prefix: str) -> None:
+    """Raise unless names of C may begin like this."""
+    if not _PREFIX.fullmatch(prefix):
+        raise InputError(
+            f"prefix: expected small letters, digits and underscores after a letter, such as kws, "
+            f"got {prefix!r}"
+        )
+    if prefix == SHARED:
+        raise InputError(f"prefix: {prefix} is that of shared kernels; choose another one")
 
 
 def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     """Write all files of a deployment; those of an earlier one are replaced."""
-    weights = Weights.of(deployment.step)
-    source = StepSource(deployment, weights)
-    kernels = {name: _kernel(name) for name in source.kernels}
-    texts = {
-        "pm_step.h": source.header(),
-        "pm_step.c": source.source(),
-        "pm_kernels.h": _prototypes(kernels),
-        **{f"kernels/{name}.c": text for name, text in kernels.items()},
-        **dict(_headers(kernels)),
-        **dict(_runtime(SOURCES)),
-        "config.mk": _config(deployment, kernels),
-        "manifest.json": manifest(deployment, source, command=command),
-        "README.md": readme(deployment, command=command),
+    values = Weights.of(deployment.step)
+    source = StepSource(deployment, values)
+    shared = () if deployment.shared_kernels is None else set(source.kernels) - RANDOM
+    kernels = {name: kernel_source(name) for name in source.kernels if name not in shared}
+    binary = deployment.weights is WeightsFormat.BINARY
+    code = {
+        "include/pm.h": source.header(),
+        "src/pm.h": FORWARDING.format(path="../include/pm.h"),
+        "src/pm_step.c": source.source(),
+        "src/pm_weights.c": BINARY_WEIGHTS if binary else source.weights_source(),
+        "src/pm_kernels.h": prototypes(kernels, shared),
+        **{f"src/{name}.c": text for name, text in kernels.items()},
+        **dict(headers(kernels.values())),
+        **{name: text for name, text in _copied(SOURCES) if _needed(name, deployment)},
+        "config.mk": _config(deployment),
     }
+    if deployment.prefix == "pm":
+        code["include/pm_step.h"] = FORWARDING.format(path="pm.h")
+    words = template_words(deployment)
+    texts = {
+        renamed(name, deployment.prefix): licensed(
+            name, renamed(_filled(text, words), deployment.prefix)
+        )
+        for name, text in code.items()
+    }
+    texts["README.md"] = texts["README.md"].replace("@COMMAND@", command_block(command))
+    data = {renamed("src/pm_weights.bin", deployment.prefix): values.data} if binary else {}
+    names = sorted((*texts, *data, "manifest.json"))
+    texts["manifest.json"] = manifest(deployment, source, command=command, names=names)
     with writing(folder):
-        (folder / "kernels").mkdir(parents=True, exist_ok=True)
-        (folder / "board").mkdir(exist_ok=True)
-    for name in (*texts, "weights.bin"):
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    for name in names:
         check_writable(folder / name)
-    with writing(folder / "kernels"):
-        for path in (folder / "kernels").glob("pm_*.[ch]"):
-            if f"kernels/{path.name}" not in texts:  # of an earlier export
-                path.unlink()
+    with writing(folder):
+        for name in _written_before(folder):
+            if name not in names:
+                (folder / name).unlink(missing_ok=True)
+    if deployment.shared_kernels is not None:
+        write_shared(folder / deployment.shared_kernels, shared)
     for name, text in texts.items():
         write_text(folder / name, text)
-    write_bytes(folder / "weights.bin", weights.data)
+    for name, content in data.items():
+        write_bytes(folder / name, content)
 
 
-def _config(deployment: Deployment, kernels: Iterable[str]) -> str:
-    """Return what the Makefile has to know."""
-    sources = (f" kernels/{name}.c" for name in kernels)
+def _written_before(folder: Path) -> Iterator[str]:
+    """Yield the files that an earlier export has written to a folder and that are C or headers."""
+    try:
+        names = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return
+    for name in names if isinstance(names, list) else ():
+        if isinstance(name, str) and _FILE_OF_OURS.fullmatch(name):
+            yield name
+
+
+_FILE_OF_OURS: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c|h|bin)")
+"""What another export may leave out: it would be compiled, or found, if it stayed."""
+
+
+def _filled(text: str, words: Mapping[str, str]) -> str:
+    """Return a template with its words; those that are not known stay."""
+    return _WORD.sub(lambda match: words.get(match[1], match[0]), text)
+
+
+def _config(deployment: Deployment) -> str:
+    """Return what the Makefile has to know; storage that is read like RAM cannot be a file."""
     driver = "DRIVER ?= ram\n" if deployment.plan.memory_mapped else ""
-    return (
-        f"{driver}RAM_SIZE = {deployment.ram_bytes}\n"
-        f"STACK_SIZE = {deployment.stack_bytes}\n"
-        f"SOURCES = pm_step.c pm_state.c pm_weights.c{''.join(sources)}\n"
-    )
+    shared = deployment.shared_kernels
+    kernels = "" if shared is None else f"SHARED := {shared}\n"
+    sizes = f"RAM_SIZE = {deployment.ram_bytes}\nSTACK_SIZE = {deployment.stack_bytes}\n"
+    return driver + kernels + sizes
 
 
-def kernel_names() -> frozenset[str]:
-    """Return the kernels that there are."""
-    folder = SOURCES / "kernels"
-    return frozenset(
-        path.name.removesuffix(".c") for path in folder.iterdir() if path.name.endswith(".c")
-    )
-
-
-def parameters(kernel: str) -> tuple[str, ...]:
-    """Return the types of what a kernel takes, such as ``const pm_real *``."""
-    (declared,) = (each for each in _PROTOTYPE.findall(_kernel(kernel)) if f" {kernel}(" in each)
-    listed = declared[declared.index("(") + 1 : -1].split(",")
-    return tuple(_LAST_WORD.sub("", " ".join(each.split())).strip() for each in listed)
-
-
-def _kernel(name: str) -> str:
-    return (SOURCES / "kernels" / f"{name}.c").read_text(encoding="utf-8")
-
-
-def _prototypes(kernels: dict[str, str]) -> str:
-    """Return the header that declares some kernels."""
-    found = [match for text in kernels.values() for match in _PROTOTYPE.findall(text)]
-    lines = [f"{' '.join(each.split())};" for each in found]
-    return "\n".join(
-        (
-            "/* The kernels that this step calls. */",
-            "#ifndef PM_KERNELS_H",
-            "#define PM_KERNELS_H",
-            "",
-            '#include "pm_real.h"',
-            "",
-            *lines,
-            "",
-            "#endif",
-            "",
-        )
-    )
-
-
-def _headers(kernels: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the headers beside the kernels that these include, and those include."""
-    pending = list(kernels.values())
-    seen: set[str] = set()
-    while pending:
-        for name in _INCLUDE.findall(pending.pop()):
-            path = SOURCES / "kernels" / name
-            if name not in seen and path.is_file():
-                seen.add(name)
-                text = path.read_text(encoding="utf-8")
-                pending.append(text)
-                yield f"kernels/{name}", text
-
-
-def _runtime(folder: Traversable, below: str = "") -> Iterator[tuple[str, str]]:
-    """Yield what every folder has: all files that are no kernels."""
+def _copied(folder: Traversable, below: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what folders have that no step changes: all files that are no kernels."""
     for path in folder.iterdir():
         name = f"{below}{path.name}"
         if path.is_file():
             yield name, path.read_text(encoding="utf-8")
-        elif name != "kernels":
-            yield from _runtime(path, f"{name}/")
+        elif name not in {"kernels", "shared"}:
+            yield from _copied(path, f"{name}/")
+
+
+def _needed(name: str, deployment: Deployment) -> bool:
+    """Return whether a folder has a file; `pm_driver.h` is a part of its header."""
+    needed = {"src/pm_commit.c": deployment.commit, "examples/Train/storage.c": deployment.slots}
+    return name != "pm_driver.h" and bool(needed.get(name, True))
 
 
 _DTYPES: Final = {DataType.REAL: "float32", DataType.INT32: "int32", DataType.UINT8: "uint8"}
 
 
-def manifest(deployment: Deployment, source: StepSource, *, command: str) -> str:
+def manifest(
+    deployment: Deployment, source: StepSource, *, command: str, names: Sequence[str]
+) -> str:
     """Return the text of ``manifest.json``; sizes are those of the build for float."""
     step, arena, plan = deployment.step, deployment.arena, deployment.plan
     identity = GraphIdentity.of(step.graph)
@@ -158,6 +169,8 @@ def manifest(deployment: Deployment, source: StepSource, *, command: str) -> str
     document: dict[str, Any] = {
         "format": "poetmodel-export",
         "version": 1,
+        "prefix": deployment.prefix,
+        "shared_kernels": deployment.shared_kernels,
         "graph": {"name": identity.name, "sha256": identity.sha256},
         "device": plan.device,
         "budget": {"ram_bytes": deployment.ram_bytes, "arena_bytes": deployment.arena_bytes},
@@ -186,6 +199,7 @@ def manifest(deployment: Deployment, source: StepSource, *, command: str) -> str
         "tensors": [tensor.name for tensor in step.graph.tensors],
         "versions": {"poetmodel": __version__, **step.versions},
         "command": command,
+        "files": list(names),
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
@@ -201,17 +215,19 @@ def summary(deployment: Deployment) -> dict[str, Any]:
         "arena_bytes": deployment.arena_bytes,
         "arena_lower_bound_bytes": deployment.arena.lower_bound_bytes,
         "slots": len(deployment.slots),
+        "stored_bytes": deployment.stored_bytes,
+        "written_bytes": sum(size * times for size, times in deployment.writes),
         "schedule": None if result is None else result.to_dict(),
     }
 
 
-def _outputs(step: Step) -> Iterator[Value]:
+def _outputs(step: Step) -> Iterator[NamedTensor]:
     """Yield what an inference writes for its caller."""
     if step.inference is not None and step.inference.output is not None:
         yield step.inference.output
 
 
-def _value(value: Value) -> dict[str, Any]:
+def _value(value: NamedTensor) -> dict[str, Any]:
     return {
         "name": value.name,
         "shape": list(value.shape),
@@ -220,88 +236,6 @@ def _value(value: Value) -> dict[str, Any]:
     }
 
 
-def _home(value: Value, source: StepSource) -> str:
+def _home(value: NamedTensor, source: StepSource) -> str:
     """Return the home of a state tensor; of one in tiles that have several, both."""
     return "+".join(sorted({source.home(ref.buffer) for ref in value.pieces}))
-
-
-def readme(deployment: Deployment, *, command: str) -> str:
-    """Return the text of ``README.md``."""
-    step, plan = deployment.step, deployment.plan
-    rows = [f"| {what} | {size:,} |" for what, size in deployment.ram_map().items()]
-    inputs = ", ".join(f"`{value.name}` {list(value.shape)}" for value in step.inputs)
-    trains = step.learning_rate is not None
-    what = "updates all trained parameters" if trains else "hands out the gradients"
-    return _README.format(
-        name=step.graph.name,
-        device=plan.device or "no device",
-        ram=format_bytes(deployment.ram_bytes),
-        what=what,
-        rows="\n".join(rows),
-        inputs=inputs,
-        rate=step.learning_rate if trains else 0,
-        command=command,
-        mapped=_MAPPED if plan.memory_mapped else "",
-        infer=_infer_text(step.inference),
-        slots=len(deployment.slots),
-    )
-
-
-def _infer_text(inference: Step | None) -> str:
-    if inference is None or inference.output is None:
-        return ""
-    shape = list(inference.output.shape)
-    return _INFER.format(inputs=len(inference.inputs), shape=shape)
-
-
-_MAPPED: Final = """
-   The core reads this storage like RAM: write `pm_storage_address` too, or `pm_page_address` and
-   `pm_page_write`."""
-
-_INFER: Final = """\
-9. Call `pm_infer(inputs, outputs)` between steps for what the model says now, in evaluation mode:
-   it takes the first {inputs} of the inputs, and writes an array of {shape}.
-"""
-
-_README: Final = """\
-# {name}: a training step in C
-
-`pm_step` runs forward pass, loss and backward pass of one batch, and {what}.
-It was planned for {device} and {ram} of RAM. Nothing is allocated while it runs.
-
-| RAM | bytes |
-|---|---|
-{rows}
-
-The folder was made by
-
-```sh
-{command}
-```
-
-## Try it
-
-```sh
-make host                                     # build/host/pm_run
-build/host/pm_run STEPS LEARNING_RATE INPUTS STATE
-make run-m4 ARGS="STEPS LEARNING_RATE INPUTS STATE"   # on an emulated Cortex-M4
-```
-
-INPUTS is a file of raw batches, one after the other: {inputs}.
-STATE is written: all state tensors, in the order of `manifest.json`. `make host-double` computes in
-double, under sanitizers. The learning rate when this was exported: {rate}.
-
-## Port it to your board
-
-1. Compile `pm_step.c`, `pm_state.c`, `pm_weights.c` and `kernels/*.c` with `-ffp-contract=off`.
-2. Give the linker script of your board the stack of the table above.
-3. Storage: compile `pm_pages.c` too, and write the two functions of `pm_storage.h` for yours;
-   `driver_spi_flash.c` has them for serial flash. Or, with DMA, write the three of `pm_driver.h`
-   instead, for {slots} slots whose sizes `pm_slot_bytes` has.{mapped}
-4. Call `pm_init()` once.
-5. Put a batch into arrays of your own, in the order of `manifest.json`.
-6. Call `pm_step(inputs, learning_rate, &loss)` for each batch, with the rate of the optimizer's
-   first group of trained parameters; the others keep their proportion to it.
-7. An error number other than `PM_TORN` leaves state as it was: call again.
-8. Read the new weights with `pm_read_state`.
-{infer}"""

@@ -13,17 +13,17 @@ import numpy as np
 from pydantic import Field
 
 from poetmodel.errors import InputError, raised_as
-from poetmodel.export.folder import kernel_names, parameters
+from poetmodel.export.kernels import kernel_names, parameters
 from poetmodel.export.step import (
     WORKSPACE,
     Argument,
     Buffer,
     Call,
     DataType,
-    LearningRate,
+    NamedTensor,
     Ref,
+    ScaledLearningRate,
     Step,
-    Value,
 )
 from poetmodel.files import read_text, write_text
 from poetmodel.graph.io import STEP_FORMAT, graph_from_dict, graph_to_dict
@@ -130,14 +130,14 @@ _LISTS: Final = ("inputs", "states", "gradients")
 def _written(argument: Argument) -> object:
     if isinstance(argument, Ref):
         return {"buffer": argument.buffer, "offset": argument.offset}
-    if isinstance(argument, LearningRate):
+    if isinstance(argument, ScaledLearningRate):
         return {"learning_rate": argument.factor}
     if isinstance(argument, float) and not math.isfinite(argument):
         return {"real": str(argument)}
     return list(argument) if isinstance(argument, tuple) else argument
 
 
-def _value(value: Value) -> dict[str, object]:
+def _value(value: NamedTensor) -> dict[str, object]:
     found: dict[str, object] = {
         "name": value.name,
         "shape": list(value.shape),
@@ -190,7 +190,7 @@ def _read(argument: object) -> Argument:
     if isinstance(argument, _Ref):
         return Ref(argument.buffer, argument.offset)
     if isinstance(argument, _Rate):
-        return LearningRate(argument.learning_rate)
+        return ScaledLearningRate(argument.learning_rate)
     if isinstance(argument, _Real):
         return float(argument.real)
     if isinstance(argument, list):
@@ -200,8 +200,8 @@ def _read(argument: object) -> Argument:
     raise InputError(f"expected an argument of a kernel, got {argument!r}")
 
 
-def _read_value(value: _Value) -> Value:
-    return Value(
+def _read_value(value: _Value) -> NamedTensor:
+    return NamedTensor(
         name=value.name,
         shape=tuple(value.shape),
         type=DataType(value.type),
@@ -252,7 +252,7 @@ def _named_faults(step: Step) -> Iterator[str]:
         yield f"loss: {fault}"
 
 
-def _value_faults(step: Step, value: Value) -> Iterator[str]:
+def _value_faults(step: Step, value: NamedTensor) -> Iterator[str]:
     """Yield why a tensor that users see cannot be what the buffers hold of it."""
     faults = [fault for ref in value.pieces for fault in _ref_faults(step, ref)]
     yield from faults

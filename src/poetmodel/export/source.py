@@ -1,18 +1,26 @@
-"""``pm_step.h`` and ``pm_step.c``: the interface of a step, its tables, and its program."""
+"""``pm.h``, ``pm_step.c`` and ``pm_weights.c``: a step's interface, tables, program and values."""
 
 from __future__ import annotations
 
+import re
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from poetmodel.export.deployment import gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, elements
+from poetmodel.export.kernels import RANDOM, SOURCES
 from poetmodel.export.step import DataType
+from poetmodel.plan import Op
+from poetmodel.plan.arena import check_arena
+from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import Step, Value, Weights
+    from poetmodel.export.step import NamedTensor, Step, Weights
 
 _TYPE_NAMES: Final = {
     DataType.REAL: "PM_IS_REAL",
@@ -25,8 +33,6 @@ _HOMES: Final = {
     "mapped": "PM_MAPPED_STORAGE",
     "flash": "PM_FLASH",
 }
-_RANDOM: Final = frozenset(("pm_dropout", "pm_bernoulli"))
-"""Kernels whose numbers depend on the number of the step: see ``pm_random.h``."""
 
 
 class StepSource:
@@ -54,16 +60,17 @@ class StepSource:
 
     @property
     def _draws(self) -> bool:
-        return bool(_RANDOM.intersection(self.kernels))
+        return bool(RANDOM.intersection(self.kernels))
 
     def header(self) -> str:
-        """Return the text of ``pm_step.h``."""
+        """Return the text of ``pm.h``."""
         step, deployment = self.step, self.deployment
         slots = deployment.slots
         state_slots = len(deployment.stored_state)
         generations = 2 if deployment.commit else 1
         numbers = {
             "ARENA_BYTES": (deployment.arena_bytes, "of the build for float"),
+            "ALIGNMENT": (deployment.arena.alignment, "of what lies in the arena, and of it"),
             "INPUTS": (len(step.inputs), ""),
             "STATES": (len(step.states), ""),
             "GRADIENTS": (len(step.gradients), "handed out, where nothing updates"),
@@ -71,6 +78,7 @@ class StepSource:
             "BUFFERS": (len(self._buffers), "of state"),
             "SLOTS": (len(slots) + state_slots * (generations - 1), "on storage"),
             "STATE_SLOTS": (state_slots, "the last ones, in each generation"),
+            "STORED_BYTES": (f"{deployment.stored_bytes}u", "of storage, in blocks of 4096"),
             "WEIGHT_REALS": (self.weights.reals, ""),
             "INPUT_BYTES": (input_bytes(step), "of all inputs"),
             "OUTPUTS": (output_bytes(step) // 4, "elements that pm_infer writes"),
@@ -86,9 +94,38 @@ class StepSource:
         return _HEADER.format(
             name=_one_line(step.graph.name),
             numbers="\n".join(lines),
+            names="\n".join(self._names(set(numbers))),
+            driver=(SOURCES / "pm_driver.h").read_text(encoding="utf-8").rstrip(),
+            resume=_RESUME_DECLARATION if deployment.commit else "",
             gradients=_GRADIENT_DECLARATION if step.gradients else "",
             infer="" if deployment.inference is None else _INFER_DECLARATION,
         )
+
+    def _names(self, taken: set[str]) -> Iterator[str]:
+        """Yield a constant for the index of each tensor that callers see, with what it is."""
+        step = self.step
+        homes = [self.home(value.pieces[0].buffer) for value in step.states]
+        kinds: tuple[tuple[str, Sequence[NamedTensor], Sequence[str]], ...] = (
+            ("INPUT", step.inputs, ()),
+            ("STATE", step.states, homes),
+            ("GRADIENT", step.gradients, ()),
+        )
+        for kind, values, where in kinds:
+            for k, value in enumerate(values):
+                name = _constant(kind, value.name, taken)
+                shape = "".join(f"[{size}]" for size in value.shape)
+                place = f", {where[k]}" if where else ""
+                size = elements(value) * value.type.itemsize
+                yield f"#define PM_{name} {k} /* {value.type.c_name}{shape}, {size} B{place} */"
+
+    def weights_source(self) -> str:
+        """Return the text of ``pm_weights.c`` with all values as words of C."""
+        words = np.frombuffer(self.weights.data, "<u4")
+        rows = [
+            "    " + " ".join(f"0x{word:08x}u," for word in words[k : k + 8].tolist())
+            for k in range(0, len(words), 8)
+        ]
+        return _WEIGHTS.format(words="\n".join(rows) or "    0")
 
     def source(self) -> str:
         """Return the text of ``pm_step.c``."""
@@ -97,24 +134,50 @@ class StepSource:
             f"static const int32_t {name}[] = {{{', '.join(map(str, values)) or '0'}}};"
             for values, name in self.program.lists.items()
         ]
-        body = [*_inputs(self.step), "(void)lr;", *self._body]
+        body = list(self._body)
         if self.deployment.commit:
             body.append("PM_TRY_TORN(pm_save_resident());")
         if self._draws:
             body.append("pm_random_step++;")
         infer = ""
         if self.deployment.inference is not None:
-            inside = [*_inputs(self.deployment.inference.step), *self._inference]
+            inside = [*_inputs(self.deployment.inference.step, "inputs"), *self._inference]
             infer = _INFER.format(body=_indented(inside))
         return _SOURCE.format(
             random="\nuint32_t pm_random_step;" if self._draws else "",
+            map="\n".join(self._map()),
             name=_one_line(self.step.graph.name),
             tables=tables,
             lists="\n".join(lists),
+            inputs=_indented(_inputs(self.step, "pm_progress.inputs")),
             end="pm_commit()" if self.deployment.commit else "PM_OK",
-            body=_indented(body),
+            body=_indented(map(_indented_once, body)),
             infer=infer,
         )
+
+    def _map(self) -> Iterator[str]:
+        """Yield where in the arena each copy of a tensor and each workspace is, from when to when.
+
+        The nodes are those that run while it is there, `-` stands for the time between steps.
+        """
+        graph, plan, arena = self.step.graph, self.deployment.plan, self.deployment.arena
+        nodes = [str(k) if op == Op.COMPUTE else "" for op, k in plan.program]
+        named = ["-", *nodes, "-"]  # from BEFORE on
+        last = list(accumulate(named, _last_named))
+        first = list(accumulate(reversed(named), _last_named))[::-1]
+        for one in sorted(
+            check_arena(graph, plan, arena).rectangles, key=lambda one: (one.offset, one.begin)
+        ):
+            if not one.bytes:
+                continue
+            what = (
+                f"[{graph.nodes[one.index].name}]"
+                if one.content == Content.WORKSPACE
+                else graph.tensors[one.index].name
+            )
+            begin = first[one.begin - BEFORE]
+            until = last[one.end - 1 - BEFORE] if one.end < len(plan.program) else "-"
+            yield f"   {one.offset:8} {one.bytes:8} {begin:>5} {until:>5}  {_one_line(what)}"
 
     # -- tables ------------------------------------------------------------------------------------
 
@@ -152,7 +215,7 @@ class StepSource:
             return "ram"
         return "mapped" if plan.memory_mapped else "storage"
 
-    def _tensor(self, value: Value, pieces: list[str]) -> str:
+    def _tensor(self, value: NamedTensor, pieces: list[str]) -> str:
         first, left = len(pieces), elements(value)
         for ref in value.pieces:
             here = min(left, self.step.buffers[ref.buffer].elements - ref.offset)
@@ -181,20 +244,24 @@ class StepSource:
             yield _table("const pm_gradient_t pm_gradients[]", rows)
 
 
-def _inputs(step: Step) -> Iterator[str]:
+def _inputs(step: Step, where: str) -> Iterator[str]:
     """Yield the pointers to what a caller hands over."""
     for k, value in enumerate(step.inputs):
-        yield f"const {value.type.c_name} *const x{k} = inputs[{k}];"
+        yield f"const {value.type.c_name} *const x{k} = {where}[{k}];"
     yield from (f"(void)x{k};" for k in range(len(step.inputs)))
     if not step.inputs:
-        yield "(void)inputs;"
+        yield f"(void){where};"
+
+
+def _indented_once(line: str) -> str:
+    return line if line.startswith("PM_SLICE(") else f"    {line}"
 
 
 def _indented(lines: Iterable[str]) -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
-def _info(value: Value) -> str:
+def _info(value: NamedTensor) -> str:
     integer_bytes = 0 if value.type is DataType.REAL else value.type.itemsize
     return f"{{{elements(value)}, {integer_bytes}}}"
 
@@ -205,21 +272,59 @@ def _table(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:
     return f"{declaration} = {{\n{inside}}};"
 
 
+def _last_named(earlier: str, node: str) -> str:
+    return node or earlier
+
+
+def _constant(kind: str, name: str, taken: set[str]) -> str:
+    """Return the name of a constant for a tensor, which no other has."""
+    words = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
+    if kind == "INPUT" and len(words) > 1 and words[0] == "inputs":
+        del words[0]
+    first = found = "_".join([kind, *words]).upper()
+    again = 1
+    while found in taken:
+        again += 1
+        found = f"{first}_{again}"
+    taken.add(found)
+    return found
+
+
 def _one_line(text: str) -> str:
     return " ".join(text.replace("*/", "* /").encode("ascii", "backslashreplace").decode().split())
 
 
 _HEADER: Final = """\
 /* A training step of {name}. Generated by poetmodel. */
-#ifndef PM_STEP_H
-#define PM_STEP_H
+#ifndef PM_H
+#define PM_H
 
 #include <stddef.h>
+#include <stdint.h>
 
-#include "pm_driver.h"
-#include "pm_real.h"
+/* A file of the application, in quotes, for all sources too. It may define PM_ARENA_SECTION, the
+   section of the arena in quotes; PM_ARENA_EXTERN, where pm_use_arena gives it; PM_NODE(node), a
+   hook before each node. */
+#ifdef PM_CONFIG
+#include PM_CONFIG
+#endif
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
 
 {numbers}
+
+/* The tensors that callers see, by their numbers; sizes are of the build for float. */
+{names}
+
+{driver}
+
+#ifdef PM_ARENA_EXTERN
+/* Before all else: the memory for the arena, aligned to PM_ALIGNMENT, at least PM_ARENA_BYTES long
+   (twice that for double). It stays the step's. */
+int pm_use_arena(void *arena, size_t bytes);
+#endif
 
 /* 0, or an error number; state is then as it was exported. */
 int pm_init(void);
@@ -230,11 +335,28 @@ int pm_init(void);
    With PM_TORN some state is new already; with any other error all state is as before. */
 int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
 
+/* The same in slices, with the same bits. Begin; run some nodes at a time as long as that returns
+   PM_MORE; 0 is the end, anything else an error as of pm_step. The arrays of the inputs stay as
+   they are until then, and state is neither read nor written. */
+int pm_step_begin(const void *const inputs[PM_INPUTS], pm_real lr);
+int pm_step_some(uint32_t nodes);
+pm_real pm_loss(void); /* of the last step */
+
 /* Wherever the home of a state tensor is; in the order of manifest.json. */
 int pm_read_state(int index, pm_real *to);
 int pm_write_state(int index, const pm_real *from);
-{gradients}{infer}
+{resume}{gradients}{infer}
+#ifdef __cplusplus
+}}
 #endif
+
+#endif
+"""
+
+_RESUME_DECLARATION: Final = """
+/* In place of pm_init after a restart: the state of the last whole step, or PM_ERROR_EMPTY. */
+int pm_resume(void);
+extern uint32_t pm_commits; /* 1 by pm_init, and 1 more by each step, also over restarts */
 """
 
 _GRADIENT_DECLARATION: Final = """
@@ -249,23 +371,40 @@ int pm_infer(const void *const inputs[], pm_real *outputs);
 """
 
 _SOURCE: Final = """\
-/* A training step of {name}, as it was planned. Generated by poetmodel. */
-#include "pm_step.h"
+/* A training step of {name}, as it was planned. Generated by poetmodel.
 
+   The arena, in the build for float: where a tensor or a workspace (in brackets) begins [bytes],
+   its size, and the nodes from and to which it is there; - is the time between steps.
+
+{map} */
 #include <string.h>
 
 #include "pm_kernels.h"
 #include "pm_state.h"
 
-_Alignas(16) unsigned char pm_arena[PM_ARENA_BYTES ? PM_ARENA_BYTES * PM_SCALE : 1];{random}
+#ifndef PM_ARENA_EXTERN
+#ifdef PM_ARENA_SECTION
+__attribute__((section(PM_ARENA_SECTION)))
+#endif
+_Alignas(PM_ALIGNMENT) unsigned char pm_arena[PM_ARENA_BYTES ? PM_ARENA_BYTES * PM_SCALE : 1];
+#endif{random}
 
 {lists}
 
 {tables}
 
-int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss)
+int pm_run_nodes(uint32_t nodes)
 {{
+{inputs}
+    const pm_real lr = pm_progress.lr;
+    (void)lr;
+    switch (pm_progress.slice) {{
+    case 1:
 {body}
+        break;
+    default:
+        return PM_ERROR_IDLE;
+    }}
     return {end};
 }}
 {infer}"""
@@ -273,7 +412,39 @@ int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss)
 _INFER: Final = """
 int pm_infer(const void *const inputs[], pm_real *outputs)
 {{
+    if (pm_progress.slice) return PM_ERROR_BUSY;
 {body}
     return PM_OK;
 }}
 """
+
+_WEIGHTS: Final = """\
+/* What state begins with, and constants: little-endian bytes in words. Generated by poetmodel. */
+#include "pm_state.h"
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "weights are little-endian"
+#endif
+
+_Alignas(16) const uint32_t pm_weights[] = {{
+{words}
+}};
+"""
+
+BINARY_WEIGHTS: Final = """\
+/* What state begins with, and constants: the bytes of a file, which no compiler has to read. */
+#include "pm_state.h"
+
+#ifndef PM_WEIGHTS_FILE
+#error "PM_WEIGHTS_FILE: define it as the path of pm_weights.bin, in quotes, as CMakeLists.txt does"
+#endif
+
+__asm__(".pushsection .rodata.pm_weights, \\"a\\"\\n"
+        ".balign 16\\n"
+        ".global pm_weights\\n"
+        "pm_weights:\\n"
+        ".incbin \\"" PM_WEIGHTS_FILE "\\"\\n"
+        ".balign 16\\n"
+        ".popsection\\n");
+"""
+"""The text of ``pm_weights.c`` that takes them from a file."""

@@ -61,13 +61,13 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class LearningRate:
+class ScaledLearningRate:
     """The learning rate that the step is called with, times a number."""
 
     factor: float = 1.0
 
 
-Argument: TypeAlias = Ref | LearningRate | int | float | tuple[int, ...]
+Argument: TypeAlias = Ref | ScaledLearningRate | int | float | tuple[int, ...]
 """What a kernel takes: a pointer, a number, or a list of sizes or strides."""
 
 
@@ -94,7 +94,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class NamedTensor:
     """A tensor that users see by name: an input, a state tensor, a gradient."""
 
     name: str
@@ -120,11 +120,11 @@ class Step:
     """For each node of the graph what computes it; nothing for state."""
     buffers: Mapping[str, Buffer]
     """All but workspaces."""
-    inputs: tuple[Value, ...]
-    states: tuple[Value, ...]
+    inputs: tuple[NamedTensor, ...]
+    states: tuple[NamedTensor, ...]
     """What the step has when it begins, in the order of the model: parameters and buffers, then
     what an optimizer keeps; constants among them."""
-    gradients: tuple[Value, ...]
+    gradients: tuple[NamedTensor, ...]
     """What it hands out, in the order of the parameters; nothing where it updates them."""
     loss: Ref
     """Of an inference its output."""
@@ -134,7 +134,7 @@ class Step:
     """That of the optimizer's first group of trained parameters now; None without updates."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of what captured it."""
-    output: Value | None = None
+    output: NamedTensor | None = None
     """Of an inference what it writes for the caller; no tensor of the graph, like inputs."""
     inference: Step | None = None
     """The forward pass in evaluation mode, where it was asked for. Its calls read the state of this

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export.step import Call, LearningRate, Ref, Step
+from poetmodel.export.step import Call, Ref, ScaledLearningRate, Step
 from poetmodel.graph import Phase
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def by_element(call: Call, tiles: Mapping[str, str], part: Range) -> Call | None
     """
     refs = [a for a in call.arguments if isinstance(a, Ref)]
     count, *numbers = call.arguments[len(refs) :] or (0,)
-    plain = all(isinstance(a, int | float | LearningRate) for a in numbers)
+    plain = all(isinstance(a, int | float | ScaledLearningRate) for a in numbers)
     whole = all(ref.offset == 0 for ref in refs)
     if not plain or not whole or count != part.channels * part.row:
         return None

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export.step import Call, Ref, Step, Value
+from poetmodel.export.fusing import fused, parted
+from poetmodel.export.step import Call, NamedTensor, Ref, Step
 from poetmodel.export.tileable import Tileable, by_element, parts_of, tileable
 from poetmodel.graph import Node, Tensor
 
@@ -38,13 +39,14 @@ def tiled(step: Step, tile_bytes: int) -> Step:
     need the most RAM, each becomes a chain of nodes that read one tile each, and write on in the
     memory of the result so far.
     """
-    found = tuple(tileable(step, tile_bytes))
+    whole = parted(step)
+    found = tuple(tileable(whole, tile_bytes))
     if not found:
         return step
-    tiling = _Tiling(step, found)
+    tiling = _Tiling(whole, found)
     made = tiling.step()
     largest = tiling.largest_readers(made)
-    return _Tiling(step, found, chained=largest).step() if largest else made
+    return fused(_Tiling(whole, found, chained=largest).step() if largest else made)
 
 
 class _Tiling:
@@ -342,7 +344,7 @@ class _Tiling:
             if not pieces:
                 yield name, values
 
-    def _value(self, value: Value) -> Value:
+    def _value(self, value: NamedTensor) -> NamedTensor:
         (first, *more) = value.pieces
         if more or first.buffer not in self.of:
             return value

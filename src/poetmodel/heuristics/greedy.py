@@ -34,9 +34,12 @@ class GreedyParams:
     """Binary logarithm of the largest of them, at least 0; its negative is that of the least."""
     peaks: int = 8
     """Peaks tried by bisection where the least is requested, at least 0."""
+    drop_time_ratio: float = 0.1
+    """Time that the first schedule has in any case to drop what it can do without, as a share of
+    the time that it took, at least 0."""
 
     def __post_init__(self) -> None:
-        require_within(self, 0, "penalties", "largest_penalty_log2", "peaks")
+        require_within(self, 0, "penalties", "largest_penalty_log2", "peaks", "drop_time_ratio")
 
 
 def construct(
@@ -44,7 +47,8 @@ def construct(
 ) -> Schedule | None:
     """Return a schedule made greedily that keeps every limit, or None if none was found.
 
-    After `most_s` it returns what it has [s].
+    After `most_s` it returns what it has [s]. The first schedule is made to its end, and has a
+    share of that time more to drop what it can do without.
 
     Notes
     -----
@@ -151,9 +155,14 @@ class _Greedy:
         partial = self.objective.partial()
         repair = Repair(self.problem, partial, self.objective.prices(penalty), limit_bytes)
         repair.until_s = self.until_s if self.best is not None else math.inf
+        begun_s = time.monotonic()
         if not repair.fit():
             return False
         repair.until_s = self.until_s
+        if self.best is None:
+            fitted_s = time.monotonic()
+            share_s = self.params.drop_time_ratio * (fitted_s - begun_s)
+            repair.until_s = max(self.until_s, fitted_s + share_s)
         repair.satisfy()
         repair.drop_needless()
         score = self.objective.score(partial)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, Self
 
-from poetmodel.problem import CONSTRAINTS, Coefficients, LinearLimit, Problem
+from poetmodel.problem import CONSTRAINTS, Coefficients, LinearRow, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,29 +22,27 @@ _ROUNDING: Final = 1e-12
 class OwnRows:
     """The rows of a problem's own constraints, by the decisions that they count."""
 
-    def __init__(self, problem: Problem, limits: Sequence[LinearLimit]) -> None:
+    def __init__(self, problem: Problem, limits: Sequence[LinearRow]) -> None:
         self.limits = tuple(limits)
-        self.slacks = [limit.slack for limit in limits]
+        self.slacks = [limit.upper for limit in limits]
         self.units: list[float] = []
         """What an excess is measured in."""
         self.only_adds: list[bool] = []
         self.is_single: list[bool] = []
         """Whether a row counts no more than one decision."""
-        by_decision: list[list[list[tuple[int, float]]]] = [
-            [[] for _ in column] for column in problem.objective.coefficients
-        ]
+        uses: dict[tuple[str, int], list[tuple[int, float]]] = {key: [] for key in problem.totals}
         for row, limit in enumerate(limits):
-            amounts = []
-            for found, column in zip(by_decision, limit.coefficients, strict=True):
-                for place, amount in enumerate(column):
-                    if amount:
-                        found[place].append((row, amount))
-                        amounts.append(amount)
-            self.units.append(max(abs(limit.slack), min(map(abs, amounts), default=1.0)))
+            amounts = [amount for amount, _ in limit.terms if amount]
+            for amount, decision in limit.terms:
+                if amount:
+                    uses[decision].append((row, amount))
+            self.units.append(max(abs(limit.upper), min(map(abs, amounts), default=1.0)))
             self.only_adds.append(min(amounts, default=0) >= 0)
             self.is_single.append(len(amounts) <= 1)
-        uses: list[list[Uses]] = [[tuple(one) for one in found] for found in by_decision]
-        self.compute, self.page_in, self.page_out, self.storage_home = uses
+        columns: dict[str, list[Uses]] = {field: [] for field in Coefficients._fields}
+        for (field, _), rows in uses.items():
+            columns[field].append(tuple(rows))
+        self.compute, self.page_in, self.page_out, self.storage_home = columns.values()
         """What each decision uses: for nodes, then for tensors."""
         self.wanted: Coefficients | None = None
         """How much each decision is wanted, by constraints or the objective; None if none is."""

@@ -15,7 +15,6 @@ needs after the last one. It is in RAM in every stage then, and nothing brings i
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -25,7 +24,7 @@ from poetmodel.heuristics.restorations import Restoration, restorations_of
 from poetmodel.heuristics.stage_peak import highest_step
 from poetmodel.problem import Coefficients
 from poetmodel.problem.working_graph import working_graph
-from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once, rows_of_spans
+from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -137,16 +136,10 @@ class PartialSchedule:
         wants = Coefficients((), (), (), ()) if wanted is None else wanted
         for i in sorted({i for _, i in schedule.M_out}.difference(graph.state_of)):
             partial._settle_page_out(i, wanted=any(wants.page_out[i : i + 1]))
-        kept = schedule.S_RAM
-
-        def is_kept(i: int, t: int) -> bool:
-            place = bisect_left(kept, (t, i))
-            return kept[place : place + 1] == ((t, i),)
-
         for t in range(len(graph.nodes) - 1, -1, -1):
             for k in sorted(partial.recomputed[t], reverse=True):
-                served = partial._served(k, t)
-                if not any(wants.compute[k : k + 1]) and all(is_kept(i, t) for i in served):
+                is_free = not any(wants.compute[k : k + 1])
+                if is_free and all(schedule.is_kept(t, i) for i in partial._served(k, t)):
                     partial.drop(Restoration(t, k, recompute=True))
             for i in sorted(partial.paged_in[t]):
                 restoration = Restoration(t, i, recompute=False)
@@ -187,21 +180,18 @@ class PartialSchedule:
 
     def schedule(self) -> Schedule:
         """Return the schedule."""
-        graph, n = self.graph, len(self.recomputed)
+        graph = self.graph
         moving = (i for i in range(len(self.sizes)) if i not in self.resident)
         held = (span for i in moving for span in self._spans(i))
-        schedule = paged_at_once(
+        return paged_at_once(
             graph,
-            R=((*sorted(nodes), t) for t, nodes in enumerate(self.recomputed)),
-            S_RAM=rows_of_spans(held, n),
-            M_in=map(sorted, self.paged_in),
+            R=((t, k) for t, nodes in enumerate(self.recomputed) for k in (*sorted(nodes), t)),
+            kept=held,
+            M_in=((t, i) for t, tensors in enumerate(self.paged_in) for i in sorted(tensors)),
+            M_out=((graph.node_of[i], i) for i in self.paged_out),
             resident=self.resident,
             identity=GraphIdentity.of(graph),
         )
-        if not self.paged_out:
-            return schedule
-        out = {(graph.node_of[i], i) for i in self.paged_out}
-        return replace(schedule, M_out=tuple(sorted(out.union(schedule.M_out))))
 
     def _spans(self, i: int) -> Iterator[tuple[int, int, int]]:
         """Yield the stages, first to last, that begin with tensor `i` in RAM."""
@@ -479,12 +469,21 @@ class PartialSchedule:
 
     def peaks(self) -> NDArray[np.int64]:
         """Return the highest RAM use in each stage [B]."""
+        self._update_extra()
+        return self.row_bytes + self.extra_bytes
+
+    def peak_in(self, t: int) -> int:
+        """Return the highest RAM use in a stage [B]."""
+        self._update_extra()
+        return int(self.row_bytes[t]) + int(self.extra_bytes[t])
+
+    def _update_extra(self) -> None:
+        """Bring what steps within stages take beyond their rows up to date."""
         for t in self._dirty - {-1, len(self.recomputed)}:
             check_time_limit()
             highest = highest_step(self, t) if self.recomputed[t] or self.paged_in[t] else 0
             self.extra_bytes[t] = max(0, highest - int(self.row_bytes[t]))
         self._dirty.clear()
-        return self.row_bytes + self.extra_bytes
 
     def fits(self, limit_bytes: int) -> bool:
         """Return whether every step keeps within a limit."""

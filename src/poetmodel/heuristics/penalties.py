@@ -71,10 +71,10 @@ class PenalizedObjective:
         those of own constraints are in `rows`."""
         penalty = [(self.objective, 0.0)]
         for limit in problem.linear_limits:
-            prices = limit.coefficients
+            prices, upper = limit.coefficients, limit.upper
             if limit.name != CONSTRAINTS:
-                self.limits.append((prices, limit.slack))
-                penalty.append((prices, 1 / max(limit.slack, _TINY * limit.baseline, _TINY)))
+                self.limits.append((prices, upper))
+                penalty.append((prices, 1 / max(upper, _TINY * limit.baseline, _TINY)))
         if self.rows is not None:
             rows = self.rows
             for limit, unit, single in zip(rows.limits, rows.units, rows.is_single, strict=True):

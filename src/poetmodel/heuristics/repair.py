@@ -135,7 +135,7 @@ class Repair:
                 return False
             for plan in plans[: max(1, len(plans) // self.params.choices_per_relief)]:
                 self._add(plan)
-                if self.partial.peaks()[fullest] <= self.limit_bytes:
+                if self.partial.peak_in(fullest) <= self.limit_bytes:
                     break
         return False
 

@@ -1,4 +1,4 @@
-"""Formulations of the problem as Pyomo models; symbols of the paper live here."""
+"""Formulations of the problem, as arrays or for Pyomo; symbols of the paper live here."""
 
 from poetmodel.errors import check_docstrings
 

@@ -9,19 +9,19 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyomo.core as pyo
-
-from poetmodel.model.compact import FROM_STORAGE, INPUTS, KEEPING, STORAGE, VARIABLES, state_once
+from poetmodel.model.arrays import Model
+from poetmodel.model.compact import FROM_STORAGE, INPUTS, KEEPING, ONCE, STORAGE, VARIABLES
 from poetmodel.model.events import find_events, without_dominated_keeps
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import ExactLimit, entry, impossible, stated_limit
-from poetmodel.model.memory import StepView, state_memory
+from poetmodel.model.linear import stated_limit
+from poetmodel.model.memory import MEMORY
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
+from poetmodel.problem import LinearRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
@@ -45,6 +45,13 @@ class Grouping:
     """Rows of the problem over stages that are enforced, by position."""
     own_cuts: frozenset[int] = frozenset()
     """Stages after which groups end for their sake."""
+    every_row: bool = False
+    """Whether the rows of all steps that may execute are enforced."""
+
+    @classmethod
+    def of_stages(cls, n_stages: int) -> Grouping:
+        """Return the grouping of ``compact``: each stage is a group, and every row is enforced."""
+        return cls(n_stages, own_cuts=frozenset(range(n_stages)), every_row=True)
 
     @cached_property
     def step_stages(self) -> frozenset[int]:
@@ -74,12 +81,14 @@ class Grouping:
         return (0, *(t + 1 for t in self.last_stage[:-1]))
 
     @cached_property
-    def steps(self) -> dict[int, frozenset[int]]:
+    def steps(self) -> Mapping[int, Collection[int]]:
         """For each stage with enforced rows the steps of them."""
-        wanted: dict[int, set[int]] = {q: {q} for q in self.stage_rows}
+        if self.every_row:
+            return {t: range(t + 1) for t in range(self.n_stages)}
+        rows: dict[int, set[int]] = {q: {q} for q in self.stage_rows}
         for t, k in self.step_rows:
-            wanted.setdefault(t, set()).add(k)
-        return {t: frozenset(steps) for t, steps in wanted.items()}
+            rows.setdefault(t, set()).add(k)
+        return {t: frozenset(steps) for t, steps in rows.items()}
 
     def is_free(self, graph: Graph, i: int, begin: int, end: int) -> bool:
         """Return whether no enforced row counts tensor `i` over the ends of groups begin..end-1.
@@ -120,7 +129,26 @@ class Grouping:
         )
 
 
-def _beside(m: pyo.ConcreteModel) -> None:
+def stages_of_change(row: LinearRow) -> frozenset[int]:
+    """Return the stages after which values of a row over stages change.
+
+    Between two of them it does not tell stages apart.
+    """
+    stages: dict[int, dict[tuple[str, int], float]] = {}
+    for value, (family, index) in row.terms:
+        if family != "paged_out":
+            stages.setdefault(index[0], {})[family, index[1]] = value
+    changes: set[int] = set()
+    group: dict[tuple[str, int], float] = {}
+    for t in sorted(stages):
+        if any(group.get(counted, value) != value for counted, value in stages[t].items()):
+            changes.add(t - 1)
+            group = {}
+        group |= stages[t]
+    return frozenset(changes)
+
+
+def _beside(m: Model) -> None:
     """Count what a limit or the objective wants for its own sake, and no group tells apart.
 
     A group decides once whether it recomputes a node; in its stages that may happen as often as
@@ -147,24 +175,21 @@ def _beside(m: pyo.ConcreteModel) -> None:
         if wants and problem.can_page
     }
     for name, most in (("recomputed_beside", again), ("paged_in_beside", pages)):
-        open_ = {item: times for item, times in most.items() if times}
-        bounds = {item: (0, times) for item, times in open_.items()}
-        setattr(m, name, pyo.Var(list(open_), domain=pyo.Integers, bounds=bounds))
+        offered = {item: times for item, times in most.items() if times}
+        m.add_variables(name, offered, upper=[float(times) for times in offered.values()])
     m.decisions = replace(
         m.decisions,
         recomputations=[*m.decisions.recomputations, *m.recomputed_beside.items()],
         page_ins=[*m.decisions.page_ins, *m.paged_in_beside.items()],
     )
-    m.beside_from_storage = pyo.Constraint(
-        [i for i in m.paged_in_beside if i not in problem.graph.on_aux],
-        rule=lambda m, i: (
-            m.paged_in_beside[i]
-            <= pages[i] * (m.storage_home[i] if i in m.storage_home else m.paged_out[i])
-        ),
-    )
+    m.begin_rows("beside_from_storage")
+    for i, column in m.paged_in_beside.items():
+        if i not in problem.graph.on_aux:
+            home = m.storage_home[i] if i in m.storage_home else m.paged_out[i]
+            m.add_row(i, (column, home), (1.0, -pages[i]), upper=0.0)
 
 
-def _fixed_keeps(m: pyo.ConcreteModel) -> None:
+def _fixed_keeps(m: Model) -> None:
     """Keep what is surely in RAM and counted by no enforced row, and not what is never better kept.
 
     ::
@@ -172,53 +197,12 @@ def _fixed_keeps(m: pyo.ConcreteModel) -> None:
         kept[i,a] = 1    for the free keeps
         kept[i,a] = 0    for the dominated keeps
     """
-    for value, segments in ((1, m.events.kept), (0, m.events.dominated)):
+    for value, segments in ((1.0, m.events.kept), (0.0, m.events.dominated)):
         for i, a in segments:
-            m.kept[i, a].fix(value)
+            m.fixed[m.kept[i, a]] = value
 
 
-def _once(m: pyo.ConcreteModel) -> None:
-    """Put a tensor into RAM at most once in a group.
-
-    Where recompute-memory cuts are to be stated, in groups of one stage only: in a longer one a
-    tensor may go to make room for a recomputation, and come back::
-
-        kept[i into l] + paged_in[l,i] + recomputed[l,node(i)] <= 1    node(i) has one output
-        kept[i into l] + paged_in[l,i] <= 1                            otherwise
-
-    The same of tensors whose page-ins are wanted for their own sake.
-    """
-    grouping = m.grouping
-    long = {
-        group
-        for group, last in enumerate(grouping.last_stage)
-        if grouping.first_stage[group] < last
-    }
-    state_once(
-        m,
-        [
-            (group, i)
-            for i, groups in enumerate(m.events.events)
-            for group in groups
-            if group not in long or not (m.restoring or m.problem.wanted.page_in[i])
-        ],
-    )
-
-
-def _memory(m: pyo.ConcreteModel) -> None:
-    """Keep within RAM at the enforced rows.
-
-    For a stage row ``(q,q)``, over the tensors that `q` neither reads nor makes::
-
-        sum(bytes[i] * kept(i across the end of q's group))
-        + sum(bytes of in(q) and out(q)) + workspace[q]  <=  budget
-
-    and for a step row ``(t,k)`` the row of ``compact``.
-    """
-    state_memory(m, StepView(m), m.grouping.steps)
-
-
-def _stage_limits(m: pyo.ConcreteModel) -> None:
+def _stage_limits(m: Model) -> None:
     """Keep the user's own rows over stages that are enforced.
 
     Groups end where coefficients of such a row change, so that one has the same ones in all stages
@@ -227,25 +211,24 @@ def _stage_limits(m: pyo.ConcreteModel) -> None:
         sum(coefficient * recomputed[l,k]) + sum(coefficient * paged_in[l,i])
         + sum(coefficient * paged_out[i])  <=  upper
     """
-    group_of, stated = m.grouping.group_of, {}
-    for place in sorted(m.grouping.own_rows):
-        row = m.problem.stage_limits[place]
-        terms: dict[int, tuple[float, Any]] = {}
-        for variables, coefficients in (
-            (m.recomputed, row.recomputed),
-            (m.paged_in, row.paged_in),
-        ):
-            for (t, index), value in coefficients.items():
-                var = entry(variables, (group_of[t], index))
-                if var is not None:
-                    terms[id(var)] = (value, var)
-        found = [(value, m.paged_out[i]) for i, value in row.paged_out.items() if i in m.paged_out]
-        limit = ExactLimit([*terms.values(), *found], row.upper)
-        relation = impossible(m) if row.upper < 0 else stated_limit(m, "stage_limits", place, limit)
-        if relation is not None:
-            stated[place] = relation
-    if stated:
-        m.stage_limits = pyo.Constraint(list(stated), rule=lambda _, place: stated[place])
+    group_of = m.grouping.group_of
+    m.begin_rows("stage_limits")
+    for number in sorted(m.grouping.own_rows):
+        row = m.problem.stand_in.rows[number]
+        terms: dict[int, float] = {}
+        for value, (family, index) in row.terms:
+            grouped = index if family == "paged_out" else (group_of[index[0]], index[1])
+            column = m.families[family].get(grouped)
+            if value and column is not None:
+                terms[column] = value
+        if row.upper < 0:
+            m.add_impossible(number)
+            continue
+        pairs = ((value, column) for column, value in terms.items())
+        limit = LinearRow.of(pairs, upper=row.upper, name="stage_limits", key=number)
+        scaled = stated_limit(m, limit)
+        if scaled is not None:
+            m.add_linear_row(scaled)
 
 
 LAZY = Formulation(
@@ -264,13 +247,11 @@ LAZY = Formulation(
             "poetmodel: free and dominated keeps",
             AFTER_VARIABLES,
         ),
-        Component("once", _once, "poetmodel: once of compact", AFTER_VARIABLES),
+        ONCE,
         KEEPING,
         FROM_STORAGE,
         INPUTS,
-        Component(
-            "memory", _memory, "poetmodel: rows of compact that are enforced", AFTER_VARIABLES
-        ),
+        MEMORY,
         STORAGE,
         Component(
             "stage_limits",
@@ -289,7 +270,7 @@ def build_relaxation(
     recomputable: Sequence[bool],
     *,
     restoring: bool = False,
-) -> pyo.ConcreteModel:
+) -> Model:
     """Return the relaxation of a problem that enforces the rows of a grouping.
 
     Its optimum is a lower bound for the problem, and that of the problem where its solution, placed
@@ -297,19 +278,17 @@ def build_relaxation(
     With `restoring` a tensor may come back to a group that it enters, which recompute-memory cuts
     need.
     """
-    m = pyo.ConcreteModel(name=f"{problem.graph.name} (lazy)")
-    m.problem = problem
-    m.formulation = LAZY
-    m.exact = True
+    m = Model(problem, LAZY, exact=True)
     m.grouping = grouping
     m.restoring = restoring
     m.recomputable = tuple(recomputable)
-    own = (problem.stage_limits[place] for place in grouping.own_rows)  # type: ignore[attr-defined]
+    own = (problem.stand_in.rows[number] for number in grouping.own_rows)
+    counted = {decision for row in own for value, decision in row.terms if value}
     events = find_events(
         problem,
         grouping.group_of,
         recomputable=recomputable,
-        paged=frozenset(i for row in own for _, i in row.paged_in),
+        paged=frozenset(index[1] for family, index in counted if family == "paged_in"),
         is_free=partial(grouping.is_free, problem.working_graph),
     )
     if not grouping.own_rows:

@@ -1,18 +1,17 @@
-"""From a problem to a Pyomo model, how large it will be, and from a solved model to a schedule."""
+"""From a problem to a model, how large it will be, and from a solved model to a schedule."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import pyomo.core as pyo
-
 from poetmodel.clock import rare_collections
 from poetmodel.errors import InputError, shown
+from poetmodel.model.aggregated import Grouping
+from poetmodel.model.arrays import Model
 from poetmodel.model.compact import COMPACT, CompactRelations
 from poetmodel.model.events import find_events, recomputable_nodes
 from poetmodel.model.paper import PAPER, check_fits, one_output_each, reduction_in_words, restore
-from poetmodel.model.relations import Relation, TriangleRelations
-from poetmodel.model.rows import RowConstraint
+from poetmodel.model.relations import TriangleRelations
 from poetmodel.model.unreduced import UNREDUCED
 from poetmodel.problem import Problem
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
@@ -20,13 +19,15 @@ from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poetmodel.model.formulation import Formulation
+    import pyomo.environ as pyo
+
+    from poetmodel.model.formulation import Component, Formulation
 
 FORMULATIONS: Final[Mapping[str, Formulation]] = {"compact": COMPACT, "paper": PAPER}
 """The formulations that `build` knows by name."""
 TERM_S: Final = 8e-7
-"""Time to build and compile one term of a memory row, on one 2 GHz core with Pyomo 6.10 [s]."""
-DECISION_S: Final = 4e-5
+"""Time to build and compile one term of a memory row, on one 2 GHz core [s]."""
+DECISION_S: Final = 1e-5
 """The same for a variable with the rows that it brings."""
 PAPER_TERM_S: Final = 5e-6
 """The same for a term of ``paper``, all of which are in small rows."""
@@ -38,6 +39,7 @@ def build(
     *,
     reductions: bool = True,
     stages: str = "all",
+    memory_rows: bool | None = None,
 ) -> pyo.ConcreteModel:
     """Return a Pyomo model of a problem, to be solved or extended.
 
@@ -54,6 +56,10 @@ def build(
     stages : {'all', 'events'}
         Where ``compact`` offers recomputations: at every stage (exact), or at use stages and their
         closure only: smaller, and a restriction, so its own bound does not hold for the problem.
+    memory_rows : bool, optional
+        Whether the Pyomo model has memory rows, nearly all terms of a large model. By default it
+        has, or raises where they have millions of terms. Without them it is for `poetmodel.solve`
+        alone, which has them in any case; other solvers end with an error.
 
     Returns
     -------
@@ -70,6 +76,8 @@ def build(
         If ``paper`` cannot state the problem.
     InputError
         For an unknown formulation or choice of stages.
+    TooLargeError
+        If memory rows have more than five million terms, and `memory_rows` does not say what to do.
 
     Examples
     --------
@@ -81,50 +89,55 @@ def build(
     >>> sorted(model.S_RAM)
     [(1, 0)]
     """
+    from poetmodel.model.view import view
+
+    with rare_collections():
+        model = state(problem, formulation, reductions=reductions, stages=stages)
+        return view(model, own_components(model.formulation), memory_rows=memory_rows)
+
+
+def state(
+    problem: Problem,
+    formulation: str | Formulation = "compact",
+    *,
+    reductions: bool = True,
+    stages: str = "all",
+) -> Model:
+    """Return the model of a problem as arrays, see `build`; without components of one's own."""
     if not isinstance(problem, Problem):
         raise InputError(f"build takes a Problem, got {shown(problem)}")
     if stages not in ("all", "events"):
         raise InputError(f"stages: expected 'all' or 'events', got {stages!r}")
     chosen = _choose(formulation, reductions=reductions)
-    m = pyo.ConcreteModel(name=f"{problem.graph.name} ({chosen.name})")
-    m.problem = problem
-    m.formulation = chosen
-    m.exact = chosen == UNREDUCED or (chosen == COMPACT and stages == "all")
-    with rare_collections():
-        _populate(m, chosen, stages=stages)
-    m.stated_rows = {
-        found.name: None
-        if isinstance(found, RowConstraint)
-        else tuple(row.expr for row in found.values())
-        for found in m.component_objects(pyo.Constraint)
-    }
-    return m
-
-
-def _populate(m: pyo.ConcreteModel, chosen: Formulation, *, stages: str) -> None:
-    problem = m.problem
-    if chosen is PAPER:
+    exact = chosen == UNREDUCED or (chosen == COMPACT and stages == "all")
+    m = Model(problem, chosen, exact=exact)
+    own = {component.name for component in own_components(chosen)}
+    if chosen == PAPER:
         check_fits(problem)
         if reduction_in_words(problem.graph) is not None:
             m.problem = one_output_each(problem)
     if chosen in (PAPER, UNREDUCED):
         chosen.populate(m)
+        m.relations = TriangleRelations(m)
         if m.problem is not problem:
             restore(m, problem)
-        m.relations = TriangleRelations(m)
-        return
+        return m
+    m.grouping = Grouping.of_stages(len(problem.graph.nodes))
     m.events = find_events(
         problem,
-        range(len(problem.graph.nodes)),
+        m.grouping.group_of,
         recomputable=recomputable_nodes(problem),
         stages="events" if stages == "events" else "all",
     )
-    chosen.populate(m)
-    m.zero = pyo.Expression(expr=0.0)
-    m.one = pyo.Expression(expr=1.0)
+    chosen.populate(m, without=own)
     m.relations = CompactRelations(m)
-    for name in RELATIONS:
-        setattr(m, name, Relation(name, problem.graph, getattr(m.relations, name)))
+    return m
+
+
+def own_components(formulation: Formulation) -> list[Component]:
+    """Return the components of a formulation that are not among those that are shipped."""
+    shipped = {*COMPACT.components, *UNREDUCED.components, *PAPER.components}
+    return [component for component in formulation.components if component not in shipped]
 
 
 def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = None) -> Schedule:
@@ -137,17 +150,24 @@ def read_schedule(m: pyo.ConcreteModel, value: Callable[[Any], bool] | None = No
     value : callable, optional
         Says whether a binary variable is 1; by default from its Pyomo value.
     """
+    import pyomo.core as pyo
 
     def is_one(variable: Any) -> bool:
         return round(pyo.value(variable, exception=False) or 0) == 1
 
+    variables, holds = m.variables, value or is_one
+    return schedule_of(m.arrays, lambda column: holds(variables[column]))
+
+
+def schedule_of(m: Model, holds: Callable[[int], bool]) -> Schedule:
+    """Return the schedule that a model's columns state, given which of them hold."""
     entries: dict[str, list[tuple[int, int]]] = {name: [] for name in RELATIONS}
-    for name, t, k in m.relations.chosen(value or is_one):
+    for name, t, k in m.relations.chosen(holds):
         entries[name].append((t, k))
-    homes = getattr(m, "resident", {})
+    homes = m.families.get("resident", {})
     return Schedule(
         **{name: tuple(pairs) for name, pairs in entries.items()},
-        resident=tuple(i for i, var in homes.items() if var.fixed or (value or is_one)(var)),
+        resident=tuple(i for i, column in homes.items() if column in m.fixed or holds(column)),
         identity=GraphIdentity.of(m.problem.graph),
     )
 

@@ -6,25 +6,23 @@ without a recurrence; see `docs/formulations.md` for the argument that nothing i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import pyomo.core as pyo
+from typing import TYPE_CHECKING
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.homes import assigned_homes, declare_homes
-from poetmodel.model.linear import entry
 from poetmodel.model.memory import MEMORY, StepView, assign_memory
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, Decisions, add_limit
-from poetmodel.model.rows import Row, covered, row_constraint
-from poetmodel.problem import Quantity
+from poetmodel.model.relations import ONE, ZERO
+from poetmodel.problem import Quantity, over_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
+    from poetmodel.model.arrays import Model
     from poetmodel.schedule import Schedule
 
 
-def _variables(m: pyo.ConcreteModel) -> None:
+def _variables(m: Model) -> None:
     """Declare the decisions, all binary.
 
     ::
@@ -51,15 +49,15 @@ def _variables(m: pyo.ConcreteModel) -> None:
         and (wanted.page_out[i] or i not in graph.on_aux)
         and (wanted.page_out[i] or stages or (wanted.page_in[i] and graph.node_of[i] < last))
     ]
-    m.kept = pyo.Var(kept, domain=pyo.Binary)
-    m.recomputed = pyo.Var(recomputed, domain=pyo.Binary)
-    m.paged_in = pyo.Var(paged_in, domain=pyo.Binary)
-    m.paged_out = pyo.Var(paged_out, domain=pyo.Binary)
+    m.add_variables("kept", kept)
+    m.add_variables("recomputed", recomputed)
+    m.add_variables("paged_in", paged_in)
+    m.add_variables("paged_out", paged_out)
     declare_homes(m)
     m.decisions = Decisions(
-        recomputations=[(k, m.recomputed[t, k]) for t, k in recomputed],
-        page_ins=[(i, m.paged_in[t, i]) for t, i in paged_in],
-        page_outs=[(i, m.paged_out[i]) for i in paged_out],
+        recomputations=[(k, column) for (_, k), column in m.recomputed.items()],
+        page_ins=[(i, column) for (_, i), column in m.paged_in.items()],
+        page_outs=list(m.paged_out.items()),
         storage_homes=list(m.storage_home.items()),
     )
 
@@ -69,25 +67,25 @@ VARIABLES = Component(
 )
 
 
-def sources(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
-    """Return the variables that put tensor `i` into RAM in stage (or group) `t`, an event of it."""
+def sources(m: Model, t: int, i: int) -> list[int]:
+    """Return the columns that put tensor `i` into RAM in stage (or group) `t`, an event of it."""
     k = m.problem.working_graph.node_of[i]
     segment = m.events.segment(i, m.events.group_of[k], t)
-    found = [] if segment is None else [m.kept[i, segment]]
+    columns = [] if segment is None else [m.kept[i, segment]]
     if (t, k) in m.recomputed:
-        found.append(m.recomputed[t, k])
+        columns.append(m.recomputed[t, k])
     if (t, i) in m.paged_in:
-        found.append(m.paged_in[t, i])
-    return found
+        columns.append(m.paged_in[t, i])
+    return columns
 
 
-def present(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
-    """Return the variables of which one must hold for a step of stage or group `t` to read `i`."""
+def present(m: Model, t: int, i: int) -> list[int]:
+    """Return the columns of which one must hold for a step of stage or group `t` to read `i`."""
     home = [m.resident[i]] if i in m.resident else []
     return sources(m, t, i) + home
 
 
-def _once(m: pyo.ConcreteModel) -> None:
+def _once(m: Model) -> None:
     """Put a tensor into RAM at most once a stage.
 
     Paging in what is in RAM is not allowed; recomputing it is waste where the node makes nothing
@@ -95,22 +93,30 @@ def _once(m: pyo.ConcreteModel) -> None:
 
         S_RAM[t,i] + M_in[t,i] + R[t,node(i)] <= 1    node(i) has one output and is not wanted
         S_RAM[t,i] + M_in[t,i] <= 1                   otherwise
+
+    The same holds in a group of stages. But where recompute-memory cuts are to be stated, or
+    page-ins of a tensor are wanted for their own sake, it may go in one of several stages to make
+    room for a recomputation, and come back: there are no rows then.
     """
-    state_once(m, [(t, i) for i, stages in enumerate(m.events.events) for t in stages])
-
-
-def state_once(m: pyo.ConcreteModel, index: Sequence[tuple[int, int]]) -> None:
-    """State these rows for (stage or group, tensor)."""
-    graph, wanted = m.problem.working_graph, m.problem.wanted.compute
-
-    def rule(t: int, i: int) -> Row | None:
+    graph, wanted, grouping = m.problem.working_graph, m.problem.wanted, m.grouping
+    several = {
+        group
+        for group, last in enumerate(grouping.last_stage)
+        if grouping.first_stage[group] < last
+    }
+    m.begin_rows("once")
+    for i, groups in enumerate(m.events.events):
         k = graph.node_of[i]
-        again = entry(m.recomputed, (t, k))
-        beside = len(graph.outputs_of[k]) > 1 or wanted[k] > 0
-        found = [var for var in sources(m, t, i) if not (beside and var is again)]
-        return Row([(1, var) for var in found], upper=1) if len(found) > 1 else None
-
-    m.once = row_constraint(index, rule)
+        without_again = len(graph.outputs_of[k]) > 1 or wanted.compute[k] > 0
+        for group in groups:
+            if group in several and (m.restoring or wanted.page_in[i]):
+                continue
+            columns = sources(m, group, i)
+            if without_again:
+                again = m.recomputed.get((group, k))
+                columns = [column for column in columns if column != again]
+            if len(columns) > 1:
+                m.add_row((group, i), columns, [1.0] * len(columns), upper=1.0)
 
 
 ONCE = Component(
@@ -121,7 +127,7 @@ ONCE = Component(
 )
 
 
-def _keeping(m: pyo.ConcreteModel) -> None:
+def _keeping(m: Model) -> None:
     """Keep on only what is in RAM.
 
     For every event ``t = e_a`` of a tensor after its first computation::
@@ -130,29 +136,26 @@ def _keeping(m: pyo.ConcreteModel) -> None:
 
     State that is surely there may be so because it is resident: there is no row then.
     """
-
-    def rule(i: int, a: int) -> Row | None:
-        if i in m.resident and (i, a) in m.events.kept:
-            return None
-        return covered(m.kept[i, a], sources(m, m.events.events[i][a - 1], i))
-
-    m.keeping = row_constraint([(i, a) for i, a in m.kept if a > 0], rule)
+    m.begin_rows("keeping")
+    for (i, a), column in m.kept.items():
+        if a > 0 and not (i in m.resident and (i, a) in m.events.kept):
+            m.cover((i, a), column, sources(m, m.events.events[i][a - 1], i))
 
 
-def _homes_kept(m: pyo.ConcreteModel) -> None:
+def _homes_kept(m: Model) -> None:
     """Keep no copy of resident state.
 
     ::
 
         kept[w,0] <= 1 - resident[w]
     """
-    m.homes_kept = row_constraint(
-        [(i, 0) for i in m.storage_home if (i, 0) in m.kept],
-        lambda i, a: covered(m.kept[i, a], [m.storage_home[i]]),
-    )
+    m.begin_rows("homes_kept")
+    for i, home in m.storage_home.items():
+        if (i, 0) in m.kept:
+            m.cover((i, 0), m.kept[i, 0], [home])
     for i in m.resident:
         if i not in m.storage_home and (i, 0) in m.kept:
-            m.kept[i, 0].fix(0)
+            m.fixed[m.kept[i, 0]] = 0.0
 
 
 HOMES_KEPT = Component(
@@ -163,7 +166,7 @@ HOMES_KEPT = Component(
 KEEPING = Component("keeping", _keeping, "POET (ICML 2022), constraint 1c", AFTER_VARIABLES)
 
 
-def _from_storage(m: pyo.ConcreteModel) -> None:
+def _from_storage(m: Model) -> None:
     """Page in only what was paged out.
 
     ::
@@ -172,15 +175,12 @@ def _from_storage(m: pyo.ConcreteModel) -> None:
         M_in[t,i] <= 1 - resident[i]      i is state
     """
     graph = m.problem.working_graph
-
-    def rule(t: int, i: int) -> Row | None:
+    m.begin_rows("from_storage")
+    for (t, i), column in m.paged_in.items():
         if i in m.storage_home:
-            return covered(m.paged_in[t, i], [m.storage_home[i]])
-        if i in graph.on_aux:
-            return None
-        return covered(m.paged_in[t, i], [m.paged_out[i]])
-
-    m.from_storage = row_constraint(m.paged_in, rule)
+            m.cover((t, i), column, [m.storage_home[i]])
+        elif i not in graph.on_aux:
+            m.cover((t, i), column, [m.paged_out[i]])
 
 
 FROM_STORAGE = Component(
@@ -188,7 +188,7 @@ FROM_STORAGE = Component(
 )
 
 
-def _inputs(m: pyo.ConcreteModel) -> None:
+def _inputs(m: Model) -> None:
     """Compute a node only when its inputs are in RAM.
 
     For every input `i` of node `j`, in its own stage and where it may be recomputed::
@@ -199,20 +199,16 @@ def _inputs(m: pyo.ConcreteModel) -> None:
     Resident state is in RAM: of state `w` the right-hand sides have ``+ resident[w]``.
     """
     graph, group_of = m.problem.working_graph, m.events.group_of
-
-    def first(j: int, i: int) -> Row:
-        return Row([(1, var) for var in present(m, group_of[j], i)], lower=1)
-
-    def again(t: int, j: int, i: int) -> Row:
-        return covered(m.recomputed[t, j], present(m, t, i))
-
     reads = [(j, i) for j, inputs in enumerate(graph.inputs_of) for i in inputs]
-    m.inputs = row_constraint(
-        [(j, i) for j, i in reads if group_of[graph.node_of[i]] < group_of[j]], first
-    )
-    m.inputs_again = row_constraint(
-        [(t, j, i) for j, i in reads for t in m.events.recompute[j]], again
-    )
+    m.begin_rows("inputs")
+    for j, i in reads:
+        if group_of[graph.node_of[i]] < group_of[j]:
+            columns = present(m, group_of[j], i)
+            m.add_row((j, i), columns, [1.0] * len(columns), lower=1.0)
+    m.begin_rows("inputs_again")
+    for j, i in reads:
+        for t in m.events.recompute[j]:
+            m.cover((t, j, i), m.recomputed[t, j], present(m, t, i))
 
 
 INPUTS = Component(
@@ -223,7 +219,7 @@ INPUTS = Component(
 )
 
 
-def _storage(m: pyo.ConcreteModel) -> None:
+def _storage(m: Model) -> None:
     """Keep within the auxiliary storage; its space is not reused.
 
     State that is not resident takes room there, and what replaces it no more::
@@ -243,7 +239,7 @@ def _storage(m: pyo.ConcreteModel) -> None:
     homes = [size if i in state else 0 for i, size in enumerate(graph.tensor_bytes)]
     writes = problem.quantity(Quantity.WRITES).coefficients
     room = writes._replace(page_out=taken, storage_home=homes)
-    add_limit(m, "storage", room, limit)
+    add_limit(m, over_totals(problem, room, name="storage", upper=limit))
 
 
 STORAGE = Component(
@@ -270,58 +266,63 @@ COMPACT = Formulation(
 
 
 class CompactRelations(StepView):
-    """Values of the paper's relations in terms of the variables of ``compact``."""
+    """Values of the paper's relations in terms of the columns of ``compact``."""
 
-    def R(self, t: int, k: int) -> Any:
+    def entry(self, name: str, t: int, k: int) -> int:
+        """Return the column of an entry of a relation, or `ZERO` or `ONE`."""
+        column: int = getattr(self, name)(t, k)
+        return column
+
+    def R(self, t: int, k: int) -> int:
         """``R[t,k]``."""
-        return self.m.one if t == k else self._or_zero(self.computed(t, k))
+        return ONE if t == k else self._or_zero(self.computed(t, k))
 
-    def S_RAM(self, t: int, i: int) -> Any:
+    def S_RAM(self, t: int, i: int) -> int:
         """``S_RAM[t,i]``."""
         return self._or_zero(self.in_ram(t, i))
 
-    def S_AUX(self, t: int, i: int) -> Any:
+    def S_AUX(self, t: int, i: int) -> int:
         """``S_AUX[t,i]``."""
         if i in self.m.resident:
-            home = entry(self.m.storage_home, i, self.m.zero)
-            return home if t <= self.problem.graph.last_page_in(i) else self.m.zero
+            home = self.m.storage_home.get(i, ZERO)
+            return home if t <= self.problem.graph.last_page_in(i) else ZERO
         if i in self.graph.on_aux:
-            return self.m.one
-        return entry(self.m.paged_out, i, self.m.zero)
+            return ONE
+        return self.m.paged_out.get(i, ZERO)
 
-    def M_in(self, t: int, i: int) -> Any:
+    def M_in(self, t: int, i: int) -> int:
         """``M_in[t,i]``."""
         return self._or_zero(self.paged_in(t, i))
 
-    def M_out(self, t: int, i: int) -> Any:
+    def M_out(self, t: int, i: int) -> int:
         """``M_out[t,i]``."""
         if t != self.graph.node_of[i]:
-            return self.m.zero
+            return ZERO
         old = self.problem.graph.state_of.get(i)
         if old is not None:
-            return entry(self.m.storage_home, old, self.m.zero)
-        return entry(self.m.paged_out, i, self.m.zero)
+            return self.m.storage_home.get(old, ZERO)
+        return self.m.paged_out.get(i, ZERO)
 
-    def _or_zero(self, variable: Any | None) -> Any:
-        return self.m.zero if variable is None else variable
+    def _or_zero(self, column: int | None) -> int:
+        return ZERO if column is None else column
 
-    def chosen(self, value: Any) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of every entry that holds, given a variable's value."""
+    def chosen(self, holds: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of every entry that holds, given whether a column does."""
         m, graph = self.m, self.graph
         yield from (("R", t, t) for t in range(len(graph.nodes)))
-        yield from (("R", t, k) for (t, k), var in m.recomputed.items() if value(var))
-        yield from (("M_in", t, i) for (t, i), var in m.paged_in.items() if value(var))
-        for (i, a), var in m.kept.items():
-            if value(var):
+        yield from (("R", t, k) for (t, k), column in m.recomputed.items() if holds(column))
+        yield from (("M_in", t, i) for (t, i), column in m.paged_in.items() if holds(column))
+        for (i, a), column in m.kept.items():
+            if holds(column):
                 yield from (("S_RAM", t, i) for t in self.stages_of(i, a))
         for i, k in enumerate(graph.node_of):
-            out = i in m.paged_out and value(m.paged_out[i])
+            out = i in m.paged_out and holds(m.paged_out[i])
             if out:
                 yield "M_out", k, i
             if out or (i in graph.on_aux and i not in m.resident):
                 yield from (("S_AUX", t, i) for t in range(k + 1, len(graph.nodes)))
-        for i, var in m.storage_home.items():
-            if value(var):
+        for i, column in m.storage_home.items():
+            if holds(column):
                 k = graph.node_of[i]
                 last = self.problem.graph.last_page_in(i)
                 yield from (("S_AUX", t, i) for t in range(k + 1, last + 1))
@@ -329,24 +330,21 @@ class CompactRelations(StepView):
                 if new is not None:
                     yield "M_out", last, new
 
-    def assign(self, schedule: Schedule) -> Iterator[tuple[Any, float]]:
-        """Yield (variable, value) of what a schedule says, as far as the variables can say it."""
+    def assign(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
+        """Yield (column, value) of what a schedule says, as far as the columns can say it."""
         m = self.m
-        entries = {name: set(getattr(schedule, name)) for name in ("R", "S_RAM", "M_in")}
-        out = {i for _, i in schedule.M_out}
+        held = set(schedule.S_RAM)
         values: dict[int, float] = {}
-        for index, var in m.recomputed.items():
-            values[id(var)] = float(index in entries["R"])
-            yield var, values[id(var)]
-        for (i, a), var in m.kept.items():
-            held = all((t, i) in entries["S_RAM"] for t in self.stages_of(i, a))
-            values[id(var)] = float(held)
-            yield var, values[id(var)]
-        for index, var in m.paged_in.items():
-            values[id(var)] = float(index in entries["M_in"])
-            yield var, values[id(var)]
-        yield from ((var, float(i in out)) for i, var in m.paged_out.items())
-        yield from assigned_homes(m, schedule, values)
+        for columns, entries in (
+            (m.recomputed, set(schedule.R)),
+            (m.paged_in, set(schedule.M_in)),
+            (m.paged_out, {i for _, i in schedule.M_out}),
+        ):
+            values |= {column: float(index in entries) for index, column in columns.items()}
+        for (i, a), column in m.kept.items():
+            values[column] = float(all((t, i) in held for t in self.stages_of(i, a)))
+        values |= assigned_homes(m, schedule)
+        yield from values.items()
         yield from assign_memory(m, schedule, values)
 
     def stages_of(self, i: int, a: int) -> range:

@@ -139,7 +139,10 @@ def _read_outputs(graph: Graph, k: int) -> list[int]:
 
 def _counted(problem: Problem) -> list[Coefficients]:
     """Return what the objective and each limit count."""
-    return [problem.objective.coefficients, *(one.coefficients for one in problem.linear_limits)]
+    return [
+        problem.objective.coefficients,
+        *(limit.coefficients for limit in problem.linear_limits),
+    ]
 
 
 def recomputable_nodes(problem: Problem, *, dominance: bool = True) -> tuple[bool, ...]:
@@ -197,13 +200,13 @@ def find_events(
         return _Sweep(problem, group_of, recomputable, is_free=is_free, paged=named).run()
     extra: list[frozenset[int]] = [frozenset()] * len(graph.nodes)
     while True:
-        found = _Sweep(problem, group_of, recomputable, extra=extra).run()
+        events = _Sweep(problem, group_of, recomputable, extra=extra).run()
         closure = [
-            more.union(e for p in inputs for e in found.uses[p] if again and e < again[-1])
-            for more, inputs, again in zip(extra, graph.inputs_of, found.recompute, strict=True)
+            more.union(e for p in inputs for e in events.uses[p] if again and e < again[-1])
+            for more, inputs, again in zip(extra, graph.inputs_of, events.recompute, strict=True)
         ]
         if closure == extra:
-            return found
+            return events
         extra = closure
 
 
@@ -230,7 +233,7 @@ def without_dominated_keeps(
     graph, group_of = problem.working_graph, events.group_of
     kept, sure, page_in = events.kept, events.sure, list(events.page_in)
     dominated: set[tuple[int, int]] = set()
-    for i, u, made in _handed_on(problem):
+    for i, u, outputs in _handed_on(problem):
         check_time_limit()
         k = graph.node_of[i]
         last = group_of[u]
@@ -242,7 +245,7 @@ def without_dominated_keeps(
             (i, a) for a, e in enumerate(begins[:-1]) if last <= e < end and (i, a) not in kept
         )
         stayed = all(e in sure[i] for e in events.events[i] if e <= last)
-        if stayed and _pages_no_dearer(problem, i, made):
+        if stayed and _pages_no_dearer(problem, i, outputs):
             page_in[i] = ()
     return replace(events, page_in=tuple(page_in), dominated=frozenset(dominated))
 
@@ -258,20 +261,20 @@ def _handed_on(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
         if not size or len(readers) != 1 or i in state or wanted.page_in[i]:
             continue
         (u,) = readers
-        made = _read_outputs(graph, u)
-        taken = sum(graph.tensor_bytes[j] for j in made)
-        alike = taken <= size and state.isdisjoint(made)
-        if alike and not (wanted.compute[u] or any(wanted.page_in[j] for j in made)):
-            yield i, u, made
+        outputs = _read_outputs(graph, u)
+        taken = sum(graph.tensor_bytes[j] for j in outputs)
+        alike = taken <= size and state.isdisjoint(outputs)
+        if alike and not (wanted.compute[u] or any(wanted.page_in[j] for j in outputs)):
+            yield i, u, outputs
 
 
-def _pages_no_dearer(problem: Problem, i: int, made: Sequence[int]) -> bool:
+def _pages_no_dearer(problem: Problem, i: int, outputs: Sequence[int]) -> bool:
     """Return whether to page other tensors costs no more than tensor `i`, in all that counts.
 
     Storage has room for them if they take no more bytes, as `i` goes from there.
     """
     return i not in problem.working_graph.on_aux and all(
-        sum(max(0, paged[j]) for j in made) <= paged[i]
+        sum(max(0, paged[j]) for j in outputs) <= paged[i]
         for of in _counted(problem)
         for paged in (of.page_in, of.page_out)
     )
@@ -326,8 +329,8 @@ class _Sweep:
         used: set[int] = set()
         for i in graph.outputs_of[k]:
             readers = graph.users_of[i]
-            found = {group_of[j] for j in readers}.union(*(self.recompute[j] for j in readers))
-            self.uses[i] = tuple(sorted(e for e in found if e > first))
+            used_in = {group_of[j] for j in readers}.union(*(self.recompute[j] for j in readers))
+            self.uses[i] = tuple(sorted(e for e in used_in if e > first))
             used.update(self.uses[i])
         if self.recomputable[k]:
             self.recompute[k] = self._recompute(k, used)

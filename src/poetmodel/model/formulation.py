@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-    import pyomo.environ as pyo
+    from poetmodel.model.arrays import Model
 
 AFTER_VARIABLES: Final = frozenset({"variables"})
 """What nearly every component requires."""
@@ -23,8 +23,9 @@ class Component:
 
     name: str
     """Name of what it adds to the model."""
-    build: Callable[[pyo.ConcreteModel], None]
-    """Adds it to a model; the docstring states the inequality."""
+    build: Callable[[Any], None]
+    """Adds it to a model; the docstring states the inequality. Of what is shipped that is a
+    `poetmodel.model.arrays.Model`; a component of one's own gets the Pyomo model."""
     source: str
     """Paper and equation, or ``poetmodel:`` and the reason why it holds."""
     requires: frozenset[str] = frozenset()
@@ -84,8 +85,9 @@ class Formulation:
                 f"formulation {self.name!r} has no component {component!r} to {purpose}"
             )
 
-    def populate(self, model: pyo.ConcreteModel) -> None:
-        """Build every component into a model, in order."""
+    def populate(self, model: Model, *, without: Collection[str] = ()) -> None:
+        """Build every component into a model, in order, but for those with some names."""
         for component in self.components:
             check_time_limit()
-            component.build(model)
+            if component.name not in without:
+                component.build(model)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import pyomo.core as pyo
-
-from poetmodel.model.rows import Row, row_constraint
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from poetmodel.model.arrays import Model
     from poetmodel.schedule import Schedule
 
 
-def declare_homes(m: pyo.ConcreteModel) -> None:
+def declare_homes(m: Model) -> None:
     """Declare where state has its home; without paging it is in RAM.
 
     ::
@@ -23,26 +20,18 @@ def declare_homes(m: pyo.ConcreteModel) -> None:
     """
     problem = m.problem
     state = problem.graph.state_tensors
-    m.resident = pyo.Var(state, domain=pyo.Binary)
-    m.storage_home = pyo.Var(state if problem.can_page else (), domain=pyo.Binary)
-    m.home = row_constraint(
-        [(i,) for i in m.storage_home],
-        lambda i: Row([(1, m.resident[i]), (1, m.storage_home[i])], lower=1, upper=1),
-    )
-    for i in m.resident:
+    m.add_variables("resident", state)
+    m.add_variables("storage_home", state if problem.can_page else ())
+    m.begin_rows("home")
+    for i, column in m.storage_home.items():
+        m.add_row(i, (m.resident[i], column), (1.0, 1.0), lower=1.0, upper=1.0)
+    for i, column in m.resident.items():
         if i not in m.storage_home:
-            m.resident[i].fix(1)
+            m.fixed[column] = 1.0
 
 
-def assigned_homes(
-    m: pyo.ConcreteModel, schedule: Schedule, values: dict[int, float]
-) -> Iterator[tuple[Any, float]]:
-    """Yield (variable, value) of the homes that a schedule states; note those in RAM in `values`.
-
-    `values` are by `id`, for `poetmodel.model.memory.assign_memory`.
-    """
+def assigned_homes(m: Model, schedule: Schedule) -> Iterator[tuple[int, float]]:
+    """Yield (column, value) of the homes that a schedule states."""
     homes = set(schedule.resident)
-    for i, var in m.resident.items():
-        values[id(var)] = float(i in homes)
-        yield var, values[id(var)]
-    yield from ((var, float(i not in homes)) for i, var in m.storage_home.items())
+    yield from ((column, float(i in homes)) for i, column in m.resident.items())
+    yield from ((column, float(i not in homes)) for i, column in m.storage_home.items())

@@ -1,48 +1,34 @@
-"""Linear expressions and rows, scaled so that solvers see numbers near one."""
+"""Limits as rows, scaled so that solvers see numbers near one."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pyomo.core as pyo
-from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
-from poetmodel.clock import check_time_limit
-from poetmodel.problem.objective import ROUNDING
+from poetmodel.model.arrays import Label
+from poetmodel.problem.rows import ROUNDING, LinearRow
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-Term = tuple[float, Any]
-"""A coefficient and a Pyomo variable."""
+    from poetmodel.model.arrays import Model
 
-
-def linear(terms: Iterable[Term], constant: float = 0.0) -> Any:
-    """Return ``sum of coefficient * variable + constant`` as a Pyomo expression.
-
-    Built from monomials directly: a third of the time that summing takes. Models have thousands of
-    these, so that it looks at the time limit.
-    """
-    check_time_limit()
-    parts: list[Any] = [MonomialTermExpression(term) for term in terms]
-    if constant or not parts:
-        parts.append(constant)
-    return LinearExpression(parts)
+Term = tuple[float, int]
+"""A coefficient and a column."""
 
 
 def merged(terms: Iterable[Term]) -> list[Term]:
-    """Return the terms with coefficients of the same variable added and zeros dropped."""
-    total: dict[int, list[Any]] = {}
-    for coefficient, variable in terms:
+    """Return the terms with coefficients of the same column added and zeros dropped."""
+    total: dict[int, float] = {}
+    for coefficient, column in terms:
         if coefficient:
-            entry = total.setdefault(id(variable), [0, variable])
-            entry[0] += coefficient
-    return [(coefficient, variable) for coefficient, variable in total.values() if coefficient]
+            total[column] = total.get(column, 0) + coefficient
+    return [(coefficient, column) for column, coefficient in total.items() if coefficient]
 
 
 RESOLVED: Final = 5e-7
@@ -55,32 +41,24 @@ NEGLIGIBLE: Final = 1e-9
 """Share of a row's largest value below which a value is left out: solvers drop such numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExactLimit:
-    """A limit in its own unit, as the simulator looks at it: ``sum of terms <= limit``."""
+def room(row: LinearRow, most: Sequence[float]) -> float:
+    """Return what the *literals* of a limit may take together, each its value without the sign.
 
-    terms: Collection[Term]
-    """Whole bytes, or times or energies, on variables that are 0 or 1 where it matters."""
-    limit: float
-    """The right-hand side; an int for bytes."""
-
-    @property
-    def room(self) -> float:
-        """What the *literals* may take together, each its value without the sign.
-
-        The literal of a positive value is its variable `x`, that of a negative one ``1 - x``; of a
-        count up to `u` it is ``u - x``. Real numbers get what their sum may be off by.
-        """
-        taken = sum(-value * largest(var) for value, var in self.terms if value < 0)
-        whole = isinstance(self.limit, int)
-        return self.limit + taken + (0 if whole else ROUNDING * taken)
+    The literal of a positive value is its variable `x`, that of a negative one ``1 - x``; of a
+    count up to `u` it is ``u - x``. Real numbers get what their sum may be off by. `most` has the
+    upper bound of each column.
+    """
+    taken: float = sum(-value * round(most[column]) for value, column in row.terms if value < 0)
+    whole = isinstance(row.upper, int)
+    return row.upper + taken + (0 if whole else ROUNDING * taken)
 
 
-def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
+def limit_row(row: LinearRow) -> LinearRow | None:
     """Return the row that a solver gets for a limit, None if it cannot bind.
 
-    Limit and values are 0 or more. The row has coefficients near one, and loses no 0/1 point that
-    keeps the limit.
+    Limit and values are 0 or more, in their own unit as the simulator looks at them: whole bytes,
+    or times or energies, on variables that are 0 or 1 where it matters. The row has coefficients
+    near one, and loses no 0/1 point that keeps the limit.
 
     Notes
     -----
@@ -94,25 +72,21 @@ def limit_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
     A value above the limit rules its variable out, however large it is. It counts as at most a
     thousand limits, so that small ones beside it are not lost.
     """
-    row, most = list(limit.terms), limit.limit
-    values = np.array([value for value, _ in row])
+    values, most = np.asarray(row.values), row.upper
     if values.dtype.kind not in "if":  # whole numbers that arrays do not hold
         values, most = values.astype(np.float64), float(most)
-    found = scaled_limit(values, most)
-    if found is None:
+    parts = _scaled(values, most)
+    if parts is None:
         return None
-    kept, scaled, right = found
-    variables = [variable for (_, variable), stays in zip(row, kept, strict=True) if stays]
-    return list(zip(scaled.tolist(), variables, strict=True)), right
+    kept, scaled, right = parts
+    index = np.flatnonzero(kept).astype(np.int32) if row.index is None else row.index[kept]
+    return replace(row, index=index, values=scaled, upper=right)
 
 
-def scaled_limit(
+def _scaled(
     values: NDArray[Any], most: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
-    """Return which values a row for a limit has, their coefficients, and the right-hand side.
-
-    As `limit_row`.
-    """
+    """Return which values the row for a limit has, their coefficients, and the right-hand side."""
     if _total(values) <= most:
         return None
     above = values > most
@@ -140,88 +114,62 @@ def _total(values: NDArray[Any]) -> float:
     return int(values.sum()) if fits else int(sum(values.tolist()))
 
 
-def largest(variable: Any) -> int:
-    """Return how much a decision, or a count of decisions, may be."""
-    return 1 if variable.is_binary() else round(variable.ub)
-
-
-def as_needed(limit: ExactLimit) -> ExactLimit:
+def as_needed(row: LinearRow, most: Sequence[float]) -> LinearRow:
     """Return a limit in which nothing takes off more than all others can exceed the limit by.
 
     The same decisions keep it, and small values are not lost beside large ones (coefficient
-    reduction: Savelsbergh, ORSA Journal on Computing 6, 1994).
+    reduction: Savelsbergh, ORSA Journal on Computing 6, 1994). `most` has the upper bound of each
+    column.
     """
-    added = sum(value * largest(variable) for value, variable in limit.terms if value > 0)
-    needed = added - limit.limit
+    added = sum(value * round(most[column]) for value, column in row.terms if value > 0)
+    needed = added - row.upper
     if not isinstance(needed, int):
         needed += ROUNDING * added
-    terms = [(max(value, -needed), variable) for value, variable in limit.terms]
-    return ExactLimit(terms, limit.limit) if needed > 0 else limit
+    return replace(row, values=[max(value, -needed) for value in row.values]) if needed > 0 else row
 
 
-def signed_row(limit: ExactLimit) -> tuple[list[Term], float] | None:
+def signed_row(row: LinearRow, most: Sequence[float]) -> LinearRow | None:
     """Return what `limit_row` does, of a limit with negative values or counts: its room is not.
 
     The row is that of the literals, a count being as many of them as it may be, all alike. Positive
     values that do not exceed the limit cannot break it. What takes off too little for a solver to
-    see takes off the least that it does: so it has the variable, and covers can count it.
+    see takes off the least that it does: so it has the variable, and covers can count it. `most`
+    has the upper bound of each column.
     """
-    times = [largest(variable) for _, variable in limit.terms]
-    if max(times, default=1) == 1 and all(value >= 0 for value, _ in limit.terms):
-        return limit_row(limit)
-    taken = zip(limit.terms, times, strict=True)
-    if sum(value * most for (value, _), most in taken if value > 0) <= limit.limit:
+    terms = list(row.terms)
+    times = [round(most[column]) for _, column in terms]
+    if max(times, default=1) == 1 and all(value >= 0 for value, _ in terms):
+        return limit_row(row)
+    taken = zip(terms, times, strict=True)
+    if sum(value * count for (value, _), count in taken if value > 0) <= row.upper:
         return None
     literals = [
-        (abs(value), (math.copysign(1.0, value), variable))
-        for (value, variable), most in zip(limit.terms, times, strict=True)
-        for _ in range(most)
+        (abs(value), (math.copysign(1.0, value), column))
+        for (value, column), count in zip(terms, times, strict=True)
+        for _ in range(count)
     ]
-    found = limit_row(ExactLimit(literals, limit.room))
-    if found is None:
+    scaled = limit_row(LinearRow.of(literals, upper=room(row, most)))
+    if scaled is None:
         return None
-    row, right = found
-    right -= sum(value for value, (sign, _) in row if sign < 0)
-    merged_row = {id(variable): (sign * value, variable) for value, (sign, variable) in row}
+    signed = list(scaled.terms)
+    right = scaled.upper - sum(value for value, (sign, _) in signed if sign < 0)
+    merged_row = {column: sign * value for value, (sign, column) in signed}
     lost = NEGLIGIBLE * max(value for value, _ in literals)
-    for value, variable in limit.terms:
+    for value, column in terms:
         if -lost < value < 0:
-            merged_row.setdefault(id(variable), (-2 * NEGLIGIBLE, variable))
-    return list(merged_row.values()), right
+            merged_row.setdefault(column, -2 * NEGLIGIBLE)
+    pairs = ((value, column) for column, value in merged_row.items())
+    return LinearRow.of(pairs, upper=right, name=row.name, key=row.key)
 
 
-def stated_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> Any | None:
-    """Return the row for a limit, None where it cannot bind; a row that can is kept as a limit.
-
-    It is that of constraint `name`, whose index is None if it is a scalar one.
-    """
-    row = signed_row(limit)
-    if row is None:
-        return None
-    keep_limit(m, name, index, limit)
-    scaled, right = row
-    return (None, linear(scaled), right)
+def stated_limit(m: Model, limit: LinearRow) -> LinearRow | None:
+    """Return the row for a limit, None where it cannot bind; a row that can is kept as a limit."""
+    row = signed_row(limit, m.upper)
+    if row is not None:
+        keep_limit(m, limit)
+    return row
 
 
-def keep_limit(m: Any, name: str, index: Any, limit: ExactLimit) -> None:
-    """Keep a limit in ``m.exact_limits``, by (constraint, index), for cover cuts."""
-    if not hasattr(m, "exact_limits"):
-        m.exact_limits = {}
-    m.exact_limits[name, index] = limit
-
-
-def never(m: pyo.ConcreteModel) -> pyo.Constraint:
-    """Return a constraint that no values satisfy, stated so that every solver proves it."""
-    return pyo.Constraint(expr=impossible(m))
-
-
-def impossible(m: pyo.ConcreteModel) -> Any:
-    """Return a row that no values satisfy."""
-    if not hasattr(m, "nothing"):
-        m.nothing = pyo.Var(bounds=(0, 0))
-    return m.nothing >= 1
-
-
-def entry(variables: Any, index: Any, default: Any = None) -> Any:
-    """Return one variable of an indexed Pyomo component, or `default` where it has none."""
-    return variables[index] if index in variables else default  # noqa: SIM401  # has no `get`
+def keep_limit(m: Model, limit: LinearRow) -> None:
+    """Keep a limit of a model for cover cuts."""
+    m.limits[Label(limit.name, limit.key)] = limit

@@ -3,56 +3,57 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import pyomo.core as pyo
 
 from poetmodel.clock import check_time_limit
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
-from poetmodel.model.linear import RESOLVED, ExactLimit, entry, keep_limit, never, scaled_limit
-from poetmodel.model.rows import ArrayTerms, Row, RowConstraint
+from poetmodel.model.linear import RESOLVED, keep_limit, limit_row
+from poetmodel.problem import LinearRow
 from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from poetmodel.graph import Graph
+    from poetmodel.model.arrays import Model
     from poetmodel.problem import Problem
 
 
 class StepView:
-    """Entries of the relations as memory rows need them, over the variables of ``compact``.
+    """Entries of the relations as memory rows need them, as columns of ``compact``.
 
     Where stages are merged, at enforced rows only: there a group ends or is a single stage.
     """
 
-    def __init__(self, m: pyo.ConcreteModel) -> None:
+    def __init__(self, m: Model) -> None:
         self.m = m
         self.problem: Problem = m.problem
         self.graph: Graph = m.problem.working_graph
 
-    def in_ram(self, t: int, i: int) -> Any | None:
-        """Return the variable of ``S_RAM[t,i]``, or None where it is zero."""
+    def in_ram(self, t: int, i: int) -> int | None:
+        """Return the column of ``S_RAM[t,i]``, or None where it is zero."""
         group_of = self.m.events.group_of
         if t >= len(group_of):
             return None
         segment = self.m.events.segment(i, group_of[self.graph.node_of[i]], group_of[t])
         return None if segment is None else self.m.kept[i, segment]
 
-    def computed(self, t: int, k: int) -> Any | None:
-        """Return the variable of ``R[t,k]``, ``k < t``, or None where it is zero."""
-        return entry(self.m.recomputed, (self.m.events.group_of[t], k))
+    def computed(self, t: int, k: int) -> int | None:
+        """Return the column of ``R[t,k]``, ``k < t``, or None where it is zero."""
+        return self.m.recomputed.get((self.m.events.group_of[t], k))
 
-    def paged_in(self, t: int, i: int) -> Any | None:
-        """Return the variable of ``M_in[t,i]``, or None where it is zero."""
-        return entry(self.m.paged_in, (self.m.events.group_of[t], i))
+    def paged_in(self, t: int, i: int) -> int | None:
+        """Return the column of ``M_in[t,i]``, or None where it is zero."""
+        return self.m.paged_in.get((self.m.events.group_of[t], i))
 
-    def resident(self, i: int) -> Any | None:
-        """Return the variable that says whether state `i` has its home in RAM, None for others."""
-        return entry(self.m.resident, i)
+    def resident(self, i: int) -> int | None:
+        """Return the column that says whether state `i` has its home in RAM, None for others."""
+        return self.m.resident.get(i)
 
 
 _BELOW_FLOOR: Final = 0.999
@@ -67,19 +68,19 @@ _SEVERAL: Final = _NOT + 2
 """Several variables need it, whose liveness column is yet to be found."""
 
 
-class _Column(NamedTuple):
-    """A column from 0 to 1, as large as rows over other variables, by place, need it to be."""
+class Liveness(NamedTuple):
+    """A column from 0 to 1 that is as large as rows over other columns need it to be."""
 
     needs: tuple[int, ...]
-    """Variables of which each needs it to be 1 ..."""
+    """Columns of which each needs it to be 1 ..."""
     unless: int = _NOT
     """... unless this one is 1, ..."""
     provided: int = _NOT
     """... provided that this one is 1."""
 
-    def value(self, values: Sequence[float]) -> float:
-        """Return the least value, given those of the variables in the order of their places."""
-        most = max(values[place] for place in self.needs)
+    def value(self, values: Mapping[int, float] | NDArray[np.float64]) -> float:
+        """Return the least value, given those of other columns."""
+        most = max(float(values[column]) for column in self.needs)
         most -= values[self.unless] if self.unless >= 0 else 0.0
         return max(0.0, most - (1 - values[self.provided] if self.provided >= 0 else 0.0))
 
@@ -92,30 +93,27 @@ class MemoryRows:
         self.graph = view.graph
         self.limit = view.problem.usable_ram_bytes
         self.sizes = self.graph.tensor_bytes
-        self.variables: list[Any] = []
-        """Variables of the rows; a term has the place of one."""
-        self._places: dict[int, int] = {}
-        self.live: dict[_Column, int] = {}
+        self.live: dict[Liveness, int] = {}
         """For each liveness column its number."""
         state = rows_of_state(view)
         self.home_nodes = np.array([self.graph.node_of[i] for i, *_ in state], dtype=np.int64)
         """For each state tensor that may be resident, the node that holds it."""
         self.home_bytes = np.array([size for _, size, _ in state], dtype=np.int64)
         """What it takes of RAM where it is resident [B]."""
-        self.home_places = np.array([self.place(var) for *_, var in state], dtype=np.int64)
-        """The place of the variable that says so."""
-        self.home_of = {i: self.place(var) for i, _, var in state}
+        self.home_columns = np.array([column for *_, column in state], dtype=np.int64)
+        """The column that says so."""
+        self.home_of = {i: column for i, _, column in state}
 
     def rows(
-        self, t: int, wanted: Iterable[int], *, binding: bool
+        self, t: int, steps: Iterable[int], *, binding: bool
     ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64], int]]:
-        """Yield (step, places, bytes, constant bytes) of those wanted steps that may execute.
+        """Yield (step, columns, bytes, constant bytes) of those steps that may execute.
 
-        The steps ascend. A place below zero, ``-1 - number``, is that of a liveness column. With
+        The steps ascend. One below zero, ``-1 - number``, stands for a liveness column. With
         `binding`, steps at which all terms together keep the limit are left out.
         """
         stage = _Stage(self, t)
-        for k in wanted:
+        for k in steps:
             if k < t and not stage.may_execute(k):
                 continue
             stage.go_to(k)
@@ -123,25 +121,20 @@ class MemoryRows:
             if row is not None:
                 yield k, *row
 
-    def column(self, column: _Column) -> int:
-        """Return the place of a liveness column, below zero."""
-        return -1 - self.live.setdefault(column, len(self.live))
-
-    def place(self, variable: Any | None) -> int:
-        """Return the place of a variable, below zero for None."""
-        if variable is None:
-            return _NOT
-        place = self._places.setdefault(id(variable), len(self.variables))
-        if place == len(self.variables):
-            self.variables.append(variable)
-        return place
+    def column(self, liveness: Liveness) -> int:
+        """Return what stands for a liveness column, below zero."""
+        return -1 - self.live.setdefault(liveness, len(self.live))
 
 
-def rows_of_state(view: StepView) -> list[tuple[int, int, Any]]:
-    """Return (tensor, bytes, variable that says whether it is resident) of state with bytes."""
+def rows_of_state(view: StepView) -> list[tuple[int, int, int]]:
+    """Return (tensor, bytes, column that says whether it is resident) of state with bytes."""
     graph = view.problem.graph
-    found = ((i, graph.tensor_bytes[i], view.resident(i)) for i in graph.state_tensors)
-    return [each for each in found if each[1] and each[2] is not None]
+    state = ((i, graph.tensor_bytes[i], view.resident(i)) for i in graph.state_tensors)
+    return [(i, size, column) for i, size, column in state if size and column is not None]
+
+
+def _or_not(column: int | None) -> int:
+    return _NOT if column is None else column
 
 
 class _Stage:
@@ -157,18 +150,18 @@ class _Stage:
         tensors = [i for i in range(older) if rows.sizes[i]]
         self.nodes = [graph.node_of[i] for i in tensors]
         self.bytes = np.array([rows.sizes[i] for i in tensors], dtype=np.int64)
-        self.held = np.array([rows.place(view.in_ram(t, i)) for i in tensors], dtype=np.int64)
-        self.computed = [rows.place(view.computed(t, k)) for k in range(t)]
+        self.held = np.array([_or_not(view.in_ram(t, i)) for i in tensors], dtype=np.int64)
+        self.computed = [_or_not(view.computed(t, k)) for k in range(t)]
         self.after: list[int] = []
-        """For each older tensor the place of what keeps it beyond the stage."""
+        """For each older tensor the column of what keeps it beyond the stage."""
         self.needed: list[list[int]] = []
-        """For each older tensor the places of what needs it, first readers first."""
+        """For each older tensor the columns of what needs it, first readers first."""
         self.passing: dict[int, list[int]] = {}
         """For each step the older tensors of which its recomputation is a reader."""
         for p, i in enumerate(tensors):
             self.needed.append(self._needed(p, i))
         self.homes = [rows.home_of.get(i, _NOT) for i in tensors]
-        """For each older tensor that is state, the place of its home; it needs no copy there."""
+        """For each older tensor that is state, the column of its home; it needs no copy there."""
         self.live = np.array([self._kind(p) for p in range(len(tensors))], dtype=np.int64)
         """For each older tensor what it counts for after its step."""
         self.read = np.isin(rows.home_nodes, [graph.node_of[i] for i in graph.inputs_of[t]])
@@ -186,7 +179,7 @@ class _Stage:
             if j < t and self.computed[j] >= 0:
                 needed.append(self.computed[j])
                 self.passing.setdefault(j, []).append(p)
-        after = self.generator.place(view.in_ram(t + 1, i))
+        after = _or_not(view.in_ram(t + 1, i))
         self.after.append(after)
         return [*needed, after] if after >= 0 else needed
 
@@ -213,7 +206,7 @@ class _Stage:
         self.at = k
 
     def row(self, k: int, limit: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int] | None:
-        """Return places, bytes and constant bytes of a step; None where all keep the limit."""
+        """Return columns, bytes and constant bytes of a step; None where all keep the limit."""
         before, after = bisect_left(self.nodes, k), bisect_right(self.nodes, k)
         own, constant = self._own(k)
         later, live = self.held[after:], self.live[:before]
@@ -226,14 +219,14 @@ class _Stage:
         if most + own_bytes + constant <= limit:
             return None
         for p in np.flatnonzero(live == _SEVERAL).tolist():
-            column = _Column(tuple(self.needed[p]), unless=self.homes[p])
-            self.live[p] = self.generator.column(column)
+            liveness = Liveness(tuple(self.needed[p]), unless=self.homes[p])
+            self.live[p] = self.generator.column(liveness)
         added = np.array(own, dtype=np.int64).reshape(-1, 2)
-        home_places = self.generator.home_places[homes]
-        places = np.concatenate((later[keeps], added[:, 1], live[counts], home_places))
+        home_columns = self.generator.home_columns[homes]
+        columns = np.concatenate((later[keeps], added[:, 1], live[counts], home_columns))
         sizes = np.concatenate((later_bytes, added[:, 0], live_bytes, home_bytes))
-        fixed = places == _CONSTANT
-        return *_merged(places[~fixed], sizes[~fixed]), constant + int(sizes[fixed].sum())
+        fixed = columns == _CONSTANT
+        return *_merged(columns[~fixed], sizes[~fixed]), constant + int(sizes[fixed].sum())
 
     def _resident(self, k: int) -> NDArray[np.bool_]:
         """Return which state counts at step `k` where it is resident, as what a copy does not."""
@@ -251,46 +244,46 @@ class _Stage:
         """
         rows, t = self.generator, self.t
         node = rows.graph.nodes[k]
-        made = node.output_bytes + node.workspace_bytes
+        own_bytes = node.output_bytes + node.workspace_bytes
         terms = []
         for x, size in rows.graph.shared_bytes_of[k].items():
             if k < t and t in rows.graph.users_of[x]:
                 continue
-            made -= size
+            own_bytes -= size
             later = [j for j in rows.graph.users_of[x] if k < j < t and self.computed[j] >= 0]
-            after = rows.place(rows.view.in_ram(t + 1, x))
+            after = _or_not(rows.view.in_ram(t + 1, x))
             needs = [self.computed[j] for j in later] + [after] * (after >= 0)
             if k == t:
-                terms += [(size, place) for place in needs]
+                terms += [(size, column) for column in needs]
             elif needs and self.computed[k] >= 0:
-                column = _Column(tuple(needs), provided=self.computed[k])
-                terms.append((size, rows.column(column)))
+                liveness = Liveness(tuple(needs), provided=self.computed[k])
+                terms.append((size, rows.column(liveness)))
         if k == t:
-            return terms, made
-        copies = [(made, self.computed[k])]
+            return terms, own_bytes
+        copies = [(own_bytes, self.computed[k])]
         for i in rows.graph.outputs_of[k]:
-            for var in (rows.view.in_ram(t, i), rows.view.paged_in(t, i)):
-                copies.append((rows.sizes[i], rows.place(var)))
-        return terms + [(size, place) for size, place in copies if size and place >= 0], 0
+            for column in (rows.view.in_ram(t, i), rows.view.paged_in(t, i)):
+                copies.append((rows.sizes[i], _or_not(column)))
+        return terms + [(size, column) for size, column in copies if size and column >= 0], 0
 
 
 def _merged(
-    places: NDArray[np.int64], sizes: NDArray[np.int64]
+    columns: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the terms with bytes of the same variable added, in the order of its first ones."""
-    order = np.argsort(places, kind="stable")
-    ordered = places[order]
-    new = np.ones(places.size, dtype=np.bool_)
+    """Return the terms with bytes of the same column added, in the order of its first ones."""
+    order = np.argsort(columns, kind="stable")
+    ordered = columns[order]
+    new = np.ones(columns.size, dtype=np.bool_)
     new[1:] = ordered[1:] != ordered[:-1]
     if new.all():
-        return places, sizes
+        return columns, sizes
     first = np.flatnonzero(new)
     sums = np.add.reduceat(sizes[order], first)
     back = np.argsort(order[first])
     return ordered[first][back], sums[back]
 
 
-def _memory(m: pyo.ConcreteModel) -> None:
+def _memory(m: Model) -> None:
     """Keep within RAM at every step that may execute.
 
     At step ``(t,k)``, tensors whose step is still to come count if they were in RAM at the
@@ -313,97 +306,99 @@ def _memory(m: pyo.ConcreteModel) -> None:
         - min(bytes[x], bytes[y]) * (R[t,k] - apart[t,k,x])
         apart[t,k,x] >= S_RAM[t+1,x] + R[t,k] - 1,  apart[t,k,x] >= R[t,j] + R[t,k] - 1 for every
         reader j > k of x
+
+    A relaxation has those of these rows that it enforces. At a stage's own step that is, over the
+    tensors that it neither reads nor makes::
+
+        sum(bytes[i] * kept(i across the end of the stage's group))
+        + sum(bytes of in(t) and out(t)) + workspace[t]  <=  budget
     """
-    state_memory(m, StepView(m))
+    state_memory(m, StepView(m), m.grouping.steps)
 
 
-def state_memory(
-    m: pyo.ConcreteModel, view: StepView, steps: Mapping[int, Collection[int]] | None = None
-) -> None:
-    """Add memory rows and liveness columns, with `steps` only for these steps of these stages."""
+def state_memory(m: Model, view: StepView, steps: Mapping[int, Collection[int]]) -> None:
+    """Add the memory rows of these steps of these stages, and liveness columns."""
     problem = m.problem
     limit = problem.usable_ram_bytes
     least = problem.floor.bytes
     if not problem.objective.is_sum:
         unit = problem.useful_ram_bytes
         most = max(limit, 0) / unit * (1 + RESOLVED)
-        m.peak = pyo.Var(bounds=(min(least * _BELOW_FLOOR / unit, most), most))
+        m.peak = m.add_variable("peak", lower=min(least * _BELOW_FLOOR / unit, most), upper=most)
     if least > limit:
-        m.memory = never(m)
+        m.begin_rows("memory")
+        m.add_impossible()
         return
     generator = MemoryRows(view)
-    if steps is None:
-        steps = {t: range(t + 1) for t in range(len(problem.graph.nodes))}
     binding = problem.objective.is_sum
     rows = []
     for t in sorted(steps):
         check_time_limit()
         rows += [(t, *row) for row in generator.rows(t, sorted(steps[t]), binding=binding)]
-    m.live = pyo.Var(range(len(generator.live)), bounds=(0, 1))
-    variables = generator.variables
-    begin = len(variables)
-    m.live_for = (tuple(generator.live), variables[:begin])
-    variables.extend(m.live.values())
-    m.liveness = RowConstraint(_liveness(variables, begin, generator.live))
-    if hasattr(m, "peak"):
-        variables.append(m.peak)
-    stated = {}
-    for t, k, places, sizes, constant in rows:
-        check_time_limit()
-        index = np.where(places < 0, begin - 1 - places, places).astype(np.int32)
-        row = _row(m, (t, k), ArrayTerms(variables, index, sizes), constant)
-        if row is not None:
-            stated[t, k] = row
-    m.memory = RowConstraint(stated)
+    m.live_for = tuple(generator.live)
+    begin = m.n_columns
+    m.add_variables("live", range(len(m.live_for)), integer=False)
+    m.begin_rows("liveness")
+    _state_liveness(m)
+    m.begin_rows("memory")
+    for t, k, columns, sizes, constant in rows:
+        index = np.where(columns < 0, begin - 1 - columns, columns).astype(np.int32)
+        stated = LinearRow(
+            space=range(m.n_columns),
+            index=index,
+            values=sizes,
+            upper=limit - constant,
+            name="memory",
+            key=(t, k),
+        )
+        row = _row(m, stated, constant)
+        if row is not None and row.index is not None:
+            m.add_array_row(row.key, row.index, np.asarray(row.values), upper=row.upper)
 
 
-def _liveness(variables: list[Any], begin: int, live: Mapping[_Column, int]) -> dict[int, Row]:
-    """Return the rows of liveness columns, whose places begin at `begin`."""
-    rows: dict[int, Row] = {}
-    for column, number in live.items():
-        other = [(column.unless, -1.0), (column.provided, 1.0)]
-        more = [(place, sign) for place, sign in other if place >= 0]
-        signs = np.array([1.0, -1.0, *(sign for _, sign in more)])
-        upper = 1.0 if column.provided >= 0 else 0.0
-        for place in column.needs:
-            index = np.array([place, begin + number, *(p for p, _ in more)], dtype=np.int32)
-            rows[len(rows) + 1] = Row(ArrayTerms(variables, index, signs), upper=upper)
-    return rows
+def _state_liveness(m: Model) -> None:
+    """State the rows of liveness columns."""
+    number = 0
+    for column, (needs, unless, provided) in zip(m.live.values(), m.live_for, strict=True):
+        signed = ((unless, -1.0), (provided, 1.0))
+        more = [(other, sign) for other, sign in signed if other >= 0]
+        signs = (1.0, -1.0, *(sign for _, sign in more))
+        upper = 1.0 if provided >= 0 else 0.0
+        for need in needs:
+            number += 1
+            m.add_row(number, (need, column, *(other for other, _ in more)), signs, upper=upper)
 
 
 def assign_memory(
-    m: pyo.ConcreteModel, schedule: Schedule, values: Mapping[int, float]
-) -> Iterator[tuple[Any, float]]:
-    """Yield (variable, value) of the liveness columns and of the peak, for a start.
+    m: Model, schedule: Schedule, values: Mapping[int, float] | NDArray[np.float64]
+) -> Iterator[tuple[int, float]]:
+    """Yield (column, value) of the liveness columns and of the peak, for a start.
 
-    `values` are those of the other variables, by `id`.
+    `values` are those of the other columns.
     """
-    columns, variables = getattr(m, "live_for", ((), ()))
-    found = [values[id(var)] for var in variables] if columns else []
-    for number, column in enumerate(columns):
-        yield m.live[number], column.value(found)
-    if hasattr(m, "peak"):
+    for liveness, column in zip(m.live_for, m.live.values() if m.live_for else (), strict=True):
+        yield column, liveness.value(values)
+    if m.peak is not None:
         peak = simulate(m.problem.graph, m.problem.costs, schedule).peak_ram_bytes
         yield m.peak, peak / m.problem.useful_ram_bytes
 
 
-def _row(
-    m: pyo.ConcreteModel, step: tuple[int, int], terms: ArrayTerms, constant: int
-) -> Row | None:
-    limit = ExactLimit(terms, m.problem.usable_ram_bytes - constant)
-    if m.problem.objective.is_sum:
-        found = scaled_limit(terms.values, limit.limit)
-        if found is None:
-            return None
-        keep_limit(m, "memory", step, limit)
-        kept, scaled, right = found
-        return Row(ArrayTerms(terms.variables, terms.index[kept], scaled), upper=right)
-    keep_limit(m, "memory", step, limit)  # the peak may have to be lower than it can be now
-    unit = m.problem.useful_ram_bytes
-    scale = max(unit, int(terms.values.max(initial=0)))
-    index = np.append(terms.index, np.int32(len(terms.variables) - 1))
-    scaled = np.append(terms.values / scale, -unit / scale)
-    return Row(ArrayTerms(terms.variables, index, scaled), upper=-constant / scale)
+def _row(m: Model, limit: LinearRow, constant: int) -> LinearRow | None:
+    """Return the row of a step; where the peak is minimized it has its column, the last one."""
+    if m.peak is None:
+        row = limit_row(limit)
+        if row is not None:
+            keep_limit(m, limit)
+        return row
+    keep_limit(m, limit)  # the peak may have to be lower than it can be now
+    unit, sizes = m.problem.useful_ram_bytes, np.asarray(limit.values)
+    scale = max(unit, int(sizes.max(initial=0)))
+    return replace(
+        limit,
+        index=np.append(np.asarray(limit.index), np.int32(m.peak)),
+        values=np.append(sizes / scale, -unit / scale),
+        upper=-constant / scale,
+    )
 
 
 MEMORY = Component(

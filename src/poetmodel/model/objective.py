@@ -6,63 +6,68 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-import pyomo.core as pyo
-
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
-from poetmodel.model.linear import (
-    ExactLimit,
-    Term,
-    as_needed,
-    impossible,
-    linear,
-    merged,
-    stated_limit,
-)
-from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Coefficients, largest_rewards
+from poetmodel.model.linear import Term, as_needed, merged, room, stated_limit
+from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Coefficients, LinearRow, largest_rewards
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from poetmodel.model.arrays import Model
+    from poetmodel.problem import Problem
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Decisions:
     """What a formulation decides beyond the single pass."""
 
     recomputations: Sequence[tuple[int, Any]]
-    """(node, variable that counts one more computation of it)."""
+    """(node, column that counts one more computation of it); of a Pyomo model its variables."""
     page_ins: Sequence[tuple[int, Any]]
-    """(tensor, variable that counts one page-in of it)."""
+    """(tensor, column that counts one page-in of it)."""
     page_outs: Sequence[tuple[int, Any]]
-    """(tensor, variable that counts one page-out of it)."""
+    """(tensor, column that counts one page-out of it)."""
     storage_homes: Sequence[tuple[int, Any]] = ()
-    """(state tensor, variable that says that its home is on storage)."""
+    """(state tensor, column that says that its home is on storage)."""
+
+    def over(self, variable: Callable[[int], Any]) -> Decisions:
+        """Return the decisions with what stands for their columns."""
+        families = (getattr(self, field) for field in self.__dataclass_fields__)
+        return Decisions(
+            *([(item, variable(column)) for item, column in pairs] for pairs in families)
+        )
+
+    def stated(self, row: LinearRow) -> LinearRow:
+        """Return a row over totals as one over the columns of these decisions."""
+        terms = self.terms(row.coefficients)
+        return LinearRow.of(terms, upper=row.upper, name=row.name, key=row.key)
 
     def terms(self, coefficients: Coefficients) -> list[Term]:
         """Return a sum over these decisions, in the unit of its coefficients."""
         return merged(
-            (coefficient, variable)
-            for column, variables in zip(coefficients, self._by_item, strict=True)
-            for item, coefficient in enumerate(column)
+            (coefficient, column)
+            for amounts, columns in zip(coefficients, self._by_item, strict=True)
+            for item, coefficient in enumerate(amounts)
             if coefficient
-            for variable in variables.get(item, ())
+            for column in columns.get(item, ())
         )
 
     @cached_property
-    def _by_item(self) -> tuple[dict[int, list[Any]], ...]:
-        """The variables of each node or tensor: a sum may speak of few of them."""
-        found: tuple[dict[int, list[Any]], ...] = ({}, {}, {}, {})
+    def _by_item(self) -> tuple[dict[int, list[int]], ...]:
+        """The columns of each node or tensor: a sum may speak of few of them."""
+        columns: tuple[dict[int, list[int]], ...] = ({}, {}, {}, {})
         counted = (self.recomputations, self.page_ins, self.page_outs, self.storage_homes)
-        for of, pairs in zip(found, counted, strict=True):
-            for item, variable in pairs:
-                of.setdefault(item, []).append(variable)
-        return found
+        for by_item, pairs in zip(columns, counted, strict=True):
+            for item, column in pairs:
+                by_item.setdefault(item, []).append(column)
+        return columns
 
 
 MOST_UNITS: Final = 1e6
 """Largest cost in the objective, in units: solvers lose the small ones beside larger ones."""
 
 
-def _objective(m: pyo.ConcreteModel) -> None:
+def _objective(m: Model) -> None:
     """Minimize what decisions add to the single pass.
 
     In units of a thousandth of the baseline, without the constant::
@@ -76,16 +81,18 @@ def _objective(m: pyo.ConcreteModel) -> None:
     reference. Bounds stay bounds, and what is better than the reference is not concerned.
     """
     m.objective_unit = m.problem.objective.unit
-    m.objective = pyo.Objective(expr=minimized(m))
-    # A bound of this model is one of the problem only while nobody changes the objective.
-    m.stated_objective = m.objective.expr
+    m.costs, m.offset = minimized(m, m.problem)
+    m.has_objective = True
 
 
-def minimized(m: pyo.ConcreteModel) -> Any:
-    """Return what the problem of a model minimizes, in the model's unit, as an expression."""
-    objective = m.problem.objective
+def minimized(m: Model, problem: Problem) -> tuple[list[Term], float]:
+    """Return what a problem minimizes, in its unit, as terms over a model's columns and a constant.
+
+    The model is of that problem, or of one that it is a surrogate of.
+    """
+    objective = problem.objective
     if not objective.is_sum:
-        return 1000 * m.peak
+        return ([] if m.peak is None else [(1000.0, m.peak)]), 0.0
     unit, reference = objective.unit, objective.reference
     most = MOST_UNITS if reference is None else 2 * reference / unit
     capped = Coefficients(
@@ -94,14 +101,14 @@ def minimized(m: pyo.ConcreteModel) -> Any:
             for column in objective.coefficients
         )
     )
-    rewards = largest_rewards(m.problem.graph, capped)
-    return linear(m.decisions.terms(capped), -rewards if rewards else 0.0)
+    rewards = largest_rewards(problem.graph, capped)
+    return m.decisions.terms(capped), -rewards if rewards else 0.0
 
 
 OBJECTIVE = Component("objective", _objective, "POET (ICML 2022), equation 2", AFTER_VARIABLES)
 
 
-def _deadline(m: pyo.ConcreteModel) -> None:
+def _deadline(m: Model) -> None:
     """Keep the deadline.
 
     With page times only where the deadline counts them::
@@ -113,7 +120,7 @@ def _deadline(m: pyo.ConcreteModel) -> None:
     """
     for limit in m.problem.linear_limits:
         if limit.name in DEADLINE_ROWS:
-            add_limit(m, limit.name, limit.coefficients, limit.slack)
+            add_limit(m, limit)
 
 
 WRITES_ROW: Final = "fewer_writes"
@@ -128,7 +135,7 @@ DEADLINE = Component(
 )
 
 
-def _energy_budget(m: pyo.ConcreteModel) -> None:
+def _energy_budget(m: Model) -> None:
     """Keep the energy budget.
 
     ::
@@ -138,7 +145,7 @@ def _energy_budget(m: pyo.ConcreteModel) -> None:
     """
     for limit in m.problem.linear_limits:
         if limit.name == ENERGY_BUDGET.name:
-            add_limit(m, limit.name, limit.coefficients, limit.slack)
+            add_limit(m, limit)
 
 
 ENERGY_BUDGET = Component(
@@ -149,7 +156,7 @@ ENERGY_BUDGET = Component(
 )
 
 
-def _constraints(m: pyo.ConcreteModel) -> None:
+def _constraints(m: Model) -> None:
     """Keep the user's own constraints on the totals of a schedule.
 
     For every constraint ``lower <= a sum of totals <= upper``, with what it counts for each
@@ -162,24 +169,18 @@ def _constraints(m: pyo.ConcreteModel) -> None:
 
         sum(M_out[t,i], t >= node(i)) <= 1
     """
-    stated = {}
     for limit in m.problem.linear_limits:
         if limit.name == CONSTRAINTS:
-            row = _limit_row(m, limit.name, limit.index, limit.coefficients, limit.slack)
-            if row is not None:
-                stated[limit.index] = row
-    if stated:
-        m.constraints = pyo.Constraint(list(stated), rule=lambda _, *index: stated[index])
+            add_limit(m, limit)
     wanted = m.problem.wanted.page_out
-    outs: dict[int, list[Any]] = {}
-    for i, var in m.decisions.page_outs:
+    outs: dict[int, list[int]] = {}
+    for i, column in m.decisions.page_outs:
         if wanted[i]:
-            outs.setdefault(i, []).append(var)
-    several = {i: found for i, found in outs.items() if len(found) > 1}
-    if several:
-        m.paged_out_once = pyo.Constraint(
-            list(several), rule=lambda _, i: (None, linear((1, var) for var in several[i]), 1)
-        )
+            outs.setdefault(i, []).append(column)
+    for i, columns in outs.items():
+        if len(columns) > 1:
+            m.begin_rows("paged_out_once")
+            m.add_row(i, columns, [1.0] * len(columns), upper=1.0)
 
 
 OWN_CONSTRAINTS = Component(
@@ -192,19 +193,17 @@ OWN_CONSTRAINTS = Component(
 LIMITS_AND_OBJECTIVE: Final = (DEADLINE, ENERGY_BUDGET, OWN_CONSTRAINTS, OBJECTIVE)
 
 
-def add_limit(m: pyo.ConcreteModel, name: str, coefficients: Coefficients, slack: float) -> None:
-    """Add a limit on a sum over decisions under a name."""
-    row = _limit_row(m, name, None, coefficients, slack)
-    if row is not None:
-        setattr(m, name, pyo.Constraint(expr=row))
-
-
-def _limit_row(
-    m: pyo.ConcreteModel, name: str, index: Any, coefficients: Coefficients, slack: float
-) -> Any | None:
-    """Return the row of a limit, None where it cannot bind.
+def add_limit(m: Model, limit: LinearRow) -> None:
+    """Add the row of a limit over totals under its name, unless it cannot bind.
 
     Nothing satisfies one that is exceeded even by what takes off the most.
     """
-    limit = as_needed(ExactLimit(m.decisions.terms(coefficients), slack))
-    return impossible(m) if limit.room < 0 else stated_limit(m, name, index, limit)
+    needed = as_needed(m.decisions.stated(limit), m.upper)
+    if room(needed, m.upper) < 0:
+        m.begin_rows(limit.name)
+        m.add_impossible(limit.key)
+        return
+    row = stated_limit(m, needed)
+    if row is not None:
+        m.begin_rows(limit.name)
+        m.add_linear_row(row)

@@ -10,22 +10,21 @@ It knows nodes with one output each. Graphs with others are reduced to that firs
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import pyomo.core as pyo
+from typing import TYPE_CHECKING
 
 from poetmodel.device import Costs
 from poetmodel.errors import ModelError
 from poetmodel.graph import Graph, Tensor
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.objective import DEADLINE, OBJECTIVE, OWN_CONSTRAINTS
-from poetmodel.model.relations import TRIANGLE, Relation
-from poetmodel.model.rows import Row, covered, row_constraint
-from poetmodel.problem import Problem, Quantity
+from poetmodel.model.relations import TRIANGLE, ZERO, TriangleRelations
+from poetmodel.problem import LinearRow, Problem, Quantity
 from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from poetmodel.model.arrays import Model
 
 
 def check_fits(problem: Problem) -> None:
@@ -109,112 +108,117 @@ def one_output_each(problem: Problem) -> Problem:
 
 def read_outputs(graph: Graph) -> list[tuple[int, ...]]:
     """Return for each node those of its outputs that any node reads."""
-    return [tuple(i for i in made if graph.users_of[i]) for made in graph.outputs_of]
+    return [tuple(i for i in outputs if graph.users_of[i]) for outputs in graph.outputs_of]
 
 
-def restore(m: pyo.ConcreteModel, problem: Problem) -> None:
+def restore(m: Model, problem: Problem) -> None:
     """Let a model of the reduced problem speak of the tensors of the problem itself.
 
-    Every output that any node reads has the variable of its node; the others are never in RAM at
-    the begin of a stage, and never paged.
+    Every output that any node reads has the column of its node; the others are never in RAM at the
+    begin of a stage, and never paged.
     """
-    graph = problem.graph
-    read = read_outputs(graph)
-    m.zero = pyo.Expression(expr=0.0)
-    for name in RELATIONS[1:]:
-        variables = getattr(m, name)
-        m.del_component(variables)
-        m.add_component(f"{name}_of_node", variables)
-
-        def entry(t: int, i: int, variables: Any = variables) -> Any:
-            return variables[t, graph.node_of[i]] if graph.users_of[i] else m.zero
-
-        setattr(m, name, Relation(name, graph, entry))
+    read = read_outputs(problem.graph)
+    names = {name: f"{name}_of_node" for name in RELATIONS[1:]}
+    m.families = {names.get(name, name): columns for name, columns in m.families.items()}
     m.decisions = replace(
         m.decisions,
-        page_ins=[(i, var) for k, var in m.decisions.page_ins for i in read[k]],
-        page_outs=[(i, var) for k, var in m.decisions.page_outs for i in read[k]],
+        page_ins=[(i, column) for k, column in m.decisions.page_ins for i in read[k]],
+        page_outs=[(i, column) for k, column in m.decisions.page_outs for i in read[k]],
     )
     m.problem = problem
     OWN_CONSTRAINTS.build(m)
+    m.relations = NodeRelations(m)
 
 
-def _inputs_resident(m: pyo.ConcreteModel) -> None:
+class NodeRelations(TriangleRelations):
+    """Entries of the relations where the outputs of a node are taken as one tensor."""
+
+    def entry(self, name: str, t: int, k: int) -> int:
+        """Return the column of an entry of a relation, `ZERO` for an output that nobody reads."""
+        if name == "R":
+            return self.m.R[t, k]
+        graph = self.problem.graph
+        if not graph.users_of[k]:
+            return ZERO
+        return self.m.families[f"{name}_of_node"][t, graph.node_of[k]]
+
+    def chosen(self, holds: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of every entry that holds, given whether a column does."""
+        read = read_outputs(self.problem.graph)
+        yield from (("R", t, k) for (t, k), column in self.m.R.items() if holds(column))
+        for name in RELATIONS[1:]:
+            for (t, k), column in self.m.families[f"{name}_of_node"].items():
+                if holds(column):
+                    yield from ((name, t, i) for i in read[k])
+
+
+def _inputs_resident(m: Model) -> None:
     """Compute a node only when its inputs are in RAM.
 
     For every edge ``(i, j)`` and stage ``t``::
 
         R[t,j] <= R[t,i] + S_RAM[t,i]
     """
-
-    def rule(t: int, i: int, j: int) -> Row:
-        return covered(m.R[t, j], [m.R[t, i], *([m.S_RAM[t, i]] if i < t else [])])
-
-    graph = m.problem.graph
-    n = len(graph.nodes)
-    index = [(t, i, j) for j, ins in enumerate(graph.inputs_of) for i in ins for t in range(j, n)]
-    m.inputs_resident = row_constraint(index, rule)
+    m.begin_rows("inputs_resident")
+    for j, inputs in enumerate(m.problem.graph.inputs_of):
+        for i in inputs:
+            for t in range(j, len(m.problem.graph.nodes)):
+                held = [m.S_RAM[t, i]] if i < t else []
+                m.cover((t, i, j), m.R[t, j], [m.R[t, i], *held])
 
 
-def _ram_continuity(m: pyo.ConcreteModel) -> None:
+def _ram_continuity(m: Model) -> None:
     """Hold in RAM only what was there, was computed, or was paged in.
 
     ::
 
         S_RAM[t+1,i] <= R[t,i] + S_RAM[t,i] + M_in[t,i]
     """
-
-    def rule(t: int, i: int) -> Row:
-        found = [m.R[t - 1, i]]
-        if i < t - 1:
-            found += [m.S_RAM[t - 1, i], m.M_in[t - 1, i]]
-        return covered(m.S_RAM[t, i], found)
-
-    m.ram_continuity = row_constraint(m.S_RAM, rule)
+    m.begin_rows("ram_continuity")
+    for (t, i), column in m.S_RAM.items():
+        before = [m.S_RAM[t - 1, i], m.M_in[t - 1, i]] if i < t - 1 else []
+        m.cover((t, i), column, [m.R[t - 1, i], *before])
 
 
-def _aux_continuity(m: pyo.ConcreteModel) -> None:
+def _aux_continuity(m: Model) -> None:
     """Hold on storage only what was there or was paged out.
 
     ::
 
         S_AUX[t+1,i] <= S_AUX[t,i] + M_out[t,i]
     """
-
-    def rule(t: int, i: int) -> Row:
+    m.begin_rows("aux_continuity")
+    for (t, i), column in m.S_AUX.items():
         before = [m.S_AUX[t - 1, i]] if i < t - 1 else []
-        return covered(m.S_AUX[t, i], [m.M_out[t - 1, i], *before])
-
-    m.aux_continuity = row_constraint(m.S_AUX, rule)
+        m.cover((t, i), column, [m.M_out[t - 1, i], *before])
 
 
-def _page_in_source(m: pyo.ConcreteModel) -> None:
+def _page_in_source(m: Model) -> None:
     """Page in only what is on storage.
 
     ::
 
         M_in[t,i] <= S_AUX[t,i]
     """
-    m.page_in_source = row_constraint(m.M_in, lambda t, i: covered(m.M_in[t, i], [m.S_AUX[t, i]]))
+    m.begin_rows("page_in_source")
+    for index, column in m.M_in.items():
+        m.cover(index, column, [m.S_AUX[index]])
 
 
-def _page_out_source(m: pyo.ConcreteModel) -> None:
+def _page_out_source(m: Model) -> None:
     """Page out only what was in RAM when the stage began.
 
     ::
 
         M_out[t,i] <= S_RAM[t,i]    (so M_out[t,t] = 0)
     """
-
-    def rule(t: int, i: int) -> Row:
-        return covered(m.M_out[t, i], [] if i == t else [m.S_RAM[t, i]])
-
-    m.page_out_source = row_constraint(
-        [index for index, var in m.M_out.items() if not var.fixed], rule
-    )
+    m.begin_rows("page_out_source")
+    for (t, i), column in m.M_out.items():
+        if column not in m.fixed:
+            m.cover((t, i), column, [] if i == t else [m.S_RAM[t, i]])
 
 
-def _freeing(m: pyo.ConcreteModel) -> None:
+def _freeing(m: Model) -> None:
     """Free a tensor after the last step of a stage that reads it.
 
     For every edge ``(i, k)`` and stage ``t >= k``, with the hazards ``H`` that forbid freeing `i`
@@ -229,26 +233,27 @@ def _freeing(m: pyo.ConcreteModel) -> None:
     n = len(graph.nodes)
     edges = [(i, k) for k, inputs in enumerate(graph.inputs_of) for i in inputs]
     index = [(t, i, k) for i, k in edges for t in range(k, n)]
-    m.FREE = pyo.Var(index, domain=pyo.Binary)
+    m.add_variables("FREE", index)
 
-    def hazards(t: int, i: int, k: int) -> list[Any]:
-        terms = [(-1, m.R[t, k])]
+    def hazards(t: int, i: int, k: int) -> tuple[list[int], list[float]]:
+        columns = [m.R[t, k]]
         if t + 1 < n:
-            terms.append((1, m.S_RAM[t + 1, i]))
-        return terms + [(1, m.R[t, j]) for j in graph.users_of[i] if k < j <= t]
+            columns.append(m.S_RAM[t + 1, i])
+        columns += [m.R[t, j] for j in graph.users_of[i] if k < j <= t]
+        return columns, [-1.0, *[1.0] * (len(columns) - 1)]
 
-    def lower(t: int, i: int, k: int) -> Row:
-        return Row([*hazards(t, i, k), (1, m.FREE[t, i, k])], lower=0)
+    m.begin_rows("freeing_lower")
+    for (t, i, k), free in m.FREE.items():
+        columns, signs = hazards(t, i, k)
+        m.add_row((t, i, k), [*columns, free], [*signs, 1.0], lower=0.0)
+    m.begin_rows("freeing_upper")
+    for (t, i, k), free in m.FREE.items():
+        columns, signs = hazards(t, i, k)
+        most = len(columns)
+        m.add_row((t, i, k), [*columns, free], [*signs, most], upper=most - 1)
 
-    def upper(t: int, i: int, k: int) -> Row:
-        terms = hazards(t, i, k)
-        return Row([*terms, (len(terms), m.FREE[t, i, k])], upper=len(terms) - 1)
 
-    m.freeing_lower = row_constraint(index, lower)
-    m.freeing_upper = row_constraint(index, upper)
-
-
-def _memory(m: pyo.ConcreteModel) -> None:
+def _memory(m: Model) -> None:
     """Follow the memory in use through the steps of a stage, and bound it.
 
     In units of the budget, over the steps ``k <= t``::
@@ -262,18 +267,17 @@ def _memory(m: pyo.ConcreteModel) -> None:
     unit = max(limit, 1)
     size = [bytes_ / unit for bytes_ in graph.tensor_bytes]
     index = list(m.R)
-    m.U = pyo.Var(index, bounds=(0, min(limit, unit) / unit if limit > 0 else 0))
-
-    def rule(t: int, k: int) -> Row:
-        terms = [(-1, m.U[t, k]), (size[k], m.R[t, k])]
+    most = min(limit, unit) / unit if limit > 0 else 0.0
+    m.add_variables("U", index, upper=most, integer=False)
+    m.begin_rows("memory")
+    for (t, k), in_use in m.U.items():
+        terms = [(-1.0, in_use), (size[k], m.R[t, k])]
         if k == 0:
             terms += [(size[i], m.S_RAM[t, i]) for i in range(t)]
         else:
-            terms.append((1, m.U[t, k - 1]))
+            terms.append((1.0, m.U[t, k - 1]))
             terms += [(-size[i], m.FREE[t, i, k - 1]) for i in graph.inputs_of[k - 1]]
-        return Row(terms, lower=0, upper=0)
-
-    m.memory = row_constraint(index, rule)
+        m.add_linear_row(LinearRow.of(terms, lower=0.0, upper=0.0, key=(t, k)))
 
 
 PAPER = Formulation(

@@ -1,23 +1,26 @@
-"""The relations of the paper over their triangles: as users address them, and as variables."""
+"""The relations of the paper over their triangles: as users address them, and as columns."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import pyomo.core as pyo
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import ModelError
 from poetmodel.model.formulation import Component
 from poetmodel.model.homes import assigned_homes, declare_homes
-from poetmodel.model.linear import entry
 from poetmodel.model.memory import StepView, assign_memory
 from poetmodel.model.objective import Decisions
 from poetmodel.schedule import RELATIONS, Schedule
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
+    from poetmodel.model.arrays import Model
+
+ZERO: Final = -1
+"""In place of the column of an entry that is 0 whatever is decided."""
+ONE: Final = -2
+"""In place of the column of an entry that is 1."""
 
 
 def first_stages(graph: Graph, name: str) -> Sequence[int]:
@@ -83,7 +86,7 @@ class Relation(Mapping[tuple[int, int], Any]):
         return sum(len(self._graph.nodes) - first for first in self._firsts)
 
 
-def _variables(m: pyo.ConcreteModel) -> None:
+def _variables(m: Model) -> None:
     """Declare the paper's five binary relations over their triangles.
 
     ::
@@ -99,88 +102,91 @@ def _variables(m: pyo.ConcreteModel) -> None:
     problem = m.problem
     graph = problem.working_graph
     for name in RELATIONS:
-        setattr(m, name, pyo.Var(list(triangle(graph, name)), domain=pyo.Binary))
-    for t, k in m.R:
+        m.add_variables(name, triangle(graph, name))
+    for (t, k), column in m.R.items():
         if t == k:
-            m.R[t, k].fix(1)
+            m.fixed[column] = 1.0
         elif not problem.may_recompute(k) or t > problem.graph.last_stages[k]:
-            m.R[t, k].fix(0)
-    for t, i in m.S_AUX:
+            m.fixed[column] = 0.0
+    for (_, i), column in m.S_AUX.items():
         if i in problem.graph.on_aux:
-            m.S_AUX[t, i].fix(1)
+            m.fixed[column] = 1.0
     declare_homes(m)
     _fix_state(m)
     if not problem.can_page:
-        for relation in (m.M_in, m.M_out):
-            for index in relation:
-                relation[index].fix(0)
+        m.fixed |= dict.fromkeys((*m.M_in.values(), *m.M_out.values()), 0.0)
+    state_of = problem.graph.state_of
     m.decisions = Decisions(
-        recomputations=[(k, var) for (t, k), var in m.R.items() if k < t and not var.fixed],
-        page_ins=[(i, var) for (_, i), var in m.M_in.items() if not var.fixed],
+        recomputations=[
+            (k, column) for (t, k), column in m.R.items() if k < t and column not in m.fixed
+        ],
+        page_ins=[(i, column) for (_, i), column in m.M_in.items() if column not in m.fixed],
         page_outs=[
-            (i, var)
-            for (_, i), var in m.M_out.items()
-            if not var.fixed and i not in problem.graph.state_of
+            (i, column)
+            for (_, i), column in m.M_out.items()
+            if column not in m.fixed and i not in state_of
         ],
         storage_homes=list(m.storage_home.items()),
     )
 
 
-def _fix_state(m: pyo.ConcreteModel) -> None:
+def _fix_state(m: Model) -> None:
     """Fix what state, and what replaces it, can never be to 0."""
     problem, node_of = m.problem, m.problem.graph.node_of
     state = frozenset(problem.graph.state_tensors)
     mapped = state if problem.reads_in_place else frozenset()
     for name in ("S_RAM", "S_AUX", "M_in", "M_out"):
-        variables = getattr(m, name)
-        for t, i in variables:
+        for (t, i), column in m.families[name].items():
             if i in state:
                 never = name == "M_out" or t > problem.graph.last_page_in(i)
                 never = never or (i in mapped and name != "S_AUX")
             else:
                 never = i in problem.graph.state_of and (name != "M_out" or t > node_of[i])
             if never:
-                variables[t, i].fix(0)
+                m.fixed[column] = 0.0
 
 
 TRIANGLE = Component("variables", _variables, source="POET (ICML 2022), section 5.2")
 
 
 class TriangleRelations(StepView):
-    """Entries of the relations as their own variables."""
+    """Entries of the relations as columns of their own."""
 
-    def in_ram(self, t: int, i: int) -> Any | None:
-        """Return the variable of ``S_RAM[t,i]``, or None where it is zero."""
-        var = entry(self.m.S_RAM, (t, i))
-        return None if var is None or var.fixed else var
+    def in_ram(self, t: int, i: int) -> int | None:
+        """Return the column of ``S_RAM[t,i]``, or None where it is zero."""
+        return self._free(self.m.S_RAM.get((t, i)))
 
-    def computed(self, t: int, k: int) -> Any | None:
-        """Return the variable of ``R[t,k]``, ``k < t``, or None where it is fixed to zero."""
-        var = self.m.R[t, k]
-        return None if var.fixed else var
+    def computed(self, t: int, k: int) -> int | None:
+        """Return the column of ``R[t,k]``, ``k < t``, or None where it is fixed to zero."""
+        return self._free(self.m.R[t, k])
 
-    def paged_in(self, t: int, i: int) -> Any | None:
-        """Return the variable of ``M_in[t,i]``, or None where it is fixed to zero."""
-        var = self.m.M_in[t, i]
-        return None if var.fixed else var
+    def paged_in(self, t: int, i: int) -> int | None:
+        """Return the column of ``M_in[t,i]``, or None where it is fixed to zero."""
+        return self._free(self.m.M_in[t, i])
 
-    def chosen(self, value: Any) -> Iterator[tuple[str, int, int]]:
-        """Yield (relation, stage, index) of every entry that holds, given a variable's value."""
+    def _free(self, column: int | None) -> int | None:
+        return None if column in self.m.fixed else column
+
+    def entry(self, name: str, t: int, k: int) -> int:
+        """Return the column of an entry of a relation."""
+        return self.m.families[name][t, k]
+
+    def chosen(self, holds: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of every entry that holds, given whether a column does."""
         for name in RELATIONS:
-            for (t, k), var in getattr(self.m, name).items():
-                if value(var):
+            for (t, k), column in self.m.families[name].items():
+                if holds(column):
                     yield name, t, k
 
-    def assign(self, schedule: Schedule) -> Iterator[tuple[Any, float]]:
-        """Yield (variable, value) of what a schedule says."""
+    def assign(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
+        """Yield (column, value) of what a schedule says."""
         values: dict[int, float] = {}
         for name in RELATIONS:
-            entries = set(getattr(schedule, name))
-            for index, var in getattr(self.m, name).items():
-                values[id(var)] = float(index in entries)
-                yield var, values[id(var)]
-        if hasattr(self.m, "stored"):
+            entries, columns = set(getattr(schedule, name)), self.m.families[name]
+            values |= {column: float(index in entries) for index, column in columns.items()}
+        if "stored" in self.m.families:
             out = {i for _, i in schedule.M_out}
-            yield from ((var, float(i in out)) for i, var in self.m.stored.items())
-        yield from assigned_homes(self.m, schedule, values)
+            values |= {column: float(i in out) for i, column in self.m.stored.items()}
+        values |= assigned_homes(self.m, schedule)
+        yield from values.items()
         yield from assign_memory(self.m, schedule, values)

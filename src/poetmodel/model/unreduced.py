@@ -6,27 +6,28 @@ page-out later than the first computation.
 
 from __future__ import annotations
 
-from typing import Any
-
-import pyomo.core as pyo
+from typing import TYPE_CHECKING
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.linear import ExactLimit, merged, stated_limit
+from poetmodel.model.linear import merged, stated_limit
 from poetmodel.model.memory import state_memory
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
 from poetmodel.model.relations import TRIANGLE, TriangleRelations
-from poetmodel.model.rows import Row, covered, row_constraint
+from poetmodel.problem import LinearRow
+
+if TYPE_CHECKING:
+    from poetmodel.model.arrays import Model
 
 
-def _present(m: pyo.ConcreteModel, t: int, i: int) -> list[Any]:
-    """Return the variables of which one must hold for a copy of tensor `i` in stage `t`."""
-    found = [m.R[t, m.problem.working_graph.node_of[i]]]
+def _present(m: Model, t: int, i: int) -> list[int]:
+    """Return the columns of which one must hold for a copy of tensor `i` in stage `t`."""
+    columns = [m.R[t, m.problem.working_graph.node_of[i]]]
     if (t, i) in m.S_RAM:
-        found += [m.S_RAM[t, i], m.M_in[t, i]]
-    return found
+        columns += [m.S_RAM[t, i], m.M_in[t, i]]
+    return columns
 
 
-def _inputs(m: pyo.ConcreteModel) -> None:
+def _inputs(m: Model) -> None:
     """Compute a node only when its inputs are in RAM.
 
     For every input `i` of node `j` and every stage::
@@ -37,27 +38,27 @@ def _inputs(m: pyo.ConcreteModel) -> None:
     are of state on storage only.
     """
     graph = m.problem.working_graph
-    n = len(graph.nodes)
-    index = [(t, j, i) for j, ins in enumerate(graph.inputs_of) for i in ins for t in range(j, n)]
-
-    def read(t: int, j: int, i: int) -> Row:
-        home = [m.resident[i]] if i in m.resident else []
-        return covered(m.R[t, j], _present(m, t, i) + home)
-
-    m.inputs = row_constraint(index, read)
+    m.begin_rows("inputs")
+    for j, inputs in enumerate(graph.inputs_of):
+        for i in inputs:
+            home = [m.resident[i]] if i in m.resident else []
+            for t in range(j, len(graph.nodes)):
+                m.cover((t, j, i), m.R[t, j], _present(m, t, i) + home)
 
 
-def _keeping(m: pyo.ConcreteModel) -> None:
+def _keeping(m: Model) -> None:
     """Keep on only what is in RAM.
 
     ::
 
         S_RAM[t+1,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
     """
-    m.keeping = row_constraint(m.S_RAM, lambda t, i: covered(m.S_RAM[t, i], _present(m, t - 1, i)))
+    m.begin_rows("keeping")
+    for (t, i), column in m.S_RAM.items():
+        m.cover((t, i), column, _present(m, t - 1, i))
 
 
-def _on_storage(m: pyo.ConcreteModel) -> None:
+def _on_storage(m: Model) -> None:
     """Have on storage only what was paged out, or lay there from the start.
 
     ::
@@ -71,59 +72,59 @@ def _on_storage(m: pyo.ConcreteModel) -> None:
     """
     graph = m.problem.working_graph
     stored = m.storage_home
-    m.homes_kept = row_constraint(
-        [(t, i) for t, i in m.S_RAM if i in m.resident and not m.S_RAM[t, i].fixed],
-        lambda t, i: covered(m.S_RAM[t, i], [stored[i]] if i in stored else []),
-    )
-    m.written_back = row_constraint(
-        [(old, new) for old, new in m.problem.graph.replacement_of.items() if old in stored],
-        lambda old, new: Row(
-            [(1, m.M_out[graph.node_of[new], new]), (-1, stored[old])], lower=0, upper=0
-        ),
-    )
-
-    def rule(t: int, i: int) -> Row | None:
+    m.begin_rows("homes_kept")
+    for (t, i), column in m.S_RAM.items():
+        if i in m.resident and column not in m.fixed:
+            m.cover((t, i), column, [stored[i]] if i in stored else [])
+    m.begin_rows("written_back")
+    for old, new in m.problem.graph.replacement_of.items():
+        if old in stored:
+            columns = (m.M_out[graph.node_of[new], new], stored[old])
+            m.add_row((old, new), columns, (1.0, -1.0), lower=0.0, upper=0.0)
+    m.begin_rows("on_storage")
+    for (t, i), column in m.S_AUX.items():
         if i in m.resident:
-            if m.S_AUX[t, i].fixed:
-                return None
-            return covered(m.S_AUX[t, i], [stored[i]] if i in stored else [])
-        if i in graph.on_aux:
-            return None
-        before = [m.S_AUX[t - 1, i]] if (t - 1, i) in m.S_AUX else []
-        return covered(m.S_AUX[t, i], [*before, m.M_out[t - 1, i]])
-
-    m.on_storage = row_constraint(m.S_AUX, rule)
+            if column not in m.fixed:
+                m.cover((t, i), column, [stored[i]] if i in stored else [])
+        elif i not in graph.on_aux:
+            before = [m.S_AUX[t - 1, i]] if (t - 1, i) in m.S_AUX else []
+            m.cover((t, i), column, [*before, m.M_out[t - 1, i]])
 
 
-def _from_storage(m: pyo.ConcreteModel) -> None:
+def _from_storage(m: Model) -> None:
     """Page in only what is on storage and not in RAM.
 
     ::
 
         M_in[t,i] <= S_AUX[t,i],    M_in[t,i] + S_RAM[t,i] <= 1
     """
-    m.from_storage = row_constraint(m.M_in, lambda t, i: covered(m.M_in[t, i], [m.S_AUX[t, i]]))
-    m.once = row_constraint(
-        m.M_in, lambda t, i: Row([(1, m.M_in[t, i]), (1, m.S_RAM[t, i])], upper=1)
-    )
+    m.begin_rows("from_storage")
+    for index, column in m.M_in.items():
+        m.cover(index, column, [m.S_AUX[index]])
+    m.begin_rows("once")
+    for index, column in m.M_in.items():
+        m.add_row(index, (column, m.S_RAM[index]), (1.0, 1.0), upper=1.0)
 
 
-def _page_out(m: pyo.ConcreteModel) -> None:
+def _page_out(m: Model) -> None:
     """Page out only what is in RAM.
 
     ::
 
         M_out[t,i] <= R[t,node(i)] + S_RAM[t,i] + M_in[t,i]
     """
-    m.page_out = row_constraint(m.M_out, lambda t, i: covered(m.M_out[t, i], _present(m, t, i)))
+    m.begin_rows("page_out")
+    for (t, i), column in m.M_out.items():
+        m.cover((t, i), column, _present(m, t, i))
 
 
-def _memory(m: pyo.ConcreteModel) -> None:
+def _memory(m: Model) -> None:
     """Keep within RAM at every step: the rows of ``compact`` over the whole triangle."""
-    state_memory(m, TriangleRelations(m))
+    n = len(m.problem.graph.nodes)
+    state_memory(m, TriangleRelations(m), {t: range(t + 1) for t in range(n)})
 
 
-def _storage(m: pyo.ConcreteModel) -> None:
+def _storage(m: Model) -> None:
     """Keep within the auxiliary storage; its space is not reused.
 
     ::
@@ -137,17 +138,18 @@ def _storage(m: pyo.ConcreteModel) -> None:
         return
     graph = problem.working_graph
     written = [i for i in range(len(graph.tensors)) if i not in graph.on_aux]
-    m.stored = pyo.Var(written, bounds=(0, 1))
-    homes = ((problem.graph.tensor_bytes[i], var) for i, var in m.storage_home.items())
+    m.add_variables("stored", written, integer=False)
+    homes = ((problem.graph.tensor_bytes[i], column) for i, column in m.storage_home.items())
     terms = merged([*((graph.tensor_bytes[i], m.stored[i]) for i in written), *homes])
-    row = stated_limit(m, "storage", None, ExactLimit(terms, limit))
+    row = stated_limit(m, LinearRow.of(terms, upper=limit, name="storage"))
     if row is None:
         return
-    m.storage = pyo.Constraint(expr=row)
-    m.storing = row_constraint(
-        [(t, i) for t, i in m.M_out if i in m.stored],
-        lambda t, i: covered(m.M_out[t, i], [m.stored[i]]),
-    )
+    m.begin_rows("storage")
+    m.add_linear_row(row)
+    m.begin_rows("storing")
+    for (t, i), column in m.M_out.items():
+        if i in m.stored:
+            m.cover((t, i), column, [m.stored[i]])
 
 
 UNREDUCED = Formulation(

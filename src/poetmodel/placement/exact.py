@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.backends.highs import Highs, fresh_scheduler, quiet_highs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from poetmodel.placement.packing import Packing
 
 MOST_PAIRS: Final = 30
@@ -19,6 +21,13 @@ MOST_S: Final = 2.0
 def is_small(packing: Packing) -> bool:
     """Return whether there are few enough pairs for the program."""
     return sum(beside.numbers.size for beside in packing.neighbours) <= 2 * MOST_PAIRS
+
+
+def _separations(packing: Packing) -> Iterator[int]:
+    """Yield how far apart blocks must be [B]: of spans below the highest one, too."""
+    for beside in packing.neighbours:
+        yield from beside.below_bytes.tolist()
+        yield from beside.above_bytes.tolist()
 
 
 def exact_order(packing: Packing, *, bound: int, top: int, limit_s: float) -> list[int] | None:
@@ -33,7 +42,7 @@ def exact_order(packing: Packing, *, bound: int, top: int, limit_s: float) -> li
     each block fits at its offset or below.
     """
     highspy = Highs().module()
-    unit = math.gcd(bound, top, *packing.height)
+    unit = math.gcd(bound, top, *packing.height, *_separations(packing))
     solver = quiet_highs(highspy)
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("time_limit", max(0.0, limit_s))

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from poetmodel.device import StorageMode
-from poetmodel.plan import Op
-from poetmodel.plan.arena import BEFORE, Content, aligned
-from poetmodel.plan.homes import PlanHomes
+from poetmodel.plan.arena import aligned
+from poetmodel.plan.stays import stays
+from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,9 +45,20 @@ class Block:
 
 def blocks_of(graph: Graph, plan: Plan, alignment: int) -> list[Block]:
     """Return all that a valid plan places, in the order of its program."""
-    walk = _Walk(graph, plan, alignment)
-    walk.run()
-    return walk.blocks
+    blocks: list[Block] = []
+    latest: dict[int | None, Block] = {}
+    """The block with the latest copy of each tensor."""
+    for copy in stays(graph, plan):
+        block = latest.get(copy.in_place_of)
+        if block is None:
+            block = Block()
+            blocks.append(block)
+        if copy.content == Content.OUTPUT:
+            latest[copy.index] = block
+        end = copy.vacated(plan.program)
+        block.spans.append(Span(copy.begin, end, aligned(copy.bytes, alignment)))
+        block.contents.append((copy.begin, copy.content, copy.index))
+    return blocks
 
 
 def lower_bound_bytes(blocks: Iterable[Block], length: int) -> int:
@@ -66,89 +76,19 @@ def levels(blocks: Iterable[Block], length: int) -> list[int]:
         for begin, end, size in apart(block.spans):
             steps[begin + 1] += size
             steps[end + 1] -= size
-    total, found = 0, []
+    total, totals = 0, []
     for step in steps[:-1]:
         total += step
-        found.append(total)
-    return found
+        totals.append(total)
+    return totals
 
 
 def apart(spans: Sequence[Span]) -> list[Span]:
     """Return the spans of a block without overlaps: the higher one where there are two."""
     if len(spans) == 1:
         return list(spans)
-    edges = sorted({place for begin, end, _ in spans for place in (begin, end)})
+    edges = sorted({position for begin, end, _ in spans for position in (begin, end)})
     return [
         Span(a, b, max((size for begin, end, size in spans if begin <= a < end), default=0))
         for a, b in pairwise(edges)
     ]
-
-
-class _Walk:
-    """One walk through the steps of a plan, for the blocks that it makes."""
-
-    def __init__(self, graph: Graph, plan: Plan, alignment: int) -> None:
-        self.plan, self.alignment = plan, alignment
-        self.graph, self.homes = graph, PlanHomes.of(graph, plan)
-        self.resident = sorted(set(graph.state_tensors).intersection(plan.resident or ()))
-        self.blocks: list[Block] = []
-        self.copies: dict[int, tuple[Block, int, int]] = {}
-        """The copy of each tensor in RAM: its block, the position that made it, its size."""
-        self.moving: set[int] = set()
-
-    def run(self) -> None:
-        """Walk from what is there before the program to its end."""
-        steps = self.homes.steps_of(self.plan.program)
-        for i in self.resident:
-            self._make(i, BEFORE)
-        for position, (op, index) in enumerate(steps):
-            if op == Op.COMPUTE:
-                self._compute(index, position, self._dying(position))
-            elif op == Op.PAGE_IN:
-                self._make(index, position)
-            elif op == Op.FREE:
-                self._end(index, position)
-            if op in (Op.PAGE_IN, Op.PAGE_OUT) and self.plan.mode == StorageMode.DMA:
-                self.moving.add(index)
-            elif op == Op.WAIT:
-                self.moving.discard(index)
-        for i in list(self.copies):
-            self._end(i, len(steps))
-
-    def _dying(self, position: int) -> set[int]:
-        """Return the tensors at rest that are freed right after a position."""
-        program, place = self.plan.program, position + 1
-        found: set[int] = set()
-        while place < len(program) and program[place].op == Op.FREE:
-            found.add(program[place].index)
-            place += 1
-        return (found - self.moving) & self.copies.keys()
-
-    def _compute(self, k: int, position: int, dying: set[int]) -> None:
-        in_place = {y: x for y, x in self.graph.in_place_of[k] if x in dying}
-        for i in self.homes.outputs[k]:
-            if i not in self.graph.state_of:
-                inside = self.copies[in_place[i]][0] if i in in_place else None
-                self._end(i, position + 1)  # an old copy is beside the new one until then
-                self._make(i, position, inside)
-        workspace = self.graph.nodes[k].workspace_bytes
-        if workspace:
-            span = Span(position, position + 1, aligned(workspace, self.alignment))
-            contents = [(position, Content.WORKSPACE, k)]
-            self.blocks.append(Block(spans=[span], contents=contents))
-        for old in self.homes.replaced.get(k, ()):
-            self.copies[self.graph.replacement_of[old]] = self.copies.pop(old)
-
-    def _make(self, i: int, position: int, inside: Block | None = None) -> None:
-        block = inside
-        if block is None:
-            block = Block()
-            self.blocks.append(block)
-        block.contents.append((position, Content.OUTPUT, i))
-        size = aligned(self.graph.tensor_bytes[i], self.alignment)
-        self.copies[i] = block, position, size
-
-    def _end(self, i: int, position: int) -> None:
-        if i in self.copies:
-            block, made, size = self.copies.pop(i)
-            block.spans.append(Span(made, position, size))

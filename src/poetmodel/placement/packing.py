@@ -53,7 +53,7 @@ class Packing:
         pairs: dict[tuple[int, int], tuple[int, int]] = {}
         there: list[tuple[int, int, int]] = []
         for begin, end, size, number in spans:
-            there = [one for one in there if one[0] > begin]
+            there = [block for block in there if block[0] > begin]
             for _, other_size, other in there:
                 if other != number:
                     key = (number, other)
@@ -69,7 +69,7 @@ class Packing:
                 known = rows[here].get(there_, (0, 0))
                 rows[here][there_] = max(known[0], below), max(known[1], above)
         return cls(
-            height=tuple(max((span.bytes for span in one.spans), default=0) for one in blocks),
+            height=tuple(max((span.bytes for span in block.spans), default=0) for block in blocks),
             neighbours=tuple(
                 Neighbours(
                     np.array(list(row), dtype=np.int64),

@@ -73,10 +73,10 @@ def place(
     base = offsets.pop()
     until_s = time.monotonic() + time_limit
     packing = Packing.of(others)
-    found = _offsets(others, packing, bound - base, until_s, seed)
-    placed = zip((*throughout, *others), (*offsets, *(found + base).tolist()), strict=True)
+    offsets_above = _offsets(others, packing, bound - base, until_s, seed)
+    placed = zip((*throughout, *others), (*offsets, *(offsets_above + base).tolist()), strict=True)
     return Arena(
-        bytes=base + packing.top(found),
+        bytes=base + packing.top(offsets_above),
         lower_bound_bytes=bound,
         alignment=alignment,
         offsets=tuple(sorted(Placed(*of, at) for block, at in placed for of in block.contents)),
@@ -89,14 +89,14 @@ def _offsets(
     """Return offsets by the search; where that leaves a few blocks above the bound, the least."""
     small = is_small(packing)
     params = replace(PARAMS, placements=PARAMS.placements // 10) if small else PARAMS
-    found = search(blocks, packing, bound=bound, until_s=until_s, seed=seed, params=params)
-    top, left_s = packing.top(found), until_s - time.monotonic()
+    offsets = search(blocks, packing, bound=bound, until_s=until_s, seed=seed, params=params)
+    top, left_s = packing.top(offsets), until_s - time.monotonic()
     if not small or top <= bound or left_s <= 0:
-        return found
+        return offsets
     order = exact_order(packing, bound=bound, top=top, limit_s=min(left_s, MOST_S))
     if order is None:
-        return found
+        return offsets
     exact: Integers = np.full(len(blocks), UNPLACED, dtype=np.int64)
     for number in order:
         exact[number] = packing.lowest(number, exact)
-    return exact if packing.top(exact) < top else found
+    return exact if packing.top(exact) < top else offsets

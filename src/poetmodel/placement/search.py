@@ -59,8 +59,8 @@ def search(
     the top wanted moves to an earlier place in the order, at random, and the blocks from there on
     are placed again.
     """
-    found = _Search(blocks, packing, bound, Random(seed), params)  # noqa: S311 - reproducible
-    return found.run(until_s)
+    searched = _Search(blocks, packing, bound, Random(seed), params)  # noqa: S311 - reproducible
+    return searched.run(until_s)
 
 
 class _Search:
@@ -105,19 +105,19 @@ class _Search:
 
     def _place(self, begin: int, target: int | None) -> int | None:
         """Place the blocks from one place in the order on; return where one ends too high."""
-        for place in range(begin, len(self.order)):
-            number = self.order[place]
+        for position in range(begin, len(self.order)):
+            number = self.order[position]
             offset = self.packing.lowest(number, self.offsets)
             self.placements += 1
             if target is not None and offset + self.packing.height[number] > target:
-                return place
+                return position
             self.offsets[number] = offset
         return None
 
-    def _anew_below(self, found: Integers) -> tuple[int, int]:
+    def _anew_below(self, offsets: Integers) -> tuple[int, int]:
         """Take all blocks out; return the top that was found, and the one wanted next."""
         self.offsets[:] = UNPLACED
-        top = self.packing.top(found)
+        top = self.packing.top(offsets)
         return top, (self.bound + top) // 2
 
     def _order(self) -> list[int]:

@@ -2,10 +2,12 @@
 
 from poetmodel.plan.arena import Arena, ArenaCheck, check_arena
 from poetmodel.plan.binary import decode, encode
-from poetmodel.plan.program import Instruction, Op, Plan, Program
-from poetmodel.plan.simulation import Moment, PlanCheck, check_plan
+from poetmodel.plan.program import Plan
+from poetmodel.plan.simulation import PlanCheck, check_plan
 from poetmodel.plan.snapshot import memory_snapshot
 from poetmodel.plan.trace import trace_events
+from poetmodel.schedule.instructions import Instruction, Op, Program
+from poetmodel.schedule.machine import Moment
 
 __all__ = [
     "Arena",

@@ -1,44 +1,31 @@
 """Addresses: where in one block of RAM each copy of a tensor and each workspace of a plan lies.
 
-`check_arena` walks a program and its addresses. It shares no code with what places them.
+`check_arena` holds addresses against what the machine has in RAM. It knows nothing of what chose
+them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
-from itertools import islice
-from types import MappingProxyType
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, shown
-from poetmodel.plan.program import Op
-from poetmodel.plan.simulation import check_identity
-from poetmodel.plan.state import PlanState
+from poetmodel.plan.stays import stays
+from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from poetmodel.graph import Graph
     from poetmodel.plan.program import Plan
+    from poetmodel.schedule.machine import Stay
 
 ALIGNMENT: Final = 16
 """Offsets are multiples of this unless another alignment is wanted [B]."""
-BEFORE: Final = -1
-"""The position of what is in RAM before the program: resident state."""
-_NOTHING: Final[Mapping[int, int]] = MappingProxyType({})
-
-
-class Content(StrEnum):
-    """What an offset is given to."""
-
-    OUTPUT = "output"
-    """A copy of a tensor: computed, computed again, or paged in."""
-    WORKSPACE = "workspace"
-    """What a node needs while it is computed."""
 
 
 class Placed(NamedTuple):
@@ -89,7 +76,7 @@ class Arena:
             for name, value in (
                 ("bytes", self.bytes),
                 ("lower_bound_bytes", self.lower_bound_bytes),
-                *((f"offsets[{n}][3]", one.offset) for n, one in enumerate(placed)),
+                *((f"offsets[{n}][3]", placed_copy.offset) for n, placed_copy in enumerate(placed)),
             )
             if value < 0
         ]
@@ -168,7 +155,7 @@ class ArenaCheck:
 
 
 def check_arena(graph: Graph, plan: Plan, arena: Arena) -> ArenaCheck:
-    """Walk a program and its addresses, and report every violation.
+    """Hold the addresses of a program against what it has in RAM, and report every violation.
 
     Parameters
     ----------
@@ -198,36 +185,25 @@ def check_arena(graph: Graph, plan: Plan, arena: Arena) -> ArenaCheck:
     an offset that the program does not make; sizes stated are those of the walk, and the block
     fits the budget of the plan.
     """
-    check_identity(graph, plan)
-    walk = _Walk(graph, plan, arena)
-    walk.run()
+    offsets = _Offsets(graph, plan, arena)
+    for _, copies in groupby(stays(graph, plan), key=attrgetter("begin")):
+        offsets.check(list(copies))
+    offsets.check_claims()
     return ArenaCheck(
-        violations=tuple(walk.violations),
-        bytes=walk.highest,
-        lower_bound_bytes=walk.lower_bound_bytes,
-        rectangles=tuple(sorted(walk.done, key=_order)),
+        violations=tuple(offsets.violations),
+        bytes=offsets.highest,
+        lower_bound_bytes=offsets.lower_bound_bytes,
+        rectangles=tuple(offsets.rectangles),
     )
 
 
-def _order(one: Rectangle) -> tuple[int, str, int]:
-    return one.begin, one.content, one.index
-
-
-class _Walk:
-    """One walk through a program: which copy of each tensor is in RAM, and where."""
+class _Offsets:
+    """The addresses of what is in RAM, from instruction to instruction."""
 
     def __init__(self, graph: Graph, plan: Plan, arena: Arena) -> None:
         self.graph, self.plan, self.arena = graph, plan, arena
-        self.state = PlanState(graph, plan, None)
-        self.sizes = graph.tensor_bytes
-        self.live: dict[int, Rectangle] = {}
-        """The copies in RAM, by tensor."""
-        self.live_bytes = 0
-        """What they take together, each rounded up to the alignment [B]."""
-        self.under_way: set[int] = set()
-        """The tensors whose transfer may be under way."""
-        self.done: list[Rectangle] = []
-        self.position = BEFORE
+        self.rectangles: list[Rectangle] = []
+        self.live: list[Rectangle] = []
         self.lower_bound_bytes = self.highest = 0
         self.violations: list[str] = []
         self.unused: dict[tuple[int, Content, int], int] = {}
@@ -237,97 +213,50 @@ class _Walk:
                 self._violate(key, "has two offsets")
             self.unused[key] = offset
 
-    def run(self) -> None:
-        """Walk from what is there before the program to its end."""
-        self._make([(Content.OUTPUT, i) for i in sorted(self.state.resident)])
-        for position, (op, index) in enumerate(self.plan.program):
-            self.position = position
-            if not 0 <= index < len(self.graph.nodes if op == Op.COMPUTE else self.sizes):
-                continue
-            if op == Op.COMPUTE:
-                self._compute(index)
-            elif op == Op.PAGE_IN:
-                self._make([(Content.OUTPUT, index)])
-                self.under_way.add(index)
-            elif op == Op.PAGE_OUT:
-                self.under_way.add(index)
-            elif op == Op.WAIT:
-                self.under_way.discard(index)
-            elif op == Op.FREE:
-                self._end(index, self.position)
-        for i in list(self.live):
-            self._end(i, len(self.plan.program))
-        for key in self.unused:
-            self._violate(key, "has an offset, but the program makes no such thing there")
-        self._check_stated()
-
-    def _compute(self, k: int) -> None:
-        if k in self.state.first_reads:
-            i = self.state.first_reads[k]
-            self._make([(Content.OUTPUT, i)])
-            self.under_way.add(i)
-            return
-        made = [(Content.OUTPUT, i) for i in self.state.outputs(k)]
-        has_workspace = self.graph.nodes[k].workspace_bytes > 0
-        self._make([*made, *[(Content.WORKSPACE, k)] * has_workspace], self._in_place(k))
-        for old, new in self.state.replacements(k):
-            if old in self.live:  # the bytes of the one are those of the other from here on
-                self.live[new] = self.live.pop(old)
-
-    def _in_place(self, k: int) -> dict[int, int]:
-        """Return the outputs that take over the memory of an input, each with it."""
-        dying = set()
-        for op, i in islice(self.plan.program, self.position + 1, None):
-            if op != Op.FREE:
-                break
-            dying.add(i)
-        if self.plan.mode == StorageMode.DMA:
-            dying -= self.under_way
-        return {y: x for y, x in self.graph.in_place_of[k] if x in dying and x in self.live}
-
-    def _make(
-        self, made: list[tuple[Content, int]], in_place: Mapping[int, int] = _NOTHING
-    ) -> None:
+    def check(self, copies: Sequence[Stay]) -> None:
         """Give what an instruction makes its addresses, beside all that is in RAM."""
-        new: list[Rectangle] = []
-        for content, index in made:
-            is_output = content == Content.OUTPUT
-            size = self.sizes[index] if is_output else self.graph.nodes[index].workspace_bytes
-            offset = self._offset(content, index, size)
-            one = Rectangle(self.position, self.position + 1, offset, size, content, index)
-            giver = in_place.get(index) if is_output else None
-            beside = (other for i, other in self.live.items() if i != giver)
-            self._check_apart(one, self.live.values() if giver is None else beside)
-            self._check_apart(one, new)
+        position = copies[0].begin
+        self.live = [other for other in self.live if other.end > position]
+        total, alignment = 0, self.arena.alignment
+        for copy in copies:
+            offset, end = self._offset(copy), copy.vacated(self.plan.program)
+            rectangle = Rectangle(position, end, offset, copy.bytes, copy.content, copy.index)
+            giver = None if copy.in_place_of is None else self._giver(copy)
+            self._check_apart(rectangle, (other for other in self.live if other is not giver))
             if giver is not None:
-                self._check_pair(one, self.live[giver])
-            new.append(one)
-        self._count(new, in_place)
-        for one in new:
-            if one.content == Content.WORKSPACE:
-                self.done.append(one)
-                continue
-            self._end(one.index, self.position + 1)  # an old copy is beside the new one until now
-            self.live[one.index] = one
-            self.live_bytes += aligned(one.bytes, self.arena.alignment)
+                self._check_pair(rectangle, giver)
+                # Both are live: what the output took over counts once.
+                total -= aligned(min(rectangle.bytes, giver.bytes), alignment)
+            self.live.append(rectangle)
+            self.rectangles.append(rectangle)
+        total += sum(aligned(rectangle.bytes, alignment) for rectangle in self.live)
+        self.lower_bound_bytes = max(self.lower_bound_bytes, total)
 
-    def _offset(self, content: Content, index: int, size: int) -> int | None:
+    def _giver(self, copy: Stay) -> Rectangle:
+        """Return what has the memory that a copy takes over."""
+        return next(
+            other
+            for other in self.live
+            if other.index == copy.in_place_of and other.begin < copy.begin
+        )
+
+    def _offset(self, copy: Stay) -> int | None:
         """Return the offset of something, and check it by itself."""
-        key = (self.position, content, index)
+        key = (copy.begin, copy.content, copy.index)
         offset = self.unused.pop(key, None)
         if offset is None:
             self._violate(key, "has no offset")
             return None
         if offset % self.arena.alignment:
             self._violate(key, f"is at {offset:,}, no multiple of {self.arena.alignment}")
-        end = offset + size
+        end = offset + copy.bytes
         if end > self.arena.bytes:
             self._violate(key, f"ends at {end:,}, outside of the {self.arena.bytes:,} B")
         self.highest = max(self.highest, aligned(end, self.arena.alignment))
         return offset
 
-    def _check_apart(self, one: Rectangle, others: Iterable[Rectangle]) -> None:
-        begin, size = one.offset, one.bytes
+    def _check_apart(self, rectangle: Rectangle, others: Iterable[Rectangle]) -> None:
+        begin, size = rectangle.offset, rectangle.bytes
         if begin is None or not size:
             return
         end = begin + size
@@ -336,42 +265,34 @@ class _Walk:
             if at is None or at >= end or at + other.bytes <= begin or not other.bytes:
                 continue
             self._violate(
-                (one.begin, one.content, one.index),
+                (rectangle.begin, rectangle.content, rectangle.index),
                 f"is at {begin:,} to {end:,} and overlaps "
                 f"{self._name(other.content, other.index)} at {at:,} to {at + other.bytes:,}",
             )
 
-    def _check_pair(self, one: Rectangle, giver: Rectangle) -> None:
-        if one.offset != giver.offset and one.offset is not None and giver.offset is not None:
+    def _check_pair(self, rectangle: Rectangle, giver: Rectangle) -> None:
+        if (
+            rectangle.offset != giver.offset
+            and rectangle.offset is not None
+            and giver.offset is not None
+        ):
             self._violate(
-                (one.begin, one.content, one.index),
-                f"is at {one.offset:,}, but is made in place of "
+                (rectangle.begin, rectangle.content, rectangle.index),
+                f"is at {rectangle.offset:,}, but is made in place of "
                 f"{self._name(giver.content, giver.index)} at {giver.offset:,}",
             )
 
-    def _count(self, new: list[Rectangle], in_place: Mapping[int, int]) -> None:
-        """Add up what is in RAM during an instruction."""
-        size = {one.index: one.bytes for one in new if one.content == Content.OUTPUT}
-        alignment = self.arena.alignment
-        total = self.live_bytes + sum(aligned(one.bytes, alignment) for one in new)
-        for y, x in in_place.items():
-            total -= aligned(min(size.get(y, 0), self.sizes[x]), alignment)
-        self.lower_bound_bytes = max(self.lower_bound_bytes, total)
-
-    def _end(self, i: int, position: int) -> None:
-        if i in self.live:
-            gone = self.live.pop(i)
-            self.live_bytes -= aligned(gone.bytes, self.arena.alignment)
-            self.done.append(gone._replace(end=position))
-
-    def _check_stated(self) -> None:
+    def check_claims(self) -> None:
+        """Look for offsets of nothing, and hold the sizes stated against those that came out."""
+        for key in self.unused:
+            self._violate(key, "has an offset, but the program makes no such thing there")
         arena, budget = self.arena, self.plan.ram_budget_bytes
-        for name, stated, found in (
+        for name, stated, actual in (
             ("bytes", arena.bytes, self.highest),
             ("lower_bound_bytes", arena.lower_bound_bytes, self.lower_bound_bytes),
         ):
-            if stated != found:
-                self.violations.append(f"arena: {name} is {found:,}, stated are {stated:,}")
+            if stated != actual:
+                self.violations.append(f"arena: {name} is {actual:,}, stated are {stated:,}")
         if budget is not None and arena.bytes > budget:
             self.violations.append(
                 f"arena: {arena.bytes:,} B are {format_bytes(arena.bytes - budget)} above the "

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError
 from poetmodel.plan.derivation import explicit_steps, with_waits_and_frees
-from poetmodel.plan.homes import PlanHomes
-from poetmodel.plan.program import Instruction, Op, Plan
+from poetmodel.plan.program import Plan
 from poetmodel.plan.simulation import check_identity
 from poetmodel.schedule import GraphIdentity
+from poetmodel.schedule.instructions import Instruction, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from poetmodel.graph import Graph
-    from poetmodel.plan.program import Program
+    from poetmodel.schedule.homes import Homes
+    from poetmodel.schedule.instructions import Program
 
 MAGIC: Final = b"\x89PLN"
 """The first bytes of every coded plan; no text begins with them."""
@@ -89,7 +90,7 @@ def encode(graph: Graph, plan: Plan) -> bytes:
     """
     check_identity(graph, plan)
     _check_indices(graph, plan.program)
-    homes = PlanHomes.of(graph, plan)
+    homes = plan.homes(graph)
     steps = explicit_steps(homes, plan.program, plan.mode)
     flags = DMA if plan.mode == StorageMode.DMA else 0
     if steps is None:
@@ -156,7 +157,7 @@ def decode(graph: Graph, data: bytes) -> Plan:
         resident=None if version == VERSION else tuple(_resident(graph, reader)),
         memory_mapped=bool(flags & MEMORY_MAPPED),
     )
-    homes = PlanHomes.of(graph, plan)
+    homes = plan.homes(graph)
     steps = tuple(_steps(homes, reader))
     literal = flags & LITERAL
     return replace(
@@ -191,7 +192,7 @@ def _check_indices(graph: Graph, program: Program) -> None:
 class _Expectation:
     """Which index the next record is likely to have; the same for writer and reader."""
 
-    def __init__(self, homes: PlanHomes) -> None:
+    def __init__(self, homes: Homes) -> None:
         self.node_of = homes.graph.node_of
         self.due = [k for k in range(len(homes.graph.nodes)) if k not in homes.first_reads]
         """The nodes whose first computations come in this order."""
@@ -211,8 +212,8 @@ class _Expectation:
 
     def is_due(self, k: int, *, after: int) -> bool:
         """Return whether the first computation of node `k` comes next, after so many others."""
-        place = self.first + after
-        return place < len(self.due) and self.due[place] == k
+        position = self.first + after
+        return position < len(self.due) and self.due[position] == k
 
     def note_firsts(self, count: int) -> None:
         """Take in that `count` nodes were computed for the first time."""
@@ -227,7 +228,7 @@ class _Expectation:
             self._computed = index
 
 
-def _records(homes: PlanHomes, steps: Iterable[Instruction]) -> bytes:
+def _records(homes: Homes, steps: Iterable[Instruction]) -> bytes:
     """Return one record per step that is not the first computation which is due."""
     written = bytearray()
     expectation = _Expectation(homes)
@@ -244,7 +245,7 @@ def _records(homes: PlanHomes, steps: Iterable[Instruction]) -> bytes:
     return bytes(written)
 
 
-def _steps(homes: PlanHomes, reader: _ByteReader) -> Iterator[Instruction]:
+def _steps(homes: Homes, reader: _ByteReader) -> Iterator[Instruction]:
     """Yield the steps that records stand for."""
     expectation = _Expectation(homes)
     due, tensors = expectation.due, len(homes.graph.tensors)
@@ -270,8 +271,8 @@ def _resident(graph: Graph, reader: _ByteReader) -> Iterator[int]:
     """Yield the state whose home is RAM."""
     state = graph.state_tensors
     data = reader.take(-(-len(state) // _BYTE))
-    for place, i in enumerate(state):
-        if data[place // _BYTE] >> place % _BYTE & 1:
+    for number, i in enumerate(state):
+        if data[number // _BYTE] >> number % _BYTE & 1:
             yield i
 
 
@@ -309,7 +310,7 @@ def _opened(graph: Graph, data: bytes) -> tuple[int, int, bytes]:
         )
     reader = _ByteReader(rest)
     length = reader.number()
-    body = rest[reader.place :]
+    body = rest[reader.position :]
     if len(body) != length:
         raise PlanError(f"the coded plan says that {length} bytes follow, and {len(body)} do")
     return version, flags, body
@@ -319,7 +320,7 @@ def _damage(data: bytes) -> str:
     """Say what happened to bytes whose checksum is wrong, as well as one can tell."""
     reader = _ByteReader(data[_START:])
     try:
-        whole = reader.number() + reader.place + _START + CHECKSUM_BYTES
+        whole = reader.number() + reader.position + _START + CHECKSUM_BYTES
     except PlanError:
         whole = len(data)
     if whole > len(data):
@@ -352,8 +353,8 @@ def _varint(number: int) -> bytes:
 def _bits(values: Iterable[bool]) -> bytes:
     """Return eight values to a byte, the first one lowest."""
     listed = list(values)
-    number = sum(1 << place for place, value in enumerate(listed) if value)
-    return number.to_bytes(-(-len(listed) // _BYTE), "little")
+    mask = sum(1 << number for number, value in enumerate(listed) if value)
+    return mask.to_bytes(-(-len(listed) // _BYTE), "little")
 
 
 def _zigzag(number: int) -> int:
@@ -370,11 +371,11 @@ class _ByteReader:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.place = 0
+        self.position = 0
 
     @property
     def at_end(self) -> bool:
-        return self.place >= len(self.data)
+        return self.position >= len(self.data)
 
     def number(self) -> int:
         """Return the next number of `_varint`."""
@@ -384,8 +385,8 @@ class _ByteReader:
                 raise PlanError(
                     "the coded plan ends in the middle of a number, or a number is too long"
                 )
-            group = self.data[self.place]
-            self.place += 1
+            group = self.data[self.position]
+            self.position += 1
             number |= (group & _LOW) << shift
             shift += _GROUP
             if not group & _MORE:
@@ -393,8 +394,8 @@ class _ByteReader:
 
     def take(self, length: int) -> bytes:
         """Return the next bytes, so many of them."""
-        end = self.place + length
-        content, self.place = self.data[self.place : end], end
+        end = self.position + length
+        content, self.position = self.data[self.position : end], end
         if len(content) < length:
             raise PlanError("the coded plan ends before the homes of state or a name do")
         return content

@@ -6,20 +6,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
-from poetmodel.plan.program import Instruction, Op
+from poetmodel.schedule.instructions import Instruction, Op
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from poetmodel.plan.homes import PlanHomes
-    from poetmodel.plan.program import Program
+    from poetmodel.schedule.homes import Homes
+    from poetmodel.schedule.instructions import Program
 
 _TRANSFERS: Final = (Op.PAGE_IN, Op.PAGE_OUT)
 
 
-def with_waits_and_frees(
-    homes: PlanHomes, steps: Iterable[Instruction], mode: StorageMode
-) -> Program:
+def with_waits_and_frees(homes: Homes, steps: Iterable[Instruction], mode: StorageMode) -> Program:
     """Complete a list of computations and transfers to a program.
 
     `steps` are in program order, with first reads as page-ins; for ``dma`` they hold the ``wait i``
@@ -49,11 +47,11 @@ def with_waits_and_frees(
     program: list[Instruction] = []
     under_way: dict[int, Op] = {}  # transfers that nothing has waited for, as they began
 
-    def wait(i: int, place: int) -> None:
+    def wait(i: int, position: int) -> None:
         if under_way.pop(i, None) is not None:
-            program.insert(place, Instruction(Op.WAIT, i))
+            program.insert(position, Instruction(Op.WAIT, i))
 
-    for place, step in enumerate(given):
+    for position, step in enumerate(given):
         op, index = step
         if op == Op.COMPUTE:
             inputs = homes.inputs[index]
@@ -66,14 +64,14 @@ def with_waits_and_frees(
         program.append(step)
         if mode == StorageMode.DMA and op in _TRANSFERS:
             under_way[index] = op
-        for i in _in_order(homes, step, ends.get(place, []), under_way):
+        for i in _in_order(homes, step, ends.get(position, []), under_way):
             wait(i, len(program))
             program.append(Instruction(Op.FREE, i))
     return homes.program_of(program)
 
 
 def _in_order(
-    homes: PlanHomes, step: Instruction, gone: list[int], under_way: Collection[int]
+    homes: Homes, step: Instruction, gone: list[int], under_way: Collection[int]
 ) -> list[int]:
     """Return the order in which a step frees tensors, of which some are under way."""
     if step.op != Op.COMPUTE or not homes.graph.in_place_of[step.index]:
@@ -83,10 +81,10 @@ def _in_order(
 
 def _before_later_transfers(program: Sequence[Instruction], i: int) -> int:
     """Return the place before the transfers at the end that follow the last one of tensor `i`."""
-    place = len(program)
-    while place and program[place - 1].op in _TRANSFERS and program[place - 1].index != i:
-        place -= 1
-    return place
+    position = len(program)
+    while position and program[position - 1].op in _TRANSFERS and program[position - 1].index != i:
+        position -= 1
+    return position
 
 
 @dataclass(slots=True)
@@ -94,7 +92,7 @@ class Copy:
     """One copy of a tensor, by places in a list of steps as `with_waits_and_frees` takes it."""
 
     tensor: int
-    made: int
+    begin: int
     """The computation or page-in that makes it."""
     end: int
     """The last step that touches it; that which makes it where none does."""
@@ -105,28 +103,28 @@ class Copy:
     """Whether its end is a computation that writes another value over it."""
 
 
-def copies_of(homes: PlanHomes, steps: Iterable[Instruction]) -> list[Copy]:
+def copies_of(homes: Homes, steps: Iterable[Instruction]) -> list[Copy]:
     """Return all copies that some steps make, in order."""
-    found: list[Copy] = []
+    copies: list[Copy] = []
     latest: dict[int, Copy] = {}
-    for place, (op, index) in enumerate(steps):
-        made: tuple[int, ...] = (index,) if op == Op.PAGE_IN else ()
+    for position, (op, index) in enumerate(steps):
+        written: tuple[int, ...] = (index,) if op == Op.PAGE_IN else ()
         touched: tuple[int, ...] = () if op == Op.PAGE_IN else (index,)
         if op == Op.COMPUTE:
-            made, touched = tuple(homes.outputs[index]), tuple(homes.inputs[index])
+            written, touched = tuple(homes.outputs[index]), tuple(homes.inputs[index])
         for copy in [latest[i] for i in touched if i in latest]:
-            copy.end = place
+            copy.end = position
             copy.paged_out |= op == Op.PAGE_OUT
             if op == Op.COMPUTE:
-                copy.reads.append(place)
+                copy.reads.append(position)
                 copy.replaced |= copy.tensor in homes.replaced.get(index, ())
-        for i in made:
-            latest[i] = Copy(i, place, place)
-            found.append(latest[i])
-    return found
+        for i in written:
+            latest[i] = Copy(i, position, position)
+            copies.append(latest[i])
+    return copies
 
 
-def ends_of_copies(homes: PlanHomes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
+def ends_of_copies(homes: Homes, steps: Iterable[Instruction]) -> dict[int, list[int]]:
     """Return, by place, the tensors whose copy that step is the last to touch, ascending.
 
     Copies of state that are replaced do not end in a free, and are left out.
@@ -135,11 +133,11 @@ def ends_of_copies(homes: PlanHomes, steps: Iterable[Instruction]) -> dict[int, 
     for copy in copies_of(homes, steps):
         if not copy.replaced:
             ends.setdefault(copy.end, []).append(copy.tensor)
-    return {place: sorted(tensors) for place, tensors in ends.items()}
+    return {position: sorted(tensors) for position, tensors in ends.items()}
 
 
 def explicit_steps(
-    homes: PlanHomes, program: Iterable[Instruction], mode: StorageMode
+    homes: Homes, program: Iterable[Instruction], mode: StorageMode
 ) -> tuple[Instruction, ...] | None:
     """Take a program apart: return the steps that `with_waits_and_frees` makes it from.
 
@@ -151,7 +149,7 @@ def explicit_steps(
     return steps if with_waits_and_frees(homes, steps, mode) == whole else None
 
 
-def _without_derived(homes: PlanHomes, program: Sequence[Instruction]) -> tuple[Instruction, ...]:
+def _without_derived(homes: Homes, program: Sequence[Instruction]) -> tuple[Instruction, ...]:
     """Leave out frees, waits for page-ins, and waits right after what last touched the tensor.
 
     A wait of the last kind stays where a computation has still to read the tensor.
@@ -159,13 +157,13 @@ def _without_derived(homes: PlanHomes, program: Sequence[Instruction]) -> tuple[
     steps: list[Instruction] = []
     touched: dict[int, int] = {}
     paged_out: set[int] = set()
-    for place, step in enumerate(program):
+    for position, step in enumerate(program):
         op, index = step
         if op == Op.FREE:
             continue
         if op == Op.WAIT and (
             index not in paged_out
-            or (touched.get(index) == len(steps) and _serves_next(program, place))
+            or (touched.get(index) == len(steps) and _serves_next(program, position))
         ):
             paged_out.discard(index)
             continue
@@ -182,8 +180,8 @@ def _without_derived(homes: PlanHomes, program: Sequence[Instruction]) -> tuple[
     return tuple(steps)
 
 
-def _serves_next(program: Sequence[Instruction], place: int) -> bool:
+def _serves_next(program: Sequence[Instruction], position: int) -> bool:
     """Return whether the instruction after a wait needs it: it frees or pages out the tensor."""
-    i = program[place].index
+    i = program[position].index
     needing = (Instruction(Op.FREE, i), Instruction(Op.PAGE_OUT, i))
-    return place + 1 < len(program) and program[place + 1] in needing
+    return position + 1 < len(program) and program[position + 1] in needing

@@ -11,9 +11,11 @@ from pydantic_core import PydanticCustomError
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, raised_as
 from poetmodel.files import read_text
-from poetmodel.plan.arena import BEFORE, Arena, Content, Placed, check_alignment
-from poetmodel.plan.program import STATED, VERSION, VERSION_OF_STATE, Instruction, Op, Plan
+from poetmodel.plan.arena import Arena, Placed, check_alignment
+from poetmodel.plan.program import STATED, VERSION, VERSION_OF_STATE, Plan
+from poetmodel.schedule.instructions import Instruction, Op
 from poetmodel.schedule.io import Finite, GraphFile, Index, Strict, parse_file
+from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
-from poetmodel.plan.arena import BEFORE, Content
-from poetmodel.plan.program import Op
+from poetmodel.schedule.instructions import Op
+from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan.arena import Arena, Placed
-    from poetmodel.plan.program import Instruction, Plan
-    from poetmodel.plan.simulation import Moment, PlanCheck
+    from poetmodel.plan.program import Plan
+    from poetmodel.plan.simulation import PlanCheck
+    from poetmodel.schedule.instructions import Instruction
+    from poetmodel.schedule.machine import Moment
 
 LONGEST_NAME: Final = 48
 """Names up to this length are aligned."""
@@ -38,9 +40,9 @@ def plan_listing(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None
 
 
 def _heading(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) -> Iterator[str]:
-    place = f" on {plan.device}" if plan.device else ""
+    device = f" on {plan.device}" if plan.device else ""
     yield (
-        f"Plan for {graph.name}{place}, {plan.mode} transfers: {len(plan.program)} instructions, "
+        f"Plan for {graph.name}{device}, {plan.mode} transfers: {len(plan.program)} instructions, "
         f"{len(graph.nodes)} nodes"
     )
     if check.makespan_s is not None:
@@ -73,16 +75,16 @@ def fragmentation_in_words(arena: Arena) -> str:
 def homes_in_words(graph: Graph, plan: Plan) -> str:
     """Return how much state has its home in RAM, and how much on storage; empty without state."""
     resident, sizes = plan.resident or (), graph.tensor_bytes
-    places = {
+    homes = {
         "resident": [sizes[i] for i in graph.state_tensors if i in resident],
         "read on storage" if plan.memory_mapped else "on storage": [
             sizes[i] for i in graph.state_tensors if i not in resident
         ],
     }
     return ", ".join(
-        f"{len(found)} tensor{'s' if len(found) > 1 else ''} of {format_bytes(sum(found))} {place}"
-        for place, found in places.items()
-        if found
+        f"{len(kept)} tensor{'s' if len(kept) > 1 else ''} of {format_bytes(sum(kept))} {home}"
+        for home, kept in homes.items()
+        if kept
     )
 
 
@@ -116,23 +118,25 @@ class _Places:
     def __init__(self, graph: Graph, plan: Plan, arena: Arena | None) -> None:
         self.graph = graph
         self.held = [graph.node_of[i] for i in plan.resident or ()]
-        self.made: dict[int, list[Placed]] = {}
-        for one in () if arena is None else arena.offsets:
-            self.made.setdefault(one.position, []).append(one)
+        self.begun: dict[int, list[Placed]] = {}
+        for copy in () if arena is None else arena.offsets:
+            self.begun.setdefault(copy.position, []).append(copy)
 
     def remark(self, position: int, step: Instruction) -> str:
         """Return the offsets of what an instruction makes, or holds; empty without any."""
-        found = self.made.get(position, [])
+        begun = self.begun.get(position, [])
         if step.op == Op.COMPUTE and step.index in self.held:
             held = self.graph.outputs_of[step.index]
-            found = [one for one in self.made.get(BEFORE, []) if one.index in held]
-        if len(found) == 1 and found[0].content == Content.OUTPUT:
-            return f", at {found[0].offset:,}"
-        return "".join(f", {self._name(one)} at {one.offset:,}" for one in found)
+            begun = [copy for copy in self.begun.get(BEFORE, []) if copy.index in held]
+        if len(begun) == 1 and begun[0].content == Content.OUTPUT:
+            return f", at {begun[0].offset:,}"
+        return "".join(f", {self._name(copy)} at {copy.offset:,}" for copy in begun)
 
-    def _name(self, one: Placed) -> str:
+    def _name(self, copy: Placed) -> str:
         return (
-            "workspace" if one.content == Content.WORKSPACE else self.graph.tensors[one.index].name
+            "workspace"
+            if copy.content == Content.WORKSPACE
+            else self.graph.tensors[copy.index].name
         )
 
 

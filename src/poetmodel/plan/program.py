@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, shown
 from poetmodel.files import write_text
+from poetmodel.schedule.homes import Homes
+from poetmodel.schedule.instructions import Instruction, Op, Program
 from poetmodel.schedule.relations import dump
 from poetmodel.units import brief
 
@@ -36,33 +37,6 @@ STATED: Final = (
     "peak_ram_bytes",
 )
 """The figures of a plan file."""
-
-
-class Op(StrEnum):
-    """What an instruction does."""
-
-    COMPUTE = "compute"
-    """Run a node; for state on storage, start to read it for the first time."""
-    PAGE_IN = "page_in"
-    """Start to move a tensor from storage to RAM."""
-    PAGE_OUT = "page_out"
-    """Start to move a tensor from RAM to storage."""
-    WAIT = "wait"
-    """Hold the core until the transfer of a tensor is done."""
-    FREE = "free"
-    """Give the RAM of a tensor back."""
-
-
-class Instruction(NamedTuple):
-    """One step of a program."""
-
-    op: Op
-    """What to do."""
-    index: int  # type: ignore[assignment] # takes the place of the search method of tuples
-    """A node's index for ``compute``, a tensor's number otherwise."""
-
-
-Program = tuple[Instruction, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +73,16 @@ class Plan:
 
     def __repr__(self) -> str:
         graph = "no graph named" if self.identity is None else shown(self.identity.name)
-        place = "" if self.device is None else f"for {shown(self.device)}"
-        return brief(self, graph, f"{len(self.program)} instructions, {self.mode}", place)
+        device = "" if self.device is None else f"for {shown(self.device)}"
+        return brief(self, graph, f"{len(self.program)} instructions, {self.mode}", device)
+
+    def homes(self, graph: Graph) -> Homes:
+        """Return what the homes of state that the plan states make of a graph."""
+        return Homes.of(graph, self.resident or (), mapped=self.memory_mapped)
 
     def first_reads(self, graph: Graph) -> Mapping[int, int]:
         """Return the nodes whose ``compute`` reads state from storage, each with its tensor."""
-        if self.memory_mapped:
-            return {}
-        resident = self.resident or ()
-        return {graph.node_of[i]: i for i in graph.state_tensors if i not in resident}
+        return self.homes(graph).first_reads
 
     def to_dict(self, check: PlanCheck | None = None, arena: Arena | None = None) -> dict[str, Any]:
         """Return the content of a plan file: with what `check_plan` found, its figures too.

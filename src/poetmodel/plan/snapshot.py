@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import kind_of
 from poetmodel.errors import PlanError
-from poetmodel.plan.arena import Content, aligned
+from poetmodel.plan.arena import aligned
 from poetmodel.plan.listing import Words
-from poetmodel.plan.stays import Origin, stays
+from poetmodel.plan.stays import stays
+from poetmodel.schedule.machine import Content, Origin
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.plan.arena import Arena
     from poetmodel.plan.program import Plan
     from poetmodel.plan.simulation import PlanCheck
-    from poetmodel.plan.stays import Stay
+    from poetmodel.schedule.machine import Stay
 
 Entry = dict[str, Any]
 
@@ -75,8 +76,10 @@ class _History:
     def __init__(self, graph: Graph, plan: Plan, check: PlanCheck, arena: Arena) -> None:
         self.graph, self.plan, self.arena = graph, plan, arena
         self.words = Words(graph, plan)
-        self.stays = [one for one in stays(graph, plan) if one.bytes]
-        self.offsets = {(one.position, one.content, one.index): one.offset for one in arena.offsets}
+        self.stays = [stay for stay in stays(graph, plan) if stay.bytes]
+        self.offsets = {
+            (stay.position, stay.content, stay.index): stay.offset for stay in arena.offsets
+        }
         self.issued_us = [round(moment.issued_s * 1e6) for moment in check.moments]
         self.done_us = [*self.issued_us[1:], *(round(m.end_s * 1e6) for m in check.moments[-1:])]
 
@@ -85,38 +88,38 @@ class _History:
         begins: dict[int, list[Stay]] = {}
         gives: dict[int, list[Stay]] = {}
         ends: dict[int, list[Stay]] = {}
-        for one in self.stays:
-            begins.setdefault(one.begin, []).append(one)
-            ends.setdefault(one.end, []).append(one)
-            if one.given_at is not None:
-                gives.setdefault(one.given_at, []).append(one)
-        found = [self._entry("segment_alloc", 0, self.arena.bytes, [], 0)]
+        for stay in self.stays:
+            begins.setdefault(stay.begin, []).append(stay)
+            ends.setdefault(stay.end, []).append(stay)
+            if stay.given_at is not None:
+                gives.setdefault(stay.given_at, []).append(stay)
+        entries = [self._entry("segment_alloc", 0, self.arena.bytes, [], 0)]
         for position in range(-1, len(self.plan.program)):
             begun_us = self.issued_us[position] if position >= 0 else 0
             done_us = self.done_us[position] if position >= 0 else 0
-            for one in gives.get(position, ()):
-                found += self._free(one, position, begun_us)
-                if one.bytes > one.given_bytes:
-                    found.append(self._rest(one, position, begun_us))
-            found += [self._alloc(one, begun_us) for one in begins.get(position, ())]
-            for one in ends.get(position, ()):
-                if one.given_at is None:
-                    found += self._free(one, position, done_us)
-                elif one.bytes > one.given_bytes:
-                    found += self._free_rest(one, position, done_us)
+            for stay in gives.get(position, ()):
+                entries += self._free(stay, position, begun_us)
+                if stay.bytes > stay.given_bytes:
+                    entries.append(self._rest(stay, position, begun_us))
+            entries += [self._alloc(stay, begun_us) for stay in begins.get(position, ())]
+            for stay in ends.get(position, ()):
+                if stay.given_at is None:
+                    entries += self._free(stay, position, done_us)
+                elif stay.bytes > stay.given_bytes:
+                    entries += self._free_rest(stay, position, done_us)
         last_us = self.done_us[-1] if self.done_us else 0
-        return [*found, self._entry("snapshot", 0, 0, [], last_us, category=UNKNOWN)]
+        return [*entries, self._entry("snapshot", 0, 0, [], last_us, category=UNKNOWN)]
 
     def segments(self) -> list[dict[str, Any]]:
         """Return the arena as it is at the end, as the one segment."""
-        kept = [one for one in self.stays if one.end >= len(self.plan.program)]
+        kept = [stay for stay in self.stays if stay.end >= len(self.plan.program)]
         blocks: list[dict[str, Any]] = []
         end = 0
-        for one in sorted(kept, key=self._offset):
-            offset = self._offset(one)
-            size = min(aligned(one.bytes, self.arena.alignment), self.arena.bytes - offset)
+        for stay in sorted(kept, key=self._offset):
+            offset = self._offset(stay)
+            size = min(aligned(stay.bytes, self.arena.alignment), self.arena.bytes - offset)
             blocks += _gap(end, offset)
-            blocks.append(_block(offset, size, one.bytes, "active_allocated", self._frames(one)))
+            blocks.append(_block(offset, size, stay.bytes, "active_allocated", self._frames(stay)))
             end = offset + size
         blocks += _gap(end, self.arena.bytes)
         used = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
@@ -126,7 +129,7 @@ class _History:
             "total_size": self.arena.bytes,
             "allocated_size": used,
             "active_size": used,
-            "requested_size": sum(one.bytes for one in kept),
+            "requested_size": sum(stay.bytes for stay in kept),
             "stream": 0,
             "segment_type": "large",
             "segment_pool_id": _POOL,
@@ -136,54 +139,54 @@ class _History:
         }
         return [segment] if self.arena.bytes else []
 
-    def _alloc(self, one: Stay, time_us: int) -> Entry:
-        kind = "workspace" if one.content == Content.WORKSPACE else kind_of(self.graph, one.index)
-        where = self._offset(one)
-        return self._entry("alloc", where, one.bytes, self._frames(one), time_us, category=kind)
+    def _alloc(self, stay: Stay, time_us: int) -> Entry:
+        kind = "workspace" if stay.content == Content.WORKSPACE else kind_of(self.graph, stay.index)
+        where = self._offset(stay)
+        return self._entry("alloc", where, stay.bytes, self._frames(stay), time_us, category=kind)
 
-    def _rest(self, one: Stay, position: int, time_us: int) -> Entry:
-        where, size = self._of_rest(one)
-        kind = kind_of(self.graph, one.index)
-        frames = [self._thing(one, ", the rest"), self._instruction(position, again=False)]
+    def _rest(self, stay: Stay, position: int, time_us: int) -> Entry:
+        where, size = self._of_rest(stay)
+        kind = kind_of(self.graph, stay.index)
+        frames = [self._thing(stay, ", the rest"), self._instruction(position, again=False)]
         return self._entry("alloc", where, size, frames, time_us, category=kind)
 
-    def _free(self, one: Stay, position: int, time_us: int) -> list[Entry]:
-        return self._freed(self._offset(one), one.bytes, one, position, time_us)
+    def _free(self, stay: Stay, position: int, time_us: int) -> list[Entry]:
+        return self._freed(self._offset(stay), stay.bytes, stay, position, time_us)
 
-    def _free_rest(self, one: Stay, position: int, time_us: int) -> list[Entry]:
-        return self._freed(*self._of_rest(one), one, position, time_us)
+    def _free_rest(self, stay: Stay, position: int, time_us: int) -> list[Entry]:
+        return self._freed(*self._of_rest(stay), stay, position, time_us)
 
-    def _freed(self, where: int, size: int, one: Stay, position: int, time_us: int) -> list[Entry]:
-        frames = [self._thing(one), self._instruction(position, again=False)]
+    def _freed(self, where: int, size: int, stay: Stay, position: int, time_us: int) -> list[Entry]:
+        frames = [self._thing(stay), self._instruction(position, again=False)]
         return [
             self._entry(action, where, size, frames, time_us)
             for action in ("free_requested", "free_completed")
         ]
 
-    def _of_rest(self, one: Stay) -> tuple[int, int]:
-        return self._offset(one) + one.given_bytes, one.bytes - one.given_bytes
+    def _of_rest(self, stay: Stay) -> tuple[int, int]:
+        return self._offset(stay) + stay.given_bytes, stay.bytes - stay.given_bytes
 
-    def _offset(self, one: Stay) -> int:
-        offset = self.offsets.get((one.begin, one.content, one.index))
+    def _offset(self, stay: Stay) -> int:
+        offset = self.offsets.get((stay.begin, stay.content, stay.index))
         if offset is None:
-            known = self.graph.nodes if one.content == Content.WORKSPACE else self.graph.tensors
+            known = self.graph.nodes if stay.content == Content.WORKSPACE else self.graph.tensors
             raise PlanError(
-                f"arena: {one.content} {known[one.index].name!r} of instruction {one.begin} has no "
-                "offset; poetmodel.place gives every one"
+                f"arena: {stay.content} {known[stay.index].name!r} of instruction {stay.begin} has "
+                "no offset; poetmodel.place gives every one"
             )
         return offset
 
-    def _frames(self, one: Stay) -> list[dict[str, Any]]:
+    def _frames(self, stay: Stay) -> list[dict[str, Any]]:
         """Return what an allocation is of and which instruction makes it, as frames of a stack."""
-        if one.begin < 0:
-            return [self._thing(one), _frame("program", one.begin, "resident state")]
-        again = one.origin == Origin.RECOMPUTED
-        return [self._thing(one), self._instruction(one.begin, again=again)]
+        if stay.begin < 0:
+            return [self._thing(stay), _frame("program", stay.begin, "resident state")]
+        again = stay.origin == Origin.RECOMPUTED
+        return [self._thing(stay), self._instruction(stay.begin, again=again)]
 
-    def _thing(self, one: Stay, remark: str = "") -> dict[str, Any]:
-        if one.content == Content.WORKSPACE:
-            return _frame("workspace", one.index, self.graph.nodes[one.index].name)
-        return _frame("tensor", one.index, self.graph.tensors[one.index].name + remark)
+    def _thing(self, stay: Stay, remark: str = "") -> dict[str, Any]:
+        if stay.content == Content.WORKSPACE:
+            return _frame("workspace", stay.index, self.graph.nodes[stay.index].name)
+        return _frame("tensor", stay.index, self.graph.tensors[stay.index].name + remark)
 
     def _instruction(self, position: int, *, again: bool) -> dict[str, Any]:
         step = self.plan.program[position]

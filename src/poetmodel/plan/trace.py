@@ -6,18 +6,19 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import PARTS, part_of
-from poetmodel.plan.arena import Content
 from poetmodel.plan.listing import Words
-from poetmodel.plan.program import Op
 from poetmodel.plan.stays import ram_in_use, stays
+from poetmodel.schedule.instructions import Op
+from poetmodel.schedule.machine import Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.graph import Graph
-    from poetmodel.plan.program import Instruction, Plan
-    from poetmodel.plan.simulation import Moment, PlanCheck
-    from poetmodel.plan.stays import Stay
+    from poetmodel.plan.program import Plan
+    from poetmodel.plan.simulation import PlanCheck
+    from poetmodel.schedule.instructions import Instruction
+    from poetmodel.schedule.machine import Moment, Stay
 
 Event = dict[str, Any]
 
@@ -48,7 +49,7 @@ def trace_events(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
 
     Notes
     -----
-    Times are the simulator's, rounded to nanoseconds. A counter changes when the simulated RAM
+    Times come from the simulator, rounded to nanoseconds. A counter changes when the simulated RAM
     does: during an instruction it is `Moment.high_bytes`, after it `Moment.ram_bytes`.
     """
     events = [*_Slices(graph, plan, check).events(), *_counters(graph, plan, check)]
@@ -67,14 +68,14 @@ def trace_text(document: dict[str, Any]) -> str:
         for key, value in document.items()
         if key != "traceEvents"
     }
-    events = ",\n".join(json.dumps(one, allow_nan=False) for one in document["traceEvents"])
+    events = ",\n".join(json.dumps(event, allow_nan=False) for event in document["traceEvents"])
     others = "".join(f',\n"{key}": {value}' for key, value in coded.items())
     return f'{{"traceEvents": [\n{events}\n]{others}}}\n'
 
 
 def _metadata(graph: Graph, plan: Plan) -> Iterator[Event]:
-    place = f" on {plan.device}" if plan.device else ""
-    yield _named("process_name", {"name": f"{graph.name}{place}"}, 0)
+    device = f" on {plan.device}" if plan.device else ""
+    yield _named("process_name", {"name": f"{graph.name}{device}"}, 0)
     for track, name in _TRACKS.items():
         yield _named("thread_name", {"name": name}, track)
         yield _named("thread_sort_index", {"sort_index": track}, track)
@@ -126,10 +127,10 @@ class _Slices:
                 yield self._peak(moment)
             again = step in computed
             computed.add(step)
-            made = self._slice(position, step, moment, again=again)
-            if made is None:
+            event = self._slice(position, step, moment, again=again)
+            if event is None:
                 continue
-            yield made
+            yield event
             if step.op == Op.PAGE_OUT:
                 out[step.index] = position, moment
             elif step.op == Op.PAGE_IN and step.index in out:
@@ -173,7 +174,7 @@ class _Slices:
     def _computation(self, k: int, moment: Moment) -> dict[str, Any]:
         node, sizes, tensors = self.graph.nodes[k], self.graph.tensor_bytes, self.graph.tensors
         pairs = [pair for pair in self.graph.in_place_of[k] if pair[1] in moment.in_place]
-        found: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "node": node.name,
             "op": node.op,
             "phase": str(node.phase),
@@ -181,19 +182,19 @@ class _Slices:
             "workspace_bytes": node.workspace_bytes,
         }
         if pairs:
-            found["in_place"] = {tensors[y].name: tensors[x].name for y, x in pairs}
-        return found
+            arguments["in_place"] = {tensors[y].name: tensors[x].name for y, x in pairs}
+        return arguments
 
     def _transfer(self, i: int, moment: Moment) -> dict[str, Any]:
         tensor = self.graph.tensors[i]
-        found: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "tensor": tensor.name,
             "bytes": self.graph.tensor_bytes[i],
             "waits_for_bus_us": (_ns(moment.start_s) - _ns(moment.issued_s)) / 1000,
         }
         if tensor.replaces is not None:
-            found["writes_back"] = tensor.replaces
-        return found
+            arguments["writes_back"] = tensor.replaces
+        return arguments
 
     def _flow(self, number: int, i: int, out: Moment, back: Moment) -> Iterator[Event]:
         shared = {
@@ -226,11 +227,11 @@ def _counters(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
     last = None
     for position, levels in enumerate(zip(*_by_kind(graph, plan).values(), strict=True)):
         kinds = list(zip(*levels, strict=True))  # during the instruction, and after it
-        for time_s, found in zip(clocks[position : position + 2], kinds, strict=True):
-            if found != last:
-                yield _counter("RAM", time_s, {"bytes": sum(found)})
-                yield _counter("RAM by kind", time_s, dict(zip(PARTS, found, strict=True)))
-                last = found
+        for time_s, used in zip(clocks[position : position + 2], kinds, strict=True):
+            if used != last:
+                yield _counter("RAM", time_s, {"bytes": sum(used)})
+                yield _counter("RAM by kind", time_s, dict(zip(PARTS, used, strict=True)))
+                last = used
     end_s = max((moment.end_s for moment in check.moments), default=0.0)
     if last is not None:
         yield _counter("RAM", end_s, {"bytes": sum(last)})
@@ -243,12 +244,12 @@ def _counters(graph: Graph, plan: Plan, check: PlanCheck) -> Iterator[Event]:
 def _by_kind(graph: Graph, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
     """Return for each kind what it takes during and after each instruction [B]."""
     of_part: list[list[Stay]] = [[] for _ in PARTS]
-    for one in stays(graph, plan):
-        tensor = one.index if one.content == Content.OUTPUT else None
-        of_part[part_of(graph, tensor)].append(one)
+    for stay in stays(graph, plan):
+        tensor = stay.index if stay.content == Content.OUTPUT else None
+        of_part[part_of(graph, tensor)].append(stay)
     return {
-        part: ram_in_use(found, len(plan.program))
-        for part, found in zip(PARTS, of_part, strict=True)
+        part: ram_in_use(intervals, len(plan.program))
+        for part, intervals in zip(PARTS, of_part, strict=True)
     }
 
 

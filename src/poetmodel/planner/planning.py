@@ -12,14 +12,14 @@ from poetmodel.device import StorageMode
 from poetmodel.errors import PlanError, TimeLimitError
 from poetmodel.plan import Plan, check_plan
 from poetmodel.plan.derivation import with_waits_and_frees
-from poetmodel.plan.homes import PlanHomes
 from poetmodel.planner.search import best_transfers
-from poetmodel.planner.sequence import moves_of, program_of, start_at_use
+from poetmodel.planner.sequence import moves_of, start_at_use
 from poetmodel.planner.timing import Timing, just_in_time
 from poetmodel.planner.windows import TransferWindows
 from poetmodel.problem import within
 from poetmodel.schedule import GraphIdentity, simulate
 from poetmodel.schedule import verify as verify_schedule
+from poetmodel.schedule.compilation import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from poetmodel.plan import Instruction, PlanCheck, Program
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule, Simulation, Verdict
+    from poetmodel.schedule.homes import Homes
 
 _PASSES: Final = 4
 """How often page-ins are moved back; moving one can make way for others."""
@@ -105,15 +106,15 @@ def _plan_of(
         resident=schedule.resident if has_homes else None,
         memory_mapped=has_homes and device is not None and device.is_memory_mapped,
     )
-    homes = PlanHomes.of(graph, plan)
+    homes = plan.homes(graph)
     if mode == StorageMode.BLOCKING:
-        return replace(plan, program=program_of(homes, schedule))
+        return replace(plan, program=compiled(homes, schedule).program)
     program = _overlapping(homes, costs.table(graph), schedule, budget, limit_s)
     return replace(plan, program=program)
 
 
 def _overlapping(
-    homes: PlanHomes, table: CostTable, schedule: Schedule, budget: int, limit_s: float | None
+    homes: Homes, table: CostTable, schedule: Schedule, budget: int, limit_s: float | None
 ) -> Program:
     """Return the program of a schedule for a device with DMA; in time, or as good as it got."""
     moves = moves_of(homes, schedule)
@@ -121,8 +122,8 @@ def _overlapping(
     improved = _improved(homes, table, moves, budget, best)
     try:
         with nullcontext() if limit_s is None else limited(limit_s):
-            for each in improved:
-                best = each
+            for candidate in improved:
+                best = candidate
     except TimeLimitError:
         if limit_s is None:  # of a limit around
             raise
@@ -130,14 +131,14 @@ def _overlapping(
 
 
 def _improved(
-    homes: PlanHomes, table: CostTable, moves: Sequence[Instruction], budget: int, best: Timing
+    homes: Homes, table: CostTable, moves: Sequence[Instruction], budget: int, best: Timing
 ) -> Iterator[Timing]:
     """Yield ever better programs of a schedule, beginning from one."""
     windows = TransferWindows(homes, table, moves, budget)
     chosen = windows.steps(best_transfers(windows).transfers)
-    found = Timing(homes, table, chosen, budget)
-    if found.peak_ram_bytes <= budget and found.makespan_s < best.makespan_s:
-        best = found
+    candidate = Timing(homes, table, chosen, budget)
+    if candidate.peak_ram_bytes <= budget and candidate.makespan_s < best.makespan_s:
+        best = candidate
         yield best
     for _ in range(_PASSES):
         later = just_in_time(best)

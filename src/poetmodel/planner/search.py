@@ -103,17 +103,17 @@ def best_transfers(
     left = parameters.labels
     (width, choices), *wider = parameters.rounds
     best = search.run(width, choices)
-    spent = search.made / width
+    spent = search.extensions / width
     for width, choices in wider:
         if best.complete or best.makespan_s <= bound:
             break
         if spent * width > left:
             continue
-        found = search.run(width, choices)
-        left -= search.made
-        spent = search.made / width
-        if found.complete or found.makespan_s < best.makespan_s:
-            best = found
+        timing = search.run(width, choices)
+        left -= search.extensions
+        spent = search.extensions / width
+        if timing.complete or timing.makespan_s < best.makespan_s:
+            best = timing
     return best
 
 
@@ -129,13 +129,13 @@ class _BeamSearch:
         self.open_out = _open_bits(gaps, ((x.first, gaps - 1) for x in windows.page_outs))
         self.held = _open_bits(gaps, ((x.held_from, gaps - 1) for x in windows.page_outs))
         self.estimates = _Estimates(windows, parameters.lookahead)
-        self.made = 0
+        self.extensions = 0
         self.choices = 1
         self.complete = True
 
     def run(self, width: int, choices: int) -> BestTransfers:
         """Go through all gaps with so many labels, and transfers to begin next."""
-        self.made = 0
+        self.extensions = 0
         self.choices = choices
         self.complete = True
         labels = [_Label(0.0, 0.0, 0, 0, arriving=(), leaving=(), trail=None, begun=0.0)]
@@ -144,7 +144,7 @@ class _BeamSearch:
             reached: dict[int, list[_Label]] = {}
             for label in labels:
                 for after in self._continued(label, gap):
-                    self.made += 1
+                    self.extensions += 1
                     _keep(reached.setdefault(after.ins, []), after)
             labels = [label for group in reached.values() for label in group]
             if len(labels) > width:
@@ -168,12 +168,12 @@ class _BeamSearch:
             label = label._replace(leaving=tuple(x for x in label.leaving if x[1] > label.core))
         stack = [self._due(label, gap)]
         seen = set()
-        made = 0
+        count = 0
         while stack:
-            if made == self.parameters.continuations * self.choices:
+            if count == self.parameters.continuations * self.choices:
                 self.complete = False
                 return
-            made += 1
+            count += 1
             label = stack.pop()
             after = self._computed(label, gap)
             yield after
@@ -254,6 +254,7 @@ class _BeamSearch:
             return label
         if not label.outs >> source & 1:
             label = self._page_out(label, source, gap)
+        # A tensor has one transfer at a time: its page-out ends before its page-in begins.
         for x, done in label.leaving:
             if x == source:
                 leaving = tuple(entry for entry in label.leaving if entry[0] != x)
@@ -293,13 +294,13 @@ class _BeamSearch:
         room = windows.budget_bytes - into.bytes
         others = [windows.page_ins[f] for f, _ in label.arriving if windows.page_ins[f].last > gap]
         held = sum(other.bytes for other in others)
-        place = gap
+        position = gap
         for other in others:
             end = min(other.last, into.last)
-            if place < end and max(windows.need_bytes[place:end]) + held > room:
+            if position < end and max(windows.need_bytes[position:end]) + held > room:
                 return False
             held -= other.bytes
-            place = max(place, end)
+            position = max(position, end)
         return True
 
     def _with_room(self, label: _Label, gap: int, size_bytes: int) -> _Label:
@@ -333,6 +334,7 @@ class _BeamSearch:
                 break
             label = self._page_out(label, x, gap)
             excess -= outs[x].held_bytes(gap)
+            # The bus works in order: once this transfer is done, all before it are.
             label = label._replace(core=label.bus, leaving=())
         return label
 
@@ -383,6 +385,7 @@ class _Estimates:
         start = core + rest[gap]
         begin = bisect_left(self._due_gaps, gap)
         end = min(begin + self.lookahead, len(self.order))
+        # Bus time of transfers that began ahead of their turn, which the sum counts again.
         later = label.begun - self.before_s[begin]
         for due, first, time_s, is_page_in, bit in self.order[begin:end]:
             if (label.ins if is_page_in else label.outs) & bit:
@@ -416,10 +419,11 @@ def _dominates(a: _Label, b: _Label) -> bool:
     """Return whether `a`, with the same page-ins begun, is behind `b` in nothing."""
     if a.core > b.core or a.bus > b.bus or b.outs & ~a.outs:
         return False
-    if any(one[1] > other[1] for one, other in zip(a.arriving, b.arriving, strict=True)):
+    if any(own[1] > other[1] for own, other in zip(a.arriving, b.arriving, strict=True)):
         return False
     if not a.leaving:
         return True
+    # What b no longer has under way, or has not begun, a must be through with by then.
     ends = dict(b.leaving)
     return all(done <= ends.get(x, b.core) for x, done in a.leaving)
 

@@ -16,10 +16,10 @@ from poetmodel.plan.derivation import ends_of_copies
 from poetmodel.planner.sequence import unread_page_ins
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from poetmodel.device import CostTable
-    from poetmodel.plan.homes import PlanHomes
+    from poetmodel.schedule.homes import Homes
 
 _ROUNDING: Final = 1e-12
 """Times that differ by less, relative to the makespan, are the same."""
@@ -37,7 +37,7 @@ class Timing:
 
     def __init__(
         self,
-        homes: PlanHomes,
+        homes: Homes,
         table: CostTable,
         steps: Sequence[Instruction],
         ram_budget_bytes: int,
@@ -60,7 +60,7 @@ class Timing:
         self._sizes = homes.sizes
         self._core = self._bus = 0.0
         self._ram = homes.ram_bytes
-        self._place = 0
+        self._position = 0
         self._began: dict[int, int] = {}
         """Places of the transfers under way, by tensor."""
         self._arriving: dict[int, float] = {}
@@ -70,19 +70,19 @@ class Timing:
         self._touched: dict[int, int] = {}
         """Of those, the ones that nothing uses any more, and how many steps there were by then."""
         ends = ends_of_copies(homes, steps)
-        for place, step in enumerate(watched(steps)):
-            self._step(place, step, ends.get(place, ()))
+        for position, step in enumerate(watched(steps)):
+            self._step(position, step, ends.get(position, ()))
         self.makespan_s = max(self._core, self._bus)
         """When core and bus are done [s]."""
-        self._place = len(steps)
+        self._position = len(steps)
         for i in list(self._touched):
             self._release(i)
 
-    def _step(self, place: int, step: Instruction, ends: Iterable[int]) -> None:
+    def _step(self, position: int, step: Instruction, ends: Collection[int]) -> None:
         """Do one step, and what has to be waited for before it; it `ends` some copies."""
         self.core_s.append(self._core)
-        self.waited.append(place)
-        self._place = place
+        self.waited.append(position)
+        self._position = position
         for i in [i for i in self._touched if self._going[i] <= self._core]:
             self._release(i)
         op, index = step
@@ -101,7 +101,7 @@ class Timing:
                     self._wait(i, self._going)
                 self._ram -= self._sizes[i]
 
-    def _compute(self, k: int, ends: Iterable[int]) -> None:
+    def _compute(self, k: int, ends: Collection[int]) -> None:
         for i in self.homes.inputs[k]:
             if i in self._arriving:
                 self._wait(i, self._arriving)
@@ -122,9 +122,7 @@ class Timing:
             else:
                 self._release(i)
         self.peak_ram_bytes = max(self.peak_ram_bytes, self._ram + size)
-        self._ram += sum(
-            self._sizes[i] for i in self.homes.outputs[k] if i not in self.homes.written_back
-        )
+        self._ram += sum(self._sizes[i] for i in self.homes.new[k])
         self.begin_s.append(self._core)
         self._core += self.table.compute_time_s[k]
 
@@ -139,7 +137,7 @@ class Timing:
             self._ram += self._sizes[i]
         begin = max(self._bus, self._core)
         self.begin_s.append(begin)
-        self._began[i] = self._place
+        self._began[i] = self._position
         if op == Op.PAGE_IN:
             self._bus = self._arriving[i] = begin + self.table.page_in_time_s[i]
         else:
@@ -154,11 +152,12 @@ class Timing:
     def _release(self, i: int) -> None:
         """Wait for a page-out, which frees its tensor; page-ins that begin after it can follow."""
         self._wait(i, self._going)
-        place = len(self.steps)
-        while self.steps[place - 1].op == Op.PAGE_IN:
-            place -= 1
-        if self._touched.pop(i) != place:
-            self.steps.insert(place, Instruction(Op.WAIT, i))
+        position = len(self.steps)
+        while self.steps[position - 1].op == Op.PAGE_IN:
+            position -= 1
+        # A wait right after the last use is derived by with_waits_and_frees, and not written.
+        if self._touched.pop(i) != position:
+            self.steps.insert(position, Instruction(Op.WAIT, i))
         self._ram -= self._sizes[i]
 
     def _wait_before_use(self, i: int) -> None:
@@ -169,7 +168,7 @@ class Timing:
     def _wait(self, i: int, under_way: dict[int, float]) -> None:
         """Wait for a transfer, which ends it."""
         until_s = under_way.pop(i)
-        self.waited[self._began[i]] = self._place
+        self.waited[self._began[i]] = self._position
         if until_s > self._core:
             self.stall_s += until_s - self._core
             self._core = until_s
@@ -179,7 +178,7 @@ class Timing:
 class _Placed:
     """A transfer among the steps of a program, while page-ins are moved."""
 
-    place: int
+    position: int
     """Its place among the steps given."""
     slot: int
     """The step given that it comes right before; its own place if it has not moved."""
@@ -201,14 +200,14 @@ def just_in_time(timing: Timing) -> tuple[Instruction, ...]:
     """
     bus, steps = _bus(timing), timing.given
     rounding = _ROUNDING * timing.makespan_s
-    for transfer in [each for each in reversed(bus) if each.reader > each.place]:
+    for transfer in [page for page in reversed(bus) if page.reader > page.position]:
         check_time_limit()
         _move(bus, transfer, timing.core_s, rounding)
-    order = [(place, 1) for place in range(len(steps))]
-    for x, each in enumerate(bus):
-        if each.slot != each.place:
-            order[each.place] = (each.slot, x - len(bus))  # in bus order, before the step there
-    return tuple(steps[place] for place in sorted(range(len(steps)), key=order.__getitem__))
+    order = [(position, 1) for position in range(len(steps))]
+    for x, page in enumerate(bus):
+        if page.slot != page.position:
+            order[page.position] = (page.slot, x - len(bus))  # in bus order, before the step there
+    return tuple(steps[position] for position in sorted(range(len(steps)), key=order.__getitem__))
 
 
 def _bus(timing: Timing) -> list[_Placed]:
@@ -216,17 +215,17 @@ def _bus(timing: Timing) -> list[_Placed]:
     table, steps = timing.table, timing.given
     unread = unread_page_ins(timing.homes, steps)
     bus = []
-    for place, (op, i) in enumerate(steps):
+    for position, (op, i) in enumerate(steps):
         if op == Op.COMPUTE:
             continue
         time_s = (table.page_in_time_s if op == Op.PAGE_IN else table.page_out_time_s)[i]
-        end_s = timing.begin_s[place] + time_s
-        waits = timing.waited[place]
+        end_s = timing.begin_s[position] + time_s
+        waits = timing.waited[position]
         limit_s = end_s if waits == len(steps) else max(end_s, timing.core_s[waits])
-        reader = place
-        if op == Op.PAGE_IN and place not in unread:
+        reader = position
+        if op == Op.PAGE_IN and position not in unread:
             reader, limit_s = waits, timing.begin_s[waits]
-        bus.append(_Placed(place, place, time_s, end_s, limit_s, reader))
+        bus.append(_Placed(position, position, time_s, end_s, limit_s, reader))
     return bus
 
 
@@ -238,7 +237,7 @@ def _move(bus: list[_Placed], transfer: _Placed, core_s: Sequence[float], roundi
         last += 1
     for index in range(last, old - 1, -1):
         low = transfer.slot if index == old else bus[index].slot
-        if index > old and bus[index].slot == bus[index].place:
+        if index > old and bus[index].slot == bus[index].position:
             low += 1  # right after a transfer that has not moved is before the next step
         high = transfer.reader
         if index + 1 < len(bus):
@@ -256,8 +255,8 @@ def _move(bus: list[_Placed], transfer: _Placed, core_s: Sequence[float], roundi
         if best is not None:
             transfer.slot, ends = best
             bus.insert(index, bus.pop(old))
-            for each, end_s in zip(bus[old:], ends, strict=False):
-                each.end_s = end_s
+            for moved, end_s in zip(bus[old:], ends, strict=False):
+                moved.end_s = end_s
             return
 
 
@@ -274,12 +273,12 @@ def _ends(
     order = [*range(old + 1, index + 1), old, *range(index + 1, len(bus))]
     ends = []
     for x in order:
-        each = bus[x]
-        begin_s = max(free_s, core_s[slot if x == old else each.slot])
-        free_s = begin_s + each.time_s
-        if free_s > each.limit_s + rounding:
+        transfer = bus[x]
+        begin_s = max(free_s, core_s[slot if x == old else transfer.slot])
+        free_s = begin_s + transfer.time_s
+        if free_s > transfer.limit_s + rounding:
             return None
         ends.append(free_s)
-        if x > index and free_s == each.end_s:
+        if x > index and free_s == transfer.end_s:
             break
     return ends

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import CostTable
     from poetmodel.plan.derivation import Copy
-    from poetmodel.plan.homes import PlanHomes
+    from poetmodel.schedule.homes import Homes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class TransferWindows:
 
     def __init__(
         self,
-        homes: PlanHomes,
+        homes: Homes,
         table: CostTable,
         moves: Sequence[Instruction],
         ram_budget_bytes: int,
@@ -79,9 +79,9 @@ class TransferWindows:
         gaps = []
         self.nodes: list[int | None] = []
         """What is computed; None stands for the place of a page-in that nothing reads."""
-        for place, (op, index) in enumerate(moves):
+        for position, (op, index) in enumerate(moves):
             gaps.append(len(self.nodes))
-            if op == Op.COMPUTE or place in unread:
+            if op == Op.COMPUTE or position in unread:
                 self.nodes.append(index if op == Op.COMPUTE else None)
         self._change = [0] * (len(self.nodes) + 1)
         """By how much the copies in RAM change from each computation on [B]."""
@@ -92,7 +92,7 @@ class TransferWindows:
         self._shared = [0] * len(self.nodes)
         """By how much each computation can write over its inputs [B]."""
         for copy in copies_of(homes, moves):
-            self._enter(copy, gaps, paged_in=moves[copy.made].op == Op.PAGE_IN)
+            self._enter(copy, gaps, paged_in=moves[copy.begin].op == Op.PAGE_IN)
         self.compute_s = [0.0 if k is None else table.compute_time_s[k] for k in self.nodes]
         """How long each computation takes [s]."""
         self.rest_s = [*list(accumulate(reversed(self.compute_s)))[::-1], 0.0]
@@ -125,7 +125,7 @@ class TransferWindows:
 
     def _enter(self, copy: Copy, gaps: Sequence[int], *, paged_in: bool) -> None:
         """Enter a copy, with its page-in and page-out; `gaps` are those of the moves."""
-        i, gap, end = copy.tensor, gaps[copy.made], len(self.nodes)
+        i, gap, end = copy.tensor, gaps[copy.begin], len(self.nodes)
         size, table = self._homes.sizes[i], self._table
         begin, unused, shared = (gap if paged_in else gap + 1), gap + 1, 0
         if copy.reads:
@@ -178,6 +178,7 @@ class TransferWindows:
         def fits(gap: int, size_bytes: int) -> bool:
             return self.need_bytes[gap] + size_bytes <= self.budget_bytes
 
+        # Reversed, so that of several page-ins of a tensor the first one stays.
         first_read = {into.tensor: into.last for into in reversed(self._ins)}
         for out in self._outs.values():
             check_time_limit()

@@ -9,7 +9,7 @@ from poetmodel.problem import (
     CONSTRAINTS,
     Coefficients,
     DeadlineCounts,
-    LinearLimit,
+    LinearRow,
     Problem,
     largest_rewards,
     within,
@@ -130,12 +130,12 @@ def _energy(problem: Problem) -> str | None:
 def _constraints(problem: Problem) -> Iterator[str]:
     stated = {row.name: row for row in problem.constraints}
     for limit in problem.linear_limits:
-        if limit.name != CONSTRAINTS or limit.index is None or limit.slack >= 0:
+        if limit.name != CONSTRAINTS or limit.upper >= 0:
             continue
         rewards = largest_rewards(problem.graph, _possible(problem, limit))
-        if rewards <= limit.slack:
+        if rewards <= limit.upper:
             continue
-        name, side = limit.index
+        name, side = limit.key
         best = limit.baseline + rewards
         best, more, most = (best, "less", "least") if side == "upper" else (-best, "more", "most")
         row, amount = stated[name], stated[name].amount(float(f"{best + 0.0:.9g}"))
@@ -145,7 +145,7 @@ def _constraints(problem: Problem) -> Iterator[str]:
         yield f"constraint {name!r}, {row.limits_in_words()}: schedules come to {words}"
 
 
-def _possible(problem: Problem, limit: LinearLimit) -> Coefficients:
+def _possible(problem: Problem, limit: LinearRow) -> Coefficients:
     """Return what the decisions that a problem allows add to a limited sum."""
     of = limit.coefficients
     return Coefficients(

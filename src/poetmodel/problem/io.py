@@ -19,9 +19,9 @@ from poetmodel.problem.objective import OWN
 from poetmodel.problem.totals import (
     CONSTANT,
     KEYS,
+    Constraint,
     Count,
     Total,
-    TotalsConstraint,
     is_number,
     unit_of,
     whole,
@@ -83,7 +83,7 @@ class _Reader:
     """Takes a file apart: its rows, its objective, and every fault with its place."""
 
     def __init__(self, problem: Problem) -> None:
-        self.rows: list[TotalsConstraint] = []
+        self.rows: list[Constraint] = []
         self.objective: Terms | None = None
         self.faults: list[str] = []
         self._graph = problem.graph
@@ -105,12 +105,12 @@ class _Reader:
     def read(self, document: dict[str, Any]) -> None:
         """Read a whole file."""
         self._unknown(document, _TABLES, "")
-        found = document.get("constraint", [])
-        if not isinstance(found, list):
-            got = "[constraint]" if isinstance(found, dict) else shown(found)
+        tables = document.get("constraint", [])
+        if not isinstance(tables, list):
+            got = "[constraint]" if isinstance(tables, dict) else shown(tables)
             self.faults.append(f"constraint: expected a list of tables, [[constraint]], got {got}")
-            found = []
-        for index, table in enumerate(found):
+            tables = []
+        for index, table in enumerate(tables):
             where, default = place(("constraint", index), document), f"constraint {index + 1}"
             if not isinstance(table, dict):
                 self.faults.append(f"{where}: expected a table, got {shown(table)}")
@@ -120,7 +120,7 @@ class _Reader:
                 self._constraint(table, default, f"{where} ({shown(default)})")
         if "objective" in document:
             self._objective(document["objective"])
-        elif not found and not self.faults:
+        elif not tables and not self.faults:
             self.faults.append("expected [[constraint]] or [objective], got neither")
 
     def _objective(self, table: object) -> None:
@@ -140,30 +140,30 @@ class _Reader:
                 f"{where}.name: expected a text that is not empty, got {shown(name)}"
             )
             name = default
-        sums: dict[str, Terms] = {}
+        sums: dict[str, dict[str, float]] = {}
         if ("sum" in table) == ("each" in table):
             got = "both" if "sum" in table else "neither"
             self.faults.append(
                 f"{where}: expected sum = {_EXAMPLE} or each = 'recomputations:conv*', got {got}"
             )
         elif "sum" in table:
-            sums = {name: self._sum(table["sum"], f"{where}.sum")}
+            sums = {name: dict(self._sum(table["sum"], f"{where}.sum"))}
         else:
             sums = {
-                f"{name}[{key.partition(':')[2]}]": ((key, 1),)
+                f"{name}[{key.partition(':')[2]}]": {key: 1}
                 for key in self._each(table["each"], f"{where}.each")
             }
-        unit = unit_of(next(iter(sums.values()), ()))
+        unit = unit_of(next(iter(sums.values()), {}).items())
         limits = self._limits(table, unit, where, known=len(self.faults) == before)
-        for each in sums:
-            if each in self._taken:
+        for row in sums:
+            if row in self._taken:
                 self.faults.append(
-                    f"{where}.name: {self._taken[each]} already has the name {shown(each)}"
+                    f"{where}.name: {self._taken[row]} already has the name {shown(row)}"
                 )
-            self._taken[each] = where
+            self._taken[row] = where
         if len(self.faults) == before:
             try:
-                self.rows += [TotalsConstraint(name=n, terms=t, **limits) for n, t in sums.items()]
+                self.rows += [Constraint(name=n, terms=t, **limits) for n, t in sums.items()]
             except InputError as error:
                 self.faults += error.faults
 
@@ -181,8 +181,8 @@ class _Reader:
                     f"{shown(weight)}"
                 )
                 continue
-            for one in (CONSTANT,) if constant and key == CONSTANT else self._matches(key, where):
-                total[one] += weight
+            for term in (CONSTANT,) if constant and key == CONSTANT else self._matches(key, where):
+                total[term] += weight
         return tuple((key, whole(weight)) for key, weight in total.items() if weight)
 
     def _each(self, value: object, where: str) -> list[str]:
@@ -209,15 +209,15 @@ class _Reader:
             self.faults.append(f"{where}: {shown(key)}: {hint}")
             return
         names, what = self._names[Count(kind)], _NAMED[Count(kind)]
-        found = [pattern] if pattern in names else [n for n in names if fnmatchcase(n, pattern)]
-        if not found:
+        matches = [pattern] if pattern in names else [n for n in names if fnmatchcase(n, pattern)]
+        if not matches:
             close = get_close_matches(pattern, names, n=1)
             hint = f"; did you mean {shown(close[0])}?" if close else ""
             self.faults.append(
                 f"{where}: {shown(key)}: no {what} of graph {shown(self._graph.name)} has "
                 f"this name{hint}"
             )
-        yield from (f"{kind}:{name}" for name in found)
+        yield from (f"{kind}:{name}" for name in matches)
 
     def _limits(
         self, table: dict[str, Any], unit: str, where: str, *, known: bool

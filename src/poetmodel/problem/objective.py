@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from operator import mul, neg
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import chain
+from operator import neg
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device import StorageMode
+from poetmodel.problem.rows import (
+    RELATIVE_TOLERANCE,
+    ROUNDING,
+    Coefficients,
+    LinearRow,
+    weighted,
+)
 from poetmodel.problem.totals import CONSTANT, Count, Total
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -18,11 +26,9 @@ if TYPE_CHECKING:
     from poetmodel.device import Device
     from poetmodel.graph import Graph
     from poetmodel.problem.problem import Problem
-    from poetmodel.problem.totals import Terms, TotalsConstraint
+    from poetmodel.problem.totals import Constraint, Terms
     from poetmodel.schedule import Simulation
 
-RELATIVE_TOLERANCE: Final = 1e-9
-"""Times and energies that differ by less than this, relatively, count as equal."""
 OWN: Final = "own"
 """What is minimized where it is a user's own sum of totals."""
 CONSTRAINTS: Final = "constraints"
@@ -32,8 +38,6 @@ DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
 of the bus; and that of a surrogate, while a model states one."""
 LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", CONSTRAINTS})
 """Names of all rows of `linear_limits`."""
-ROUNDING: Final = 1e-13
-"""What the difference of two sums may be off by, relative to them."""
 
 
 class Quantity(StrEnum):
@@ -81,39 +85,6 @@ class TimeSum(NamedTuple):
         return self.compute * compute_s + self.transfer * transfer_s
 
 
-class Coefficients(NamedTuple):
-    """What each decision adds to a quantity, in its unit."""
-
-    compute: Sequence[float]
-    """For each node, one more computation."""
-    page_in: Sequence[float]
-    """For each tensor, one page-in."""
-    page_out: Sequence[float]
-    """For each tensor, one page-out."""
-    storage_home: Sequence[float]
-    """For each tensor that is state, its home on storage in place of RAM: what reads it first and
-    what writes its replacement back."""
-
-
-def weighted(*parts: tuple[Coefficients, float]) -> Coefficients:
-    """Return the sum of weighted coefficients; what cancels out but for rounding is 0."""
-    weights = [weight for _, weight in parts]
-
-    def added(values: Iterable[float]) -> float:
-        products: list[float] = list(map(mul, weights, values))
-        if all(isinstance(product, int) for product in products):
-            return sum(products)
-        total = math.fsum(products)
-        return total if abs(total) > ROUNDING * max(map(abs, products)) else 0.0
-
-    return Coefficients(
-        *(
-            tuple(added(values) for values in zip(*columns, strict=True))
-            for columns in zip(*(coefficients for coefficients, _ in parts), strict=True)
-        )
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class OwnSum:
     """A user's own sum of totals, as simulated."""
@@ -132,29 +103,6 @@ class OwnSum:
         extra = simulation.total(self.graph, self.terms, extra=True)
         above = extra - self.rewards
         return above if above > ROUNDING * max(abs(extra), abs(self.rewards)) else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearLimit:
-    """A limit on a sum over decisions: ``sum of coefficient * decision <= slack``."""
-
-    name: str
-    """Name of its row in a model: ``deadline``, ``bus_deadline``, ``energy_budget`` or
-    ``constraints``."""
-    index: tuple[str, str] | None = None
-    """Index of the row of a user's own constraint: (name, ``upper`` or ``lower``)."""
-    coefficients: Coefficients
-    """What each decision adds; of a user's own constraint it may be negative."""
-    slack: float
-    """What decisions may add to a single pass, tolerance included; negative if that is too much.
-    An int, compared exactly, where everything is whole."""
-    baseline: float
-    """What a single pass takes."""
-
-    @property
-    def only_adds(self) -> bool:
-        """Whether no decision takes anything off the sum."""
-        return all(min(column, default=0) >= 0 for column in self.coefficients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,39 +176,54 @@ class Objective:
         return overhead_s if overhead_s > ROUNDING * whole_s else 0.0
 
 
-def linear_limits(problem: Problem) -> Iterator[LinearLimit]:
-    """Yield the deadline, two of them where transfers run beside computing, and energy budget."""
+def linear_limits(problem: Problem) -> Iterator[LinearRow]:
+    """Yield the deadline, two of them where transfers run beside computing, and energy budget.
+
+    Then the own constraints, a lower side with all signs turned: each row has an upper side alone.
+    """
     pass_s = problem.pass_time_s
     if problem.deadline_s is not None:
         for name, counted in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
-            yield LinearLimit(
+            yield over_totals(
+                problem,
+                _times(problem, counted),
                 name=name,
-                coefficients=_times(problem, counted),
-                slack=problem.deadline_s * (1 + RELATIVE_TOLERANCE) - counted.compute * pass_s,
+                # Rows count what comes beyond a single pass, so its time is taken off the limit.
+                upper=problem.deadline_s * (1 + RELATIVE_TOLERANCE) - counted.compute * pass_s,
                 baseline=pass_s,
             )
     if problem.energy_budget_j is not None:
         energy = problem.energy
-        yield LinearLimit(
+        yield over_totals(
+            problem,
+            energy.coefficients,
             name="energy_budget",
-            coefficients=energy.coefficients,
-            slack=problem.energy_budget_j * (1 + RELATIVE_TOLERANCE) - energy.baseline,
+            upper=problem.energy_budget_j * (1 + RELATIVE_TOLERANCE) - energy.baseline,
             baseline=energy.baseline,
         )
-    for row in problem.constraints:
-        yield from _sides(problem, row)
+    for constraint in problem.constraints:
+        yield from _sides(problem, constraint)
 
 
-def _sides(problem: Problem, row: TotalsConstraint) -> Iterator[LinearLimit]:
-    """Yield the limits of a user's own constraint, its lower one negated."""
-    coefficients, baseline = sum_of(problem, row.terms)
+def over_totals(problem: Problem, coefficients: Coefficients, **stated: Any) -> LinearRow:
+    """Return the row that has these coefficients for the decisions that totals count."""
+    return LinearRow(space=problem.totals, values=tuple(chain(*coefficients)), **stated)
+
+
+def _sides(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
+    """Yield the sides of a user's own constraint.
+
+    What decisions may add has the tolerance in it; it is negative where that is too much.
+    """
+    coefficients, baseline = sum_of(problem, constraint.terms.items())
     # Parts of a single pass that cancel out are no more exact for that.
     passes: dict[str, float] = {
         Total.ENERGY: problem.energy.baseline,
         Total.COMPUTE: problem.pass_time_s,
     }
-    largest = max(abs(weight * passes.get(key, 0)) for key, weight in (*row.terms, (CONSTANT, 0)))
-    for side, limit, sign in (("upper", row.upper, 1), ("lower", row.lower, -1)):
+    parts = (abs(weight * passes.get(key, 0)) for key, weight in constraint.terms.items())
+    largest = max(parts, default=0)
+    for side, limit, sign in (("upper", constraint.upper, 1), ("lower", constraint.lower, -1)):
         if limit is None:
             continue
         signed = coefficients
@@ -268,19 +231,21 @@ def _sides(problem: Problem, row: TotalsConstraint) -> Iterator[LinearLimit]:
             signed = Coefficients(*(tuple(map(neg, column)) for column in coefficients))
         slack = sign * (limit - baseline)
         if all(isinstance(value, int) for column in signed for value in column):
+            # A sum of integers exceeds the floor by 1 or not at all: no tolerance is needed.
             slack = math.floor(slack)
         else:
             slack += RELATIVE_TOLERANCE * max(abs(limit), largest)
-        yield LinearLimit(
+        yield over_totals(
+            problem,
+            signed,
             name=CONSTRAINTS,
-            index=(row.name, side),
-            coefficients=signed,
-            slack=slack,
+            key=(constraint.name, side),
+            upper=slack,
             baseline=sign * baseline,
         )
 
 
-def sum_of(problem: Problem, terms: Terms) -> tuple[Coefficients, float]:
+def sum_of(problem: Problem, terms: Iterable[tuple[str, float]]) -> tuple[Coefficients, float]:
     """Return what each decision adds to a sum of totals, and what a single pass takes."""
     graph, table = problem.graph, problem.table
     nothing = (0,) * len(graph.tensors)
@@ -298,6 +263,7 @@ def sum_of(problem: Problem, terms: Terms) -> tuple[Coefficients, float]:
             counted = page_in if kind == Count.PAGE_INS else page_out
             counted[graph.tensor_index[name]] += weight
         elif kind == Count.RESIDENT:
+            # In a single pass all state is resident; a home on storage takes the weight off again.
             baseline += weight
             home[graph.tensor_index[name]] -= weight
         elif key == CONSTANT:
@@ -307,7 +273,7 @@ def sum_of(problem: Problem, terms: Terms) -> tuple[Coefficients, float]:
             moved = (nothing, sizes) if key == Total.BYTES_WRITTEN else (sizes, nothing)
             parts.append((_moving(problem, (0,) * len(graph.nodes), *moved), weight))
         elif key == Total.ENERGY:
-            parts += [(each, weight * power) for each, power in _energy_parts(problem)]
+            parts += [(part, weight * power) for part, power in _energy_parts(problem)]
             baseline += weight * problem.energy.baseline
         elif key == Total.COMPUTE:
             parts.append((_coefficients(problem, table.compute_time_s), weight))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.problem.problem import Problem
-    from poetmodel.problem.totals import Terms, TotalsConstraint
+    from poetmodel.problem.totals import Constraint, Terms
 
 SMALLEST_COST: Final = 1e-300
 """Least time or energy other than nothing: a thousandth of it is still a full number."""
@@ -24,7 +24,7 @@ SMALLEST_COST: Final = 1e-300
 
 def resolve_choices(problem: Problem) -> dict[str, Any]:
     """Return the choices of a problem as members; refuse unknown ones, and costs beyond numbers."""
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     faults: list[str] = []
     counts = problem.deadline_counts
     for name, choices, value in (
@@ -32,9 +32,9 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
         ("deadline_counts", DeadlineCounts, _default_counts(problem) if counts is None else counts),
     ):
         if name == "minimize" and value == OWN and problem.own_objective:
-            found[name] = OWN
+            chosen[name] = OWN
         elif value in tuple(choices):
-            found[name] = choices(value)
+            chosen[name] = choices(value)
         else:
             hint = "; minimizing(...) sets it, with an objective" if value == OWN else ""
             faults.append(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}{hint}")
@@ -48,31 +48,31 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
         )
     faults += _costs_beyond_numbers(problem)
     faults += own_sum_faults(problem.graph, problem.constraints, problem.own_objective)
-    if found.get("deadline_counts") == DeadlineCounts.OVERLAP and problem.idle_power_w > 0:
+    if chosen.get("deadline_counts") == DeadlineCounts.OVERLAP and problem.idle_power_w > 0:
         faults += _rewarded_idling(problem)
     if faults:
         raise InputError(faults)
-    return found
+    return chosen
 
 
 def _rewarded_idling(problem: Problem) -> Iterator[str]:
     """Name sums that more energy is good for: of a makespan models know a lower bound only."""
     sums = [("objective", dict(problem.own_objective), 1)]
     for row in problem.constraints:
-        place, terms = f"constraint {shown(row.name)}", dict(row.terms)
-        sums += [(place, terms, 1)] * (row.upper is not None)
-        sums += [(place, terms, -1)] * (row.lower is not None)
-    for place, terms, sign in sums:
+        where, terms = f"constraint {shown(row.name)}", row.terms
+        sums += [(where, terms, 1)] * (row.upper is not None)
+        sums += [(where, terms, -1)] * (row.lower is not None)
+    for where, terms, sign in sums:
         if sign * terms.get(Total.ENERGY, 0) < 0:
             yield (
-                f"{place}: energy_j from below is not decided where the device draws idle power "
+                f"{where}: energy_j from below is not decided where the device draws idle power "
                 "over a makespan; use compute_s and transfer_s, or deadline_counts='serial'"
             )
 
 
 def resolve_limits(problem: Problem) -> dict[str, Any]:
     """Return the limits of a problem as numbers, percentages of what the problem says included."""
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     faults: list[str] = []
     for name, resolve in (
         ("ram_budget_bytes", _ram_bytes),
@@ -81,25 +81,25 @@ def resolve_limits(problem: Problem) -> dict[str, Any]:
         ("energy_budget_j", _energy_j),
     ):
         try:
-            found[name] = resolve(problem)
+            limits[name] = resolve(problem)
         except BudgetError as error:
             faults.extend(error.faults)
     if faults:
         raise BudgetError(faults)
-    return found
+    return limits
 
 
 def own_sum_faults(
-    graph: Graph, constraints: Iterable[TotalsConstraint], objective: Terms
+    graph: Graph, constraints: Iterable[Constraint], objective: Terms
 ) -> Iterator[str]:
     """Yield what is wrong with own constraints and an own objective."""
     names: set[str] = set()
     for row in constraints:
-        place = f"constraint {shown(row.name)}"
+        where = f"constraint {shown(row.name)}"
         if row.name in names:
-            yield f"{place}: another constraint has this name"
+            yield f"{where}: another constraint has this name"
         names.add(row.name)
-        yield from check_terms(graph, row.terms, place)
+        yield from check_terms(graph, row.terms.items(), where)
     yield from check_terms(graph, objective, "objective")
 
 

@@ -11,17 +11,15 @@ from poetmodel.graph import Floor, Graph, checkpoint_all_peak_bytes, floor
 from poetmodel.problem.objective import (
     OBJECTIVES,
     OWN,
-    RELATIVE_TOLERANCE,
-    Coefficients,
     DeadlineCounts,
-    LinearLimit,
     Objective,
     Quantity,
     TimeSum,
     linear_limits,
 )
 from poetmodel.problem.parse import resolve_choices, resolve_limits
-from poetmodel.problem.totals import Total, TotalsBlock, TotalsConstraint
+from poetmodel.problem.rows import Coefficients, LinearRow
+from poetmodel.problem.totals import Constraint, Total, TotalsBlock
 from poetmodel.problem.working_graph import working_graph
 from poetmodel.units import brief, format_bytes, format_seconds
 
@@ -41,6 +39,30 @@ _LIMITED_BY: Final[Mapping[Quantity, str]] = {
 """The parameter that limits each quantity."""
 FEWER_BYTES: Final = "fewer bytes written"
 """Name of the constraint of a problem whose written bytes must be below a value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StandIn:
+    """What a problem counts otherwise where it is solved in place of a stated one.
+
+    Such a problem is a surrogate (surrogate relaxation: Glover, 1968).
+    """
+
+    transfer_share: float | None = None
+    """For a problem whose time is a makespan: how much of the transfer time counts beside all of
+    the compute time, 0 to 1. Its time is ``compute + share * transfer``; the deadline limits that
+    and the transfer time, and idle power beyond one pass is left out. With 0 it is a relaxation:
+    its bounds hold. With 1 it is a restriction: a plan that transfers and computes one after the
+    other keeps the deadline."""
+    reference_value: float | None = None
+    """The value of a valid schedule, above 0: the minimized quantity beyond what every schedule
+    pays. Models state the quantity in thousandths of it, and whatever costs more than twice as much
+    by itself as twice as much: only better schedules matter."""
+    never_recomputed: frozenset[int] = frozenset()
+    """Nodes that are computed once, beside those of which the graph says so."""
+    rows: tuple[LinearRow, ...] = ()
+    """Further rows over stages, with an upper side and no value below 0. Each has every stage in
+    which what it counts is offered, if only with 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +94,12 @@ class Problem:
         baseline. Default: none.
     count_parameters : bool
         Whether parameters, gradients and optimizer state take room in the RAM budget.
-    constraints : tuple of TotalsConstraint
+    constraints : tuple of Constraint
         Own constraints on the totals of a schedule; `subject_to` adds some.
     own_objective : tuple of (str, float)
         Own objective, by total; `minimizing` sets it.
+    stand_in : StandIn
+        What it counts otherwise; solvers set it with `surrogate`.
 
     Notes
     -----
@@ -114,8 +138,9 @@ class Problem:
     minimize: str = "energy"
     energy_budget: str | float | None = None
     count_parameters: bool = False
-    constraints: tuple[TotalsConstraint, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
     own_objective: Terms = ()
+    stand_in: StandIn = StandIn()
 
     ram_budget_bytes: int = field(init=False)
     """The RAM budget as given [B]."""
@@ -133,16 +158,16 @@ class Problem:
 
     def __repr__(self) -> str:
         device = self.costs.device
-        place = "" if device is None else f"on {shown(device.key or device.name)}"
+        where = "" if device is None else f"on {shown(device.key or device.name)}"
         deadline = "" if self.deadline_s is None else f"deadline {format_seconds(self.deadline_s)}"
         budget = f"RAM {format_bytes(self.ram_budget_bytes)}"
         return brief(
-            self, shown(self.graph.name), place, budget, deadline, f"least {self.minimize}"
+            self, shown(self.graph.name), where, budget, deadline, f"least {self.minimize}"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         # What is derived is left out: another thread may be deriving it.
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def parse(cls, graph: Graph, costs: Costs, **stated: Any) -> Self:
@@ -196,6 +221,10 @@ class Problem:
         terms = TotalsBlock(self.graph).expression(rule, "objective")
         return replace(self, minimize=OWN, own_objective=terms)
 
+    def surrogate(self, **parameters: Any) -> Self:
+        """Return the problem with these parameters of its `StandIn`, and the others it has."""
+        return replace(self, stand_in=replace(self.stand_in, **parameters))
+
     def resolved(self) -> Self:
         """Return this problem with numbers (SI) for its limits.
 
@@ -219,7 +248,8 @@ class Problem:
 
     def may_recompute(self, k: int) -> bool:
         """Return whether node `k` may be computed a second time."""
-        return self.recompute and self.graph.nodes[k].recomputable
+        once = k in self.stand_in.never_recomputed
+        return self.recompute and self.graph.nodes[k].recomputable and not once
 
     @property
     def resident_bytes(self) -> int:
@@ -278,12 +308,12 @@ class Problem:
     @property
     def asks_energy(self) -> bool:
         """Whether energies were asked for: minimized, limited, in an own sum, or of a device."""
-        sums = (self.own_objective, *(row.terms for row in self.constraints))
+        sums = (dict(self.own_objective), *(row.terms for row in self.constraints))
         return (
             self.minimize == Quantity.ENERGY
             or self.energy_budget is not None
             or self.costs.device is not None
-            or any(name == Total.ENERGY for terms in sums for name, _ in terms)
+            or any(Total.ENERGY in terms for terms in sums)
         )
 
     @cached_property
@@ -297,7 +327,15 @@ class Problem:
         return self.quantity(Quantity.ENERGY)
 
     @cached_property
-    def linear_limits(self) -> tuple[LinearLimit, ...]:
+    def totals(self) -> tuple[tuple[str, int], ...]:
+        """The decisions that totals count: pairs of a field of `Coefficients` and an item."""
+        tensors = len(self.graph.tensors)
+        sizes = (len(self.graph.nodes), tensors, tensors, tensors)
+        columns = zip(Coefficients._fields, sizes, strict=True)
+        return tuple((field, item) for field, size in columns for item in range(size))
+
+    @cached_property
+    def linear_limits(self) -> tuple[LinearRow, ...]:
         """The limits on sums over decisions: deadline, energy budget and own constraints."""
         return tuple(linear_limits(self))
 
@@ -308,7 +346,7 @@ class Problem:
         A constraint with a lower limit, or with a negative coefficient, can be kept by a
         recomputation or transfer that serves nothing else.
         """
-        sums = [self.objective.coefficients, *(one.coefficients for one in self.linear_limits)]
+        sums = [self.objective.coefficients, *(limit.coefficients for limit in self.linear_limits)]
         wanted = Coefficients(
             *(
                 tuple(max(0.0, -min(values)) for values in zip(*columns, strict=True))
@@ -328,8 +366,13 @@ class Problem:
         )
 
     def quantity(self, quantity: str) -> Objective:
-        """Return a quantity, whether it is minimized or not."""
-        return OBJECTIVES[quantity](self)
+        """Return a quantity, whether it is minimized or not, as this problem counts it."""
+        objective, reference = OBJECTIVES[quantity](self), self.stand_in.reference_value
+        if quantity == Quantity.TIME and self.stand_in.transfer_share is not None:
+            objective = replace(objective, counted=self.time_sum)
+        if quantity == self.minimize and reference is not None and objective.is_sum:
+            objective = replace(objective, reference=reference)
+        return objective
 
     @property
     def counts_transfers(self) -> bool:
@@ -339,11 +382,14 @@ class Problem:
     @property
     def is_overlapping(self) -> bool:
         """Whether time is the makespan of a plan whose transfers run beside the computing."""
-        return self.deadline_counts == DeadlineCounts.OVERLAP
+        overlaps = self.deadline_counts == DeadlineCounts.OVERLAP
+        return overlaps and self.stand_in.transfer_share is None
 
     @property
     def time_sum(self) -> TimeSum:
         """The sum that is minimized as time; for a makespan a lower bound of it, compute alone."""
+        if self.stand_in.transfer_share is not None:
+            return TimeSum(1.0, self.stand_in.transfer_share)
         return TimeSum(1.0, 1.0 if self.counts_transfers else 0.0)
 
     @property
@@ -358,10 +404,13 @@ class Problem:
 
     def limited_times_s(self, simulation: Simulation) -> tuple[float, ...]:
         """Return the times of a schedule that must each keep the deadline [s]."""
-        return () if simulation.time_s is None else (simulation.time_s,)
+        if self.stand_in.transfer_share is None:
+            return () if simulation.time_s is None else (simulation.time_s,)
+        compute_s, transfer_s = simulation.compute_s or 0.0, simulation.transfer_s or 0.0
+        return tuple(counted.of(compute_s, transfer_s) for counted in self.deadline_sums)
 
     def without(self, *quantities: Quantity, **changes: Any) -> Self:
-        """Return the problem without its limits on some quantities.
+        """Return the problem without its limits on some quantities, and without a reference value.
 
         Parameters
         ----------
@@ -374,8 +423,10 @@ class Problem:
             Quantity.RAM: checkpoint_all_peak_bytes(self.graph) + self.resident_bytes,
             Quantity.WRITES: sum(self.graph.tensor_bytes),
         }
-        freed: dict[str, Any] = {_LIMITED_BY[each]: most.get(each) for each in quantities}
-        return replace(self, **freed | changes)
+        freed: dict[str, Any] = {
+            _LIMITED_BY[quantity]: most.get(quantity) for quantity in quantities
+        }
+        return replace(self.surrogate(reference_value=None), **freed | changes)
 
     def below_bytes(self, value: int) -> Self:
         """Return the problem whose minimized bytes, peak RAM or written, must be below a value.
@@ -385,8 +436,8 @@ class Problem:
         quantity = self.objective.quantity
         if quantity == Quantity.WRITES and self.graph.state_tensors:
             rows = tuple(row for row in self.constraints if row.name != FEWER_BYTES)
-            terms = ((Total.BYTES_WRITTEN, 1),)
-            fewer = TotalsConstraint(name=FEWER_BYTES, terms=terms, upper=value - 1)
+            terms: dict[str, float] = {Total.BYTES_WRITTEN: 1}
+            fewer = Constraint(name=FEWER_BYTES, terms=terms, upper=value - 1)
             return replace(self, constraints=(*rows, fewer))
         more = self.resident_bytes if quantity == Quantity.RAM else 0
         changes: dict[str, Any] = {_LIMITED_BY[Quantity(quantity)]: value - 1 + more}
@@ -408,8 +459,3 @@ class Problem:
             **({"constraints": [row.to_dict() for row in rows]} if rows else {}),
             **({"weights": dict(self.own_objective)} if self.minimize == OWN else {}),
         }
-
-
-def within(value: float, limit: float | None) -> bool:
-    """Return whether a time or energy keeps its limit, to the relative tolerance."""
-    return limit is None or value <= limit + RELATIVE_TOLERANCE * abs(limit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from io import StringIO
@@ -66,7 +66,7 @@ Terms = tuple[tuple[str, float], ...]
 """A linear expression: coefficients by key, ``bytes_written`` or ``page_ins:conv1``."""
 
 
-def unit_of(terms: Terms) -> str:
+def unit_of(terms: Iterable[tuple[str, float]]) -> str:
     """Return the unit of a sum; empty for counts, and for a sum of different units."""
     units = {UNITS.get(key, "") for key, _ in terms if key != CONSTANT}
     return units.pop() if len(units) == 1 else ""
@@ -91,44 +91,52 @@ def in_words(terms: Terms, *, most: int = 4) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TotalsConstraint:
-    """A row ``lower <= sum of coefficient * total <= upper`` over the totals of a schedule.
+class Constraint:
+    """A constraint ``lower <= sum of coefficient * total <= upper`` on the totals of a schedule.
+
+    ``Problem.subject_to`` makes them of rules, `Problem` takes them as they are.
 
     Raises
     ------
     InputError
         If it has no name, no limit or a number that is not finite, or if its limits cross.
+
+    Examples
+    --------
+    >>> Constraint(name="wear", terms={"bytes_written": 1}, upper=4096).limits_in_words()
+    'at most 4,096 B'
     """
 
     name: str
     """Its name, by which it is reported."""
-    terms: Terms
-    """Coefficients by key."""
+    terms: dict[str, float] = field(hash=False)
+    """Coefficients by total: ``bytes_written``, ``page_ins:conv1``."""
     lower: float | None = None
     """Least value; None for no such limit."""
     upper: float | None = None
     """Largest value; None for no such limit."""
 
     def __post_init__(self) -> None:
-        place = f"constraint {shown(self.name)}"
+        where = f"constraint {shown(self.name)}"
         if not self.name:
-            raise InputError(f"{place}: expected a name that is not empty")
+            raise InputError(f"{where}: expected a name that is not empty")
         limits = [limit for limit in (self.lower, self.upper) if limit is not None]
         if not limits:
-            raise InputError(f"{place}: expected a limit: at most, at least or equals")
-        for value in (*limits, *(coefficient for _, coefficient in self.terms)):
+            raise InputError(f"{where}: expected a limit: at most, at least or equals")
+        for value in (*limits, *dict(self.terms).values()):
             if not is_number(value):
-                raise InputError(f"{place}: expected a finite number, got {shown(value)}")
+                raise InputError(f"{where}: expected a finite number, got {shown(value)}")
         if len(limits) > 1 and limits[0] > limits[1]:
-            raise InputError(f"{place}: at least {limits[0]:g} and at most {limits[1]:g} cross")
-        object.__setattr__(self, "terms", tuple((key, whole(value)) for key, value in self.terms))
+            raise InputError(f"{where}: at least {limits[0]:g} and at most {limits[1]:g} cross")
+        terms = {key: whole(value) for key, value in dict(self.terms).items()}
+        object.__setattr__(self, "terms", terms)
         for side in ("lower", "upper"):
             limit = getattr(self, side)
             object.__setattr__(self, side, None if limit is None else whole(limit))
 
     def amount(self, value: float) -> str:
         """Return a value of its sum with all digits, and its unit if it has one."""
-        unit = unit_of(self.terms).replace("bytes", "B")
+        unit = unit_of(self.terms.items()).replace("bytes", "B")
         return f"{whole(value):,} {unit}".rstrip()
 
     def limits_in_words(self, amount: Callable[[float], str] | None = None) -> str:
@@ -153,22 +161,22 @@ class TotalsConstraint:
         }
 
 
-def check_terms(graph: Graph, terms: Terms, place: str) -> Iterator[str]:
+def check_terms(graph: Graph, terms: Iterable[tuple[str, float]], where: str) -> Iterator[str]:
     """Yield what is wrong with the terms of an expression: nodes and tensors are named."""
     for key, weight in terms:
         if not is_number(weight):
-            yield f"{place}: {shown(key)}: expected a finite number, got {shown(weight)}"
+            yield f"{where}: {shown(key)}: expected a finite number, got {shown(weight)}"
         kind, _, name = key.partition(":")
         if key in tuple(Total) or key == CONSTANT:
             continue
         if kind not in tuple(Count) or not name:
-            yield f"{place}: {shown(key)}: expected one of {', '.join(KEYS)}"
+            yield f"{where}: {shown(key)}: expected one of {', '.join(KEYS)}"
         elif kind == Count.RECOMPUTATIONS and name not in graph.node_index:
-            yield f"{place}: {shown(key)}: the graph has no node {shown(name)}"
+            yield f"{where}: {shown(key)}: the graph has no node {shown(name)}"
         elif kind != Count.RECOMPUTATIONS and name not in graph.tensor_index:
-            yield f"{place}: {shown(key)}: the graph has no tensor {shown(name)}"
+            yield f"{where}: {shown(key)}: the graph has no tensor {shown(name)}"
         elif kind == Count.RESIDENT and name not in _state_index(graph):
-            yield f"{place}: {shown(key)}: tensor {shown(name)} is no state"
+            yield f"{where}: {shown(key)}: tensor {shown(name)} is no state"
 
 
 def _state_index(graph: Graph) -> dict[str, int]:
@@ -194,8 +202,8 @@ class _Counts(Mapping[Any, Any]):
             hint = "expected the name, or the position, of a state tensor"
         if isinstance(key, str) and (close := get_close_matches(key, self._index, n=1)):
             hint = f"did you mean {shown(close[0])}?"
-        place = f"{self._variables.local_name}[{shown(key)}]"
-        raise InputError(f"{place}: the graph has no such entry; {hint}")
+        where = f"{self._variables.local_name}[{shown(key)}]"
+        raise InputError(f"{where}: the graph has no such entry; {hint}")
 
     def __contains__(self, key: Any) -> bool:
         if isinstance(key, str):
@@ -232,36 +240,36 @@ class TotalsBlock:
             variables = pyo.Var(list(index.values()), domain=pyo.NonNegativeIntegers)
             self.block.counted.add_component(str(count), variables)
             setattr(self.block, count, _Counts(variables, index))
-            self._key |= {id(variables[place]): f"{count}:{name}" for name, place in index.items()}
+            self._key |= {id(variables[i]): f"{count}:{name}" for name, i in index.items()}
         for total in Total:
             self.block.add_component(str(total), pyo.Var(domain=pyo.NonNegativeReals))
             self._key[id(self.block.component(total))] = str(total)
 
-    def expression(self, rule: Any, place: str) -> Terms:
+    def expression(self, rule: Any, where: str) -> Terms:
         """Return the linear expression that a rule gives, its constant under its own key."""
-        return self._terms(self._call(rule, place), place) or ((CONSTANT, 0),)
+        return self._terms(self._call(rule, where), where) or ((CONSTANT, 0),)
 
-    def constraints(self, rule: Any, name: str) -> list[TotalsConstraint]:
+    def constraints(self, rule: Any, name: str) -> list[Constraint]:
         """Return the rows that a rule gives: of a list ``name[0]``, ``name[1]``, ..."""
-        from pyomo.environ import Constraint
+        import pyomo.environ as pyo
 
-        found = self._call(rule, f"constraint {shown(name)}")
+        result = self._call(rule, f"constraint {shown(name)}")
         relations = (
-            {f"{name}[{place}]": relation for place, relation in enumerate(found)}
-            if isinstance(found, list)
-            else {name: found}
+            {f"{name}[{number}]": relation for number, relation in enumerate(result)}
+            if isinstance(result, list)
+            else {name: result}
         )
         return [
-            self._row(each, relation)
-            for each, relation in relations.items()
-            if relation is not Constraint.Skip and relation is not Constraint.Feasible
+            self._row(key, relation)
+            for key, relation in relations.items()
+            if relation is not pyo.Constraint.Skip and relation is not pyo.Constraint.Feasible
         ]
 
-    def _row(self, name: str, relation: Any) -> TotalsConstraint:
+    def _row(self, name: str, relation: Any) -> Constraint:
         import pyomo.environ as pyo
         from pyomo.common.log import LoggingIntercept
 
-        place = f"constraint {shown(name)}"
+        where = f"constraint {shown(name)}"
         try:  # Pyomo logs what it raises, too.
             with LoggingIntercept(StringIO(), "pyomo.core"):
                 row = pyo.Constraint(expr=relation)
@@ -271,60 +279,59 @@ class TotalsBlock:
             got = shown(str(relation) if hasattr(relation, "is_expression_type") else relation)
             why = "" if relation is None else f" ({str(error).splitlines()[0].strip()})"
             raise InputError(
-                f"{place}: expected a linear relation between totals, got {got}{why}"
+                f"{where}: expected a linear relation between totals, got {got}{why}"
             ) from None
-        terms = self._terms(body, place)
-        shift = dict(terms).get(CONSTANT, 0)
+        terms = dict(self._terms(body, where))
+        shift = terms.pop(CONSTANT, 0)
         lower, upper = (None if limit is None else pyo.value(limit) - shift for limit in limits)
-        kept = tuple(term for term in terms if term[0] != CONSTANT)
-        return TotalsConstraint(name=name, terms=kept, lower=lower, upper=upper)
+        return Constraint(name=name, terms=terms, lower=lower, upper=upper)
 
-    def _call(self, rule: Any, place: str) -> Any:
+    def _call(self, rule: Any, where: str) -> Any:
         """Return what a rule gives, several relations as a list."""
         from pyomo.common.errors import PyomoException
 
         if not callable(rule):
-            raise InputError(f"{place}: expected a function of the totals, got {shown(rule)}")
+            raise InputError(f"{where}: expected a function of the totals, got {shown(rule)}")
         try:
-            found = rule(self.block)
-            return _relations(found)
+            result = rule(self.block)
+            return _relations(result)
         except PyomoException as error:  # of a relation that is asked whether it is true
             raise InputError(
-                f"{place}: {str(error).splitlines()[0]} Relations have no 'and', no max(), and no "
+                f"{where}: {str(error).splitlines()[0]} Relations have no 'and', no max(), and no "
                 "two comparisons in one: return a list of them"
             ) from None
 
-    def _terms(self, expression: Any, place: str) -> Terms:
+    def _terms(self, expression: Any, where: str) -> Terms:
         from pyomo.repn import generate_standard_repn
 
         try:
-            found = generate_standard_repn(expression)
+            linear = generate_standard_repn(expression)
         except (AttributeError, RuntimeError, TypeError, ValueError):
             raise InputError(
-                f"{place}: expected a linear expression of totals, got {shown(expression)}"
+                f"{where}: expected a linear expression of totals, got {shown(expression)}"
             ) from None
-        if not found.is_linear():
-            raise InputError(f"{place}: the expression is not linear in the totals")
+        if not linear.is_linear():
+            raise InputError(f"{where}: the expression is not linear in the totals")
         total: defaultdict[str, float] = defaultdict(int)
-        for coefficient, variable in zip(found.linear_coefs, found.linear_vars, strict=True):
+        for coefficient, variable in zip(linear.linear_coefs, linear.linear_vars, strict=True):
             if id(variable) not in self._key:
-                raise InputError(f"{place}: {variable.name} is none of the totals of a schedule")
+                raise InputError(f"{where}: {variable.name} is none of the totals of a schedule")
             total[self._key[id(variable)]] += coefficient
-        total[CONSTANT] += found.constant
+        total[CONSTANT] += linear.constant
         if not all(map(is_number, total.values())):
-            raise InputError(f"{place}: expected finite numbers, got {shown(str(expression))}")
+            raise InputError(f"{where}: expected finite numbers, got {shown(str(expression))}")
         return tuple((key, whole(value)) for key, value in total.items() if value)
 
 
-def _relations(found: Any) -> Any:
+def _relations(result: Any) -> Any:
     """Return what a rule gives; a list where it is several relations, as of a generator."""
     from pyomo.core.base.component import ComponentBase
     from pyomo.core.expr.relational_expr import RelationalExpression
 
-    several = isinstance(found, Iterable) and not isinstance(found, ComponentBase | Mapping | str)
-    if isinstance(found, tuple):  # of Pyomo: (lower, expression, upper)
-        several = all(isinstance(one, RelationalExpression) for one in found)
-    return list(found) if several else found
+    several = isinstance(result, Iterable) and not isinstance(result, ComponentBase | Mapping | str)
+    if isinstance(result, tuple):  # of Pyomo: (lower, expression, upper)
+        several = all(isinstance(relation, RelationalExpression) for relation in result)
+    return list(result) if several else result
 
 
 def is_number(value: object) -> bool:

@@ -30,16 +30,16 @@ def working_graph(graph: Graph, *, read_in_place: bool) -> Graph:
     if not graph.state_tensors:
         return graph
     absent = {graph.tensors[i].name for i in graph.state_tensors} if read_in_place else set()
-    values = {each.name: getattr(graph, each.name) for each in fields(graph)}
+    values = {field.name: getattr(graph, field.name) for field in fields(graph)}
     return Graph.of_valid(**values | {"nodes": tuple(_act(node, absent) for node in graph.nodes)})
 
 
 def _act(node: Node, absent: set[str]) -> Node:
     outputs = tuple(
-        replace(made, replaces=None, bytes=0)
-        if made.replaces is not None or made.name in absent
-        else made
-        for made in node.outputs
+        replace(output, replaces=None, bytes=0)
+        if output.replaces is not None or output.name in absent
+        else output
+        for output in node.outputs
     )
     if node.is_state:
         return replace(node, phase=Phase.INPUT, on_aux=True, outputs=outputs)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import part_of
 from poetmodel.plan import Op
-from poetmodel.plan.stays import Origin
 from poetmodel.report.pictures import Kind, in_order
 from poetmodel.report.timeline import AGAIN, FIRST_READ, LETTERS, ORIGINS, plan_chart
+from poetmodel.schedule.machine import Origin
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ class Rival:
     @property
     def name(self) -> str:
         """What a page calls it."""
-        return NAMES[self.method]
+        return NAMES.get(self.method, self.method)
 
     def peak_ram_bytes(self, beside: Subject) -> int:
         """Return its peak RAM in place of the schedule that it stands beside [B].
@@ -99,13 +99,25 @@ class Comparison:
 
 
 def compare(
-    subjects: Sequence[Subject], *, params: CompareParams = PARAMS
+    subjects: Sequence[Subject], *, methods: Sequence[str] = (), params: CompareParams = PARAMS
 ) -> tuple[Comparison, ...]:
-    """Let earlier methods schedule the problems of schedules, each problem once.
+    """Let earlier methods, and some further ones, schedule the problems of schedules, each once.
 
     Each schedule is simulated. A method that keeps no schedule within the RAM budget gets more,
     so that it can be said how much it needs.
+
+    Raises
+    ------
+    InputError
+        If there is no such method, or one of them needs a solver.
     """
+    for name in methods:
+        if method(name).by_solver:
+            raise InputError(
+                f"method {name!r}: it needs a solver, which is not run for a page; solve with "
+                f"--method {name} and give its schedule, too"
+            )
+    names = tuple(dict.fromkeys((*NAMES, *methods)))
     end_s = time.monotonic() + params.whole_s
     groups: dict[str, list[Subject]] = {}
     for subject in subjects:
@@ -113,7 +125,7 @@ def compare(
     found = []
     for group in groups.values():
         reason = _obstacle(group[0])
-        rivals = () if reason else tuple(_rivals(group[0].problem, end_s, params))
+        rivals = () if reason else tuple(_rivals(group[0].problem, names, end_s, params))
         found.append(Comparison(subjects=tuple(group), rivals=rivals, reason=reason))
     return tuple(found)
 
@@ -160,8 +172,10 @@ def _obstacle(subject: Subject) -> str:
     return ""
 
 
-def _rivals(problem: Problem, end_s: float, params: CompareParams) -> Iterator[Rival]:
-    for name in NAMES:
+def _rivals(
+    problem: Problem, names: Sequence[str], end_s: float, params: CompareParams
+) -> Iterator[Rival]:
+    for name in names:
         limit_s = min(params.method_s, end_s - time.monotonic())
         if limit_s <= 0:
             reason = f"left out: the time of {format_seconds(params.whole_s)} for all was over"

@@ -42,8 +42,8 @@ _PACKAGES: Final = {"highs": ("highspy",), "scip": ("pyscipopt",), "gurobi": ("g
 def facts(subject: Subject) -> dict[str, Any]:
     """Return all facts of a report about one schedule, plain values in SI units.
 
-    Energies and times are None without costs. Figures are the simulator's; bounds are those that
-    the file states.
+    Energies and times are None without costs. Figures come from the simulator; bounds are those
+    that the file states.
     """
     simulation, timed = subject.simulation, subject.costs is not None
     stated = subject.document.problem
@@ -332,7 +332,10 @@ def decision_rows(problem: Problem, schedule: Schedule) -> Iterator[dict[str, An
     energies add up to the overhead (without idle power during overlapping transfers).
     """
     graph = problem.graph
-    starts_in_ram, resident = Counter(i for _, i in schedule.S_RAM), set(schedule.resident)
+    resident = set(schedule.resident)
+    starts_in_ram: Counter[int] = Counter()
+    for i, first, last in schedule.kept:
+        starts_in_ram[i] += last - first + 1
     for decision in find_decisions(problem, schedule):
         i = decision.tensor
         k = graph.node_of[i]

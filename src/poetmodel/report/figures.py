@@ -131,7 +131,7 @@ _FIGURES: Final[dict[str, tuple[Row, ...]]] = {
         ("resident_bytes", "resident bytes, on top of the peak", whole_bytes),
         ("device_ram_bytes", "RAM of the device", whole_bytes),
         ("fits_device", "fits the device", yes_or_no),
-        ("device_ram.state_bytes", "of it at the peak: state", whole_bytes),
+        ("device_ram.state_bytes", "in use at the peak: state", whole_bytes),
         ("device_ram.activation_bytes", "activations", whole_bytes),
         ("device_ram.gradient_bytes", "gradients", whole_bytes),
         ("device_ram.workspace_bytes", "workspace", whole_bytes),
@@ -198,7 +198,7 @@ _MEASURED: Final[tuple[tuple[str, Unit, tuple[str | None, str | None, str | None
         format_bytes,
         ("certificate.heap_peak_bytes", "plan.peak_bytes", "certificate.eager_heap_peak_bytes"),
     ),
-    ("of it tensors", format_bytes, ("certificate.storage_peak_bytes", None, None)),
+    ("of which tensors", format_bytes, ("certificate.storage_peak_bytes", None, None)),
     ("paged out", format_bytes, ("certificate.written_bytes", "plan.written_bytes", None)),
     ("paged in", format_bytes, ("certificate.read_bytes", "plan.read_bytes", None)),
     (
@@ -213,7 +213,7 @@ _STEP_FIGURES: Final[dict[str, tuple[Row, ...]]] = {
         ("step.budget_bytes", "RAM budget", whole_bytes),
         ("step.keep_all_bytes", "keep-all peak", whole_bytes),
         ("step.plan.peak_bytes", "peak RAM of the plan", whole_bytes),
-        ("step.reserved_bytes", "of it reserved", whole_bytes),
+        ("step.reserved_bytes", "of which reserved", whole_bytes),
         (
             "step.certificate.second_gradients_bytes",
             "more while gradients accumulate (rollback)",
@@ -225,8 +225,8 @@ _STEP_FIGURES: Final[dict[str, tuple[Row, ...]]] = {
             "copies of state in RAM that a step writes (rollback)",
             whole_bytes,
         ),
-        ("step.graph.resident_bytes.parameters", "on top of it: parameters, buffers", whole_bytes),
-        ("step.graph.resident_bytes.gradients", "on top of it: gradients", whole_bytes),
+        ("step.graph.resident_bytes.parameters", "in addition: parameters, buffers", whole_bytes),
+        ("step.graph.resident_bytes.gradients", "in addition: gradients", whole_bytes),
     ),
     "What was captured": (
         ("step.graph.batch_size", "batch size", whole),

@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.plan import Op
-from poetmodel.plan.arena import BEFORE, Content
+from poetmodel.report.presenter import plural
+from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -279,10 +280,12 @@ def stage_map(graph: Graph, schedule: Schedule) -> Grid:
     for (t, k), kinds in sorted(stage_actions(graph, schedule).items()):
         mark = Kind.PAGED_OUT if Kind.PAGED_OUT in kinds else None
         cells.append(GridCell(row=t, column=k, kind=colour_of(kinds), mark=mark))
-    moved = (
-        f"{sum(k < t for t, k in schedule.R)} recomputations, {len(schedule.M_out)} page-outs, "
-        f"{len(schedule.M_in)} page-ins"
+    counts = (
+        (sum(k < t for t, k in schedule.R), "recomputation"),
+        (len(schedule.M_out), "page-out"),
+        (len(schedule.M_in), "page-in"),
     )
+    moved = ", ".join(plural(number, noun) for number, noun in counts)
     return Grid(
         title=f"{graph.name}: {moved}",
         row_name="stage, by the node it first computes",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device.room import DeviceRoom
     from poetmodel.graph import Graph
-    from poetmodel.problem import TotalsConstraint
+    from poetmodel.problem import Constraint
     from poetmodel.schedule import ConstraintValue, Simulation
 
 Unit = Callable[[Any], str]
@@ -112,9 +112,13 @@ def state_facts(graph: Graph, simulation: Simulation) -> Iterator[Fact]:
 
 def wear_facts(simulation: Simulation) -> Iterator[Fact]:
     """Yield how many steps the storage endures; people read of it where it is known."""
-    worn = simulation.steps_until_worn
-    note = f"at {format_bytes(simulation.written_bytes)} written a step"
-    yield Fact("steps_until_worn", worn, "storage worn", _steps, note)
+    yield wear_fact(simulation.steps_until_worn, simulation.written_bytes)
+
+
+def wear_fact(steps: float | None, written_bytes: int) -> Fact:
+    """Return how many steps the storage endures that write so much."""
+    note = f"at {format_bytes(written_bytes)} written a step"
+    return Fact("steps_until_worn", steps, "storage worn", _steps, note)
 
 
 def _steps(number: float) -> str:
@@ -181,10 +185,10 @@ def _state(value: ConstraintValue) -> str:
     return f"at its limit: {limits}" if value.at_limit and free else limits
 
 
-def amount_of(row: TotalsConstraint) -> Unit:
+def amount_of(row: Constraint) -> Unit:
     """Return how people read the sum of an own constraint."""
     units = {"bytes": whole_bytes, "s": format_seconds, "J": fine_joules}
-    return units.get(unit_of(row.terms), whole)
+    return units.get(unit_of(row.terms.items()), whole)
 
 
 Row = tuple[str, str, Unit]

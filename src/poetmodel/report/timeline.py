@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.device import StorageMode
 from poetmodel.graph import checkpoint_all_profile
 from poetmodel.plan import Op
-from poetmodel.plan.arena import Content
 from poetmodel.plan.simulation import check_plan
-from poetmodel.plan.stays import Origin, stays
+from poetmodel.plan.stays import stays
 from poetmodel.report.pictures import rounded, size_unit, time_unit
 from poetmodel.report.subject import free_costs
+from poetmodel.schedule.machine import Content, Origin
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan, PlanCheck
-    from poetmodel.plan.stays import Stay
     from poetmodel.report.subject import Subject
+    from poetmodel.schedule.machine import Stay
 
 AGAIN: Final = "a"
 """A computation of a node that was computed before."""

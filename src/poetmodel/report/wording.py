@@ -153,7 +153,7 @@ def _sameness(step: Facts) -> Words:
     random = "" if certificate["random_equal"] else "; the random generator ends in another state"
     if certificate["equal"]:
         what = "parameters, optimizer state" if certificate.get("updates") else "gradients"
-        text = f"all {count} results (loss, {what}, buffers) and the random generator, bit by bit"
+        text = f"all {count} results (loss, {what}, buffers) and the random generator, bit for bit"
         return "Equal", text, "good"
     text = f"{many} of {count} results differ{', listed below' if many else ''}{random}"
     return "Different", text, "bad"

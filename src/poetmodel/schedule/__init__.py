@@ -6,8 +6,8 @@ from poetmodel.schedule.relations import (
     Schedule,
     checkpoint_all,
     paged_at_once,
-    rows_of_pairs,
-    rows_of_spans,
+    pairs_of_rows,
+    spans_of_rows,
     storage_entries,
 )
 from poetmodel.schedule.simulation import MemoryPoint, Simulation, simulate
@@ -31,9 +31,9 @@ __all__ = [
     "checkpoint_all",
     "constraint_values",
     "paged_at_once",
-    "rows_of_pairs",
-    "rows_of_spans",
+    "pairs_of_rows",
     "simulate",
+    "spans_of_rows",
     "storage_entries",
     "verify",
 ]

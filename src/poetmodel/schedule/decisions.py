@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
-    from poetmodel.schedule.relations import Pair, Schedule
+    from poetmodel.schedule.relations import Pair, Schedule, Span
     from poetmodel.schedule.simulation import MemoryPoint, Simulation
 
 StageRange = tuple[int, int]
@@ -149,13 +149,14 @@ def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
     """Return where a valid schedule operates in place, in the order of execution."""
     if not any(graph.in_place_of):
         return ()
-    computed, kept = _by_index(schedule.R), set(schedule.S_RAM)
+    computed = _by_index(schedule.R)
     shared = graph.shared_bytes_of
     return tuple(
         InPlaceUse(stage=t, node=k, output=y, input=x, saved_bytes=shared[k].get(x, 0))
         for t, k in schedule.R
         for y, x in graph.in_place_of[k]
-        if (t + 1, x) not in kept and not any(t in computed[j] for j in graph.users_of[x] if j > k)
+        if not schedule.is_kept(t + 1, x)
+        and not any(t in computed[j] for j in graph.users_of[x] if j > k)
     )
 
 
@@ -182,8 +183,8 @@ class _Stages:
         self.copied = frozenset(() if problem.reads_in_place else on_storage)
         """State that is read into RAM from there."""
         self.computed = _by_index(schedule.R)
-        self.kept = _by_index(schedule.S_RAM)
-        self.stored = _by_index(schedule.S_AUX)
+        self.kept = _by_tensor(schedule.kept)
+        self.stored = _by_tensor(schedule.stored)
         self.paged_in = _by_index(schedule.M_in)
         self.paged_out = _by_index(schedule.M_out)
 
@@ -199,13 +200,13 @@ class _Stages:
         """Return whether tensor `i`, in RAM in stage `t`, is so at step `k`, which may make it."""
         if i in self.resident or i in self.state_of:
             return i in self.resident  # a replacement takes no room of its own
-        made = self.graph.node_of[i]
-        if k < made and t not in self.kept[i]:
+        writer = self.graph.node_of[i]
+        if k < writer and t not in self.kept[i]:
             return False
         if t + 1 in self.kept[i]:
             return True
-        uses = [j for j in self.graph.users_of[i] if j >= made and t in self.computed[j]]
-        return k <= max(uses, default=made)
+        uses = [j for j in self.graph.users_of[i] if j >= writer and t in self.computed[j]]
+        return k <= max(uses, default=writer)
 
 
 def _decision(
@@ -257,6 +258,13 @@ def _by_index(pairs: Iterable[Pair]) -> dict[int, set[int]]:
     stages: defaultdict[int, set[int]] = defaultdict(set)
     for t, k in pairs:
         stages[k].add(t)
+    return stages
+
+
+def _by_tensor(spans: Iterable[Span]) -> dict[int, set[int]]:
+    stages: defaultdict[int, set[int]] = defaultdict(set)
+    for i, first, last in spans:
+        stages[i].update(range(first, last + 1))
     return stages
 
 

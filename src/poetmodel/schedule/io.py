@@ -12,7 +12,7 @@ from poetmodel.clock import rare_collections
 from poetmodel.device.room import ROOM, gauge_claims
 from poetmodel.errors import InputError, ScheduleError, raised_as, shown
 from poetmodel.files import parse_json, place, read_text
-from poetmodel.problem import OWN, Problem, TotalsConstraint
+from poetmodel.problem import OWN, Constraint, Problem
 from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import UNITS, is_number
 from poetmodel.schedule.relations import (
@@ -53,7 +53,7 @@ def _is_moment(value: object) -> object:
     """Refuse what is not seconds, a value and a bound, where the latter may be unknown."""
     if isinstance(value, list) and len(value) == 3 and is_number(value[0]):  # noqa: PLR2004
         seconds, *pair = value
-        if seconds >= 0 and all(each is None or is_number(each) for each in pair):
+        if seconds >= 0 and all(entry is None or is_number(entry) for entry in pair):
             return tuple(value)
     raise PydanticCustomError("moment", "expected [seconds, value, bound]")
 
@@ -108,10 +108,9 @@ class ConstraintEntry(Strict):
         """Whether times or energies take part."""
         return any(UNITS.get(key) in ("s", "J") for key in self.terms)
 
-    def constraint(self) -> TotalsConstraint:
+    def constraint(self) -> Constraint:
         """Return the constraint."""
-        terms = tuple(self.terms.items())
-        return TotalsConstraint(name=self.name, terms=terms, lower=self.lower, upper=self.upper)
+        return Constraint(name=self.name, terms=self.terms, lower=self.lower, upper=self.upper)
 
 
 class ProblemEntry(Strict):
@@ -318,8 +317,8 @@ def parse_file(model: type[File], text: str, *, kind: str) -> File:
 def faults_of(error: ValidationError, *, kind: str) -> list[str]:
     """Return the faults that a `kind` of file has, in words, the first few of them."""
     faults = []
-    found = error.errors(include_url=False, include_context=False)
-    for fault in found[:MOST_FAULTS]:
+    errors = error.errors(include_url=False, include_context=False)
+    for fault in errors[:MOST_FAULTS]:
         expected = fault["msg"].replace("Input should be", "expected")
         words = {
             "extra_forbidden": f"unknown key; accepted are the keys of a {kind} file",
@@ -327,6 +326,6 @@ def faults_of(error: ValidationError, *, kind: str) -> list[str]:
             "missing": "missing",
         }.get(fault["type"], f"{expected}, got {shown(fault['input'])}")
         faults.append(f"{place(fault['loc']) or 'document'}: {words}")
-    if len(found) > MOST_FAULTS:
-        faults.append(f"and {len(found) - MOST_FAULTS} faults more")
+    if len(errors) > MOST_FAULTS:
+        faults.append(f"and {len(errors) - MOST_FAULTS} faults more")
     return faults

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-from bisect import bisect_left, insort
+import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
-from itertools import chain, islice, repeat
+from itertools import chain, groupby, islice, repeat
 from operator import index, itemgetter, lt
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out")
 """The relations of a schedule, as the paper names them (POET, ICML 2022, section 5.2)."""
+
+_SPANS: Final = {"S_RAM": "kept", "S_AUX": "stored"}
+"""The relations that are held as spans."""
 
 RESIDENT: Final = "resident"
 """Key of a schedule file for the state tensors whose home is RAM."""
@@ -85,34 +89,37 @@ class GraphIdentity:
             tensors=tuple(tensor.name for tensor in graph.tensors),
         )
 
-    def check(self, graph: Graph, *, made: str, error: type[InputError]) -> None:
+    def check(self, graph: Graph, *, kind: str, error: type[InputError]) -> None:
         """Raise an error unless what was made (a schedule, a plan) is for this graph."""
         if self.sha256 != graph.sha256:
             raise error(
-                f"the {made} was made for graph {self.name!r} (sha256 {self.sha256[:12]}...), not "
+                f"the {kind} was made for graph {self.name!r} (sha256 {self.sha256[:12]}...), not "
                 f"for this {graph.name!r} (sha256 {graph.sha256[:12]}...); give the graph it was "
                 "made for"
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """What is computed, kept, stored and moved in every stage.
 
     Each relation is a sorted tuple of pairs ``(t, k)``: stage and node for `R`, stage and tensor
-    for the others. Pairs given in any order, or twice, are put in order.
+    for the others. Pairs given in any order, or twice, are put in order. `S_RAM` and `S_AUX`, whose
+    pairs grow with the square of the graph, are held as spans, and listed where they are asked for.
 
     Raises
     ------
     ScheduleError
         If a relation is anything but pairs of whole numbers.
+    TooLargeError
+        Where `S_RAM` or `S_AUX` is asked for and has more than `MOST_PAIRS` pairs.
     """
 
     R: tuple[Pair, ...]
     """Node `k` is computed in stage `t`; `k < t` is a recomputation."""
-    S_RAM: tuple[Pair, ...] = ()
+    S_RAM: tuple[Pair, ...] = field(default_factory=tuple, compare=False)
     """Tensor `i` is in RAM when stage `t` begins."""
-    S_AUX: tuple[Pair, ...] = ()
+    S_AUX: tuple[Pair, ...] = field(default_factory=tuple, compare=False)
     """Tensor `i` is on auxiliary storage when stage `t` begins."""
     M_in: tuple[Pair, ...] = ()
     """Tensor `i` is paged in, storage to RAM, in stage `t`."""
@@ -122,6 +129,10 @@ class Schedule:
     """The state tensors whose home is RAM, ascending; the others lie on storage between steps."""
     identity: GraphIdentity | None = field(default=None, compare=False, repr=False)
     """The graph it was made for, where known."""
+    kept: tuple[Span, ...] = field(init=False, repr=False)
+    """`S_RAM` as the longest spans of stages, by tensor."""
+    stored: tuple[Span, ...] = field(init=False, repr=False)
+    """`S_AUX` likewise."""
 
     def __post_init__(self) -> None:
         for name in RELATIONS:
@@ -136,14 +147,53 @@ class Schedule:
                 raise ScheduleError(
                     f"{name}: expected pairs of whole numbers (stage, index)"
                 ) from None
-            object.__setattr__(self, name, _ordered(whole))
+            if name in _SPANS:
+                del self.__dict__[name]
+                object.__setattr__(self, _SPANS[name], spans_of_pairs(_ordered(whole)))
+            else:
+                object.__setattr__(self, name, _ordered(whole))
         object.__setattr__(self, "resident", _ascending(self.resident))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> tuple[Pair, ...]:
+            """Return `S_RAM` or `S_AUX`, made of the spans when it is first asked for."""
+            if name not in _SPANS:
+                raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+            pairs = self.__dict__[name] = pairs_of_spans(getattr(self, _SPANS[name]))
+            return pairs
 
     def __repr__(self) -> str:
         graph = "no graph named" if self.identity is None else shown(self.identity.name)
-        counts = [f"{name} {len(getattr(self, name))}" for name in RELATIONS]
+        numbers = {name: len(getattr(self, name)) for name in RELATIONS if name not in _SPANS}
+        numbers |= {name: count_pairs(getattr(self, spans)) for name, spans in _SPANS.items()}
+        counts = [f"{name} {numbers[name]}" for name in RELATIONS]
         held = f"resident {len(self.resident)}" if self.resident else ""
         return brief(self, graph, *counts, held)
+
+    @classmethod
+    def of_spans(
+        cls,
+        *,
+        R: Iterable[Pair],
+        kept: Iterable[Span],
+        stored: Iterable[Span] = (),
+        M_in: Iterable[Pair] = (),
+        M_out: Iterable[Pair] = (),
+        resident: Iterable[int] = (),
+        identity: GraphIdentity | None,
+    ) -> Schedule:
+        """Make a schedule of what is kept and stored as spans, without a list of their pairs.
+
+        Pairs must be tuples of whole numbers, which is not checked. Spans of a tensor may touch or
+        overlap; one that ends before it begins is empty.
+        """
+        schedule = cls(R=(), resident=_ascending(resident), identity=identity)
+        for name, pairs in (("R", R), ("M_in", M_in), ("M_out", M_out)):
+            object.__setattr__(schedule, name, _ordered(list(pairs)))
+        for name, spans in (("kept", kept), ("stored", stored)):
+            object.__setattr__(schedule, name, _joined(spans))
+        return schedule
 
     @classmethod
     def of_stages(
@@ -153,7 +203,7 @@ class Schedule:
         resident: Iterable[int] = (),
         **relations: Iterable[Iterable[int]],
     ) -> Schedule:
-        """Make a schedule of the indices of each stage; quick where there are many pairs.
+        """Make a schedule of the indices of each stage.
 
         Parameters
         ----------
@@ -165,20 +215,15 @@ class Schedule:
             For each relation and stage, from 0 on, the whole numbers of its pairs: ascending, each
             once. They are not checked.
         """
-        schedule = object.__new__(cls)
-        object.__setattr__(schedule, "identity", identity)
-        object.__setattr__(schedule, "resident", _ascending(resident))
-        collects = gc.isenabled()
-        gc.disable()  # new pairs are no garbage, and looking for some doubles the time
-        try:
-            for name in RELATIONS:
-                rows = enumerate(relations.get(name, ()))
-                pairs = tuple(chain.from_iterable(_pairs(t, row) for t, row in rows))
-                object.__setattr__(schedule, name, pairs)
-        finally:
-            if collects:
-                gc.enable()
-        return schedule
+        return cls.of_spans(
+            R=pairs_of_rows(relations.get("R", ())),
+            kept=spans_of_rows(relations.get("S_RAM", ())),
+            stored=spans_of_rows(relations.get("S_AUX", ())),
+            M_in=pairs_of_rows(relations.get("M_in", ())),
+            M_out=pairs_of_rows(relations.get("M_out", ())),
+            resident=resident,
+            identity=identity,
+        )
 
     @classmethod
     def of_entries(cls, entries: Mapping[str, Any], identity: GraphIdentity | None) -> Schedule:
@@ -197,6 +242,11 @@ class Schedule:
         relations = {name: [list(pair) for pair in getattr(self, name)] for name in RELATIONS}
         listed = has_state or self.resident
         return relations | ({RESIDENT: list(self.resident)} if listed else {})
+
+    def is_kept(self, t: int, i: int) -> bool:
+        """Return whether tensor `i` is in RAM when stage `t` begins."""
+        number = bisect_right(self.kept, (i, t, math.inf)) - 1
+        return number >= 0 and self.kept[number][0] == i and t <= self.kept[number][2]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain values: format, graph, names, relations."""
@@ -241,9 +291,11 @@ def dump(document: dict[str, Any]) -> str:
     return "{" + ",\n ".join(lines) + "}\n"
 
 
-def _pairs(t: int, row: Iterable[int]) -> Iterator[Pair]:
-    check_time_limit()
-    return zip(repeat(t), row)
+def pairs_of_rows(rows: Iterable[Iterable[int]]) -> Iterator[Pair]:
+    """Yield the pairs of the indices of each stage, from 0 on."""
+    for t, row in enumerate(rows):
+        check_time_limit()
+        yield from zip(repeat(t), row)
 
 
 def _ascending(tensors: Iterable[int]) -> tuple[int, ...]:
@@ -273,8 +325,7 @@ def storage_entries(
     lies on storage from the start, in every stage after its node's. State that is not resident lies
     there up to the stage that replaces it.
     """
-    spans = _storage_spans(graph, page_ins, resident)
-    return tuple((t, i) for i, first, last in spans for t in range(first, last + 1))
+    return pairs_of_spans(sorted(_storage_spans(graph, page_ins, resident)))
 
 
 def _storage_spans(graph: Graph, page_ins: Iterable[Pair], resident: Collection[int]) -> list[Span]:
@@ -290,70 +341,93 @@ def _storage_spans(graph: Graph, page_ins: Iterable[Pair], resident: Collection[
 def paged_at_once(
     graph: Graph,
     *,
-    R: Iterable[Iterable[int]],
-    S_RAM: Iterable[Iterable[int]],
-    M_in: Iterable[Sequence[int]],
+    R: Iterable[Pair],
+    kept: Iterable[Span],
+    M_in: Iterable[Pair],
     identity: GraphIdentity | None,
+    M_out: Iterable[Pair] = (),
     resident: Iterable[int] = (),
 ) -> Schedule:
     """Return the schedule that pages out, right after its first computation, what it pages in.
 
-    R, S_RAM, M_in and resident are as for `Schedule.of_stages`; S_AUX and M_out follow. What
+    Parameters are as for `Schedule.of_spans`; `stored` follows, and `M_out` may have more. What
     replaces state that is not resident is paged out where it is made.
     """
-    arriving, homes = list(M_in), set(resident)
-    page_ins = [(t, i) for t, tensors in enumerate(arriving) for i in tensors]
-    n = len(graph.nodes)
+    page_ins, homes = tuple(M_in), set(resident)
     leaving = {i for _, i in page_ins if not graph.starts_on_storage[i]}
     leaving.update(new for old, new in graph.replacement_of.items() if old not in homes)
-    out = sorted((graph.node_of[i], i) for i in leaving)
-    return Schedule.of_stages(
+    return Schedule.of_spans(
         R=R,
-        S_RAM=S_RAM,
-        S_AUX=rows_of_spans(_storage_spans(graph, page_ins, homes), n),
-        M_in=arriving,
-        M_out=rows_of_pairs(out, n),
+        kept=kept,
+        stored=_storage_spans(graph, page_ins, homes),
+        M_in=page_ins,
+        M_out=(*M_out, *((graph.node_of[i], i) for i in leaving)),
         resident=homes,
         identity=identity,
     )
 
 
-def rows_of_spans(spans: Iterable[Span], stages: int) -> list[list[int]]:
-    """Return for each stage the tensors whose spans contain it, ascending.
+def spans_of_pairs(pairs: Iterable[Pair]) -> tuple[Span, ...]:
+    """Return the longest spans of some pairs (stage, tensor), which ascend; by tensor."""
+    spans: list[Span] = []
+    begun: dict[int, int] = {}
+    last = 0
+    for t, group in groupby(pairs, key=itemgetter(0)):
+        check_time_limit()
+        row = {i for _, i in group}
+        ended = begun.keys() - row if t == last + 1 else tuple(begun)
+        spans.extend((i, begun.pop(i), last) for i in ended)
+        begun.update((i, t) for i in row - begun.keys())
+        last = t
+    spans.extend((i, first, last) for i, first in begun.items())
+    return tuple(sorted(spans))
 
-    Spans of the same tensor must not overlap; one that ends before it begins is empty. More than
-    `MOST_PAIRS` raise `TooLargeError`.
+
+def spans_of_rows(rows: Iterable[Iterable[int]]) -> tuple[Span, ...]:
+    """Return the longest spans of the tensors of each stage, from 0 on; by tensor."""
+    return spans_of_pairs(pairs_of_rows(rows))
+
+
+def _joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return the longest spans of the same entries, by tensor."""
+    joined: list[Span] = []
+    for span in sorted(span for span in spans if span[1] <= span[2]):
+        i, first, last = joined[-1] if joined else span
+        if joined and span[0] == i and span[1] <= last + 1:
+            joined[-1] = (i, first, max(last, span[2]))
+        else:
+            joined.append(span)
+    return tuple(joined)
+
+
+def count_pairs(spans: Iterable[Span]) -> int:
+    """Return how many pairs spans have."""
+    return sum(last - first + 1 for _, first, last in spans)
+
+
+def pairs_of_spans(spans: Sequence[Span]) -> tuple[Pair, ...]:
+    """Return the pairs (stage, tensor) of spans, which ascend by tensor.
+
+    More than `MOST_PAIRS` raise `TooLargeError`.
     """
-    spans = [span for span in spans if span[1] <= span[2]]
-    pairs = sum(last - first + 1 for _, first, last in spans)
+    pairs = count_pairs(spans)
     if pairs > MOST_PAIRS:
         raise TooLargeError(
-            f"a schedule of these {stages:,} stages would list {pairs:,} tensors in one relation, "
-            f"more than the {MOST_PAIRS:,} that fit into memory; coarsen the graph"
+            f"a schedule lists {pairs:,} tensors in one relation, more than the {MOST_PAIRS:,} "
+            "that fit into memory; coarsen the graph"
         )
-    begins: list[list[int]] = [[] for _ in range(stages + 1)]
-    ends: list[list[int]] = [[] for _ in range(stages + 1)]
+    rows: dict[int, list[int]] = {}
     for i, first, last in spans:
-        begins[first].append(i)
-        ends[last + 1].append(i)
-    rows = []
-    present: list[int] = []
-    for t in range(stages):
         check_time_limit()
-        for i in ends[t]:
-            del present[bisect_left(present, i)]
-        for i in begins[t]:
-            insort(present, i)
-        rows.append(present.copy())
-    return rows
-
-
-def rows_of_pairs(pairs: Iterable[Pair], stages: int) -> list[list[int]]:
-    """Return for each stage its indices, in the order of the pairs."""
-    rows: list[list[int]] = [[] for _ in range(stages)]
-    for t, k in watched(tuple(pairs)):
-        rows[t].append(k)
-    return rows
+        for t in range(first, last + 1):
+            rows.setdefault(t, []).append(i)
+    collects = gc.isenabled()
+    gc.disable()  # new pairs are no garbage, and looking for some doubles the time
+    try:
+        return tuple(chain.from_iterable(zip(repeat(t), rows[t]) for t in sorted(rows)))
+    finally:
+        if collects:
+            gc.enable()
 
 
 def checkpoint_all(graph: Graph) -> Schedule:
@@ -370,8 +444,8 @@ def checkpoint_all(graph: Graph) -> Schedule:
     )
     return paged_at_once(
         graph,
-        R=((t,) for t in range(n)),
-        S_RAM=rows_of_spans(kept, n),
+        R=((t, t) for t in range(n)),
+        kept=kept,
         M_in=(),
         resident=state,
         identity=GraphIdentity.of(graph),

@@ -6,22 +6,20 @@ formulations and the solvers.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from poetmodel.clock import check_time_limit
 from poetmodel.device.room import RamUse, ram_use
 from poetmodel.problem import DeadlineCounts
 from poetmodel.problem.totals import CONSTANT, Count, Total
-from poetmodel.schedule.relations import RELATIONS
-from poetmodel.schedule.state import Homes
+from poetmodel.schedule.compilation import compiled
+from poetmodel.schedule.homes import Homes
+from poetmodel.schedule.instructions import Op
+from poetmodel.schedule.machine import Content, Machine
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -30,8 +28,7 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs
     from poetmodel.device.costs import CostTable
     from poetmodel.graph import Graph
-    from poetmodel.problem.totals import Terms
-    from poetmodel.schedule.relations import Schedule
+    from poetmodel.schedule.relations import Pair, Schedule
 
 
 class MemoryPoint(NamedTuple):
@@ -136,7 +133,9 @@ class Simulation:
             return None
         return self.compute_s + self.transfer_s
 
-    def total(self, graph: Graph, terms: Terms, *, extra: bool = False) -> float:
+    def total(
+        self, graph: Graph, terms: Iterable[tuple[str, float]], *, extra: bool = False
+    ) -> float:
         """Return a sum of totals, by the keys of `poetmodel.problem.totals`.
 
         With `extra` that beyond a single pass, without the constant. Large parts may cancel out, so
@@ -238,29 +237,33 @@ def simulate(
     square of the graph: only steps that execute something are visited.
     """
     device = None if costs is None else costs.device
-    homes = Homes.of(graph, schedule, device)
-    execution = _ScheduleExecution(graph, schedule, homes)
-    execution.run()
-    peak_tensors, peak_use = execution.at_peak()
-    if costs is not None and costs.pages is None and (schedule.M_in or schedule.M_out):
-        execution.violations.append("tensors are paged, but the costs know of no auxiliary storage")
-    if costs is not None and costs.pages is None and homes.on_storage:
-        execution.violations.append(
-            "state is not resident, but the costs know of no auxiliary storage"
-        )
+    mapped = device is not None and device.is_memory_mapped
+    homes = Homes.of(graph, schedule.resident, mapped=mapped)
+    program, steps, faults = compiled(homes, schedule)
+    machine = Machine(homes, program, steps=steps)
+    machine.run()
+    violations = _violations(machine, steps, faults)
+    if costs is not None and costs.pages is None:
+        if schedule.M_in or schedule.M_out:
+            violations.append("tensors are paged, but the costs know of no auxiliary storage")
+        if homes.on_storage:
+            violations.append("state is not resident, but the costs know of no auxiliary storage")
+    curve = _curve(machine, steps)
+    peak = max(curve, key=attrgetter("ram_bytes"), default=MemoryPoint(0, 0, 0))
+    peak_tensors, peak_use = _at_peak(machine, steps, peak)
     sizes = graph.tensor_bytes
     computed = _counts(schedule.R, len(graph.nodes))
     read = _counts(schedule.M_in, len(sizes))
-    read.update(homes.first_reads)
+    read.update(homes.first_reads.values())
     written = _counts(schedule.M_out, len(sizes))
     return Simulation(
-        violations=tuple(execution.violations),
-        curve=tuple(execution.curve),
-        peak=execution.peak if execution.curve else MemoryPoint(0, 0, 0),
+        violations=tuple(violations),
+        curve=curve,
+        peak=peak,
         peak_tensors=peak_tensors,
         peak_use=peak_use,
         aux_used_bytes=homes.storage_bytes
-        + sum(sizes[i] for i in written.keys() - execution.aux_from_start - homes.replacements),
+        + sum(sizes[i] for i in written.keys() - graph.on_aux - graph.state_of.keys()),
         written_bytes=sum(sizes[i] * times for i, times in written.items()),
         read_bytes=sum(sizes[i] * times for i, times in read.items()),
         recomputations=Counter(k for t, k in schedule.R if 0 <= k < t),
@@ -295,211 +298,54 @@ def timed_anew(
     return replace(simulation, **figures)
 
 
-class _ScheduleExecution:
-    """The state of one simulation: what is in RAM and on storage now."""
+def _violations(
+    machine: Machine, steps: Sequence[Pair], faults: Iterable[tuple[int, str]]
+) -> list[str]:
+    """Return what is wrong with a schedule, in the order of its execution.
 
-    def __init__(self, graph: Graph, schedule: Schedule, homes: Homes) -> None:
-        self.graph = graph
-        self.homes = homes
-        self.sizes = homes.sizes
-        self.inputs = homes.inputs
-        self.outputs = homes.outputs
-        self.in_place = homes.in_place
-        self.node_of = graph.node_of
-        self.step_bytes = [
-            made + node.workspace_bytes
-            for node, made in zip(graph.nodes, homes.made_bytes, strict=True)
-        ]
-        self.aux_from_start = graph.on_aux
-        self.violations: list[str] = list(homes.violations)
-        self.curve: list[MemoryPoint] = []
-        self.peak = MemoryPoint(0, 0, -1)
-        self._peak_start: tuple[set[int], set[int]] = (set(), set())
-        self.ram: set[int] = set()
-        self.ram_bytes = homes.ram_bytes
-        self.aux = {*self.aux_from_start, *homes.on_storage}
-        self.stages: dict[str, list[list[int]]] = {}
-        for name in RELATIONS:
-            self.stages[name] = self._by_stage(name, homes.entries(schedule, name))
-
-    def _by_stage(self, name: str, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
-        """Return the indices of each stage; pairs that cannot be are violations."""
-        nodes, of_nodes = self.graph.nodes, name == "R"
-        n = len(nodes)
-        made_by: Sequence[int] = range(n) if of_nodes else self.node_of
-        limit, later = len(made_by), name not in ("R", "M_out")
-        first = [node + later for node in made_by]
-        rows: list[list[int]] = [[] for _ in range(n + 1)]
-        for t, group in groupby(pairs, key=itemgetter(0)):
-            check_time_limit()
-            row = [k for _, k in group]
-            known = not of_nodes and 0 <= t < n and min(row) >= 0 and max(row) < limit
-            if known and max(map(first.__getitem__, row)) <= t:  # quick: there are millions
-                rows[t].extend(row)
-                continue
-            for k in row:
-                fault = ""
-                if not (0 <= k < limit and 0 <= t < n):
-                    fault = "the graph has no such stage or index"
-                elif t < first[k]:
-                    what = f"node {nodes[k].name!r}" if of_nodes else self._tensor(k)
-                    fault = f"{what} is first made in stage {made_by[k]}"
-                else:
-                    rows[t].append(k)
-                    if of_nodes and k < t and not nodes[k].recomputable:
-                        fault = f"node {nodes[k].name!r} must not be computed again"
-                if fault:
-                    self.violations.append(f"{name}[{t},{k}]: {fault}")
-        return rows
-
-    def _tensor(self, i: int) -> str:
-        return f"tensor {self.graph.tensors[i].name!r}"
-
-    def run(self) -> None:
-        for t in range(len(self.graph.nodes)):
-            check_time_limit()
-            self._begin(t)
-            start = (set(self.ram), set(self.aux))
-            self._steps(t)
-            if self.peak.stage == t:
-                self._peak_start = start
-
-    def at_peak(self) -> tuple[tuple[int, ...], RamUse]:
-        """Execute the stage of the peak again, up to its step; return the tensors and their use."""
-        if not self.curve:
-            return (), RamUse()
-        t, k = self.peak.stage, self.peak.node
-        again = copy(self)
-        again.violations, again.curve = [], []
-        again.ram, again.aux = map(set, self._peak_start)
-        again.ram_bytes = self._bytes_of(again.ram)
-        dying = again._done_with(t).get(k, ())  # noqa: SLF001 - of the same class
-        again._steps(t, stop=k)  # noqa: SLF001 - of the same class
-        held = tuple(sorted((again.ram | self.homes.resident) - self.homes.replacements))
-        if not _contains(self.stages["R"][t], k):
-            return held, ram_use(self.graph, held)
-        # An old copy of an output, kept or paged in, counts beside the new one.
-        old = self._peak_start[0].union(self.stages["M_in"][t]).intersection(self.outputs[k])
-        return held, ram_use(self.graph, (*held, *old), step=k, dying=dying)
-
-    def _bytes_of(self, ram: set[int]) -> int:
-        """Return what some tensors and the resident state take of RAM."""
-        return self.homes.ram_bytes + sum(self.sizes[i] for i in ram)
-
-    def _begin(self, t: int) -> None:
-        kept = set(self.stages["S_RAM"][t])
-        for i in sorted(kept - self.ram) if kept != self.ram else ():
-            self.violations.append(
-                f"S_RAM[{t},{i}]: {self._tensor(i)} is not in RAM when stage {t} begins"
-            )
-        for i in sorted(set(self.stages["S_AUX"][t]) - self.aux):
-            self.violations.append(
-                f"S_AUX[{t},{i}]: {self._tensor(i)} is not on storage when stage {t} begins"
-            )
-        if self.ram != kept:
-            # What the violations say is missing stays missing.
-            self.ram &= kept
-            self.ram_bytes = self._bytes_of(self.ram)
-
-    def _steps(self, t: int, *, stop: int | None = None) -> None:
-        computed = set(self.stages["R"][t])
-        if t not in computed:
-            self.violations.append(
-                f"R[{t},{t}]: node {self.graph.nodes[t].name!r} is not computed in its own stage"
-            )
-        page_in = self._by_node(self.stages["M_in"][t])
-        page_out = self._by_node(self.stages["M_out"][t])
-        done_with = self._done_with(t)
-        for k in sorted(computed | page_in.keys() | page_out.keys() | done_with.keys()):
-            for i in page_in.get(k, ()):
-                self._page_in(t, k, i)
-            shared_bytes = 0
-            if k in computed:
-                if k in self.in_place:
-                    shared_bytes = self.graph.shared_bytes(k, done_with.get(k, ()))
-                self._compute(t, k, shared_bytes)
-            for i in page_out.get(k, ()):
-                self._page_out(t, k, i, shared_bytes)
-            if k == stop:
-                return
-            for i in done_with.get(k, ()):
-                if i in self.ram:
-                    self.ram.remove(i)
-                    self.ram_bytes -= self.sizes[i]
-
-    def _by_node(self, tensors: Iterable[int]) -> dict[int, list[int]]:
-        made_by: dict[int, list[int]] = {}
-        for i in tensors:
-            made_by.setdefault(self.node_of[i], []).append(i)
-        return made_by
-
-    def _done_with(self, t: int) -> dict[int, list[int]]:
-        """Return for each step of stage `t` the tensors that may go after it.
-
-        Of all that the stage may hold and the next one does not begin with, each at its last use,
-        or at its own step where nothing in the stage uses it.
-        """
-        computed = self.stages["R"][t]
-        held = self.ram.union(self.stages["M_in"][t])
-        last_use: dict[int, int] = {}
-        for k in computed:  # ascending, so that the last use stays
-            held.update(self.outputs[k])
-            for i in self.inputs[k]:
-                last_use[i] = k
-        done: dict[int, list[int]] = {}
-        for i in held.difference(self.stages["S_RAM"][t + 1]):
-            done.setdefault(last_use.get(i, self.node_of[i]), []).append(i)
-        return done
-
-    def _page_in(self, t: int, k: int, i: int) -> None:
-        listed = self.stages["S_AUX"][t]
-        if i not in self.aux or not _contains(listed, i):
-            self.violations.append(
-                f"M_in[{t},{i}]: {self._tensor(i)} is not on storage when stage {t} begins"
-            )
-        elif i in self.ram:
-            self.violations.append(f"M_in[{t},{i}]: {self._tensor(i)} is in RAM already")
-        else:
-            self.ram.add(i)
-            self.ram_bytes += self.sizes[i]
-            self._record(t, k, self.ram_bytes)
-
-    def _compute(self, t: int, k: int, shared_bytes: int) -> None:
-        """Compute node `k`, whose outputs take so much over from inputs that die at its step."""
-        ram = self.ram
-        if not ram.issuperset(self.inputs[k]):
-            tensors = self.graph.tensors
-            missing = ", ".join(repr(tensors[i].name) for i in self.inputs[k] if i not in ram)
-            node = self.graph.nodes[k].name
-            self.violations.append(f"R[{t},{k}]: node {node!r} needs {missing} in RAM")
-        self._record(t, k, self.ram_bytes + self.step_bytes[k] - shared_bytes)
-        for i in self.outputs[k]:
-            if i not in ram:
-                ram.add(i)
-                self.ram_bytes += self.sizes[i]
-
-    def _page_out(self, t: int, k: int, i: int, shared_bytes: int) -> None:
-        if i not in self.ram:
-            self.violations.append(f"M_out[{t},{i}]: {self._tensor(i)} is not in RAM at step {k}")
-            return
-        self.aux.add(i)
-        self._record(t, k, self.ram_bytes - shared_bytes)
-
-    def _record(self, t: int, k: int, ram_bytes: int) -> None:
-        point = MemoryPoint(t, k, ram_bytes)
-        if ram_bytes > self.peak.ram_bytes:
-            self.peak = point
-        curve = self.curve
-        if curve and curve[-1].node == k and curve[-1].stage == t:
-            if ram_bytes > curve[-1].ram_bytes:
-                curve[-1] = point
-        else:
-            curve.append(point)
+    Its faults are those of its entries and computations without their inputs. What else the machine
+    may find is said in its words where nothing else is.
+    """
+    nodes, tensors = machine.graph.nodes, machine.graph.tensors
+    missing: dict[int, list[str]] = {}
+    for fault in machine.faults:
+        if fault.missing is not None:
+            missing.setdefault(fault.position, []).append(repr(tensors[fault.missing].name))
+    violations = list(faults)
+    for position, names in missing.items():
+        t, k = steps[position]
+        needs = f"needs {', '.join(names)} in RAM"
+        violations.append((position, f"R[{t},{k}]: node {nodes[k].name!r} {needs}"))
+    violations.sort(key=itemgetter(0))  # stable: entries come first
+    return [said for _, said in violations] or [fault.message for fault in machine.faults]
 
 
-def _contains(ordered: list[int], i: int) -> bool:
-    place = bisect_left(ordered, i)
-    return place < len(ordered) and ordered[place] == i
+def _curve(machine: Machine, steps: Sequence[Pair]) -> tuple[MemoryPoint, ...]:
+    """Return the highest RAM of each step that executes something."""
+    highs: dict[Pair, int] = {}
+    for step, (op, _), moment in zip(steps, machine.program, machine.moments, strict=True):
+        if op != Op.FREE and moment.high_bytes > highs.get(step, -1):
+            highs[step] = moment.high_bytes
+    return tuple(MemoryPoint(t, k, ram_bytes) for (t, k), ram_bytes in highs.items())
+
+
+def _at_peak(
+    machine: Machine, steps: Sequence[Pair], peak: MemoryPoint
+) -> tuple[tuple[int, ...], RamUse]:
+    """Return the tensors in RAM at the step of the peak, and their use."""
+    graph, step = machine.graph, (peak.stage, peak.node)
+    acts = [p for p, (op, _) in enumerate(machine.program) if steps[p] == step and op != Op.FREE]
+    if not acts:
+        return (), RamUse()
+    copies = [
+        copy.index
+        for copy in machine.copies
+        if copy.content == Content.OUTPUT and copy.begin <= acts[-1] and copy.end >= acts[0]
+    ]
+    computes = [p for p in acts if machine.program[p].op == Op.COMPUTE]
+    dying = [i for p in computes for i in machine.moments[p].in_place]
+    use = ram_use(graph, copies, step=peak.node if computes else None, dying=dying)
+    return tuple(sorted(set(copies))), use
 
 
 def _figures(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError
-from poetmodel.problem import RELATIVE_TOLERANCE, Surrogate, within
+from poetmodel.problem import RELATIVE_TOLERANCE, within
 from poetmodel.schedule.relations import OBJECTIVE_BOUND, OBJECTIVE_VALUE, STATED, WEAR
 from poetmodel.schedule.simulation import Simulation, simulate, timed_anew
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import Problem, TotalsConstraint
+    from poetmodel.problem import Constraint, Problem
     from poetmodel.schedule.relations import Schedule
 
 
@@ -44,7 +44,7 @@ class Verdict:
 class ConstraintValue:
     """An own constraint, and what its sum is in a schedule."""
 
-    row: TotalsConstraint
+    row: Constraint
     value: float
     slack: float
     """By how much the value may be off; 0 for sums of whole numbers, which are exact."""
@@ -70,15 +70,15 @@ class ConstraintValue:
 
 def constraint_values(problem: Problem, simulation: Simulation) -> tuple[ConstraintValue, ...]:
     """Return what the sums of the own constraints of a problem are in a schedule."""
-    found = []
+    values = []
     for row in problem.constraints:
-        value = simulation.total(problem.graph, row.terms)
+        value = simulation.total(problem.graph, row.terms.items())
         slack: float = 0  # an int: large bytes stay exact
         if not isinstance(value, int):
-            parts = [simulation.total(problem.graph, (term,)) for term in row.terms]
+            parts = [simulation.total(problem.graph, (term,)) for term in row.terms.items()]
             slack = RELATIVE_TOLERANCE * max(map(abs, (row.lower or 0, row.upper or 0, *parts)))
-        found.append(ConstraintValue(row=row, value=value, slack=slack))
-    return tuple(found)
+        values.append(ConstraintValue(row=row, value=value, slack=slack))
+    return tuple(values)
 
 
 def verify(
@@ -117,7 +117,7 @@ def verify(
         For a deadline in the meaning ``overlap`` without the makespan of a plan.
     """
     check_identity(problem.graph, schedule)
-    if isinstance(problem, Surrogate) and problem.transfer_share is not None:
+    if problem.stand_in.transfer_share is not None:
         makespan_s = problem.pass_time_s  # of sums: no idle power beyond one pass
     elif problem.is_overlapping and problem.deadline_s is not None and makespan_s is None:
         raise InputError(
@@ -145,7 +145,7 @@ def verify(
 def check_identity(graph: Graph, schedule: Schedule) -> None:
     """Raise `ScheduleError` if the schedule names another graph than this one."""
     if schedule.identity is not None:
-        schedule.identity.check(graph, made="schedule", error=ScheduleError)
+        schedule.identity.check(graph, kind="schedule", error=ScheduleError)
 
 
 def _choices(problem: Problem, schedule: Schedule) -> Iterator[str]:
@@ -189,11 +189,12 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
 
 def _constraints(problem: Problem, simulation: Simulation) -> Iterator[str]:
     """Yield the own constraints that a schedule breaks."""
-    for each in constraint_values(problem, simulation):
-        if each.broken:
+    for constraint in constraint_values(problem, simulation):
+        row = constraint.row
+        if constraint.broken:
             yield (
-                f"constraint {each.row.name!r}: {each.row.amount(each.value)} is {each.broken} "
-                f"its limit, {each.row.limits_in_words()}"
+                f"constraint {row.name!r}: {row.amount(constraint.value)} is {constraint.broken} "
+                f"its limit, {row.limits_in_words()}"
             )
 
 
@@ -201,11 +202,11 @@ def _claims(
     problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
 ) -> Iterator[str]:
     room = DeviceRoom.of(problem.costs.device, problem.graph, simulation.peak_use)
-    found = {key: getattr(simulation, key, None) for key in (*STATED, *WEAR)}
-    found |= room_figures(room) | gauge_claims(gauge(room))
-    found[OBJECTIVE_VALUE] = problem.objective.measured(simulation)
+    figures = {key: getattr(simulation, key, None) for key in (*STATED, *WEAR)}
+    figures |= room_figures(room) | gauge_claims(gauge(room))
+    figures[OBJECTIVE_VALUE] = problem.objective.measured(simulation)
     for key, claim in stated.items():
-        value = found.get(key)
+        value = figures.get(key)
         if claim is None or value is None:
             continue
         # An overhead is a difference of energies: it is as exact as they are.
@@ -215,7 +216,7 @@ def _claims(
             yield f"{key}: the file says {claim!r}, the simulation gives {value!r}"
     for key, what, value in (
         ("bound_j", "energy", simulation.energy_j),
-        (OBJECTIVE_BOUND, "objective", found[OBJECTIVE_VALUE]),
+        (OBJECTIVE_BOUND, "objective", figures[OBJECTIVE_VALUE]),
     ):
         bound = stated.get(key)
         if bound is not None and value is not None and not within(bound, value):

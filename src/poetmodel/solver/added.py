@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyomo.core as pyo
@@ -12,13 +11,12 @@ from pyomo.repn import generate_standard_repn
 
 from poetmodel.clock import check_time_limit
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.rows import RowConstraint
-from poetmodel.problem import OWN, StageLimit, Surrogate, TotalsConstraint, within
+from poetmodel.problem import OWN, Constraint, LinearRow, Problem
 from poetmodel.problem.totals import CONSTANT, Count, whole
 from poetmodel.solver.monolithic import states_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from poetmodel.problem.totals import Terms
     from poetmodel.schedule import Schedule
@@ -29,30 +27,13 @@ HOMES: Final = ("storage_home", "resident")
 """Families of variables that say where the home of state is."""
 NAMED: Final = "of the model: {}"
 """Name of a constraint of the problem that states a model's: the problem's own keep theirs."""
+Decision = tuple[str, Any]
+"""A family of variables, and an index of it."""
 PASSIVE: Final = frozenset({pyo.Set, pyo.RangeSet, pyo.Param, pyo.Expression, pyo.Var})
 """Kinds of components that say nothing by themselves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddedRow:
-    """A linear row ``lower <= sum of terms <= upper`` over decisions."""
-
-    name: str
-    terms: dict[tuple[str, Any], float]
-    """Coefficients by family and index, none of them 0."""
-    lower: float | None
-    upper: float | None
-
-    def is_kept(self, entries: Mapping[str, Container[Any]]) -> bool:
-        """Return whether a schedule keeps it, given the decisions of each family that hold."""
-        value = sum(
-            value for (family, index), value in self.terms.items() if index in entries[family]
-        )
-        below = self.lower is None or within(-value, -self.lower)
-        return below and within(value, math.inf if self.upper is None else self.upper)
-
-
-def added_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
+def added_rows(model: pyo.ConcreteModel) -> list[LinearRow] | None:
     """Return the rows that were added to a model of ``compact``.
 
     None where the model is another one, or was changed in other ways: with variables of the user's
@@ -61,7 +42,7 @@ def added_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
     """
     if not _is_as_built(model):
         return None
-    found: list[AddedRow] = []
+    rows: list[LinearRow] = []
     for component in model.component_objects(pyo.Constraint, active=True):
         if component.name in model.stated_rows:
             continue
@@ -71,12 +52,12 @@ def added_rows(model: pyo.ConcreteModel) -> list[AddedRow] | None:
             row = _read(constraint)
             if row is None:
                 return None
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def row_check(
-    model: pyo.ConcreteModel, rows: Sequence[AddedRow] | None
+    model: pyo.ConcreteModel, rows: Sequence[LinearRow] | None
 ) -> Callable[[Schedule], bool] | None:
     """Return what says whether a schedule keeps the rows that were added to a model.
 
@@ -84,23 +65,25 @@ def row_check(
     """
     if rows is None or not states_problem(model):
         return None
-    named = {index for row in rows for family, index in row.terms if family == "kept"}
+    named = {index for row in rows for family, index in row.space if family == "kept"}
 
     def keeps(schedule: Schedule) -> bool:
         again = {(t, k) for t, k in schedule.R if k < t}
         if not (all(map(model.recomputed.__contains__, again))):
             return False  # it does what the model has decided not to do
-        held, relations = set(schedule.S_RAM), model.relations
-        entries: dict[str, set[Any]] = {
-            "recomputed": again,
-            "paged_in": set(schedule.M_in),
-            "paged_out": {i for _, i in schedule.M_out},
-            "kept": {
-                (i, a) for i, a in named if all((t, i) in held for t in relations.stages_of(i, a))
-            },
-            "storage_home": set(model.storage_home).difference(schedule.resident),
+        held, relations = set(schedule.S_RAM), model.arrays.relations
+        chosen = {
+            *(("recomputed", index) for index in again),
+            *(("paged_in", index) for index in schedule.M_in),
+            *(("paged_out", i) for _, i in schedule.M_out),
+            *(
+                ("kept", (i, a))
+                for i, a in named
+                if all((t, i) in held for t in relations.stages_of(i, a))
+            ),
+            *(("storage_home", i) for i in model.storage_home if i not in schedule.resident),
         }
-        return all(row.is_kept(entries) for row in rows)
+        return all(row.is_kept(chosen.__contains__) for row in rows)
 
     return keeps
 
@@ -109,8 +92,8 @@ def _is_as_built(model: pyo.ConcreteModel) -> bool:
     """Return whether what `build` stated is there, unchanged, and nothing but rows was added."""
     if model.formulation != COMPACT:
         return False
-    known = {*PASSIVE, pyo.Constraint, pyo.Objective}
-    if any(component.ctype not in known for component in model.component_objects(active=True)):
+    understood = {*PASSIVE, pyo.Constraint, pyo.Objective}
+    if any(component.ctype not in understood for component in model.component_objects(active=True)):
         return False
     if not all(_is_stated(model, name) for name in model.stated_rows):
         return False
@@ -136,40 +119,35 @@ def _is_stated(model: pyo.ConcreteModel, name: str) -> bool:
     component, stated = model.component(name), model.stated_rows[name]
     if component is None or not all(row.active for row in component.values()):
         return False
-    if stated is None:
-        return isinstance(component, RowConstraint) and not component.was_changed
-    return _are_same(stated, [row.expr for row in component.values()])
+    same = (row.expr is stated.get(key) for key, row in component.items())
+    return len(component) == len(stated) and all(same)
 
 
-def _are_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    return len(before) == len(now) and all(map(operator.is_, before, now))
-
-
-def _read(constraint: Any) -> AddedRow | None:
+def _read(constraint: Any) -> LinearRow | None:
     """Return a constraint as a row over decisions, None where it is none."""
-    found = _linear(constraint.body, constraint.model())
-    if found is None:
+    parts = _linear(constraint.body, constraint.model())
+    if parts is None:
         return None
-    terms, constant = found
+    terms, constant = parts
     lower, upper = constraint.lb, constraint.ub
-    return AddedRow(
+    return LinearRow.of(
+        terms,
         name=constraint.name,
-        terms=terms,
-        lower=None if lower is None else lower - constant,
-        upper=None if upper is None else upper - constant,
+        lower=-math.inf if lower is None else lower - constant,
+        upper=math.inf if upper is None else upper - constant,
     )
 
 
 def _linear(
     expression: Any, home: pyo.ConcreteModel
-) -> tuple[dict[tuple[str, Any], float], float] | None:
-    """Return coefficients and constant of an expression over decisions, None where it is none."""
-    found = generate_standard_repn(expression)
-    if not found.is_linear():
+) -> tuple[list[tuple[float, Decision]], float] | None:
+    """Return terms and constant of an expression over decisions, None where it is none."""
+    repn = generate_standard_repn(expression)
+    if not repn.is_linear():
         return None
-    terms: dict[tuple[str, Any], float] = {}
-    constant = float(found.constant)
-    for coefficient, variable in zip(found.linear_coefs, found.linear_vars, strict=True):
+    terms: dict[Decision, float] = {}
+    constant = float(repn.constant)
+    for coefficient, variable in zip(repn.linear_coefs, repn.linear_vars, strict=True):
         family, added = variable.parent_component(), float(coefficient)
         name = family.local_name
         if family.parent_block() is not home or name not in (*DECISIONS, "resident"):
@@ -179,7 +157,7 @@ def _linear(
             name, added = "storage_home", -added
         key = (name, variable.index())
         terms[key] = terms.get(key, 0.0) + added
-    return {key: value for key, value in terms.items() if value}, constant
+    return [(value, key) for key, value in terms.items() if value], constant
 
 
 def own_objective(model: pyo.ConcreteModel) -> pyo.Objective | None:
@@ -195,19 +173,19 @@ def _own_totals(model: pyo.ConcreteModel, objective: Any) -> Terms | None:
     would be another.
     """
     sign = 1 if objective.sense == pyo.minimize else -1
-    found = _linear(objective.expr, model)
-    if found is None:
+    parts = _linear(objective.expr, model)
+    if parts is None:
         return None
-    terms = {key: sign * value for key, value in found[0].items()}
-    constant = sign * found[1]
+    terms = [(sign * value, decision) for value, decision in parts[0]]
+    constant = sign * parts[1]
     totals = _totals(model, terms)
-    if totals is None or min((constant, *terms.values())) < 0:
+    if totals is None or min((constant, *(value for value, _ in terms))) < 0:
         return None
     named = [(key, whole(value)) for key, value in totals[0].items()]
     return (*named, (CONSTANT, whole(constant + totals[1])))
 
 
-def as_problem(model: pyo.ConcreteModel, rows: Sequence[AddedRow] | None) -> Surrogate | None:
+def as_problem(model: pyo.ConcreteModel, rows: Sequence[LinearRow] | None) -> Problem | None:
     """Return the problem that a model states with rows, or an objective, that were added to it.
 
     None where nothing was added, or where a row may want what serves nothing else, which the model
@@ -231,113 +209,88 @@ def as_problem(model: pyo.ConcreteModel, rows: Sequence[AddedRow] | None) -> Sur
         minimized = {"minimize": OWN, "own_objective": terms}
     elif not states_problem(model):
         return None
-    problem, graph = model.problem, model.problem.graph
+    problem: Problem = model.problem
     stated = _as_limits(model, rows)
     if stated is None:
         return None
     constraints = [*problem.constraints, *stated[0]]
     never = frozenset(k for k, stages in enumerate(model.events.recompute) if not stages)
-    named = [(f"{Count.RECOMPUTATIONS}:{graph.nodes[k].name}", 1) for k in sorted(never)]
+    named = [(f"{Count.RECOMPUTATIONS}:{problem.graph.nodes[k].name}", 1) for k in sorted(never)]
     if named:
-        left_out = TotalsConstraint(
-            name=NAMED.format("what it leaves out"), terms=tuple(named), upper=0
-        )
+        left_out = Constraint(name=NAMED.format("what it leaves out"), terms=dict(named), upper=0)
         constraints.append(left_out)
-    return Surrogate.of(
-        problem,
-        never_recomputed=never,
-        constraints=tuple(constraints),
-        stage_limits=tuple(stated[1]),
-        **minimized,
-    )
+    surrogate = problem.surrogate(never_recomputed=never, rows=tuple(stated[1]))
+    return replace(surrogate, constraints=tuple(constraints), **minimized)
 
 
 def _as_limits(
-    model: pyo.ConcreteModel, rows: Sequence[AddedRow]
-) -> tuple[list[TotalsConstraint], list[StageLimit]] | None:
-    """Return rows as constraints on totals and as limits over stages, None where one is neither."""
-    constraints, stage_limits = [], []
+    model: pyo.ConcreteModel, rows: Sequence[LinearRow]
+) -> tuple[list[Constraint], list[LinearRow]] | None:
+    """Return rows as constraints on totals and as rows over stages, None where one is neither."""
+    constraints, over_stages = [], []
     for stated in rows:
-        found = _limits(stated)
-        if found is None or any(family == "kept" for family, _ in stated.terms):
+        limits = _limits(stated)
+        if limits is None or any(family == "kept" for family, _ in stated.space):
             return None
-        for row in found:
+        for row in limits:
             total = _as_total(model, row)
             if total is not None:
                 constraints.append(total)
-            elif any(family in HOMES for family, _ in row.terms):
+            elif any(family in HOMES for family, _ in row.space):
                 return None
-            elif row.upper is not None:
-                stage_limits.append(_as_stage_limit(model, row, row.upper))
-    return constraints, stage_limits
+            else:
+                over_stages.append(_over_stages(model, row))
+    return constraints, over_stages
 
 
-def _limits(row: AddedRow) -> list[AddedRow] | None:
+def _limits(row: LinearRow) -> list[LinearRow] | None:
     """Return a row as upper limits without coefficients below 0, None if it says more.
 
     A home on storage that takes off a sum is one in RAM that adds to it.
     """
-    if not row.terms:
+    if not row.space:
         return None
-    found: list[AddedRow] = []
-    for sign, limit in ((1, row.upper), (-1, None if row.lower is None else -row.lower)):
-        if limit is None:
+    limits: list[LinearRow] = []
+    for sign, limit in ((1, row.upper), (-1, -row.lower)):
+        if limit == math.inf:
             continue
-        terms: dict[tuple[str, Any], float] = {}
-        for (family, index), weight in row.terms.items():
+        terms: list[tuple[float, Decision]] = []
+        for weight, (family, index) in row.terms:
             value = sign * weight
             turned = family == "storage_home" and value < 0
-            terms["resident" if turned else family, index] = -value if turned else value
-        upper = limit + sum(value for (family, _), value in terms.items() if family == "resident")
-        if min(terms.values()) >= 0:
-            name = f"{row.name}, at least" if sign < 0 and found else row.name
-            found.append(replace(row, name=name, terms=terms, lower=None, upper=upper))
-        elif sum(value for value in terms.values() if value > 0) > upper:
+            terms.append((abs(value), ("resident", index)) if turned else (value, (family, index)))
+        upper = limit + sum(value for value, (family, _) in terms if family == "resident")
+        if all(value >= 0 for value, _ in terms):
+            name = f"{row.name}, at least" if sign < 0 and limits else row.name
+            limits.append(LinearRow.of(terms, name=name, upper=upper))
+        elif sum(value for value, _ in terms if value > 0) > upper:
             return None
-    return found
+    return limits
 
 
-def _as_total(model: pyo.ConcreteModel, row: AddedRow) -> TotalsConstraint | None:
+def _as_total(model: pyo.ConcreteModel, row: LinearRow) -> Constraint | None:
     """Return a row with an upper limit as one over totals, None where stages differ."""
     totals = _totals(model, row.terms)
-    if totals is None or row.upper is None:
+    if totals is None:
         return None
     upper = row.upper - totals[1]
-    return TotalsConstraint(name=NAMED.format(row.name), terms=(*totals[0].items(),), upper=upper)
+    return Constraint(name=NAMED.format(row.name), terms=totals[0], upper=upper)
 
 
-def _as_stage_limit(model: pyo.ConcreteModel, row: AddedRow, upper: float) -> StageLimit:
-    """Return a row as one over stages, with the stages after which its coefficients change."""
-    found: dict[str, dict[Any, float]] = {family: {} for family in DECISIONS}
-    for (family, index), value in row.terms.items():
-        found[family][index] = whole(value)
-    events, cuts = model.events, set()
-    offered = {"recomputed": events.recompute, "paged_in": events.page_in}
-    stages: dict[int, list[tuple[str, int, float]]] = {}
-    for family, places in offered.items():
-        for item in {item for _, item in found[family]}:
-            for t in places[item]:
-                value = found[family].get((t, item), 0)
-                stages.setdefault(t, []).append((family, item, value))
-    group: dict[tuple[str, int], float] = {}
-    for t in sorted(stages):
-        here = {(family, item): value for family, item, value in stages[t]}
-        if any(group.get(key, value) != value for key, value in here.items()):
-            cuts.add(t - 1)
-            group = {}
-        group |= here
-    return StageLimit(
-        name=row.name,
-        recomputed=found["recomputed"],
-        paged_in=found["paged_in"],
-        paged_out=found["paged_out"],
-        upper=whole(upper),
-        cuts=frozenset(cuts),
-    )
+def _over_stages(model: pyo.ConcreteModel, row: LinearRow) -> LinearRow:
+    """Return a row with a value, if only 0, in each stage in which what it counts is offered."""
+    offered = {"recomputed": model.events.recompute, "paged_in": model.events.page_in}
+    terms = {decision: whole(value) for value, decision in row.terms}
+    counted = {(family, index[1]) for family, index in terms if family in offered}
+    for family, item in sorted(counted):
+        for t in offered[family][item]:
+            terms.setdefault((family, (t, item)), 0)
+    pairs = ((value, decision) for decision, value in terms.items())
+    return LinearRow.of(pairs, name=row.name, upper=whole(row.upper))
 
 
 def _totals(
-    model: pyo.ConcreteModel, terms: dict[tuple[str, Any], float]
+    model: pyo.ConcreteModel, terms: Iterable[tuple[float, Decision]]
 ) -> tuple[dict[str, float], float] | None:
     """Return totals with their coefficients, and a constant; None where stages differ.
 
@@ -345,7 +298,7 @@ def _totals(
     """
     graph, events = model.problem.graph, model.events
     groups: dict[tuple[str, int], list[float]] = {}
-    for (family, index), value in terms.items():
+    for value, (family, index) in terms:
         item = index[1] if family in ("recomputed", "paged_in") else index
         groups.setdefault((family, item), []).append(value)
     kinds = {

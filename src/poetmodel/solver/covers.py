@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from poetmodel.backends.sparse import csr_array
+from poetmodel.model.arrays import Label
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -39,15 +40,8 @@ class _Literal(NamedTuple):
 
 def limit_rows(form: StandardForm) -> list[int]:
     """Return the rows of a form that state what the verifier looks at: those of exact limits."""
-    stated = getattr(form.model, "exact_limits", {})
-    return [r for r, row in enumerate(form.rows) if _key(row) in stated]
-
-
-def _key(row: Any) -> tuple[str, Any] | None:
-    """Return the name and index of a constraint; None for a row of something else."""
-    if not hasattr(row, "parent_component"):
-        return None
-    return row.parent_component().local_name, row.index()
+    limits = {} if form.layout is None else form.layout.limits
+    return [r for r, row in enumerate(form.rows) if isinstance(row, Label) and row in limits]
 
 
 def with_covers(
@@ -74,24 +68,23 @@ def with_covers(
     ----------
     E. Balas, Facets of the knapsack polytope, Mathematical Programming 8, 1975.
     """
-    found = []
-    column = {id(variable): j for j, variable in enumerate(form.columns)}
+    covers = []
     for allowance in (EXCEEDED, Fraction(0)) if rejected else (EXCEEDED,):
-        stated = (_exactly(form, row, column, allowance) for row in rows)
-        found = [cut for one in stated if (cut := _cover(form, x, *one)) is not None]
-        if found:
+        stated = (_exactly(form, row, allowance) for row in rows)
+        covers = [cut for limit in stated if (cut := _cover(form, x, *limit)) is not None]
+        if covers:
             break
     else:
         return None
-    index = [literal.column for literals, _ in found for literal in literals]
-    signs = [literal.sign for literals, _ in found for literal in literals]
-    ends = np.cumsum([0, *(len(literals) for literals, _ in found)])
+    index = [literal.column for literals, _ in covers for literal in literals]
+    signs = [literal.sign for literals, _ in covers for literal in literals]
+    ends = np.cumsum([0, *(len(literals) for literals, _ in covers)])
     cuts = csr_array(
         (np.array(signs, dtype=np.float64), np.array(index, dtype=np.int32), ends),
-        shape=(len(found), form.n_columns),
+        shape=(len(covers), form.n_columns),
     )
-    least, most = np.full(len(found), -np.inf), [float(right) for _, right in found]
-    return form.with_rows(cuts, least, most, ["cover"] * len(found))
+    least, most = np.full(len(covers), -np.inf), [float(right) for _, right in covers]
+    return form.with_rows(cuts, least, most, ["cover"] * len(covers))
 
 
 def _cover(
@@ -116,13 +109,11 @@ def _cover(
     return sorted(members), size - 1 - lacking
 
 
-def _exactly(
-    form: StandardForm, row: int, column: Mapping[int, int], allowance: Fraction
-) -> tuple[list[_Literal], Fraction]:
+def _exactly(form: StandardForm, row: int, allowance: Fraction) -> tuple[list[_Literal], Fraction]:
     """Return what each column of a row needs, and the limit; in the limit's unit where known."""
-    stated = getattr(form.model, "exact_limits", {})
-    exact = stated.get(_key(form.rows[row]))
-    if exact is None:
+    label, layout = form.rows[row], form.layout
+    exact = layout.limits.get(label) if layout and isinstance(label, Label) else None
+    if layout is None or exact is None:
         span = slice(form.matrix.indptr[row], form.matrix.indptr[row + 1])
         limit, literals = Fraction(form.row_upper[row]), []
         for j, value in zip(form.matrix.indices[span], form.matrix.data[span], strict=True):
@@ -131,13 +122,7 @@ def _exactly(
             else:
                 literals.append(_Literal(int(j), Fraction(value), 1))
         return literals, limit + allowance
-    limit, literals = Fraction(exact.limit), []
-    for number, variable in exact.terms:
-        value, j = Fraction(number), column.get(id(variable))
-        if j is not None:
-            literals.append(_Literal(j, abs(value), 1 if value > 0 else -1))
-        if j is None and variable.fixed:
-            limit -= value * round(variable.value)
-        else:  # one that is no column is in no row, for it is too small there
-            limit -= min(value, Fraction(0))
-    return literals, limit if isinstance(exact.limit, int) else limit + allowance * abs(limit)
+    terms, upper = layout.exact(exact)
+    literals = [_Literal(j, abs(Fraction(value)), 1 if value > 0 else -1) for value, j in terms]
+    limit = upper - sum(min(Fraction(value), Fraction(0)) for value, _ in terms)
+    return literals, limit if isinstance(exact.upper, int) else limit + allowance * abs(limit)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import InputError, TimeLimitError, TooLargeError, shown
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
-from poetmodel.problem import Problem, Surrogate
+from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import OwnObjective, SolveResult, Termination
 from poetmodel.schedule import Schedule, check_identity
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import pyomo.environ as pyo
 
-    from poetmodel.solver.added import AddedRow
+    from poetmodel.problem import LinearRow
     from poetmodel.solver.request import OnProgress
 
 
@@ -210,7 +210,7 @@ class _Task:
         return bool(self.model.exact) and states_problem(self.model)
 
     @cached_property
-    def added(self) -> list[AddedRow] | None:
+    def added(self) -> list[LinearRow] | None:
         """The rows that were added to the model, as far as they are over its decisions alone."""
         from poetmodel.solver.added import added_rows
 
@@ -229,15 +229,16 @@ class _Task:
         own = stated.objective != problem.objective
         within = replace(request, on_progress=_without_values(request)) if own else request
         outcome = _Task(problem=stated, formulation=DEFAULT).attempt(stated, within, start)
-        told = AS_STAGE_LIMITS if stated.stage_limits else AS_TOTALS
+        told = AS_STAGE_LIMITS if stated.stand_in.rows else AS_TOTALS
         outcome = replace(outcome, log=f"{told}\n{outcome.log}")
         if own:
             outcome = _with_own_objective(self.model, problem, stated, outcome)
         if outcome.infeasible:
             from poetmodel.solver.monolithic import nothing_keeps
 
-            instead = "" if stated.stage_limits else ", or problem.subject_to, which drops nothing"
-            return replace(outcome, reason=nothing_keeps(self.model) + instead)
+            reason = nothing_keeps(problem, getattr(self.model, "formulation", None))
+            instead = "" if stated.stand_in.rows else ", or problem.subject_to, which drops nothing"
+            return replace(outcome, reason=reason + instead)
         if outcome.candidate is None and outcome.termination == Termination.STALLED:
             after = self.attempt(problem, request, start)
             return after.with_parts([outcome, after])
@@ -306,7 +307,7 @@ class _Task:
                 return best, False
         if best is not None and (keeps is None or keeps(best.schedule)):
             return best, True
-        if keeps is None and not (problem.constraints or getattr(problem, "stage_limits", ())):
+        if keeps is None and not (problem.constraints or problem.stand_in.rows):
             return best, False
         most_s = PARAMS.greedy_time_ratio * request.time_limit_s
         for other in (replace(problem, paging=False), replace(problem, recompute=False)):
@@ -340,7 +341,7 @@ class _Task:
         """
         objective, stated = problem.objective, problem
         if best is not None and self.model is None and not _is_resolved(problem, best.value):
-            stated = Surrogate.of(problem, reference_value=best.value)
+            stated = problem.surrogate(reference_value=best.value)
         outcome = self._solve_once(stated, request, best)
         while outcome.termination in _SETTLED and request.remaining_s() > 0:
             found = outcome.candidate
@@ -350,7 +351,7 @@ class _Task:
                 break
             reference, start = stated.objective.reference, None
             if objective.is_sum and (reference is None or found.value < reference / 2):
-                stated, start = Surrogate.of(problem, reference_value=found.value), found
+                stated, start = problem.surrogate(reference_value=found.value), found
             elif objective.in_bytes:
                 stated = stated.below_bytes(round(found.value))
             else:
@@ -378,12 +379,11 @@ class _Task:
             with time_limit(request.remaining_s() + GRACE_S):
                 outcome = solve_lazily(stated, request, start=start, bound=bound)
             return _go_on_by_stage(stated, request, outcome)
-        from poetmodel.solver.monolithic import build_and_solve, restated, solve_model
+        from poetmodel.solver.monolithic import build_and_solve, solve_model
 
         if self.model is None:
             return build_and_solve(stated, request, self.formulation, start=start)
-        with restated(self.model, stated):
-            return solve_model(self.model, request, start=start, trimmed=False)
+        return solve_model(self.model, request, start=start, trimmed=False, problem=stated)
 
     def reduction(self) -> str:
         """Return in words how the formulation reduced a graph that it could not state as it is."""
@@ -428,7 +428,7 @@ def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outc
     found, wants = before.candidate, any(any(column) for column in problem.wanted)
     if before.termination != Termination.STALLED or not wants or request.remaining_s() <= 0:
         return before
-    if isinstance(problem, Surrogate) and problem.stage_limits:
+    if problem.stand_in.rows:
         return before  # which ``compact`` does not state
     from poetmodel.model.building import estimated_build_s
     from poetmodel.solver.monolithic import build_and_solve

@@ -109,7 +109,7 @@ def fit_arena(
     """
     check_alignment(alignment)
     clock = Request(time_limit_s=time_limit)
-    search = _Search(problem, StorageMode(mode), alignment, solve, options, clock)
+    search = _FittingSearch(problem, StorageMode(mode), alignment, solve, options, clock)
     return search.run(most_solves)
 
 
@@ -167,7 +167,7 @@ def plan_and_place(
         budget = max(peak_bytes, budget - excess)
 
 
-class _Search:
+class _FittingSearch:
     """The search for a schedule whose addresses fit."""
 
     def __init__(

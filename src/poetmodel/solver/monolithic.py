@@ -1,4 +1,4 @@
-"""Solve one Pyomo model as it was built: compile, solve, read, verify."""
+"""Solve one model as a whole, of a problem or as a user extended it: solve, read, verify."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import math
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from pyomo.common.log import LoggingIntercept
-from pyomo.core import Objective, minimize
 
-from poetmodel.backends.compiler import compile_model, load_values
+from poetmodel.backends.layout import Layout, form_of
 from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, SolverStatus
 from poetmodel.backends.registry import backend
+from poetmodel.backends.sparse import csr_array
+from poetmodel.backends.standard_form import MINIMIZE, round_binaries
 from poetmodel.backends.worker import run_interruptibly
-from poetmodel.clock import time_limit
+from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import TimeLimitError, VerificationError
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.model import build, read_schedule
-from poetmodel.model.building import estimated_build_s
+from poetmodel.model.arrays import Label, Model
+from poetmodel.model.building import estimated_build_s, read_schedule, schedule_of, state
 from poetmodel.model.compact import COMPACT
-from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, add_limit, minimized
+from poetmodel.model.linear import as_needed, room, signed_row
+from poetmodel.model.objective import MOST_UNITS, WRITES_ROW, minimized
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
-from poetmodel.problem import DEADLINE_ROWS, FEWER_BYTES, Coefficients, Problem
+from poetmodel.problem import DEADLINE_ROWS, FEWER_BYTES, LinearRow, Problem, over_totals
 from poetmodel.problem.infeasibility import limits_in_words
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.covers import limit_rows, with_covers
@@ -44,12 +43,13 @@ from poetmodel.solver.outcome import (
 from poetmodel.solver.request import GRACE_S, PATIENCE_S, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     import pyomo.environ as pyo
     from numpy.typing import NDArray
 
     from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.model.formulation import Formulation
     from poetmodel.schedule import Schedule
 
 TERMINATIONS: Final[Mapping[SolverStatus, Termination]] = {
@@ -74,6 +74,8 @@ TOO_LATE: Final = "the time limit passed while the model was built"
 
 ACCEPTED: Final = 1e-6
 """Largest violation of a scaled row by a start that may stand for a model's solution."""
+HALF: Final = 0.5
+"""A rounded decision above this is taken."""
 
 
 def build_and_solve(
@@ -89,9 +91,8 @@ def build_and_solve(
         return Outcome(termination=Termination.TIME_LIMIT, reason=reason)
     begun = time.monotonic()
     try:
-        # Pyomo logs every exception of a rule as an error, this one too.
-        with time_limit(request.remaining_s()), LoggingIntercept(StringIO(), "pyomo.core"):
-            model = build(problem, formulation)
+        with time_limit(request.remaining_s()), rare_collections():
+            model = state(problem, formulation)
     except TimeLimitError:
         reason = f"the time limit passed while the model of {formulation!r} was built"
         build_s = time.monotonic() - begun
@@ -100,36 +101,46 @@ def build_and_solve(
 
 
 def solve_model(
-    model: pyo.ConcreteModel,
+    model: Model | pyo.ConcreteModel,
     request: Request,
     *,
     start: Candidate | None,
     trimmed: bool,
+    problem: Problem | None = None,
     begun_s: float | None = None,
 ) -> Outcome:
-    """Solve a model from `build`, perhaps extended, and verify what comes out.
+    """Solve a model, of arrays or from `build` and perhaps extended; verify what comes out.
 
     A valid schedule to begin from is returned if nothing better is found and the model admits it.
     `trimmed` says whether entries that nothing needs may be dropped from the solution; not under a
-    user's own constraints. Building began at `begun_s`, on the monotonic clock, or now [s].
+    user's own constraints. With a `problem` the model states that, a surrogate of its own.
+    Building began at `begun_s`, on the monotonic clock, or now [s].
 
     Raises `VerificationError` if the verifier rejects the solution of an exact formulation.
     """
     begun_s = time.monotonic() if begun_s is None else begun_s
+    arrays, extended = (model, None) if isinstance(model, Model) else (model.arrays, model)
+    problem = problem or arrays.problem
     # Whether a start satisfies a user's own constraints is only known of a compiled model.
     grace_s = 0.0 if trimmed else GRACE_S
     try:
         with time_limit(request.remaining_s() + grace_s):
-            form = compile_model(model)
+            form = form_of(arrays) if extended is None else compiled(extended)
     except TimeLimitError:
         build_s = time.monotonic() - begun_s
         return Outcome(termination=Termination.TIME_LIMIT, reason=TOO_LATE, build_s=build_s)
-    as_stated = states_problem(model)
-    unit = float(model.objective_unit) if as_stated else _own_unit(form)
-    if not as_stated:
+    as_stated = extended is None or states_problem(extended)
+    form = restated(form, problem, as_stated=as_stated)
+    unit = _own_unit(form)
+    if as_stated:
+        own = problem.objective.is_sum
+        unit = problem.objective.unit if own else arrays.objective_unit
+    else:
         form = replace(form, objective=form.objective / unit, offset=form.offset / unit)
     return _ModelSolve(
-        model=model,
+        problem=problem,
+        arrays=arrays,
+        extended=extended,
         request=request,
         trimmed=trimmed,
         form=form,
@@ -139,19 +150,19 @@ def solve_model(
     ).run(start)
 
 
-def start_values(
-    model: pyo.ConcreteModel, form: StandardForm, schedule: Schedule
-) -> NDArray[np.float64] | None:
+def compiled(model: pyo.ConcreteModel) -> StandardForm:
+    """Return the form of a Pyomo model; Pyomo is loaded only where somebody has such a model."""
+    from poetmodel.backends.compiler import compile_model
+
+    return compile_model(model)
+
+
+def start_values(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] | None:
     """Return the columns of a schedule, NaN for those it says nothing of; None for ``paper``."""
-    if model.formulation == PAPER:
+    layout = _layout(form)
+    if layout.model.formulation == PAPER:
         return None
-    values = np.full(form.n_columns, np.nan)
-    column = {id(variable): j for j, variable in enumerate(form.columns)}
-    for variable, value in model.relations.assign(schedule):
-        j = column.get(id(variable))
-        if j is not None:
-            values[j] = value
-    return values
+    return layout.point(form.n_columns, layout.model.relations.assign(schedule))
 
 
 def _own_unit(form: StandardForm) -> float:
@@ -172,7 +183,11 @@ def _own_unit(form: StandardForm) -> float:
 class _ModelSolve:
     """The solve of one compiled model."""
 
-    model: pyo.ConcreteModel
+    problem: Problem
+    """What it states."""
+    arrays: Model
+    extended: pyo.ConcreteModel | None
+    """The user's model, None where there is none."""
     request: Request
     trimmed: bool
     """As in `solve_model`."""
@@ -194,7 +209,7 @@ class _ModelSolve:
     def run(self, start: Candidate | None) -> Outcome:
         """Solve from a start, which is the answer if it is the best and satisfies the model."""
         form = self.form
-        values = None if start is None else start_values(self.model, form, start.schedule)
+        values = None if start is None else start_values(form, start.schedule)
         raw, candidate = self._search(values)
         value, bound = (None, None) if raw is None else (raw.objective, raw.bound)
         if (
@@ -217,7 +232,7 @@ class _ModelSolve:
         A solver's tolerance can let a point through that exceeds a limit. It is excluded by cuts
         that every schedule keeps, so that bounds and infeasibility proved with them hold.
         """
-        formulation = self.model.formulation
+        formulation = self.arrays.formulation
         raw = self._ask(values)
         while raw is not None and raw.x is not None:
             try:  # A solver may be late: what it has found is verified all the same.
@@ -292,9 +307,7 @@ class _ModelSolve:
         return self.request.report(incumbent, self._proven(progress.bound))
 
     def _read(self, x: NDArray[np.float64]) -> Candidate:
-        problem = self.model.problem
-        load_values(self.form, x)
-        schedule = read_schedule(self.model)
+        problem, schedule = self.problem, self._schedule(x)
         candidate = verify_schedule(problem, schedule)
         if self.trimmed and not candidate.violations:
             needed = PartialSchedule.of(
@@ -305,12 +318,23 @@ class _ModelSolve:
                 return tidy
         return candidate
 
+    def _schedule(self, x: NDArray[np.float64]) -> Schedule:
+        """Return what a solution says; a user's model gets its values."""
+        if self.extended is not None:
+            from poetmodel.backends.compiler import load_values
+
+            load_values(self.form, x)
+            return read_schedule(self.extended)
+        rounded = round_binaries(x, self.form)
+        values = _layout(self.form).values(rounded)
+        return schedule_of(self.arrays, lambda column: bool(values[column] > HALF))
+
     def _proven(self, bound: float | None) -> float | None:
         """Return what a bound of the model proves of the problem, in its unit; None for nothing."""
-        if bound is None or not (self.model.exact and self.as_stated):
+        if bound is None or not (self.arrays.exact and self.as_stated):
             return None
-        problem = self.model.problem
-        return max(float(problem.objective.least), safe_bound(problem, bound) * self.unit)
+        least = float(self.problem.objective.least)
+        return max(least, safe_bound(self.problem, bound) * self.unit)
 
     def _own(self, value: float | None, bound: float | None) -> OwnObjective | None:
         """Return the model's own objective at a value, None where it has the stated one.
@@ -318,9 +342,11 @@ class _ModelSolve:
         As everywhere, a bound counts less the solver's error, and one within it of the value is the
         value with rounding errors. One beyond the value proves nothing.
         """
-        if self.as_stated or value is None:
+        if self.as_stated or value is None or self.extended is None:
             return None
-        (objective,) = self.model.component_data_objects(Objective, active=True)
+        from pyomo.core import Objective, minimize
+
+        (objective,) = self.extended.component_data_objects(Objective, active=True)
         proven = None
         if bound is not None and math.isfinite(bound):
             sense, error = self.form.sense, SOLVER_ERROR * max(1.0, abs(bound) / 1000)
@@ -359,7 +385,7 @@ class _ModelSolve:
             termination=TERMINATIONS[raw.status],
             candidate=candidate,
             bound=self._proven(raw.bound) or 0.0,
-            infeasible=raw.infeasible and bool(self.model.exact),
+            infeasible=raw.infeasible and self.arrays.exact,
             reason=self._reason(raw),
             build_s=self.build_s + raw.build_s,
             versions=backend(self.request.backend).versions(),
@@ -369,34 +395,32 @@ class _ModelSolve:
 
     def _reason(self, raw: RawSolution) -> str:
         """Return in words why there is no schedule."""
-        formulation = self.model.formulation
+        formulation = self.arrays.formulation
         if raw.status == SolverStatus.UNBOUNDED:
             return "the objective of the model is unbounded: give the variables in it bounds"
         if not raw.infeasible:
             return f"no schedule was found within {raw.solve_s:.3g} s"
-        if not self.model.exact:
+        if not self.arrays.exact:
             return (
                 f"the model of {formulation.name!r} has no schedule, which proves nothing of the "
                 "problem; use lazy or compact"
             )
         contradiction = self.form.contradiction()
         if contradiction is not None:
-            return f"proved: {contradiction}{'' if self.trimmed else _hint(self.model)}"
+            return f"proved: {contradiction}{'' if self.trimmed else _hint(formulation)}"
         if self.trimmed:
-            return f"proved: no schedule keeps {limits_in_words(self.model.problem)} together"
-        return nothing_keeps(self.model)
+            return f"proved: no schedule keeps {limits_in_words(self.problem)} together"
+        return nothing_keeps(self.problem, formulation)
 
 
-def nothing_keeps(model: pyo.ConcreteModel) -> str:
+def nothing_keeps(problem: Problem, formulation: Formulation | None) -> str:
     """Return in words that it is proved that no schedule keeps what was added to a model."""
-    limits = limits_in_words(model.problem)
-    return (
-        f"proved: no schedule keeps {limits} and the constraints added to the model{_hint(model)}"
-    )
+    limits, hint = limits_in_words(problem), _hint(formulation)
+    return f"proved: no schedule keeps {limits} and the constraints added to the model{hint}"
 
 
-def _hint(model: pyo.ConcreteModel) -> str:
-    reduced = bool(model.formulation == COMPACT)
+def _hint(formulation: Formulation | None) -> str:
+    reduced = formulation == COMPACT
     return "; the reductions may drop what they need: try reductions=False" * reduced
 
 
@@ -405,73 +429,108 @@ def _cut_short(raw: RawSolution) -> RawSolution:
     return replace(raw, status=SolverStatus.TIME_LIMIT, x=None, objective=None)
 
 
-@contextmanager
-def restated(model: pyo.ConcreteModel, problem: Problem) -> Iterator[None]:
-    """Let a model of a problem state one of its surrogates for a while.
-
-    The surrogate may be measured by a known schedule, or have fewer bytes than one has.
-    """
-    before, objective = model.problem, problem.objective
-    with ExitStack() as undo:
-        undo.callback(setattr, model, "problem", before)
-        model.problem = problem
-        if problem.time_sum != before.time_sum:
-            for limit in problem.linear_limits:
-                if limit.name == DEADLINE_ROWS[0]:
-                    _add_row(undo, model, DEADLINE_ROWS[-1], limit.coefficients, limit.slack)
-        if problem.usable_ram_bytes < before.usable_ram_bytes:
-            _lower_peak(undo, model, before, problem)
-        elif problem.aux_limit_bytes != before.aux_limit_bytes:
-            most = problem.aux_limit_bytes or 0
-            _add_row(undo, model, WRITES_ROW, objective.coefficients, most)
-        for limit in problem.linear_limits:
-            if limit.index == (FEWER_BYTES, "upper"):
-                _add_row(undo, model, WRITES_ROW, limit.coefficients, limit.slack)
-        if objective.is_sum and objective != before.objective and states_problem(model):
-            _state_objective(undo, model)
-        yield
-
-
 def states_problem(model: pyo.ConcreteModel) -> bool:
     """Return whether a model still minimizes what `build` stated: nobody replaced or changed it."""
     objective = model.component("objective")
     return (
         getattr(objective, "active", False)
-        and getattr(objective, "sense", None) == minimize
+        and getattr(objective, "sense", None) == MINIMIZE
         and getattr(objective, "expr", None) is getattr(model, "stated_objective", None)
     )
 
 
-def _add_row(
-    undo: ExitStack, model: pyo.ConcreteModel, name: str, coefficients: Coefficients, slack: float
-) -> None:
-    add_limit(model, name, coefficients, slack)
-    if model.component(name) is not None:
-        undo.callback(model.del_component, name)
+# -- surrogates ----------------------------------------------------------------------------------
 
 
-def _lower_peak(
-    undo: ExitStack, model: pyo.ConcreteModel, before: Problem, problem: Problem
-) -> None:
-    """Bound the peak of a model that minimizes it."""
-    limits, most = model.exact_limits, model.peak.ub
-    undo.callback(setattr, model, "exact_limits", limits)
-    undo.callback(model.peak.setub, most)
+def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> StandardForm:
+    """Return the form of a model of a problem for one of that problem's surrogates.
+
+    The surrogate may be measured by a known schedule, or have fewer bytes than one has. A user's
+    own objective stays, where the model is not `as_stated`.
+    """
+    model = _layout(form).model
+    before, objective = model.problem, problem.objective
+    if problem is before:
+        return form
+    if problem.time_sum != before.time_sum:
+        for limit in problem.linear_limits:
+            if limit.name == DEADLINE_ROWS[0]:
+                form = _with_limit(form, replace(limit, name=DEADLINE_ROWS[-1]))
+    if problem.usable_ram_bytes < before.usable_ram_bytes:
+        form = _with_lower_peak(form, problem)
+    elif problem.aux_limit_bytes != before.aux_limit_bytes:
+        most = problem.aux_limit_bytes or 0
+        fewer = over_totals(problem, objective.coefficients, name=WRITES_ROW, upper=most)
+        form = _with_limit(form, fewer)
+    for limit in problem.linear_limits:
+        if limit.key == (FEWER_BYTES, "upper"):
+            form = _with_limit(form, replace(limit, name=WRITES_ROW, key=None))
+    if objective.is_sum and objective != before.objective and as_stated:
+        costs, offset = minimized(model, problem)
+        columns, added = _in_form(form, costs)
+        objective_row = np.zeros(form.n_columns)
+        objective_row[list(columns)] = list(columns.values())
+        form = replace(form, objective=objective_row, offset=offset + added)
+    return form
+
+
+def _with_limit(form: StandardForm, limit: LinearRow) -> StandardForm:
+    """Return a form with a limit over totals besides."""
+    model = _layout(form).model
+    needed = as_needed(model.decisions.stated(limit), model.upper)
+    columns: Mapping[int, float] = {}
+    lower, upper = -math.inf, math.inf
+    if room(needed, model.upper) < 0:
+        lower = 1.0  # a row of nothing, which no values satisfy
+    else:
+        row = signed_row(needed, model.upper)
+        if row is None:
+            return form
+        columns, constant = _in_form(form, row.terms)
+        upper = row.upper - constant
+    label = Label(limit.name, limit.key)
+    shape = (1, form.n_columns)
+    block = csr_array((list(columns.values()), list(columns), [0, len(columns)]), shape=shape)
+    form = form.with_rows(block, [lower], [upper], [label])
+    layout = _layout(form)
+    return replace(form, layout=replace(layout, limits={**layout.limits, label: needed}))
+
+
+def _with_lower_peak(form: StandardForm, problem: Problem) -> StandardForm:
+    """Return a form whose peak is lower, of a model that minimizes it."""
+    layout = _layout(form)
+    before, peak = layout.model.problem, layout.model.peak
     lower = before.usable_ram_bytes - problem.usable_ram_bytes
-    model.exact_limits = {
-        row: replace(limit, limit=limit.limit - lower) if row[0] == "memory" else limit
-        for row, limit in limits.items()
+    limits = {
+        label: replace(limit, upper=limit.upper - lower) if label.family == "memory" else limit
+        for label, limit in layout.limits.items()
     }
-    model.peak.setub(max(model.peak.lb, most * problem.usable_ram_bytes / before.usable_ram_bytes))
+    upper = form.upper.copy()
+    position = -1 if peak is None else layout.positions[peak]
+    if position >= 0:
+        most = upper[position] * problem.usable_ram_bytes / before.usable_ram_bytes
+        upper[position] = max(form.lower[position], most)
+    return replace(form, upper=upper, layout=replace(layout, limits=limits))
 
 
-def _state_objective(undo: ExitStack, model: pyo.ConcreteModel) -> None:
-    """State the objective of the problem that a model has now."""
+def _in_form(
+    form: StandardForm, terms: Iterable[tuple[float, int]]
+) -> tuple[dict[int, float], float]:
+    """Return terms over a model as coefficients of columns of a form, and their constant part."""
+    layout = _layout(form)
+    columns: dict[int, float] = {}
+    constant = 0.0
+    for value, column in terms:
+        position, fixed = int(layout.positions[column]), float(layout.fixed[column])
+        if position >= 0:
+            columns[position] = value
+        elif not math.isnan(fixed):
+            constant += value * fixed
+    return columns, constant
 
-    def state(unit: float, expression: Any) -> None:
-        model.objective_unit = unit
-        model.objective.set_value(expression)
-        model.stated_objective = model.objective.expr
 
-    undo.callback(state, model.objective_unit, model.stated_objective)
-    state(model.problem.objective.unit, minimized(model))
+def _layout(form: StandardForm) -> Layout:
+    if form.layout is None:
+        msg = "the form is not that of a model of arrays"
+        raise ValueError(msg)
+    return form.layout

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError, TimeLimitError
-from poetmodel.problem import Problem, Quantity, Surrogate
+from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.totals import Total
 from poetmodel.result import OwnObjective, Termination
 from poetmodel.solver.outcome import Candidate, Outcome, is_closed, verify_schedule
@@ -113,7 +113,7 @@ class _ShareSearch:
         """Whether the makespan decides on anything."""
         problem = self.problem
         of_energy = problem.energy_budget_j is not None or any(
-            key == Total.ENERGY for row in problem.constraints for key, _ in row.terms
+            Total.ENERGY in row.terms for row in problem.constraints
         )
         idles = problem.idle_power_w > 0 and of_energy
         return problem.deadline_s is not None or problem.minimize == Quantity.TIME or idles
@@ -142,8 +142,7 @@ class _ShareSearch:
         limit_s = request.elapsed_s() + ratio * request.remaining_s()
         within = replace(request, time_limit_s=max(limit_s, 1e-3), on_progress=self._report(share))
         begin = self.start if self.best is None else self.best.schedule
-        surrogate = Surrogate.of(self.problem, transfer_share=share)
-        outcome = self.attempt(surrogate, within, begin)
+        outcome = self.attempt(self.problem.surrogate(transfer_share=share), within, begin)
         self.solved.append((share, outcome))
         self._raise_bound(share, outcome.bound)
         found = outcome.candidate

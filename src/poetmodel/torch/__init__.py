@@ -11,30 +11,38 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.torch.errors import CaptureError, PageError, require_torch
 
 if TYPE_CHECKING:
-    from poetmodel.torch.certificate import Certificate
+    from poetmodel.torch.capturing.joint import capture
+    from poetmodel.torch.capturing.signature import Joint
     from poetmodel.torch.compilation import Step, compile
+    from poetmodel.torch.dynamo.backend import Backend, backend, partitioner
     from poetmodel.torch.exporting import export
-    from poetmodel.torch.graph_signature import Joint
-    from poetmodel.torch.joint import capture
-    from poetmodel.torch.profiling import Profile, measure
-    from poetmodel.torch.recovery import recover
-    from poetmodel.torch.tracing import Trace, trace
+    from poetmodel.torch.runtime.certificate import Certificate
+    from poetmodel.torch.runtime.profiling import Profile, measure
+    from poetmodel.torch.state.exported import load_state, save_state
+    from poetmodel.torch.state.recovery import recover
+    from poetmodel.torch.step.trace import Trace, trace
 
 _HOMES: Final = {
-    "Certificate": "certificate",
-    "Joint": "graph_signature",
-    "Profile": "profiling",
+    "Backend": "dynamo.backend",
+    "Certificate": "runtime.certificate",
+    "Joint": "capturing.signature",
+    "Profile": "runtime.profiling",
     "Step": "compilation",
-    "Trace": "tracing",
-    "capture": "joint",
+    "Trace": "step.trace",
+    "backend": "dynamo.backend",
+    "capture": "capturing.joint",
     "compile": "compilation",
     "export": "exporting",
-    "measure": "profiling",
-    "recover": "recovery",
-    "trace": "tracing",
+    "load_state": "state.exported",
+    "measure": "runtime.profiling",
+    "partitioner": "dynamo.backend",
+    "recover": "state.recovery",
+    "save_state": "state.exported",
+    "trace": "step.trace",
 }
 
 __all__ = [
+    "Backend",
     "CaptureError",
     "Certificate",
     "Joint",
@@ -42,11 +50,15 @@ __all__ = [
     "Profile",
     "Step",
     "Trace",
+    "backend",
     "capture",
     "compile",
     "export",
+    "load_state",
     "measure",
+    "partitioner",
     "recover",
+    "save_state",
     "trace",
 ]
 

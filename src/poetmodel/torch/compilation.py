@@ -16,12 +16,11 @@ from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
 from poetmodel.graph.io import graph_to_dict
-from poetmodel.torch.certificate import certify
+from poetmodel.torch.capturing.inputs import input_faults, refuse, unflatten
+from poetmodel.torch.compiled import Compiled, Options, stages_shown
 from poetmodel.torch.errors import CaptureError, enough_memory
-from poetmodel.torch.inputs import input_faults, refuse, unflatten
-from poetmodel.torch.preparation import Compiled, Options
-from poetmodel.torch.profiling import Profile
-from poetmodel.torch.progress import stages_shown
+from poetmodel.torch.runtime.certificate import certify
+from poetmodel.torch.runtime.profiling import Profile
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
     from poetmodel.plan import Plan
     from poetmodel.result import SolveResult
-    from poetmodel.torch.certificate import Certificate
-    from poetmodel.torch.inputs import Inputs
+    from poetmodel.torch.capturing.inputs import Inputs
+    from poetmodel.torch.runtime.certificate import Certificate
 
 
 def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters have defaults

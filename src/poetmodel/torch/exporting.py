@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def export(
     **options
         As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
-        ``gap``, ``commit``.
+        ``gap``, ``commit``, ``prefix``, ``weights``, ``shared_kernels``.
 
     Returns
     -------
@@ -71,13 +72,44 @@ def export(
     if infer:
         step = with_inference(step, model, loss_fn, inputs)
         options["infer"] = True
-    shown = {"name": name, "optimizer": optimizer, "clip_grad_norm": clip_grad_norm}
+    shown = {"name": name, "clip_grad_norm": clip_grad_norm}
     shown = {key: value for key, value in shown.items() if value is not None}
-    options.setdefault("command", _command(shown | options, folder))
+    options.setdefault("command", _command(model, optimizer, shown | options, folder))
     return export_step(step, Path(folder), **options)
 
 
-def _command(options: dict[str, Any], folder: str | Path) -> str:
+def _command(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    options: dict[str, Any],
+    folder: str | Path,
+) -> str:
+    """Return Python that exports again, where the model, its loss and its inputs are there."""
     words = {key: " ".join(repr(value).split()) for key, value in options.items()}
+    first = "import poetmodel.torch as pmt\n"
+    if optimizer is not None:
+        first = f"import torch\n{first}"
+        words = {"optimizer": _constructor(optimizer, model), **words}
     given = "".join(f", {key}={word}" for key, word in words.items())
-    return f"poetmodel.torch.export(model, loss_fn, inputs, folder={str(folder)!r}{given})"
+    return f"{first}\npmt.export(model, loss_fn, inputs, folder={str(folder)!r}{given})"
+
+
+def _constructor(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> str:
+    """Return the call that makes an optimizer: only what is not the default; else its name."""
+    kind = type(optimizer)
+    ours = {id(parameter) for parameter in model.parameters()}
+    groups = optimizer.param_groups
+    if (
+        kind.__module__.split(".")[0] != "torch"
+        or len(groups) != 1
+        or {id(parameter) for parameter in groups[0]["params"]} != ours
+    ):
+        return "optimizer"
+    defaults = inspect.signature(kind).parameters
+    chosen = {
+        name: value
+        for name, value in groups[0].items()
+        if name != "params" and name in defaults and value != defaults[name].default
+    }
+    given = "".join(f", {name}={value!r}" for name, value in chosen.items())
+    return f"torch.optim.{kind.__name__}(model.parameters(){given})"

@@ -11,9 +11,9 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from poetmodel.errors import InputError, listed
+from poetmodel.torch.capturing.inputs import loss_in
 from poetmodel.torch.compilation import Step, compile
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.outputs import loss_in
 from poetmodel.torch.wrapping import OPTIONS, frozen, with_loss
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.torch.compiled import Options
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.preparation import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

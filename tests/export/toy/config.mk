@@ -1,3 +1,2 @@
 RAM_SIZE = 16384
 STACK_SIZE = 2048
-SOURCES = pm_step.c

@@ -1,6 +1,6 @@
 /* A flash chip whose power goes: after so many transfers, in the middle of one. */
 #define pm_spi_transfer chip_transfer
-#include "spi_flash_model.c"
+#include "host/spi_flash_model.c"
 #undef pm_spi_transfer
 
 int transfers_left = -1; /* negative: no end */

@@ -70,7 +70,7 @@ EVENTS = comb_events(GROUPS, {0: (1,), 1: (1,), 2: (1,)})
 
 
 def test_what_stays_in_its_group_is_held_from_its_step_to_its_last_reader() -> None:
-    """One group, no decision: every tensor to its last reader, as checkpoint-all has it."""
+    """One group, no decision: every tensor to its last reader, as keep-all has it."""
     grouping = Grouping(6)
     placement = disaggregate(COMB, grouping, comb_events(grouping, {}), decided())
     assert placement.schedule() == checkpoint_all(COMB)
@@ -219,7 +219,7 @@ def points(count: int, kind: str) -> Iterator[tuple[str, Relaxation, NDArray[np.
         form = relaxation.form
         objective = np.array([rng.uniform(-0.3, 1.0) for _ in range(form.n_columns)])
         if problem.minimize == Quantity.RAM:  # rows say something only where the peak is sought
-            objective[relaxation.column[id(relaxation.model.peak)]] = 100.0
+            objective[relaxation.peak] = 100.0
         form = replace(form, objective=objective)
         raw = backend("highs").solve(form, Limits(rel_gap=0.0))
         if raw.x is not None:

@@ -30,7 +30,7 @@ from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.primal_worker import (
     FoundSchedule,
     PrimalWorker,
-    Update,
+    ProofState,
     WorkerService,
 )
 from poetmodel.solver.lazy.session import Session
@@ -188,7 +188,7 @@ def test_what_is_new_is_told_once(program: Callable[[str], None]) -> None:
     assert update.answer is last
     session.raise_bound(2.0)
     session.columns = 7
-    assert search._update() == Update(bound=2.0, columns=7, found=None, answer=None)
+    assert search._update() == ProofState(bound=2.0, columns=7, found=None, answer=None)
     search._known = 0.0  # the search has sent something better in the meantime
     session.bounds.incumbent = replace(start, value=1.0)
     assert search._update().found is None
@@ -233,7 +233,9 @@ class Peer:
 
     def update(self, **known: Any) -> None:
         """Send what is new."""
-        self.tell(Update(**{"bound": 0.0, "columns": 0, "found": None, "answer": None, **known}))
+        self.tell(
+            ProofState(**{"bound": 0.0, "columns": 0, "found": None, "answer": None, **known})
+        )
 
     def __enter__(self) -> Self:
         self._work = threading.Thread(target=self._serve)
@@ -318,7 +320,7 @@ def test_a_service_takes_the_latest_answer(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(PrimalHeuristic, "repair", lambda _, answer: taken.append(answer))
     with Peer(problem) as peer:
         for answer in answers:
-            peer.service._hear(Update(bound=0.5, columns=9, found=None, answer=answer))
+            peer.service._hear(ProofState(bound=0.5, columns=9, found=None, answer=answer))
         peer.update()
         assert until(lambda: taken)
         assert peer.service.session.bounds.lower == 0.5
@@ -445,7 +447,7 @@ def test_a_process_ignores_ctrl_c_and_ends_without_its_parent() -> None:
             for what in (
                 sys.path,
                 (problem, request, LazyParams()),
-                Update(
+                ProofState(
                     bound=0.0,
                     columns=0,
                     found=FoundSchedule(start.schedule, start.value),

@@ -148,11 +148,11 @@ def test_only_in_groups_of_one_stage_nothing_comes_twice(part: Part) -> None:
     fewer = 0
     for number, (problem, _) in part.of(enumerate(feasible(40, "relaxation-19", (4, 7)))):
         grouping = random_rows(seeded(f"once/{number}"), problem, 0.5)
-        every = set(relaxation_of(problem, grouping).model.once)
+        every = set(relaxation_of(problem, grouping).model.row_keys("once"))
         stages = zip(grouping.first_stage, grouping.last_stage, strict=True)
         single = {group for group, (first, last) in enumerate(stages) if first == last}
         wanted = {(group, i) for group, i in every if group in single}
-        assert set(restoring(problem, grouping).model.once) == wanted
+        assert set(restoring(problem, grouping).model.row_keys("once")) == wanted
         fewer += wanted < every
     assert fewer > part.share(5)
 
@@ -248,7 +248,7 @@ def test_cuts_become_rows() -> None:
     """A form with cuts has one more row for each, at least its right-hand side."""
     relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
     column = relaxation.recomputed[1, 0]
-    cut = Cut(terms=((column, 1.0),), right=1.0, origin=ORIGIN, in_bytes=False)
+    cut = Cut.of([(1.0, column)], lower=1.0, origin=ORIGIN, in_bytes=False)
     form = relaxation.with_cuts([cut])
     assert form.n_rows == relaxation.form.n_rows + 1
     assert form.row_lower[-1] == 1.0
@@ -280,8 +280,8 @@ def test_the_budget_is_what_a_point_keeps_within() -> None:
     assert relaxation.claimed_ram(point) == 13
     least = relaxation_of(skip_problem(minimize="ram"), Grouping(4, frozenset({2})))
     point = [0.0] * least.form.n_columns
-    point[least.column[id(least.model.peak)]] = 12 / 13
+    point[least.peak] = 12 / 13
     assert least.claimed_ram(point) == pytest.approx(12, rel=2 * ROUNDING)
     assert least.claimed_ram(point) > 12
-    point[least.column[id(least.model.peak)]] = 1.0
+    point[least.peak] = 1.0
     assert least.claimed_ram(point) == 13  # never above the budget

@@ -500,7 +500,7 @@ def test_costs_of_any_size_are_compared() -> None:
 
 
 def test_where_nothing_need_be_decided_nothing_is_paid() -> None:
-    """With RAM for everything the rounds end at checkpoint-all, without a column."""
+    """With RAM for everything the rounds end at keep-all, without a column."""
     problem = comb_problem(4, 100)
     outcome = solved(problem)
     assert value_of(outcome) == outcome.bound == 0.0

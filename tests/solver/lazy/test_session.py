@@ -86,7 +86,7 @@ def test_recompute_memory_cuts_go_along_once_each_for_every_group() -> None:
     session = crowded_session()
     coarse = session.build(Grouping(7, frozenset({2})))
     origin = RecomputeMemoryOrigin(first_stage=3, last_stage=6, node=0, output=0, tensors=(1,))
-    noted = Cut((), 0.0, origin=origin)
+    noted = Cut.of((), lower=0.0, origin=origin)
     cuts = [*RecomputeMemorySeparator(coarse, 400).restate(noted)]
     assert len(cuts) == 1
     coarse.cuts, coarse.lasting = [*cuts, *cuts], cuts
@@ -105,7 +105,7 @@ def test_recompute_memory_cuts_hold_only_where_tensors_may_come_back() -> None:
     session = crowded_session()
     coarse = session.build(Grouping(7, frozenset({2})))
     origin = RecomputeMemoryOrigin(first_stage=3, last_stage=6, node=0, output=0, tensors=(1,))
-    noted = Cut((), 0.0, origin=origin)
+    noted = Cut.of((), lower=0.0, origin=origin)
     coarse.cuts = coarse.lasting = [*RecomputeMemorySeparator(coarse, 400).restate(noted)]
     assert coarse.model.restoring
     session.restoring = False

@@ -13,7 +13,7 @@ from kit.oracle import optimum
 from kit.own_rows import constrained
 from kit.worked import comb_problem, skip_problem
 from poetmodel.model import build
-from poetmodel.problem import Problem, TotalsConstraint
+from poetmodel.problem import Constraint, Problem
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, Remedy, conflict, explain_infeasible
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from poetmodel.solver.sensitivity import Explanation
 
 
-def upper(name: str, limit: float, **terms: float) -> TotalsConstraint:
+def upper(name: str, limit: float, **terms: float) -> Constraint:
     """Return a row with an upper limit; a key has ``__`` for its colon."""
-    keys = tuple((key.replace("__", ":"), weight) for key, weight in terms.items())
-    return TotalsConstraint(name=name, terms=keys, upper=limit)
+    keys = {key.replace("__", ":"): weight for key, weight in terms.items()}
+    return Constraint(name=name, terms=keys, upper=limit)
 
 
 def explained(problem: Problem) -> Explanation:
@@ -37,7 +37,7 @@ def explained(problem: Problem) -> Explanation:
     return explain_infeasible(result)
 
 
-def with_rows(*rows: TotalsConstraint, **limits: object) -> Problem:
+def with_rows(*rows: Constraint, **limits: object) -> Problem:
     """Return the worked problem with rows: in less than 15 B, a (4 B) is paged or recomputed."""
     return replace(skip_problem(**limits), constraints=rows)
 
@@ -102,7 +102,7 @@ def test_json_has_what_is_in_conflict_and_the_nearest_limit() -> None:
 
 def test_rows_with_two_limits_are_left_out_as_a_whole() -> None:
     """An equality has no nearest limit."""
-    row = TotalsConstraint(name="same", terms=(("page_ins:a", 1), ("page_outs:b", -1)), lower=-1)
+    row = Constraint(name="same", terms={"page_ins:a": 1, "page_outs:b": -1}, lower=-1)
     row = replace(row, upper=-1)
     found = explained(with_rows(row, upper("few", 0, page_outs__b=1)))
     sentences = list(found.sentences())

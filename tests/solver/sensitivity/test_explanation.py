@@ -266,7 +266,7 @@ def test_unproven_amounts_come_with_what_is_proved(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(variants, "solve", loose)
     found = explain_infeasible(result)
     assert next(found.sentences()) == (
-        "feasible with 11 s as the deadline; all that is proven is that less than 10 s does not do"
+        "feasible with 11 s as the deadline; less than 10 s is proven infeasible, the rest is open"
     )
 
 

@@ -12,7 +12,7 @@ from kit.oracle import optimum
 from kit.worked import even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
-from poetmodel.problem import Problem, Quantity, TotalsConstraint
+from poetmodel.problem import Constraint, Problem, Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import find_limits, variants
@@ -40,11 +40,11 @@ def test_limits_of_a_graph_worked_out_by_hand() -> None:
 
 def test_own_constraints_hold_where_all_limits_do() -> None:
     """Without any page-out a is computed again: 12 B do, but not where that is forbidden, too."""
-    rows = (TotalsConstraint(name="no paging", terms=(("bytes_written", 1),), upper=0),)
+    rows = (Constraint(name="no paging", terms={"bytes_written": 1}, upper=0),)
     problem = replace(skip_problem(), constraints=rows)
     found = {limit.name: limit.value for limit in find_limits(problem)}
     assert (found["both"], found["stated"], found["energy"]) == (12, 12, 11.0)
-    once = TotalsConstraint(name="once", terms=(("recomputations:a", 1),), upper=0)
+    once = Constraint(name="once", terms={"recomputations:a": 1}, upper=0)
     tight = replace(problem, constraints=(*rows, once), ram=15)
     found = {limit.name: limit.value for limit in find_limits(tight)}
     assert (found["both"], found["stated"], found["energy"]) == (12, 15, 10.0)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kit.worked import skip_problem
-from poetmodel.problem import Quantity, TotalsConstraint
+from poetmodel.problem import Constraint, Quantity
 from poetmodel.schedule import simulate
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import variants as module
-from poetmodel.solver.sensitivity.variants import Variant, solve_variants
+from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 
 if TYPE_CHECKING:
     import pytest
@@ -38,7 +38,7 @@ def test_best_valid_schedule_so_far_is_the_start(monkeypatch: pytest.MonkeyPatch
     fast = skip_problem(ram=13, minimize="time")
     problems = (roomy, tight, skip_problem(ram=14), fast)
     results = solve_variants(
-        [Variant(problem=problem) for problem in problems], time_limit=9, start=given
+        [ChangedProblem(problem=problem) for problem in problems], time_limit=9, start=given
     )
     assert calls[0]["start"] == given
     assert calls[1]["start"] == given
@@ -54,7 +54,7 @@ def test_bound_of_a_relaxation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     def bounds(*found: tuple[Problem, float]) -> list[float | None]:
         results = iter([replace(solve(problem), objective_bound=bound) for problem, bound in found])
         monkeypatch.setattr(module, "solve", lambda *_, **__: next(results))
-        variants = [Variant(problem=problem) for problem, _ in found]
+        variants = [ChangedProblem(problem=problem) for problem, _ in found]
         both = solve_variants(variants, time_limit=9)
         return [result.objective_bound for result in both]
 
@@ -64,8 +64,8 @@ def test_bound_of_a_relaxation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bounds((tight, 3.0), (replace(roomy, deadline=20), 5.0)) == [3.0, 5.0]
     assert bounds((tight, 3.0), (replace(roomy, minimize="time"), 5.0)) == [3.0, 5.0]
     wear, other = (
-        replace(tight, constraints=(TotalsConstraint(name="x", terms=terms, upper=9),))
-        for terms in ((("bytes_written", 1),), (("bytes_read", 1),))
+        replace(tight, constraints=(Constraint(name="x", terms=terms, upper=9),))
+        for terms in ({"bytes_written": 1}, {"bytes_read": 1})
     )
     assert bounds((wear, 3.0), (roomy, 5.0)) == [5.0, 5.0]
     assert bounds((tight, 3.0), (wear, 5.0)) == [3.0, 5.0]
@@ -80,7 +80,7 @@ def test_bound_of_a_relaxation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_time_is_shared_and_none_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one leaves the next ones share; without any time left each gets the least."""
     calls = recorded(monkeypatch)
-    three = [Variant(problem=skip_problem())] * 3
+    three = [ChangedProblem(problem=skip_problem())] * 3
     solve_variants(three, time_limit=30)
     shares = [call["time_limit"] for call in calls]
     assert 9 < shares[0] <= 10
@@ -96,7 +96,7 @@ def test_paging_first_reaches_the_minimum_ram(monkeypatch: pytest.MonkeyPatch) -
     calls = recorded(monkeypatch)
     for aux, peak in ((None, 12), (0, None)):
         problem = skip_problem(aux_bytes=aux).without(Quantity.RAM, minimize=Quantity.RAM)
-        solve_variants([Variant(problem=problem, paging_first=True)], time_limit=20)
+        solve_variants([ChangedProblem(problem=problem, paging_first=True)], time_limit=20)
         start = calls[-1]["start"]
         found = start and simulate(problem.graph, None, start).peak_ram_bytes
         assert found == peak

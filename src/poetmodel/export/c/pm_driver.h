@@ -1,9 +1,8 @@
-/* What a step asks of storage. Three functions carry pages; drivers of the kind in driver_file.c make them out of two
-   that read and write bytes (pm_storage.h), so a new storage needs those two only. */
-#ifndef PM_DRIVER_H
-#define PM_DRIVER_H
-
-#include <stdint.h>
+/* The number type of a step: float, or double with -DPM_REAL=double everywhere. */
+#ifndef PM_REAL
+#define PM_REAL float
+#endif
+typedef PM_REAL pm_real;
 
 /* What the functions of a step and of a driver return. */
 #define PM_OK 0
@@ -12,10 +11,27 @@
 #define PM_ERROR_SHORT 3    /* storage moved fewer bytes than it was asked */
 #define PM_ERROR_SLOT 4     /* no such slot, or more bytes than it has */
 #define PM_ERROR_CHECKSUM 5 /* a page is not what was written */
-#define PM_ERROR_BUSY 6     /* a slot was used while a transfer of it was under way */
+#define PM_ERROR_BUSY 6     /* a slot was used while a transfer of it was under way, or state while a step was */
 #define PM_ERROR_INDEX 7    /* no such tensor, or fewer elements than asked for */
 #define PM_ERROR_EMPTY 8    /* storage has no whole generation of the state */
 #define PM_READ_ONLY 9      /* a tensor that no step changes, and that lies in flash */
+#define PM_MORE 10          /* no error: the step goes on with the next slice */
+#define PM_ERROR_IDLE 11    /* no step has begun */
+#define PM_ERROR_ARENA 12   /* no arena was given, or one too small or not aligned */
+
+/* A tensor as callers see it. */
+typedef struct {
+    uint32_t elements;
+    uint32_t integer_bytes; /* of an element; 0: it is a pm_real */
+} pm_tensor_t;
+
+extern const pm_tensor_t pm_inputs_info[];
+extern const pm_tensor_t pm_states_info[];
+extern const pm_tensor_t pm_gradients_info[];
+
+/* What a step asks of storage, where PM_SLOTS is not 0: these functions come from one of the drivers in port/, or from
+   the application. Slots have pm_slot_bytes[slot] bytes, and twice that in a build for double. */
+extern const uint32_t pm_slot_bytes[];
 
 /* Begins to write `bytes` bytes to a slot, to read them from it. The memory may be changed, or read, after the wait
    only. At most one transfer of a slot is under way; transfers of several slots may be. */
@@ -26,8 +42,7 @@ int pm_page_in(uint32_t slot, void *to, uint32_t bytes);
    began it. A driver that blocks the core returns 0. */
 int pm_page_wait(uint32_t slot);
 
-/* Storage that the core reads like RAM: where a slot begins, and writing some of its bytes, done on return. */
+/* Storage that the core reads like RAM (PM_MAPPED): where a slot begins, and writing some of its bytes, done on
+   return. */
 const void *pm_page_address(uint32_t slot);
 int pm_page_write(uint32_t slot, uint32_t offset, const void *from, uint32_t bytes);
-
-#endif

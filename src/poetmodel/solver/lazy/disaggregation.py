@@ -8,7 +8,7 @@ from operator import add
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit
-from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once, rows_of_pairs, rows_of_spans
+from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,13 +55,11 @@ class Disaggregation:
     def schedule(self) -> Schedule:
         """Return the schedule."""
         graph = self.stated or self.graph
-        n = len(graph.nodes)
-        again = rows_of_pairs(sorted(set(self.recomputed)), n)
         return paged_at_once(
             graph,
-            R=((*nodes, t) for t, nodes in enumerate(again)),
-            S_RAM=rows_of_spans(self.spans, n),
-            M_in=rows_of_pairs(sorted(set(self.paged_in)), n),
+            R=(*self.recomputed, *((t, t) for t in range(len(graph.nodes)))),
+            kept=self.spans,
+            M_in=set(self.paged_in),
             resident=self.resident,
             identity=GraphIdentity.of(graph),
         )

@@ -11,6 +11,7 @@ from poetmodel.heuristics.greedy import with_wanted
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
+from poetmodel.model.aggregated import stages_of_change
 from poetmodel.solver.lazy.disaggregation import broken_stages, broken_steps
 
 if TYPE_CHECKING:
@@ -125,14 +126,18 @@ def broken_own_rows(relaxation: Relaxation, x: NDArray[Any]) -> dict[int, frozen
 
     Those that the relaxation enforces are not among them.
     """
-    stated = getattr(relaxation.problem, "stage_limits", ())
+    stated = relaxation.problem.stand_in.rows
     if not stated:
         return {}
     result = relaxation.disaggregate(x)
-    out = {i for i, column in relaxation.paged_out.items() if x[column] > 0.5}  # noqa: PLR2004
-    recomputed, paged_in = set(result.recomputed), set(result.paged_in)
+    out = (i for i, column in relaxation.paged_out.items() if x[column] > 0.5)  # noqa: PLR2004
+    chosen = {
+        *(("recomputed", index) for index in result.recomputed),
+        *(("paged_in", index) for index in result.paged_in),
+        *(("paged_out", i) for i in out),
+    }
     return {
-        place: row.cuts
-        for place, row in enumerate(stated)
-        if place not in relaxation.grouping.own_rows and not row.is_kept(recomputed, paged_in, out)
+        number: stages_of_change(row)
+        for number, row in enumerate(stated)
+        if number not in relaxation.grouping.own_rows and not row.is_kept(chosen.__contains__)
     }

@@ -55,7 +55,7 @@ class FoundSchedule(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class ProofState:
     """What the proof knows."""
 
     bound: float
@@ -166,12 +166,12 @@ class PrimalWorker:
             if self._closing.wait(self.session.params.worker_update_s):
                 break
 
-    def _update(self) -> Update:
+    def _update(self) -> ProofState:
         session, best, found = self.session, self.session.bounds.incumbent, None
         if best is not None and best.value < self._known:
             self._known = best.value
             found = FoundSchedule(best.schedule, best.value)
-        return Update(
+        return ProofState(
             bound=session.bounds.lower,
             columns=session.columns,
             found=found,
@@ -282,7 +282,7 @@ class WorkerService:
         finally:
             self.session.stop.set()
 
-    def _hear(self, update: Update) -> None:
+    def _hear(self, update: ProofState) -> None:
         session = self.session
         with session.lock:
             session.columns = max(session.columns, update.columns)

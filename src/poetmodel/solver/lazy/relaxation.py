@@ -6,13 +6,11 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from pyomo.common.log import LoggingIntercept
 
-from poetmodel.backends.compiler import compile_model
+from poetmodel.backends.layout import form_of
 from poetmodel.backends.sparse import csr_array
 from poetmodel.clock import check_time_limit
 from poetmodel.heuristics.restorations import Restoration
@@ -28,10 +26,11 @@ from poetmodel.solver.lazy.disaggregation import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyomo.environ as pyo
     from numpy.typing import NDArray
 
+    from poetmodel.backends.layout import Layout
     from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.model.arrays import Family, Model
     from poetmodel.model.events import Events
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
@@ -49,7 +48,7 @@ class Relaxation:
 
     problem: Problem
     grouping: Grouping
-    model: pyo.ConcreteModel
+    model: Model
     form: StandardForm
     build_s: float
     separators: dict[str, Separator] = field(default_factory=dict)
@@ -74,70 +73,62 @@ class Relaxation:
         need.
         """
         begun = time.monotonic()
-        # Pyomo logs every exception of a rule as an error, that of the time limit, too.
-        with LoggingIntercept(StringIO(), "pyomo.core"):
-            model = build_relaxation(problem, grouping, recomputable, restoring=restoring)
-        form = compile_model(model)
+        model = build_relaxation(problem, grouping, recomputable, restoring=restoring)
         return cls(
             problem=problem,
             grouping=grouping,
             model=model,
-            form=form,
+            form=form_of(model),
             build_s=time.monotonic() - begun,
         )
 
     @property
     def events(self) -> Events:
         """Where its decisions lie."""
-        return self.model.events  # type: ignore[no-any-return]
+        return self.model.events
 
     @property
     def unit(self) -> float:
         """How much of the minimized quantity one unit of the objective is."""
-        return float(self.model.objective_unit)
+        return self.model.objective_unit
+
+    @property
+    def layout(self) -> Layout:
+        """Where the columns of its model are in its form."""
+        if self.form.layout is None:
+            msg = "the form of a relaxation is made of a model of arrays"
+            raise ValueError(msg)
+        return self.form.layout
 
     @cached_property
-    def column(self) -> dict[int, int]:
-        """Column of each variable, by `id`."""
-        return {id(variable): j for j, variable in enumerate(self.form.columns)}
-
-    def columns_of(self, variables: Any) -> dict[Any, int]:
-        """Return the column of each entry of an indexed variable that has one."""
-        return {
-            index: self.column[id(variable)]
-            for index, variable in variables.items()
-            if id(variable) in self.column
-        }
+    def kept(self) -> Family:
+        """Column of ``kept[i, a]``, of what is not decided; so are the following ones."""
+        return self.layout.of(self.model.kept)
 
     @cached_property
-    def kept(self) -> dict[tuple[int, int], int]:
-        """Column of ``kept[i, a]``."""
-        return self.columns_of(self.model.kept)
-
-    @cached_property
-    def recomputed(self) -> dict[tuple[int, int], int]:
+    def recomputed(self) -> Family:
         """Column of ``recomputed[group, k]``."""
-        return self.columns_of(self.model.recomputed)
+        return self.layout.of(self.model.recomputed)
 
     @cached_property
-    def paged_in(self) -> dict[tuple[int, int], int]:
+    def paged_in(self) -> Family:
         """Column of ``paged_in[group, i]``."""
-        return self.columns_of(self.model.paged_in)
+        return self.layout.of(self.model.paged_in)
 
     @cached_property
-    def paged_out(self) -> dict[int, int]:
+    def paged_out(self) -> Family:
         """Column of ``paged_out[i]``."""
-        return self.columns_of(self.model.paged_out)
+        return self.layout.of(self.model.paged_out)
 
     @cached_property
-    def resident(self) -> dict[int, int]:
+    def resident(self) -> Family:
         """Column of ``resident[w]``."""
-        return self.columns_of(self.model.resident)
+        return self.layout.of(self.model.resident)
 
     @cached_property
-    def storage_home(self) -> dict[int, int]:
+    def storage_home(self) -> Family:
         """Column of ``storage_home[w]``."""
-        return self.columns_of(self.model.storage_home)
+        return self.layout.of(self.model.storage_home)
 
     @cached_property
     def needed_page_out(self) -> dict[int, int]:
@@ -149,14 +140,19 @@ class Relaxation:
         return {i: at for i, at in self.paged_out.items() if not stored[i]} | self.storage_home
 
     @cached_property
-    def recomputed_beside(self) -> dict[int, int]:
+    def recomputed_beside(self) -> Family:
         """Column of ``recomputed_beside[k]``."""
-        return self.columns_of(self.model.recomputed_beside)
+        return self.layout.of(self.model.recomputed_beside)
 
     @cached_property
-    def paged_in_beside(self) -> dict[int, int]:
+    def paged_in_beside(self) -> Family:
         """Column of ``paged_in_beside[i]``."""
-        return self.columns_of(self.model.paged_in_beside)
+        return self.layout.of(self.model.paged_in_beside)
+
+    @property
+    def peak(self) -> int:
+        """Column of the peak, where that is minimized."""
+        return int(self.layout.positions[self.model.families["peak"][None]])
 
     def cut_form(self) -> StandardForm:
         """Return the form with all cuts found so far as further rows."""
@@ -171,11 +167,11 @@ class Relaxation:
         form = self.form
         if not cuts:
             return form
-        counts = [len(cut.terms) for cut in cuts]
+        counts = [len(cut.values) for cut in cuts]
         block = csr_array(
             (
-                np.array([value for cut in cuts for _, value in cut.terms], dtype=np.float64),
-                np.array([column for cut in cuts for column, _ in cut.terms], dtype=np.int64),
+                np.array([value for cut in cuts for value in cut.values], dtype=np.float64),
+                np.array([column for cut in cuts for column in cut.space], dtype=np.int64),
                 np.concatenate(([0], np.cumsum(counts))),
             ),
             shape=(len(cuts), form.n_columns),
@@ -195,11 +191,11 @@ class Relaxation:
 
     def make_lasting(self) -> None:
         """Let all cuts of families whose cuts last stay, whether they are tight or not."""
-        known = {cut.terms for cut in self.lasting}
+        known = {tuple(cut.terms) for cut in self.lasting}
         families = {family for family, separator in self.separators.items() if separator.lasting}
-        lasts = [cut for cut in self.cuts if cut.family in families]
-        self.lasting += [cut for cut in lasts if cut.terms not in known]
-        self.cuts = [cut for cut in self.cuts if cut.family not in families]
+        lasts = [cut for cut in self.cuts if cut.name in families]
+        self.lasting += [cut for cut in lasts if tuple(cut.terms) not in known]
+        self.cuts = [cut for cut in self.cuts if cut.name not in families]
 
     def take_over(self, coarser: Relaxation) -> None:
         """State the cuts of a coarser relaxation in the columns of this one."""
@@ -207,12 +203,12 @@ class Relaxation:
         self.lasting = self._restated(coarser.lasting)
 
     def _restated(self, cuts: Sequence[Cut]) -> list[Cut]:
-        found: dict[tuple[tuple[int, float], ...], Cut] = {}
+        found: dict[tuple[tuple[float, int], ...], Cut] = {}
         for cut in cuts:
             check_time_limit()
-            if cut.family in self.separators:
-                for again in self.separators[cut.family].restate(cut):
-                    found.setdefault(again.terms, again)
+            if cut.name in self.separators:
+                for again in self.separators[cut.name].restate(cut):
+                    found.setdefault(tuple(again.terms), again)
         return list(found.values())
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
@@ -266,9 +262,9 @@ class Relaxation:
     def claimed_ram(self, x: NDArray[np.float64]) -> float:
         """Return the RAM that a point claims to keep within [B]: the budget, or its own peak."""
         usable = self.problem.usable_ram_bytes
-        if self.problem.objective.is_sum:
+        if self.model.peak is None:
             return usable
-        peak = float(x[self.column[id(self.model.peak)]]) * self.problem.useful_ram_bytes
+        peak = float(x[self.peak]) * self.problem.useful_ram_bytes
         return min(max(peak, self.problem.floor.bytes) * (1 + ROUNDING), usable)
 
     def start(self, schedule: Schedule) -> NDArray[np.float64] | None:
@@ -277,12 +273,11 @@ class Relaxation:
         group_of = grouping.group_of
         node_of = self.problem.graph.node_of
         x = np.full(self.form.n_columns, np.nan)
-        held = set(schedule.S_RAM)
         for (i, a), column in self.kept.items():
             stages = events.events[i]
             begin = group_of[node_of[i]] if a == 0 else stages[a - 1]
             crossed = range(begin + 1, stages[a] + 1)
-            x[column] = all((grouping.first_stage[group], i) in held for group in crossed)
+            x[column] = all(schedule.is_kept(grouping.first_stage[group], i) for group in crossed)
         again = {(group_of[t], k) for t, k in schedule.R}
         for index, column in self.recomputed.items():
             x[column] = index in again
@@ -302,11 +297,10 @@ class Relaxation:
         for i, column in self.paged_out.items():
             x[column] = i in out
         self._assign_homes(x, frozenset(schedule.resident))
-        values = {id(variable): x[j] for j, variable in enumerate(self.form.columns)}
-        for variable, value in assign_memory(self.model, schedule, _WithFixed(values)):
-            column = self.column.get(id(variable), -1)
-            if column >= 0:
-                x[column] = value
+        positions, values = self.layout.positions, self.layout.values(x)
+        for column, value in assign_memory(self.model, schedule, values):
+            if positions[column] >= 0:
+                x[positions[column]] = value
         good = not np.isnan(x).any() and self.form.violation(x) <= ADMITTED
         return x if good else None
 
@@ -317,15 +311,6 @@ class Relaxation:
             x[column] = i not in resident
 
 
-class _WithFixed(dict[int, float]):
-    """Values by `id`; a variable that is no column is fixed to one."""
-
-    def __missing__(self, key: int) -> float:
-        return 1.0
-
-
-def _chosen(
-    columns: dict[tuple[int, int], int], x: NDArray[np.float64]
-) -> frozenset[tuple[int, int]]:
+def _chosen(columns: Family, x: NDArray[np.float64]) -> frozenset[tuple[int, int]]:
     """Return the entries whose (rounded) value is 1."""
     return frozenset(index for index, column in columns.items() if x[column] > 0.5)  # noqa: PLR2004

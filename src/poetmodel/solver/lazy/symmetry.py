@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from poetmodel.backends.sparse import coo_array, csr_array
+from poetmodel.model.arrays import Label
 from poetmodel.problem import LIMITED_SUMS
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def counted_limits(form: StandardForm) -> list[int]:
     return [
         r
         for r, row in enumerate(form.rows)
-        if (row if isinstance(row, str) else row.parent_component().local_name) in COUNTED_LIMITS
+        if (row.family if isinstance(row, Label) else row) in COUNTED_LIMITS
     ]
 
 

@@ -16,12 +16,12 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.planner import verify
-from poetmodel.problem import Problem, Quantity, TotalsConstraint
+from poetmodel.problem import Constraint, Problem, Quantity
 from poetmodel.problem.totals import Count
 from poetmodel.result import SolveResult, Status
 from poetmodel.schedule import Schedule, Simulation, storage_entries
 from poetmodel.schedule.decisions import Choice, find_decisions
-from poetmodel.solver.sensitivity.variants import Variant, of_graph, solve_variants
+from poetmodel.solver.sensitivity.variants import ChangedProblem, of_graph, solve_variants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -154,7 +154,7 @@ def find_alternatives(
         if choice != Choice.RECOMPUTED:
             ways.append(Forbidden.PAGING)
     tensors = (i, *twins)
-    changed = [Variant(problem=_forbidding(problem, tensors, way, before)) for way in ways]
+    changed = [ChangedProblem(problem=_forbidding(problem, tensors, way, before)) for way in ways]
     results = solve_variants(changed, time_limit=time_limit, threads=threads)
     found = [
         _alternative(problem, tensors, way, before, result)
@@ -171,7 +171,8 @@ def value_of_ram(
     ram = problem.ram_budget_bytes
     more = [max(1, math.ceil(part * ram)) for part in MORE_RAM]
     variants = [
-        Variant(problem=replace(problem, ram=ram + size, minimize=Quantity.ENERGY)) for size in more
+        ChangedProblem(problem=replace(problem, ram=ram + size, minimize=Quantity.ENERGY))
+        for size in more
     ]
     results = solve_variants(variants, time_limit=time_limit, threads=threads, start=schedule)
     found = []
@@ -215,14 +216,14 @@ def _forbidding(
     return replace(problem, graph=graph, costs=costs, minimize=Quantity.ENERGY)
 
 
-def _at_home(problem: Problem, i: int, *, resident: bool) -> TotalsConstraint:
+def _at_home(problem: Problem, i: int, *, resident: bool) -> Constraint:
     """Return the constraint that a state tensor is resident, or that it is not."""
     tensor, taken = problem.graph.tensors[i].name, {row.name for row in problem.constraints}
     name = f"home of {tensor}"
     while name in taken:
         name += "'"
-    terms = ((f"{Count.RESIDENT}:{tensor}", 1),)
-    return TotalsConstraint(name=name, terms=terms, lower=+resident, upper=+resident)
+    terms: dict[str, float] = {f"{Count.RESIDENT}:{tensor}": 1}
+    return Constraint(name=name, terms=terms, lower=+resident, upper=+resident)
 
 
 def _alternative(

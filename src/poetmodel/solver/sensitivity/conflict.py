@@ -31,7 +31,7 @@ MOST_ROWS: Final = 5
 
 
 @dataclass(kw_only=True)
-class _Search:
+class _ConflictSearch:
     """Finds out whether some of the limits of a problem can be kept."""
 
     problem: Problem
@@ -97,7 +97,7 @@ def find_conflict(
         rule = row.name.rpartition("[")[0] if row.name.endswith("]") else row.name
         rules[rule] = (*rules.get(rule, ()), row)
     limits = list(stated_limits(problem))
-    search = _Search(problem=problem, time_limit=time_limit, threads=threads)
+    search = _ConflictSearch(problem=problem, time_limit=time_limit, threads=threads)
     search.all = [*limits, *rules.values()]
     found = search.least([], search.all, asked=False)
     complete = search.complete

@@ -215,6 +215,7 @@ def _conflict_of_added_rows(
     """Explain a model whose problem has a schedule without what was added; None for others."""
     from poetmodel.backends.compiler import compile_model
     from poetmodel.backends.conflict import find_conflict
+    from poetmodel.model.arrays import Label
 
     left_s = ends_s - time.monotonic()
     without = solve(result.problem, time_limit=max(LEAST_S, left_s / 2), gap=1.0, threads=threads)
@@ -224,14 +225,12 @@ def _conflict_of_added_rows(
     conflict = find_conflict(form, time_s=max(LEAST_S, ends_s - time.monotonic()))
     added, others = [], []
     for row in (form.rows[i] for i in conflict):
-        home = row if isinstance(row, str) else row.parent_component().name
-        component = home.split("[")[0]
-        if component == CONSTRAINTS and not isinstance(row, str):
-            others.append(f"constraint {row.index()[0]!r}")
-        elif component in model.stated_rows:
-            others.append(_RULES.get(component, "the rules of execution"))
-        else:
+        if not isinstance(row, Label):
             added.append(row if isinstance(row, str) else row.name)
+        elif row.family == CONSTRAINTS:
+            others.append(f"constraint {row.key[0]!r}")
+        else:
+            others.append(_RULES.get(row.family, "the rules of execution"))
     notes = ["without what was added to the model there is a schedule"]
     if not added:
         notes.append(

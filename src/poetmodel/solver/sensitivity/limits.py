@@ -16,7 +16,7 @@ from poetmodel.problem import Problem, Quantity
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver.fitting import rounded_problem
 from poetmodel.solver.outcome import EQUAL
-from poetmodel.solver.sensitivity.variants import Variant, solve_variants
+from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 from poetmodel.units import brief
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def find_limits(
         block = rounded_problem(problem, alignment)
         named["block"] = _least_ram(block, recompute=block.recompute, paging=block.can_page)
     variants = [
-        Variant(problem=changed, gap=gap, paging_first=name == "page")
+        ChangedProblem(problem=changed, gap=gap, paging_first=name == "page")
         for name, changed in named.items()
     ]
     results = solve_variants(variants, time_limit=time_limit, backend=backend, threads=threads)
@@ -220,7 +220,7 @@ def used_limits(
 
     def solved(variants: dict[Quantity, Problem]) -> dict[Quantity, SolveResult]:
         found = solve_variants(
-            [Variant(problem=changed, gap=gap) for changed in variants.values()],
+            [ChangedProblem(problem=changed, gap=gap) for changed in variants.values()],
             time_limit=time_limit * len(variants),
             least_s=LEAST_S,
             start=result.schedule,

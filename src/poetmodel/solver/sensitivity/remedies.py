@@ -16,14 +16,14 @@ from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import CONSTANT, Count, unit_of
 from poetmodel.result import SolveResult, Status
 from poetmodel.solver.sensitivity.limits import Limit
-from poetmodel.solver.sensitivity.variants import Variant, solve_variants
+from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import TotalsConstraint
+    from poetmodel.problem import Constraint
 
 LEAST_S: Final = 0.05
 """Least time for one change [s]."""
@@ -59,7 +59,7 @@ class Change(StrEnum):
     """An own constraint with another limit, or left out."""
 
 
-Rows: TypeAlias = "tuple[TotalsConstraint, ...]"
+Rows: TypeAlias = "tuple[Constraint, ...]"
 """An own constraint, or those of one rule."""
 Stated: TypeAlias = "Change | Rows"
 """A limit, by the change that frees it, or own constraints."""
@@ -170,7 +170,7 @@ class Remedy:
             return f"{begin} {amount}"
         least = _exact(self.bound or 0.0, unit)
         beyond = "more" if self.side == "lower" else "less"
-        return f"{begin} {amount}; all that is proven is that {beyond} than {least} does not do"
+        return f"{begin} {amount}; {beyond} than {least} is proven infeasible, the rest is open"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, SI."""
@@ -183,7 +183,7 @@ class _Attempt(NamedTuple):
     """A change, the problem that is solved to see what comes of it, and what its result says."""
 
     change: Change
-    variant: Variant | None
+    variant: ChangedProblem | None
     """None where it is known that the change does not help."""
     read: Callable[[SolveResult], Remedy]
 
@@ -238,29 +238,29 @@ def find_remedies(
 def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_Attempt]:
     """Yield the problem with each limit left out, and minimized if it is an amount."""
     for change in stated_limits(problem):
-        variant = Variant(problem=freed(problem, change), gap=1.0)
+        variant = ChangedProblem(problem=freed(problem, change), gap=1.0)
         if change in AMOUNTS:
             minimized = replace(variant.problem, minimize=AMOUNTS[change].quantity)
             if change == Change.STORAGE and problem.graph.state_tensors:
                 terms = tuple(_storage_used(problem.graph))
                 minimized = replace(variant.problem, minimize=OWN, own_objective=terms)
             paging_first = change == Change.RAM and problem.can_page
-            variant = Variant(problem=minimized, gap=0.0, paging_first=paging_first)
+            variant = ChangedProblem(problem=minimized, gap=0.0, paging_first=paging_first)
         helps = conflict is None or change in conflict
         yield _Attempt(change, variant if helps else None, partial(_remedy, problem, change))
     small = _of_one_sample(problem)
     if small is not None:
         read = partial(_remedy, problem, Change.BATCH)
-        yield _Attempt(Change.BATCH, Variant(problem=small, gap=1.0), read)
+        yield _Attempt(Change.BATCH, ChangedProblem(problem=small, gap=1.0), read)
     for rows in [each for each in conflict or () if isinstance(each, tuple)]:
         without = freed(problem, rows, minimize=Quantity.ENERGY)
-        variant = Variant(problem=without, gap=1.0)
+        variant = ChangedProblem(problem=without, gap=1.0)
         row = rows[0]
         if _is_one_sided(rows):
             sign = 1 if row.lower is None else -1
-            terms = tuple((key, sign * weight) for key, weight in row.terms)
+            terms = tuple((key, sign * weight) for key, weight in row.terms.items())
             least = replace(without, minimize=OWN, own_objective=terms)
-            variant = Variant(problem=least, gap=0.0)
+            variant = ChangedProblem(problem=least, gap=0.0)
         yield _Attempt(Change.CONSTRAINT, variant, partial(_row_remedy, problem, rows))
 
 
@@ -356,14 +356,14 @@ def _row_remedy(problem: Problem, rows: Rows, found: SolveResult) -> Remedy:
         change=Change.CONSTRAINT,
         works=works if decided else None,
         constraint=name_of(rows),
-        unit=unit_of(row.terms),
+        unit=unit_of(row.terms.items()),
     )
     value = found.objective_value
     if value is None or not _is_one_sided(rows):
         return remedy
     side, sign = ("upper", 1) if row.lower is None else ("lower", -1)
     least = found.to_dict()["objective"]["bound"]
-    if all(isinstance(weight, int) for _, weight in row.terms) and isinstance(value, int):
+    if all(isinstance(weight, int) for weight in row.terms.values()) and isinstance(value, int):
         least = _whole_bound(found)
     elif least >= value - RELATIVE_TOLERANCE * abs(value):
         least = value
@@ -388,7 +388,7 @@ def _whole_bound(found: SolveResult) -> float:
 
 
 def _accepted_limit(
-    problem: Problem, row: TotalsConstraint, side: str, value: float, found: SolveResult
+    problem: Problem, row: Constraint, side: str, value: float, found: SolveResult
 ) -> float | None:
     """Return a value as the limit of a constraint with which the verifier accepts a schedule."""
     others = freed(problem, (row,)).constraints

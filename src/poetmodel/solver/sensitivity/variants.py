@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class ChangedProblem:
     """A changed problem, and how to solve it."""
 
     problem: Problem
@@ -38,7 +38,7 @@ class Variant:
 
 
 def solve_variants(
-    variants: Sequence[Variant],
+    variants: Sequence[ChangedProblem],
     *,
     time_limit: float,
     least_s: float = 0.1,
@@ -128,4 +128,4 @@ def _limits(problem: Problem) -> Iterator[float]:
 
 def _rows(problem: Problem) -> set[tuple[object, ...]]:
     """Return the own constraints of a problem, whatever their names."""
-    return {(frozenset(row.terms), row.lower, row.upper) for row in problem.constraints}
+    return {(frozenset(row.terms.items()), row.lower, row.upper) for row in problem.constraints}

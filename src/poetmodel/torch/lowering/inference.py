@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.export.step import Call, DataType, Ref, Step, Value
+from poetmodel.export.step import Call, DataType, NamedTensor, Ref, Step
 from poetmodel.graph import Phase
+from poetmodel.torch.capturing.inputs import flatten
+from poetmodel.torch.capturing.joint import capture
+from poetmodel.torch.capturing.signature import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph_signature import InputKind, Joint, OutputKind, in_module
-from poetmodel.torch.inputs import flatten
-from poetmodel.torch.joint import capture
 from poetmodel.torch.lowering.step import Lowered
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _with_output(step: Step, given: int, joint: Joint) -> Step:
         inputs=tuple(value for value in step.inputs if value.name in names),
         states=(),
         values={name: values for name, values in step.values.items() if name in read},
-        output=Value(
+        output=NamedTensor(
             name="output", shape=tuple(example.shape), type=DataType.REAL, pieces=(Ref(buffer),)
         ),
     )

@@ -1,16 +1,33 @@
-"""Products of matrices and vectors."""
+"""Products of matrices and vectors; losses; updates of state, the norm of gradients."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.torch.lowering.operands import copy, only, operand, table, workspace
-from poetmodel.torch.lowering.registry import Look, lowers
+from poetmodel.torch.lowering.operands import (
+    Look,
+    Lowering,
+    copy,
+    fill,
+    lowers,
+    only,
+    operand,
+    table,
+    without,
+    workspace,
+)
+from poetmodel.torch.step.optimizers import Adam
+from poetmodel.torch.step.updates import BufferUpdate, GradientNorm, ParameterUpdate
 
 if TYPE_CHECKING:
-    from poetmodel.torch.lowering.registry import Lowering
+    from collections.abc import Sequence
+
+    from poetmodel.export.step import Argument, ScaledLearningRate
+    from poetmodel.torch.step.optimizers import Sgd
 
 aten: Final = torch.ops.aten
 
@@ -115,3 +132,233 @@ def _multiply(op: Lowering, out: Look, a: Look, b: Look, *, accumulate: bool = F
         *(batch[2], *steps[1]),
         int(accumulate),
     )
+
+
+# -- losses ------------------------------------------------------------------------------------
+
+_NONE, _MEAN = 0, 1
+"""How the losses of elements become one: they do not, or by their mean; else by their sum."""
+
+
+def _summed(
+    op: Lowering, kernel: str, operands: tuple[Any, ...], reduction: int, *numbers: float
+) -> None:
+    """Call a kernel that sums losses of elements: all of them, or each alone."""
+    out = op.output()
+    looks = [operand(op, each) for each in operands]
+    shape = tuple(torch.broadcast_shapes(*(look.shape for look in looks)))
+    looks = [look.broadcast(shape) for look in looks]
+    every = range(len(shape))
+    if reduction == _NONE:
+        outer = table(op, out, *looks)
+        inner = table(op, *(without(look, every) for look in looks))
+    else:
+        outer = table(op, out, *(without(look, every) for look in looks))
+        inner = table(op, *looks)
+    divisor = float(looks[0].elements) if reduction == _MEAN else 1.0
+    op.call(kernel, out, *looks, outer, inner, *numbers, divisor)
+
+
+def _loss_gradient(
+    op: Lowering, kernel: str, operands: tuple[Any, ...], reduction: int, *numbers: float
+) -> None:
+    """Call a kernel that computes the gradient of each element."""
+    out = op.output()
+    looks = [operand(op, each).broadcast(out.shape) for each in operands]
+    factor = 1.0 / max(1, out.elements) if reduction == _MEAN else 1.0
+    op.call(kernel, out, *looks, table(op, out, *looks), *numbers, factor)
+    op.elementwise = True
+
+
+@lowers(aten.mse_loss.default)
+def _lower_mse_loss(op: Lowering) -> None:
+    _summed(op, "pm_mse_loss", op.args[:2], op.args[2])
+
+
+@lowers(aten.mse_loss_backward.default)
+def _lower_mse_loss_backward(op: Lowering) -> None:
+    _loss_gradient(op, "pm_mse_loss_backward", op.args[:3], op.args[3])
+
+
+@lowers(aten.smooth_l1_loss.default, aten.huber_loss.default)
+def _lower_smooth_l1_loss(op: Lowering) -> None:
+    name = op.node.target._schema.name.removeprefix("aten::")
+    _summed(op, f"pm_{name}", op.args[:2], op.args[2], float(op.args[3]))
+
+
+@lowers(aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default)
+def _lower_smooth_l1_loss_backward(op: Lowering) -> None:
+    name = op.node.target._schema.name.removeprefix("aten::")
+    _loss_gradient(op, f"pm_{name}", op.args[:3], op.args[3], float(op.args[4]))
+
+
+@lowers(aten.binary_cross_entropy.default)
+def _lower_binary_cross_entropy(op: Lowering) -> None:
+    x, y, weight, reduction = op.args
+    _summed(op, "pm_binary_cross_entropy", (x, y, _or_one(weight)), reduction)
+
+
+@lowers(aten.binary_cross_entropy_backward.default)
+def _lower_binary_cross_entropy_backward(op: Lowering) -> None:
+    gradient, x, y, weight, reduction = op.args
+    _loss_gradient(op, "pm_binary_cross_entropy_backward", (gradient, x, y), reduction)
+    if weight is not None:
+        out = op.output()
+        factor = operand(op, weight).broadcast(out.shape)
+        op.call("pm_mul", out, out, factor, table(op, out, out, factor))
+        op.elementwise = False
+
+
+@lowers(aten.binary_cross_entropy_with_logits.default)
+def _lower_binary_cross_entropy_with_logits(op: Lowering) -> None:
+    x, y, weight, positive, reduction = op.args
+    operands = (x, y, _or_one(weight), _or_one(positive))
+    _summed(op, "pm_binary_cross_entropy_with_logits", operands, reduction)
+
+
+def _or_one(argument: Any) -> Any:
+    return 1.0 if argument is None else argument
+
+
+# -- of classes ---------------------------------------------------------------------------------
+
+
+@lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def _lower_nll_loss_forward(op: Lowering) -> None:
+    x, target, weight, reduction, ignored = op.args
+    x, target = op.value(x), op.value(target)
+    out = op.output()
+    total = op.output(1) if op.has_output(1) else workspace(op, ())
+    classes = min(1, len(x.shape) - 1)
+    places = without(x, (classes,))
+    op.call(
+        "pm_nll_loss",
+        *(out, total, x, target, *_weight(op, weight)[:1]),
+        table(op, out.broadcast(target.shape), places, target),
+        *(x.strides[classes], *_weight(op, weight)[1:], ignored),
+        *(int(reduction != _NONE or not target.shape), int(reduction == _MEAN)),
+    )
+
+
+@lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def _lower_nll_loss_backward(op: Lowering) -> None:
+    gradient, x, target, weight, reduction, ignored, total = op.args
+    out, target, total = op.output(), op.value(target), op.value(total)
+    gradient = op.value(gradient).broadcast(target.shape)
+    classes = min(1, len(op.value(x).shape) - 1)
+    fill(op, out, 0)
+    op.call(
+        "pm_nll_loss_backward",
+        *(out, gradient, target, *_weight(op, weight)[:1], total),
+        table(op, gradient, without(out, (classes,)), target),
+        *(out.strides[classes], *_weight(op, weight)[1:], ignored, int(reduction == _MEAN)),
+    )
+
+
+def _weight(op: Lowering, weight: Any) -> tuple[Look | Argument, int]:
+    """Return weights of classes and their step; a pointer that is not there where all are 1."""
+    if weight is None:
+        return 0, 0
+    look = op.value(weight)
+    return look, look.strides[0]
+
+
+# -- updates -----------------------------------------------------------------------------------
+
+
+@lowers(ParameterUpdate)
+def _lower_parameter_update(op: Lowering) -> None:
+    state, gradients, rate, *factors = op.args
+    looks = [op.value(each) for each in state]
+    parameter = looks[0]
+    moments = [look for look in looks if look.shape == parameter.shape]
+    if not parameter.is_dense or not all(look.lies_like(parameter) for look in moments):
+        op.refuse("expected a parameter without gaps, and moments that lie like it")
+    gradient = _gradient(op, gradients, parameter, factors)
+    rule = op.node.target.rule
+    step = _adam if isinstance(rule, Adam) else _sgd
+    step(op, rule, looks, gradient, op.learning_rate(rate))
+
+
+def _sgd(
+    op: Lowering, rule: Sgd, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
+) -> None:
+    numbers = (rate, -1.0 if rule.maximize else 1.0, float(rule.weight_decay))
+    if not rule.momentum:
+        op.call("pm_sgd", *looks, gradient, gradient.elements, *numbers)
+        return
+    more = (float(rule.momentum), 1.0 - rule.dampening)
+    op.call("pm_momentum", *looks, gradient, gradient.elements, int(rule.nesterov), *numbers, *more)
+
+
+def _adam(
+    op: Lowering, rule: Adam, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
+) -> None:
+    parameter, steps, *moments = looks
+    beta1, beta2 = map(float, rule.betas)
+    decay = float(rule.weight_decay)
+    added, shrunk = (0.0, decay) if rule.decoupled else (decay, 0.0)
+    op.call(
+        "pm_amsgrad" if rule.amsgrad else "pm_adam",
+        parameter,
+        *moments,
+        gradient,
+        steps,
+        gradient.elements,
+        rate,
+        -1.0 if rule.maximize else 1.0,
+        added,
+        shrunk,
+        *(1.0 - beta1, beta2, 1.0 - beta2, _log(beta1), _log(beta2), float(rule.eps)),
+    )
+    op.call("pm_add_one", steps, 1)
+
+
+def _log(number: float) -> float:
+    return math.log(number) if number else -math.inf
+
+
+def _gradient(
+    op: Lowering, gradients: Sequence[Any], parameter: Look, factors: Sequence[Any]
+) -> Look:
+    """Return the gradient as its parameter lies, summed and clipped; in workspace if need be."""
+    first, *more = map(op.value, gradients)
+    if not more and not factors and first.lies_like(parameter):
+        return first
+    found = replace(workspace(op, parameter.shape), strides=parameter.strides)
+    _sum(op, found, first, more)
+    for factor in factors:
+        given = op.value(factor).broadcast(found.shape)
+        op.call("pm_mul", found, found, given, table(op, found, found, given))
+    return found
+
+
+def _sum(op: Lowering, out: Look, first: Look, more: Sequence[Look]) -> None:
+    copy(op, out, first)
+    for other in more:
+        op.call("pm_add", out, out, other, table(op, out, out, other), 1.0)
+
+
+@lowers(BufferUpdate)
+def _lower_buffer_update(op: Lowering) -> None:
+    for state, value in zip(*op.args, strict=True):
+        copy(op, op.value(state), op.value(value))
+
+
+@lowers(GradientNorm)
+def _lower_gradient_norm(op: Lowering) -> None:
+    """Sum all squares, then compute the factor; gradients of one parameter are summed first."""
+    out = op.output()
+    fill(op, out, 0)
+    needed_bytes = 0
+    for gradients in op.args[0]:
+        first, *more = map(op.value, gradients)
+        op.workspace_bytes = 0  # each may have what the one before had
+        if more:
+            total = workspace(op, first.shape)
+            _sum(op, total, first, more)
+            first = total
+        op.call("pm_square_sum", out, first, table(op, first))
+        needed_bytes = max(needed_bytes, op.workspace_bytes)
+    op.workspace_bytes = needed_bytes
+    op.call("pm_clip_factor", out, float(op.node.target.max_norm))

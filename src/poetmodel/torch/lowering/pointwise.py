@@ -1,4 +1,7 @@
-"""Operators that compute each element from those at its place, with broadcasting."""
+"""Operators that compute each element from those at its place, with broadcasting; dropout.
+
+Masks of random numbers come again within a step, as ``pm_random.h`` says.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,18 @@ import torch
 from torch import fx
 
 from poetmodel.export.step import DataType
-from poetmodel.torch.lowering.operands import SUFFIX, copy, operand, part, table, wrapped
-from poetmodel.torch.lowering.registry import Look, Lowering, lowers
+from poetmodel.torch.lowering.operands import (
+    SUFFIX,
+    Look,
+    Lowering,
+    copy,
+    fill,
+    lowers,
+    operand,
+    part,
+    table,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -404,3 +417,40 @@ def _lower_clone(op: Lowering) -> None:
 def _lower_copy(op: Lowering) -> None:
     copy(op, op.output(), op.value(op.args[1]))
     op.elementwise = True
+
+
+# -- dropout -----------------------------------------------------------------------------------
+
+_RANDOM: Final = (aten.native_dropout.default, aten.bernoulli.p)
+
+
+def _site(node: fx.Node) -> int:
+    """Return which of the random operators of its graph a node is."""
+    sites = [each for each in node.graph.nodes if each.target in _RANDOM]
+    return sites.index(node)
+
+
+def _threshold(dropped_ratio: float) -> int:
+    """Return what the 24 bits of an element that is dropped are below."""
+    return round(dropped_ratio * 2**24)
+
+
+@lowers(aten.native_dropout.default)
+def _lower_native_dropout(op: Lowering) -> None:
+    x, ratio, train = op.args
+    x, out, mask = op.value(x), op.output(0), op.output(1)
+    op.elementwise = True
+    if train is False or ratio == 0:
+        copy(op, out, x)
+        fill(op, mask, 1)
+        return
+    factor = 0.0 if ratio == 1 else 1.0 / (1.0 - ratio)
+    shape = table(op, out, mask, x)
+    op.call("pm_dropout", out, mask, x, shape, _site(op.node), _threshold(ratio), factor)
+
+
+@lowers(aten.bernoulli.p)
+def _lower_bernoulli(op: Lowering) -> None:
+    out = op.output()
+    number = _threshold(1.0 - op.args[1])
+    op.call("pm_bernoulli", out, out.elements, _site(op.node), number)

@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from torch import fx
 
-    from poetmodel.torch.graph_signature import Joint
+    from poetmodel.torch.capturing.signature import Joint
 
 
 _BIAS: Final = 2

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.export.step import Buffer, DataType, Ref, Step, Value
+from poetmodel.export.fusing import fused
+from poetmodel.export.step import Buffer, DataType, NamedTensor, Ref, Step
 from poetmodel.graph import Graph, Node, Phase, Tensor
+from poetmodel.torch.capturing.inputs import positional, refuse
+from poetmodel.torch.capturing.joint import capture
+from poetmodel.torch.capturing.replay import call, replay
+from poetmodel.torch.capturing.signature import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.graph_signature import InputKind, Joint, OutputKind, in_module
-from poetmodel.torch.inputs import positional, refuse
-from poetmodel.torch.interpreter import call, replay
-from poetmodel.torch.joint import capture
-from poetmodel.torch.lowering.registry import (
+from poetmodel.torch.lowering.operands import (
     Look,
     Lowering,
     contiguous_strides,
@@ -23,9 +24,9 @@ from poetmodel.torch.lowering.registry import (
     lowering_of,
 )
 from poetmodel.torch.lowering.rewrites import split_convolutions
-from poetmodel.torch.optimizers import Moment
-from poetmodel.torch.training_units import TrainingUnits
-from poetmodel.torch.updates import with_optimizer
+from poetmodel.torch.step.optimizers import Moment
+from poetmodel.torch.step.training_units import TrainingUnits
+from poetmodel.torch.step.updates import with_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import fx
 
-    from poetmodel.torch.graph_signature import InputSpec
-    from poetmodel.torch.units import TensorStorage, Unit
+    from poetmodel.torch.capturing.signature import InputSpec
+    from poetmodel.torch.step.units import TensorStorage, Unit
 
 _TANGENT = "@tangent"
 """The buffer of the gradient that the backward pass starts from: a constant 1."""
@@ -96,7 +97,7 @@ class Lowered:
         trains = self.joint.optimizer is not None
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
         loss = next(r for r in self.joint.results if r.kind is OutputKind.LOSS)
-        return Step(
+        captured = Step(
             graph=graph,
             calls=calls,
             buffers=dict(self._buffers()),
@@ -108,6 +109,7 @@ class Lowered:
             learning_rate=self._first_rate(),
             versions={"torch": torch.__version__},
         )
+        return fused(captured)
 
     # -- what tensors are there --------------------------------------------------------------------
 
@@ -199,7 +201,7 @@ class Lowered:
     def _is_rate(self, storage: TensorStorage) -> bool:
         return self.parts.units[storage.unit].node in self.rates
 
-    def _seen(self, arguments: Iterator[InputSpec] | Sequence[InputSpec]) -> Iterator[Value]:
+    def _seen(self, arguments: Iterator[InputSpec] | Sequence[InputSpec]) -> Iterator[NamedTensor]:
         """Yield what users see by name; tensors with several names have the first one."""
         seen: set[str] = set()
         for argument in arguments:
@@ -217,9 +219,11 @@ class Lowered:
                     f"{self.joint.name}: {argument.name} has strides {look.strides}; expected a "
                     "contiguous tensor, such as .contiguous() returns"
                 )
-            yield Value(name=argument.name, shape=look.shape, type=look.type, pieces=(look.ref,))
+            yield NamedTensor(
+                name=argument.name, shape=look.shape, type=look.type, pieces=(look.ref,)
+            )
 
-    def _gradients(self) -> Iterator[Value]:
+    def _gradients(self) -> Iterator[NamedTensor]:
         """Yield the gradients of parameters, in the order of the parameters."""
         order = {a.node: k for k, a in enumerate(self.joint.arguments)}
         found = [
@@ -233,7 +237,7 @@ class Lowered:
             look = self.looks[result.node]
             name = "" if result.target is None else result.target.name
             strides = None if look.is_contiguous else look.strides
-            yield Value(
+            yield NamedTensor(
                 name=name, shape=look.shape, type=look.type, pieces=(look.ref,), strides=strides
             )
 

@@ -77,7 +77,7 @@ def origin(first: int, last: int, output: int | None) -> RecomputeMemoryOrigin:
 
 def noted(origin: RecomputeMemoryOrigin) -> Cut:
     """Return a cut of another relaxation, of which only what it is about counts."""
-    return Cut((), 0.0, origin=origin)
+    return Cut.of((), lower=0.0, origin=origin)
 
 
 def origin_of(cut: Cut) -> RecomputeMemoryOrigin:
@@ -88,7 +88,7 @@ def origin_of(cut: Cut) -> RecomputeMemoryOrigin:
 
 def activity(cut: Cut, x: NDArray[np.float64]) -> float:
     """Return by how much a point is above a cut's right-hand side; negative where it breaks it."""
-    return float(sum(value * x[column] for column, value in cut.terms)) - cut.right
+    return float(sum(value * x[column] for value, column in cut.terms)) - cut.lower
 
 
 def with_cuts_added(relaxation: Relaxation) -> float | None:
@@ -167,8 +167,8 @@ def test_a_recomputation_finds_no_room_beside_what_the_last_stage_reads() -> Non
     assert x is not None
     [cut] = separator(relaxation).separate(x, BROKEN)
     k, a = relaxation.recomputed[1, 0], relaxation.recomputed[1, 1]
-    assert dict(cut.terms) == pytest.approx({a: 0.5, k: -0.3})
-    assert cut.right == pytest.approx(-0.2)
+    assert dict(zip(cut.space, cut.values, strict=True)) == pytest.approx({a: 0.5, k: -0.3})
+    assert cut.lower == pytest.approx(-0.2)
     assert cut.origin == RecomputeMemoryOrigin(
         first_stage=3, last_stage=4, node=0, output=None, tensors=(1,)
     )
@@ -188,8 +188,10 @@ def test_the_first_reader_says_until_when_a_recomputation_happens() -> None:
     assert x is not None
     [cut] = separator(relaxation).separate(x, BROKEN)
     k, a = relaxation.recomputed[1, 0], relaxation.recomputed[1, 1]
-    assert dict(cut.terms) == pytest.approx({a: 0.5, k: -0.3, relaxation.kept[0, 0]: 0.3})
-    assert cut.right == pytest.approx(-0.2)
+    assert dict(zip(cut.space, cut.values, strict=True)) == pytest.approx(
+        {a: 0.5, k: -0.3, relaxation.kept[0, 0]: 0.3}
+    )
+    assert cut.lower == pytest.approx(-0.2)
     assert cut.origin == RecomputeMemoryOrigin(
         first_stage=3, last_stage=5, node=0, output=0, tensors=(1,)
     )
@@ -204,8 +206,8 @@ def test_without_a_row_before_the_whole_budget_is_the_right_side() -> None:
     cuts_of = separator(relaxation)
     [cut] = cuts_of.restate(noted(origin(3, 4, None)))
     k, a = (relaxation.recomputed[2, node] for node in (0, 1))
-    assert dict(cut.terms) == pytest.approx({a: 0.5, k: -0.6})
-    assert cut.right == pytest.approx(-0.5)
+    assert dict(zip(cut.space, cut.values, strict=True)) == pytest.approx({a: 0.5, k: -0.6})
+    assert cut.lower == pytest.approx(-0.5)
 
 
 @pytest.mark.parametrize("tail", [False, True])
@@ -274,7 +276,7 @@ def test_a_cut_is_stated_for_each_group_that_its_group_became() -> None:
     beyond = finer.events.segment(1, 0, 2)
     assert beyond is not None
     assert beyond != finer.events.segment(1, 0, 1)
-    assert dict(cut.terms) == pytest.approx(
+    assert dict(zip(cut.space, cut.values, strict=True)) == pytest.approx(
         {
             finer.recomputed[1, 1]: 0.5,
             finer.kept[1, beyond]: -0.5,
@@ -282,7 +284,7 @@ def test_a_cut_is_stated_for_each_group_that_its_group_became() -> None:
             finer.kept[0, 0]: 0.3,
         }
     )
-    assert cut.right == pytest.approx(-0.7)
+    assert cut.lower == pytest.approx(-0.7)
     assert [again.origin for again in separator(rows_of(problem, 2)).restate(whole)] == [
         whole.origin
     ]
@@ -352,14 +354,14 @@ def random_cuts(rng: random.Random, relaxation: Relaxation, points: int) -> list
         for cut in cuts:
             assert list(cuts_of.restate(cut)) == [cut]
         found += cuts
-    return list({cut.terms: cut for cut in found}.values())
+    return list({tuple(cut.terms): cut for cut in found}.values())
 
 
 def restated(relaxation: Relaxation, cuts: list[Cut]) -> list[Cut]:
     """Return cuts of a coarser relaxation in the groups of this one."""
     cuts_of = separator(relaxation)
     every = [again for cut in cuts for again in cuts_of.restate(cut)]
-    return list({cut.terms: cut for cut in every}.values())
+    return list({tuple(cut.terms): cut for cut in every}.values())
 
 
 def by_cuts(problem: Problem, rng: random.Random, seen: Counter[str]) -> float | None:
@@ -539,7 +541,7 @@ def test_recompute_memory_cuts_stay_when_rows_are_added() -> None:
         relaxation = restoring(problem, random_rows(seeded(f"rows of {seed}"), problem))
         relaxation.separators = {"recompute_memory": separator(relaxation)}
         cuts = random_cuts(seeded(seed), relaxation, 20)
-        other = Cut(((0, 1.0),), 0.0, "interval")
+        other = Cut.of([(1.0, 0)], lower=0.0, name="interval")
         relaxation.cuts = [*cuts, other]
         relaxation.lasting = cuts[:1]
         relaxation.make_lasting()

@@ -83,7 +83,7 @@ def test_rows_of_a_graph_by_hand() -> None:
     costs = Costs.from_arrays(graph, compute_time_s=ones, compute_energy_j=ones)
     relaxation = relaxation_of(Problem(graph, costs, ram=26), Grouping(8, frozenset({5})))
     rows = {
-        tuple(sorted((-value for _, value in cut.terms), reverse=True)): -cut.right
+        tuple(sorted((-value for value in cut.values), reverse=True)): -cut.lower
         for cut in RoundingSeparator(relaxation, MOST_SUMS).rows()
     }
     assert rows == {(1.0, 1.0, 1.0, 1.0): 2.0, (1.0, 1.0, 1.0, 1.0, 0.1): 2.1}

@@ -1,6 +1,7 @@
 /* A step of Adam (decay) or AdamW (shrink); steps are those before this one,
    which pm_add_one counts afterwards */
 #include "pm_adam_body.h"
+#include "pm_kernels.h"
 
 void pm_adam(pm_real *w, pm_real *mean, pm_real *square, const pm_real *gradient, const pm_real *steps, int32_t n,
              pm_real lr, pm_real sign, pm_real decay, pm_real shrink, pm_real fresh_mean, pm_real beta_square,

@@ -1,5 +1,6 @@
 /* out += index * step, an index below 0 counting from size: several indices become one */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_add_index(int32_t *out, const int32_t *index, const int32_t *shape, int32_t step, int32_t size)
 {

@@ -1,5 +1,6 @@
 /* out = x + alpha * y */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_add_int(int32_t *out, const int32_t *x, const int32_t *y, const int32_t *shape, int32_t alpha)
 {

@@ -1,5 +1,6 @@
 /* One more step; n is 1, as updates have the count of elements */
 #include "pm_real.h"
+#include "pm_kernels.h"
 
 void pm_add_one(pm_real *steps, int32_t n)
 {

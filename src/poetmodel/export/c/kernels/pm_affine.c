@@ -1,5 +1,6 @@
 /* out = x * factor + shift */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_affine(pm_real *out, const pm_real *x, const int32_t *shape, pm_real factor, pm_real shift)
 {

@@ -1,5 +1,6 @@
 /* out = the largest of elements of x, with sign -1 the least; NaN where one is; outer and inner: see pm_each.h */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_amax(pm_real *out, const pm_real *x, const int32_t *outer, const int32_t *inner, pm_real sign)
 {

@@ -1,5 +1,6 @@
 /* As pm_adam, by the largest squares so far */
 #include "pm_adam_body.h"
+#include "pm_kernels.h"
 
 void pm_amsgrad(pm_real *w, pm_real *mean, pm_real *square, pm_real *largest, const pm_real *gradient,
                 const pm_real *steps, int32_t n, pm_real lr, pm_real sign, pm_real decay, pm_real shrink,

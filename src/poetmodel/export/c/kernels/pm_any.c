@@ -1,5 +1,6 @@
 /* out = whether any truth value of x is another than unwanted; outer and inner: see pm_each.h */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_any(uint8_t *out, const uint8_t *x, const int32_t *outer, const int32_t *inner, int32_t unwanted)
 {

@@ -1,5 +1,6 @@
 /* out = start, start + step, ... */
 #include "pm_real.h"
+#include "pm_kernels.h"
 
 void pm_arange(pm_real *out, int32_t n, pm_real start, pm_real step)
 {

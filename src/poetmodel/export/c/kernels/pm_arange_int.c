@@ -1,5 +1,6 @@
 /* out = start, start + step, ... */
 #include "pm_real.h"
+#include "pm_kernels.h"
 
 void pm_arange_int(int32_t *out, int32_t n, int32_t start, int32_t step)
 {

@@ -1,5 +1,6 @@
 /* out = which element of x is the first that is largest, with sign -1 least; outer and inner: see pm_each.h */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_argmax(int32_t *out, const pm_real *x, const int32_t *outer, const int32_t *inner, pm_real sign)
 {

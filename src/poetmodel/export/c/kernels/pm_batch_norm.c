@@ -3,6 +3,7 @@ running statistics that move towards them by `momentum` (the variance of these i
 wanted or not there are 0: mean, inverse, the new running statistics, w, bias. out may be x. `steps`: from one element
 of the batch, channel and place to the next, in out, then in x. */
 #include "pm_norm.h"
+#include "pm_kernels.h"
 
 void pm_batch_norm(pm_real *out, pm_real *mean, pm_real *inverse, pm_real *new_mean, pm_real *new_variance,
                    const pm_real *x, const pm_real *w, const pm_real *bias, const pm_real *old_mean,

@@ -2,6 +2,7 @@
 `training` says that mean and inverse deviation are those of x; else they are a running mean and a running *variance*.
 dx may be dy or x. `steps`: from one element of the batch, channel and place to the next, in dx, in dy, in x. */
 #include "pm_norm.h"
+#include "pm_kernels.h"
 
 void pm_batch_norm_backward(pm_real *dx, pm_real *dw, pm_real *db, const pm_real *dy, const pm_real *x,
                             const pm_real *w, const pm_real *mean, const pm_real *inverse, const int32_t *steps,

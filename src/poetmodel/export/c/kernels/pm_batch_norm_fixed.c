@@ -1,6 +1,7 @@
 /* Batch norm with statistics that are given: those that training has left. w and bias may be 0 (none); out may be x.
 `steps`: from one element of the batch, channel and place to the next, in out, then in x. */
 #include "pm_real.h"
+#include "pm_kernels.h"
 
 void pm_batch_norm_fixed(pm_real *out, const pm_real *x, const pm_real *w, const pm_real *bias, const pm_real *mean,
                          const pm_real *variance, const int32_t *steps, int32_t batch, int32_t channels, int32_t plane,

@@ -1,5 +1,6 @@
 /* out = 1 where the upper 24 bits of a random number are at least threshold, else 0. See pm_random.h */
 #include "pm_random.h"
+#include "pm_kernels.h"
 
 void pm_bernoulli(pm_real *out, int32_t n, int32_t site, int32_t threshold)
 {

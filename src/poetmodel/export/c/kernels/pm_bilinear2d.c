@@ -1,6 +1,7 @@
 /* Bilinear interpolation of x (x_height x x_width) to out (height x width); scales are sizes of x over those of out,
 see pm_bilinear.h. `steps`: those of out and x (see pm_planes.h). */
 #include "pm_bilinear.h"
+#include "pm_kernels.h"
 
 void pm_bilinear2d(pm_real *out, const pm_real *x, const int32_t *steps, int32_t batch, int32_t channels,
                    int32_t x_height, int32_t x_width, int32_t height, int32_t width, int32_t aligned,

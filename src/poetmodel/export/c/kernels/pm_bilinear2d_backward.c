@@ -1,6 +1,7 @@
 /* The gradient of bilinear interpolation; arguments as for pm_bilinear2d, dx in place of x and dy in place of out.
 `steps`: those of dx and dy (see pm_planes.h). */
 #include "pm_bilinear.h"
+#include "pm_kernels.h"
 
 void pm_bilinear2d_backward(pm_real *dx, const pm_real *dy, const int32_t *steps, int32_t batch, int32_t channels,
                             int32_t x_height, int32_t x_width, int32_t height, int32_t width, int32_t aligned,

@@ -2,6 +2,7 @@
 
    Logarithms are at least -100. outer and inner: see pm_each.h */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_total.h"
 
 void pm_binary_cross_entropy(pm_real *out, const pm_real *x, const pm_real *y, const pm_real *weight,

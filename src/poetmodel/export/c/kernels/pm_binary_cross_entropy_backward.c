@@ -1,5 +1,6 @@
 /* Gradient of pm_binary_cross_entropy, times a factor; PyTorch's least divisor is a float, in double too */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_binary_cross_entropy_backward(pm_real *out, const pm_real *gradient, const pm_real *x, const pm_real *y,
                                       const int32_t *shape, pm_real factor)

@@ -3,6 +3,7 @@
    Of each element: weight ((1 - y) x + (1 + (positive - 1) y) log(1 + exp(-x))). outer and inner:
    see pm_each.h */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_total.h"
 
 void pm_binary_cross_entropy_with_logits(pm_real *out, const pm_real *x, const pm_real *y, const pm_real *weight,

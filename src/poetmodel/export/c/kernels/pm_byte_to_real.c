@@ -1,5 +1,6 @@
 /* out = x as another type */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_byte_to_real(pm_real *out, const uint8_t *x, const int32_t *shape)
 {

@@ -1,5 +1,6 @@
 /* out = x, at least low and at most high; NaN stays */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_clamp(pm_real *out, const pm_real *x, const int32_t *shape, pm_real low, pm_real high)
 {

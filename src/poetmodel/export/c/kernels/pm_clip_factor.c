@@ -2,6 +2,7 @@
 
    out holds the square of the norm, and becomes the factor. */
 #include "pm_real.h"
+#include "pm_kernels.h"
 
 void pm_clip_factor(pm_real *out, pm_real most)
 {

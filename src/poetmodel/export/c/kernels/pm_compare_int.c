@@ -1,5 +1,6 @@
 /* out = whether the relation of x to y is one of wanted: 1 less, 2 equal, 4 greater, 8 none of them (NaN) */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_compare_int(uint8_t *out, const int32_t *x, const int32_t *y, const int32_t *shape, int32_t wanted)
 {

@@ -1,5 +1,6 @@
 /* out = whether the relation of x to a number is one of wanted: 1 less, 2 equal, 4 greater, 8 none of them (NaN) */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_compare_to(uint8_t *out, const pm_real *x, const int32_t *shape, int32_t wanted, pm_real y)
 {

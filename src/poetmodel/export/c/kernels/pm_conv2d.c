@@ -1,6 +1,7 @@
 /* A convolution: out = x * w + bias for the output channels first .. first + count - 1 (see pm_conv.h).
 bias may be 0 (none); out_step is the step of the output from one element of the batch to the next. */
 #include "pm_correlate.h"
+#include "pm_kernels.h"
 
 void pm_conv2d(pm_real *out, const pm_real *x, const pm_real *w, const pm_real *bias, const int32_t *shape,
                int32_t batch, int32_t first, int32_t count, int32_t out_step)

@@ -1,6 +1,7 @@
 /* The gradient of a convolution's bias, for `count` output channels: dy summed over batch and places. Steps are those
 of dy from one element of the batch, channel, row and column to the next. */
 #include "pm_total.h"
+#include "pm_kernels.h"
 
 void pm_conv2d_db(pm_real *db, const pm_real *dy, int32_t batch, int32_t count, int32_t height, int32_t width,
                   int32_t dy_step, int32_t channel_step, int32_t row_step, int32_t column_step)

@@ -1,6 +1,7 @@
 /* The gradient of a convolution's weights, for the output channels first .. first + count - 1 (see pm_conv.h).
 dy_step is the step of dy from one element of the batch to the next. Sums go over batch, rows and columns in order. */
 #include "pm_conv.h"
+#include "pm_kernels.h"
 
 /* What one tap of the window sees: a rectangle of x and of dy for each element of the batch. */
 typedef struct {

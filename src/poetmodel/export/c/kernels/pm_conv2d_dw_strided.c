@@ -1,5 +1,6 @@
 /* As pm_conv2d_dw, for tensors in any order of memory: `strides` are the four steps of dw, of x and of dy. */
 #include "pm_conv.h"
+#include "pm_kernels.h"
 
 static pm_real pm_one_weight(const pm_real *x, const pm_real *dy, const int32_t *shape, const int32_t *strides,
                              int32_t batch, int32_t offset_h, int32_t offset_w)

@@ -3,6 +3,7 @@ pm_conv.h). dy_step is the step of dy from one element of the batch to the next.
 what is in dx, so that calls over ranges of channels in their order give the bits of one call over all; without it all
 of dx is written, zeros where no output channel reaches. It is also a transposed convolution, from dy to dx. */
 #include "pm_correlate.h"
+#include "pm_kernels.h"
 
 /* The places i, i + stride, … of the input, that see the same taps: those of one window that are `tap_step` apart. */
 static int32_t pm_phase(pm_axis *axis, int32_t i, int32_t stride, int32_t dilation, int32_t window, int32_t pad,

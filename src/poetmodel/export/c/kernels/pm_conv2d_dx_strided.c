@@ -1,8 +1,9 @@
 /* As pm_conv2d_dx, for tensors in any order of memory: `strides` are the four steps of dx, of dy and of w. */
 #include "pm_conv.h"
+#include "pm_kernels.h"
 
 /* What output channel o adds through one tap of the window, at the places where it falls into the input. */
-static void pm_scatter(pm_real *dx, const pm_real *dy, pm_real w, const int32_t *shape, const int32_t *strides,
+static void pm_spread(pm_real *dx, const pm_real *dy, pm_real w, const int32_t *shape, const int32_t *strides,
                        int32_t offset_h, int32_t offset_w)
 {
     int32_t end_h, end_w;
@@ -36,7 +37,7 @@ void pm_conv2d_dx_strided(pm_real *dx, const pm_real *dy, const pm_real *w, cons
             pm_real *group = dx + n * strides[0] + (first + o) / results * channels * strides[1];
             for (int32_t i = 0; i < channels * window; i++) {
                 const int32_t c = i / window, h = i % window / taps, v = i % taps;
-                pm_scatter(group + c * strides[1], dy + n * ys[0] + o * ys[1],
+                pm_spread(group + c * strides[1], dy + n * ys[0] + o * ys[1],
                            w[o * ws[0] + c * ws[1] + h * ws[2] + v * ws[3]], shape, strides,
                            h * shape[PM_DILATION_H] - shape[PM_PAD_H], v * shape[PM_DILATION_W] - shape[PM_PAD_W]);
             }

@@ -1,5 +1,6 @@
 /* As pm_conv2d, for tensors in any order of memory: `strides` are the four steps of out, of x and of w. */
 #include "pm_conv.h"
+#include "pm_kernels.h"
 
 void pm_conv2d_strided(pm_real *out, const pm_real *x, const pm_real *w, const pm_real *bias, const int32_t *shape,
                        const int32_t *strides, int32_t batch, int32_t first, int32_t count)

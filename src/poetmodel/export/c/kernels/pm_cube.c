@@ -1,5 +1,6 @@
 /* out = x to the power of 3 */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_cube(pm_real *out, const pm_real *x, const int32_t *shape)
 {

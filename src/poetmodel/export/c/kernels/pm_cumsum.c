@@ -1,5 +1,6 @@
 /* out = running sums of n elements; outer goes over the rows of out and x */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_total.h"
 
 void pm_cumsum(pm_real *out, const pm_real *x, const int32_t *outer, int32_t n, int32_t out_step, int32_t x_step)

@@ -1,5 +1,6 @@
 /* A convolution in which each output channel sees one input channel; arguments as for pm_conv2d. */
 #include "pm_depthwise.h"
+#include "pm_kernels.h"
 
 static void pm_plane(pm_real *out, const pm_real *x, pm_real w, const pm_seen *seen, const int32_t *shape)
 {

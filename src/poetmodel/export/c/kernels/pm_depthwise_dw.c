@@ -1,6 +1,7 @@
 /* The gradient of the weights of a convolution in which each output channel sees one input channel; arguments as for
 pm_conv2d_dw. */
 #include "pm_depthwise.h"
+#include "pm_kernels.h"
 
 static inline pm_real pm_dot(pm_real sum, const pm_real *x, const int32_t step, const pm_real *dy, int32_t n)
 {

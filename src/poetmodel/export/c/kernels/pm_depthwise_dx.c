@@ -1,6 +1,7 @@
 /* The gradient of the input of a convolution in which each output channel sees one input channel; arguments as for
 pm_conv2d_dx. */
 #include "pm_depthwise.h"
+#include "pm_kernels.h"
 
 static void pm_plane(pm_real *dx, const pm_real *dy, pm_real w, const pm_seen *seen, const int32_t *shape)
 {

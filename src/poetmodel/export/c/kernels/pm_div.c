@@ -1,5 +1,6 @@
 /* out = x / y */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_div(pm_real *out, const pm_real *x, const pm_real *y, const int32_t *shape)
 {

@@ -1,5 +1,6 @@
 /* out = x / divisor */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_div_by(pm_real *out, const pm_real *x, const int32_t *shape, pm_real divisor)
 {

@@ -2,6 +2,7 @@
 
    An element is kept where the upper 24 bits of its number are at least threshold. */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_random.h"
 
 void pm_dropout(pm_real *out, uint8_t *mask, const pm_real *x, const int32_t *shape, int32_t site, int32_t threshold,

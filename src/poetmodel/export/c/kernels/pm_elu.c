@@ -1,5 +1,6 @@
 /* ELU, SELU and CELU */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_elu(pm_real *out, const pm_real *x, const int32_t *shape, pm_real negative, pm_real positive,
             pm_real input_scale)

@@ -1,5 +1,6 @@
 /* Gradient of pm_elu; x is its output where is_result says so */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_elu_backward(pm_real *out, const pm_real *gradient, const pm_real *x, const int32_t *shape,
                      int32_t is_result, pm_real negative, pm_real positive, pm_real input_scale)

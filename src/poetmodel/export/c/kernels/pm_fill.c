@@ -1,5 +1,6 @@
 /* out = a number, n times */
 #include "pm_real.h"
+#include "pm_kernels.h"
 
 void pm_fill(pm_real *out, int32_t n, pm_real value)
 {

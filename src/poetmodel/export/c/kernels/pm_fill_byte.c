@@ -1,5 +1,6 @@
 /* out = a number, n times */
 #include "pm_real.h"
+#include "pm_kernels.h"
 
 void pm_fill_byte(uint8_t *out, int32_t n, int32_t value)
 {

@@ -2,6 +2,7 @@
 
    shape goes over out, x without the dimension that is indexed, and index. */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_gather(pm_real *out, const pm_real *x, const int32_t *index, const int32_t *shape, int32_t step, int32_t size)
 {

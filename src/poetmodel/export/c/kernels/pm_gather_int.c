@@ -1,5 +1,6 @@
 /* out = x[index * step] of integers, as pm_gather */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_gather_int(int32_t *out, const int32_t *x, const int32_t *index, const int32_t *shape, int32_t step,
                    int32_t size)

@@ -1,5 +1,6 @@
 /* out = x times the normal distribution function of x */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_gelu(pm_real *out, const pm_real *x, const int32_t *shape)
 {

@@ -1,5 +1,6 @@
 /* GELU, approximated by tanh */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_gelu_tanh(pm_real *out, const pm_real *x, const int32_t *shape)
 {

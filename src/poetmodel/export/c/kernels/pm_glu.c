@@ -1,5 +1,6 @@
 /* out = x / (1 + exp(-gate)) */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_glu(pm_real *out, const pm_real *x, const pm_real *gate, const int32_t *shape)
 {

@@ -1,5 +1,6 @@
 /* Gradient of the gate of pm_glu */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_glu_gate_backward(pm_real *out, const pm_real *gradient, const pm_real *x, const pm_real *gate,
                           const int32_t *shape)

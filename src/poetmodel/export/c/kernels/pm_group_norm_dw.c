@@ -1,6 +1,7 @@
 /* The gradients of group norm's weights and bias; either may be 0 (not wanted). `steps`: from one element of the batch,
 channel and place to the next, in dy, then in x. */
 #include "pm_norm.h"
+#include "pm_kernels.h"
 
 void pm_group_norm_dw(pm_real *dw, pm_real *db, const pm_real *dy, const pm_real *x, const pm_real *mean,
                       const pm_real *inverse, const int32_t *steps, int32_t batch, int32_t channels, int32_t plane,

@@ -1,5 +1,6 @@
 /* out = 0 where |x| is at most a number, else x */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_hardshrink(pm_real *out, const pm_real *x, const int32_t *shape, pm_real limit)
 {

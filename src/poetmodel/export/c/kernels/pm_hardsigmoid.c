@@ -1,5 +1,6 @@
 /* out = min(max(x + 3, 0), 6) / 6 */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_hardsigmoid(pm_real *out, const pm_real *x, const int32_t *shape)
 {

@@ -1,5 +1,6 @@
 /* Gradient of pm_hardswish */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_hardswish_backward(pm_real *out, const pm_real *gradient, const pm_real *x, const int32_t *shape)
 {

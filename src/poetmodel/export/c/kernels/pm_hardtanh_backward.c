@@ -1,5 +1,6 @@
 /* Gradient of pm_clamp: 0 at and beyond its limits */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_hardtanh_backward(pm_real *out, const pm_real *gradient, const pm_real *x, const int32_t *shape, pm_real low,
                           pm_real high)

@@ -1,5 +1,6 @@
 /* out = whether x is not 0 */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_int_to_byte(uint8_t *out, const int32_t *x, const int32_t *shape)
 {

@@ -2,6 +2,7 @@
 element. mean, inverse, w and bias may be 0 (not wanted, not there); out may be x. `steps`: from one outer run, row and
 element to the next, in out, then in x. */
 #include "pm_norm.h"
+#include "pm_kernels.h"
 
 void pm_layer_norm(pm_real *out, pm_real *mean, pm_real *inverse, const pm_real *x, const pm_real *w,
                    const pm_real *bias, const int32_t *steps, int32_t outer, int32_t rows, int32_t size,

@@ -1,6 +1,7 @@
 /* The gradient of layer norm's input. w may be 0 (none); dx may be dy or x. `steps`: from one outer run, row and
 element to the next, in dx, in dy, in x. */
 #include "pm_norm.h"
+#include "pm_kernels.h"
 
 void pm_layer_norm_dx(pm_real *dx, const pm_real *dy, const pm_real *x, const pm_real *w, const pm_real *mean,
                       const pm_real *inverse, const int32_t *steps, int32_t outer, int32_t rows, int32_t size)

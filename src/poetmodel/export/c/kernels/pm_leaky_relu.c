@@ -1,5 +1,6 @@
 /* out = x where it is above 0, else a part of it */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_leaky_relu(pm_real *out, const pm_real *x, const int32_t *shape, pm_real slope)
 {

@@ -1,5 +1,6 @@
 /* out = x + weight (y - x), from the nearer end */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_lerp(pm_real *out, const pm_real *x, const pm_real *y, const pm_real *weight, const int32_t *shape)
 {

@@ -1,5 +1,6 @@
 /* Gradient of pm_log_softmax from its output y; outer goes over the rows, out may be an input */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_total.h"
 
 void pm_log_softmax_backward(pm_real *out, const pm_real *gradient, const pm_real *y, const int32_t *outer,

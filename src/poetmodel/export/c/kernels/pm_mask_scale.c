@@ -1,5 +1,6 @@
 /* out = factor x where the mask holds, else 0 */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_mask_scale(pm_real *out, const pm_real *x, const uint8_t *mask, const int32_t *shape, pm_real factor)
 {

@@ -1,5 +1,6 @@
 /* out = x, and a number where the mask holds */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_masked_fill(pm_real *out, const pm_real *x, const uint8_t *mask, const int32_t *shape, pm_real value)
 {

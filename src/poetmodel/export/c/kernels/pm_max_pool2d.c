@@ -2,6 +2,7 @@
 wanted). `rows` and `columns` have begin and end of the window of each row and column of out (`height` x `width`);
 elements of a window are `row_step` and `column_step` apart. `steps`: those of out, indices and x (see pm_planes.h). */
 #include "pm_planes.h"
+#include "pm_kernels.h"
 
 void pm_max_pool2d(pm_real *out, int32_t *indices, const pm_real *x, const int32_t *rows, const int32_t *columns,
                    const int32_t *steps, int32_t batch, int32_t channels, int32_t height, int32_t width,

@@ -1,6 +1,7 @@
 /* The gradient of a largest element goes where it was: dx has x_height x x_width, dy and indices height x width.
 `steps`: those of dx, dy and indices (see pm_planes.h). */
 #include "pm_planes.h"
+#include "pm_kernels.h"
 
 void pm_max_pool2d_backward(pm_real *dx, const pm_real *dy, const int32_t *indices, const int32_t *steps,
                             int32_t batch, int32_t channels, int32_t x_height, int32_t x_width, int32_t height,

@@ -2,6 +2,7 @@
 and counted length of the window; a divisor above 0 takes the place of the counted elements. `steps`: those of out and
 x (see pm_planes.h). */
 #include "pm_planes.h"
+#include "pm_kernels.h"
 
 void pm_mean_pool2d(pm_real *out, const pm_real *x, const int32_t *rows, const int32_t *columns, const int32_t *steps,
                     int32_t batch, int32_t channels, int32_t height, int32_t width, int32_t divisor)

@@ -1,6 +1,7 @@
 /* The gradient of means goes in equal parts to the elements of their windows; arguments as for pm_mean_pool2d, dx in
 place of x, `x_height` x `x_width`. `steps`: those of dx and dy (see pm_planes.h). */
 #include "pm_planes.h"
+#include "pm_kernels.h"
 
 void pm_mean_pool2d_backward(pm_real *dx, const pm_real *dy, const int32_t *rows, const int32_t *columns,
                              const int32_t *steps, int32_t batch, int32_t channels, int32_t x_height, int32_t x_width,

@@ -1,5 +1,6 @@
 /* out = x tanh(log(1 + exp(x))) */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_mish(pm_real *out, const pm_real *x, const int32_t *shape)
 {

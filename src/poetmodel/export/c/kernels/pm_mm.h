@@ -15,8 +15,38 @@ typedef struct {
     int32_t accumulate;
 } pm_mm_form;
 
+/* What becomes of a sum that is a gradient: a weight is updated, as by pm_sgd. */
+typedef struct {
+    pm_real lr;
+    pm_real sign;
+    pm_real decay;
+    int32_t plain; /* the sign is 1, and there is no decay */
+} pm_mm_update;
+
+static inline void pm_mm_put(pm_real *out, pm_real s, const pm_mm_update *u)
+{
+    if (!u) {
+        *out = s;
+    } else if (u->plain) {
+        *out -= u->lr * s;
+    } else {
+        *out -= u->lr * (u->sign * s + u->decay * *out);
+    }
+}
+
+static inline void pm_mm_put_four(pm_real *out, pm_real s0, pm_real s1, pm_real s2, pm_real s3, const pm_mm_update *u)
+{
+    if (u && u->plain) {
+        const pm_real lr = u->lr, w0 = out[0], w1 = out[1], w2 = out[2], w3 = out[3];
+        out[0] = w0 - lr * s0, out[1] = w1 - lr * s1, out[2] = w2 - lr * s2, out[3] = w3 - lr * s3;
+    } else {
+        pm_mm_put(out, s0, u), pm_mm_put(out + 1, s1, u), pm_mm_put(out + 2, s2, u), pm_mm_put(out + 3, s3, u);
+    }
+}
+
 /* Two rows of a and four columns of b at once: 6 reads for 8 products. */
-static inline void pm_mm_2x4(pm_real *out, const pm_real *a, const pm_real *b, const pm_mm_form *f)
+static inline void pm_mm_2x4(pm_real *out, const pm_real *a, const pm_real *b, const pm_mm_form *f,
+                             const pm_mm_update *u)
 {
     pm_real *const below = out + f->out_row;
     const pm_real *a1 = a + f->a_row;
@@ -36,11 +66,12 @@ static inline void pm_mm_2x4(pm_real *out, const pm_real *a, const pm_real *b, c
         a += f->a_column, a1 += f->a_column;
         b += f->b_row, b1 += f->b_row, b2 += f->b_row, b3 += f->b_row;
     }
-    out[0] = s00, out[1] = s01, out[2] = s02, out[3] = s03;
-    below[0] = s10, below[1] = s11, below[2] = s12, below[3] = s13;
+    pm_mm_put_four(out, s00, s01, s02, s03, u);
+    pm_mm_put_four(below, s10, s11, s12, s13, u);
 }
 
-static inline void pm_mm_1x4(pm_real *out, const pm_real *a, const pm_real *b, const pm_mm_form *f)
+static inline void pm_mm_1x4(pm_real *out, const pm_real *a, const pm_real *b, const pm_mm_form *f,
+                             const pm_mm_update *u)
 {
     const pm_real *b1 = b + f->b_column;
     const pm_real *b2 = b1 + f->b_column;
@@ -55,10 +86,11 @@ static inline void pm_mm_1x4(pm_real *out, const pm_real *a, const pm_real *b, c
         a += f->a_column;
         b += f->b_row, b1 += f->b_row, b2 += f->b_row, b3 += f->b_row;
     }
-    out[0] = s0, out[1] = s1, out[2] = s2, out[3] = s3;
+    pm_mm_put_four(out, s0, s1, s2, s3, u);
 }
 
-static inline void pm_mm_1x1(pm_real *out, const pm_real *a, const pm_real *b, const pm_mm_form *f)
+static inline void pm_mm_1x1(pm_real *out, const pm_real *a, const pm_real *b, const pm_mm_form *f,
+                             const pm_mm_update *u)
 {
     pm_real s = f->accumulate ? *out : PM_C(0.0);
     for (int32_t k = f->k; k > 0; k--) {
@@ -66,12 +98,12 @@ static inline void pm_mm_1x1(pm_real *out, const pm_real *a, const pm_real *b, c
         a += f->a_column;
         b += f->b_row;
     }
-    *out = s;
+    pm_mm_put(out, s, u);
 }
 
 /* The product of a column and a row: the gradient of a weight at batch size 1. */
 static inline void pm_mm_outer(pm_real *out, const pm_real *a, const pm_real *b, int32_t m, int32_t n,
-                               const pm_mm_form *f)
+                               const pm_mm_form *f, const pm_mm_update *u)
 {
     for (int32_t i = 0; i < m; i++) {
         const pm_real v = *a;
@@ -86,15 +118,14 @@ static inline void pm_mm_outer(pm_real *out, const pm_real *a, const pm_real *b,
             int32_t j = n;
             for (; j >= 4; j -= 4) {
                 const pm_real *w2 = w + 2 * f->b_column;
-                to[0] = PM_C(0.0) + v * w[0];
-                to[1] = PM_C(0.0) + v * w[f->b_column];
-                to[2] = PM_C(0.0) + v * w2[0];
-                to[3] = PM_C(0.0) + v * w2[f->b_column];
+                const pm_real s0 = PM_C(0.0) + v * w[0], s1 = PM_C(0.0) + v * w[f->b_column];
+                const pm_real s2 = PM_C(0.0) + v * w2[0], s3 = PM_C(0.0) + v * w2[f->b_column];
+                pm_mm_put_four(to, s0, s1, s2, s3, u);
                 to += 4;
                 w = w2 + 2 * f->b_column;
             }
             for (; j > 0; j--) {
-                *to++ = PM_C(0.0) + v * *w;
+                pm_mm_put(to++, PM_C(0.0) + v * *w, u);
                 w += f->b_column;
             }
         }
@@ -103,11 +134,12 @@ static inline void pm_mm_outer(pm_real *out, const pm_real *a, const pm_real *b,
     }
 }
 
-static inline void pm_mm_all(pm_real *out, const pm_real *a, const pm_real *b, int32_t m, int32_t n, pm_mm_form f)
+static inline void pm_mm_all(pm_real *out, const pm_real *a, const pm_real *b, int32_t m, int32_t n, pm_mm_form f,
+                             const pm_mm_update *update)
 {
     int32_t row = 0;
     if (f.k == 1) {
-        pm_mm_outer(out, a, b, m, n, &f);
+        pm_mm_outer(out, a, b, m, n, &f, update);
         return;
     }
     while (row < m) {
@@ -116,16 +148,16 @@ static inline void pm_mm_all(pm_real *out, const pm_real *a, const pm_real *b, i
         int32_t j = 0;
         for (; j + 4 <= n; j += 4) {
             if (rows == 2) {
-                pm_mm_2x4(out + j, a, column, &f);
+                pm_mm_2x4(out + j, a, column, &f, update);
             } else {
-                pm_mm_1x4(out + j, a, column, &f);
+                pm_mm_1x4(out + j, a, column, &f, update);
             }
             column += 4 * f.b_column;
         }
         for (; j < n; j++) {
-            pm_mm_1x1(out + j, a, column, &f);
+            pm_mm_1x1(out + j, a, column, &f, update);
             if (rows == 2) {
-                pm_mm_1x1(out + f.out_row + j, a + f.a_row, column, &f);
+                pm_mm_1x1(out + f.out_row + j, a + f.a_row, column, &f, update);
             }
             column += f.b_column;
         }

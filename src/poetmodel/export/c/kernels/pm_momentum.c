@@ -2,6 +2,7 @@
 
    A buffer of NaN has no value yet and begins with the gradient, as that of PyTorch does. */
 #include "pm_real.h"
+#include "pm_kernels.h"
 
 void pm_momentum(pm_real *w, pm_real *buffer, const pm_real *gradient, int32_t n, int32_t is_nesterov, pm_real lr,
                  pm_real sign, pm_real decay, pm_real momentum, pm_real fresh)

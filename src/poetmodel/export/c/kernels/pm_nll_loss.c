@@ -3,6 +3,7 @@
    shape goes over out (with steps of 0 where it is one number), x without its classes, and target.
    total_weight is that of all targets but those ignored. Without weight all are 1. */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_total.h"
 
 void pm_nll_loss(pm_real *out, pm_real *total_weight, const pm_real *x, const int32_t *target, const pm_real *weight,

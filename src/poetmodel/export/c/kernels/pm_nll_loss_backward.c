@@ -2,6 +2,7 @@
 
    shape goes over gradient (with steps of 0 where it is one number), out without its classes, and target. */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_nll_loss_backward(pm_real *out, const pm_real *gradient, const int32_t *target, const pm_real *weight,
                           const pm_real *total_weight, const int32_t *shape, int32_t class_step, int32_t weight_step,

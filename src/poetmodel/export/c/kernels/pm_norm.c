@@ -1,5 +1,6 @@
 /* out = Euclidean norms of elements of x; outer and inner: see pm_each.h */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_total.h"
 
 void pm_norm(pm_real *out, const pm_real *x, const int32_t *outer, const int32_t *inner)

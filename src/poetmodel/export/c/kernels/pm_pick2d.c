@@ -1,5 +1,6 @@
 /* out[…, i, j] = x[…, rows[i], columns[j]], for out of height x width. `steps`: those of out and x (see pm_planes.h). */
 #include "pm_planes.h"
+#include "pm_kernels.h"
 
 void pm_pick2d(pm_real *out, const pm_real *x, const int32_t *rows, const int32_t *columns, const int32_t *steps,
                int32_t batch, int32_t channels, int32_t height, int32_t width)

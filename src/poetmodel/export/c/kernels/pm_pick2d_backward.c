@@ -1,6 +1,7 @@
 /* dx[…, rows[i], columns[j]] += dy[…, i, j] from zeros, for dx of x_height x x_width and dy of height x width.
 `steps`: those of dx and dy (see pm_planes.h). */
 #include "pm_planes.h"
+#include "pm_kernels.h"
 
 void pm_pick2d_backward(pm_real *dx, const pm_real *dy, const int32_t *rows, const int32_t *columns,
                         const int32_t *steps, int32_t batch, int32_t channels, int32_t x_height, int32_t x_width,

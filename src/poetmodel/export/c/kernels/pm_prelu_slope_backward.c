@@ -1,5 +1,6 @@
 /* Gradient of the slope of pm_prelu, before it is summed */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_prelu_slope_backward(pm_real *out, const pm_real *gradient, const pm_real *x, const int32_t *shape)
 {

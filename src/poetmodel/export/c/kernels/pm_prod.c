@@ -1,5 +1,6 @@
 /* out = products of elements of x; outer and inner: see pm_each.h */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_prod(pm_real *out, const pm_real *x, const int32_t *outer, const int32_t *inner)
 {

@@ -1,5 +1,6 @@
 /* out = x as another type */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_real_to_int(int32_t *out, const pm_real *x, const int32_t *shape)
 {

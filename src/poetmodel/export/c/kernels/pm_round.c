@@ -1,5 +1,6 @@
 /* out = x rounded to the nearest integer, to the even one of two */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_round(pm_real *out, const pm_real *x, const int32_t *shape)
 {

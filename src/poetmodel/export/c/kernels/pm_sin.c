@@ -1,5 +1,6 @@
 /* out = sin(x) */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_sin(pm_real *out, const pm_real *x, const int32_t *shape)
 {

@@ -1,5 +1,6 @@
 /* out = sums of the smooth absolute values of x - y over a divisor; outer and inner: see pm_each.h */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_total.h"
 
 void pm_smooth_l1_loss(pm_real *out, const pm_real *x, const pm_real *y, const int32_t *outer, const int32_t *inner,

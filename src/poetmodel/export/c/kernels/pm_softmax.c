@@ -2,6 +2,7 @@
 
    Where is_safe, a row of -infinity becomes 0. */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_total.h"
 
 void pm_softmax(pm_real *out, const pm_real *x, const int32_t *outer, int32_t n, int32_t out_step, int32_t x_step,

@@ -1,5 +1,6 @@
 /* out = log(1 + exp(beta x)) / beta, and x where beta x is above the threshold */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_softplus(pm_real *out, const pm_real *x, const int32_t *shape, pm_real beta, pm_real threshold)
 {

@@ -1,5 +1,6 @@
 /* out = x moved towards 0 by a number, and 0 between */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_softshrink(pm_real *out, const pm_real *x, const int32_t *shape, pm_real limit)
 {

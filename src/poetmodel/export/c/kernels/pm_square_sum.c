@@ -1,5 +1,6 @@
 /* total += the sum of the squares of x */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_total.h"
 
 void pm_square_sum(pm_real *total, const pm_real *x, const int32_t *shape)

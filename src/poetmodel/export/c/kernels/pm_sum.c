@@ -1,5 +1,6 @@
 /* out = sums of x, each over a divisor; outer and inner: see pm_each.h */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_total.h"
 
 void pm_sum(pm_real *out, const pm_real *x, const int32_t *outer, const int32_t *inner, pm_real divisor)

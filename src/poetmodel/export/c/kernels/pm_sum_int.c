@@ -1,5 +1,6 @@
 /* out = sums of integers; outer and inner: see pm_each.h */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_sum_int(int32_t *out, const int32_t *x, const int32_t *outer, const int32_t *inner)
 {

@@ -1,5 +1,6 @@
 /* out = tanh(x) */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_tanh(pm_real *out, const pm_real *x, const int32_t *shape)
 {

@@ -1,5 +1,6 @@
 /* Gradient of pm_tanh from its output y */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_tanh_backward(pm_real *out, const pm_real *gradient, const pm_real *y, const int32_t *shape)
 {

@@ -1,5 +1,6 @@
 /* Threshold and ReLU: out = x where it is above the threshold, or NaN, else a number */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_threshold(pm_real *out, const pm_real *x, const int32_t *shape, pm_real threshold, pm_real value)
 {

@@ -2,6 +2,7 @@
 
    outer goes over matrices of out and x. */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_triangle_byte(uint8_t *out, const uint8_t *x, const int32_t *outer, int32_t rows, int32_t columns,
                       int32_t out_row, int32_t out_column, int32_t x_row, int32_t x_column, int32_t diagonal,

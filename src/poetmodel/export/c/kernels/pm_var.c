@@ -1,5 +1,6 @@
 /* out = the variance, or standard deviation, of elements of x; outer and inner: see pm_each.h */
 #include "pm_each.h"
+#include "pm_kernels.h"
 #include "pm_total.h"
 
 void pm_var(pm_real *out, const pm_real *x, const int32_t *outer, const int32_t *inner, int32_t is_deviation,

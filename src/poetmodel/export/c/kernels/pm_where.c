@@ -1,5 +1,6 @@
 /* out = x where the condition holds, else y */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_where(pm_real *out, const uint8_t *condition, const pm_real *x, const pm_real *y, const int32_t *shape)
 {

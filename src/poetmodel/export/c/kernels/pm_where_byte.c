@@ -1,5 +1,6 @@
 /* out = x where the condition holds, else y */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_where_byte(uint8_t *out, const uint8_t *condition, const uint8_t *x, const uint8_t *y, const int32_t *shape)
 {

@@ -1,5 +1,6 @@
 /* out = x where the condition holds, else y */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_where_int(int32_t *out, const uint8_t *condition, const int32_t *x, const int32_t *y, const int32_t *shape)
 {

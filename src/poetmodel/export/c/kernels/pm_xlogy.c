@@ -1,5 +1,6 @@
 /* out = x log(y), 0 where x is 0 */
 #include "pm_each.h"
+#include "pm_kernels.h"
 
 void pm_xlogy(pm_real *out, const pm_real *x, const pm_real *y, const int32_t *shape)
 {

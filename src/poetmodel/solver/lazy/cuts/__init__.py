@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from poetmodel.model.linear import RESOLVED
+from poetmodel.problem import LinearRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,14 +18,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A valid row ``sum of coefficients >= right``."""
+@dataclass(kw_only=True, unsafe_hash=True)
+class Cut(LinearRow):
+    """A valid row ``sum of value * column >= lower`` of a form; its name is that of its family."""
 
-    terms: tuple[tuple[int, float], ...]
-    """(column, coefficient)."""
-    right: float
-    family: str = ""
     origin: Any = None
     """What it is about, in stages, nodes and tensors, for its family's `restate`."""
     in_bytes: bool = True
@@ -32,7 +29,7 @@ class Cut:
 
     def violation(self, x: NDArray[Any]) -> float:
         """Return by how much a point violates it; negative where there is slack."""
-        return self.right - float(sum(value * x[column] for column, value in self.terms))
+        return self.lower - float(self.value(x.__getitem__))
 
     def loosened(self) -> float:
         """Return the right-hand side for a solver: of rows in bytes, with room for its tolerance.
@@ -40,8 +37,8 @@ class Cut:
         Rows of decisions need none: what violates them does so by one.
         """
         if not self.in_bytes:
-            return self.right
-        return self.right - RESOLVED * max(1.0, abs(self.right))
+            return self.lower
+        return self.lower - RESOLVED * max(1.0, abs(self.lower))
 
 
 class Separator(Protocol):

@@ -65,10 +65,10 @@ class IntervalSeparator:
     def separate(self, x: NDArray[np.float64], least: float) -> list[Cut]:
         """Return cuts that a point violates by more than `least`, the most violated first."""
         point = _FractionalPoint(self.relaxation, x)
-        cuts: dict[tuple[tuple[int, float], ...], Cut] = {}
+        cuts: dict[tuple[tuple[float, int], ...], Cut] = {}
         for found in point.violations(least)[: 2 * self.most]:
             for cut in self.state(point.origin(found)):
-                cuts.setdefault(cut.terms, cut)
+                cuts.setdefault(tuple(cut.terms), cut)
             if len(cuts) >= self.most:
                 break
         return list(cuts.values())
@@ -106,7 +106,8 @@ class IntervalSeparator:
             for group in groups:
                 _add(terms, relaxation.recomputed.get((group, k)))
         if right > 0 or origin.again:
-            yield Cut(tuple(sorted(terms.items())), right, self.family, origin, in_bytes=False)
+            pairs = ((value, column) for column, value in sorted(terms.items()))
+            yield Cut.of(pairs, lower=right, name=self.family, origin=origin, in_bytes=False)
 
     def _add_entering(self, i: int, first: int, terms: dict[int, float]) -> float:
         """Add keeping tensor `i` into group `first`; return it where it is a constant.

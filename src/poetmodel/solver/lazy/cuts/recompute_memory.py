@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from operator import eq
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from poetmodel.clock import check_time_limit
@@ -170,7 +172,7 @@ class RecomputeMemorySeparator:
             cut = self._cut(group, k, output, stays)
             if cut is None:
                 continue
-            violation = cut.violation(point.x) - more * dict(cut.terms).get(column, 0.0)
+            violation = cut.violation(point.x) - more * cut.value(partial(eq, column))
             if violation > least and (best is None or violation > best[0]):
                 best = (violation, cut)
         return best
@@ -243,7 +245,8 @@ class RecomputeMemorySeparator:
             output=output,
             tensors=tuple(sorted(chosen)),
         )
-        return Cut(tuple(sorted(terms.items())), -limit / scale, self.family, origin)
+        pairs = ((value, column) for column, value in sorted(terms.items()))
+        return Cut.of(pairs, lower=-limit / scale, name=self.family, origin=origin)
 
     def _available(self, group: int, chosen: Mapping[int, _Stay], *, at_end: bool) -> int:
         """Return how many bytes of these tensors fit where nothing is recomputed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from poetmodel.clock import check_time_limit
@@ -83,8 +84,9 @@ class RoundingSeparator:
             right = largest_sum([bytes_ for bytes_, _ in row[:end]], limit, self.most_sums)
             if right < limit:
                 scale = row[0][0]
-                terms = sorted((column, -bytes_ / scale) for bytes_, column in row[:end])
-                yield Cut(tuple(terms), -right / scale, self.family)
+                ordered = sorted(row[:end], key=itemgetter(1))
+                terms = ((-bytes_ / scale, column) for bytes_, column in ordered)
+                yield Cut.of(terms, lower=-right / scale, name=self.family)
 
     def _crossing(self, q: int, own: set[int]) -> Iterator[tuple[int, int]]:
         """Yield (bytes, column) of what may cross the end of the group of stage `q`.

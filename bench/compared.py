@@ -1,0 +1,373 @@
+"""What the proof buys: every method on the same problems, beside the optimum.
+
+``python bench/compared.py --out bench/results/$(date +%F)-compared.jsonl`` runs everything, and
+``--method FILE.py:FUNCTION --resume`` adds a method of one's own;
+``python scripts/make_results.py`` makes ``docs/compared.md`` of it.
+
+The published graphs of Moccasin are not shipped, as their licence is another one. They are run too
+where the environment variable ``MOCCASIN_DATA`` names the folder ``data`` of a checkout of
+github.com/haoming-codes/moccasin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import grid
+import poetmodel as pm
+import what_trains_where as steps
+from cases import GAP, SMOKE_LIMIT_S
+from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all
+from poetmodel.baselines import METHODS, method, recompute_once
+from poetmodel.baselines import run as run_method
+from poetmodel.baselines.homes import all_in_ram
+from poetmodel.bench.measurement import FAILED, NOT_APPLICABLE
+from poetmodel.device import Costs, Device
+from poetmodel.errors import MethodNotApplicableError, PoetModelError
+from poetmodel.graph import Phase, checkpoint_all_peak_bytes
+from poetmodel.heuristics.greedy import construct
+from poetmodel.schedule import simulate
+from run_grid import GRACE_S, PRELOADED, warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from poetmodel.bench.measurement import Record
+    from poetmodel.graph import Graph
+    from poetmodel.problem import Problem
+    from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
+
+KIND: Final = "compared"
+"""Kind of the records."""
+PUBLISHED, ZOO, CAPTURED, STEPS, LAYERED = KINDS = (
+    "published",
+    "zoo",
+    "captured",
+    "whole steps",
+    "layered",
+)
+"""Kinds of problems; the last one is a table of its own."""
+MAIN: Final = KINDS[:-1]
+"""Kinds of the main table."""
+OPTIMAL: Final = "optimal"
+LIMIT_S, OTHERS_LIMIT_S, LAYERED_LIMIT_S = 15.0, 10.0, 60.0
+"""Wall time of a solve: of the optimum, of another method, of a layered graph [s]."""
+ORDER_SEED: Final = 29
+"""Seed of the order in which problems are run."""
+
+# -- methods that are not in the registry ----------------------------------------------------------
+
+GREEDY, SELECTIVE = "greedy", "selective"
+
+
+@pm.method(GREEDY, summary="the greedy start of this package's search", source="this package")
+def greedy(problem: Problem) -> Schedule:
+    """Bring tensors back where they are needed, those first that relieve most for their price."""
+    schedule = construct(problem)
+    if schedule is None:
+        raise MethodNotApplicableError("it finds no schedule")
+    return schedule
+
+
+_HEAVY: Final = ("conv", "linear", "mm", "matmul", "qkv", "attention_scores", "dot_product")
+"""What the operators have in their names whose outputs selective checkpointing saves."""
+
+
+@pm.method(
+    SELECTIVE,
+    summary="save the outputs of matrix products and convolutions, recompute the rest",
+    source="selective activation checkpointing by operator, torchtitan, 2024",
+)
+@all_in_ram
+def selective(problem: Problem) -> Schedule:
+    """Save all outputs of heavy operators, or every second one, whichever fits and is quicker."""
+    graph = problem.graph
+    heavy = [
+        i
+        for i, k in enumerate(graph.node_of)
+        if graph.nodes[k].phase == Phase.FORWARD
+        and any(word in graph.nodes[k].op for word in _HEAVY)
+    ]
+    fitting: list[tuple[float, Schedule]] = []
+    for saved in (heavy, heavy[::2]):
+        schedule = recompute_once(graph, saved)
+        found = simulate(graph, problem.costs, schedule)
+        if found.peak_ram_bytes <= problem.usable_ram_bytes:
+            fitting.append((found.compute_s or 0.0, schedule))
+    if not fitting:
+        raise MethodNotApplicableError("its saved tensors need more than the budget")
+    return min(fitting, key=lambda pair: pair[0])[1]
+
+
+OF_STATE: Final = ("resident", "zero-offload")
+"""Methods that are about state, and do nothing of their own on graphs without."""
+WITHOUT_BACKWARD: Final = (OPTIMAL, GREEDY, "dtr", "capuchin", "chen-sqrt")
+"""Methods that are tried on graphs without a backward pass."""
+
+
+def methods_of(kind: str) -> tuple[str, ...]:
+    """Return the methods that are run on a kind of problems, the optimum first."""
+    if kind == LAYERED:
+        return WITHOUT_BACKWARD
+    shipped = (name for name in METHODS if kind == STEPS or name not in OF_STATE)
+    return (*shipped, GREEDY, SELECTIVE)
+
+
+# -- problems --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun(RecordedRun):
+    """One problem, scheduled by one method."""
+
+    kind: str
+    """One of `KINDS`."""
+    model: str
+    """A model of the grid, a network of `what_trains_where`, or ``NODES, SEED`` of a layered
+    graph, or the name of a file of Moccasin's."""
+    device: str
+    """A shipped device, or the grid's word for measured costs."""
+    ram: str
+    """RAM budget, as the grid or `what_trains_where` has it."""
+    method: str = OPTIMAL
+    """A method."""
+    limit_s: float = LIMIT_S
+    """Wall time, building included [s]."""
+    seed: int = 0
+    """Seed of the solver."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the records."""
+        return " | ".join((self.kind, self.model, self.device, self.ram, self.method))
+
+    def problem(self) -> Problem:
+        """Return what is to be scheduled."""
+        if self.kind == STEPS:
+            return steps.StepRun(
+                part=steps.POLICIES,
+                network=self.model,
+                graph=steps.TILES,
+                device=self.device,
+                ram=self.ram,
+            ).problem()
+        if self.kind == LAYERED:
+            graph = layered_graph(self.model)
+            costs = Costs.estimate(graph, Device.load(self.device))
+            return pm.Problem(graph, costs, ram=self.ram, paging=False)
+        return grid.Instance(goal=0, model=self.model, device=self.device, ram=self.ram).problem()
+
+
+DATA: Final = "MOCCASIN_DATA"
+"""Environment variable: the folder of Moccasin's graphs."""
+_FILES: Final = "random_layered_n*.json"
+NUMBERS: Final = ", "
+"""What is between the numbers of a layered graph, in the name of its model."""
+
+
+@cache
+def layered_graph(model: str) -> Graph:
+    """Return a random layered graph, or one of Moccasin's."""
+    if NUMBERS in model:
+        return pm.zoo.random_layered(*map(int, model.split(NUMBERS)))
+    path = Path(os.environ[DATA]) / f"{model}.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    inputs: dict[int, list[int]] = {node["name"]: [] for node in found["nodes"]}
+    for edge in found["links"]:
+        inputs[edge["1"]].append(edge["0"])
+    nodes = {node["name"]: node for node in found["nodes"]}
+    order = found["graph"]["order"]
+    return pm.Graph(
+        name=model,
+        nodes=tuple(
+            pm.operation(
+                f"v{k}",
+                output_bytes=nodes[k]["out_cost"] * 1024,
+                flops=nodes[k]["duration"] * 1_000_000,
+                inputs=tuple(f"v{i}" for i in inputs[k]),
+                bytes_moved=0,
+            )
+            for k in order
+        ),
+    )
+
+
+_PUBLISHED: Final = (
+    "vgg16-cifar",
+    "vgg16",
+    "resnet18-cifar",
+    "resnet18",
+    "resnet50",
+    "transformer",
+    "bert",
+)
+_ZOO: Final = (
+    "vgg16-cifar",
+    "vgg16",
+    "resnet18-cifar",
+    "resnet18",
+    "resnet50",
+    "mobilenetv2",
+    "bert-base",
+)
+_SHARES: Final = tuple(f"{share}0%" for share in range(2, 10))
+
+CURVES: Final = (
+    (PUBLISHED, "paper/vgg16-cifar", "paper-a72", (grid.FLOOR, *_SHARES)),
+    (ZOO, "resnet18-cifar", "nrf52840", (grid.FLOOR, *_SHARES)),
+    (CAPTURED, "traced/models/vit", grid.PROFILE, (grid.FLOOR, *_SHARES)),
+    (STEPS, "resnet8", steps.PAGED, tuple(f"least+{share}%" for share in (0, *range(10, 100, 15)))),
+)
+"""Problems of the picture: a network and a device of each kind, over budgets."""
+
+
+def _problems(kind: str) -> Iterator[ComparedRun]:
+    if kind == PUBLISHED:
+        models = [f"paper/{model}" for model in _PUBLISHED]
+        axes = product(models, ("paper-m4", "paper-a72"), (grid.FLOOR, "50%", "70%"))
+    elif kind == ZOO:
+        axes = product(_ZOO, ("nrf52840", "rpi4b"), (grid.FLOOR, "50%", "70%"))
+    elif kind == CAPTURED:
+        names = sorted(path.name for path in (grid.TRACED / "models").glob("*.graph.json"))
+        models = [f"traced/models/{name.removesuffix('.graph.json')}" for name in names]
+        axes = product(models, (grid.PROFILE,), ("80%", "60%", "40%"))
+    elif kind == STEPS:
+        budgets = tuple(f"{steps.LEAST_RAM}+{share}%" for share in (0, 30, 60))
+        axes = product(steps.MLPERF_TINY, (steps.PAGED, steps.MAPPED), budgets)
+    else:
+        sizes = {100: range(3), 250: range(3), 500: range(2), 1000: range(1)}
+        models = [f"{n}{NUMBERS}{seed}" for n, seeds in sizes.items() for seed in seeds]
+        if DATA in os.environ:
+            models += sorted(path.stem for path in Path(os.environ[DATA]).glob(_FILES))
+        axes = product(models, ("paper-m4",), ("90%", "80%"))
+    for model, device, ram in axes:
+        yield ComparedRun(kind=kind, model=model, device=device, ram=ram)
+    for of_kind, model, device, budgets in CURVES if kind in MAIN else ():
+        for ram in budgets if of_kind == kind else ():
+            yield ComparedRun(kind=kind, model=model, device=device, ram=ram)
+
+
+def problems(kinds: Sequence[str] = KINDS) -> tuple[ComparedRun, ...]:
+    """Return the problems that some schedule can solve, by the optimum, in the order of runs.
+
+    Kinds are mixed, so that a run that is cut short is a fair sample; layered graphs come last.
+    """
+    placed: list[tuple[float, ComparedRun]] = []
+    for number, kind in enumerate(kinds):
+        of_kind = [run for run in dict.fromkeys(_problems(kind)) if _possible(run)]
+        if kind != LAYERED:
+            random.Random(ORDER_SEED + number).shuffle(of_kind)  # noqa: S311 (no secret)
+        late = 1.0 if kind == LAYERED else 0.0
+        placed += [(late + (i + 0.5) / len(of_kind), run) for i, run in enumerate(of_kind)]
+    return tuple(run for _, run in sorted(placed, key=lambda pair: pair[0]))
+
+
+def _possible(run: ComparedRun) -> bool:
+    problem = run.problem()
+    return problem.usable_ram_bytes >= problem.floor.bytes
+
+
+def runs(kinds: Sequence[str] = KINDS, own: Sequence[str] = ()) -> Iterator[ComparedRun]:
+    """Yield the runs of some kinds, each problem with all methods right after each other."""
+    for problem in problems(kinds):
+        layered = problem.kind == LAYERED
+        for name in (*methods_of(problem.kind), *own):
+            limit_s = LIMIT_S if name == OPTIMAL else OTHERS_LIMIT_S
+            yield replace(problem, method=name, limit_s=LAYERED_LIMIT_S if layered else limit_s)
+
+
+def smoke_runs() -> Iterator[ComparedRun]:
+    """Yield every kind and method at its smallest size."""
+    small = {
+        PUBLISHED: ("paper/linear", "paper-m4", "70%"),
+        STEPS: ("mlp", steps.PAGED, "least+50%"),
+        LAYERED: ("20, 0", "paper-m4", "90%"),
+    }
+    for kind, (model, device, ram) in small.items():
+        run = ComparedRun(kind=kind, model=model, device=device, ram=ram, limit_s=SMOKE_LIMIT_S)
+        yield from (replace(run, method=name) for name in methods_of(kind))
+
+
+# -- one run ---------------------------------------------------------------------------------------
+
+
+def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
+    """Let a method schedule a problem and return the record; the graph is read before the clock."""
+    run = ComparedRun(**fields)
+    if method(run.method).by_solver:
+        warm_up()
+    problem = run.problem()
+    begun, cpu_s = time.perf_counter(), time.process_time()
+    try:
+        result = run_method(problem, run.method, time_limit=run.limit_s, gap=GAP, seed=run.seed)
+        facts = _facts(result)
+    except MethodNotApplicableError as error:
+        facts = {"status": NOT_APPLICABLE, "reason": str(error)}
+    except PoetModelError as error:
+        facts = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
+    return record(
+        KIND,
+        run.name,
+        cell=fields,
+        workers=1,
+        threads=1,
+        seconds=time.perf_counter() - begun,
+        cpu_s=time.process_time() - cpu_s,
+        graph_nodes=len(problem.graph.nodes),
+        ram_budget_bytes=problem.ram_budget_bytes,
+        floor_bytes=problem.floor.bytes,
+        keep_all_bytes=checkpoint_all_peak_bytes(problem.graph),
+        baseline_energy_j=problem.baseline_energy_j,
+        **facts,
+    )
+
+
+def _facts(result: SolveResult) -> dict[str, Any]:
+    return {
+        "status": str(result.status),
+        "termination": str(result.termination),
+        "reason": result.reason,
+        "gap": result.objective_gap,
+        "requested_gap": result.requested_gap,
+        "overhead_j": result.overhead_j,
+        "overhead_bound_j": result.overhead_bound_j,
+        "peak_ram_bytes": result.peak_ram_bytes,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do the runs; return the exit status: 130 where that was stopped."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", action="append", choices=KINDS, help="default: all")
+    parser.add_argument("--only", default="", help="runs whose name contains this")
+    parser.add_argument(
+        "--method", action="append", default=[], help="a method of one's own, too: FILE.py:FUNCTION"
+    )
+    options = parsed(parser, "compared.jsonl", arguments)
+    for name in options.method:
+        method(name)  # an error here, and not in every run
+    chosen = [
+        run for run in runs(options.kind or KINDS, options.method) if options.only in run.name
+    ]
+    return run_all(
+        chosen,
+        recorded(options.out),
+        measure_method,
+        FreshProcesses(1, preloaded=(*PRELOADED, "compared"), grace_s=GRACE_S),
+        kind=KIND,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

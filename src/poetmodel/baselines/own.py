@@ -1,0 +1,245 @@
+"""Methods of one's own: a decorator, an entry point, or a file, each a function of a problem.
+
+Nothing that such a function does is trusted. What it raises is told with its file and line, and its
+schedule passes the verifier like any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from functools import cache, wraps
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from poetmodel.baselines.registry import METHODS, Method
+from poetmodel.errors import (
+    InputError,
+    MethodNotApplicableError,
+    OwnMethodError,
+    TimeLimitError,
+    TooLargeError,
+    listed,
+)
+from poetmodel.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.metadata import EntryPoint
+    from types import ModuleType
+
+    from poetmodel.problem import Problem
+
+GROUP: Final = "poetmodel.methods"
+"""The group of entry points by which a package brings methods."""
+_SUFFIX: Final = ".py"
+_IN_NAMES: Final = frozenset(":,")
+"""What a name cannot have: a colon is for variants and files, a comma is between names."""
+
+_registered: dict[str, Method] = {}
+"""Methods of this process, by name."""
+
+
+def method(
+    name: str, *, summary: str = "", source: str = ""
+) -> Callable[[Callable[[Problem], Schedule]], Callable[[Problem], Schedule]]:
+    """Register a function as a method, under a name by which `poetmodel.baselines.run` knows it.
+
+    Parameters
+    ----------
+    name : str
+        What it is called in this process. A name that was registered before is replaced, so that a
+        cell of a notebook can run again.
+    summary : str, optional
+        What it does, in one line; by default the first line of its docstring.
+    source : str, optional
+        Authors and year.
+
+    Returns
+    -------
+    callable
+        A decorator, which returns the function as it is. The function takes a `Problem` and returns
+        a `Schedule`, or raises `MethodNotApplicableError` with the reason.
+
+    Raises
+    ------
+    InputError
+        If the name is that of a shipped method, is empty, or has a space, a comma or a colon.
+    """
+    if not name or name in METHODS or _IN_NAMES.intersection(name) or name != "".join(name.split()):
+        raise InputError(
+            f"method {name!r}: expected a name without spaces, commas and colons that no shipped "
+            "method has"
+        )
+
+    def register(function: Callable[[Problem], Schedule]) -> Callable[[Problem], Schedule]:
+        _registered[name] = _entry(name, function, summary=summary, source=source)
+        return function
+
+    return register
+
+
+def own_method(name: str) -> Method | None:
+    """Return a method of one's own, or None.
+
+    A name is one that was registered in this process, that of an entry point, or
+    ``FILE.py:FUNCTION``.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or has no such function.
+    OwnMethodError
+        If the file, or the module of the entry point, raises an exception when it is imported.
+    """
+    if name in _registered:
+        return _registered[name]
+    path, _, function = name.rpartition(":")
+    if path.endswith(_SUFFIX):
+        return _of_file(name, Path(path), function)
+    for point in _entry_points():
+        if point.name == name:
+            return _of_entry_point(point)
+    return None
+
+
+def own_names() -> tuple[str, ...]:
+    """Return the names of all methods that were registered or that packages bring."""
+    brought = (point.name for point in _entry_points() if point.name not in METHODS)
+    return tuple(dict.fromkeys((*_registered, *brought)))
+
+
+def known_elsewhere(name: str) -> bool:
+    """Return whether another process finds a method under this name, too."""
+    return name not in _registered
+
+
+def fingerprint(entry: Method) -> str:
+    """Return what changes when the file of a method of one's own does; "" for shipped methods."""
+    if entry.own is None:
+        return ""
+    try:
+        content = Path(inspect.getfile(inspect.unwrap(entry.own))).read_bytes()
+    except (OSError, TypeError):  # typed into a session
+        return ""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+# -- where methods come from -----------------------------------------------------------------------
+
+
+@cache
+def _entry_points() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUP))
+
+
+@cache
+def _of_entry_point(point: EntryPoint) -> Method:
+    try:
+        function = point.load()
+    except Exception as error:  # noqa: BLE001 - whatever a package does when it is imported
+        _blame(f"method {point.name!r}: {point.value} cannot be imported:", error)
+    return _entry(point.name, function)
+
+
+def _of_file(name: str, path: Path, function: str) -> Method:
+    try:
+        stamp = path.stat().st_mtime_ns
+    except OSError as error:
+        raise InputError(f"method {name!r}: {path}: {error.strerror}") from None
+    module = _module(name, path.resolve(), stamp)
+    functions = [
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    if not callable(getattr(module, function, None)):
+        known = listed(functions) or "none"
+        raise InputError(f"method {name!r}: {path} has no function {function!r} (it has {known})")
+    return _entry(name, getattr(module, function))
+
+
+@cache
+def _module(name: str, path: Path, _stamp: int) -> ModuleType:
+    """Import a file, again where it has changed; files beside it can be imported, too."""
+    module_name = f"poetmodel_own_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"method {name!r}: {path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # noqa: BLE001 - whatever the file does when it is imported
+        del sys.modules[module_name]
+        _blame(f"method {name!r}: {path.name} cannot be imported:", error, str(path))
+    return module
+
+
+def _entry(name: str, function: Any, *, summary: str = "", source: str = "") -> Method:
+    if not callable(function):
+        raise InputError(f"method {name!r}: expected a function of a problem, got {function!r}")
+    text = inspect.getdoc(function) if inspect.isfunction(function) else None
+    return Method(
+        name=name,
+        summary=summary or (text or "a method of one's own").partition("\n")[0],
+        source=source or "own",
+        assumptions="",
+        home="",
+        own=_guarded(name, function),
+    )
+
+
+# -- what it does when it runs ---------------------------------------------------------------------
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[[Problem], Schedule]:
+    """Return the function so that it returns a schedule, or raises an error that says where."""
+
+    @wraps(function)
+    def run(problem: Problem) -> Schedule:
+        try:
+            schedule = function(problem)
+        except (MethodNotApplicableError, TimeLimitError, TooLargeError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever somebody else's function does
+            _blame(f"method {name!r} raised", error, _file_of(function))
+        if not isinstance(schedule, Schedule):
+            kind = type(schedule).__name__
+            raise OwnMethodError(
+                f"method {name!r} returned {kind} ({_begin_of(function)}), not a Schedule"
+            )
+        return schedule
+
+    return run
+
+
+def _blame(what: str, error: Exception, file: str = "") -> NoReturn:
+    """Raise an error that says in one sentence what went wrong in which file and line."""
+    if isinstance(error, SyntaxError):
+        name, line, message = error.filename, error.lineno, error.msg
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename == file] or frames
+        name, line, message = own[-1].filename, own[-1].lineno, str(error)
+    told = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    place = f"{Path(name or file).name}, line {line}"
+    raise OwnMethodError(f"{what} {' '.join(told.split())} ({place})") from error
+
+
+def _file_of(function: Callable[..., Any]) -> str:
+    try:
+        return inspect.getfile(inspect.unwrap(function))
+    except TypeError:  # an object with __call__
+        return ""
+
+
+def _begin_of(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f"{Path(code.co_filename).name}, line {code.co_firstlineno}"

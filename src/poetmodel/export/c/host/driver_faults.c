@@ -1,0 +1,59 @@
+/* Put before storage (FAULTS=1): storage that goes wrong once, at the call that the last word of pm_run's arguments
+   names, as in fail:3. */
+#include "pm_faults.h"
+
+#include <string.h>
+
+#include "../port/pm_storage.h"
+#include "pm.h"
+#include "pm_platform.h"
+
+uint32_t pm_reads, pm_writes;
+static char pm_kind[8];
+static uint32_t pm_call;
+
+int pm_set_fault(const char *kind, uint32_t call)
+{
+    static const char known[] = " fail short old empty flip cut ";
+    const char *const found = strstr(known, kind);
+    const size_t length = strlen(kind);
+    if (!found || length == 0 || found == known || found[-1] != ' ' || found[length] != ' ') return PM_ERROR_INDEX;
+    memcpy(pm_kind, kind, length + 1u);
+    pm_call = call;
+    return PM_OK;
+}
+
+static int pm_is_now(const char *kind, uint32_t calls)
+{
+    return calls == pm_call && strcmp(kind, pm_kind) == 0;
+}
+
+int pm_faulty_read(uint32_t address, void *to, uint32_t bytes)
+{
+    pm_reads++;
+    if (pm_is_now("fail", pm_reads + pm_writes)) return PM_ERROR_PAGE;
+    if (pm_is_now("short", pm_reads + pm_writes)) {
+        const int error = pm_storage_read(address, to, bytes / 2u);
+        return error ? error : PM_ERROR_SHORT;
+    }
+    if (pm_is_now("empty", pm_reads)) return PM_OK; /* nothing was read, and nobody tells */
+    const int error = pm_storage_read(address, to, bytes);
+    if (pm_is_now("flip", pm_reads)) ((uint8_t *)to)[bytes / 2u] ^= 0x40u;
+    return error;
+}
+
+int pm_faulty_write(uint32_t address, const void *from, uint32_t bytes)
+{
+    pm_writes++;
+    if (pm_is_now("fail", pm_reads + pm_writes)) return PM_ERROR_PAGE;
+    if (pm_is_now("short", pm_reads + pm_writes)) {
+        const int error = pm_storage_write(address, from, bytes / 2u);
+        return error ? error : PM_ERROR_SHORT;
+    }
+    if (pm_is_now("old", pm_writes)) return PM_OK; /* what was there stays, and nobody tells */
+    if (pm_is_now("cut", pm_writes)) {
+        (void)pm_storage_write(address, from, bytes / 2u);
+        pm_exit(9);
+    }
+    return pm_storage_write(address, from, bytes);
+}

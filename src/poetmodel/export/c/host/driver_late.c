@@ -1,0 +1,50 @@
+/* Put before a page driver (LATE=1): a transfer happens at its wait and not before, as the slowest DMA would do it.
+   Memory to be read into holds NaN until then. A slot that is used while its transfer is under way is an error. */
+#include "../src/pm_runtime.h"
+
+int __real_pm_page_out(uint32_t slot, const void *from, uint32_t bytes);
+int __real_pm_page_in(uint32_t slot, void *to, uint32_t bytes);
+int __real_pm_page_wait(uint32_t slot);
+int __wrap_pm_page_out(uint32_t slot, const void *from, uint32_t bytes);
+int __wrap_pm_page_in(uint32_t slot, void *to, uint32_t bytes);
+int __wrap_pm_page_wait(uint32_t slot);
+
+static struct {
+    const void *from;
+    void *to;
+    uint32_t bytes;
+} pm_under_way[(uint32_t)PM_SLOTS + 2u];
+
+static int pm_begin(uint32_t slot, const void *from, void *to, uint32_t bytes)
+{
+    if (slot > (uint32_t)PM_SLOTS + 1u) return PM_ERROR_SLOT;
+    if (pm_under_way[slot].from || pm_under_way[slot].to) return PM_ERROR_BUSY;
+    pm_under_way[slot].from = from;
+    pm_under_way[slot].to = to;
+    pm_under_way[slot].bytes = bytes;
+    return PM_OK;
+}
+
+int __wrap_pm_page_out(uint32_t slot, const void *from, uint32_t bytes)
+{
+    return pm_begin(slot, from, 0, bytes);
+}
+
+int __wrap_pm_page_in(uint32_t slot, void *to, uint32_t bytes)
+{
+    PM_TRY(pm_begin(slot, 0, to, bytes));
+    memset(to, 0xFF, bytes);
+    return PM_OK;
+}
+
+int __wrap_pm_page_wait(uint32_t slot)
+{
+    if (slot > (uint32_t)PM_SLOTS + 1u) return PM_ERROR_SLOT;
+    const void *const from = pm_under_way[slot].from;
+    void *const to = pm_under_way[slot].to;
+    pm_under_way[slot].from = 0;
+    pm_under_way[slot].to = 0;
+    if (from) PM_TRY(__real_pm_page_out(slot, from, pm_under_way[slot].bytes));
+    if (to) PM_TRY(__real_pm_page_in(slot, to, pm_under_way[slot].bytes));
+    return __real_pm_page_wait(slot);
+}

@@ -1,0 +1,290 @@
+/* pm_run STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [FAULT:CALL]: trains, on a host or on an emulated board.
+
+   Runs that many steps on the batches in the file INPUTS, in which each input's array follows the other, batch after
+   batch, from the first one again at the end. Prints a line "loss STEP VALUE" for each, and writes all state to the
+   file STATE, or the gradients of the last step where there is no optimizer. With "resume" it goes on from what the
+   last whole step left on storage, and says after how many that was. With "state=FILE" it begins with the state in a
+   file, which is as STATE. With "infer=OUTPUTS" it writes what pm_infer makes
+   of the first batch after the steps to that file. Status: 0; 2 for bad arguments or files; 10 + the error number of a
+   step, whose state is written all the same. */
+#include "../src/pm_runtime.h"
+#include "pm_platform.h"
+#include "pm_text.h"
+
+#ifdef PM_FAULTS
+#include "pm_faults.h"
+#endif
+
+#define PART 64u /* elements that are written at a time */
+
+static _Alignas(16) unsigned char pm_batch[PM_INPUT_BYTES * PM_SCALE + 1];
+
+static int pm_fail(const char *what, const char *subject)
+{
+    pm_complain("pm_run: ");
+    pm_complain(subject);
+    pm_complain(what);
+    pm_complain("\n");
+    return 2;
+}
+
+static uint32_t pm_bytes_of_element(const pm_tensor_t *tensor)
+{
+    return tensor->integer_bytes ? tensor->integer_bytes : (uint32_t)sizeof(pm_real);
+}
+
+/* Reads the next batch to where the inputs point; 0 at the end of the file. */
+static int pm_read_batch(int file, const void **inputs)
+{
+    unsigned char *next = pm_batch;
+    for (int32_t i = 0; i < PM_INPUTS; i++) {
+        const uint32_t bytes = pm_inputs_info[i].elements * pm_bytes_of_element(&pm_inputs_info[i]);
+        inputs[i] = next;
+        if (pm_file_read(file, next, bytes) != bytes) return 0;
+        next += pm_inputs_info[i].elements * 4u * PM_SCALE;
+    }
+    return 1;
+}
+
+static int pm_next_batch(int file, const void **inputs)
+{
+    return pm_read_batch(file, inputs) || (pm_file_seek(file, 0) == 0 && pm_read_batch(file, inputs));
+}
+
+static void pm_print_loss(uint32_t step, pm_real loss)
+{
+    char text[PM_TEXT_BYTES];
+    pm_say("loss ");
+    pm_say(pm_text_of_integer(step, text));
+    pm_say(" ");
+    pm_say(pm_text_of_real(loss, text));
+    pm_say("\n");
+}
+
+static void pm_print_error(const char *what, uint32_t step, int error)
+{
+    char text[PM_TEXT_BYTES];
+    pm_complain("pm_run: ");
+    pm_complain(what);
+    if (step) pm_complain(pm_text_of_integer(step, text));
+    pm_complain(": error ");
+    pm_complain(pm_text_of_integer((uint64_t)error, text));
+    pm_complain(error == PM_TORN ? " (the state is torn)\n" : "\n");
+}
+
+/* What is written: all state, or the gradients where nothing updates. */
+#if PM_GRADIENTS > 0
+#define PM_RESULTS PM_GRADIENTS
+#define PM_RESULTS_NAME "reading gradients"
+#define pm_results_info pm_gradients_info
+#define pm_read_result_part pm_read_gradient_part
+#else
+#define PM_RESULTS PM_STATES
+#define PM_RESULTS_NAME "reading state"
+#define pm_results_info pm_states_info
+#define pm_read_result_part pm_read_state_part
+#endif
+
+static int pm_write_results(const char *name)
+{
+    pm_real part[PART];
+    const pm_tensor_t *const info = pm_results_info;
+    const int file = pm_file_open(name, PM_FILE_WRITE);
+    if (file < 0) return pm_fail(": cannot be written", name);
+    for (int32_t k = 0; k < PM_RESULTS; k++) {
+        for (uint32_t first = 0; first < info[k].elements; first += PART) {
+            const uint32_t left = info[k].elements - first;
+            const uint32_t now = left < PART ? left : PART;
+            const int error = pm_read_result_part(k, first, now, part);
+            const uint32_t bytes = now * pm_bytes_of_element(&info[k]);
+            if (error) {
+                pm_print_error(PM_RESULTS_NAME, 0, error);
+                return 10 + error;
+            }
+            if (pm_file_write(file, part, bytes) != bytes) return pm_fail(": cannot be written", name);
+        }
+    }
+    return 0;
+}
+
+#if PM_OUTPUTS
+static const char *pm_outputs_name; /* where to; 0 where it was not asked for */
+static pm_real pm_outputs[PM_OUTPUTS];
+
+static int pm_write_outputs(int file)
+{
+    const void *inputs[PM_INPUTS];
+    if (pm_file_seek(file, 0) < 0 || !pm_read_batch(file, inputs)) return pm_fail(": has no whole batch", "INPUTS");
+    const int error = pm_infer(inputs, pm_outputs);
+    if (error) {
+        pm_print_error("pm_infer", 0, error);
+        return 10 + error;
+    }
+    const int made = pm_file_open(pm_outputs_name, PM_FILE_WRITE);
+    if (made < 0 || pm_file_write(made, pm_outputs, sizeof pm_outputs) != sizeof pm_outputs) {
+        return pm_fail(": cannot be written", pm_outputs_name);
+    }
+    return 0;
+}
+#endif
+
+static int pm_begin(int resume, uint32_t *done)
+{
+    *done = 0;
+#if PM_COMMIT
+    if (resume) {
+        PM_TRY(pm_resume());
+        *done = pm_commits - 1u;
+        return PM_OK;
+    }
+#endif
+    return resume ? PM_ERROR_EMPTY : pm_init();
+}
+
+#if PM_STATES
+static const char *pm_first_name; /* the file of the state to begin with; 0 where it was not asked for */
+
+static int pm_read_first_state(void)
+{
+    pm_real part[PART];
+    const int file = pm_file_open(pm_first_name, PM_FILE_READ);
+    if (file < 0) return pm_fail(": cannot be read", pm_first_name);
+    for (int32_t k = 0; k < PM_STATES; k++) {
+        for (uint32_t first = 0; first < pm_states_info[k].elements; first += PART) {
+            const uint32_t left = pm_states_info[k].elements - first;
+            const uint32_t now = left < PART ? left : PART;
+            const uint32_t bytes = now * pm_bytes_of_element(&pm_states_info[k]);
+            if (pm_file_read(file, part, bytes) != bytes) return pm_fail(": has not all state", pm_first_name);
+            const int error = pm_write_state_part(k, first, now, part);
+            if (error && error != PM_READ_ONLY) {
+                pm_print_error("writing state", 0, error);
+                return 10 + error;
+            }
+        }
+    }
+    return 0;
+}
+#endif
+
+/* Understands the words after the four arguments. */
+static int pm_read_words(int count, char **words, int *resume)
+{
+    *resume = 0;
+    for (int k = 0; k < count; k++) {
+        char *const colon = strchr(words[k], ':');
+        uint32_t number;
+        if (strcmp(words[k], "resume") == 0) {
+            *resume = 1;
+            continue;
+        }
+#if PM_STATES
+        if (strncmp(words[k], "state=", 6) == 0) {
+            pm_first_name = words[k] + 6;
+            continue;
+        }
+#endif
+#if PM_OUTPUTS
+        if (strncmp(words[k], "infer=", 6) == 0) {
+            pm_outputs_name = words[k] + 6;
+            continue;
+        }
+#endif
+        if (!colon || !pm_integer_of_text(colon + 1, &number)) return pm_fail(": not understood", words[k]);
+        *colon = 0;
+        if (strcmp(words[k], "stop") == 0) {
+            pm_stop_after(number);
+            continue;
+        }
+#ifdef PM_FAULTS
+        if (pm_set_fault(words[k], number) == PM_OK) continue;
+#endif
+        return pm_fail(": no such fault in this build", words[k]);
+    }
+    return 0;
+}
+
+static int pm_train(uint32_t steps, pm_real lr, int file, uint32_t done)
+{
+    const void *inputs[PM_INPUTS];
+    uint32_t spent = 0;
+    char text[PM_TEXT_BYTES];
+    for (uint32_t step = 0; step < steps + done; step++) {
+        pm_real loss = PM_C(0);
+        if (!pm_next_batch(file, inputs)) return pm_fail(": has no whole batch", "INPUTS");
+        if (step < done) continue;
+        pm_start_clock();
+        const uint32_t start = pm_ticks();
+#ifdef PM_PROFILE
+        pm_profile_start();
+#endif
+        const int error = pm_step(inputs, lr, &loss);
+#ifdef PM_PROFILE
+        pm_profile_stop();
+#endif
+        spent = pm_ticks() - start;
+        if (error) {
+            pm_print_error("step ", step + 1u, error);
+            return 10 + error;
+        }
+        pm_print_loss(step + 1u, loss);
+    }
+#ifdef __arm__
+    if (steps) {
+        pm_complain("step_instructions ");
+        pm_complain(pm_text_of_integer((uint64_t)spent * PM_TICK, text));
+        pm_complain("\n");
+    }
+#else
+    (void)spent;
+    (void)text;
+#endif
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    uint32_t steps, done;
+    pm_real lr;
+    int resume;
+    if (argc < 5 || !pm_integer_of_text(argv[1], &steps) || !pm_real_of_text(argv[2], &lr)) {
+        return pm_fail("STEPS LR INPUTS STATE [resume] [state=FILE] [infer=OUTPUTS] [FAULT:CALL]", "usage: pm_run ");
+    }
+    if (pm_read_words(argc - 5, argv + 5, &resume)) return 2;
+    const int file = pm_file_open(argv[3], PM_FILE_READ);
+    if (file < 0) return pm_fail(": cannot be read", argv[3]);
+    int status = pm_begin(resume, &done);
+    if (status) {
+        pm_print_error(resume ? "pm_resume" : "pm_init", 0, status);
+        return 10 + status;
+    }
+    if (resume) {
+        char text[PM_TEXT_BYTES];
+        pm_complain("resumed ");
+        pm_complain(pm_text_of_integer(done, text));
+        pm_complain("\n");
+    }
+#if PM_STATES
+    if (pm_first_name) status = pm_read_first_state();
+#endif
+    if (!status) status = pm_train(steps, lr, file, done);
+#if PM_OUTPUTS
+    if (!status && pm_outputs_name) status = pm_write_outputs(file);
+#endif
+    if (status != 2) {
+        const int written = pm_write_results(argv[4]);
+        if (!status) status = written;
+    }
+#ifdef PM_PROFILE
+    pm_profile_print(steps);
+#endif
+#ifdef PM_FAULTS
+    char text[PM_TEXT_BYTES];
+    pm_complain("storage_reads ");
+    pm_complain(pm_text_of_integer(pm_reads, text));
+    pm_complain("\nstorage_writes ");
+    pm_complain(pm_text_of_integer(pm_writes, text));
+    pm_complain("\n");
+#endif
+    pm_print_figures();
+    return status;
+}

@@ -1,0 +1,70 @@
+/* Storage on a partition of an ESP32: the one of type data in the partition table whose label is PM_PARTITION. A block
+   is erased when its first byte is written. */
+#include <string.h>
+
+#include "esp_partition.h"
+
+#define PM_STORAGE_UNIT 16u /* what is written at a time where the partition is encrypted */
+#include "pm_pages.h"
+
+#ifndef PM_PARTITION
+#define PM_PARTITION "pm_pages"
+#endif
+
+#if PM_MAPPED && !PM_COMMIT
+#error "flash loses a block before it is written, which a step still reads: export with --commit"
+#endif
+
+static const esp_partition_t *pm_partition(void)
+{
+    static const esp_partition_t *partition;
+    if (!partition) {
+        partition = esp_partition_find_first(ESP_PARTITION_TYPE_DATA, ESP_PARTITION_SUBTYPE_ANY, PM_PARTITION);
+    }
+    if (!partition || partition->size < PM_STORED_BYTES * sizeof(pm_real) / 4u) return 0;
+    return partition;
+}
+
+int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
+{
+    const esp_partition_t *const partition = pm_partition();
+    if (!partition) return PM_ERROR_PAGE;
+    return esp_partition_read(partition, address, to, bytes) == ESP_OK ? PM_OK : PM_ERROR_PAGE;
+}
+
+int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
+{
+    const esp_partition_t *const partition = pm_partition();
+    unsigned char last[PM_STORAGE_UNIT];
+    if (!partition) return PM_ERROR_PAGE;
+    const uint32_t unit = partition->encrypted ? PM_STORAGE_UNIT : 1u;
+    if (address % unit) return PM_ERROR_PAGE;
+
+    const uint32_t before = (address + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK;
+    const uint32_t after = (address + bytes + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK;
+    const uint32_t first = before * PM_STORAGE_BLOCK;
+    const uint32_t erased = (after - before) * PM_STORAGE_BLOCK;
+    if (erased && esp_partition_erase_range(partition, first, erased) != ESP_OK) return PM_ERROR_PAGE;
+
+    const uint32_t rest = bytes % unit;
+    const uint32_t whole = bytes - rest;
+    if (whole && esp_partition_write(partition, address, from, whole) != ESP_OK) return PM_ERROR_PAGE;
+    if (rest == 0) return PM_OK;
+    memset(last, 0xFF, sizeof last);
+    memcpy(last, (const unsigned char *)from + whole, rest);
+    return esp_partition_write(partition, address + whole, last, unit) == ESP_OK ? PM_OK : PM_ERROR_PAGE;
+}
+
+#if PM_MAPPED
+const void *pm_storage_address(uint32_t address)
+{
+    static const void *mapped;
+    const esp_partition_t *const partition = pm_partition();
+    if (!mapped) {
+        esp_partition_mmap_handle_t handle;
+        if (!partition) return 0;
+        if (esp_partition_mmap(partition, 0, partition->size, ESP_PARTITION_MMAP_DATA, &mapped, &handle)) return 0;
+    }
+    return (const unsigned char *)mapped + address;
+}
+#endif

@@ -1,0 +1,66 @@
+/* Storage on a flash area of Zephyr: the partition of the devicetree whose label is PM_PARTITION, on a chip or on the
+   SoC's own flash. A block is erased when its first byte is written. */
+#include <string.h>
+#include <zephyr/storage/flash_map.h>
+
+#define PM_STORAGE_UNIT 32u /* no write block of flash is larger */
+#include "pm_pages.h"
+
+#ifndef PM_PARTITION
+#define PM_PARTITION pm_partition
+#endif
+
+#if PM_MAPPED && !PM_COMMIT
+#error "flash loses a block before it is written, which a step still reads: export with --commit"
+#endif
+
+static int pm_area(const struct flash_area **area)
+{
+    static const struct flash_area *opened;
+    if (!opened && flash_area_open(FIXED_PARTITION_ID(PM_PARTITION), &opened)) opened = 0;
+    if (opened && opened->fa_size < PM_STORED_BYTES * sizeof(pm_real) / 4u) return PM_ERROR_PAGE;
+    *area = opened;
+    return opened ? PM_OK : PM_ERROR_PAGE;
+}
+
+int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
+{
+    const struct flash_area *area;
+    const int error = pm_area(&area);
+    if (error) return error;
+    return flash_area_read(area, (off_t)address, to, bytes) ? PM_ERROR_PAGE : PM_OK;
+}
+
+int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
+{
+    const struct flash_area *area;
+    unsigned char last[PM_STORAGE_UNIT];
+    const int error = pm_area(&area);
+    if (error) return error;
+    const uint32_t unit = flash_area_align(area);
+    if (unit == 0 || unit > sizeof last || address % unit) return PM_ERROR_PAGE;
+
+    const uint32_t before = (address + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK;
+    const uint32_t after = (address + bytes + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK;
+    const off_t first = (off_t)before * PM_STORAGE_BLOCK;
+    const size_t erased = (size_t)(after - before) * PM_STORAGE_BLOCK;
+    if (erased && flash_area_erase(area, first, erased)) return PM_ERROR_PAGE;
+
+    const uint32_t rest = bytes % unit;
+    const uint32_t whole = bytes - rest;
+    if (whole && flash_area_write(area, (off_t)address, from, whole)) return PM_ERROR_PAGE;
+    if (rest == 0) return PM_OK;
+    memset(last, flash_area_erased_val(area), unit);
+    memcpy(last, (const unsigned char *)from + whole, rest);
+    return flash_area_write(area, (off_t)(address + whole), last, unit) ? PM_ERROR_PAGE : PM_OK;
+}
+
+#if PM_MAPPED
+/* Only the SoC's own flash lies where the core reads it. */
+const void *pm_storage_address(uint32_t address)
+{
+    const struct flash_area *area;
+    if (pm_area(&area)) return 0;
+    return (const void *)((uintptr_t)CONFIG_FLASH_BASE_ADDRESS + (uintptr_t)area->fa_off + address);
+}
+#endif

@@ -1,0 +1,40 @@
+/* Storage in memory that the step may not use otherwise: a RAM disk, or external memory that the core reads. */
+#include <string.h>
+
+#include "pm_pages.h"
+
+#ifdef __arm__
+#define PM_EXTERNAL __attribute__((section(".storage")))
+#else
+#define PM_EXTERNAL
+#endif
+
+#ifndef PM_STORAGE_BYTES
+#define PM_STORAGE_BYTES (PM_STORED_BYTES ? PM_STORED_BYTES * sizeof(pm_real) / 4u : 1u)
+#endif
+
+static _Alignas(16) unsigned char pm_storage[PM_STORAGE_BYTES] PM_EXTERNAL;
+
+static int pm_is_outside(uint32_t address, uint32_t bytes)
+{
+    return address > PM_STORAGE_BYTES || bytes > PM_STORAGE_BYTES - address;
+}
+
+int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
+{
+    if (pm_is_outside(address, bytes)) return PM_ERROR_PAGE;
+    memcpy(to, pm_storage + address, bytes);
+    return PM_OK;
+}
+
+int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
+{
+    if (pm_is_outside(address, bytes)) return PM_ERROR_PAGE;
+    memcpy(pm_storage + address, from, bytes);
+    return PM_OK;
+}
+
+const void *pm_storage_address(uint32_t address)
+{
+    return pm_storage + address;
+}

@@ -1,0 +1,26 @@
+/* Storage as a row of bytes: what a driver fills in, where pm_pages.h turns slots into addresses. */
+#ifndef PM_STORAGE_H
+#define PM_STORAGE_H
+
+#include <stdint.h>
+
+/* Every slot begins at a multiple of this: the block that flash erases. */
+#ifndef PM_STORAGE_BLOCK
+#define PM_STORAGE_BLOCK 4096u
+#endif
+
+/* Every write begins at a multiple of this, and may end anywhere: what flash programs at a time. */
+#ifndef PM_STORAGE_UNIT
+#define PM_STORAGE_UNIT 1u
+#endif
+
+/* Moves `bytes` bytes and returns PM_OK, or an error of pm.h. Writing the first byte of a block may erase the
+   whole block; bytes of a block are written in rising order. Where the core reads storage like RAM and there are no
+   commits, a step reads a block while it writes it: there a write must keep all other bytes, as RAM and FRAM do. */
+int pm_storage_read(uint32_t address, void *to, uint32_t bytes);
+int pm_storage_write(uint32_t address, const void *from, uint32_t bytes);
+
+/* Where a byte of storage lies for the core; only storage that it reads like RAM has this. */
+const void *pm_storage_address(uint32_t address);
+
+#endif

@@ -1,0 +1,96 @@
+/* What outlives a step: where each tensor of it is. The tables are made with pm_step.c. */
+#ifndef PM_STATE_H
+#define PM_STATE_H
+
+#include "pm_runtime.h"
+
+typedef enum { PM_RAM, PM_STORAGE, PM_MAPPED_STORAGE, PM_FLASH } pm_home;
+typedef enum { PM_IS_REAL, PM_IS_INT32, PM_IS_UINT8 } pm_type;
+
+/* One buffer of state. Sizes and addresses are those of the build for float. */
+typedef struct {
+    uint32_t elements;
+    uint32_t weights; /* where its first value is in pm_weights [bytes] */
+    uint32_t address; /* where it is in the arena, or may be put between two steps [bytes] */
+    uint32_t slot;    /* on storage; PM_NO_SLOT where it has none */
+    uint8_t home;
+    uint8_t type;
+} pm_buffer_t;
+
+/* Elements of a buffer; a tensor as users see it has one, or one for each tile. */
+typedef struct {
+    uint32_t buffer; /* in pm_buffers */
+    uint32_t offset; /* its first element there */
+    uint32_t elements;
+} pm_piece_t;
+
+/* The pieces of a state tensor. */
+typedef struct {
+    uint32_t first;
+    uint32_t count;
+} pm_pieces_t;
+
+/* A gradient that a step without updates hands out: it may lie in another order of dimensions. */
+typedef struct {
+    uint32_t slot;
+    uint32_t slot_elements; /* of the whole buffer */
+    uint32_t offset;        /* its first element there */
+    uint32_t dimensions;    /* 0 where it lies in order */
+    const int32_t *sizes;
+    const int32_t *strides;
+} pm_gradient_t;
+
+#define PM_NO_SLOT 0xFFFFFFFFu
+
+#ifdef PM_ARENA_EXTERN
+extern unsigned char *pm_arena; /* what pm_use_arena was given */
+#else
+extern unsigned char pm_arena[];
+#endif
+extern const uint32_t pm_weights[]; /* bytes, in words: the first one lowest */
+extern const pm_buffer_t pm_buffers[];
+extern const pm_piece_t pm_pieces[];
+extern const pm_pieces_t pm_state_pieces[];
+extern const pm_gradient_t pm_gradients[];
+
+#define PM_ADDRESS(offset) ((void *)(pm_arena + (size_t)(offset) * PM_SCALE))
+#define PM_REALS(offset) ((pm_real *)PM_ADDRESS(offset))
+#define PM_INTS(offset) ((int32_t *)PM_ADDRESS(offset))
+#define PM_BYTES(offset) ((uint8_t *)PM_ADDRESS(offset))
+
+#if PM_IS_DOUBLE
+extern pm_real pm_wide_weights[]; /* the weights are floats */
+#define PM_CONSTANT_REALS(element) ((const pm_real *)pm_wide_weights + (element))
+#else
+#define PM_CONSTANT_REALS(element) ((const pm_real *)(const void *)pm_weights + (element))
+#endif
+#define PM_CONSTANT_INTS(element) ((const int32_t *)(const void *)pm_weights + (element))
+#define PM_CONSTANT_BYTES(element) ((const uint8_t *)(const void *)pm_weights + (element))
+
+/* A step that is under way, in one call or in slices. */
+typedef struct {
+    const void *inputs[PM_INPUTS ? PM_INPUTS : 1];
+    pm_real lr;
+    pm_real loss;  /* of the last step, once it was computed */
+    uint32_t slice; /* what comes next; 0: no step is under way */
+} pm_progress_t;
+
+extern pm_progress_t pm_progress;
+
+/* Generated: runs from pm_progress.slice on, at most so many nodes; PM_MORE, or how the step has ended. */
+int pm_run_nodes(uint32_t nodes);
+
+/* Between two nodes, in pm_run_nodes: what a step can be ended and begun again at. */
+#define PM_SLICE(number)             \
+    if (nodes-- == 0) {              \
+        pm_progress.slice = (number); \
+        return PM_MORE;              \
+    }                                \
+    __attribute__((fallthrough));    \
+    case (number)
+
+#if PM_COMMIT
+int pm_save_resident(void); /* the end of a step: pages out all state that lives in RAM, to PM_NEW */
+#endif
+
+#endif

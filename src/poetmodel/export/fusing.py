@@ -1,0 +1,150 @@
+"""Gradients of weights and their updates in one node, where nothing else reads the gradient.
+
+The gradient is no tensor then: each of its elements is summed in a register and goes into the
+weight, with the bits of two nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.export.step import Call, Ref
+from poetmodel.graph import Node, Phase, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from poetmodel.export.step import Argument, Step
+
+UPDATE_FLOPS: Final = 2
+"""Of an element: the product with the rate, and the difference."""
+
+
+def fused(step: Step) -> Step:
+    """Return a step in which the update of a weight by SGD makes its gradient, where it can.
+
+    The weight is that of a product of matrices, its gradient one call of ``pm_mm`` that only the
+    update reads. The joined node is where the update was: what the product reads stays to then.
+    """
+    makers = dict(_pairs(step))
+    if not makers:
+        return step
+    graph, gone = step.graph, set(makers.values())
+    nodes: list[Node] = []
+    calls: list[tuple[Call, ...]] = []
+    for k, node in enumerate(graph.nodes):
+        if k in gone:
+            continue
+        if k in makers:
+            maker = graph.nodes[makers[k]]
+            gradient = maker.outputs[0].name
+            others = (name for name in node.inputs if name != gradient)
+            node = replace(  # noqa: PLW2901 - the node that takes its place
+                node,
+                inputs=tuple(dict.fromkeys((*maker.inputs, *others))),
+                flops=maker.flops + node.flops,
+                bytes_moved=None,
+            )
+            calls.append((_joined(step, makers[k], k),))
+        else:
+            calls.append(step.calls[k])
+        nodes.append(node)
+    gradients = {graph.nodes[k].outputs[0].name for k in gone}
+    return replace(
+        step,
+        graph=replace(graph, nodes=tuple(nodes)),
+        calls=tuple(calls),
+        buffers={name: each for name, each in step.buffers.items() if name not in gradients},
+    )
+
+
+def parted(step: Step) -> Step:
+    """Return a step in which each gradient is a tensor again, made right before its update.
+
+    So that weights can be split, with their gradients: what was parted is fused again then.
+    """
+    nodes: list[Node] = []
+    calls: list[tuple[Call, ...]] = []
+    buffers = dict(step.buffers)
+    for node, call in zip(step.graph.nodes, step.calls, strict=True):
+        match call:
+            case (Call("pm_mm_sgd", (Ref(weight, 0) as w, *product, rate, sign, decay)),):
+                name = f"{node.name}.gradient"
+                buffers[name] = step.buffers[weight]
+                count = buffers[name].elements
+                flops = node.flops * UPDATE_FLOPS * count // _flops(product)
+                nodes += _two(node, weight, Tensor(name=name, bytes=buffers[name].bytes), flops)
+                calls.append((Call("pm_mm", (Ref(name), *product, 0)),))
+                calls.append((Call("pm_sgd", (w, Ref(name), count, rate, sign, decay)),))
+            case _:
+                nodes.append(node)
+                calls.append(call)
+    graph = replace(step.graph, nodes=tuple(nodes))
+    return replace(step, graph=graph, calls=tuple(calls), buffers=buffers)
+
+
+def _flops(product: Sequence[Argument]) -> int:
+    """Return the work of a product and of the update of what it makes, at least 1 [FLOP]."""
+    _, _, m, k, n, *_ = product
+    match m, k, n:
+        case int(), int(), int():
+            return max(1, m * n * (2 * k + UPDATE_FLOPS))
+    raise TypeError(product)
+
+
+def _two(node: Node, weight: str, gradient: Tensor, flops: int) -> tuple[Node, Node]:
+    """Return the node of a gradient and that of its update, which has some of their FLOP."""
+    maker = Node(
+        name=gradient.name,
+        op="mm",
+        phase=Phase.BACKWARD,
+        inputs=tuple(name for name in node.inputs if name != weight),
+        outputs=(gradient,),
+        flops=node.flops - flops,
+    )
+    return maker, replace(node, inputs=(weight, gradient.name), flops=flops)
+
+
+def _pairs(step: Step) -> Iterator[tuple[int, int]]:
+    """Yield each update that can make its gradient, with the node that makes it now."""
+    graph = step.graph
+    handed_out = {step.loss.buffer, *(ref.buffer for v in step.gradients for ref in v.pieces)}
+    for u, calls in enumerate(step.calls):
+        match calls:
+            case (Call("pm_sgd", (Ref(weight, 0), Ref(gradient, 0), int(count), *_)),):
+                i = graph.tensor_index.get(gradient)
+            case _:
+                continue
+        if i is None or graph.users_of[i] != (u,) or gradient in handed_out:
+            continue
+        k = graph.node_of[i]
+        if _makes_alone(step, k, gradient, weight, count) and not _is_stale(step, k, u):
+            yield u, k
+
+
+def _makes_alone(step: Step, k: int, gradient: str, weight: str, count: int) -> bool:
+    """Return whether a node is one product that writes a gradient as the weight lies."""
+    node = step.graph.nodes[k]
+    if len(node.outputs) != 1 or node.workspace_bytes or node.in_place:
+        return False
+    if any(step.buffers[name].elements != count for name in (gradient, weight)):
+        return False
+    match step.calls[k]:
+        case (Call("pm_mm", (Ref(out, 0), Ref(), Ref(), int(m), int(), int(n), int(row), *_, 0)),):
+            return out == gradient and row == n and m * n == count
+    return False
+
+
+def _is_stale(step: Step, k: int, u: int) -> bool:
+    """Return whether something that a node reads has a new value before an update."""
+    graph = step.graph
+    news = (graph.replacement_of.get(i) for i in graph.inputs_of[k])
+    return any(new is not None and graph.node_of[new] <= u for new in news)
+
+
+def _joined(step: Step, k: int, u: int) -> Call:
+    """Return the call that makes a gradient and updates the weight with it."""
+    (product,), (update,) = step.calls[k], step.calls[u]
+    weight, _, _, *numbers = update.arguments
+    return Call("pm_mm_sgd", (weight, *product.arguments[1:-1], *numbers))

@@ -1,0 +1,137 @@
+"""The kernels in C: their names, what they take, and a folder of them that several steps share."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.files import write_text, writing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from importlib.resources.abc import Traversable
+    from pathlib import Path
+
+SOURCES: Final[Traversable] = files("poetmodel.export") / "c"
+"""The C that is copied."""
+RANDOM: Final = frozenset(("pm_dropout", "pm_bernoulli"))
+"""Kernels whose numbers depend on the number of the step: see ``pm_random.h``."""
+SHARED: Final = "poetmodel"
+"""What the names of shared kernels begin with, in place of a step's prefix."""
+LICENCE: Final = "SPDX-License-Identifier: Apache-2.0. Copyright The poetmodel authors."
+FORWARDING: Final = '#include "{path}"\n'
+
+_PROTOTYPE: Final = re.compile(r"^((?:void|int) pm_\w+\([^{;]*\))\s*\{", re.MULTILINE)
+_LAST_WORD: Final = re.compile(r"\w+$")
+_INCLUDE: Final = re.compile(r'^#include "(\w+\.h)"', re.MULTILINE)
+_OUR_NAME: Final = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=-D))(pm|PM)(?=_(?!run\b)|\.[ch]\b)")
+"""What a prefix replaces: names of C and of its files, but for the program ``pm_run``."""
+
+
+def kernel_names() -> frozenset[str]:
+    """Return the kernels that there are."""
+    folder = SOURCES / "kernels"
+    return frozenset(
+        path.name.removesuffix(".c") for path in folder.iterdir() if path.name.endswith(".c")
+    )
+
+
+def parameters(kernel: str) -> tuple[str, ...]:
+    """Return the types of what a kernel takes, such as ``const pm_real *``."""
+    text = kernel_source(kernel)
+    (declared,) = (each for each in _PROTOTYPE.findall(text) if f" {kernel}(" in each)
+    listed = declared[declared.index("(") + 1 : -1].split(",")
+    return tuple(_LAST_WORD.sub("", " ".join(each.split())).strip() for each in listed)
+
+
+def kernel_source(name: str) -> str:
+    """Return the C of a kernel."""
+    return (SOURCES / "kernels" / f"{name}.c").read_text(encoding="utf-8")
+
+
+def prototypes(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
+    """Return the header that declares some kernels, which these include too.
+
+    Those that are `shared` are declared elsewhere, under other names.
+    """
+    declared = [match for text in kernels.values() for match in _PROTOTYPE.findall(text)]
+    lines = [f"{' '.join(each.split())};" for each in declared]
+    others = [f"#define {name} {renamed(name, SHARED)}" for name in sorted(shared)]
+    there = [f'#include "{SHARED}_kernels.h"', *others, ""] if others else []
+    return "\n".join(
+        (
+            "/* The kernels that this step calls. */",
+            "#ifndef PM_KERNELS_H",
+            "#define PM_KERNELS_H",
+            "",
+            '#include "pm_real.h"',
+            *there,
+            "",
+            *lines,
+            "",
+            "#endif",
+            "",
+        )
+    )
+
+
+def headers(kernels: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the headers beside the kernels that their sources include, and those include."""
+    pending = list(kernels)
+    seen: set[str] = set()
+    while pending:
+        for name in _INCLUDE.findall(pending.pop()):
+            path = SOURCES / "kernels" / name
+            if name not in seen and path.is_file():
+                seen.add(name)
+                text = path.read_text(encoding="utf-8")
+                pending.append(text)
+                yield f"src/{name}", text
+
+
+def renamed(text: str, prefix: str) -> str:
+    """Return a text in which all names of C begin with a prefix."""
+    if prefix == "pm":
+        return text
+    return _OUR_NAME.sub(lambda match: prefix if match[1] == "pm" else prefix.upper(), text)
+
+
+def licensed(name: str, text: str) -> str:
+    """Return a text whose first line says how it may be used; values are whose they were."""
+    if "weights" in name or name.endswith((".md", ".json")):
+        return text
+    if name.endswith((".c", ".h", ".ld", ".ino")):
+        return f"/* {LICENCE} */\n{text}"
+    return f"# {LICENCE}\n{text}"
+
+
+def write_shared(folder: Path, kernels: Iterable[str]) -> None:
+    """Write a folder of kernels; those that another step has put there stay, as they are now."""
+    there = {path.stem for path in (folder / "src").glob(f"{SHARED}_*.c")}
+    ours = {name for name in kernel_names() if renamed(name, SHARED) in there}
+    sources = {name: kernel_source(name) for name in sorted(ours.union(kernels))}
+    templates = SOURCES / "shared"
+    code = {
+        "include/pm_kernels.h": prototypes(sources),
+        "include/pm_real.h": (SOURCES / "src" / "pm_real.h").read_text(encoding="utf-8"),
+        **{
+            f"src/{name}": FORWARDING.format(path=f"../include/{name}")
+            for name in ("pm_kernels.h", "pm_real.h")
+        },
+        **{f"src/{name}.c": text for name, text in sources.items()},
+        **dict(headers(sources.values())),
+        **{
+            name: (templates / name).read_text(encoding="utf-8")
+            for name in ("CMakeLists.txt", "library.properties")
+        },
+        **{
+            f"zephyr/{path.name}": path.read_text(encoding="utf-8")
+            for path in (templates / "zephyr").iterdir()
+        },
+    }
+    for name, text in code.items():
+        path = folder / renamed(name, SHARED)
+        with writing(folder):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, licensed(name, renamed(text, SHARED)))

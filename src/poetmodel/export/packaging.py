@@ -1,0 +1,199 @@
+"""What the files around an exported step say: the words that fill in their templates."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.export.deployment import WeightsFormat
+from poetmodel.export.emitter import elements
+from poetmodel.export.step import DataType
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from poetmodel.export.deployment import Deployment
+    from poetmodel.export.step import Step
+
+
+def template_words(deployment: Deployment) -> Mapping[str, str]:
+    """Return what stands for each ``@WORD@`` of a template, but for the command."""
+    step, plan = deployment.step, deployment.plan
+    inputs = ", ".join(f"`{value.name}` {list(value.shape)}" for value in step.inputs)
+    trains = step.learning_rate is not None
+    shared = deployment.shared_kernels or ""
+    return {
+        "NAME": step.graph.name,
+        "TITLE": re.sub(r"[^\w .,+-]", " ", step.graph.name.encode("ascii", "replace").decode()),
+        "PREFIX": deployment.prefix,
+        "UPPER": deployment.prefix.upper(),
+        "DEVICE": plan.device or "no device",
+        "RAM": format_bytes(deployment.ram_bytes),
+        "WHAT": "updates all trained parameters" if trains else "hands out the gradients",
+        "ROWS": "\n".join(f"| {what} | {size:,} |" for what, size in deployment.ram_map().items()),
+        "INPUTS": inputs,
+        "POINTERS": ", ".join(f"x{k}" for k in range(len(step.inputs))),
+        "ALIGNMENT": str(deployment.arena.alignment),
+        "RATE": str(step.learning_rate if trains else 0),
+        "BEGIN": _RESUME if deployment.commit else _INIT,
+        "STORAGE": _storage(deployment),
+        "STORED": str(deployment.stored_bytes),
+        "PAGED": "y" if deployment.slots else "n",
+        "ESPSTORAGE": "esp_partition" if deployment.slots else "",
+        "SHARED": shared,
+        "COMPONENT": shared.rpartition("/")[2],
+        "KERNELS": _KERNELS.format(folder=shared) if shared else "",
+        **dict(_sketch(deployment)),
+        **{sdk: _paged(text, deployment) for sdk, text in _PAGED.items()},
+        "WEIGHTS": _BINARY if deployment.weights is WeightsFormat.BINARY else "",
+        "COMMIT": _COMMIT if deployment.commit else "",
+        "INFER": _inference(step.inference),
+    }
+
+
+def _sketch(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    """Yield what an Arduino sketch says of a step: its arrays, and the wires to its storage."""
+    inputs = [(k, value, elements(value)) for k, value in enumerate(deployment.step.inputs)]
+    yield "ARRAYS", "\n".join(f"static {v.type.c_name} x{k}[{size}];" for k, v, size in inputs)
+    noise = {DataType.REAL: "random(-1000, 1001) / 1000.0f"}
+    yield (
+        "FILL",
+        "\n".join(
+            f"    for (int k = 0; k < {size}; k++) x{n}[k] = {noise.get(v.type, '0')};"
+            for n, v, size in inputs
+        ),
+    )
+    over_spi = bool(deployment.slots) and not deployment.plan.memory_mapped
+    yield "SPI", _SPI if over_spi else ""
+    yield "SELECT", _SELECT if over_spi else ""
+    yield "SKETCH", '"Train.ino", "storage.c"' if deployment.slots else '"Train.ino"'
+    yield "SKETCHBEGIN", (_RESUME if deployment.commit else _INIT).replace("\n", "\n    ")
+
+
+def command_block(command: str) -> str:
+    """Return what made a folder as a block of a shell, or of Python."""
+    language = "python" if command.startswith("import ") else "sh"
+    return f"```{language}\n{command}\n```"
+
+
+def _storage(deployment: Deployment) -> str:
+    """Return how an application gives a step its storage."""
+    if not deployment.slots:
+        return "The plan pages nothing: no driver of storage is needed."
+    mapped = _MAPPED if deployment.plan.memory_mapped else ""
+    stored = deployment.stored_bytes
+    return _STORAGE.format(slots=len(deployment.slots), stored=stored, mapped=mapped)
+
+
+def _paged(text: str, deployment: Deployment) -> str:
+    """Return where an SDK puts pages, if there are any."""
+    size, upper = f"{deployment.stored_bytes:#x}", deployment.prefix.upper()
+    return text.format(size=size, upper=upper) if deployment.slots else ""
+
+
+def _inference(inference: Step | None) -> str:
+    if inference is None or inference.output is None:
+        return ""
+    shape = list(inference.output.shape)
+    count = len(inference.inputs)
+    inputs = "input" if count == 1 else f"{count} inputs"
+    return _INFER.format(inputs=inputs, shape=shape)
+
+
+_INIT: Final = "int error = pm_init();"
+_RESUME: Final = """\
+int error = pm_resume();                      /* after a restart: what the last whole step left */
+if (error == PM_ERROR_EMPTY) error = pm_init();"""
+
+_SPI: Final = """
+#ifndef ARDUINO_ARCH_ESP32
+#include <SPI.h>
+
+static const int FLASH_SELECT = 10; /* the pin that selects the flash chip */
+
+/* What storage.c asks of the bus. */
+extern "C" int pm_spi_transfer(
+    const uint8_t *command, uint32_t command_bytes, const uint8_t *out, uint8_t *in, uint32_t bytes)
+{
+    SPI.beginTransaction(SPISettings(8000000, MSBFIRST, SPI_MODE0));
+    digitalWrite(FLASH_SELECT, LOW);
+    for (uint32_t k = 0; k < command_bytes; k++) SPI.transfer(command[k]);
+    for (uint32_t k = 0; k < bytes; k++) {
+        const uint8_t received = SPI.transfer(out ? out[k] : 0);
+        if (in) in[k] = received;
+    }
+    digitalWrite(FLASH_SELECT, HIGH);
+    SPI.endTransaction();
+    return PM_OK;
+}
+#endif
+"""
+
+_SELECT: Final = """\
+#ifndef ARDUINO_ARCH_ESP32
+    pinMode(FLASH_SELECT, OUTPUT);
+    digitalWrite(FLASH_SELECT, HIGH);
+    SPI.begin();
+#endif
+"""
+
+_STORAGE: Final = """\
+The plan keeps {slots} slots on storage, whose sizes `pm_slot_bytes` has. Compile one driver of
+`port/` too, or write one: the two functions of `port/pm_storage.h`, which read and write bytes, in
+a file that includes `port/pm_pages.h`; or, for a storage with DMA, `pm_page_out`, `pm_page_in` and
+`pm_page_wait` of the header.{mapped}
+
+| driver | storage |
+|---|---|
+| `port/driver_ram.c` | memory that the step may not use otherwise |
+| `port/driver_spi_flash.c` | serial NOR flash; give it the one function of `port/pm_spi.h` |
+| `port/driver_flash_area.c` | Zephyr: the partition labelled `pm_partition`, or `PM_PARTITION` |
+| `port/driver_esp_partition.c` | ESP-IDF: the partition `"pm_pages"`, or `PM_PARTITION` |
+
+Storage takes {stored:,} B in blocks of 4,096 B (`PM_STORAGE_BLOCK`). Flash wears, and a block is
+erased before it is written.
+"""
+
+_PAGED: Final = {
+    "ZEPHYR": """ Its pages go to a partition of
+the board's overlay, unless `CONFIG_POETMODEL_{upper}_FLASH_AREA=n`:
+
+```dts
+&flash0 {{ partitions {{ pm_partition: partition@c0000 {{ reg = <0xc0000 {size}>; }}; }}; }};
+```""",
+    "ESP": """ Its
+pages go to a partition of `partitions.csv`, unless `PM_STORAGE` is set to nothing:
+
+```text
+pm_pages, data, undefined, , {size}
+```""",
+    "ARDUINO": """ Its `storage.c`
+says where pages go: a partition as of ESP-IDF on an ESP32, else a flash chip on the SPI bus.""",
+}
+"""Where pages go in each SDK."""
+
+_MAPPED: Final = """ The core reads this storage like RAM: write `pm_storage_address`
+too, or `pm_page_address` and `pm_page_write`. Without `--commit` a step reads a block while it
+writes it, which RAM, FRAM and MRAM allow; flash is erased by blocks and needs `--commit`."""
+
+_BINARY: Final = """
+The weights are `src/pm_weights.bin`: define `PM_WEIGHTS_FILE` as its path, in quotes.
+"""
+
+_KERNELS: Final = """
+The kernels are in `{folder}`, with those of other networks: compile its `src/*.c` once, with its
+`include/` for all sources. CMake finds it; for Zephyr, ESP-IDF and Arduino it is a module, a
+component or a library of its own.
+"""
+
+_COMMIT: Final = """
+Storage has two generations of all state, of which one is whole whenever the power goes: the folder
+was made with `--commit`. Begin with `pm_resume`, which gives back what the last whole step left,
+and with `pm_init` where that says `PM_ERROR_EMPTY`. `pm_commits - 1` steps were whole.
+"""
+
+_INFER: Final = """
+`pm_infer(inputs, outputs)` says between steps what the model says now, in evaluation mode: it reads
+the first {inputs} of a step, and writes an array of {shape}.
+"""

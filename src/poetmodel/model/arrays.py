@@ -1,0 +1,276 @@
+"""A linear model as arrays: families of variables, families of rows, and what is minimized.
+
+Formulations state it; `poetmodel.backends.layout.form_of` makes of it what solvers read, and
+`poetmodel.model.view` the Pyomo model that users extend.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from poetmodel.clock import check_time_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from poetmodel.model.aggregated import Grouping
+    from poetmodel.model.compact import CompactRelations
+    from poetmodel.model.events import Events
+    from poetmodel.model.formulation import Formulation
+    from poetmodel.model.memory import Liveness
+    from poetmodel.model.objective import Decisions
+    from poetmodel.model.relations import TriangleRelations
+    from poetmodel.problem import LinearRow, Problem
+
+Family = dict[Any, int]
+"""The columns of a family of variables, by index."""
+
+
+class Label(NamedTuple):
+    """What a column or a row stands for."""
+
+    family: str
+    """The variables, or the constraint, that it is one of."""
+    key: Any = None
+    """Its index there; None where it is the only one."""
+
+    @property
+    def name(self) -> str:
+        """Its name, as Pyomo writes it."""
+        if self.key is None:
+            return self.family
+        keys = self.key if isinstance(self.key, tuple) else (self.key,)
+        return f"{self.family}[{','.join(map(str, keys))}]"
+
+
+class Model:
+    """A linear model of a problem, which the components of a formulation fill.
+
+    A column has a number, and so has a row. Names are those of `docs/notation.md`.
+    """
+
+    # Variables of compact and of its relaxations.
+    kept: Family
+    recomputed: Family
+    paged_in: Family
+    paged_out: Family
+    resident: Family
+    storage_home: Family
+    recomputed_beside: Family
+    paged_in_beside: Family
+    live: Family
+    # Variables over triangles of stages and nodes or tensors.
+    R: Family
+    S_RAM: Family
+    S_AUX: Family
+    M_in: Family
+    M_out: Family
+    stored: Family
+    FREE: Family
+    U: Family
+
+    def __init__(self, problem: Problem, formulation: Formulation, *, exact: bool) -> None:
+        self.problem = problem
+        self.formulation = formulation
+        self.name = f"{problem.graph.name} ({formulation.name})"
+        self.exact = exact
+        """Whether its bound holds for the problem."""
+        self.events: Events
+        """Where its decisions lie, with `compact` and its relaxations."""
+        self.grouping: Grouping
+        """Which memory rows are enforced, and the groups of stages that decide together."""
+        self.recomputable: tuple[bool, ...] = ()
+        self.restoring = False
+        """Whether a tensor may come back to a group of a relaxation that it enters."""
+        self.decisions: Decisions
+        self.relations: CompactRelations | TriangleRelations
+        """What the paper's relations are in terms of the columns."""
+        self.families: dict[str, Family] = {}
+        self.lower: list[float] = []
+        """Lower bound of each column."""
+        self.upper: list[float] = []
+        """Upper bound of each column."""
+        self.integer: list[bool] = []
+        """Whether each column is a whole number."""
+        self.fixed: dict[int, float] = {}
+        """Value of each column that has no choice."""
+        self.peak: int | None = None
+        """The column of the peak RAM, where that is minimized."""
+        self.live_for: tuple[Liveness, ...] = ()
+        """What each column of `live` stands for."""
+        self.limits: dict[Label, LinearRow] = {}
+        """Exact limits, in their own units, over columns, of the rows that state them."""
+        self.has_objective = False
+        """Whether it is stated what to minimize."""
+        self.costs: list[tuple[float, int]] = []
+        """(cost, column) of what is minimized, in units of `objective_unit`."""
+        self.offset = 0.0
+        """The constant of what is minimized."""
+        self.objective_unit = 1.0
+        self.keys: list[Any] = []
+        """Index of each row in its family."""
+        self.row_lower: list[float] = []
+        self.row_upper: list[float] = []
+        self._begins: dict[str, int] = {}
+        """For each family of rows its first one; they end where the next ones begin."""
+        self._columns = array("i")
+        """Columns of all terms, row by row."""
+        self._values = array("d")
+        self._ends = [0]
+
+    # -- columns -------------------------------------------------------------------------------
+
+    def add_variables(
+        self,
+        family: str,
+        index: Iterable[Any],
+        *,
+        lower: float = 0.0,
+        upper: float | Sequence[float] = 1.0,
+        integer: bool = True,
+    ) -> Family:
+        """Declare variables, binary ones by default; return their columns."""
+        begin = len(self.lower)
+        columns = {key: column for column, key in enumerate(index, start=begin)}
+        count = len(columns)
+        self.families[family] = columns
+        self.lower += [lower] * count
+        self.upper += upper if isinstance(upper, list) else [upper] * count  # type: ignore[list-item]
+        self.integer += [integer] * count
+        setattr(self, family, columns)
+        return columns
+
+    def add_variable(
+        self, family: str, *, lower: float = 0.0, upper: float = 1.0, integer: bool = False
+    ) -> int:
+        """Declare one variable, a real one by default; return its column."""
+        column = len(self.lower)
+        self.families[family] = {None: column}
+        self.lower.append(lower)
+        self.upper.append(upper)
+        self.integer.append(integer)
+        return column
+
+    @property
+    def n_columns(self) -> int:
+        """Number of columns, those without a choice among them."""
+        return len(self.lower)
+
+    def column_labels(self) -> list[Label]:
+        """Return what each column stands for."""
+        labels: list[Label] = []
+        for family, columns in self.families.items():
+            labels.extend(map(Label, repeat(family), columns))
+        return labels
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def begin_rows(self, family: str) -> None:
+        """Let the rows that are added from now on be those of a new constraint, or the latest."""
+        if not self._begins or next(reversed(self._begins)) != family:
+            self._begins[family] = len(self.keys)
+
+    def add_row(
+        self,
+        key: Any,
+        columns: Sequence[int],
+        values: Sequence[float],
+        *,
+        lower: float = -math.inf,
+        upper: float = math.inf,
+    ) -> None:
+        """Add the row ``lower <= sum of value * column <= upper``, no column in two terms."""
+        check_time_limit()
+        self._columns.extend(columns)
+        self._values.extend(values)
+        self._close_row(key, lower, upper)
+
+    def add_array_row(
+        self,
+        key: Any,
+        columns: NDArray[np.integer],
+        values: NDArray[Any],
+        *,
+        lower: float = -math.inf,
+        upper: float = math.inf,
+    ) -> None:
+        """Add a row of arrays, of thousands of terms perhaps."""
+        check_time_limit()
+        self._columns.frombytes(columns.astype(np.intc).tobytes())
+        self._values.frombytes(values.astype(np.float64).tobytes())
+        self._close_row(key, lower, upper)
+
+    def add_linear_row(self, row: LinearRow) -> None:
+        """Add a row under its own key."""
+        columns, values = tuple(zip(*((c, v) for v, c in row.terms), strict=True)) or ((), ())
+        self.add_row(row.key, columns, values, lower=row.lower, upper=row.upper)
+
+    def cover(self, key: Any, column: int, by: Sequence[int]) -> None:
+        """Add the row ``column <= sum of by``."""
+        check_time_limit()
+        self._columns.append(column)
+        self._columns.extend(by)
+        self._values.append(1.0)
+        self._values.extend(repeat(-1.0, len(by)))
+        self._close_row(key, -math.inf, 0.0)
+
+    def add_impossible(self, key: Any = None) -> None:
+        """Add a row that no values satisfy, stated so that every solver proves it."""
+        families = self.families
+        nothing = families["nothing"][None] if "nothing" in families else None
+        if nothing is None:
+            nothing = self.add_variable("nothing", upper=0.0)
+        self.add_row(key, (nothing,), (1.0,), lower=1.0)
+
+    def _close_row(self, key: Any, lower: float, upper: float) -> None:
+        self.keys.append(key)
+        self.row_lower.append(lower)
+        self.row_upper.append(upper)
+        self._ends.append(len(self._columns))
+
+    def terms(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Return row, column and value of all terms, row by row."""
+        ends = np.array(self._ends, dtype=np.int64)
+        counts = ends[1:] - ends[:-1]
+        columns = np.array(self._columns, dtype=np.int64)
+        return np.repeat(np.arange(len(counts)), counts), columns, np.array(self._values)
+
+    @property
+    def row_families(self) -> dict[str, range]:
+        """The rows of each constraint."""
+        ends = [*self._begins.values(), len(self.keys)]
+        spans = (range(begin, end) for begin, end in pairwise(ends))
+        return dict(zip(self._begins, spans, strict=True))
+
+    def row_keys(self, family: str) -> list[Any]:
+        """Return the indices of the rows of a constraint."""
+        rows = self.row_families.get(family, range(0))
+        return self.keys[rows.start : rows.stop]
+
+    def row_labels(self) -> list[Label]:
+        """Return what each row stands for."""
+        labels: list[Label] = []
+        for family, rows in self.row_families.items():
+            labels.extend(map(Label, repeat(family), self.keys[rows.start : rows.stop]))
+        return labels
+
+    def span(self, number: int) -> slice:
+        """Return where among all terms those of a row are."""
+        return slice(self._ends[number], self._ends[number + 1])
+
+    def n_terms(self, rows: range) -> int:
+        """Return the number of terms of consecutive rows."""
+        return self._ends[rows.stop] - self._ends[rows.start]
+
+    def row(self, number: int) -> tuple[Iterator[tuple[float, int]], float, float]:
+        """Return the terms (value, column) of a row, and its sides."""
+        span = self.span(number)
+        terms = zip(self._values[span], self._columns[span], strict=True)
+        return terms, self.row_lower[number], self.row_upper[number]

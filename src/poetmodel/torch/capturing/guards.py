@@ -1,0 +1,387 @@
+"""Guards: what a captured step holds for, what a call differs in, and what no step can do.
+
+A snapshot of module and tensors tells in a fraction of a step whether they are as they were.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from itertools import chain, compress, groupby
+from operator import attrgetter, itemgetter
+from types import ModuleType, NoneType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+# Not promised to stay, and what steps of `torch.compile` themselves check tensors with; the same
+# in Python takes five times as long.
+from torch._C._dynamo.guards import TensorGuards
+
+from poetmodel.errors import listed
+from poetmodel.torch.capturing.signature import InputKind, Joint, shown_path
+from poetmodel.torch.errors import CaptureError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from poetmodel.torch.capturing.signature import InputSpec
+
+HOOKS: Final = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+)  # fmt: skip
+"""Where a module has its hooks."""
+
+_children: Final = itemgetter("_modules")
+_training: Final = itemgetter("training")
+_hooks: Final = itemgetter(*HOOKS)
+_tensor_hooks: Final = attrgetter("_backward_hooks")
+_later_hooks: Final = attrgetter("_post_accumulate_grad_hooks")
+
+
+class Snapshot:
+    """Modules and tensors of a captured step as they are now.
+
+    What is as it was for sure is current. It may take something for changed that is not, such as a
+    parameter in the place of an equal one: then `Guards` compares what there is one by one.
+
+    Parameters
+    ----------
+    owned : sequence of InputSpec
+        The parameters and buffers that the step reads.
+    modules : sequence of Module
+        All modules; the first has the others below it.
+    settings : iterable of pairs
+        Attributes that must stay: the dictionary of a module, and a key.
+
+    Raises
+    ------
+    KeyError
+        If a tensor or a setting is not where modules have theirs.
+    """
+
+    def __init__(
+        self,
+        owned: Sequence[InputSpec],
+        modules: Sequence[torch.nn.Module],
+        settings: Iterable[tuple[dict[str, Any], str]],
+    ) -> None:
+        self._states = [module.__dict__ for module in modules]
+        self._parents = [state for state in self._states if _children(state)]
+        self._leaves = [state for state in self._states if not _children(state)]
+        places = [argument.target.rpartition(".")[::2] for argument in owned]
+        kinds = {InputKind.PARAMETER: "_parameters", InputKind.BUFFER: "_buffers"}
+        self._owned = [
+            (modules[0].get_submodule(owner).__dict__, kinds[argument.kind], name)
+            for (owner, name), argument in zip(places, owned, strict=True)
+        ]
+        by_module = [list(found) for _, found in groupby(settings, key=lambda pair: id(pair[0]))]
+        self._settings = [
+            (found[0][0], itemgetter(*(key for _, key in found))) for found in by_module
+        ]
+        values = self._tensors()
+        self._trained = [value.requires_grad for value in values]
+        self._modules_before = self._modules()
+        self._settings_before = self._read_settings()
+        # No tensor is held: another one in the place of one that is gone has to look the same.
+        self._identities = [*map(id, values)]
+        self._looks = TensorGuards(*values, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+
+    def is_current(self) -> bool:
+        """Return whether all is as it was for sure, and no mode is on that no step runs in."""
+        try:
+            values = self._tensors()
+            settings = self._read_settings()
+        except KeyError:
+            return False
+        trained = [*compress(values, self._trained)]
+        return (
+            [*map(id, values)] == self._identities
+            and self._looks.check(*values)
+            and self._modules() == self._modules_before
+            and settings == self._settings_before
+            and not any(map(_children, self._leaves))
+            and not any(map(_tensor_hooks, trained))
+            and not any(map(_later_hooks, trained))
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.is_inference_mode_enabled()
+        )
+
+    def _tensors(self) -> list[Any]:
+        return [state[kind][name] for state, kind, name in self._owned]
+
+    def _read_settings(self) -> list[Any]:
+        return [read(state) for state, read in self._settings]
+
+    def _modules(self) -> tuple[list[Any], ...]:
+        """Return modules with their names, their modes, and the keys of their hooks."""
+        below = [*map(_children, self._parents)]
+        hooks = [*chain.from_iterable(map(_hooks, self._states))]
+        return (
+            [*map(len, below)],
+            [*chain.from_iterable(map(dict.items, below))],
+            [*map(_training, self._states)],
+            [*map(tuple, hooks)] if any(hooks) else [],
+        )
+
+
+# -- guards ------------------------------------------------------------------------------------
+
+_SETTINGS: Final = (bool, int, float, str, NoneType, tuple)
+"""Types of the attributes of PyTorch's modules that say what a module computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """All that a captured step depends on and a user may change between steps."""
+
+    inputs: tuple[Any, ...]
+    """Of each flat input its `_form`."""
+    modules: tuple[int, ...]
+    """Identities of the modules."""
+    training: tuple[bool, ...]
+    hooks: tuple[tuple[int, ...], ...]
+    """Keys of the hooks of each module: those that there were are part of the program."""
+    settings: tuple[Any, ...]
+    """Numbers and words that PyTorch's own modules hold, such as the rate of a dropout."""
+    tensors: tuple[Any, ...]
+    """Of each parameter and buffer its `_form`; empty where modules are others, or one is gone."""
+    same: tuple[int, ...]
+    """Of each parameter and buffer, and of each input that a step changes or gives a gradient, the
+    place of the first one that is the same tensor."""
+    autocast: bool
+    """Whether autocast is on around the step; what a model does inside is in the graph."""
+
+
+class Guards:
+    """Whether a captured step holds for a call, if it holds for things as they are now.
+
+    Raises `CaptureError` if the step would leave out what PyTorch does.
+    """
+
+    def __init__(self, joint: Joint) -> None:
+        self._joint = joint
+        named = tuple(joint.module.named_modules())
+        self._names = tuple(shown_path(path) or "the model" for path, _ in named)
+        # As long as these are held, no other module can have the identity of one of them.
+        self._modules = tuple(module for _, module in named)
+        self._identities = tuple(map(id, self._modules))
+        self._settings = tuple(
+            (module.__dict__, key, f"{name}.{key}")
+            for name, module in zip(self._names, self._modules, strict=True)
+            if type(module).__module__.partition(".")[0] == "torch"
+            for key, value in module.__dict__.items()
+            if isinstance(value, _SETTINGS) and key != "training" and not key.startswith("_")
+        )
+        changed = {result.target for result in joint.results}
+        inputs = [argument for argument in joint.of(InputKind.USER_INPUT) if argument in changed]
+        self._written = tuple(argument.position for argument in inputs)
+        self._shared = tuple(argument.name for argument in (*joint.owned, *inputs))
+        self._constants = tuple(_places_of_constants(joint, self._names, self._modules))
+        self.compiled = self._assumptions(joint.inputs)
+        self._snapshot = self._taken()
+
+    def _taken(self) -> Snapshot | None:
+        """Return a snapshot of module and tensors as they are now.
+
+        None where one of them is in a place of its own, as a plain attribute: none can be taken.
+        """
+        settings = [(state, key) for state, key, _ in self._settings]
+        try:
+            return Snapshot(self._joint.owned, self._modules, settings)
+        except KeyError:
+            return None
+
+    def hold(self, inputs: Sequence[Any]) -> bool:
+        """Return whether the step computes what PyTorch would for flat inputs.
+
+        Raises `CaptureError` if no step would: it cannot run hooks of parameters, for one.
+        """
+        joint = self._joint
+        return self._holds(inputs) and joint.read.hold(joint.read_from(inputs))
+
+    def _holds(self, inputs: Sequence[Any]) -> bool:
+        """Return whether all is as it was but for values."""
+        if any(self._replaced_constants()):
+            return False
+        if not self._written and self._snapshot is not None and self._snapshot.is_current():
+            refuse_inputs(inputs)
+            return tuple(map(_form, inputs)) == self.compiled.inputs
+        found = self._assumptions(inputs) == self.compiled
+        if found:
+            self._snapshot = self._taken()
+        return found
+
+    def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
+        """Yield in words what is not as it was when the step was compiled."""
+        before, now = self.compiled, self._assumptions(inputs)
+        yield from _changed(self._joint.input_names, before.inputs, now.inputs)
+        if before.modules != now.modules:
+            yield _replaced(self._names, before.modules, now.modules)
+            return
+        owned = self._joint.owned
+        if len(owned) != len(now.tensors):
+            yield "a parameter or a buffer is gone"
+            return
+        yield from _changed([argument.name for argument in owned], before.tensors, now.tensors)
+        yield from _untied(self._shared, before.same, now.same)
+        yield from self._module_differences(now)
+        replaced = [*self._replaced_constants()]
+        yield from (f"{name} is another tensor, or gone" for name in replaced)
+        if before == now and not replaced:
+            yield from self._joint.read.differences(self._joint.read_from(inputs))
+
+    def _replaced_constants(self) -> Iterator[str]:
+        """Yield where another tensor is than the constant of the step; its values may change."""
+        for holder, key, name, constant in self._constants:
+            if holder.get(key) is not constant:
+                yield name
+
+    def _module_differences(self, now: Assumptions) -> Iterator[str]:
+        before = self.compiled
+        # The first module wraps the model and its loss, and is always as it was.
+        if before.training[1:] != now.training[1:]:
+            yield "modules were put into or out of training mode"
+        for name, hooks, others in zip(self._names, before.hooks, now.hooks, strict=True):
+            if hooks != others:
+                yield f"hooks of {name} came or went"
+        names = [name for _, _, name in self._settings]
+        yield from _changed(names, map(_form, before.settings), map(_form, now.settings))
+        if before.autocast != now.autocast:
+            yield "autocast is on around the step: use it inside of the model and the loss"
+
+    def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
+        """Return what a step on some flat inputs depends on, as things are now."""
+        joint = self._joint
+        modules = tuple(joint.module.modules())
+        states = [module.__dict__ for module in modules]
+        identities = tuple(map(id, modules))
+        try:
+            values = joint.owned_values() if identities == self._identities else []
+        except AttributeError:
+            values = []
+        refuse_surroundings()
+        refuse_inputs(inputs)
+        hooked = [joint.owned[k].name for k, value in enumerate(values) if _is_hooked(value)]
+        if hooked:
+            raise CaptureError(_hooks_told(joint.name, hooked))
+        first: dict[int, int] = {}
+        shared = (*map(id, values), *(id(inputs[place]) for place in self._written))
+        return Assumptions(
+            inputs=tuple(map(_form, inputs)),
+            modules=identities,
+            training=tuple([state["training"] for state in states]),
+            hooks=tuple([tuple(chain(*map(state.get, HOOKS))) for state in states]),
+            settings=tuple([state.get(key) for state, key, _ in self._settings]),
+            tensors=tuple(map(_form, values)),
+            same=tuple([first.setdefault(found, k) for k, found in enumerate(shared)]),
+            autocast=torch.is_autocast_enabled("cpu"),
+        )
+
+
+def _places_of_constants(
+    joint: Joint, names: Sequence[str], modules: Sequence[torch.nn.Module]
+) -> Iterator[tuple[dict[str, Any], str, str, torch.Tensor]]:
+    """Yield where a constant is an attribute of a module, or a name of a Python module."""
+    constants = {id(value) for value in map(joint.value, joint.of(InputKind.CONSTANT_TENSOR))}
+    if not constants:
+        return
+    holders = [(name, vars(module)) for name, module in zip(names, modules, strict=True)]
+    holders += [
+        (module.__name__, vars(module))
+        for module in list(sys.modules.values())
+        if type(module) is ModuleType
+    ]
+    for name, holder in holders:
+        for key, value in list(holder.items()):
+            if id(value) in constants:
+                yield holder, key, f"{name}.{key}", value
+
+
+# -- what no step can do -----------------------------------------------------------------------
+
+
+def refuse_surroundings() -> None:
+    """Raise `CaptureError` inside of inference mode, whose tensors cannot be trained on."""
+    if torch.is_inference_mode_enabled():
+        raise CaptureError("inference mode is on: compile and call a training step outside of it")
+
+
+def refuse_inputs(inputs: Iterable[Any]) -> None:
+    """Raise `CaptureError` if something before the step waits for the gradient of a flat input."""
+    for place, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor) or not value.requires_grad:
+            continue
+        if not value.is_leaf:
+            raise CaptureError(
+                f"inputs[{place}] requires a gradient and was computed from other tensors, which "
+                "a step does not reach: they would get no gradient. Give inputs"
+                f"[{place}].detach(), or put what computes it into the model"
+            )
+        if _is_hooked(value):
+            raise CaptureError(_hooks_told("step", [f"inputs[{place}]"]))
+
+
+def _is_hooked(tensor: torch.Tensor | None) -> bool:
+    """Return whether PyTorch would run a hook when a tensor gets its gradient."""
+    return tensor is not None and bool(
+        (tensor._backward_hooks or tensor._post_accumulate_grad_hooks)  # noqa: SLF001
+        and tensor.requires_grad
+    )
+
+
+def _hooks_told(name: str, parameters: Sequence[str]) -> str:
+    """Return what is wrong with hooks of parameters, and what to do."""
+    return (
+        f"{name}: {listed(parameters)}: a compiled step does not run hooks of parameters "
+        "(register_hook, register_post_accumulate_grad_hook); remove them, and do what they do "
+        "with .grad after the step"
+    )
+
+
+# -- words and forms ---------------------------------------------------------------------------
+
+
+def _form(value: Any) -> Any:
+    """Return of a tensor all but its values; of anything else its type, and it as text.
+
+    As text NaN is equal to itself, and numbers of two types are not.
+    """
+    if not isinstance(value, torch.Tensor):
+        return (type(value), repr(value))
+    return (value.shape, value.dtype, value.stride(), value.device, value.requires_grad)
+
+
+def _shown(form: Any) -> str:
+    if len(form) == 2:  # noqa: PLR2004 - no tensor: type and text
+        return str(form[1])
+    shape, dtype, stride, device, trained = form
+    named = f"{str(dtype).removeprefix('torch.')} {list(shape)} with strides {list(stride)}"
+    return f"{named} on {device}" + (", requiring a gradient" if trained else "")
+
+
+def _changed(names: Iterable[str], before: Iterable[Any], now: Iterable[Any]) -> Iterator[str]:
+    for name, form, other in zip(names, before, now, strict=True):
+        if form != other:
+            yield f"{name} was {_shown(form)} and is {_shown(other)}"
+
+
+def _replaced(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:
+    if len(before) == len(now):
+        found = [name for name, one, other in zip(names, before, now, strict=True) if one != other]
+    else:
+        there = set(now)
+        found = [name for name, one in zip(names, before, strict=True) if one not in there]
+    if not found:
+        return "modules were added to the model"
+    return f"{listed(found)}: another module is there, or none"
+
+
+def _untied(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> Iterator[str]:
+    for place, (one, other) in enumerate(zip(before, now, strict=True)):
+        if one == other:
+            continue
+        if one != place:
+            yield f"{names[place]} was the same tensor as {names[one]} and is not"
+        if other != place:
+            yield f"{names[place]} was not the same tensor as {names[other]} and is"

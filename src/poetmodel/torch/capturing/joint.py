@@ -1,0 +1,312 @@
+"""Capture: module, loss and inputs become one functional graph of forward, loss and backward.
+
+What PyTorch does not promise to keep is used here and in `graph_signature`
+(``aot_export_joint_with_descriptors``, PyTorch 2.9 and newer, and its descriptors), and in
+`fake_tensors`, `known_values` and `surroundings`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._guards import TracingContext, tracing
+
+from poetmodel.clock import rare_collections
+from poetmodel.errors import listed
+from poetmodel.torch.capturing.inputs import (
+    OutputForm,
+    flatten,
+    input_names,
+    loss_in,
+    refuse,
+    step_faults,
+    takes_keywords,
+    unflatten,
+)
+from poetmodel.torch.capturing.modules import AssignedBuffers, Attributes, Draws, Leftovers
+from poetmodel.torch.capturing.replay import temporarily, tensors_in
+from poetmodel.torch.capturing.signature import (
+    BODY,
+    Joint,
+    OutputKind,
+    in_module,
+    input_specs,
+    output_specs,
+    shown_path,
+)
+from poetmodel.torch.capturing.surroundings import (
+    annotated,
+    fake_mode,
+    followed_checkpoints,
+    native_operators,
+    onednn,
+    refused_seeding,
+    values_given,
+)
+from poetmodel.torch.capturing.values import FiniteChecks, KnownValues, ValueGuards, is_unknown
+from poetmodel.torch.errors import RAISED, explained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import fx
+
+    from poetmodel.torch.capturing.inputs import Inputs
+
+_LOG: Final = logging.getLogger("poetmodel.torch.joint")
+
+LOSS: Final = "loss"
+"""Where a loss with parameters of its own lies in the captured one."""
+
+
+def capture(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Inputs,
+    *,
+    name: str | None = None,
+) -> Joint:
+    """Capture a training step: forward pass, loss, and backward pass.
+
+    Parameters
+    ----------
+    model, loss_fn, inputs
+        As for `compile`.
+    name : str, optional
+        What to call it; by default the class of `model`.
+
+    Returns
+    -------
+    Joint
+        Parameters, gradients, buffers and the state of random generators stay as they were.
+
+    Raises
+    ------
+    CaptureError
+        If the step cannot be captured: says which operation, where, and what to do.
+    """
+    name = name or type(model).__name__
+    refuse(name, step_faults(model, loss_fn, inputs))
+    flat, spec = flatten(inputs)
+    by_name = takes_keywords(
+        model, inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
+    )
+    returned: list[OutputForm] | None = [] if isinstance(inputs, Mapping) else None
+    checks = FiniteChecks()
+    stepped, assigned = _with_loss(
+        name, model, loss_fn, spec, by_name=by_name, returned=returned, checks=checks
+    )
+    attributes = Attributes(stepped)
+    draws = Draws(name, attributes)
+    leftovers = Leftovers()
+
+    def begin() -> None:
+        # PyTorch runs the model several times; each time begins with what the first found.
+        attributes.put_back(within=True)
+        leftovers.forget()
+
+    assigned.at_start = begin
+    trail: list[str] = []
+    mkldnn = torch.backends.mkldnn.enabled
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    has_lstm = any(isinstance(module, torch.nn.LSTM) for module in stepped.modules())
+    try:
+        with (
+            # A failure that is raised anyway need not be logged, with its traceback, too.
+            temporarily(logger.setLevel, logging.CRITICAL, logger.level),
+            draws.kept(),
+            explained(name, trail),
+            refused_seeding(),
+            # The LSTM of oneDNN has a backward that cannot be captured.
+            onednn(enabled=mkldnn and not has_lstm),
+            native_operators(),
+            rare_collections(),
+        ):
+            recorded = partial(annotated, stepped, trail, draws.check)
+            export = partial(
+                _exported, stepped, flat, recorded, checks, attributes, leftovers, mkldnn=mkldnn
+            )
+            while (found := export()) is None or assigned.learn() or checks.learn(found[0]):
+                attributes.put_back()
+            graph_module, values = found
+            draws.check()
+    finally:
+        assigned.at_start = None
+        stale = attributes.put_back()
+        leftovers.take_away()
+    if leftovers.kept_by:
+        _LOG.warning(
+            "%s: forward keeps tensors outside of the model (%s), which a compiled step does not: "
+            "what was there was put back",
+            name,
+            listed(sorted(leftovers.kept_by)),
+        )
+    if stale:
+        _LOG.warning(
+            "%s: forward sets %s, which a compiled step does not: the code of the model runs once, "
+            "and the attribute was put back; to have it updated, make it a buffer "
+            "(register_buffer) and assign it with .detach()",
+            name,
+            ", ".join(shown_path(f"{path}.{key}") for path, key in stale),
+        )
+    for node in graph_module.graph.nodes:
+        values.forget(node.meta.get("val"))
+    output = returned[0] if returned else None
+    names = input_names(spec, by_name=output is not None)
+    arguments = tuple(input_specs(name, graph_module, names))
+    joint = Joint(
+        name=name,
+        module=stepped,
+        graph_module=graph_module,
+        arguments=arguments,
+        results=tuple(
+            output_specs(name, graph_module, arguments, output, checked=bool(checks.places))
+        ),
+        input_spec=spec,
+        inputs=tuple(flat),
+        read=ValueGuards(tuple(values.reads.values())),
+        output=output,
+        checked=tuple(checks.places),
+    )
+    refuse(name, _faults(joint))
+    changed = {result.target.target for result in joint.results if result.target is not None}
+    unsteady = [shown_path(g.path) for g in joint.read.sources if g.path and g.path in changed]
+    if unsteady:
+        _LOG.warning(
+            "%s: forward reads %s, which each step changes: once it reads something else, the step "
+            "is refused, or compiled again (dynamic='retrace')",
+            name,
+            ", ".join(unsteady),
+        )
+    return joint
+
+
+def _exported(
+    stepped: torch.nn.Module,
+    inputs: Sequence[Any],
+    recorded: Callable[[], AbstractContextManager[None]],
+    checks: FiniteChecks,
+    attributes: Attributes,
+    leftovers: Leftovers,
+    *,
+    mkldnn: bool,
+) -> tuple[fx.GraphModule, KnownValues] | None:
+    """Return the joint graph, and what is known of values; None where it takes another attempt.
+
+    That is so where the code keeps what one forward pass makes for the next, and where a value is
+    read that nobody knows: whether numbers are finite can be told after the step, and is looked out
+    for from then on.
+    """
+    values = KnownValues()
+    context = TracingContext(fake_mode(values, mkldnn=mkldnn))
+    try:
+        with (
+            recorded(),
+            followed_checkpoints(stepped),
+            values_given(stepped, inputs, values),
+            ExitStack() as stack,
+            tracing(context),
+        ):
+            exported = aot_export_joint_with_descriptors(stack, stepped, tuple(inputs))
+    except RAISED as error:
+        attributes.put_back()
+        if leftovers.learn(error):
+            return None
+        if checks.on or not is_unknown(error):
+            raise
+        checks.on = True
+        return None
+    return exported.graph_module, values
+
+
+def _with_loss(
+    name: str,
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    form: Any,
+    *,
+    by_name: bool,
+    returned: list[OutputForm] | None,
+    checks: FiniteChecks,
+) -> tuple[torch.nn.Module, AssignedBuffers]:
+    """Return a module from flat inputs to the loss; it holds the user's modules, not copies.
+
+    Where a list is given, the module returns the loss and, detached, the other tensors that the
+    model returns; their form goes to the list. The last result is that of `checks`, if any.
+    """
+
+    class FlatModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(BODY, model)
+            if isinstance(loss_fn, torch.nn.Module):
+                self.add_module(LOSS, loss_fn)
+            self.training = model.training
+
+        def forward(self, *flat: Any) -> Any:
+            with assigned.around(), checks.asked():
+                inputs = unflatten(flat, form)
+                given = inputs if loss_fn is None else inputs[:-1]
+                output = model(**given[0]) if by_name else model(*given)
+                loss = loss_in(name, output if loss_fn is None else loss_fn(output, inputs[-1]))
+                answers = checks.results()
+                if returned is None:
+                    return (loss, *answers) if answers else loss
+                found, others = OutputForm.of(output, loss)
+                returned[:] = [found]
+                return (loss, *(tensor.detach() for tensor in others), *answers)
+
+    stepped = FlatModule()
+    assigned = AssignedBuffers(stepped, name=name)
+    return stepped, assigned
+
+
+def _faults(joint: Joint) -> Iterator[str]:
+    """Yield why a captured step has not one loss, trains nothing, or cannot be replayed."""
+    losses = [r.node.meta["val"] for r in joint.results if r.kind is OutputKind.LOSS]
+    if len(losses) != 1 or losses[0].numel() != 1:
+        shapes = [tuple(loss.shape) for loss in losses]
+        yield (
+            f"expected one loss with one element, got shapes {shapes}; "
+            "reduce it with .mean() or .sum()"
+        )
+    if losses[0].is_complex():
+        yield "expected a loss that is a real number; take .real or .abs() of it"
+    if not any(result.kind is OutputKind.GRADIENT for result in joint.results):
+        yield "the loss depends on no parameter that requires a gradient"
+    graph = joint.graph_module.graph
+    for node in graph.find_nodes(op="get_attr"):
+        value = attrgetter(str(node.target))(joint.graph_module)
+        if not isinstance(value, torch.Tensor):
+            yield _object_fault(next(iter(node.users), node), type(value).__name__)
+    for node in graph.nodes:
+        if any(value.layout != torch.strided for value in tensors_in(node.meta.get("val"))):
+            yield (
+                f"{node.target}{in_module(node)} makes a sparse tensor, which cannot be scheduled; "
+                "use dense ones (for an embedding: sparse=False)"
+            )
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "call_function" and schema is not None and schema.is_mutable:
+            yield (
+                f"{node.target}{in_module(node)} changes a tensor in place and cannot be replayed; "
+                "use its functional form"
+            )
+
+
+def _object_fault(user: fx.Node, kind: str) -> str:
+    """Return what is wrong where an operation takes a random generator, or another object."""
+    what = f"{user.target}{in_module(user)} takes"
+    if "Generator" in kind or "generator" in user.kwargs:
+        return (
+            f"{what} a random generator of its own, whose draws cannot be repeated; draw from the "
+            "default generator (leave generator= out), or draw outside of the step"
+        )
+    return f"{what} a {kind}, which cannot be replayed; leave it out"

@@ -1,0 +1,564 @@
+"""What the forward pass of a module sets, draws or leaves behind: put back, taken away or refused.
+
+A table that a function keeps (``functools.lru_cache``, a dictionary, a name of a Python module)
+would hold a tensor of the capture, which is no number: eager PyTorch fails that reads it later.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import traceback
+from collections import UserDict, UserList, deque
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import ModuleType, NoneType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from poetmodel.torch.capturing.replay import storage_key, tensors_in
+from poetmodel.torch.capturing.signature import shown_path
+from poetmodel.torch.errors import RAISED, CaptureError, chain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+
+class Attributes:
+    """All that the modules of a step hold, as it is now, to be put back after they have run.
+
+    Attributes, hooks, submodules, parameters, buffers and modes; what is in the containers and the
+    objects of a user's classes that a module reaches; flags and hooks of its tensors; hooks of all
+    modules; classes of modules, which parametrizations change. The values that tensors have while a
+    step is captured are no numbers: whoever read them later would get an error of PyTorch.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._modules = dict(model.named_modules())
+        self._classes = [(module, type(module)) for module in self._modules.values()]
+        self._tensors = [_Flags(tensor) for tensor in (*model.parameters(), *model.buffers())]
+        self._seen = {id(module) for module in self._modules.values()}
+        everywhere = vars(torch.nn.modules.module).items()
+        hooks = [value for name, value in everywhere if name.startswith("_global_")]
+        self._held = [_Held("", "", found) for found in hooks if isinstance(found, dict)]
+        for path, module in self._modules.items():
+            self._held += self._reached(path, module)
+        self._first = True
+        """Whether no forward pass of the capture has begun yet."""
+
+    def _reached(self, path: str, module: torch.nn.Module) -> Iterator[_Held]:
+        """Yield the attributes of a module, and the containers and objects behind them."""
+        seen = self._seen  # what several modules reach is kept once
+        attributes = vars(module)
+        yield _Held(path, "", attributes)
+        pending: list[tuple[str, Any]] = list(attributes.items())
+        while pending:
+            key, value = pending.pop()
+            if isinstance(value, (*_PLAIN, torch.Tensor)) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, torch.nn.Module) or is_of_a_user(value):
+                value = vars(value)
+            if isinstance(value, list | dict | set | deque):
+                yield _Held(path, key, value)
+            elif not isinstance(value, tuple):
+                continue
+            items = value.values() if isinstance(value, dict) else value
+            pending += [(key, item) for item in items if not isinstance(item, _PLAIN)]
+
+    def reached(self, kinds: tuple[type, ...]) -> Iterator[Any]:
+        """Yield the objects of some types that modules reach."""
+        for held in self._held:
+            for value in held.values():
+                if isinstance(value, kinds):
+                    yield value
+
+    def are_as_before(self) -> bool:
+        """Return whether there is nothing to put back."""
+        return (
+            all(type(module) is kind for module, kind in self._classes)
+            and all(flags.is_as_before() for flags in self._tensors)
+            and all(held.is_as_before() for held in self._held)
+        )
+
+    def new_modules(self) -> list[str]:
+        """Return the paths of the modules that were not there."""
+        known = {id(module) for module in self._modules.values()}
+        now = self._modules[""].named_modules()
+        return [shown_path(path) for path, module in now if id(module) not in known]
+
+    def put_back(self, *, within: bool = False) -> tuple[tuple[str, str], ...]:
+        """Put everything back; return path and attribute of the tensors that had been set.
+
+        `within` says that a forward pass of a capture begins, which has put parameters, buffers and
+        hooks of its own in place: what is there at the first of them is there at the next ones.
+        """
+        begins = within and self._first
+        self._first = not within
+        for module, kind in self._classes:
+            if type(module) is not kind:
+                module.__class__ = kind
+        for flags in self._tensors:
+            flags.put_back()
+        changed: list[tuple[str, str, Any]] = []
+        for held in self._held:
+            if begins:
+                held.begin()
+            changed += held.put_back(within=within)
+        tensors = {(path, key) for path, key, value in changed if tensors_in(value)}
+        return tuple(
+            sorted(
+                (path, key)
+                for path, key in tensors
+                if key not in _OWN and not self._is_derived(path, key)
+            )
+        )
+
+    def _is_derived(self, path: str, key: str) -> bool:
+        """Return whether an attribute is made of parameters, as ``weight_norm`` and RNNs do."""
+        hooks = self._modules[path]._forward_pre_hooks.values()  # noqa: SLF001 - no other way
+        return key == "_flat_weights" or any(getattr(hook, "name", None) == key for hook in hooks)
+
+
+class _Held:
+    """A container, which may be the attributes of an object, and what it held."""
+
+    def __init__(self, path: str, key: str, value: Any) -> None:
+        self._path, self._key, self._value = path, key, value
+        self._before = self._begun = _content(value)
+
+    def values(self) -> Iterable[Any]:
+        """Return what it held."""
+        return self._before.values() if isinstance(self._before, dict) else self._before
+
+    def is_as_before(self) -> bool:
+        """Return whether it holds what it held."""
+        return _same(_content(self._value), self._before)
+
+    def begin(self) -> None:
+        """Note what a capture has put into it, where that is something that every module has."""
+        if self._key in _OWN:
+            self._begun = _content(self._value)
+
+    def put_back(self, *, within: bool) -> list[tuple[str, str, Any]]:
+        """Put back what changed; return path, attribute and what was there meanwhile."""
+        if within and self._key in _SWAPPED:
+            return []
+        if not within:
+            self._begun = self._before
+        content = self._begun
+        found = _content(self._value)
+        if _same(found, content):
+            return []
+        if self._key:
+            fill(self._value, content)
+            return [(self._path, self._key, found)]
+        keys = [
+            key
+            for key in found.keys() | content.keys()
+            if found.get(key, _ABSENT) is not content.get(key, _ABSENT)
+        ]
+        for key in keys:
+            if key in content:
+                self._value[key] = content[key]
+            else:
+                del self._value[key]
+        return [(self._path, key, found.get(key)) for key in keys]
+
+
+class _Flags:
+    """What a tensor of a module has beside its values."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._trained = tensor.requires_grad
+        self._attributes = dict(vars(tensor))
+        self._hooks = {name: dict(getattr(tensor, name) or {}) for name in _TENSOR_HOOKS}
+
+    def is_as_before(self) -> bool:
+        """Return whether flags, hooks and attributes are those of before."""
+        tensor = self._tensor
+        hooks = all(
+            _same(dict(getattr(tensor, name) or {}), found) for name, found in self._hooks.items()
+        )
+        trained = tensor.requires_grad == self._trained
+        return trained and hooks and _same(vars(tensor), self._attributes)
+
+    def put_back(self) -> None:
+        """Put it back."""
+        tensor = self._tensor
+        if tensor.requires_grad != self._trained and tensor.is_leaf:
+            tensor.requires_grad_(self._trained)
+        for name, hooks in self._hooks.items():
+            found = getattr(tensor, name)
+            if found is not None and not _same(dict(found), hooks):
+                fill(found, hooks)
+        if not _same(vars(tensor), self._attributes):
+            fill(vars(tensor), self._attributes)
+
+
+_TENSOR_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_PLAIN: Final = (str, bytes, int, float, complex, NoneType)
+_ABSENT: Final = object()
+_OWN: Final = frozenset(vars(torch.nn.Module()))
+"""Names of what every module has: parameters, buffers, hooks, submodules, mode."""
+_SWAPPED: Final = ("_parameters", "_buffers")
+"""What a capture puts tensors of its own into."""
+
+
+def is_of_a_user(value: Any) -> bool:
+    """Return whether attributes of an object are a user's: not those of a library's machinery."""
+    if isinstance(value, UserDict | UserList):
+        return True
+    if not hasattr(value, "__dict__") or isinstance(value, type | ModuleType):
+        return False
+    library = type(value).__module__.partition(".")[0]
+    return library not in sys.stdlib_module_names and library not in ("torch", "numpy")
+
+
+class AssignedBuffers:
+    """Buffers that the forward pass assigns, in place of changing them in place.
+
+    A capture sees what happens to the tensor that a buffer is, and nothing of another tensor that
+    is put in its stead. So the new value is copied into the buffer at the end of the forward pass.
+    What the pass has read is a copy of the buffer: the backward pass needs it as it was.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, name: str) -> None:
+        self._model = model
+        self._modules = dict(model.named_modules())
+        self._name = name
+        self._found: set[tuple[str, str]] = set()
+        self._known: frozenset[tuple[str, str]] = frozenset()
+        self.at_start: Callable[[], object] | None = None
+        """What to do before each forward pass."""
+
+    def learn(self) -> bool:
+        """Copy what was found to be assigned from now on; return whether that is anything new.
+
+        Raises `CaptureError` if such a buffer shares its memory with another.
+        """
+        new = not self._known.issuperset(self._found)
+        buffers = self._buffers()
+        for place in sorted(self._found):
+            for other, buffer in buffers.items():
+                if other != place and storage_key(buffer) == storage_key(buffers[place]):
+                    fault = (
+                        "is assigned in forward, which would make two buffers of one; use "
+                        "copy_(...), or give each a tensor of its own: it shares its memory with "
+                        + shown_path(".".join(other))
+                    )
+                    raise CaptureError(self._told(place, fault))
+        self._known = self._known.union(self._found)
+        return new
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Note what a forward pass assigns; give the buffers that are known their new values.
+
+        Raises `CaptureError` if what is assigned is of another shape or type, or has a gradient.
+        """
+        if self.at_start is not None:
+            self.at_start()
+        before = self._buffers()
+        parameters = self._parameters()
+        copied = self._known & before.keys()
+        for path, key in copied:
+            self._set(path, key, before[path, key].detach().clone())
+        try:
+            yield
+            self._check_parameters(parameters)
+            after = self._buffers()
+            for place in sorted(after.keys() - before.keys()):
+                fault = "is new after forward; register it, with a tensor, in __init__"
+                raise CaptureError(self._told(place, fault))
+            for place, buffer in before.items():
+                if after.get(place) is buffer:
+                    continue
+                self._found.add(place)
+                self._check(place, buffer, after.get(place))
+                if place in copied:
+                    with torch.no_grad():
+                        buffer.copy_(after[place])
+        finally:
+            for path, key in copied:
+                self._set(path, key, before[path, key])
+
+    def _parameters(self) -> Mapping[tuple[str, str], tuple[torch.Tensor, int]]:
+        """Return all parameters, also of new modules, with how many hooks each has."""
+        return {
+            (path, key): (tensor, sum(len(getattr(tensor, n) or ()) for n in _TENSOR_HOOKS))
+            for path, module in self._model.named_modules()
+            for key, tensor in module._parameters.items()  # noqa: SLF001 - shared ones count twice
+            if tensor is not None
+        }
+
+    def _check_parameters(self, before: Mapping[tuple[str, str], tuple[torch.Tensor, int]]) -> None:
+        """Raise where a forward pass adds, takes away or replaces a parameter, or hooks one."""
+        after = self._parameters()
+        for place in sorted(before.keys() | after.keys()):
+            if place not in before:
+                fault = (
+                    "is new after forward, and no optimizer knows it; make it in __init__, or call "
+                    "the model once on inputs before"
+                )
+            elif place not in after:
+                fault = "is taken away in forward; leave it there, or compile afterwards"
+            elif before[place][0] is not after[place][0]:
+                fault = "is assigned in forward; change its values with torch.no_grad() outside"
+            elif before[place][1] != after[place][1]:
+                fault = (
+                    "gets a hook in forward (register_hook), which a compiled step does not run; "
+                    "do with .grad after the step what it does"
+                )
+            else:
+                continue
+            raise CaptureError(self._told(place, fault, kind="parameter"))
+
+    def _buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
+        return {
+            (path, key): buffer
+            for path, module in self._modules.items()
+            for key, buffer in module._buffers.items()  # noqa: SLF001 - shared ones count twice
+            if buffer is not None
+        }
+
+    def _set(self, path: str, key: str, value: torch.Tensor) -> None:
+        self._modules[path]._buffers[key] = value  # noqa: SLF001 - past what modules redefine
+
+    def _check(self, place: tuple[str, str], old: torch.Tensor, new: torch.Tensor | None) -> None:
+        if new is None:
+            fault = "is taken away in forward; leave it there, and change its values"
+        elif new.shape != old.shape or new.dtype != old.dtype:
+            fault = (
+                f"was {_form(old)} and is assigned {_form(new)} in forward; assign the same form, "
+                f"or use self.{place[1]}.copy_(...)"
+            )
+        elif new.requires_grad:
+            fault = (
+                "is assigned a value that depends on parameters, and would keep the graph of the "
+                f"step; assign it with .detach(), or use self.{place[1]}.copy_(...)"
+            )
+        else:
+            return
+        raise CaptureError(self._told(place, fault))
+
+    def _told(self, place: tuple[str, str], fault: str, *, kind: str = "buffer") -> str:
+        path, key = place
+        at = f" of module {shown_path(path)!r}" if shown_path(path) else ""
+        return f"{self._name}: {kind} {key!r}{at} {fault}"
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _content(value: Any) -> Any:
+    """Return what is in a container, as a copy: a dict, or a list."""
+    return dict(value) if isinstance(value, dict) else list(value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two contents are the very same objects, in the same order."""
+    if isinstance(one, dict):
+        one, other = (*one, *one.values()), (*other, *other.values())
+    return list(map(id, one)) == list(map(id, other))
+
+
+def fill(value: Any, content: Any) -> None:
+    """Let a container hold what is given, and nothing else."""
+    value.clear()
+    if isinstance(value, dict | set):
+        value.update(content)
+    else:
+        value.extend(content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A random generator that is not PyTorch's."""
+
+    told: str
+    state: Callable[[], Any]
+    set_state: Callable[[Any], object]
+
+
+class Draws:
+    """Notices draws from ``random`` and ``numpy.random``, and from generators that modules hold."""
+
+    def __init__(self, name: str, attributes: Attributes) -> None:
+        self._name = name
+        self._sources = tuple(filter(_has_state, _sources(attributes)))
+        self._before = [_comparable(source.state()) for source in self._sources]
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put the states back at the end."""
+        states = [source.state() for source in self._sources]
+        try:
+            yield
+        finally:
+            for source, state in zip(self._sources, states, strict=True):
+                if _comparable(source.state()) != _comparable(state):
+                    source.set_state(state)
+
+    def check(self, trail: Sequence[str] = ()) -> None:
+        """Raise `CaptureError` if a state is not what it was, and name the innermost module."""
+        for source, before in zip(self._sources, self._before, strict=True):
+            if _comparable(source.state()) != before:
+                where = f" in {trail[-1]}" if trail else ""
+                raise CaptureError(
+                    f"{self._name}: forward draws from {source.told}{where}, and a compiled step "
+                    "would repeat what was drawn when it was captured; draw with PyTorch "
+                    "(torch.rand, ...), or outside of the step and give it as an input"
+                )
+
+
+def _has_state(source: _Source) -> bool:
+    """Return whether a generator can be put back: one of the operating system has no state."""
+    try:
+        source.state()
+    except RAISED:
+        return False
+    return True
+
+
+def _sources(attributes: Attributes) -> Iterator[_Source]:
+    yield _Source("Python's random", random.getstate, random.setstate)
+    for found in {id(own): own for own in attributes.reached((random.Random,))}.values():
+        yield _Source("a random.Random", found.getstate, found.setstate)
+    yield _Source("numpy.random", np.random.get_state, np.random.set_state)
+    for found in attributes.reached((np.random.RandomState,)):
+        yield _Source("a numpy.random.RandomState", found.get_state, found.set_state)
+    for found in attributes.reached((np.random.Generator, np.random.BitGenerator)):
+        bits = getattr(found, "bit_generator", found)
+        yield _Source(
+            "a generator of numpy.random",
+            partial(getattr, bits, "state"),
+            partial(setattr, bits, "state"),
+        )
+
+
+_LONG: Final = 16
+"""Tuples of so many numbers are compared as they are."""
+
+
+def _comparable(state: Any) -> Any:
+    """Return a state as something that can be compared; arrays as bytes."""
+    if isinstance(state, dict):
+        return {key: _comparable(value) for key, value in state.items()}
+    if isinstance(state, tuple) and len(state) < _LONG:
+        return tuple(map(_comparable, state))
+    return state.tobytes() if hasattr(state, "tobytes") else state
+
+
+# -- what the code keeps outside of its modules ------------------------------------------------
+
+_Cached: Final = type(lru_cache(lambda: None))
+_LEVELS: Final = 4
+"""How deep in tuples a tensor is looked for."""
+
+
+class Leftovers:
+    """Tensors of a capture that outlive it, and what the names of Python's modules were before."""
+
+    def __init__(self) -> None:
+        modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
+        self._names = {id(vars(module)): dict(vars(module)) for module in modules}
+        """Of each Python module its names, by the identity of their dictionary."""
+        self._collections = _old_collections()
+        self._known: list[Callable[[], object]] = []
+        """What empties all that is known to keep tensors."""
+        self.kept_by: set[str] = set()
+        """The names and keys that held such tensors the last time."""
+
+    def learn(self, error: BaseException) -> bool:
+        """Take away what a failed capture has left; return whether it should be tried again.
+
+        PyTorch runs the model several times, and fails where the code keeps what the first run
+        made: so from now on `forget` takes it away before the next run.
+        """
+        for link in chain(error):
+            traceback.clear_frames(link.__traceback__)  # their variables are kept by no code
+        gc.collect()  # nor is what only holds itself
+        found = self.take_away()
+        new = bool(found) and not self._known
+        self._known += found
+        return new
+
+    def forget(self) -> None:
+        """Empty all that is known to keep tensors of a forward pass."""
+        for empty in self._known:
+            empty()
+
+    def take_away(self) -> list[Callable[[], object]]:
+        """Take tensors of a capture from all that keeps them; return what does it again."""
+        self.kept_by.clear()
+        level: Sequence[Any] = [each for each in self._young() if type(each) is FunctionalTensor]
+        found: list[Callable[[], object]] = []
+        for _ in range(_LEVELS):
+            if level:
+                ways, level = self._holders(level)
+                found += ways
+        for empty in found:
+            empty()
+        return found
+
+    def _holders(self, kept: Sequence[Any]) -> tuple[list[Callable[[], object]], Sequence[Any]]:
+        """Return what empties those that hold some objects, and those that cannot be emptied."""
+        ids = {id(each) for each in kept}
+        holders = [each for each in gc.get_referrers(*kept) if each is not kept]
+        found = [empty for each in holders for empty in self._ways(each, ids)]
+        return found, [each for each in holders if isinstance(each, tuple | frozenset)]
+
+    def _young(self) -> Sequence[Any]:
+        """Return the objects that may have been made since."""
+        if sys.version_info >= (3, 14) or _old_collections() != self._collections:
+            return gc.get_objects()
+        return gc.get_objects(generation=0) + gc.get_objects(generation=1)
+
+    def _ways(self, holder: Any, ids: set[int]) -> Iterator[Callable[[], object]]:
+        """Yield what takes objects out of what holds them."""
+        if isinstance(holder, _Cached):
+            yield holder.cache_clear
+        elif isinstance(holder, dict):
+            keys = [
+                key
+                for key, value in holder.items()
+                # PyTorch's own tables, which the frames of a failure hold, have fake keys.
+                if (id(value) in ids or id(key) in ids) and not isinstance(key, FakeTensor)
+            ]
+            yield from (self._way(holder, key) for key in keys)
+        elif isinstance(holder, list | set | deque):
+            content = [each for each in holder if id(each) not in ids]
+            yield partial(fill, holder, content)
+        elif is_of_a_user(holder):
+            for key in [key for key, value in vars(holder).items() if id(value) in ids]:
+                self.kept_by.add(key)
+                yield partial(setattr, holder, key, None)
+
+    def _way(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
+        """Return what takes a key out of a dictionary: a name is what it was, or is None."""
+        before = self._names.get(id(holder), {})
+        owners = gc.get_referrers(holder)
+        if not any(isinstance(each, _Cached) for each in owners):
+            self.kept_by.add(str(key))
+        if key in before:
+            return partial(holder.__setitem__, key, before[key])
+        for each in owners:
+            if isinstance(each, type):
+                return partial(setattr, each, key, None)
+            if not isinstance(each, ModuleType) and getattr(each, "__dict__", None) is holder:
+                return partial(holder.__setitem__, key, None)
+        return partial(holder.pop, key, None)
+
+
+def _old_collections() -> int:
+    """Return how often Python has collected, and so made oldest objects of others."""
+    return sum(int(each["collections"]) for each in gc.get_stats()[1:])

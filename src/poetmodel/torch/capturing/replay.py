@@ -1,0 +1,436 @@
+"""The captured graph run node by node, with kernels that give what eager does; memory measured.
+
+A network repeats itself. Where a run only measures, the expensive operations of one form (operator,
+shapes, strides, types, numbers) are computed once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import weakref
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from contextlib import contextmanager
+from functools import cache
+from itertools import accumulate
+from operator import getitem, itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.autograd.profiler import profile, record_function
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from poetmodel.torch.capturing.signature import InputKind, Joint
+from poetmodel.torch.errors import RAISED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+
+    from poetmodel.torch.step.units import Units
+
+    Execute = Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return what tells one storage from all others that are alive."""
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - the only identity on every device
+    return key
+
+
+def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
+    """Return the tensors in a nest of tuples, lists and dicts, in order."""
+    return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+@contextmanager
+def temporarily(setter: Callable[[Any], object], value: Any, before: Any) -> Iterator[None]:
+    """Set something inside, and set it as it was before at the end."""
+    setter(value)
+    try:
+        yield
+    finally:
+        setter(before)
+
+
+# -- running -----------------------------------------------------------------------------------
+
+
+def call(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Return what the operation of a node makes of its arguments."""
+    return kernel_of(node)(*arguments, **keywords)
+
+
+def replay(joint: Joint, execute: Execute = call) -> None:
+    """Run every operation once, in the order of the graph, on the inputs of the capture.
+
+    `execute` gets each node with its arguments and returns its value. Values are let go after their
+    last use. The state of the random generator is put back.
+    """
+    given = ((argument.node, joint.value(argument)) for argument in joint.arguments)
+    env = {node: v.detach() if isinstance(v, torch.Tensor) else v for node, v in given}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        _Interpreter(joint.graph_module, execute).run(initial_env=env, enable_io_processing=False)
+
+
+class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
+    """Runs a graph with something of one's own in place of each operation."""
+
+    def __init__(self, module: fx.GraphModule, execute: Execute) -> None:
+        super().__init__(module)
+        self._execute = execute
+        self.extra_traceback = False  # errors say themselves where they are
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)
+        return self._execute(n, *self.fetch_args_kwargs_from_env(n))
+
+
+# -- each form of operation once ----------------------------------------------------------------
+
+
+def is_counted(node: fx.Node) -> bool:
+    """Return whether an operation is a convolution, matrix product or attention."""
+    return getattr(node.target, "overloadpacket", None) in flop_registry
+
+
+class Sampler:
+    """Executes the first of the expensive operations of a form, and copies its outputs for others.
+
+    Expensive are convolutions, matrix products, attention, and what makes large tensors: nearly
+    all of the time of a step. Their times and workspaces do not depend on values. The copies are
+    values of the right kind, but not those of the step, random numbers among them: `sampled` runs
+    it in full where an operation fails on them.
+    """
+
+    def __init__(self, joint: Joint, execute: Execute) -> None:
+        self._execute = execute
+        self._forms = {
+            node: form_of(node.target, *_fakes(node))
+            for node in joint.graph_module.graph.nodes
+            if is_counted(node) or _is_large(node)
+        }
+        self._left = Counter(self._forms.values())
+        """How many of each form are to come, by what the capture predicts."""
+        self._first: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
+        """Of each form that is to come again: the first one, its true form, and its outputs."""
+        self.like: dict[fx.Node, fx.Node] = {}
+        """Of each operation that was not executed the one whose outputs it has copies of."""
+
+    def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Return the outputs of an operation, or copies of those of one like it."""
+        form = self._forms.get(node)
+        if form is None:
+            return self._execute(node, arguments, keywords)
+        self._left[form] -= 1
+        kept = self._first.get(form) if self._left[form] else self._first.pop(form, None)
+        true = form_of(node.target, arguments, keywords)
+        if kept is not None and kept[1] == true:
+            self.like[node] = kept[0]
+            return _copies(kept[2])
+        value = self._execute(node, arguments, keywords)
+        if self._left[form] and _is_new(value, (arguments, keywords)):
+            self._first[form] = (node, true, value)
+        return value
+
+
+LARGE_BYTES: Final = 2**18
+"""Outputs of so many bytes make an operation expensive [B]."""
+
+
+def _is_large(node: fx.Node) -> bool:
+    """Return whether an operation of PyTorch makes large tensors, and no indices."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
+        return False
+    made = tensors_in(node.meta.get("val"))
+    kinds = {each.dtype for each in made}
+    return sum(each.nbytes for each in made) >= LARGE_BYTES and all(
+        kind.is_floating_point or kind == torch.bool for kind in kinds
+    )
+
+
+def sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
+    """Run the step as `replay` does, with each form of expensive operation executed once.
+
+    Returns for each operation that was not executed the one that stands for it.
+    """
+    sampler = Sampler(joint, execute)
+    try:
+        replay(joint, sampler)
+    except RAISED:
+        if not sampler.like:
+            raise
+        replay(joint, execute)  # what failed may have failed on the copies
+        return {}
+    return sampler.like
+
+
+def _fakes(node: fx.Node) -> tuple[Any, Any]:
+    """Return the arguments of a node as the capture predicts them."""
+
+    def fake(source: fx.Node) -> Any:
+        return source.meta.get("val")
+
+    return fx.node.map_arg(node.args, fake), fx.node.map_arg(node.kwargs, fake)
+
+
+def form_of(*given: Any) -> Hashable:
+    """Return what tells apart calls that do the same work on other values."""
+    leaves, spec = _pytree.tree_flatten(given)
+    return spec, tuple(
+        (leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset())
+        if isinstance(leaf, torch.Tensor)
+        else (type(leaf), str(leaf))
+        for leaf in leaves
+    )
+
+
+def _is_new(value: Any, inputs: Any) -> bool:
+    """Return whether outputs are on the processor, in memory that no input has."""
+    there = {storage_key(tensor) for tensor in tensors_in(inputs)}
+    made = tensors_in(value)
+    return all(t.device.type == "cpu" and storage_key(t) not in there for t in made)
+
+
+def _copies(value: Any) -> Any:
+    """Return outputs that lie in memory as others do, with the same values."""
+    made: dict[int, torch.UntypedStorage] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        key = storage_key(tensor)
+        if key not in made:
+            made[key] = tensor.untyped_storage().clone()
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(made[key], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    return _pytree.tree_map_only(torch.Tensor, copy, value)
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+KERNEL: Final = "poetmodel.kernel"
+"""Key under a node's ``meta``: what to call in place of its target, with the same arguments."""
+
+
+def kernel_of(node: fx.Node) -> Callable[..., Any]:
+    """Return what to call for the operation of a node: nearly always its target itself."""
+    if KERNEL in node.meta:
+        chosen: Callable[..., Any] = node.meta[KERNEL]
+        return chosen
+    aten = torch.ops.aten
+    if node.target is aten.native_dropout.default:
+        return _dropout
+    if node.target is aten.native_dropout_backward.default:
+        return _dropout_backward(_dropped_ratio(node))
+    found: Callable[..., Any] = node.target
+    return found
+
+
+def _dropout(
+    x: torch.Tensor,
+    p: float,
+    train: bool | None,  # noqa: FBT001 - the signature is that of PyTorch's operator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tensor after dropout, and which elements were kept.
+
+    A capture has the dropout of accelerators, whose mask is boolean: a quarter of the bytes that
+    eager saves on the processor. It multiplies by the mask and by ``1 / (1 - p)`` one after the
+    other, where eager's multiplies by their product, rounded to the type of the tensor; and it
+    draws where ``p`` is 1. This computes what eager does, of the same random numbers.
+    """
+    if train is False or x.numel() == 0:
+        values: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.native_dropout(x, p, train)
+        return values
+    if p == 1:
+        nothing = torch.zeros((), dtype=x.dtype, device=x.device)
+        return x.mul(nothing), torch.zeros_like(x, dtype=torch.bool)
+    noise = torch.empty_like(x).bernoulli_(1 - p)
+    mask = noise.to(torch.bool)
+    return _multiplied(noise.div_(1 - p), x), mask
+
+
+@cache
+def _dropout_backward(p: float | None) -> Callable[..., torch.Tensor]:
+    """Return the backward of dropout: the gradient times what the input was multiplied by.
+
+    PyTorch's kernel mixes types and makes three tensors; to convert first and to multiply in place
+    makes one, and takes a third of the time.
+    """
+
+    def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+        noise = mask.to(grad.dtype)
+        if scale != 0:  # 0 where p is 1: nothing was kept
+            noise.div_(1 / scale if p is None else 1 - p)
+        return _multiplied(noise, grad)
+
+    return backward
+
+
+def dropout_backward_in_place(node: fx.Node) -> Callable[..., torch.Tensor]:
+    """Return the backward of dropout that multiplies the gradient where it is, by the same number.
+
+    The mask is 0 or 1, so that two products after each other round once, as one does.
+    """
+    p = _dropped_ratio(node)
+
+    def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+        grad.mul_(mask)
+        if scale != 0:
+            factor = torch.ones((), dtype=grad.dtype, device=grad.device)
+            grad.mul_(factor.div_(1 / scale if p is None else 1 - p))
+        return grad
+
+    return backward
+
+
+def _dropped_ratio(node: fx.Node) -> float | None:
+    """Return with which ratio the mask was drawn that a backward of dropout reads.
+
+    The scale alone tells it up to a rounding; None where the mask comes from elsewhere.
+    """
+    dropout = torch.ops.aten.native_dropout.default
+    for mask in node.all_input_nodes:
+        for source in mask.all_input_nodes:
+            if mask.target is getitem and source.target is dropout:
+                ratio: Any = source.args[1]
+                return float(ratio)
+    return None
+
+
+def _multiplied(noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return the product, in place of the noise where that does not change its strides."""
+    return noise.mul_(x) if noise.stride() == x.stride() else x * noise
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+_MARK: Final = "poetmodel.unit."
+_MEMORY: Final = "[memory]"
+"""Name of the events that tell of memory taken and given back."""
+_NOTICE: Final = b"USDT:"
+"""How lines begin that the profiler writes to stderr on every start and stop."""
+
+
+def workspace_bytes(joint: Joint, parts: Units) -> tuple[int, ...]:
+    """Measure the workspace of each unit, with the memory events of PyTorch's profiler.
+
+    It is the highest total of allocations during the operation, less its outputs [B]; 0 on the
+    ``meta`` device, where nothing is computed. The caches of libraries are full: the units were
+    found by running the step. Only memory that goes through PyTorch's allocator is seen; that
+    includes the scratchpads of oneDNN convolutions, which are the largest.
+    """
+    if any(joint.value(a).is_meta for a in joint.of(InputKind.PARAMETER)):
+        return (0,) * len(parts.units)
+    numbers = {unit.node: unit.index for unit in parts.units}
+
+    def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if node not in numbers:
+            return call(node, arguments, keywords)
+        with record_function(f"{_MARK}{numbers[node]}"):
+            return call(node, arguments, keywords)
+
+    like: dict[fx.Node, fx.Node] = {}
+    peaks = _peaks(_events(lambda: like.update(sampled(joint, execute))))
+    peaks |= {numbers[node]: peaks.get(numbers[first], 0) for node, first in like.items()}
+    sizes = [sum(parts.storages[index].bytes for index in unit.storages) for unit in parts.units]
+    return tuple(max(0, peaks.get(k, 0) - size) for k, size in enumerate(sizes))
+
+
+def heap_peak_bytes(work: Callable[[], object]) -> int:
+    """Measure the highest total of what PyTorch allocates while something runs [B].
+
+    By the memory events of PyTorch's profiler: tensors and workspaces, less what is freed. What was
+    there before does not count.
+    """
+    return _highest(_changes(_events(work)))
+
+
+def _peaks(events: Sequence[Any]) -> dict[int, int]:
+    """Return for each marked unit the highest running sum of its allocations [B]."""
+    changes = _changes(events)
+    peaks: dict[int, int] = {}
+    for event in events:
+        if event.name().startswith(_MARK):
+            begin, length = event.start_ns(), event.duration_ns()
+            first = bisect_left(changes, begin, key=itemgetter(0))
+            last = bisect_right(changes, begin + length, key=itemgetter(0))
+            number = int(event.name().removeprefix(_MARK))
+            peaks[number] = _highest(changes[first:last])
+    return peaks
+
+
+def _events(work: Callable[[], object]) -> Sequence[Any]:
+    """Return the events that PyTorch's profiler records while something runs."""
+    with _without_notices(), profile(profile_memory=True) as recorded:
+        work()
+    events: Sequence[Any] = recorded.kineto_results.events()
+    return events
+
+
+def _changes(events: Iterable[Any]) -> list[tuple[int, int]]:
+    """Return when memory was taken and given back [ns], and how much [B], in order."""
+    found = [(event.start_ns(), event.nbytes()) for event in events if event.name() == _MEMORY]
+    return sorted(found, key=itemgetter(0))
+
+
+def _highest(changes: Iterable[tuple[int, int]]) -> int:
+    """Return the highest running sum of sizes, 0 or more."""
+    return max(accumulate((size for _, size in changes), initial=0))
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """Leave the profiler's notices out of stderr; all else that is written there gets through."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written:
+                if not line.startswith(_NOTICE):
+                    os.write(2, line)
+
+
+def storage_peak_bytes(work: Callable[[], object], known: Iterable[torch.Tensor]) -> int:
+    """Measure the highest total of tensors alive while something runs, but for `known` [B]."""
+    with _StorageWatch(known) as watch:
+        work()
+    return int(watch.highest)
+
+
+class _StorageWatch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Sees each new storage, and when it goes."""
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {storage_key(tensor): 0 for tensor in known}
+        self.total = self.highest = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        value = function(*args, **(kwargs or {}))
+        for tensor in tensors_in(value):
+            storage, key = tensor.untyped_storage(), storage_key(tensor)
+            if key not in self.alive:
+                self.alive[key] = storage.nbytes()
+                self.total += storage.nbytes()
+                weakref.finalize(storage, self._gone, key)
+        self.highest = max(self.highest, self.total)
+        return value
+
+    def _gone(self, key: int) -> None:
+        self.total -= self.alive.pop(key)

@@ -1,0 +1,535 @@
+"""What a capture knows of values: constants, what follows from inputs and buffers, what was read.
+
+Every fake tensor whose value follows from the code, the inputs and the buffers alone holds that
+value. Python may read it: an ``if``, ``.item()``, a shape that a mask decides. What the read value
+follows from inputs and buffers by is kept as an expression, which a guard computes again before
+each step.
+
+Whether numbers are finite follows from parameters, so that no guard can answer it before a step.
+Many detectors and translators ask, to clamp what overflows: ``if not torch.isfinite(x).all()``. A
+captured step goes on as if all is finite, and has the true answer as one more result: if it is no,
+the step is undone. The same holds for arguments of distributions, which must be in their range, and
+for what ``torch.linalg`` checks: whether a matrix could be inverted.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from poetmodel.torch.capturing.replay import tensors_in
+from poetmodel.torch.errors import RAISED, user_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from torch import fx
+
+# -- expressions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A tensor that is there when a step begins: an input, or a buffer."""
+
+    position: int | None
+    """Its place among the flat inputs; None for a buffer."""
+    path: str = ""
+    """Of a buffer below the captured module."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Literal:
+    """A tensor that follows from the code alone."""
+
+    value: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallExpression:
+    """What an operation gives; its arguments are expressions, and what Python has otherwise."""
+
+    function: Any
+    leaves: tuple[Any, ...]
+    form: Any
+    """How the leaves are nested: arguments, then keywords."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A value that Python code of the model saw while it was captured."""
+
+    expression: CallExpression
+    value: Any
+    """What it was: a number, or nested shapes."""
+    what: str
+    """What kind of value, for people."""
+    place: str
+    """In which line, for people."""
+
+
+def shapes_of(value: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the tensors in a value."""
+    return tuple(tuple(tensor.shape) for tensor in tensors_in(value))
+
+
+def leaf_of(value: Any, number: int) -> Any:
+    """Return one of the outputs of an operation."""
+    return _pytree.tree_leaves(value)[number]
+
+
+# -- what is known -----------------------------------------------------------------------------
+
+_LARGEST: Final = 2**22
+"""Values of more elements are not kept [elements]."""
+_COMPARED: Final = 2**16
+"""Literals of more elements are not compared with others [elements]."""
+_VALUE: Final = "poetmodel_known"
+"""Under which a fake tensor holds what is known of it."""
+
+_FROM_NOTHING: Final = ("arange", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor")
+_FROM_A_FORM: Final = ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
+"""Operators that read nothing of a tensor but its form."""
+_LITERAL: Final = ("lift_fresh", "lift_fresh_copy")
+"""Operators that take the numbers of ``torch.tensor([1, 2])``."""
+_MAKERS: Final = frozenset((*_FROM_NOTHING, "tril_indices", "triu_indices", "zeros"))
+_DRAWS: Final = frozenset(
+    ("cauchy", "exponential", "geometric", "log_normal", "normal", "rand_like", "randint_like",
+     "randn_like", "random", "uniform")
+)  # fmt: skip
+"""Operators that draw, and read nothing of a tensor but its form."""
+_DECIDING: Final = {
+    "index": (1, torch.ops.aten.count_nonzero.default),
+    "masked_select": (1, torch.ops.aten.count_nonzero.default),
+    "_ctc_loss": (3, torch.ops.aten.max.default),
+}
+"""Operators of whose results one argument decides the shape, which, and what of it does."""
+
+
+@dataclass(slots=True)
+class KnownValue:
+    """The value of a fake tensor, or of all outputs of an operation."""
+
+    real: Any
+    """None where it is random: then it cannot be read, and that can be told."""
+    expression: Given | CallExpression | None = None
+    """What it follows from inputs and buffers by; None for a constant."""
+    form_only: bool = False
+    """Whether only shape, strides and type are those of the value."""
+
+
+_RANDOM: Final = KnownValue(None)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownValues:
+    """What is known while a step is captured, and what was read."""
+
+    reads: dict[CallExpression, Read] = field(default_factory=dict)
+    _calls: dict[Any, CallExpression] = field(default_factory=dict)
+    _literals: dict[Any, Literal] = field(default_factory=dict)
+
+    def give(self, tensor: torch.Tensor, real: torch.Tensor, source: Given) -> None:
+        """Let the tensor that stands for an input or a buffer hold its value."""
+        fake = tensor
+        if isinstance(fake, FunctionalTensor):
+            fake = torch._from_functional_tensor(fake.elem)  # noqa: SLF001 - no other way
+        plain = real.layout == torch.strided and real.device.type == "cpu"
+        if isinstance(fake, FakeTensor) and plain and real.numel() <= _LARGEST:
+            setattr(fake, _VALUE, KnownValue(real, source))
+
+    def of(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
+        """Return what an operation gives if its inputs are known; None where they are not.
+
+        Constants in place are constants still; what is written with other values is one no more,
+        and neither is what follows from inputs.
+        """
+        inputs = tensors_in((arguments, keywords))
+        name = function.overloadpacket.__name__
+        seeded = torch.Tag.nondeterministic_seeded in function.tags
+        if not inputs and name not in _MAKERS:
+            return _RANDOM if seeded else None
+        form = name in _FROM_A_FORM
+        if form and any(tensor.numel() > _LARGEST for tensor in inputs):
+            return None
+        found = [_known(tensor, function) for tensor in inputs]
+        there = [known for known in found if known is not None]
+        known = len(there) == len(found) and all(each.real is not None for each in there)
+        varies = any(each.expression is not None for each in there)
+        writes = function._schema.is_mutable  # noqa: SLF001 - what is written is known by it alone
+        if seeded or not (known or form) or (writes and varies):
+            if writes:
+                _forget(inputs)
+            random = seeded or any(each.real is None for each in there)
+            whole = len(there) == len(found) or name in _DRAWS
+            return _RANDOM if random and whole else None
+        with no_dispatch(), torch.no_grad():
+            try:
+                own, own_keywords = _pytree.tree_map(
+                    lambda leaf: _real(leaf, function), (arguments, keywords)
+                )
+                real = function(*own, **own_keywords)
+            except RAISED:
+                return None
+            if form or not varies:
+                return KnownValue(real)
+            return KnownValue(real, self._call(function, arguments, keywords))
+
+    def remember(self, value: Any, known: KnownValue | None) -> None:
+        """Let the outputs of an operation hold what is known of them."""
+        if known is None or known.form_only:
+            return
+        fakes = _pytree.tree_leaves(value)
+        if known.real is None:
+            for fake in tensors_in(fakes):
+                setattr(fake, _VALUE, known)
+            return
+        several = not isinstance(known.real, torch.Tensor)
+        pairs = zip(fakes, _pytree.tree_leaves(known.real), strict=False)
+        for number, (fake, real) in enumerate(pairs):
+            if not isinstance(fake, torch.Tensor) or fake.shape != real.shape:
+                continue
+            if real.numel() <= _LARGEST:
+                expression = known.expression
+                if several and expression is not None:
+                    expression = self._call(leaf_of, (expression, number))
+                setattr(fake, _VALUE, KnownValue(real, expression))
+
+    def forget(self, value: Any) -> None:
+        """Let fake tensors hold nothing any more; they may live longer than the capture."""
+        for fake in tensors_in(value):
+            vars(fake).pop(_VALUE, None)
+
+    def read(self, known: KnownValue, value: Any, *, by: Any = None) -> None:
+        """Note that Python saw a value, or what a function makes of it; constants are no news."""
+        expression = known.expression
+        if by is not None and expression is not None:
+            expression = self._call(by, (expression,))
+        if isinstance(expression, CallExpression) and expression not in self.reads:
+            self.reads[expression] = Read(
+                expression=expression,
+                value=value,
+                what=_WORDS.get(by, "value that is read"),
+                place=user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
+            )
+
+    def selected(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
+        """Return what an operation gives whose shape depends on values; None where not known.
+
+        Of what a mask selects only the mask needs to be known. Where no more is, only the form of
+        the result is.
+        """
+        known = self.of(function, arguments, keywords)
+        there = known is not None and known.real is not None
+        place, measure = _DECIDING.get(function.overloadpacket.__name__, (None, None))
+        if place is None:
+            if known is not None and there:
+                self.read(known, shapes_of(known.real), by=shapes_of)
+            return known
+        deciding = [d for d in tensors_in(arguments[place]) if place != 1 or d.dtype in _MASKS]
+        for tensor in deciding:
+            found = self.of(measure, (tensor,), {})
+            if found is None or found.real is None:
+                return found
+            self.read(found, int(found.real), by=int)
+        if there or not deciding:  # numbers of rows have a shape, and decide nothing else
+            return known
+        with no_dispatch(), torch.no_grad():
+            own, own_keywords = _pytree.tree_map(
+                lambda leaf: _real(leaf, function), (arguments, keywords)
+            )
+            return KnownValue(function(*own, **own_keywords), form_only=True)
+
+    def _call(self, function: Any, arguments: Any, keywords: Any = None) -> CallExpression:
+        """Return the call of a function; the same one where there is one."""
+        leaves, form = _pytree.tree_flatten((tuple(arguments), keywords or {}))
+        own = tuple(self._leaf(leaf) for leaf in leaves)
+        key = (function, form, tuple(map(_key, own)))
+        return self._calls.setdefault(key, CallExpression(function, own, form))
+
+    def _leaf(self, leaf: Any) -> Any:
+        """Return an argument as an expression."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        known: KnownValue = getattr(leaf, _VALUE)
+        if known.expression is not None:
+            return known.expression
+        real = known.real
+        key: Any = id(real)
+        if real.numel() <= _COMPARED:
+            content = real.flatten().contiguous().view(torch.uint8).numpy().tobytes()
+            key = (real.dtype, real.shape, real.stride(), content)
+        return self._literals.setdefault(key, Literal(real))
+
+
+_MASKS: Final = (torch.bool, torch.uint8)
+_WORDS: Final = {int: "number that decides a shape", shapes_of: "shape of a result"}
+
+
+def _key(leaf: Any) -> Any:
+    if isinstance(leaf, CallExpression | Literal):
+        return id(leaf)
+    return (type(leaf), leaf if isinstance(leaf, Given) else repr(leaf))
+
+
+def _known(tensor: torch.Tensor, function: Any) -> KnownValue | None:
+    """Return what is known of a fake tensor."""
+    if function.overloadpacket.__name__ in _LITERAL and type(tensor) is torch.Tensor:
+        return KnownValue(tensor.clone())
+    known: KnownValue | None = getattr(tensor, _VALUE, None)
+    if known is None or known.real is None:
+        return known
+    gone = known.real.numel() and not known.real.untyped_storage().nbytes()
+    return None if gone else known
+
+
+def _real(leaf: Any, function: Any) -> Any:
+    """Return the value of a tensor, or zeros of its form."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    known = _known(leaf, function)
+    if known is None or known.real is None:
+        return torch.zeros(leaf.shape, dtype=leaf.dtype)
+    return known.real
+
+
+def _forget(tensors: Iterable[torch.Tensor]) -> None:
+    """Let tensors hold no value, nor those that share memory with them."""
+    for tensor in tensors:
+        known = getattr(tensor, _VALUE, None)
+        if known is None:
+            continue
+        if known.expression is None and known.real is not None:
+            known.real.untyped_storage().resize_(0)
+        delattr(tensor, _VALUE)
+
+
+# -- guards on what Python code read -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ValueGuards:
+    """The values that a capture read from inputs and buffers."""
+
+    reads: tuple[Read, ...]
+
+    @cached_property
+    def sources(self) -> tuple[Given, ...]:
+        """The inputs and buffers that the values follow from."""
+        calls = _in_order([read.expression for read in self.reads])
+        leaves = (leaf for call in calls for leaf in call.leaves)
+        return tuple(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Given)))
+
+    @cached_property
+    def _expected(self) -> tuple[str, ...]:
+        return tuple(repr(read.value) for read in self.reads)
+
+    @cached_property
+    def _function(self) -> Callable[..., tuple[Any, ...]]:
+        return _compiled([read.expression for read in self.reads], self.sources)
+
+    def hold(self, sources: Sequence[torch.Tensor]) -> bool:
+        """Return whether the values are what they were, for inputs and buffers as they are now."""
+        return not self.reads or self._now(sources) == self._expected
+
+    def differences(self, sources: Sequence[torch.Tensor]) -> Iterator[str]:
+        """Yield in words what values are not what they were."""
+        now = self._now(sources)
+        for place, read in enumerate(self.reads):
+            where = f" at {read.place}" if read.place else ""
+            if now is None:
+                yield f"the {read.what}{where} was {read.value}, and cannot be had now"
+                return
+            if now[place] != self._expected[place]:
+                yield f"the {read.what}{where} was {read.value} and is {now[place]}"
+
+    def _now(self, sources: Sequence[torch.Tensor]) -> tuple[str, ...] | None:
+        """Return the values as text, of which NaN is equal to itself; None where one fails."""
+        try:
+            with torch.no_grad():
+                return tuple(map(repr, self._function(*sources)))
+        except RAISED:
+            return None
+
+
+def _in_order(expressions: Sequence[CallExpression]) -> list[CallExpression]:
+    """Return all calls that expressions are made of, each after those that it needs."""
+    found: dict[CallExpression, None] = {}
+    pending = list(reversed(expressions))
+    while pending:
+        call = pending[-1]
+        missing = [
+            leaf for leaf in call.leaves if isinstance(leaf, CallExpression) and leaf not in found
+        ]
+        if missing:
+            pending += missing
+        else:
+            found[pending.pop()] = None
+    return list(found)
+
+
+def _compiled(
+    expressions: Sequence[CallExpression], sources: Sequence[Given]
+) -> Callable[..., Any]:
+    """Return a function from inputs and buffers to the values of expressions, as Python."""
+    names: dict[Any, str] = {source: f"s{k}" for k, source in enumerate(sources)}
+    known: dict[str, Any] = {}
+
+    def named(leaf: Any) -> str:
+        if leaf in (None, True, False) or type(leaf) in (int, str):
+            return repr(leaf)
+        if isinstance(leaf, CallExpression | Given):
+            return names[leaf]
+        name = f"c{len(known)}"
+        known[name] = leaf.value if isinstance(leaf, Literal) else leaf
+        return name
+
+    lines = []
+    for number, call in enumerate(_in_order(expressions)):
+        words = [_Word(named(leaf)) for leaf in call.leaves]
+        arguments, keywords = _pytree.tree_unflatten(words, call.form)
+        known[f"f{number}"] = call.function
+        given = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in keywords.items())]
+        names[call] = f"v{number}"
+        lines.append(f"    v{number} = f{number}({', '.join(given)})")
+    values = "".join(f"{names[expression]}, " for expression in expressions)
+    source = "\n".join((f"def values({', '.join(names[s] for s in sources)}):", *lines))
+    exec(f"{source}\n    return ({values})\n", known)  # noqa: S102 - no text of a user's is in it
+    found: Callable[..., Any] = known["values"]
+    return found
+
+
+class _Word(str):
+    """A word of a program: shown as it is, also inside of a list."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+# -- questions whether numbers are finite ------------------------------------------------------
+
+_ASKS: Final = {"isfinite": True, "isnan": False, "isinf": False, "_is_all_true": True}
+"""Functions that ask of numbers, and what they say where all is well; the last one is what
+``torch.distributions`` validates arguments with."""
+_SUMS_UP: Final = frozenset(("all", "any", "max", "min", "amax", "amin"))
+_JOINS: Final = frozenset(
+    ("__or__", "__ror__", "__and__", "__rand__", "logical_or", "logical_and", "bitwise_or",
+     "bitwise_and")
+)  # fmt: skip
+_NEGATES: Final = frozenset(("__invert__", "logical_not", "bitwise_not"))
+_READS: Final = frozenset(("__bool__", "item"))
+_EXPECTED: Final = "poetmodel_expected"
+"""Under which a tensor of answers holds what they are where all is well."""
+
+
+class FiniteChecks:
+    """What the forward pass of a capture asks about finite numbers; off until it is turned on."""
+
+    def __init__(self) -> None:
+        self.on = self.of_matrices = False
+        """Whether what is asked of numbers is noted, and what torch.linalg asks of matrices."""
+        self.places: dict[str, None] = {}
+        """The lines that asked."""
+        self._answers: list[torch.Tensor] = []
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Note what a forward pass asks inside."""
+        self.places.clear()
+        self._answers.clear()
+        with ExitStack() as stack:
+            if self.on:
+                stack.enter_context(_ReadWatch(self))
+            if self.of_matrices:
+                stack.enter_context(_MatrixWatch(self))
+            yield
+
+    def learn(self, graph_module: fx.GraphModule) -> bool:
+        """Watch matrices from now on if a captured step checks some; return whether that is new."""
+        descriptors = [n.meta.get("desc") for n in graph_module.graph.find_nodes(op="placeholder")]
+        found = any("Token" in type(each).__name__ for each in descriptors)
+        new = found and not self.of_matrices
+        self.of_matrices = self.of_matrices or found
+        return new
+
+    def results(self) -> tuple[torch.Tensor, ...]:
+        """Return whether all was finite: one tensor, or none where nothing was asked."""
+        if not self._answers:
+            return ()
+        found = torch.stack([answer.detach().reshape(()) for answer in self._answers]).all()
+        self._answers.clear()
+        return (found,)
+
+    def note(self, answer: torch.Tensor, *, expected: bool) -> None:
+        """Take an answer that nobody can know yet."""
+        self._answers.append(answer if expected else answer.logical_not())
+        place = user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
+        self.places[place or "an unknown line"] = None
+
+
+class _ReadWatch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+    """Follows answers from where they are asked for to where Python reads them."""
+
+    def __init__(self, checks: FiniteChecks) -> None:
+        super().__init__()
+        self._checks = checks
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        expected = {getattr(tensor, _EXPECTED, None) for tensor in tensors}
+        known = expected.pop() if len(expected) == 1 else None
+        if name in _READS and known is not None:
+            try:
+                return func(*args, **(kwargs or {}))
+            except DataDependentOutputException:
+                self._checks.note(tensors[0], expected=known)
+                return known
+        value = func(*args, **(kwargs or {}))
+        if name in _ASKS:
+            known = _ASKS[name]
+        elif name in _NEGATES and known is not None:
+            known = not known
+        elif name not in _SUMS_UP and name not in _JOINS:
+            known = None
+        if known is not None and isinstance(value, torch.Tensor):
+            setattr(value, _EXPECTED, known)
+        return value
+
+
+class _MatrixWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+    """Takes down what ``torch.linalg`` checks after an operation, such as whether it could invert.
+
+    The check is an operation that raises, which a step cannot repeat.
+    """
+
+    def __init__(self, checks: FiniteChecks) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._checks = checks
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        checks = func is torch.ops.aten._linalg_check_errors.default  # noqa: SLF001 - its only name
+        if checks and isinstance(args[0], FunctionalTensor):
+            self._checks.note(args[0].eq(0).all(), expected=True)
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+def is_unknown(error: BaseException) -> bool:
+    """Return whether a capture has ended because a value was read that it does not know."""
+    link: BaseException | None = error
+    while link is not None and not isinstance(link, DataDependentOutputException):
+        link = link.__cause__ or link.__context__
+    return link is not None

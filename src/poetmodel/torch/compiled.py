@@ -1,0 +1,440 @@
+"""A compiled step and its way there: captured, measured, solved, planned, checked against eager."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from poetmodel.device import Costs, Device, StorageMode
+from poetmodel.errors import BudgetError, CostError, InputError, VerificationError, shown
+from poetmodel.plan import check_plan
+from poetmodel.planner import make_plan
+from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.solver import solve
+from poetmodel.solver.background import BackgroundSolve
+from poetmodel.torch.cache import Cache, KnownStep, is_settled
+from poetmodel.torch.capturing.guards import Guards, refuse_inputs, refuse_surroundings
+from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.runtime.comparison import check_agreement
+from poetmodel.torch.runtime.convolutions import kernels_told
+from poetmodel.torch.runtime.profiling import Profile, measure
+from poetmodel.torch.runtime.runner import Runner
+from poetmodel.torch.state.pages import make_folder, release_memory
+from poetmodel.torch.step.joining import joined
+from poetmodel.torch.step.trace import (
+    Trace,
+    captured_step,
+    coarse_costs,
+    coarsened,
+    floor_bytes,
+    keep_all_bytes,
+    least_bytes,
+)
+from poetmodel.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from poetmodel.graph import Graph
+    from poetmodel.plan import Plan, PlanCheck
+    from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
+    from poetmodel.solver.request import SolveProgress
+    from poetmodel.torch.capturing.inputs import Inputs
+    from poetmodel.torch.runtime.certificate import Certificate
+    from poetmodel.torch.state.store import StateStore
+
+MEASURING_S: Final = 2.0
+"""Time after which no further step is timed [s]."""
+FIRST_S: Final = 3.0
+"""Time to solve before the first step where the schedule is refined beside training [s]."""
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `compile` was asked for; its parameters say what each means."""
+
+    ram: str | int
+    storage: str | Path | None
+    paging: bool | None
+    recompute: bool
+    device: str | Device | None
+    profile: Profile | Costs | None
+    minimize: str | None
+    deadline: str | float | None
+    time_limit: float
+    gap: float
+    background_io: bool
+    rollback: bool
+    dynamic: str
+    accumulate: int
+    optimizer: torch.optim.Optimizer | None
+    clip_grad_norm: float | None
+    refine: bool
+    cache: str | Path | bool
+
+    def __post_init__(self) -> None:
+        faults = []
+        storage: Any = self.storage
+        profile: Any = self.profile
+        if self.dynamic not in ("error", "retrace"):
+            faults.append(f"dynamic: expected error or retrace, got {shown(self.dynamic)}")
+        if not isinstance(storage, str | Path | None) or storage == "":
+            faults.append(f"storage: expected a folder, got {shown(storage)}")
+        if self.paging and storage is None:
+            faults.append("paging: needs a folder for pages; give storage=, or paging=False")
+        if type(self.accumulate) is not int or self.accumulate < 1:
+            faults.append(f"accumulate: expected 1 or more steps, got {shown(self.accumulate)}")
+        elif self.accumulate > 1 and self.optimizer is not None:
+            faults.append("accumulate: a step with an optimizer updates at once; leave one out")
+        if not isinstance(profile, Profile | Costs | None):
+            faults.append(f"profile: expected what `measure` returns, got {shown(profile)}")
+        cache: Any = self.cache
+        if not isinstance(cache, str | Path | bool) or cache == "":
+            faults.append(f"cache: expected a folder, True or False, got {shown(cache)}")
+        if self.device is not None and profile is not None:
+            faults.append("give a device or a profile, not both")
+        if faults:
+            raise InputError(faults)
+
+    @property
+    def pages(self) -> bool:
+        """Whether tensors may be paged."""
+        return self.storage is not None if self.paging is None else self.paging
+
+
+class Compiled:
+    """A step compiled for inputs of one form: traced, costs found, solved, planned, and a program.
+
+    Parameters and errors are those of `poetmodel.torch.compile`; `first` is the same step for the
+    inputs that came first, whose budget is that of all; `tell` gets the stage that begins.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Callable[..., torch.Tensor] | None,
+        inputs: Inputs,
+        options: Options,
+        *,
+        first: Compiled | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        begin = perf_counter()
+        tell("capturing the step")
+        self.refinement: BackgroundSolve | None = None
+        """What improves the schedule beside training."""
+        _check_host(model)
+        refuse(type(model).__name__, input_faults(inputs))
+        refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
+        joint = captured_step(
+            model,
+            loss_fn,
+            inputs,
+            optimizer=options.optimizer,
+            clip_grad_norm=options.clip_grad_norm,
+        )
+        joint = replace(joint, accumulate=options.accumulate)
+        self.known = KnownStep(Cache.of(options.cache), joint, loss_fn)
+        """What earlier compiles found out about the step."""
+        self.trace = self.known.trace()
+        self.guards = Guards(joint)
+        self.trace_s = perf_counter() - begin
+        """Time that capturing took, with running it to find tensors and workspaces [s]."""
+        self.keep_all_bytes = keep_all_bytes(self.trace)
+        """The peak of tensors and workspaces when everything is kept [B]."""
+        self.budget_bytes = self._budget_bytes(options, first)
+        """The budget for tensors and workspaces [B]."""
+        self.trace, divided = self.known.in_parts(self.trace, budget_bytes=self.budget_bytes)
+        self.coarse = coarsened(self.trace, budget_bytes=self.budget_bytes, homes=options.pages)
+        """What was solved, with `costs`."""
+        before = perf_counter()
+        tell("finding the costs of operations")
+        costs, self.profile, self.notes = _costs(self.trace, options, self.known)
+        """How the costs came about."""
+        if divided:
+            self.notes = (*self.notes, f"{divided} operations run in parts, with the same bits")
+        self.profile_s = perf_counter() - before
+        """Time that finding the costs took [s]."""
+        self.costs = coarse_costs(costs, self.coarse.graph)
+        if options.recompute and self.budget_bytes < self.keep_all_bytes:
+            self.coarse, self.costs = joined(
+                self.coarse,
+                self.costs,
+                results={i for found in self.trace.parts.emissions for i in found.reads.storages},
+                budget_bytes=self.budget_bytes - self.coarse.reserved_bytes,
+            )
+        self.options = options
+        self.homes: StateStore | None = None if first is None else first.homes
+        """The state file, of all forms; None while no plan has state on storage."""
+        tell("solving")
+        self.result = self._solved(of_solve(tell))
+        """What the solver found, and what runs."""
+        self.plan, self.check = self._planned(self.result)
+        self.runner = self._runner(self.plan)
+        tell("comparing with eager PyTorch")
+        self.certificate: Certificate | None = None
+        """What was found when it was last verified; None for another plan since."""
+        try:
+            program = f"{self.runner.generated.source}\n{kernels_told(self.trace)}"
+            if not self.known.is_checked(program) and check_agreement(self):
+                self.known.keep_checked(program)
+        except BaseException:
+            self.close()
+            raise
+        release_memory()
+        self.compile_s = perf_counter() - begin
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak that is promised: of the plan, and what is reserved beside it [B]."""
+        return self.check.peak_ram_bytes + self.coarse.reserved_bytes
+
+    @property
+    def device(self) -> str | None:
+        """The device that times of the plan are for; None for those of no named device."""
+        device = self.costs.device
+        return None if device is None else device.name
+
+    def _budget_bytes(self, options: Options, first: Compiled | None) -> int:
+        """Return the budget; a percentage is of the peak of the first form [B].
+
+        The RAM of a host does not depend on its inputs. Where everything was kept, it still is.
+        """
+        whole = self.keep_all_bytes
+        if first is None or not str(options.ram).strip().endswith("%"):
+            return parse_size(options.ram, field="ram", whole_bytes=whole)
+        keeps = first.budget_bytes >= first.keep_all_bytes
+        return max(first.budget_bytes, whole) if keeps else first.budget_bytes
+
+    def _problem(self) -> Problem:
+        """Return what to solve; its budget is what is left beside what is reserved."""
+        coarse, costs, options = self.coarse, self.costs, self.options
+        usable = self.budget_bytes - coarse.reserved_bytes
+        if usable <= 0:
+            raise BudgetError(self._too_little())
+        minimize = options.minimize
+        if minimize is None:
+            minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
+        counts = DeadlineCounts.OVERLAP if options.background_io else DeadlineCounts.SERIAL
+        return Problem(
+            coarse.graph,
+            costs,
+            ram=usable,
+            deadline=options.deadline,
+            deadline_counts=counts,
+            recompute=options.recompute,
+            paging=options.pages,
+            minimize=minimize,
+        )
+
+    def _solved(self, on_progress: Callable[[SolveProgress], None]) -> SolveResult:
+        """Solve; to be refined, for a few seconds unless nothing is found in them."""
+        problem, options, begin = self._problem(), self.options, perf_counter()
+        first_s = min(FIRST_S, options.time_limit) if options.refine else options.time_limit
+        known = self.known.result(problem, gap=options.gap)
+        if known is not None and (options.refine or is_settled(known, within_s=first_s)):
+            result = known
+        else:
+            start = self.known.start(problem) if known is None else known.schedule
+            result = _solve(
+                problem,
+                time_limit=first_s,
+                gap=options.gap,
+                start=start,
+                on_progress=on_progress,
+            )
+        left_s = options.time_limit - (perf_counter() - begin)
+        if options.refine and left_s > 0 and not is_settled(result):
+            if result.schedule is None:
+                result = _solve(
+                    problem, time_limit=left_s, gap=options.gap, on_progress=on_progress
+                )
+            else:
+                self.refinement = BackgroundSolve(
+                    problem, start=result.schedule, time_limit=left_s, gap=options.gap
+                )
+        if result is not known:
+            self.known.keep(result)
+        if result.schedule is None:
+            if self.budget_bytes < floor_bytes(self.coarse):
+                reason = f"{self._too_little()}; of what is not reserved: {result.reason}"
+            else:
+                reason = (
+                    f"{result.reason}; that RAM budget is ram={self.budget_bytes:,} B less the "
+                    f"{self.coarse.reserved_bytes:,} B that are reserved"
+                )
+            result = replace(result, reason=reason)
+        return result
+
+    def _planned(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
+        """Make the plan of a result, and check it."""
+        graph, costs = self.coarse.graph, self.costs
+        usable = self.budget_bytes - self.coarse.reserved_bytes
+        mode = StorageMode.DMA if self.options.background_io else StorageMode.BLOCKING
+        schedule = _settled(graph, result.require_schedule())
+        plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
+        check = check_plan(graph, costs, plan, ram_budget_bytes=usable)
+        if check.violations:
+            raise VerificationError(check.violations)
+        return plan, check
+
+    def _runner(self, plan: Plan) -> Runner:
+        """Return what runs a plan; state moves to its homes with the first step."""
+        runner = Runner(
+            self.trace,
+            plan,
+            self.coarse.numbers,
+            program=self.coarse.expanded(plan.program),
+            folder=self.options.storage,
+            rollback=self.options.rollback,
+            homes=self.homes,
+        )
+        self.homes = runner.homes
+        return runner
+
+    def improve(self) -> None:
+        """Run what was found meanwhile from now on, if it is better."""
+        found = None if self.refinement is None else self.refinement.take()
+        if found is None or found.schedule is None:
+            return
+        found = replace(found, time_limit_s=self.options.time_limit)
+        values = [result.objective_value or 0.0 for result in (found, self.result)]
+        if values[0] < values[1]:
+            plan, check = self._planned(found)
+            runner, before = self._runner(plan), self.runner
+            self.plan, self.check, self.runner = plan, check, runner
+            self.certificate = None
+            before.close()
+            _LOG.info("%s: %s", self.trace.graph.name, found)
+            self.result = found
+        elif found.schedule == self.result.schedule:  # what is proved of it is news
+            self.result = found
+        self.known.keep(found)
+
+    def close(self) -> None:
+        """End what improves the schedule, bring state to RAM, and remove the files."""
+        if self.refinement is not None:
+            self.refinement.close()
+        self.runner.close()
+        if self.homes is not None:
+            self.homes.close()
+
+    def _too_little(self) -> str:
+        """Return what of the budget is reserved, and the least one that is usable."""
+        coarse, whole = self.coarse, self.keep_all_bytes
+
+        def told(size_bytes: int, rounded: Callable[[float], int]) -> str:
+            return f"{size_bytes:,} B ({rounded(1000 * size_bytes / whole) / 10:g}%)"
+
+        needed = floor_bytes(coarse) - coarse.reserved_bytes
+        reserves = "; ".join(f"{what} {size:,} B" for what, size in coarse.reserves if size)
+        return (
+            f"ram: {told(self.budget_bytes, round)} is too little: {coarse.reserved_bytes:,} B are "
+            f"reserved ({reserves}), and operations need {needed:,} B beside that; give at least "
+            f"ram={told(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
+        )
+
+
+def _solve(problem: Problem, **options: Any) -> SolveResult:
+    """Solve with the threads that PyTorch may use, which computes nothing meanwhile."""
+    return solve(problem, threads=torch.get_num_threads(), **options)
+
+
+def _settled(graph: Graph, schedule: Schedule) -> Schedule:
+    """Return a schedule with all state in RAM that takes no room there that is not reserved."""
+    sizes = graph.tensor_bytes
+    more = {i for i in graph.state_tensors if not sizes[i]}.difference(schedule.resident)
+    if not more:
+        return schedule
+    new = graph.replacement_of
+    state = more | {new[i] for i in more if i in new}
+    others: dict[str, Any] = {
+        name: tuple(pair for pair in getattr(schedule, name) if pair[1] not in state)
+        for name in ("S_RAM", "S_AUX", "M_in", "M_out")
+    }
+    return replace(schedule, resident=tuple(sorted(more.union(schedule.resident))), **others)
+
+
+def _check_host(model: torch.nn.Module) -> None:
+    refuse_surroundings()
+    if torch.is_autocast_enabled("cpu"):
+        raise CaptureError(
+            "autocast is on: use it inside of the model and the loss, and compile outside of it"
+        )
+    if not isinstance(model, torch.nn.Module):
+        return  # the capture says so
+    kinds = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
+    if kinds:
+        raise InputError(
+            f"{type(model).__name__}: only steps on the cpu can be run, and parameters are on "
+            f"{' and '.join(sorted(kinds))}"
+        )
+
+
+def _costs(
+    traced: Trace, options: Options, known: KnownStep
+) -> tuple[Costs, Profile | None, tuple[str, ...]]:
+    """Return what the traced step costs, the measurement if there was one, and notes on it."""
+    given = options.profile
+    if given is not None:
+        costs = given.costs if isinstance(given, Profile) else given
+        try:
+            costs.table(traced.graph)
+        except CostError as error:
+            raise InputError(f"profile: its costs are those of another step: {error}") from None
+        if isinstance(given, Profile):
+            return costs, given, given.notes
+        return costs, None, (f"costs: {costs.source or 'as given'}",)
+    if options.device is not None:
+        device = options.device
+        if not isinstance(device, Device):
+            device = Device.load(device)
+        costs = Costs.estimate(traced.graph, device)
+        return costs, None, (f"costs: estimated for {costs.source}",)
+    folder = options.storage if options.pages else None
+    if folder is not None:
+        make_folder(folder)
+    found = known.profile(
+        traced, folder, partial(measure, traced, folder=folder, most_s=MEASURING_S)
+    )
+    return found.costs, found, found.notes
+
+
+# -- what compiling shows on a terminal --------------------------------------------------------
+
+
+@contextmanager
+def stages_shown() -> Iterator[Callable[[str], None]]:
+    """Give what names the stage; on stderr, and only if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("compiling")
+        yield lambda stage: shown.update(task, description=f"compiling: {stage}")
+
+
+def of_solve(tell: Callable[[str], None]) -> Callable[[SolveProgress], None]:
+    """Return a callback of a solve that names its gap."""
+
+    def solved_so_far(progress: SolveProgress) -> None:
+        tell("solving" if progress.gap is None else f"solving, gap {progress.gap:.2%}")
+
+    return solved_so_far

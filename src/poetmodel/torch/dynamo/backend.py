@@ -1,0 +1,212 @@
+"""`backend`: a RAM budget for ``torch.compile``; `partitioner`: the same for Inductor alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import partitioners
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+
+from poetmodel.device import Device
+from poetmodel.errors import InputError, shown
+from poetmodel.torch.cache import Cache
+from poetmodel.torch.capturing.surroundings import native_operators
+from poetmodel.torch.dynamo.operations import Operations, split_dropout
+from poetmodel.torch.dynamo.planning import MEASURED, Wanted
+from poetmodel.torch.dynamo.rewriting import PlannedGraphs
+from poetmodel.torch.dynamo.running import interpreted
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.runtime.profiling import measure_paging
+from poetmodel.torch.state.pages import make_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from torch import fx
+
+    from poetmodel.solver.request import SolveProgress
+    from poetmodel.torch.dynamo.inductor import Partitioner
+
+EAGER, INDUCTOR = "eager", "inductor"
+"""Whose kernels a graph can run."""
+
+
+def backend(
+    ram: str | int,
+    *,
+    kernels: str = EAGER,
+    storage: str | Path | None = None,
+    device: str | Device | None = None,
+    costs: str | None = None,
+    time_limit: float = 20.0,
+    gap: float = 0.01,
+    on_progress: Callable[[SolveProgress], bool | None] | None = None,
+    cache: str | Path | bool = True,
+) -> Backend:
+    """Return a back end for ``torch.compile`` that keeps a RAM budget.
+
+    Parameters
+    ----------
+    ram : str or int
+        What the compiled function may allocate at once: activations, gradients that it hands over,
+        results, workspaces. Bytes, ``8GiB``, or a percentage of the peak of the same function with
+        everything kept; without gradients nothing is, and a percentage stands for all of its peak.
+        Parameters, inputs and the optimizer's state are not part of it.
+    kernels : str
+        ``eager``: those that PyTorch runs without ``torch.compile``, which give the same bits.
+        ``inductor``: the fused ones of ``torch.compile``, whose results are its own to rounding;
+        needs a C++ compiler, does not page, and plans no evaluation without gradients.
+    storage : str or Path, optional
+        A folder for pages; without it nothing is paged.
+    device : str or Device, optional
+        Whose figures estimate times; by default this machine's, measured once.
+    costs : str, optional
+        ``measured``: time the operations of the graph in place of estimates.
+    time_limit : float
+        Longest time to solve each graph [s].
+    gap : float
+        Gap between schedule and bound at which a solve ends, as a fraction.
+    on_progress : callable, optional
+        Called with the progress of a solve; it ends where that returns False.
+    cache : str, Path or bool
+        Folder of what was measured and solved before; True for the user's, False for none.
+
+    Returns
+    -------
+    Backend
+        For ``torch.compile(function, backend=..., fullgraph=True, dynamic=False)``, or
+        ``model.compile`` likewise. Its ``plans`` tell of each graph.
+
+    Raises
+    ------
+    InputError
+        If an argument is none of these.
+    """
+    faults = []
+    if kernels not in (EAGER, INDUCTOR):
+        faults.append(f"kernels: expected {EAGER} or {INDUCTOR}, got {shown(kernels)}")
+    if costs not in (None, MEASURED):
+        faults.append(f"costs: expected {MEASURED} or nothing, got {shown(costs)}")
+    if kernels == INDUCTOR and storage is not None:
+        faults.append(f"storage: pages need kernels={EAGER!r}")
+    if kernels == INDUCTOR and costs == MEASURED:
+        faults.append(f"costs: kernels that are not written yet cannot be {MEASURED}")
+    if costs is not None and device is not None:
+        faults.append("give a device or costs, not both")
+    if faults:
+        raise InputError(faults)
+    if storage is not None:
+        make_folder(storage)
+    wanted = Wanted(
+        ram=ram,
+        device=Device.load(device) if isinstance(device, str) else device,
+        costs=costs,
+        paging=None if storage is None else measure_paging(storage),
+        time_limit=time_limit,
+        gap=gap,
+        on_progress=on_progress,
+        cache=Cache.of(cache),
+    )
+    if kernels == INDUCTOR:
+        from poetmodel.torch.dynamo.inductor import InductorBackend
+
+        return InductorBackend(wanted)
+    return Backend(wanted, storage)
+
+
+def partitioner(
+    ram: str | int,
+    *,
+    device: str | Device | None = None,
+    time_limit: float = 20.0,
+    gap: float = 0.01,
+    cache: str | Path | bool = True,
+) -> Partitioner:
+    """Return a partitioner for those who set Inductor up themselves.
+
+    Parameters
+    ----------
+    ram : str or int
+        The budget, as `backend` takes it.
+    device : str or Device, optional
+        Whose figures estimate times; by default this machine's, measured once.
+    time_limit : float
+        Longest time to solve each graph [s].
+    gap : float
+        Gap between schedule and bound at which a solve ends, as a fraction.
+    cache : str, Path or bool
+        Folder of what was measured and solved before; True for the user's, False for none.
+
+    Returns
+    -------
+    Partitioner
+        For ``torch._inductor.config.custom_partitioner_fn``. Its ``graphs`` tell of each graph, as
+        a `Backend` does.
+
+    Raises
+    ------
+    InputError
+        If an argument is none of these.
+    """
+    back = backend(
+        ram, kernels=INDUCTOR, device=device, time_limit=time_limit, gap=gap, cache=cache
+    )
+    from poetmodel.torch.dynamo.inductor import Partitioner
+
+    return Partitioner(back)
+
+
+class Backend(PlannedGraphs):
+    """Plans each graph that ``torch.compile`` captures; made by `poetmodel.torch.backend`."""
+
+    __name__ = "poetmodel"
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        """Compile a graph, as ``torch.compile`` asks for it."""
+        require_one_graph()
+        compile_ = aot_autograd(
+            fw_compiler=interpreted,
+            bw_compiler=interpreted,
+            inference_compiler=self._inference,
+            partition_fn=self._partition,
+        )
+        with native_operators(), _use_lazy_graph_module(should_use=True):  # no code is run of it
+            return compile_(module, inputs, **options)
+
+    def _operations(self, graph: fx.Graph, forward_outputs: int | None) -> Operations:
+        graph.eliminate_dead_code()
+        split_dropout(graph)
+        return Operations(graph, forward_outputs)
+
+    def _partition(
+        self,
+        module: fx.GraphModule,
+        _: Sequence[Any],
+        *,
+        num_fwd_outputs: int,
+        **_others: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        graph, saved = self.rewritten(self._operations(module.graph, num_fwd_outputs))
+        joint = _make_graph_module(module, graph)
+        forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
+            joint, saved, [], num_fwd_outputs=num_fwd_outputs
+        )
+        return forward, backward
+
+    def _inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        graph, _saved = self.rewritten(self._operations(module.graph, None))
+        return interpreted(_make_graph_module(module, graph))
+
+
+def require_one_graph() -> None:
+    """Raise unless ``torch.compile`` refuses graph breaks."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    translator = getattr(InstructionTranslator, "current_tx", lambda: None)()
+    if translator is not None and not translator.one_graph:
+        raise CaptureError(
+            "the saved tensors of several graphs add up, and what is between graphs has no budget: "
+            "pass fullgraph=True to torch.compile, which names the line that breaks the graph"
+        )

@@ -1,0 +1,250 @@
+"""What the operations of a joint graph take: memory beside their tensors, and time.
+
+Operations of one form (operator, shapes, strides, types, numbers) take the same, whatever their
+values. Each form runs once on made-up tensors, with the caches of libraries full.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx
+from torch.utils import _pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from poetmodel.device import Device
+from poetmodel.device.hardware import Compute
+from poetmodel.torch.cache import (
+    Cache,
+    UnknownError,
+    digest,
+    host_key,
+    operations_form,
+    tensor_form,
+)
+from poetmodel.torch.capturing.replay import form_of, heap_peak_bytes, storage_key, tensors_in
+from poetmodel.torch.dynamo.operations import fake, function_of, is_write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from poetmodel.torch.dynamo.operations import Operations
+
+CALL_S: Final = 5e-6
+"""Time of an operation besides its work: PyTorch's dispatcher, and the interpreter [s]."""
+_MATRIX: Final = 1024
+_COPIED_BYTES: Final = 2**26
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What one form of operation was seen to do. Its fields are plain values, as JSON has them."""
+
+    workspace_bytes: int
+    """The highest total of allocations during the operation, less its outputs [B]."""
+    time_s: float
+    sizes_bytes: list[int]
+    """Of each storage that it makes [B]."""
+    layouts: list[list[Any] | None]
+    """Of each output: type, shape, stride, and number of its storage; None for no tensor."""
+    is_single: bool
+    """Whether it returns one tensor, and no tuple."""
+
+    def outputs(self) -> Any:
+        """Return tensors without memory that lie as its outputs do."""
+        made = [
+            None
+            if layout is None
+            else torch.empty_strided(
+                layout[1], layout[2], dtype=getattr(torch, layout[0]), device="meta"
+            )
+            for layout in self.layouts
+        ]
+        return made[0] if self.is_single else tuple(made)
+
+
+class Forms:
+    """What the forms of operations do: as seen here, or in earlier processes.
+
+    PyTorch predicts strides that some kernels do not keep (convolutions in bfloat16), and others
+    take more memory for it. So what an operation was seen to make is what its readers read.
+
+    Parameters
+    ----------
+    cache : Cache
+        Has what is known of whole graphs.
+    timed : bool
+        Whether operations are timed too.
+    is_generated : callable, optional
+        Whether a compiler writes the kernel of a node, which makes what PyTorch predicts and takes
+        nothing more; by default it writes none. Where it writes some, all read what is predicted.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        timed: bool,
+        is_generated: Callable[[fx.Node], bool] | None = None,
+    ) -> None:
+        self._cache = cache
+        self._timed = timed
+        self._is_generated = is_generated
+        self._seen: dict[Hashable, Form] = {}
+        self._ones: dict[torch.dtype, torch.Tensor] = {}
+
+    def of(self, operations: Operations) -> list[Form]:
+        """Return what each operation of a graph does; what is not known is run once."""
+        key = self._key(operations)
+        values = None if key is None else self._cache.read("forms", key)
+        with suppress(TypeError):
+            if values is not None:
+                return [Form(*each) for each in values]
+        forms = self._observed(operations)
+        if key is not None:
+            self._cache.write("forms", key, [list(astuple(form)) for form in forms])
+        return forms
+
+    def _key(self, operations: Operations) -> str | None:
+        """Return what tells a graph from others on this host; None for one of unknown values."""
+        given = [list(map(tensor_form, tensors_in(fake(node)))) for node in operations.arguments]
+        with suppress(UnknownError):
+            return digest(
+                host_key(),
+                operations_form(operations.graph),
+                given,
+                self._timed,
+                self._is_generated is not None,
+            )
+        return None
+
+    def _observed(self, operations: Operations) -> list[Form]:
+        position = {operation.node: k for k, operation in enumerate(operations.operations)}
+        forms: list[Form | None] = [None] * len(position)
+        there: dict[fx.Node, Any] = {}
+        with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for node in operations.graph.nodes:
+                if node.op in ("placeholder", "get_attr") or self._is_generated is not None:
+                    there[node] = _pytree.tree_map_only(torch.Tensor, _without_memory, fake(node))
+                if node.op != "call_function":
+                    continue
+                arguments, keywords = fx.node.map_arg((node.args, node.kwargs), there.__getitem__)
+                function = function_of(node)
+                if self._is_generated is not None:
+                    if node in position and is_write(node):
+                        forms[position[node]] = _form(())
+                    elif node in position and self._is_generated(node):
+                        forms[position[node]] = _form(there[node])
+                    elif node in position:
+                        forms[position[node]] = self._form_of(function, arguments, keywords)
+                    continue
+                if node not in position:
+                    there[node] = function(*arguments, **keywords)
+                    continue
+                form = self._form_of(function, arguments, keywords)
+                forms[position[node]] = form
+                there[node] = form.outputs()
+        self._ones.clear()
+        return [form for form in forms if form is not None]
+
+    def _form_of(self, function: Callable[..., Any], arguments: Any, keywords: Any) -> Form:
+        key = form_of(function, arguments, keywords)
+        if key not in self._seen:
+            self._seen[key] = self._run(function, arguments, keywords)
+        return self._seen[key]
+
+    def _run(self, function: Callable[..., Any], arguments: Any, keywords: Any) -> Form:
+        """Run an operation on made-up tensors and see what it takes.
+
+        Where it takes more than its outputs, or its time counts, the second run tells: the first
+        one fills the caches of libraries.
+        """
+        given, named = _pytree.tree_map_only(torch.Tensor, self._filled, (arguments, keywords))
+        form = _seen(function, given, named)
+        return _seen(function, given, named) if self._timed or form.workspace_bytes else form
+
+    def _filled(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of ones, of zeros where it has integers.
+
+        All of a type share memory, unless times count, which are those of memory of their own.
+        """
+        steps = zip(value.shape, value.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in steps if size)
+        memory = None if self._timed else self._ones.get(value.dtype)
+        if memory is None or memory.numel() < span:
+            filled = torch.ones if value.is_floating_point() else torch.zeros
+            memory = self._ones[value.dtype] = filled(span, dtype=value.dtype)
+        return memory.as_strided(value.shape, value.stride())
+
+
+def _without_memory(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _seen(function: Callable[..., Any], given: Any, named: Any) -> Form:
+    """Run an operation and return what it did."""
+    values: list[Any] = []
+    begin = perf_counter()
+    peak_bytes = heap_peak_bytes(lambda: values.append(function(*given, **named)))
+    time_s = perf_counter() - begin
+    form = _form(values[0])
+    return replace(form, workspace_bytes=max(0, peak_bytes - sum(form.sizes_bytes)), time_s=time_s)
+
+
+def _form(value: Any) -> Form:
+    """Return the form of an operation that makes these outputs, and takes nothing beside them."""
+    is_single = isinstance(value, torch.Tensor)
+    sizes: dict[int, int] = {}
+    layouts: list[list[Any] | None] = []
+    for output in [value] if is_single else list(value):
+        if not isinstance(output, torch.Tensor):
+            layouts.append(None)
+            continue
+        key = storage_key(output)
+        sizes.setdefault(key, output.untyped_storage().nbytes())
+        dtype = str(output.dtype).removeprefix("torch.")
+        shape, stride = list(output.shape), list(output.stride())
+        layouts.append([dtype, shape, stride, list(sizes).index(key)])
+    return Form(0, 0.0, list(sizes.values()), layouts, is_single)
+
+
+# -- a machine as a device ------------------------------------------------------------------------
+
+
+def this_machine(kept: Cache) -> Device:
+    """Return this machine's rates, by a matrix product and a copy, measured once and kept."""
+    rates = kept.read("rates", digest(host_key()))
+    if rates is None:
+        rates = _rates()
+        kept.write("rates", digest(host_key()), rates)
+    flops_per_s, bytes_per_s = rates
+    return Device(
+        name="this machine",
+        ram_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        compute=Compute(flops_per_s=flops_per_s, power_w=1.0, bytes_per_s=bytes_per_s),
+        source="a matrix product and a copy, measured; a nominal 1 W",
+    )
+
+
+def _rates() -> tuple[float, float]:
+    with _disable_current_modes(), torch.no_grad():
+        matrix = torch.ones(_MATRIX, _MATRIX)
+        copied = torch.ones(_COPIED_BYTES // 4)
+        target = torch.empty_like(copied)
+        product_s = _least_s(lambda: torch.mm(matrix, matrix))
+        copy_s = _least_s(lambda: target.copy_(copied))
+    return 2 * _MATRIX**3 / product_s, 2 * _COPIED_BYTES / copy_s
+
+
+def _least_s(work: Callable[[], object]) -> float:
+    least = float("inf")
+    for _ in range(3):
+        begin = perf_counter()
+        work()
+        least = min(least, perf_counter() - begin)
+    return least

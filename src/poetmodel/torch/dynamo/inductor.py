@@ -1,0 +1,279 @@
+"""The same plan inside Inductor: a partitioner, and what becomes memory where kernels are fused.
+
+Inductor computes a pointwise operation inside of each kernel that reads it, unless that would read
+or compute too much. What has no memory of its own is no tensor of the plan.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._functorch import config as functorch
+from torch._functorch import partitioners
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.lowering import fallbacks, lowerings
+from torch.fx._lazy_graph_module import _make_graph_module
+from torch.utils import _pytree
+from torch.utils._ordered_set import OrderedSet
+from torch.utils._python_dispatch import _disable_current_modes
+
+from poetmodel.errors import BudgetError
+from poetmodel.torch.capturing.replay import heap_peak_bytes
+from poetmodel.torch.dynamo.backend import Backend, require_one_graph
+from poetmodel.torch.dynamo.operations import TANGENTS, Operations, ancestors, storage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import fx
+
+    from poetmodel.torch.dynamo.planning import Wanted
+    from poetmodel.torch.dynamo.rewriting import PlannedGraphs
+
+MOST_READS: Final = 4
+"""Tensors about as large as its own that Inductor reads for an operation inside of others."""
+ATTEMPTS: Final = 4
+"""How often a graph is planned again for what Inductor takes beside a plan."""
+_SCANS: Final = frozenset(("cumsum", "prepare_softmax_online"))
+"""What PyTorch has no tag for that says that it reduces."""
+_DRAWN: Final = frozenset(
+    ("inductor_lookup_seed", "inductor_randint", "inductor_random", "inductor_seed")
+)
+"""Random numbers that Inductor computes from a seed, wherever they are read."""
+
+
+def is_generated(node: fx.Node) -> bool:
+    """Return whether Inductor writes the kernel of an operation, and calls none of PyTorch's."""
+    target: Any = node.target
+    return (
+        target in lowerings
+        and target not in fallbacks
+        and not partitioners.get_default_op_list().is_compute_intensive(node)
+    )
+
+
+class Inlining:
+    """Which operations of a joint graph Inductor computes inside of those that read them."""
+
+    def __init__(self, graph: fx.Graph, forward_outputs: int) -> None:
+        self._kinds = partitioners.get_default_op_list()
+        (output,) = graph.find_nodes(op="output")
+        results = _pytree.tree_leaves(output.args)
+        self._results = set(results)
+        self._forward = ancestors(results[:forward_outputs])
+
+    def __call__(self, node: fx.Node, size_bytes: int, read_bytes: Sequence[int]) -> bool:
+        """Return whether a node has no memory, told its size and those of what it reads [B]."""
+        if not self._is_fusible(node) or _is_reduction(node) or node.is_impure():
+            return False
+        views = [node, *self._views(node)]
+        if not self._results.isdisjoint(views):
+            return False
+        readers = {reader for view in views for reader in view.users} - set(views)
+        if not all(map(self._is_fusible, readers)):
+            return False
+        large = sum(2 * size >= size_bytes for size in read_bytes)
+        if large > MOST_READS or (len(readers) > 1 and (large > 1 or _op(node) == "cat")):
+            return False
+        is_drawn = any(_op(source) == "inductor_random" for source in node.all_input_nodes)
+        return not (is_drawn and node in self._forward and not readers <= self._forward)
+
+    def _is_fusible(self, node: fx.Node) -> bool:
+        if self._kinds.is_random(node):
+            return False
+        return self._kinds.is_fusible(node) or _op(node) in _DRAWN
+
+    def _views(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Yield the nodes that show the storage of one."""
+        for user in node.users:
+            if user.op == "call_function" and storage_of(user) == storage_of(node):
+                yield user
+                yield from self._views(user)
+
+
+def _is_reduction(node: fx.Node) -> bool:
+    return torch.Tag.reduction in getattr(node.target, "tags", ()) or _op(node) in _SCANS
+
+
+def _op(node: fx.Node) -> str:
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet))
+
+
+class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
+    """Inductor's partitioner, with a RAM budget; made by `poetmodel.torch.partitioner`.
+
+    Parameters
+    ----------
+    graphs : PlannedGraphs
+        Plans the graphs and keeps what is known of them.
+    reserved_bytes : int
+        For what Inductor takes beside what is planned.
+    """
+
+    def __init__(self, graphs: PlannedGraphs, *, reserved_bytes: int = 0) -> None:
+        self.graphs = graphs
+        self.results_bytes = 0
+        """Results of the forward pass that was split last [B]."""
+        self._reserved_bytes = reserved_bytes
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        joint_inputs: Sequence[object],  # noqa: ARG002 - as Inductor calls it
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **_: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split a joint graph in the order of its plan."""
+        gm.graph.eliminate_dead_code()
+        if functorch.cse:
+            gm.graph = partitioners.fx_graph_cse(gm.graph)
+        inlining = Inlining(gm.graph, num_fwd_outputs)
+        operations = Operations(gm.graph, num_fwd_outputs, is_inlined=inlining)
+        graph, saved = self.graphs.rewritten(operations, reserved_bytes=self._reserved_bytes)
+        results = operations.behind(
+            node for node in operations.results[:num_fwd_outputs] if node is not None
+        )
+        self.results_bytes = sum(operations.bytes[key] for key in results)
+        fixed = set(static_lifetime_input_indices or ())
+        primals = [
+            node
+            for node in graph.find_nodes(op="placeholder")
+            if not str(node.target).startswith(TANGENTS)
+        ]
+        forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
+            _make_graph_module(gm, graph),
+            saved,
+            [],
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_nodes=OrderedSet(
+                node for number, node in enumerate(primals) if number in fixed
+            ),
+        )
+        forward, backward = map(partitioners.raise_getitems, (forward, backward))
+        return (
+            partitioners.thread_graphsafe_rng_from_hops(forward, is_backward=False),
+            partitioners.thread_graphsafe_rng_from_hops(backward, is_backward=True),
+        )
+
+    def __deepcopy__(self, _: object) -> Partitioner:
+        """Return itself: Inductor copies its settings, and this with them."""
+        return self
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Return what keys of Inductor's caches have of it."""
+        return str, (self.uuid(),)
+
+    def uuid(self) -> str:
+        """Return what tells its plans from those of others."""
+        return self.graphs.key
+
+
+class Measured:
+    """Compiles graphs for Inductor, and runs each once on made-up tensors to see what it takes."""
+
+    def __init__(self) -> None:
+        self.forward_bytes = self.backward_bytes = 0
+        """The peaks of both passes [B]."""
+        self._given: dict[str, tuple[int, ...]] = {}
+        """Strides of the function's arguments, by name."""
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        """Compile a forward or backward graph."""
+        names = [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
+        compiled = compile_fx_inner(gm, example_inputs, **options)
+        is_backward = options.get("is_backward", False)
+
+        def run() -> None:
+            results.append(compiled([value() for value in values]))
+            values.clear()
+
+        results: list[Any] = []
+        with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            values = []
+            for name, value in zip(names, example_inputs, strict=True):
+                stride = value.stride() if isinstance(value, torch.Tensor) else ()
+                if not is_backward:
+                    self._given[name] = stride
+                # Convolutions save arguments as they lie best, which takes memory.
+                values.append(_source(value, counts=self._given.get(name) != stride))
+            run_once = list(values)
+            compiled([value() for value in run_once])  # fills the caches of libraries
+            peak_bytes = heap_peak_bytes(run)
+        if is_backward:
+            self.backward_bytes = peak_bytes
+        else:
+            self.forward_bytes = peak_bytes
+        return compiled
+
+
+def _source(value: Any, *, counts: bool) -> Callable[[], Any]:
+    """Return what gives a made-up value: a new one where its memory counts."""
+    if not isinstance(value, torch.Tensor):
+        return lambda: value
+    layout, dtype = (value.shape, value.stride()), value.dtype
+
+    def make() -> torch.Tensor:
+        return torch.empty_strided(*layout, dtype=dtype).fill_(dtype.is_floating_point)
+
+    if counts:
+        return make
+    held = make()
+    return lambda: held
+
+
+class InductorBackend(Backend):
+    """The back end whose kernels Inductor writes.
+
+    Inductor fuses and orders kernels as it likes. So what it wrote is run once, and where it takes
+    more than the budget the plan gets less.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        super().__init__(wanted, is_generated=is_generated)
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
+        """Compile a graph, as ``torch.compile`` asks for it."""
+        require_one_graph()
+        count, reserved_bytes, peaks = len(self._planned), 0, list[int]()
+        for _attempt in range(ATTEMPTS):
+            del self._planned[count:]
+            own, measured = copy.deepcopy(module), Measured()
+            split = Partitioner(self, reserved_bytes=reserved_bytes)
+            # No graphs that were split before, and the backward pass now, so that it is measured.
+            with functorch.patch(
+                enable_autograd_cache=False, force_non_lazy_backward_lowering=True
+            ):
+                try:
+                    compiled = compile_fx(
+                        own, inputs, measured, config_patches={"custom_partitioner_fn": split}
+                    )
+                except BudgetError:
+                    if not peaks:
+                        raise
+                    break
+            if len(self._planned) == count:
+                return compiled  # without gradients there is nothing to plan
+            record = self._planned[count].record
+            # Results stay, and autograd has their gradients, while the backward pass runs.
+            peak_bytes = max(
+                measured.forward_bytes, measured.backward_bytes + 2 * split.results_bytes
+            )
+            excess_bytes = peak_bytes - record.ram_budget_bytes
+            if excess_bytes <= 0:
+                record = replace(record, predicted_peak_bytes=peak_bytes)
+                self._planned[count] = replace(self._planned[count], record=record)
+                return compiled
+            reserved_bytes += excess_bytes
+            peaks.append(peak_bytes)
+        del self._planned[count:]
+        raise BudgetError(
+            f"ram: kernels of Inductor took {min(peaks):,} B at the least of what was tried for "
+            f"graph {count}: ram={min(peaks)} is enough"
+        )

@@ -1,0 +1,1 @@
+"""Running: a program as Python, its costs, and whether it computes what eager PyTorch does."""

@@ -1,0 +1,308 @@
+"""Certificates: a compiled step beside eager PyTorch, in bits, memory and time."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import asdict, dataclass
+from functools import partial
+from time import perf_counter, process_time
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from poetmodel.torch.capturing.replay import heap_peak_bytes, storage_peak_bytes
+from poetmodel.torch.capturing.signature import InputKind
+from poetmodel.torch.runtime.comparison import (
+    ResultDifference,
+    State,
+    differences,
+    eager_step,
+    listed,
+)
+from poetmodel.torch.runtime.profiling import NOTABLE
+from poetmodel.torch.step.trace import there_bytes
+from poetmodel.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from poetmodel.torch.compiled import Compiled
+
+OF_UPDATES: Final = ("updates", "state_on_storage_bytes", "mirrored_bytes")
+"""Fields of a certificate that only steps with an optimizer's updates have."""
+
+REPEATS: Final = 3
+"""Of how many runs the least time is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What one run of eager PyTorch and of a compiled step from the same state showed."""
+
+    name: str
+    """The step."""
+    compared: int
+    """Results that were compared: the loss, gradients, buffers."""
+    differences: tuple[ResultDifference, ...]
+    """Those that are not equal."""
+    random_equal: bool
+    """Whether the state of the random generator afterwards is eager's."""
+    budget_bytes: int
+    """The budget for tensors and workspaces [B]."""
+    plan_peak_bytes: int
+    """The peak that the plan promises, with what is reserved beside it [B]."""
+    storage_peak_bytes: int
+    """Measured peak of tensors, parameters and gradients excluded [B]."""
+    heap_peak_bytes: int
+    """Measured peak of the heap: tensors and workspaces [B]."""
+    eager_heap_peak_bytes: int
+    """The same of eager PyTorch [B]."""
+    second_gradients_bytes: int
+    """What gradients that wait for the end of the step take beside those that are there already
+    (``rollback``); no part of the measured peaks, and 0 where nothing waits [B]."""
+    written_bytes: int
+    """Paged out in a step, as counted [B]."""
+    read_bytes: int
+    """Paged in in a step, as counted [B]."""
+    plan_written_bytes: int
+    """Paged out, as planned [B]."""
+    plan_read_bytes: int
+    """Paged in, as planned [B]."""
+    time_s: float
+    """Least time of a step [s]."""
+    plan_time_s: float | None
+    """Time of a step as planned [s], by the costs that were solved with."""
+    plan_device: str | None
+    """The device that the planned time is for; None where costs are those of no named device."""
+    eager_time_s: float
+    """Least time of a step of eager PyTorch [s]."""
+    threads: int
+    """Threads that PyTorch computed with."""
+    state_on_storage_bytes: int = 0
+    """Size of the state that has its home on storage [B]."""
+    mirrored_bytes: int = 0
+    """Written in a step of state whose home is RAM, so that the file has all of the state and a
+    step that fails can be undone (``rollback``); 0 where no state lies on storage [B]."""
+    updates: bool = False
+    """Whether an optimizer's updates are part of the step: results are then parameters and moments
+    in place of gradients, and peaks hold state and inputs too."""
+    reasons: tuple[str, ...] = ()
+    """Why the measured time is more than a tenth off the planned one, a sentence each."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether all results, and the random generator, are exactly those of eager PyTorch."""
+        return not self.differences and self.random_equal
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the measured peak of the heap is within the budget."""
+        return self.heap_peak_bytes <= self.budget_bytes
+
+    def summary(self) -> str:
+        """Return what was found, in a few lines."""
+        if self.differences:
+            told = listed(self.differences, most=5)
+            same = f"{len(self.differences)} of {self.compared} results differ from eager: {told}"
+        else:
+            what = "parameters, optimizer state" if self.updates else "gradients"
+            same = f"all {self.compared} results (loss, {what}, buffers) equal eager's"
+        if not self.random_equal:
+            same += "; the random generator is in another state than eager's"
+        verdict = "within" if self.within_budget else "ABOVE"
+        second = ""
+        if self.second_gradients_bytes:
+            size = format_bytes(self.second_gradients_bytes)
+            second = f"; while gradients accumulate, {size} more hold those that wait (rollback)"
+        homes = ""
+        if self.state_on_storage_bytes:
+            homes = f"; {format_bytes(self.state_on_storage_bytes)} of the state lie on storage"
+        if self.mirrored_bytes:
+            size = format_bytes(self.mirrored_bytes)
+            homes += f", and each step writes a copy of {size} that lie in RAM (rollback)"
+        planned = ""
+        if self.plan_time_s is not None:
+            where = f" on {self.plan_device}" if self.plan_device else ""
+            planned = f", plan {format_seconds(self.plan_time_s)}{where}"
+        here = " on this host" if self.plan_device else ""
+        return "\n".join(
+            (
+                f"{self.name}: {same}",
+                f"heap peak {format_bytes(self.heap_peak_bytes)}, {verdict} the budget of "
+                f"{format_bytes(self.budget_bytes)} (plan {format_bytes(self.plan_peak_bytes)}, "
+                f"tensors {format_bytes(self.storage_peak_bytes)}, "
+                f"eager {format_bytes(self.eager_heap_peak_bytes)}){second}",
+                f"written {format_bytes(self.written_bytes)} and read "
+                f"{format_bytes(self.read_bytes)} a step (plan "
+                f"{format_bytes(self.plan_written_bytes)} and "
+                f"{format_bytes(self.plan_read_bytes)}){homes}",
+                f"time {format_seconds(self.time_s)} a step{here}{planned}, "
+                f"eager {format_seconds(self.eager_time_s)}{here}, {self.threads} thread(s)",
+                *self._explanation(),
+            )
+        )
+
+    def _explanation(self) -> Iterator[str]:
+        """Yield the lines about a measured time that is not the planned one."""
+        if self.reasons:
+            ratio = self.time_s / (self.plan_time_s or self.time_s)
+            yield f"measured is {ratio:.2f} times planned:"
+            yield from (f"- {reason}" for reason in self.reasons)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        values = asdict(self)
+        if not self.updates:
+            for name in OF_UPDATES:
+                del values[name]
+        values["reasons"] = list(self.reasons)
+        values["differences"] = [difference.to_dict() for difference in self.differences]
+        return {**values, "equal": self.equal, "within_budget": self.within_budget}
+
+
+def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
+    """Run eager PyTorch and a compiled step from the same state, compare and measure.
+
+    Parameters, gradients, buffers, flat inputs and the state of the random generator stay as they
+    were.
+
+    Results are compared with gradients that were None before. Peaks are measured with gradients
+    that are there already, so that theirs does not count. Time and memory are those of several
+    steps of each kind; the memory that verifying takes is not bounded by the budget.
+    """
+    state = State(compiled, inputs)
+
+    eager = partial(eager_step, compiled, inputs)
+    ours = partial(compiled.runner, inputs)
+    accumulating = partial(compiled.runner, inputs, waits=False)
+    runner = compiled.runner
+    with state.kept():
+        with runner.trial():
+            expected, expected_random = state.results(eager)
+            found, found_random = state.results(ours)
+            apart = tuple(differences(compiled, expected, found))
+            count = len(expected.keys() | found.keys())
+            del expected, found
+            state.reset()
+        state.fill()
+        with runner.trial():  # with moments, which a first step has nowhere to read from
+            storage = state.again(lambda: storage_peak_bytes(accumulating, state.tensors()))
+            before, mirrored = runner.traffic, runner.mirrored_bytes
+            heap = state.again(lambda: heap_peak_bytes(accumulating))
+            written, read = map(operator.sub, runner.traffic, before)
+            mirrored = runner.mirrored_bytes - mirrored
+            eager_heap = state.again(lambda: heap_peak_bytes(eager))
+            times = [
+                [state.again(partial(_timed, step)) for step in (eager, ours)]
+                for _ in range(REPEATS)
+            ]
+            eager_time, our_time = map(min, zip(*times, strict=True))
+            state.reset()
+    runner.move_state()
+    joint = compiled.trace.joint
+    # The learning rate is an input, and made anew in each step.
+    made = sum(joint.value(a).nbytes for a in joint.of(InputKind.LEARNING_RATE))
+    there = there_bytes(compiled.trace) - made
+    ours_there = there - compiled.runner.away_bytes
+    return Certificate(
+        name=compiled.trace.graph.name,
+        compared=count,
+        differences=apart,
+        random_equal=torch.equal(expected_random, found_random),
+        updates=compiled.trace.joint.optimizer is not None,
+        budget_bytes=compiled.budget_bytes,
+        plan_peak_bytes=compiled.peak_bytes,
+        storage_peak_bytes=ours_there + storage,
+        heap_peak_bytes=ours_there + heap,
+        eager_heap_peak_bytes=there + eager_heap,
+        second_gradients_bytes=(
+            compiled.trace.graph.resident_bytes.get("gradients", 0) if compiled.runner.waits else 0
+        ),
+        state_on_storage_bytes=compiled.runner.away_bytes,
+        mirrored_bytes=mirrored,
+        written_bytes=written,
+        read_bytes=read,
+        plan_written_bytes=compiled.check.written_bytes,
+        plan_read_bytes=compiled.check.read_bytes,
+        time_s=our_time[0],
+        plan_time_s=compiled.check.makespan_s,
+        plan_device=compiled.device,
+        eager_time_s=eager_time[0],
+        threads=torch.get_num_threads(),
+        reasons=tuple(_reasons(compiled, our_time, eager_time, mirrored_bytes=mirrored)),
+    )
+
+
+def _timed(step: Callable[[], Any]) -> tuple[float, float]:
+    """Run a step; return its time, and the time of all processors in it [s]."""
+    begin_s, computed_s = perf_counter(), process_time()
+    step()
+    return perf_counter() - begin_s, process_time() - computed_s
+
+
+def _reasons(
+    compiled: Compiled,
+    ours: tuple[float, float],
+    eager: tuple[float, float],
+    *,
+    mirrored_bytes: int,
+) -> Iterator[str]:
+    """Yield why a step takes another time than planned, where that is notable.
+
+    Both times are those of `_timed`. Eager PyTorch neither recomputes nor pages: where it too takes
+    another time than its operations have by the costs, the costs do not hold here and now.
+    """
+    planned_s, pass_s = compiled.check.makespan_s, compiled.result.problem.pass_time_s
+    if compiled.device is not None or not planned_s or not pass_s:
+        return
+    if not _differ(ours[0], planned_s):
+        return
+    host = eager[0] / pass_s
+    if _differ(host, 1.0):
+        yield (
+            f"eager PyTorch takes {host:.2f} times what its operations take by the costs "
+            f"({format_seconds(eager[0])} and {format_seconds(pass_s)})"
+        )
+    threads, profile = torch.get_num_threads(), compiled.profile
+    waited_s = eager[0] - eager[1]
+    if threads == 1 and waited_s > NOTABLE * eager[0]:
+        yield (
+            f"in {format_seconds(waited_s)} of eager's time its core was not computing: other "
+            "programs had it"
+        )
+    if profile is not None and profile.threads != threads:
+        yield f"costs were measured with {profile.threads} thread(s), the step has {threads}"
+    if profile is not None and profile.spread_ratio > NOTABLE:
+        yield (
+            f"the steps that costs were measured in differ by {profile.spread_ratio:.0%}: the "
+            "machine was busy then, or warming up"
+        )
+    yield from _own_reasons(compiled, ours[0] / (planned_s * host), mirrored_bytes=mirrored_bytes)
+
+
+def _own_reasons(compiled: Compiled, left: float, *, mirrored_bytes: int) -> Iterator[str]:
+    """Yield why a step is off its plan by a factor beyond that of eager PyTorch."""
+    if not _differ(left, 1.0):
+        return
+    check, known = compiled.check, False
+    yield f"beyond what eager shows, the compiled step takes {left:.2f} times its plan"
+    if mirrored_bytes and left > 1:
+        yield (
+            f"each step writes a copy of {format_bytes(mirrored_bytes)} of state that lies in RAM, "
+            "and waits for the medium (rollback), which no plan counts"
+        )
+        known = True
+    if check.transfer_s:
+        overlap = "; they run behind the computation" if compiled.options.background_io else ""
+        yield (
+            f"pages take {format_seconds(check.transfer_s)} by the costs: what a medium takes "
+            f"varies{overlap}"
+        )
+        known = True
+    if not known and left > 1:
+        yield "its program makes and frees tensors between operations, which no plan counts"
+
+
+def _differ(value: float, other: float) -> bool:
+    """Return whether two positive numbers differ notably."""
+    return max(value, other) > (1 + NOTABLE) * min(value, other)

@@ -1,0 +1,366 @@
+"""Convolutions in parts: a fraction of the workspace, and the same bits.
+
+oneDNN copies weights, images and gradients into an order of its own, so that the gradients of one
+convolution often set the least budget of a step. Those of some channels, or of some images, need
+copies of these only. Each number is still one sum; whether that runs in the same order is found by
+computing it both ways. Sums over the batch are never divided: they would round otherwise.
+
+The backward pass of batch norm, which makes its result twice, is divided by channels too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import torch
+from torch import fx
+
+from poetmodel.torch.capturing.replay import KERNEL, heap_peak_bytes, kernel_of, tensors_in
+from poetmodel.torch.step.trace import keep_all_bytes, there_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from poetmodel.torch.step.trace import Trace
+
+    Some: TypeAlias = torch.Tensor | None
+
+_FORWARD: Final = torch.ops.aten.convolution.default
+_BACKWARD: Final = torch.ops.aten.convolution_backward.default
+_NORM: Final = torch.ops.aten.native_batch_norm_backward.default
+
+SHARE: Final = 0.5
+"""A convolution that needs more than this share of the budget is divided, so that there is room
+beside it for what else must be in RAM meanwhile."""
+_COUNTS: Final = (2, 4, 8, 16)
+_VECTOR: Final = 16
+"""Parts have a multiple of so many channels, which fill the vectors of the processor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """A convolution of a step that is computed in parts."""
+
+    unit: int
+    divisions: tuple[Division | None, ...]
+    """That of the output; or those of the gradients of input and weight."""
+    workspace_bytes: int
+    """What it takes then beside its tensors [B]."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> Divided:
+        """Return what was written by `to_dict`."""
+        divisions = tuple(None if d is None else Division(**d) for d in found["divisions"])
+        return cls(**(found | {"divisions": divisions}))
+
+
+def divided_units(trace: Trace, *, budget_bytes: int) -> list[Divided]:
+    """Return which convolutions need much of a budget, and how to divide them without other bits.
+
+    Parameters
+    ----------
+    trace : Trace
+        A step, with the workspaces of whole convolutions.
+    budget_bytes : int
+        Its budget [B].
+
+    Returns
+    -------
+    list of Divided
+        Found by computing each form of convolution on random numbers, as a whole and in parts;
+        none where everything has room.
+    """
+    if budget_bytes >= keep_all_bytes(trace):
+        return []
+    target_bytes = int(SHARE * (budget_bytes - there_bytes(trace)))
+    sizes = {tensor.name: tensor.bytes for tensor in trace.graph.tensors}
+    known: dict[str, tuple[Any, int] | None] = {}
+    found = []
+    for unit in trace.parts.units:
+        node = trace.graph.nodes[unit.index]
+        tensors_bytes = sum(sizes[name] for name in node.inputs) + node.output_bytes
+        allowed_bytes = max(0, target_bytes - tensors_bytes)
+        if (
+            unit.node.target not in (_FORWARD, _BACKWARD, _NORM)
+            or node.workspace_bytes <= allowed_bytes
+        ):
+            continue
+        form = repr((unit.node.target, fx.map_arg(unit.node.args, lambda n: n.meta["val"])))
+        if form not in known:
+            known[form] = _chosen(unit.node, allowed_bytes)
+        best = known[form]
+        if best is not None and best[1] < node.workspace_bytes:
+            kernel, size = best
+            found.append(Divided(unit=unit.index, divisions=kernel.divisions, workspace_bytes=size))
+    return found
+
+
+def in_parts(trace: Trace, found: Iterable[Divided]) -> Trace:
+    """Return a step that computes some convolutions in parts, with the workspaces of these.
+
+    Their operations are marked, so that whoever runs them does so in parts.
+    """
+    nodes = list(trace.graph.nodes)
+    for each in found:
+        node = trace.parts.units[each.unit].node
+        if node.target is _FORWARD:
+            node.meta[KERNEL] = Forward(each.divisions, _example(node))
+        else:
+            kind = Backward if node.target is _BACKWARD else NormBackward
+            node.meta[KERNEL] = kind(each.divisions)
+        nodes[each.unit] = replace(nodes[each.unit], workspace_bytes=each.workspace_bytes)
+    return replace(trace, graph=replace(trace.graph, nodes=tuple(nodes)))
+
+
+def kernels_told(trace: Trace) -> str:
+    """Return which operations of a step are computed in parts, and how."""
+    marked = (unit for unit in trace.parts.units if KERNEL in unit.node.meta)
+    return "\n".join(f"{unit.name}: {unit.node.meta[KERNEL]!r}" for unit in marked)
+
+
+def _example(node: fx.Node) -> torch.Tensor:
+    """Return the output of an operation without its memory."""
+    value = node.meta["val"]
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """What of a convolution is divided, and into how many parts."""
+
+    kind: str
+    """Images of the ``batch``, channels that go ``in`` or ``out``, or ``groups`` of both; the
+    ``channels`` of a norm."""
+    count: int
+    groups: int = 1
+    transposed: bool = False
+
+    def ranges(self, total: int) -> Iterator[slice]:
+        """Yield where the parts are of so many images, channels or groups."""
+        size = -(-total // self.count)
+        if self.kind in ("in", "out", "groups") and total % _VECTOR == 0:
+            size = -(-size // _VECTOR) * _VECTOR
+        for begin in range(0, total, size):
+            yield slice(begin, min(total, begin + size))
+
+    def parts(
+        self, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: Some
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Some, int]]:
+        """Yield views of output, input, weight and bias that belong together, and their groups."""
+        ways = {"batch": y.shape[0], "out": y.shape[1], "in": x.shape[1], "groups": self.groups}
+        total = ways[self.kind]
+        for one in self.ranges(total):
+            if self.kind == "batch":
+                yield y[one], x[one], w, b, self.groups
+            elif self.kind == "in":
+                weight = w[one] if self.transposed else w[:, one]
+                yield y, x[:, one], weight, b, self.groups
+            elif self.kind == "out":
+                weight = w[:, one] if self.transposed else w[one]
+                yield y[:, one], x, weight, None if b is None else b[one], self.groups
+            else:
+                outs, ins, rows = (
+                    slice(one.start * each // total, one.stop * each // total)
+                    for each in (y.shape[1], x.shape[1], w.shape[0])
+                )
+                bias = None if b is None else b[outs]
+                yield y[:, outs], x[:, ins], w[rows], bias, one.stop - one.start
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A convolution in parts."""
+
+    divisions: tuple[Division | None, ...]
+    example: torch.Tensor = field(repr=False)
+    """An output without memory."""
+
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, b: Some, *how: Any) -> torch.Tensor:
+        """Return what ``aten.convolution`` does."""
+        found = torch.empty_like(self.example, device=x.device)
+        (division,) = self.divisions
+        for y, *part, groups in division.parts(found, x, w, b) if division else ():
+            y.copy_(_FORWARD(*part, *how[:-1], groups))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The gradients of a convolution in parts, the smaller one first."""
+
+    divisions: tuple[Division | None, ...]
+    """Of the gradient of the input, and of those of weight and bias."""
+
+    def __call__(
+        self,
+        dy: torch.Tensor,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        bias_sizes: Sequence[int] | None,
+        *how: Any,
+    ) -> tuple[Some, ...]:
+        """Return what ``aten.convolution_backward`` does."""
+        *others, mask = how
+        b = dy.new_empty(bias_sizes) if mask[2] else None
+        masks = [mask[0], False, False], [False, *mask[1:]]
+        ways = list(zip(self.divisions, masks, strict=True))
+        if w.numel() < x.numel():
+            ways.reverse()
+        found: list[Some] = [None, None, None]
+        for division, only in ways:
+            if any(only):
+                made = _gradients(division, dy, (x, w, b), others, only)
+                found = [old if new is None else new for old, new in zip(found, made, strict=True)]
+        return tuple(found)
+
+
+def _gradients(
+    division: Division | None,
+    dy: torch.Tensor,
+    operands: tuple[torch.Tensor, torch.Tensor, Some],
+    how: Sequence[Any],
+    only: Sequence[bool],
+) -> Sequence[Some]:
+    """Return those gradients of input, weight and bias that are wanted."""
+    if division is None:
+        made: Sequence[Some] = _BACKWARD(dy, *operands[:2], [dy.shape[1]], *how, only)
+        return made
+    found: list[Any] = [
+        torch.empty_like(value) if wanted and value is not None else value
+        for value, wanted in zip(operands, only, strict=True)
+    ]
+    targets = division.parts(dy, *found)
+    for (gradient, x, w, _, groups), (_, *places, _) in zip(
+        division.parts(dy, *operands), targets, strict=True
+    ):
+        values = _BACKWARD(gradient, x, w, [gradient.shape[1]], *how[:-1], groups, only)
+        for place, value, wanted in zip(places, values, only, strict=True):
+            if wanted:
+                place.copy_(value)
+    return [value if wanted else None for value, wanted in zip(found, only, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class NormBackward:
+    """The gradients of a batch norm, by channels, which are copied: their kernel is that of all."""
+
+    divisions: tuple[Division | None, ...]
+
+    def __call__(self, dy: torch.Tensor, x: torch.Tensor, *others: Any) -> tuple[Some, ...]:
+        """Return what ``aten.native_batch_norm_backward`` does."""
+        *vectors, train, eps, mask = others
+        scale = x.new_empty(x.shape[1]) if vectors[0] is None else vectors[0]
+        found = [
+            torch.empty_like(value) if wanted else None
+            for value, wanted in zip((x, scale, scale), mask, strict=True)
+        ]
+        (division,) = self.divisions
+        for one in division.ranges(x.shape[1]) if division else ():
+            parts = [dy[:, one].contiguous(), x[:, one].contiguous()]
+            parts += [None if vector is None else vector[one] for vector in vectors]
+            made = _NORM(*parts, train, eps, mask)
+            for place, value, at in zip(found, made, ((slice(None), one), one, one), strict=True):
+                if place is not None:
+                    place[at] = value
+        return tuple(found)
+
+
+# -- trials ------------------------------------------------------------------------------------
+
+
+def _chosen(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
+    """Return a kernel with less workspace, and how much that is; None where there is none [B].
+
+    It has the fewest parts whose workspace is allowed, or those that need the least.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(source: fx.Node) -> torch.Tensor:
+        value = source.meta["val"]
+        steps = zip(value.shape, value.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in steps)
+        made = torch.empty(span, dtype=value.dtype).normal_(generator=generator)
+        return made.as_strided(value.shape, value.stride())
+
+    whole = kernel_of(node)
+    arguments = list(fx.map_arg(node.args, drawn))
+    with torch.no_grad():
+        if node.target is _FORWARD:
+            x, w, _, *how = arguments
+            example = _example(node)
+            kind = "out" if w.numel() > x.numel() else "batch"
+            kernels = [Forward((each,), example) for each in _divisions(kind, example, x, w, how)]
+            return least_workspace(kernels, whole, arguments, allowed_bytes)
+        if node.target is _NORM:
+            norms = [NormBackward((Division(kind="channels", count=n),)) for n in _COUNTS]
+            return least_workspace(norms, whole, arguments, allowed_bytes)
+        *others, mask = arguments
+        dy, x, w, _, *how = others
+        kind = "in" if w.numel() > x.numel() else "batch"
+        one = other = None
+        if mask[0]:
+            ways = [Backward((each, None)) for each in _divisions(kind, dy, x, w, how)]
+            only = [*others, [True, False, False]]
+            one = least_workspace(ways, whole, only, allowed_bytes)
+        kind = "in" if x.numel() > max(dy.numel(), w.numel()) else "out"
+        if any(mask[1:]):
+            ways = [Backward((None, each)) for each in _divisions(kind, dy, x, w, how)]
+            only = [*others, [False, *mask[1:]]]
+            other = least_workspace(ways, whole, only, allowed_bytes)
+        both = Backward((one and one[0].divisions[0], other and other[0].divisions[1]))
+        return least_workspace([both], whole, arguments, allowed_bytes)
+
+
+def _divisions(
+    kind: str, y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, how: Sequence[Any]
+) -> list[Division]:
+    """Return ways to divide, fewer parts first."""
+    transposed, _, groups = how[3:6]
+    if groups > 1 and kind != "batch":
+        kind = "groups"
+    if transposed and kind == "groups":
+        return []
+    found: dict[int, Division] = {}
+    for count in _COUNTS:
+        way = Division(kind=kind, count=count, groups=groups, transposed=transposed)
+        found.setdefault(sum(1 for _ in way.parts(y, x, w, None)), way)
+    return [way for parts, way in found.items() if parts > 1]
+
+
+def least_workspace(
+    kernels: Iterable[Any], whole: Callable[..., Any], arguments: Sequence[Any], allowed_bytes: int
+) -> tuple[Any, int] | None:
+    """Return a kernel that gives the bits of the whole, and its workspace [B].
+
+    The first one whose workspace is allowed, or that with the least; None where the whole has that.
+    """
+    expected, least_bytes = _measured(whole, arguments)
+    best = None
+    for kernel in kernels:
+        if least_bytes <= allowed_bytes:
+            break
+        found, size = _measured(kernel, arguments)
+        agrees = all(
+            one.stride() == other.stride() and torch.equal(one, other)
+            for one, other in zip(found, expected, strict=True)
+        )
+        if agrees and size < least_bytes:
+            best, least_bytes = (kernel, size), size
+    return best
+
+
+def _measured(
+    kernel: Callable[..., Any], arguments: Sequence[Any]
+) -> tuple[tuple[torch.Tensor, ...], int]:
+    """Return what a kernel makes, and what it takes beside that [B]."""
+    made: list[torch.Tensor] = []
+    peak_bytes = heap_peak_bytes(lambda: made.extend(tensors_in(kernel(*arguments))))
+    return tuple(made), max(0, peak_bytes - sum(v.untyped_storage().nbytes() for v in made))

@@ -1,0 +1,1 @@
+"""State between steps: page files, state files, where state is, what a killed process left."""

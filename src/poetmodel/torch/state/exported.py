@@ -1,0 +1,143 @@
+"""``load_state`` and ``save_state``: what an exported program trained, in a model, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from poetmodel.errors import InputError
+from poetmodel.export.state import read_state, state_paths, state_tensors, write_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from poetmodel.export.state import ExportedTensor
+
+
+def load_state(
+    path: str | Path,
+    model: torch.nn.Module,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    folder: str | Path | None = None,
+) -> None:
+    """Give a model the state that an exported program has written.
+
+    Parameters
+    ----------
+    path : str or Path
+        The exported folder, whose file ``state.bin`` is read; or such a file, which ``pm_run``
+        writes, or an application from `pm_read_state`, tensor by tensor.
+    model : torch.nn.Module
+        The model that was exported, or another one of the same parameters and buffers, which get
+        the values.
+    optimizer : torch.optim.Optimizer, optional
+        Its state gets the moments of the file, which are left out otherwise.
+    folder : str or Path, optional
+        The exported folder, where the file lies elsewhere.
+
+    Raises
+    ------
+    InputError
+        If the file is not one of the folder, or the model has no such tensors: nothing is changed.
+    """
+    file, home = state_paths(path, folder)
+    tensors = state_tensors(home)
+    arrays = read_state(file, tensors)
+    values = {tensor.name: torch.tensor(arrays[tensor.name]) for tensor in tensors}
+    pairs = list(_pairs(model, tensors))
+    moments = {tensor.name for tensor in tensors} - {name for name, _ in pairs}
+    kept = list(_moments(model, moments, optimizer))
+    with torch.no_grad():
+        for name, own in pairs:
+            own.copy_(values[name])
+        for name, parameter, key in kept:
+            if optimizer is not None:
+                like = values[name].to(parameter.dtype if values[name].ndim else torch.float32)
+                optimizer.state[parameter][key] = like
+
+
+def save_state(
+    model: torch.nn.Module,
+    path: str | Path,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    folder: str | Path | None = None,
+) -> None:
+    """Write the state of a model as a file that an exported program can begin with.
+
+    ``pm_run`` begins with it where its arguments have ``state=FILE``; an application hands each
+    tensor to `pm_write_state`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model that was exported.
+    path : str or Path
+        The exported folder, where ``state.bin`` is written; or the file to write.
+    optimizer : torch.optim.Optimizer, optional
+        Whose moments are written; where it has taken no step they are 0. Needed where the folder
+        has some.
+    folder : str or Path, optional
+        The exported folder, where the file is to lie elsewhere.
+
+    Raises
+    ------
+    InputError
+        If the folder has tensors that the model and the optimizer do not have.
+    """
+    file, home = state_paths(path, folder)
+    tensors = state_tensors(home)
+    arrays = {name: own.detach().cpu().numpy() for name, own in _pairs(model, tensors)}
+    moments = {tensor.name for tensor in tensors} - arrays.keys()
+    if moments and optimizer is None:
+        raise InputError(f"optimizer: the folder keeps {min(moments)!r} too; give the optimizer")
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    for name, parameter, key in _moments(model, moments, optimizer):
+        value = {} if optimizer is None else optimizer.state.get(parameter, {})
+        moment = torch.as_tensor(value.get(key, torch.zeros(shapes[name])))
+        arrays[name] = moment.detach().cpu().numpy().reshape(shapes[name])
+    write_state(file, tensors, arrays)
+
+
+def _pairs(
+    model: torch.nn.Module, tensors: Sequence[ExportedTensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters and buffers that a folder has, by name."""
+    own: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    own |= dict(model.named_buffers(remove_duplicate=False))
+    for tensor in tensors:
+        mine = own.get(tensor.name)
+        if mine is None:
+            continue
+        if tuple(mine.shape) != tensor.shape:
+            raise InputError(
+                f"{tensor.name}: expected shape {list(tensor.shape)}, as in the folder, got "
+                f"{list(mine.shape)} of the model"
+            )
+        yield tensor.name, mine
+
+
+def _moments(
+    model: torch.nn.Module, names: set[str], optimizer: torch.optim.Optimizer | None
+) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
+    """Yield which parameter a moment is of, and what the optimizer calls it."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    trained = set() if optimizer is None else _trained(optimizer)
+    for name in sorted(names):
+        of, _, key = name.rpartition(".")
+        if of not in own:
+            raise InputError(
+                f"model: expected a tensor {name!r}, which the folder has; it has none"
+            )
+        if optimizer is not None and id(own[of]) not in trained:
+            raise InputError(
+                f"optimizer: expected it to train {of!r}, of which the folder has {key}"
+            )
+        yield name, own[of], key
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

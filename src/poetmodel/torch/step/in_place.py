@@ -1,0 +1,169 @@
+"""Operators in place: which of them may write their result over an input, and what then runs.
+
+Element-wise operators compute each element from those at its place, so that the memory of an input
+of the same shape, strides and type may take the result: PyTorch has such variants (``relu_``, or
+``threshold_backward`` with ``grad_input=``), which give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx
+
+from poetmodel.torch.capturing.replay import dropout_backward_in_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from poetmodel.torch.step.units import TensorStorage, Unit, Units
+
+    Kernel = Callable[..., torch.Tensor]
+
+
+def pair_in_place(
+    parts: Units, unit: Unit, last: Sequence[int], kept: Collection[int]
+) -> tuple[tuple[int, int], ...]:
+    """Return which output of a unit may take over which input: numbers of storages, or nothing.
+
+    `last` has for each storage its last reader. The input must be a whole tensor that a unit has
+    made and none reads later, none of those `kept`, and read as it is, not as a view.
+    """
+    if len(unit.storages) != 1 or unit.is_source:
+        return ()
+    (number,) = unit.storages
+    made = parts.storages[number]
+    if made.replaces is not None or not _is_whole(made):
+        return ()
+    behind_views = {
+        index
+        for view in unit.reads.views
+        for source in view.all_input_nodes
+        if source in parts.direct
+        for index in (parts.direct[source][0],)
+    }
+    for place, argument in enumerate(unit.node.args):
+        if not isinstance(argument, fx.Node) or argument not in parts.direct:
+            continue
+        read = parts.direct[argument][0]
+        storage = parts.storages[read]
+        if (
+            last[read] == unit.index
+            and read not in kept
+            and read not in behind_views
+            and not parts.units[storage.unit].is_source
+            and _lie_alike(made, storage)
+            and kernel_in_place(unit.node, place) is not None
+        ):
+            return ((number, read),)
+    return ()
+
+
+def place_of(parts: Units, unit: Unit, read: int) -> int:
+    """Return which argument of a unit is a storage that it reads as it is."""
+    return next(
+        place
+        for place, argument in enumerate(unit.node.args)
+        if isinstance(argument, fx.Node) and parts.direct.get(argument, (-1, 0))[0] == read
+    )
+
+
+def kernel_in_place(node: fx.Node, place: int) -> Kernel | None:
+    """Return what computes a node in the memory of one of its arguments; None where nothing does.
+
+    It takes the arguments of the node, and returns the tensor of that memory.
+    """
+    target: Any = node.target
+    if target is torch.ops.aten.native_dropout_backward.default:
+        return dropout_backward_in_place(node) if place == 0 else None
+    tags = getattr(target, "tags", ())
+    name = getattr(getattr(target, "_schema", None), "name", "").removeprefix("aten::")
+    elementwise = torch.Tag.pointwise in tags or name in _ELEMENTWISE
+    if not elementwise or torch.Tag.nondeterministic_seeded in tags:
+        return None
+    found = _variant(target, place == 0)
+    if found is None:
+        return None
+    kernel, out = found
+    return kernel if out is None else partial(_with_out, kernel, out, place)
+
+
+_ELEMENTWISE: Final = frozenset(
+    (
+        "elu_backward",
+        "hardsigmoid_backward",
+        "hardtanh_backward",
+        "huber_loss_backward",
+        "leaky_relu_backward",
+        "log_sigmoid_backward",
+        "mse_loss_backward",
+        "smooth_l1_loss_backward",
+        "softplus_backward",
+        "softshrink_backward",
+    )
+)
+"""Operators that PyTorch does not tag as such, and that compute element by element all the same."""
+
+
+def _with_out(
+    kernel: Kernel, out: str, place: int, *arguments: Any, **keywords: Any
+) -> torch.Tensor:
+    return kernel(*arguments, **keywords, **{out: arguments[place]})
+
+
+@cache
+def _variant(operator: Any, first: bool) -> tuple[Kernel, str | None] | None:  # noqa: FBT001 - for the cache
+    """Return a variant of an operator that writes over its first argument, or into any tensor.
+
+    With the name of the parameter that it writes into, where it is one that has no name otherwise.
+    Variants that PyTorch derives from the operator itself would make new memory and copy.
+    """
+    packet = operator.overloadpacket
+    name, overload = operator._schema.name, operator._overloadname  # noqa: SLF001 - PyTorch's own words
+    if first:
+        twin = getattr(torch.ops.aten, f"{name.removeprefix('aten::')}_", None)
+        if twin is not None and overload in twin.overloads():
+            return getattr(twin, overload), None
+    given = _taken(operator)
+    for other in packet.overloads():
+        variant = getattr(packet, other)
+        written = [each.name for each in variant._schema.arguments if each.is_out]  # noqa: SLF001 - as above
+        full = f"{name}.{other}"
+        if (
+            len(written) == 1
+            and _taken(variant) == given
+            and bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU"))  # noqa: SLF001
+        ):
+            return variant, written[0]
+    return None
+
+
+def _taken(operator: Any) -> list[tuple[str, str]]:
+    """Return names and types of what an operator reads."""
+    arguments = operator._schema.arguments  # noqa: SLF001 - PyTorch's own words
+    return [(each.name, str(each.type)) for each in arguments if not each.is_out]
+
+
+def _is_whole(storage: TensorStorage) -> bool:
+    """Return whether one tensor is all there is in a storage."""
+    if len(storage.layouts) != 1:
+        return False
+    (layout,) = storage.layouts
+    size: int = math.prod(layout.shape) * layout.dtype.itemsize
+    return size == storage.bytes > 0
+
+
+def _lie_alike(one: TensorStorage, other: TensorStorage) -> bool:
+    """Return whether the tensors of two storages have the same type and the same memory."""
+    if len(other.layouts) != 1 or one.bytes != other.bytes:
+        return False
+    first, second = one.layouts[0], other.layouts[0]
+    return (first.dtype, first.shape, first.stride, first.offset) == (
+        second.dtype,
+        second.shape,
+        second.stride,
+        second.offset,
+    )

@@ -1,0 +1,445 @@
+"""Tracing: a module, its loss and inputs become a training graph, and what of it is scheduled.
+
+Half of the tensors of a training step are smaller than a page. They are kept for as long as
+anything may read them, their sum is reserved from the budget, and the solver sees only the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.plan import Instruction, Op
+from poetmodel.torch.capturing.joint import capture
+from poetmodel.torch.capturing.replay import is_counted, storage_key, workspace_bytes
+from poetmodel.torch.capturing.signature import InputKind, Joint
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.step.training_units import TrainingUnits
+from poetmodel.torch.step.units import Made, Unit, Units
+from poetmodel.torch.step.updates import Update, with_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    import torch
+
+    from poetmodel.device import Costs
+    from poetmodel.plan import Program
+    from poetmodel.torch.capturing.inputs import Inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A training step as PyTorch captured it, and as the training graph that is scheduled.
+
+    Node ``k`` of the graph is ``units[k]``, tensor ``i`` is ``storages[i]``.
+    """
+
+    joint: Joint
+    parts: Units
+    graph: Graph
+
+    @cached_property
+    def held_bytes(self) -> int:
+        """Bytes of the results that are handed out only at the end of the step: loss, buffers [B].
+
+        The graph frees them after their last reader; whoever runs a plan holds them until the end,
+        so a budget has to leave room for them.
+        """
+        held = {i for e in self.parts.emissions if e.held for i in e.reads.storages}
+        return sum(self.parts.storages[index].bytes for index in held)
+
+
+def trace(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Inputs,
+    *,
+    name: str | None = None,
+    measure_workspace: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+    clip_grad_norm: float | None = None,
+) -> Trace:
+    """Trace a training step.
+
+    Parameters
+    ----------
+    model, loss_fn, inputs
+        As for `compile`; the first dimension of the first input is the batch size.
+    name : str, optional
+        Name of the graph; by default the class of `model`.
+    measure_workspace : bool
+        Whether to measure the memory that operations need beside their outputs; takes a run.
+    optimizer : torch.optim.Optimizer, optional
+        Make its step a part of the graph: SGD, Adam or AdamW. Parameters, moments and buffers are
+        then state tensors, each parameter has an update at its place, operators may run in place,
+        and batch and learning rate are inputs. Without it the graph ends with the gradients.
+    clip_grad_norm : float, optional
+        Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
+        ``model.parameters()``: all updates wait for it. Needs an `optimizer`.
+
+    Returns
+    -------
+    Trace
+        Parameters, gradients, buffers and the state of random generators stay as they were.
+
+    Raises
+    ------
+    CaptureError
+        If the step cannot be captured: says which operation, where, and what to do.
+    """
+    joint = captured_step(
+        model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
+    )
+    parts = units_of(joint)
+    workspace = workspace_bytes(joint, parts) if measure_workspace else (0,) * len(parts.units)
+    return trace_of(joint, parts, workspace)
+
+
+def captured_step(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Inputs,
+    *,
+    name: str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    clip_grad_norm: float | None = None,
+) -> Joint:
+    """Capture a step, with the updates of an optimizer where one is given."""
+    joint = capture(model, loss_fn, inputs, name=name)
+    if clip_grad_norm is not None and optimizer is None:
+        raise CaptureError(f"{joint.name}: clip_grad_norm: needs an optimizer; give optimizer=")
+    if optimizer is not None:
+        joint = with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
+    return joint
+
+
+def units_of(joint: Joint, *, known: Mapping[int, Made] | None = None) -> Units:
+    """Return the units of a captured step: by running it, or from what is known of such a run."""
+    return (Units if joint.optimizer is None else TrainingUnits)(joint, known=known)
+
+
+def trace_of(joint: Joint, parts: Units, workspace: Sequence[int]) -> Trace:
+    """Return the trace of a captured step with the workspace of each unit [B]."""
+    return Trace(joint=joint, parts=parts, graph=_graph(joint, parts, workspace))
+
+
+def _graph(joint: Joint, parts: Units, workspace: Sequence[int]) -> Graph:
+    nodes = tuple(
+        _node(parts, unit, extra) for unit, extra in zip(parts.units, workspace, strict=True)
+    )
+    forward = [unit for unit in parts.units if unit.phase is Phase.FORWARD]
+    counted = sum(unit.flops for unit in forward if is_counted(unit.node))
+    trained = _distinct(
+        tensor for tensor in map(joint.value, joint.of(InputKind.PARAMETER)) if tensor.requires_grad
+    )
+    first = next((value for value in joint.inputs if getattr(value, "ndim", 0)), None)
+    return Graph(
+        name=joint.name,
+        nodes=nodes,
+        batch_size=1 if first is None else max(1, int(first.shape[0])),
+        dtype=str(joint.value(joint.of(InputKind.PARAMETER)[0]).dtype).removeprefix("torch."),
+        resident_bytes=_resident_bytes(joint, trained) if joint.optimizer is None else {},
+        parameters=sum(tensor.numel() for tensor in trained),
+        forward_macs=counted // 2,
+        kernels="pytorch",
+    )
+
+
+def _node(parts: Units, unit: Unit, workspace_bytes: int) -> Node:
+    """Return the node of a unit; an update needs what it says, and a source nothing."""
+    storages = parts.storages
+    if isinstance(parts, TrainingUnits) and isinstance(unit.node.target, Update):
+        workspace_bytes = parts.update_workspace_bytes(unit)
+    replaced = [storages[index].replaces for index in unit.storages]
+    return Node(
+        name=unit.name,
+        op=unit.op,
+        phase=unit.phase,
+        inputs=tuple(storages[index].name for index in unit.reads.storages),
+        outputs=tuple(
+            Tensor(
+                name=storages[index].name,
+                bytes=storages[index].bytes,
+                replaces=None if old is None else storages[old].name,
+            )
+            for index, old in zip(unit.storages, replaced, strict=True)
+        ),
+        workspace_bytes=workspace_bytes,
+        flops=unit.flops,
+        # A batch is given once; state is updated once.
+        recomputable=unit.phase not in (Phase.INPUT, Phase.STATE, Phase.UPDATE),
+        bytes_moved=None if unit.phase is Phase.STATE else unit.moved_bytes,
+        in_place=tuple((storages[made].name, storages[read].name) for made, read in unit.in_place),
+    )
+
+
+def _resident_bytes(joint: Joint, trained: Sequence[torch.Tensor]) -> dict[str, int]:
+    """Return what is in memory for the whole step.
+
+    ``parameters`` are all that the step finds in place: parameters, frozen ones too, buffers and
+    constants, but not the inputs, which belong to the caller. ``gradients`` are those of
+    parameters: a new gradient is added to them and let go as soon as it is computed.
+    """
+    there = _distinct(
+        joint.value(argument)
+        for argument in joint.arguments
+        if argument.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    )
+    return {
+        "parameters": sum(tensor.untyped_storage().nbytes() for tensor in there),
+        "gradients": sum(tensor.numel() * tensor.element_size() for tensor in trained),
+    }
+
+
+def _distinct(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that do not share their storage with an earlier one."""
+    return tuple({storage_key(tensor): tensor for tensor in tensors}.values())
+
+
+# -- what is scheduled --------------------------------------------------------------------------
+
+KEPT_SHARES: Final = (0.01, 0.001, 0.0)
+"""Small tensors are kept as long as they are together no more than this share of the budget; the
+next share is tried where too little is left beside what is kept."""
+
+MOST_OF_ROOM: Final = 1 / 3
+"""What is kept takes at most this share of what a budget leaves above the least one."""
+
+LEAST_HOME_BYTES: Final = 4096
+"""State of fewer bytes, less than a page, has its home in RAM always [B]."""
+
+RANDOM_STATE_BYTES: Final = 5056
+"""Size of the state of PyTorch's random generator of the processor [B]."""
+
+_STATE: Final = "parameters, buffers, and what the optimizer keeps"
+_SMALL_STATE: Final = "small parameters, buffers, and what the optimizer keeps of them,"
+_INPUTS: Final = "inputs"
+_RESULTS: Final = "results that wait for the end of the step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coarse:
+    """The training graph that is solved: the nodes of the trace, and its larger tensors."""
+
+    graph: Graph
+    numbers: tuple[int, ...]
+    """Of each tensor of `graph` the number of its storage; then of those inside of nodes."""
+    steps: tuple[Program, ...]
+    """Of each node of `graph` its program: the unit that it is, or several, and what they free."""
+    threshold_bytes: int
+    """Storages of fewer bytes are always kept [B]."""
+    reserves: tuple[tuple[str, int], ...]
+    """What the plan does not count and a step needs all the same: what for, and how much [B]."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The sum of `reserves` [B]."""
+        return sum(size for _, size in self.reserves)
+
+    def expanded(self, program: Program) -> Program:
+        """Return a program of `graph` in units; storages go by their place in `numbers`."""
+        return tuple(
+            step
+            for each in program
+            for step in (self.steps[each.index] if each.op == Op.COMPUTE else (each,))
+        )
+
+
+def keep_all_bytes(trace: Trace) -> int:
+    """Return the peak when everything is kept; 100 % of a budget [B].
+
+    Tensors, workspaces, and the results that wait for the end of the step; where updates are part
+    of the step, state and inputs too.
+    """
+    whole = checkpoint_all_peak_bytes(_run(trace)[0])
+    return whole + _held_bytes(trace, 0) + there_bytes(trace)
+
+
+def coarsened(trace: Trace, *, budget_bytes: int, homes: bool = False) -> Coarse:
+    """Leave as many small tensors out as a budget allows.
+
+    Of a budget close to the floor less is reserved, so that most of the room above it is left for
+    schedules; with room for everything there is nothing to decide, and nothing is left out. With
+    `homes` those of state are decided too, where not everything has room.
+    """
+    if budget_bytes >= keep_all_bytes(trace):
+        whole = coarsen(trace, kept_bytes=-1)  # not even tensors of 0 bytes
+        return replace(whole, reserves=(*_there(trace), (_RESULTS, _held_bytes(trace, 0))))
+    found = [
+        coarsen(trace, kept_bytes=int(share * budget_bytes), homes=homes) for share in KEPT_SHARES
+    ]
+    least = min(found, key=floor_bytes)
+    room_bytes = MOST_OF_ROOM * (budget_bytes - floor_bytes(least))
+    enough = (each for each in found if floor_bytes(each) - floor_bytes(least) <= room_bytes)
+    return next(enough, least)
+
+
+def floor_bytes(coarse: Coarse) -> int:
+    """Return the least budget with which a schedule may be found [B]."""
+    return floor(coarse.graph).bytes + coarse.reserved_bytes
+
+
+def least_bytes(trace: Trace, *, homes: bool = False) -> int:
+    """Return the least budget with which `coarsened` leaves room for a schedule [B]."""
+    return min(floor_bytes(coarsen(trace, kept_bytes=0, homes=homes)), keep_all_bytes(trace))
+
+
+def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> Coarse:
+    """Leave the smallest tensors of a traced step to be kept always, at most so many bytes.
+
+    The graph has the same nodes; kept tensors are neither inputs nor outputs of any. What of them
+    an operation makes again when it is recomputed counts as its workspace. State is in RAM
+    throughout, and only stands for what must not be computed after an update. With `homes` that
+    holds of small state; where the rest has its home is to be decided.
+    """
+    storages = trace.parts.storages
+    graph, units = _run(trace)
+    state = {graph.tensors[i].name for i in graph.state_tensors}
+    state |= {graph.tensors[i].name for i in graph.state_of}
+    made = [trace.graph.tensor_index[t.name] for t in graph.tensors if t.name not in state]
+    movable = _movable(trace) if homes else ()
+    threshold = _threshold([storages[index].bytes for index in (*made, *movable)], kept_bytes)
+    free = frozenset(index for index in movable if storages[index].bytes >= threshold)
+    if free:
+        graph, units = _run(trace, free)
+    small = [index for index in made if storages[index].bytes < threshold]
+    if small:
+        names = graph.tensor_index.keys() - {storages[index].name for index in small}
+        graph = replace(graph, nodes=tuple(_without(node, names) for node in graph.nodes))
+    numbers = tuple(trace.graph.tensor_index[tensor.name] for tensor in graph.tensors)
+    random = sum(unit.random for unit in trace.parts.units)
+    # What recomputations may restore, and the state meanwhile.
+    states_bytes = (random + 1) * RANDOM_STATE_BYTES if random else 0
+    return Coarse(
+        graph=graph,
+        numbers=numbers,
+        steps=tuple((Instruction(Op.COMPUTE, unit),) for unit in units),
+        threshold_bytes=threshold,
+        reserves=(
+            *_there(trace, free),
+            (
+                f"tensors of less than {threshold:,} B, which are always kept,",
+                sum(storages[index].bytes for index in small),
+            ),
+            (_RESULTS, _held_bytes(trace, threshold)),
+            ("states of the random generator", states_bytes),
+        ),
+    )
+
+
+def _movable(trace: Trace) -> tuple[int, ...]:
+    """Return the state that may have its home on storage: what the step finds in place, not small.
+
+    Constants belong to the program, and whoever made them holds them.
+    """
+    if trace.joint.optimizer is None:
+        return ()
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
+    nodes = {argument.node for argument in trace.joint.arguments if argument.kind in kinds}
+    found = (trace.parts.storages[i] for i in trace.graph.state_tensors)
+    return tuple(
+        each.index
+        for each in found
+        if trace.parts.units[each.unit].node in nodes and each.bytes >= LEAST_HOME_BYTES
+    )
+
+
+def _run(trace: Trace, free: Collection[int] = ()) -> tuple[Graph, tuple[int, ...]]:
+    """Return the graph of what a run decides about, and the unit of each of its nodes.
+
+    Inputs belong to the caller, and state is in RAM throughout but what is `free`. Of the rest only
+    what is updated and what operations read that could be computed again is left, without bytes.
+    """
+    graph = trace.graph
+    if graph.version == 1:
+        return graph, tuple(range(len(graph.nodes)))
+    names = [tensor.name for tensor in graph.tensors]
+    kept, weightless = set(names), set()
+    for i, k in enumerate(graph.node_of):
+        if trace.parts.units[k].is_source and i not in free:
+            new = graph.replacement_of.get(i)
+            both = {names[i]} if new is None else {names[i], names[new]}
+            if new is not None and any(graph.nodes[u].recomputable for u in graph.users_of[i]):
+                weightless |= both
+            else:
+                kept -= both
+    found = [(k, _without(node, kept, weightless)) for k, node in enumerate(graph.nodes)]
+    left = [(k, node) for k, node in found if node.outputs or not trace.parts.units[k].is_source]
+    return replace(graph, nodes=tuple(node for _, node in left)), tuple(k for k, _ in left)
+
+
+def _there(trace: Trace, free: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
+    """Return what is in RAM throughout a step with updates, and its size [B]."""
+    graph = trace.graph
+    inputs = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
+    if graph.version == 1:
+        return ()
+    state_bytes = graph.state_bytes - sum(graph.tensor_bytes[i] for i in free)
+    return ((_SMALL_STATE if free else _STATE, state_bytes), (_INPUTS, sum(inputs)))
+
+
+def there_bytes(trace: Trace) -> int:
+    """Return the size of all that is in RAM throughout: 0 for a step without updates [B]."""
+    return sum(size for _, size in _there(trace))
+
+
+def coarse_costs(costs: Costs, graph: Graph) -> Costs:
+    """Leave out the costs of what is kept."""
+    if len(costs.compute) > len(graph.nodes) - len(graph.state_tensors):
+        computed = (node.name for node in graph.nodes if not node.is_state)
+        costs = replace(costs, compute={name: costs.compute[name] for name in computed})
+    if costs.pages is None:
+        return costs
+    return replace(costs, pages={tensor.name: costs.pages[tensor.name] for tensor in graph.tensors})
+
+
+def _threshold(sizes: list[int], kept_bytes: int) -> int:
+    """Return the size from which on tensors are scheduled; equal ones are treated alike [B]."""
+    total = threshold = 0
+    for size in sorted(set(sizes)):
+        total += size * sizes.count(size)
+        if total > kept_bytes:
+            break
+        threshold = size + 1
+    return threshold
+
+
+def _without(node: Node, names: Collection[str], weightless: Collection[str] = ()) -> Node:
+    """Return a node that reads and makes some tensors only; what else it makes is workspace."""
+    left_out = [t for t in node.outputs if t.name not in names and t.replaces is None]
+    small = 0 if node.phase in (Phase.STATE, Phase.INPUT) else sum(t.bytes for t in left_out)
+    return replace(
+        node,
+        inputs=tuple(name for name in node.inputs if name in names),
+        outputs=tuple(
+            replace(tensor, bytes=0) if tensor.name in weightless else tensor
+            for tensor in node.outputs
+            if tensor.name in names
+        ),
+        workspace_bytes=node.workspace_bytes + small,
+        in_place=tuple(pair for pair in node.in_place if set(pair) <= set(names)),
+    )
+
+
+def _held_bytes(trace: Trace, threshold: int) -> int:
+    """Return the size of the copies of results that wait for the end of the step [B].
+
+    Results in kept storages wait there; of others a copy is made, so that a loss does not hold
+    the memory that it is a small part of. Sums of gradients of one weight in several places wait
+    too, and the state of the random generator before the step.
+    """
+    storages = trace.parts.storages
+    places: dict[int, list[int]] = {}
+    total = RANDOM_STATE_BYTES if any(unit.random for unit in trace.parts.units) else 0
+    for emission in trace.parts.emissions:
+        example = emission.result.node.meta["val"]
+        size = example.numel() * example.element_size()
+        target = emission.result.target
+        if not emission.held and target is not None:
+            places.setdefault(id(trace.joint.value(target)), []).append(size)
+        elif all(storages[i].bytes >= threshold for i in emission.reads.storages):
+            total += size
+    return total + sum(sizes[0] for sizes in places.values() if len(sizes) > 1)

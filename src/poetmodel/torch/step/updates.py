@@ -1,0 +1,355 @@
+"""Updates: the optimizer's step as operations of a captured graph, one for each parameter.
+
+Each reads the state that it replaces, the gradients and the learning rate, and returns the new
+state. As part of the graph it makes new tensors; a program writes them where the old ones are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from poetmodel.errors import shown
+from poetmodel.torch.capturing.inputs import refuse
+from poetmodel.torch.capturing.replay import storage_key
+from poetmodel.torch.capturing.signature import (
+    ANNOTATION,
+    BODY,
+    InputKind,
+    InputSpec,
+    Joint,
+    OutputKind,
+)
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.step.optimizers import (
+    LearningRate,
+    Moment,
+    Rule,
+    optimizer_faults,
+    rule_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import fx
+
+CLIPPED: Final = 1e-6
+"""What ``torch.nn.utils.clip_grad_norm_`` adds to the norm, lest it divides by 0."""
+
+
+def copies(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return the same values in memory of their own."""
+    return tuple(torch.empty_like(each, requires_grad=False).copy_(each) for each in tensors)
+
+
+class CustomOperation:
+    """An operation of a captured graph that PyTorch has none for, with its name."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+class GradientNorm(CustomOperation):
+    """What all gradients are multiplied by so that their norm together is at most a number.
+
+    It is the arithmetic of ``torch.nn.utils.clip_grad_norm_``. Gradients are read in the order and
+    the memory format of their `parameters`, whose values nobody needs for that.
+    """
+
+    def __init__(self, max_norm: float, parameters: Sequence[torch.Tensor]) -> None:
+        super().__init__("clip_grad_norm")
+        self.max_norm = max_norm
+        self._formats = [
+            torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device="meta")
+            for p in parameters
+        ]
+
+    def __call__(self, gradients: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+        """Return the factor; a parameter may have several gradients, which are summed."""
+        pairs = zip(gradients, self._formats, strict=True)
+        norm = torch.nn.utils.get_total_norm([summed(found, like) for found, like in pairs])
+        return torch.clamp(self.max_norm / (norm + CLIPPED), max=1.0)
+
+
+def summed(gradients: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Return the sum of gradients of one parameter, in its memory format."""
+    total, *more = gradients
+    for gradient in more:
+        total = total + gradient
+    if total.stride() != like.stride():
+        total = torch.empty_like(like, device=total.device).copy_(total)
+    return total
+
+
+class Update(CustomOperation, ABC):
+    """Gives state new values: a parameter and its moments, or buffers."""
+
+    rule: Rule | None = None
+
+    def __call__(self, state: Sequence[torch.Tensor], *others: Any) -> tuple[torch.Tensor, ...]:
+        """Return the new values in new memory."""
+        found = copies(state)
+        self.replace(found, *others)
+        return found
+
+    @abstractmethod
+    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
+        """Write the new values in the memory of the old ones."""
+
+
+class BufferUpdate(Update):
+    """Copies new values, such as running statistics, into the buffers of a module."""
+
+    def __init__(self) -> None:
+        super().__init__("copy_")
+
+    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
+        """Copy the new values into the buffers."""
+        del options
+        (values,) = others
+        torch._foreach_copy_(list(state), list(values))
+
+
+class ParameterUpdate(Update):
+    """The optimizer's step of one parameter."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__(rule.op)
+        self.rule: Rule = rule
+
+    def writes_gradient(self, others: Sequence[Any]) -> bool:
+        """Return whether it needs memory of the size of the gradient; `others` as for `replace`."""
+        gradients, _, *factors = others
+        return bool(len(gradients) > 1 or factors or self.rule.writes_gradient)
+
+    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
+        """Update parameter and moments.
+
+        `others` are the gradients, the learning rate, and the factor of the gradients where they
+        are clipped. With ``owned`` the memory of the first gradient may be written over; ``first``
+        says that the moments have no value yet.
+        """
+        gradients, rate, *factors = others
+        parameter = state[0]
+        gradient, *more = gradients
+        owned = options.get("owned", False) or not self.writes_gradient(others)
+        if not owned or gradient.stride() != parameter.stride():
+            gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+        for other in more:
+            gradient.add_(other)
+        for factor in factors:
+            gradient.mul_(factor)
+        self.rule.update(state, gradient, rate.item(), first=options.get("first", False))
+
+
+# -- in a captured graph -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """A parameter with its gradients."""
+
+    parameter: torch.Tensor
+    arguments: list[InputSpec] = field(default_factory=list)
+    """Its names in the graph, mostly one."""
+    gradients: list[fx.Node] = field(default_factory=list)
+    """In the order of the graph."""
+
+
+def with_optimizer(
+    joint: Joint, optimizer: torch.optim.Optimizer, *, clip_grad_norm: float | None = None
+) -> Joint:
+    """Return a captured step that ends with the step of an optimizer; the loss is its only result.
+
+    Raises `CaptureError` if PyTorch would do what updates of the parameters do not.
+    """
+    refuse(joint.name, (f"optimizer: {fault}" for fault in optimizer_faults(optimizer)))
+    refuse(
+        joint.name,
+        (
+            f"optimizer: {place} checks numbers, and updates do not wait for the answer; leave "
+            "the optimizer out, and call its step() yourself"
+            for place in joint.checked
+        ),
+    )
+    trained = _trained(joint)
+    refuse(joint.name, _faults(joint, optimizer, trained, clip_grad_norm))
+    return _Extension(joint, optimizer, trained).extended(clip_grad_norm)
+
+
+def _trained(joint: Joint) -> dict[int, _Trained]:
+    """Return the parameters that have gradients, by identity, in the order of the model."""
+    found: dict[int, _Trained] = {}
+    for argument in joint.of(InputKind.PARAMETER):
+        value = joint.value(argument)
+        found.setdefault(id(value), _Trained(parameter=value)).arguments.append(argument)
+    order = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
+    results = [r for r in joint.results if r.kind is OutputKind.GRADIENT]
+    for result in sorted(results, key=lambda result: order[result.node]):
+        if result.target is not None and result.target.kind is InputKind.PARAMETER:
+            found[id(joint.value(result.target))].gradients.append(result.node)
+    return {key: each for key, each in found.items() if each.gradients}
+
+
+def _faults(
+    joint: Joint,
+    optimizer: torch.optim.Optimizer,
+    trained: dict[int, _Trained],
+    clip_grad_norm: float | None,
+) -> Iterator[str]:
+    if clip_grad_norm is not None and not _is_norm(clip_grad_norm):
+        yield f"clip_grad_norm: expected a number above 0, got {shown(clip_grad_norm)}"
+    ours = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for key, each in trained.items():
+        name = each.arguments[0].name
+        if key not in ours:
+            yield (
+                f"optimizer: parameter {name} requires a gradient, and the optimizer does not have "
+                "it; give it to the optimizer, or freeze it (requires_grad_(False))"
+            )
+        if each.parameter.is_complex():
+            yield f"optimizer: parameter {name} is complex, and its update cannot be traced"
+    known = {id(joint.value(a)) for a in joint.of(InputKind.PARAMETER)}
+    known |= {id(p) for p in joint.module.parameters()}
+    if ours - known:
+        yield (
+            f"optimizer: {len(ours - known)} of its parameters are none of the model or the loss; "
+            "make it of model.parameters()"
+        )
+    for result in joint.results:
+        target = result.target
+        if target is None:
+            continue
+        given = result.kind is OutputKind.GRADIENT
+        if given and not joint.value(target).requires_grad:
+            continue  # on the meta device there may be such; nobody wants them
+        if target.kind is not (InputKind.PARAMETER if given else InputKind.BUFFER):
+            what = "requires a gradient" if given else "is changed in forward"
+            yield f"optimizer: {target.name} {what}, which a step with its updates does not do"
+    yield from _shared_memory(joint)
+
+
+def _is_norm(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _shared_memory(joint: Joint) -> Iterator[str]:
+    """Yield where tensors share memory that are not the same: one would change with the other."""
+    there: dict[int, tuple[int, str]] = {}
+    values = list(map(joint.value, joint.arguments))
+    for argument, value in zip(joint.arguments, values, strict=True):
+        if not isinstance(value, torch.Tensor) or argument.kind is InputKind.TANGENT:
+            continue
+        identity = id(value) if argument.kind is not InputKind.USER_INPUT else storage_key(value)
+        other, name = there.setdefault(storage_key(value), (identity, argument.name))
+        if other != identity:
+            yield f"optimizer: {name} and {argument.name} share memory; give each its own"
+
+
+class _Extension:
+    """A captured graph on its way to one with updates."""
+
+    def __init__(
+        self, joint: Joint, optimizer: torch.optim.Optimizer, trained: dict[int, _Trained]
+    ) -> None:
+        self.joint = joint
+        self.graph = joint.graph_module.graph
+        self.optimizer = optimizer
+        self.trained = trained
+        self.new: list[InputSpec] = []
+        self.names: Counter[str] = Counter()
+
+    def extended(self, clip_grad_norm: float | None) -> Joint:
+        """Put the operations in front of the graph's output."""
+        factors = () if clip_grad_norm is None else (self._norm(float(clip_grad_norm)),)
+        self._update_buffers()
+        groups = self.optimizer.param_groups
+        for number, group in enumerate(groups):
+            found = [self.trained[id(p)] for p in group["params"] if id(p) in self.trained]
+            if found:
+                name = f"lr[{number}]" if len(groups) > 1 else "lr"
+                rate = self._argument(name, LearningRate(self.optimizer, number))
+                for each in found:
+                    self._update(each, rule_of(group), rate, factors)
+        returned = (OutputKind.LOSS, OutputKind.OUTPUT)
+        results = tuple(r for r in self.joint.results if r.kind in returned)
+        self.graph.output_node().args = (tuple(result.node for result in results),)
+        self._erase_unread()
+        arguments = (*self.joint.arguments, *self.new)
+        return replace(
+            self.joint,
+            arguments=arguments,
+            results=results,
+            optimizer=self.optimizer,
+            clip_grad_norm=clip_grad_norm,
+        )
+
+    def _erase_unread(self) -> None:
+        """Take out what nothing reads now that the loss is the only result."""
+        for node in reversed(self.graph.nodes):
+            own = node.op != "call_function" or isinstance(node.target, Update)
+            draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if not (own or draws or node.users):
+                self.graph.erase_node(node)
+
+    def _argument(self, name: str, held: LearningRate | Moment) -> fx.Node:
+        """Add an input of the graph that the optimizer holds."""
+        with self.graph.inserting_before(next(iter(self.graph.nodes))):
+            node = self.graph.placeholder(f"optimizer_{len(self.new)}")
+        moment = isinstance(held, Moment)
+        kind = InputKind.MOMENT if moment else InputKind.LEARNING_RATE
+        self.new.append(InputSpec(kind=kind, node=node, target="", name=name, held=held))
+        return node
+
+    def _operation(self, path: str, operation: CustomOperation, *arguments: Any) -> fx.Node:
+        with self.graph.inserting_before(self.graph.output_node()):
+            node = self.graph.call_function(operation, arguments)
+        node.meta["custom"] = {ANNOTATION: path}
+        return node
+
+    def _norm(self, max_norm: float) -> fx.Node:
+        found = tuple(self.trained.values())
+        gradients = [each.gradients for each in found]
+        parameters = [each.parameter for each in found]
+        return self._operation(BODY, GradientNorm(max_norm, parameters), gradients)
+
+    def _update(
+        self, each: _Trained, rule: Rule, rate: fx.Node, factors: tuple[fx.Node, ...]
+    ) -> None:
+        argument = each.arguments[0]
+        moments = [
+            self._argument(f"{argument.name}.{key}", Moment(self.optimizer, each.parameter, key))
+            for key in rule.moments
+        ]
+        state = [argument.node, *moments]
+        update = ParameterUpdate(rule)
+        self._operation(argument.target, update, state, each.gradients, rate, *factors)
+
+    def _update_buffers(self) -> None:
+        """Add an operation for each module whose buffers change."""
+        changed: dict[str, list[tuple[fx.Node, fx.Node]]] = {}
+        seen: set[int] = set()
+        for result in self.joint.results:
+            target = result.target
+            if result.kind is not OutputKind.MUTATION or target is None:
+                continue
+            key = id(self.joint.value(target))
+            if key in seen:
+                raise CaptureError(
+                    f"{self.joint.name}: optimizer: buffer {target.name} has several names and "
+                    "changes; give each module its own"
+                )
+            seen.add(key)
+            owner = target.target.rpartition(".")[0] or BODY
+            changed.setdefault(owner, []).append((target.node, result.node))
+        for owner, pairs in changed.items():
+            state, values = zip(*pairs, strict=True)
+            self._operation(owner, BufferUpdate(), list(state), list(values))

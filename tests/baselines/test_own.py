@@ -1,0 +1,271 @@
+"""Methods of one's own: where they come from, and that nothing they do is trusted."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
+
+import pytest
+
+import poetmodel as pm
+from kit.commands import invoke
+from kit.worked import chain_costs, training_chain
+from poetmodel.baselines import method, own, recompute_once, run
+from poetmodel.errors import InputError, MethodNotApplicableError, OwnMethodError
+from poetmodel.problem import Problem
+from poetmodel.schedule import Schedule, checkpoint_all
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MINE = '''"""Methods of a researcher."""
+
+import neighbour
+from poetmodel import Schedule
+from poetmodel.baselines import recompute_once
+from poetmodel.errors import MethodNotApplicableError
+
+
+def half(problem):
+    """Save every second tensor of the graph."""
+    return recompute_once(problem.graph, range(0, len(problem.graph.tensors), neighbour.STEP))
+
+
+def raises(problem):
+    return inner({})
+
+
+def inner(found):
+    return found["absent"]
+
+
+def number(problem):
+    return 3
+
+
+def broken(problem):
+    return Schedule(R=((0, 0),))
+
+
+def outside(problem):
+    return Schedule(R=((0, 9_999),))
+
+
+def pairs(problem):
+    return Schedule(R=((0, 0, 0),))
+
+
+def reason(problem):
+    raise MethodNotApplicableError("it needs a full moon")
+
+
+VALUE = 3
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """Return a file of methods, which imports one beside it."""
+    (tmp_path / "neighbour.py").write_text("STEP = 2\n", encoding="utf-8")
+    path = tmp_path / "mine.py"
+    path.write_text(MINE, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test leave a method behind."""
+    monkeypatch.setattr(own, "_registered", {})
+
+
+def problem_of(ram: str = "90%") -> Problem:
+    """Return a problem over a chain of six layers."""
+    graph = training_chain([3] * 7)
+    return Problem(graph, chain_costs(graph), ram=ram, deadline_counts="serial")
+
+
+def brought(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """Let an installed package bring a method."""
+    point = EntryPoint(name=name, value=value, group=own.GROUP)
+    monkeypatch.setattr(own, "_entry_points", lambda: (point,))
+
+
+# -- where they come from --------------------------------------------------------------------------
+
+
+def test_decorated_function_is_a_method_of_this_process() -> None:
+    """It is found by its name, runs like any other, and stays the function that it was."""
+
+    @pm.method("mine", source="me")
+    def mine(problem: Problem) -> Schedule:
+        """Keep everything.
+
+        More words.
+        """
+        return checkpoint_all(problem.graph)
+
+    result = run(problem_of("100%"), "mine")
+    assert (result.method, str(result.status), result.backend) == ("mine", "optimal", "")
+    entry = method("mine")
+    assert (entry.summary, entry.source) == ("Keep everything.", "me")
+    assert own.own_names() == ("mine",)
+    assert mine(problem_of()) == checkpoint_all(problem_of().graph)
+    assert own.fingerprint(entry) != own.fingerprint(method("rotor")) == ""
+
+
+def test_name_is_registered_again() -> None:
+    """A cell of a notebook may run twice; the last function counts."""
+    for summary in ("first", "second"):
+        pm.method("mine", summary=summary)(lambda problem: checkpoint_all(problem.graph))
+    assert method("mine").summary == "second"
+
+
+@pytest.mark.parametrize("name", ["", "rotor", "a b", "a,b", "dtr:mine", "x.py:f"])
+def test_name_that_means_something_else_is_refused(name: str) -> None:
+    """A shipped method keeps its name; lists and variants can be read."""
+    with pytest.raises(InputError, match="expected a name without"):
+        pm.method(name)
+
+
+def test_function_of_a_file_is_a_method(mine: Path) -> None:
+    """The file may import what lies beside it, and is read again where it has changed."""
+    name = f"{mine}:half"
+    problem = problem_of("100%")
+    result = run(problem, name)
+    expected = recompute_once(problem.graph, range(0, len(problem.graph.tensors), 2))
+    assert (result.method, result.schedule) == (name, expected)
+    assert method(name).summary == "Save every second tensor of the graph."
+    before = own.fingerprint(method(name))
+    mine.write_text(MINE.replace("every second", "each other"), encoding="utf-8")
+    assert method(name).summary == "Save each other tensor of the graph."
+    assert own.fingerprint(method(name)) != before
+
+
+def test_entry_point_is_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package brings it; the name of a shipped method is not taken over."""
+    brought(monkeypatch, "brought", "poetmodel.schedule:checkpoint_all")
+    assert (method("brought").name, own.own_names()) == ("brought", ("brought",))
+    with pytest.raises(OwnMethodError, match=r"method 'brought' raised AttributeError: .* line"):
+        run(problem_of(), "brought")
+    brought(monkeypatch, "rotor", "json:loads")
+    assert (method("rotor").own, own.own_names()) == (None, ())
+    brought(monkeypatch, "away", "no_such_package:method")
+    with pytest.raises(OwnMethodError, match="'away': no_such_package:method cannot be imported: "):
+        method("away")
+
+
+def test_unknown_name_lists_own_methods() -> None:
+    """The message has what was registered, and how a file is named."""
+    pm.method("mine")(lambda problem: checkpoint_all(problem.graph))
+    with pytest.raises(InputError, match=r"swap-advisor, mine, or FILE\.py:FUNCTION"):
+        method("yours")
+
+
+# -- what they do wrong ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "refused", "said"),
+    [
+        ("raises", False, r"' raised KeyError: 'absent' \(mine\.py, line 19\)$"),
+        ("pairs", False, r"' raised ScheduleError: R: expected pairs .*\(mine\.py, line 35\)$"),
+        ("number", False, r"' returned int \(mine\.py, line 22\), not a Schedule$"),
+        ("broken", True, r"its schedule is refused: R\[1,1\]: node .*; and \d+ more$"),
+        ("outside", True, r"its schedule is refused: R\[0,9999\]: the graph has no such"),
+    ],
+)
+def test_fault_is_one_sentence_with_its_place(
+    mine: Path, function: str, refused: bool, said: str
+) -> None:
+    """Whatever the function does, the error names the method, and the line where it happened."""
+    with pytest.raises(OwnMethodError, match=said) as caught:
+        run(problem_of(), f"{mine}:{function}")
+    assert caught.value.refused == refused
+    assert "\n" not in str(caught.value)
+
+
+def test_limit_and_reason_are_those_of_any_method(mine: Path) -> None:
+    """A schedule above the budget does not apply, and the function may say so itself."""
+    with pytest.raises(MethodNotApplicableError, match="full moon"):
+        run(problem_of(), f"{mine}:reason")
+    pm.method("all")(lambda problem: checkpoint_all(problem.graph))
+    with pytest.raises(MethodNotApplicableError, match="breaks a limit: peak RAM"):
+        run(problem_of("75%"), "all")
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "said"),
+    [
+        ("def f(:\n", "f", r"cannot be imported: SyntaxError: .* \(bad\.py, line 1\)"),
+        ("x = 1\n\n1 / 0\n", "f", r"imported: ZeroDivisionError: .* \(bad\.py, line 3\)"),
+        ("def g(p): ...\n", "f", r"has no function 'f' \(it has g\)"),
+        ("f = 3\n", "f", r"has no function 'f' \(it has none\)"),
+    ],
+)
+def test_file_that_cannot_be_used(tmp_path: Path, text: str, function: str, said: str) -> None:
+    """What is wrong with a file is said with its line."""
+    path = tmp_path / "bad.py"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises((InputError, OwnMethodError), match=said):
+        method(f"{path}:{function}")
+    with pytest.raises(InputError, match="No such file"):
+        method(f"{tmp_path / 'absent.py'}:f")
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+SOLVE = ("solve", "mlp", "--device", "rpi4b", "--ram", "100%", "--quiet")
+
+
+def test_solve_takes_a_file(mine: Path, tmp_path: Path) -> None:
+    """The schedule file names the method, and can be verified."""
+    out = tmp_path / "mlp.json"
+    found = invoke(*SOLVE, "--method", f"{mine}:half", "--out", str(out), "--json")
+    assert (found.status, found.json["problem"]["method"]) == (0, f"{mine}:half")
+    assert invoke("verify", str(out), "--device", "rpi4b", "--quiet").status == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "said"),
+    [
+        ("raises", 1, "raised KeyError: 'absent' (mine.py, line 19)"),
+        ("broken", 6, "its schedule is refused"),
+        ("absent", 2, "has no function 'absent'"),
+    ],
+)
+def test_solve_says_what_is_wrong(mine: Path, function: str, status: int, said: str) -> None:
+    """A fault of the function is no bug of the solver."""
+    found = invoke(*SOLVE, "--method", f"{mine}:{function}")
+    assert (found.status, said in found.err) == (status, True), found.err
+    assert "please report" not in found.err
+
+
+def test_sweep_takes_a_file_and_runs_again_where_it_changed(mine: Path, tmp_path: Path) -> None:
+    """A changed file is another method, although its name is the same."""
+    out = tmp_path / "sweep"
+    command = ("sweep", "mlp", "--devices", "rpi4b", "--ram", "100%", "--methods")
+    for text, count in ((MINE, 1), (MINE, 1), (MINE + "\n", 2)):
+        mine.write_text(text, encoding="utf-8")
+        found = invoke(*command, f"{mine}:half", "--out", str(out), "--quiet")
+        assert found.status == 0, found.err
+        records = (out / "cells.jsonl").read_text(encoding="utf-8").splitlines()
+        assert len(records) == count
+    pm.method("mine")(lambda problem: checkpoint_all(problem.graph))
+    refused = invoke(*command, "mine", "--out", str(out), "--quiet")
+    assert (refused.status, "known in this process alone" in refused.err) == (2, True)
+
+
+def test_report_compares_with_a_file(mine: Path, tmp_path: Path) -> None:
+    """The method stands on the page beside the earlier ones; one with a solver is refused."""
+    out, page = tmp_path / "mlp.json", tmp_path / "mlp.html"
+    assert invoke(*SOLVE, "--out", str(out)).status == 0
+    command = ("report", str(out), "--device", "rpi4b", "--out", str(page), "--quiet", "--json")
+    found = invoke(*command, "--method", f"{mine}:half", "--method", f"{mine}:raises")
+    assert found.status == 0, found.err
+    rivals = found.json["schedules"][0]["comparison"]["methods"]
+    told = {rival["method"]: rival for rival in rivals}
+    assert told[f"{mine}:half"]["keeps_limits"]
+    assert "raised KeyError" in told[f"{mine}:raises"]["reason"]
+    assert f"{mine}:half" in page.read_text(encoding="utf-8")
+    refused = invoke(*command, "--method", "checkmate")
+    assert (refused.status, "it needs a solver" in refused.err) == (2, True)

@@ -1,0 +1,197 @@
+"""An exported folder in build systems: CMake for two processors, and what stands for three SDKs.
+
+Neither Zephyr nor ESP-IDF nor Arduino is there. What their builds call of the folder's files is
+defined as they define it, by a few functions of CMake and headers of C++.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+
+from kit.toy_export import needs
+from poetmodel.export.board import Target
+from poetmodel.export.exporting import export_step
+from poetmodel.export.io import load_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+STEP: Final = Path(__file__).parents[2] / "docs" / "digits.step.json"
+SOURCES: Final = Path(__file__).with_name("library")
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "kept": {"ram": "100%", "paging": False},
+    "commits": {"ram": "76%", "commit": True},
+    "file": {"ram": "76%", "commit": True, "weights": "binary"},
+    "kws": {"ram": "100%", "paging": False, "prefix": "kws"},
+    "vww": {"ram": "76%", "commit": True, "prefix": "vww"},
+}
+BATCHES: Final = 3
+
+
+SHARING: Final = ("kws", "vww")
+"""Folders whose kernels are in a third one."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return exported folders by name."""
+    needs(Target.HOST)
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            shared = tmp_path_factory.getbasetemp() / "kernels" if name in SHARING else None
+            options = {"gap": 0.5, "shared_kernels": shared, **OPTIONS[name]}
+            export_step(load_step(STEP), made[name], **options)
+        return made[name]
+
+    return folder
+
+
+def done(command: Sequence[str | Path], folder: Path) -> str:
+    """Run a command in a folder; return what it printed."""
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    return run.stdout
+
+
+def built(project: str, folder: Path, **settings: object) -> Path:
+    """Build one of the projects by CMake, and return the program."""
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake on PATH")
+    words = [f"-D{name}={value}" for name, value in {"SOURCES": SOURCES, **settings}.items()]
+    done(["cmake", "-S", SOURCES / "cmake" / project, "-B", folder, *words], folder)
+    done(["cmake", "--build", folder, "--parallel", "2"], folder)
+    return folder / "app"
+
+
+def trained(program: Path, folder: Path) -> list[float]:
+    """Run a program over three batches of digits; return its losses and what it says of state."""
+    random = np.random.default_rng(3)
+    with (folder / "inputs.bin").open("wb") as file:
+        for _ in range(BATCHES):
+            file.write(random.normal(size=576).astype("<f4").tobytes())
+            file.write(random.integers(0, 4, 4).astype("<i4").tobytes())
+    return [float(word) for word in done([program, "inputs.bin"], folder).split()]
+
+
+@pytest.fixture(scope="module")
+def expected(
+    folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[float]:
+    """Return losses and state of the plan that keeps everything in RAM."""
+    folder, work = folders("kept"), tmp_path_factory.mktemp("expected")
+    parts = [*sorted((folder / "src").glob("*.c")), SOURCES / "caller.c"]
+    flags = ["-std=c11", "-O1", "-ffp-contract=off", f"-I{folder / 'include'}"]
+    done(["cc", *flags, *parts, "-lm", "-o", "app"], work)
+    return trained(work / "app", work)
+
+
+def test_cmake_builds_an_application_with_two_networks(
+    folders: Callable[[str], Path], expected: list[float], tmp_path: Path
+) -> None:
+    """One by FetchContent, one by add_subdirectory with a driver; the kernels are shared."""
+    kws, vww = folders("kws"), folders("vww")
+    said = trained(built("two", tmp_path, KWS=kws, VWW=vww, VWW_STORAGE="ram"), tmp_path)
+    assert said[:-1:2] == said[1:-1:2] == expected[:BATCHES]
+
+
+def application(readme: str) -> str:
+    """Return the ten lines of an application that a README has, with what they call."""
+    block = re.search(r"## Your application\n\n```c\n(.*?)```", readme, re.DOTALL)
+    assert block is not None
+    head, begin = block[1].split("int error", 1)
+    own = "static float x0[576], weights[288];\nstatic int x1[4];\n"
+    own += "static int next_batch(void) { static int left = 3; return left-- > 0; }\n"
+    return f"{own}{head}int main(void)\n{{\nint error{begin}return error;\n}}\n"
+
+
+@pytest.mark.parametrize("name", ["commits", pytest.param("file", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("board", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_cmake_builds_the_application_of_the_readme(
+    folders: Callable[[str], Path], tmp_path: Path, name: str, *, board: bool
+) -> None:
+    """For this machine, where it runs, and with the tools for a Cortex-M4, where it links."""
+    if board:
+        needs(Target.M4)
+    folder = folders(name)
+    text = application((folder / "README.md").read_text(encoding="utf-8"))
+    (tmp_path / "application.c").write_text(text, encoding="utf-8")
+    tools = SOURCES / "cmake" / "board" / "cortex-m4.cmake"
+    settings = {"CMAKE_TOOLCHAIN_FILE": tools} if board else {}
+    program = built(
+        "board", tmp_path, FOLDER=folder, APPLICATION=tmp_path / "application.c",
+        PM_STORAGE="ram", **settings,
+    )  # fmt: skip
+    if board:
+        said = done(["arm-none-eabi-nm", program], tmp_path)
+        assert " T pm_step" in said
+    else:
+        done([program], tmp_path)
+
+
+@pytest.mark.parametrize("sdk", ["esp", pytest.param("zephyr", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [pytest.param("commits", marks=pytest.mark.slow), "file"])
+def test_component_and_module_train(
+    folders: Callable[[str], Path], expected: list[float], tmp_path: Path, sdk: str, name: str
+) -> None:
+    """With pages on a partition of flash: what CMake is told of the folder is all that it takes."""
+    program = built(sdk, tmp_path, FOLDER=folders(name))
+    assert trained(program, tmp_path) == expected
+
+
+@pytest.mark.parametrize("name", ["commits", pytest.param("kws", marks=pytest.mark.slow)])
+def test_sketch_trains(folders: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    """The library has ``src`` as its only include path; noise that is always class 0 is learnt."""
+    if shutil.which("c++") is None:
+        pytest.skip("no c++ on PATH")
+    folder, arduino = folders(name), SOURCES / "arduino"
+    sketch = folder / "examples" / "Train"
+    libraries = [folder / "src"]
+    if name in SHARING:
+        libraries.append(folder.parent / "kernels" / "src")
+    includes = [f"-I{library}" for library in libraries]
+    parts = [path for library in (*libraries, sketch) for path in library.glob("*.c")]
+    done(["cc", "-Os", *includes, "-c", *parts], tmp_path)
+    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", *includes, f"-I{arduino}")
+    as_cpp = ("-include", "Arduino.h", "-x", "c++", sketch / "Train.ino")
+    done(["c++", *flags, "-c", *as_cpp, "-o", "sketch.o"], tmp_path)
+    done(["c++", *flags, *tmp_path.glob("*.o"), arduino / "main.cpp", "-lm", "-o", "app"], tmp_path)
+    losses = [float(line) for line in done([tmp_path / "app"], tmp_path).splitlines()]
+    assert len(losses) == 30
+    assert losses[-1] < losses[0]
+    assert (sketch / "storage.c").exists() is (name == "commits")
+
+
+def test_sdks_read_what_the_folder_says_of_itself(folders: Callable[[str], Path]) -> None:
+    """Its names, headers and sizes, each in the format of the SDK."""
+    yaml = pytest.importorskip("yaml")
+    for prefix in ("kws", "vww"):
+        folder = folders(prefix)
+        about = json.loads((folder / "library.json").read_text(encoding="utf-8"))
+        assert (about["name"], about["headers"]) == (prefix, f"{prefix}.h")
+        files = {path.name for path in (folder / "examples" / "Train").iterdir()}
+        assert set(about["examples"][0]["files"]) == files
+    folder = folders("vww")
+    lines = (folder / "library.properties").read_text(encoding="utf-8").splitlines()
+    properties = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    assert (properties["name"], properties["includes"]) == ("vww", "vww.h")
+    component = yaml.safe_load((folder / "idf_component.yml").read_text(encoding="utf-8"))
+    assert component["license"] == "Apache-2.0"
+    module = yaml.safe_load((folder / "zephyr" / "module.yml").read_text(encoding="utf-8"))
+    assert module["name"] == "vww"
+    assert (folder / module["build"]["kconfig"]).is_file()
+    assert (folder / module["build"]["cmake"] / "CMakeLists.txt").is_file()
+    stored = re.search(r"VWW_STORED_BYTES (\d+)u", (folder / "include" / "vww.h").read_text())
+    assert stored is not None
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"vww_pages, data, undefined, , {int(stored[1]):#x}" in readme

@@ -1,0 +1,215 @@
+"""Files of state: from an exported program to a model of PyTorch, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import poetmodel.torch as pmt  # noqa: E402
+from kit.commands import invoke  # noqa: E402
+from kit.toy_export import needs  # noqa: E402
+from poetmodel.errors import InputError  # noqa: E402
+from poetmodel.export.board import STATE, Target, build, run  # noqa: E402
+from poetmodel.export.state import read_state, state_tensors, write_state  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+RATE: Final = 0.01
+OPTIMIZERS: Final[dict[str, Any]] = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=RATE, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=RATE, eps=1e-3),
+}
+
+
+def model() -> torch.nn.Module:
+    """Return a network with running statistics and a frozen layer."""
+    torch.manual_seed(2)
+    made = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.ReLU(), torch.nn.Flatten(),
+        torch.nn.Linear(3 * 16, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4),
+    )  # fmt: skip
+    made[0].weight.requires_grad_(False)
+    return made
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return three batches."""
+    torch.manual_seed(3)
+    return [(torch.randn(4, 1, 6, 6), torch.randint(0, 4, (4,))) for _ in range(3)]
+
+
+def trained(
+    net: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: list[Any]
+) -> torch.nn.Module:
+    """Train in place."""
+    for x, y in steps:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    return net
+
+
+def file_of(steps: list[Any]) -> bytes:
+    """Return batches as a program reads them."""
+    return b"".join(x.numpy().tobytes() + y.int().numpy().tobytes() for x, y in steps)
+
+
+@pytest.fixture(scope="module", params=OPTIMIZERS)
+def exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Callable[..., torch.optim.Optimizer], Callable[..., bytes]]:
+    """Return a folder in tiles with state on storage, its optimizer, and what runs it."""
+    needs(Target.HOST)
+    make, folder = OPTIMIZERS[request.param], tmp_path_factory.mktemp(request.param)
+    net = model()
+    pmt.export(
+        net, torch.nn.functional.cross_entropy, batches()[0], folder=folder, gap=0.5,
+        optimizer=make([p for p in net.parameters() if p.requires_grad]), ram="80%", tile=128,
+    )  # fmt: skip
+    program = build(folder, Target.HOST)
+
+    def program_state(steps: list[Any], *words: str) -> bytes:
+        done = run(
+            program, Target.HOST, folder, inputs=file_of(steps), steps=len(steps),
+            learning_rate=RATE, words=words,
+        )  # fmt: skip
+        return done.require_success().state
+
+    return folder, make, program_state
+
+
+def distance(one: torch.nn.Module, other: torch.nn.Module) -> float:
+    """Return the largest difference of a tensor of two models."""
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+
+
+def test_model_goes_on_where_the_program_ended(exported: Any, tmp_path: Path) -> None:
+    """Loaded after two steps, PyTorch's third is the program's; saved, the file is the same."""
+    folder, make, program_state = exported
+    state = program_state(batches()[:2])
+    net, other = model(), model()
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    optimizer = make(parameters)
+    pmt.load_state(folder, net, optimizer=optimizer)
+    trained(other, make([p for p in other.parameters() if p.requires_grad]), batches()[:2])
+    assert distance(net, other) < 1e-5
+    pmt.save_state(net, tmp_path / "again.bin", optimizer=optimizer, folder=folder)
+    assert (tmp_path / "again.bin").read_bytes() == state
+    trained(net, optimizer, batches()[2:])
+    whole = program_state(batches())
+    (tmp_path / "whole.bin").write_bytes(whole)
+    pmt.load_state(tmp_path / "whole.bin", other, folder=folder)
+    assert distance(net, other) < 1e-5
+
+
+def test_program_goes_on_where_the_model_ended(exported: Any) -> None:
+    """It begins with the file that was saved: the third step after PyTorch's first two."""
+    folder, make, program_state = exported
+    net = model()
+    optimizer = make([p for p in net.parameters() if p.requires_grad])
+    trained(net, optimizer, batches()[:2])
+    pmt.save_state(net, folder / "first.bin", optimizer=optimizer)
+    program_state(batches()[2:], "state=first.bin")
+    after = model()
+    pmt.load_state(folder / STATE, after)
+    trained(net, optimizer, batches()[2:])
+    assert distance(net, after) < 1e-5
+
+
+def test_program_has_the_bits_of_the_file(exported: Any) -> None:
+    """With no step between, what it reads is what it writes, in every home of state."""
+    folder, _, program_state = exported
+    state = program_state(batches()[:1])
+    (folder / "one.bin").write_bytes(state)
+    assert program_state([], "state=one.bin") == state
+
+
+def test_moments_of_an_optimizer_without_a_step_are_zero(exported: Any, tmp_path: Path) -> None:
+    """Without an optimizer they cannot be known."""
+    folder, make, _ = exported
+    net = model()
+    with pytest.raises(InputError, match="give the optimizer"):
+        pmt.save_state(net, tmp_path / "a.bin", folder=folder)
+    fresh = make([p for p in net.parameters() if p.requires_grad])
+    pmt.save_state(net, tmp_path / "a.bin", optimizer=fresh, folder=folder)
+    arrays = read_state(tmp_path / "a.bin", state_tensors(folder))
+    own = {name for name, _ in (*net.named_parameters(), *net.named_buffers())}
+    assert arrays.keys() > own
+    assert all(not arrays[name].any() for name in arrays.keys() - own)
+
+
+def test_files_and_models_that_do_not_fit_are_refused(exported: Any, tmp_path: Path) -> None:
+    """Before anything is changed."""
+    folder, make, _ = exported
+    net = model()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    (tmp_path / "short.bin").write_bytes(b"1234")
+    with pytest.raises(InputError, match=r"short.bin: expected [\d,]+ B"):
+        pmt.load_state(tmp_path / "short.bin", net, folder=folder)
+    with pytest.raises(InputError, match=r"manifest.json: no such file"):
+        pmt.load_state(tmp_path / "short.bin", net)
+    tensors = state_tensors(folder)
+    zeros = {tensor.name: np.zeros(tensor.shape) for tensor in tensors}
+    write_state(tmp_path / "zeros.bin", tensors, zeros)
+    wrong = model()
+    wrong[6] = torch.nn.Linear(6, 5)
+    with pytest.raises(InputError, match=r"6.weight: expected shape \[4, 6\]"):
+        pmt.load_state(tmp_path / "zeros.bin", wrong, folder=folder)
+    with pytest.raises(InputError, match="model: expected a tensor"):
+        pmt.load_state(tmp_path / "zeros.bin", wrong[:5], folder=folder)
+    other = make([p for p in wrong.parameters() if p.requires_grad])
+    with pytest.raises(InputError, match="optimizer: expected it to train"):
+        pmt.load_state(tmp_path / "zeros.bin", net, optimizer=other, folder=folder)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+def test_doubles_are_read(exported: Any) -> None:
+    """A build for double writes reals of eight bytes."""
+    folder, *_ = exported
+    state = run(
+        build(folder, Target.HOST_DOUBLE), Target.HOST_DOUBLE, folder,
+        inputs=b"".join(
+            x.double().numpy().tobytes() + y.int().numpy().tobytes() for x, y in batches()
+        ),
+        steps=1, learning_rate=RATE,
+    ).require_success().state  # fmt: skip
+    net, other = model(), model()
+    pmt.load_state(folder, net)
+    assert len(state) > sum(tensor.bytes for tensor in state_tensors(folder))
+    parameters = [p for p in other.parameters() if p.requires_grad]
+    trained(other, torch.optim.SGD(parameters, lr=0.0), batches()[:1])
+    assert torch.allclose(net[1].running_mean, other[1].running_mean, atol=1e-6)
+
+
+def test_command_lists_state(exported: Any) -> None:
+    """In the order of the functions; all of it as JSON."""
+    folder, *_ = exported
+    listed = invoke("state", folder, "--json")
+    names = [entry["name"] for entry in listed.json]
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert names == [entry["name"] for entry in manifest["states"]]
+    assert listed.json[0] == {
+        "name": "0.weight", "shape": [3, 1, 3, 3], "dtype": "float32", "bytes": 108, "home": "flash"
+    }  # fmt: skip
+    told = invoke("state", folder).out
+    assert "0.weight" in told
+    assert f"{len(names)} tensors" in told
+
+
+def test_command_names_what_is_no_exported_folder(tmp_path: Path) -> None:
+    """A sentence that says what is missing."""
+    missing = invoke("state", tmp_path)
+    assert missing.status == 2
+    assert "manifest.json: no such file" in missing.err
+    (tmp_path / "manifest.json").write_text('{"format": "other"}', encoding="utf-8")
+    assert "expected the manifest of a folder" in invoke("state", tmp_path).err

@@ -1,0 +1,41 @@
+/* A toy of generated code: loss = (k (w.x + b) - 1)^2, with w on storage, b in RAM, and a page between. */
+#ifndef PM_H
+#define PM_H
+
+#include <stdint.h>
+
+#include "../pm_driver.h"
+
+#ifndef PM_COMMIT
+#define PM_COMMIT 0
+#endif
+#ifndef PM_MAPPED
+#define PM_MAPPED 0
+#endif
+#ifdef TOY_GRADIENTS
+#define PM_GRADIENTS 2
+#define TOY_GRADIENT_SLOTS 2
+#else
+#define PM_GRADIENTS 0
+#define TOY_GRADIENT_SLOTS 0
+#endif
+
+#define PM_ARENA_BYTES 64
+#define PM_ALIGNMENT 16
+#define PM_INPUTS 2
+#define PM_INPUT_BYTES 24
+#define PM_STATES 3
+#define PM_NODES 3
+#define PM_STATE_SLOTS 2
+#define PM_SLOTS (1 + TOY_GRADIENT_SLOTS + PM_STATE_SLOTS * (1 + PM_COMMIT))
+#define PM_STORED_BYTES 65536u
+#define PM_STEP_ID 0x70591234u
+
+int pm_init(void);
+int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
+int pm_read_state(int index, pm_real *to);
+int pm_read_gradient(int index, pm_real *to);
+int pm_resume(void);
+extern uint32_t pm_commits;
+
+#endif

@@ -1,0 +1,501 @@
+"""A budget for ``torch.compile``: eager's bits, and a peak that was predicted."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import gc
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit  # noqa: E402
+from torch._inductor import config as inductor_config  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import poetmodel.torch as pmt  # noqa: E402
+from poetmodel.errors import BudgetError, InputError  # noqa: E402
+from poetmodel.torch.capturing.replay import heap_peak_bytes  # noqa: E402
+from poetmodel.torch.dynamo import costs, pages, planning  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+STEPS = 3
+ANY_GAP = 0.99
+"""Where the schedule need not be a good one."""
+
+
+class Case(NamedTuple):
+    """A model with its loss and a batch."""
+
+    model: nn.Module
+    loss: Callable[..., torch.Tensor]
+    batch: tuple[torch.Tensor, ...]
+
+    def compiled(self, ram: str | int, **options: Any) -> tuple[nn.Module, Any, pmt.Backend]:
+        """Return a copy of the model, its compiled step, and the back end."""
+        torch._dynamo.reset()
+        model = copy.deepcopy(self.model)
+        back = pmt.backend(ram, **{"cache": False, **options})
+
+        def step(*batch: torch.Tensor) -> torch.Tensor:
+            return self.loss(model, *batch)
+
+        return model, torch.compile(step, backend=back, fullgraph=True, dynamic=False), back
+
+    def eager(self) -> list[torch.Tensor]:
+        """Return what eager PyTorch computes."""
+        model = copy.deepcopy(self.model)
+        return trained(model, lambda *batch: self.loss(model, *batch), self.batch)
+
+
+def trained(model: nn.Module, step: Any, batch: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Return losses, gradients, buffers and states of the generator of some steps."""
+    values = []
+    for seed in range(STEPS):
+        torch.manual_seed(seed)
+        model.zero_grad()
+        loss = step(*batch)
+        loss.backward()
+        values += [loss.detach(), torch.get_rng_state()]
+        values += [parameter.grad.clone() for parameter in model.parameters()]
+        values += [buffer.clone() for buffer in model.buffers()]
+    return values
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    """Return whether all tensors have the same bits."""
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+def classified(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a classifier."""
+    return functional.cross_entropy(model(x), y)
+
+
+def mlp() -> Case:
+    """Return a chain of linear layers."""
+    layers = (layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU()))
+    batch = torch.randn(128, 64), torch.randint(0, 10, (128,))
+    return Case(nn.Sequential(*layers, nn.Linear(64, 10)), classified, batch)
+
+
+def cnn() -> Case:
+    """Return convolutions, one of them grouped, with batch norm and dropout."""
+
+    def block(ins: int, outs: int, groups: int = 1) -> tuple[nn.Module, ...]:
+        convolution = nn.Conv2d(ins, outs, 3, padding=1, groups=groups)
+        return convolution, nn.BatchNorm2d(outs), nn.ReLU(), nn.Dropout(0.2)
+
+    body = nn.Sequential(*block(3, 8), *block(8, 8, 4), nn.MaxPool2d(2), *block(8, 16))
+    model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    return Case(model, classified, (torch.randn(8, 3, 16, 16), torch.randint(0, 10, (8,))))
+
+
+class UNet(nn.Module):
+    """A small U-Net with transposed convolutions and one that interpolates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.middle = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU())
+        self.up = nn.ConvTranspose2d(16, 8, 2, 2)
+        self.out = nn.Conv2d(16, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits for each pixel."""
+        skipped = self.down(x)
+        middle = self.middle(functional.max_pool2d(skipped, 2))
+        middle = functional.interpolate(functional.avg_pool2d(middle, 2), scale_factor=2) + middle
+        return self.out(torch.cat([self.up(middle), skipped], 1))
+
+
+def unet() -> Case:
+    """Return a U-Net on small images."""
+    batch = torch.randn(4, 3, 32, 32), torch.randint(0, 4, (4, 32, 32))
+    return Case(UNet(), classified, batch)
+
+
+class Decoder(nn.Module):
+    """A decoder with scaled dot-product attention, RMS norm, and gated linear units."""
+
+    def __init__(self, width: int = 32, layers: int = 2) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, width)
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2 * layers))
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(layers))
+        self.gate = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(layers))
+        self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(layers))
+        self.head = nn.Linear(width, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits of the next token."""
+        x = self.embedding(tokens)
+        for i, (qkv, gate, down) in enumerate(zip(self.qkv, self.gate, self.down, strict=True)):
+            heads = qkv(self.norms[2 * i](x)).view(*tokens.shape, 3, 4, -1).permute(2, 0, 3, 1, 4)
+            attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
+            x = x + attended.transpose(1, 2).flatten(2)
+            x = x + down(functional.silu(gate(self.norms[2 * i + 1](x))))
+        return self.head(x)
+
+
+def decoder() -> Case:
+    """Return a decoder that predicts the next token."""
+
+    def loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(
+            model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        )
+
+    return Case(Decoder(), loss, (torch.randint(0, 50, (4, 32)),))
+
+
+def autocast() -> Case:
+    """Return a classifier with dropout in bfloat16."""
+    case = cnn()
+
+    def loss(model: nn.Module, *batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return classified(model, *batch)
+
+    return case._replace(loss=loss)
+
+
+CASES = {case.__name__: case for case in (mlp, cnn, unet, decoder, autocast)}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    """Return one of the models."""
+    torch.manual_seed(0)
+    return CASES[request.param]()
+
+
+@pytest.mark.parametrize("ram", ["100%", "75%"])
+def test_steps_have_the_bits_of_eager_within_a_budget(case: Case, ram: str) -> None:
+    """Loss, gradients, buffers, generator; the allocator's peak is what was predicted."""
+    model, step, back = case.compiled(ram, gap=0.1)
+    assert same(trained(model, step, case.batch), case.eager())
+    (record,) = back.plans
+
+    def once() -> None:
+        model.zero_grad()
+        step(*case.batch).backward()
+
+    model.zero_grad()
+    peak = heap_peak_bytes(once)
+    assert peak <= record.predicted_peak_bytes <= 1.03 * peak
+    assert record.predicted_peak_bytes <= record.ram_budget_bytes <= record.keep_all_bytes
+    assert record.recomputed > 0 or ram == "100%"
+    planned = back._planned[0]
+    one_pass_s = planned.result.problem.objective.baseline
+    assert 1 + record.overhead == pytest.approx(planned.check.makespan_s / one_pass_s)
+    assert record.status == "optimal"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what Inductor says of PyTorch
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+@pytest.mark.parametrize("name", ["mlp", "cnn", "decoder"])
+def test_kernels_of_inductor_compute_what_it_does_within_a_budget(name: str) -> None:
+    """To rounding: what another kernel computes again may end in another last bit."""
+    torch.manual_seed(0)
+    case = CASES[name]()
+    torch._dynamo.reset()
+    model = copy.deepcopy(case.model)
+    stock = torch.compile(lambda *batch: case.loss(model, *batch), fullgraph=True, dynamic=False)
+    expected = trained(model, stock, case.batch)
+    model, step, back = case.compiled("80%", kernels="inductor", gap=0.1)
+    torch.testing.assert_close(trained(model, step, case.batch), expected)
+    (record,) = back.plans
+    model.zero_grad()
+    peak = heap_peak_bytes(lambda: step(*case.batch).backward())
+    assert peak <= record.predicted_peak_bytes <= 1.05 * peak
+    assert record.predicted_peak_bytes <= record.ram_budget_bytes < record.keep_all_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what Inductor says of PyTorch
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_a_partitioner_is_set_up_by_hand() -> None:
+    """In Inductor's own settings."""
+    torch.manual_seed(0)
+    case = mlp()
+    torch._dynamo.reset()
+    split = pmt.partitioner("60%", cache=False)
+    with inductor_config.patch(custom_partitioner_fn=split):
+        step = torch.compile(
+            lambda *batch: case.loss(case.model, *batch), fullgraph=True, dynamic=False
+        )
+        step(*case.batch).backward()
+    (record,) = split.graphs.plans
+    assert record.recomputed > 0
+
+
+def test_pages_come_back_as_they_went(tmp_path: Path) -> None:
+    """Where nothing may be computed again; slots are given back, and the file goes with it all."""
+    torch.manual_seed(0)
+    case = cnn()
+    least = enough_of(case, storage=tmp_path / "refused")
+    model, step, back = case.compiled(least, storage=tmp_path / "pages", gap=ANY_GAP)
+    assert same(trained(model, step, case.batch), case.eager())
+    (record,) = back.plans
+    assert record.paged_out > 0
+    assert record.predicted_peak_bytes <= least
+    (file,) = (tmp_path / "pages").iterdir()
+    size = file.stat().st_size
+    step(*case.batch)  # a graph that nobody goes back through
+    gc.collect()
+    trained(model, step, case.batch)
+    assert file.stat().st_size == size
+    del model, step, back
+    torch._dynamo.reset()
+    gc.collect()
+    assert not any((tmp_path / "pages").iterdir())
+
+
+def enough_of(case: Case, **options: Any) -> int:
+    """Return the budget that a refusal names [B]."""
+    _, step, _ = case.compiled(1, **options)
+    with pytest.raises(Exception, match="is too little for graph 0") as refused:
+        step(*case.batch)
+    found = re.search(r"ram=(\d+)", str(refused.value))
+    assert found is not None
+    return int(found[1])
+
+
+def test_a_budget_that_cannot_be_kept_is_refused_with_one_that_can() -> None:
+    """That is kept."""
+    torch.manual_seed(0)
+    case = cnn()
+    enough = enough_of(case)
+    _, step, back = case.compiled(enough)
+    step(*case.batch).backward()
+    assert back.plans[0].predicted_peak_bytes == enough
+    _, step, _ = case.compiled(int(0.9 * enough))
+    with pytest.raises(Exception, match="is too little"):
+        step(*case.batch)
+
+
+def test_gradients_add_up_and_are_clipped() -> None:
+    """As a training loop with accumulation does it."""
+    torch.manual_seed(0)
+    case = mlp()
+
+    def loop(model: nn.Module, step: Any) -> list[torch.Tensor]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(2):
+            for _ in range(2):
+                (step(*case.batch) / 2).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    model, step, _ = case.compiled("60%")
+    eager = copy.deepcopy(case.model)
+    assert same(loop(model, step), loop(eager, lambda *batch: case.loss(eager, *batch)))
+
+
+def test_two_steps_may_be_under_way(tmp_path: Path) -> None:
+    """Each has its own pages and masks."""
+    torch.manual_seed(0)
+    case = cnn()
+
+    def both(model: nn.Module, step: Any) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        first, second = step(*case.batch), step(*case.batch)
+        second.backward()
+        first.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    least = enough_of(case, storage=tmp_path)
+    model, step, _ = case.compiled(least, storage=tmp_path, gap=ANY_GAP)
+    eager = copy.deepcopy(case.model)
+    assert same(both(model, step), both(eager, lambda *batch: case.loss(eager, *batch)))
+
+
+def test_another_shape_is_planned_anew() -> None:
+    """Evaluation without gradients, too."""
+    torch.manual_seed(0)
+    case = mlp()
+    model, step, back = case.compiled("80%")
+    step(*case.batch).backward()
+    half = tuple(value[:64] for value in case.batch)
+    step(*half).backward()
+    with torch.no_grad():
+        loss = step(*case.batch)
+        assert torch.equal(loss, case.loss(model, *case.batch))
+    names = [record.name for record in back.plans]
+    assert len(set(names)) == len(names) == 3
+    whole, smaller, evaluation = (record.keep_all_bytes for record in back.plans)
+    assert evaluation < smaller < whole
+
+
+def test_a_known_graph_is_not_solved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a later process, or where one back end captures it again under another name."""
+    torch.manual_seed(0)
+    case = mlp()
+    _, step, first = case.compiled("60%", cache=tmp_path)
+    step(*case.batch)
+    solves = []
+    monkeypatch.setattr(planning, "solve", lambda *given, **_: solves.append(given))
+    monkeypatch.setattr(costs.Forms, "_run", None)
+    model, step, back = case.compiled("60%", cache=tmp_path)
+    assert same(trained(model, step, case.batch), case.eager())
+    torch._dynamo.reset()
+    assert same(trained(model, step, case.batch), case.eager())
+    assert not solves
+    assert [record.name for record in back.plans] == ["graph 0", "graph 1"]
+    records = [replace(record, solve_s=0.0, name="") for record in (*first.plans, *back.plans)]
+    assert records[1:] == records[:1] * 2
+
+
+def test_a_schedule_for_a_wider_gap_is_improved(tmp_path: Path) -> None:
+    """What was proved then is no proof for this gap."""
+    torch.manual_seed(0)
+    case = cnn()
+    _, step, first = case.compiled("60%", cache=tmp_path, gap=ANY_GAP)
+    step(*case.batch)
+    _, step, second = case.compiled("60%", cache=tmp_path, gap=0.0)
+    step(*case.batch)
+    assert first.plans[0].gap > 0 == second.plans[0].gap
+    assert second.plans[0].overhead <= first.plans[0].overhead
+
+
+def test_graph_breaks_are_refused() -> None:
+    """Their saved tensors add up."""
+    torch._dynamo.reset()
+    back = pmt.backend("60%", cache=False)
+    with pytest.raises(Exception, match="pass fullgraph=True"):
+        torch.compile(nn.Linear(4, 4), backend=back)(torch.randn(2, 4))
+
+
+def test_unknown_sizes_are_refused() -> None:
+    """With what to pass."""
+    torch._dynamo.reset()
+    back = pmt.backend("60%", cache=False)
+    compiled = torch.compile(nn.Linear(4, 4), backend=back, fullgraph=True, dynamic=True)
+    with pytest.raises(Exception, match="pass dynamic=False"):
+        compiled(torch.randn(3, 4))
+
+
+def test_a_cut_file_is_noticed(tmp_path: Path) -> None:
+    """By the step that reads it."""
+    torch.manual_seed(0)
+    case = cnn()
+    least = enough_of(case, storage=tmp_path / "refused")
+    _, step, _ = case.compiled(least, storage=tmp_path / "pages", gap=ANY_GAP)
+    step(*case.batch).backward()
+    loss = step(*case.batch)
+    (file,) = (tmp_path / "pages").iterdir()
+    with file.open("r+b") as stream:
+        stream.truncate(1)
+    with pytest.raises(pmt.PageError, match=r"the file was cut|is not what was written"):
+        loss.backward()
+
+
+def test_a_full_disk_ends_the_step_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one with room has eager's bits."""
+    torch.manual_seed(0)
+    case = cnn()
+    least = enough_of(case, storage=tmp_path / "refused")
+    model, step, _ = case.compiled(least, storage=tmp_path / "pages", gap=ANY_GAP)
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    buffers = copy.deepcopy(list(model.buffers()))
+    with monkeypatch.context() as patch:
+        patch.setattr(pages.os, "posix_fallocate", full)
+        with pytest.raises(pmt.PageError, match=r"could not be written: No space left"):
+            step(*case.batch)
+    assert same(buffers, list(model.buffers()))
+    assert same(trained(model, step, case.batch), case.eager())
+
+
+def test_errors_of_dynamo_hold_one_sentence() -> None:
+    """A message of ours is the error within that of ``torch.compile``."""
+    torch.manual_seed(0)
+    case = cnn()
+    _, step, _ = case.compiled("1KiB")
+    with pytest.raises(BackendCompilerFailed) as refused:
+        step(*case.batch)
+    inner = refused.value.inner_exception
+    assert isinstance(inner, BudgetError)
+    assert re.fullmatch(
+        r"ram: 1\.00 KiB is too little for graph 0: (the least is )?ram=\d+\b.*", str(inner)
+    )
+
+
+def test_a_step_fails_where_it_would_run_without_its_budget() -> None:
+    """After PyTorch's limit of recompilations."""
+    torch.manual_seed(0)
+    case = mlp()
+    _, step, back = case.compiled("100%")
+    x, y = case.batch
+    with torch._dynamo.config.patch(recompile_limit=2):
+        step(x, y)
+        step(x[:9], y[:9])
+        with pytest.raises(FailOnRecompileLimitHit):
+            step(x[:7], y[:7])
+    assert len(back.plans) == 2
+
+
+def test_reports_hold_every_graph(tmp_path: Path) -> None:
+    """As JSON, as a page, and as lines."""
+    torch.manual_seed(0)
+    case = mlp()
+    _, step, back = case.compiled("60%")
+    with pytest.raises(InputError, match="nothing to report"):
+        back.report(tmp_path / "plans.json")
+    step(*case.batch).backward()
+    back.report(tmp_path / "plans.json")
+    values = json.loads((tmp_path / "plans.json").read_text())
+    assert values["plans"] == [record.to_dict() for record in back.plans]
+    back.report(tmp_path / "plan.html")
+    assert "<html" in (tmp_path / "plan.html").read_text()[:200]
+    with pytest.raises(InputError):
+        back.report(tmp_path / "plans.txt")
+    assert back.summary().count("\n") == 0
+    assert "recomputed" in back.summary()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernels": "mine"},
+        {"costs": "guessed"},
+        {"costs": "measured", "device": "rpi4b"},
+        {"costs": "measured", "kernels": "inductor"},
+        {"storage": "pages", "kernels": "inductor"},
+    ],
+)
+def test_what_is_no_option_is_refused(options: dict[str, Any]) -> None:
+    """Before anything is compiled."""
+    with pytest.raises(InputError):
+        pmt.backend("60%", **options)
+
+
+@pytest.mark.parametrize("options", [{"costs": "measured"}, {"device": "rpi4b"}])
+def test_costs_come_from_where_they_are_asked(options: dict[str, Any]) -> None:
+    """Measured, or of a device, which the record names."""
+    torch.manual_seed(0)
+    case = mlp()
+    model, step, back = case.compiled("60%", **options)
+    assert same(trained(model, step, case.batch), case.eager())
+    assert back.plans[0].device == options.get("device", back.plans[0].device)
