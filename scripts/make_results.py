@@ -120,7 +120,10 @@ def due() -> dict[Path, str]:
     if beside:
         pages[COMPARED_PAGE] = compared.page(beside, compared_source)
         readme = replace_block(readme, "compared", compared.readme_table(beside))
-        lead = f"{compared.lead(beside)}: [the table](#how-much-better-than-what)."
+        lead = (
+            "The price of less RAM is extra energy, the *overhead*. "
+            f"{compared.lead(beside)}: [the table](#how-much-better-than-what)."
+        )
         readme = replace_block(readme, "lead", lead)
     placed_source, placed = read_newest("*-addresses.jsonl")
     if placed:

@@ -25,12 +25,14 @@ TIE: Final = 1e-3
 BEST: Final = "best of the earlier heuristics"
 """What a row is called for which, problem by problem, the best schedule of all earlier methods
 without a solver counts; the greedy start is not among them."""
+CHECKMATE: Final = "checkmate"
+"""The one method of the README's table that solves a program too."""
 IN_README: Final = (
     GREEDY,
     "dtr-paging",
     "capuchin",
     "pofo",
-    "checkmate",
+    CHECKMATE,
     "rotor",
     "min-cut",
     SELECTIVE,
@@ -286,10 +288,20 @@ def readme_table(records: Sequence[dict[str, Any]]) -> str:
     return render(
         "compared-readme",
         rows=[*chosen, Row(BEST, problems)],
+        kind_of=_kind_of,
+        exact=next((row for row in chosen if row.method == CHECKMATE), None),
+        limit=_limit_text([problem.optimum for problem in problems]),
         records=records,
         core_share=core_share(records),
         **_told(problems),
     )
+
+
+def _kind_of(method: str) -> str:
+    """Return what a method of the README's table is."""
+    if method in (OPTIMAL, GREEDY):
+        return "this package"
+    return "exact, no paging" if method == CHECKMATE else "heuristic"
 
 
 def lead(records: Sequence[dict[str, Any]]) -> str:
