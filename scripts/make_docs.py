@@ -1,19 +1,16 @@
 """Put what components and methods say of themselves into the pages.
 
 ``docs/formulations.md`` tells the components of each formulation, ``docs/baselines.md`` the methods
-of earlier work, ``docs/lazy.md`` the parameters of the row generation.
-``python scripts/make_docs.py`` rewrites the generated blocks; ``--check`` writes
+of earlier work. ``python scripts/make_docs.py`` rewrites the generated blocks; ``--check`` writes
 nothing and exits 1 where a page is not current.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import sys
 import textwrap
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +20,6 @@ from poetmodel.model.aggregated import LAZY
 from poetmodel.model.compact import COMPACT
 from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
-from poetmodel.solver.lazy.params import LazyParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,9 +32,6 @@ PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "formulations.md"
 
 METHODS_PAGE: Final = PAGE.with_name("baselines.md")
 """The page with the table of methods."""
-
-PARAMS_PAGE: Final = PAGE.with_name("lazy.md")
-"""The page with the table of parameters."""
 
 FORMULATIONS: Final = (COMPACT, LAZY, UNREDUCED, PAPER)
 """In the order of the page; a component is told in full where it comes first."""
@@ -140,23 +133,9 @@ def _told(entry: Method) -> str:
     return "\\\n".join(part for part in parts if part)
 
 
-def params_page(text: str) -> str:
-    """Return the page of the row generation with the table of its parameters current."""
-    [stated] = ast.parse(textwrap.dedent(inspect.getsource(LazyParams))).body
-    assert isinstance(stated, ast.ClassDef)  # noqa: S101 - the source of a class
-    rows = []
-    for field, told in pairwise(stated.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(told, ast.Expr):
-            name, value = ast.unparse(field.target), field.value
-            default = "all" if isinstance(value, ast.Name) else ast.unparse(value or told)
-            meaning = " ".join(str(ast.literal_eval(told.value)).split())
-            rows.append((f"`{name}`", default, meaning))
-    return replace_block(text, "params", table(("parameter", "default", "meaning"), rows))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make or check the pages; return the exit status."""
-    pages = {PAGE: page, METHODS_PAGE: methods_page, PARAMS_PAGE: params_page}
+    pages = {PAGE: page, METHODS_PAGE: methods_page}
     return main_of(
         lambda: {path: make(path.read_text(encoding="utf-8")) for path, make in pages.items()},
         arguments,

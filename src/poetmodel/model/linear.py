@@ -70,7 +70,9 @@ def limit_row(row: LinearRow) -> LinearRow | None:
     shows are excluded by cover cuts (`poetmodel.solver.covers`).
 
     A value above the limit rules its variable out, however large it is. It counts as at most a
-    thousand limits, so that small ones beside it are not lost.
+    thousand limits, so that small ones beside it are not lost; where the others keep the limit
+    whatever they are, the row says only that all such variables are 0. Values that are negligible
+    are left out, which only loosens the row.
     """
     values, most = np.asarray(row.values), row.upper
     if values.dtype.kind not in "if":  # whole numbers that arrays do not hold
