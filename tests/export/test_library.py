@@ -128,6 +128,32 @@ def test_two_networks_link_into_one_application_in_cpp(
     assert np.float32(said[-1]) == np.frombuffer(alone[vww].state[first : first + 4], "<f4")[0]
 
 
+def test_mapped_storage_without_slots_needs_no_driver(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Where the plan pages nothing an application may read and write state all the same."""
+    folder = folders("ble")
+    (tmp_path / "main.c").write_text(
+        """\
+#include "ble.h"
+
+static float state[36];
+
+int main(void)
+{
+    int error = ble_init();
+    if (!error) error = ble_read_state(0, state);
+    if (!error) error = ble_write_state(0, state);
+    return error;
+}
+""",
+        encoding="utf-8",
+    )
+    flags = (f"-I{folder / 'include'}", "main.c", *sources(folder), "-lm", "-o", "app")
+    compiled([*C, *flags], tmp_path)
+    compiled(["./app"], tmp_path)
+
+
 def test_networks_share_one_copy_of_the_kernels(tmp_path: Path) -> None:
     """Each adds what it needs to a folder, and trains as with kernels of its own, to the bit."""
     needs(Target.HOST)

@@ -99,9 +99,9 @@ def expected(
 def test_cmake_builds_an_application_with_two_networks(
     folders: Callable[[str], Path], expected: list[float], tmp_path: Path
 ) -> None:
-    """One by FetchContent, one by add_subdirectory with a driver; the kernels are shared."""
+    """One by FetchContent, one by add_subdirectory after its driver is set; kernels are shared."""
     kws, vww = folders("kws"), folders("vww")
-    said = trained(built("two", tmp_path, KWS=kws, VWW=vww, VWW_STORAGE="ram"), tmp_path)
+    said = trained(built("two", tmp_path, KWS=kws, VWW=vww), tmp_path)
     assert said[:-1:2] == said[1:-1:2] == expected[:BATCHES]
 
 
@@ -185,6 +185,8 @@ def test_sdks_read_what_the_folder_says_of_itself(folders: Callable[[str], Path]
     lines = (folder / "library.properties").read_text(encoding="utf-8").splitlines()
     properties = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
     assert (properties["name"], properties["includes"]) == ("vww", "vww.h")
+    mandatory = {"name", "version", "author", "maintainer", "sentence", "paragraph", "url"}
+    assert mandatory <= properties.keys()  # of Arduino IDE 1.8
     component = yaml.safe_load((folder / "idf_component.yml").read_text(encoding="utf-8"))
     assert component["license"] == "Apache-2.0"
     module = yaml.safe_load((folder / "zephyr" / "module.yml").read_text(encoding="utf-8"))

@@ -111,7 +111,9 @@ def run_page(blocks: Sequence[Block], folder: Path) -> set[str]:
             printed = None
             continue
         if block.title:
-            (folder / block.title).write_text(block.code, encoding="utf-8")
+            path = folder / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.code, encoding="utf-8")
         elif block.mark == "prints":
             if printed is None:
                 continue

@@ -83,13 +83,15 @@ def _storage(deployment: Deployment) -> str:
         return "The plan pages nothing: no driver of storage is needed."
     mapped = _MAPPED if deployment.plan.memory_mapped else ""
     stored = deployment.stored_bytes
-    return _STORAGE.format(slots=len(deployment.slots), stored=stored, mapped=mapped)
+    times = ", state at every second step" if deployment.commit else ""
+    return _STORAGE.format(slots=len(deployment.slots), stored=stored, mapped=mapped, times=times)
 
 
 def _paged(text: str, deployment: Deployment) -> str:
     """Return where an SDK puts pages, if there are any."""
     size, upper = f"{deployment.stored_bytes:#x}", deployment.prefix.upper()
-    return text.format(size=size, upper=upper) if deployment.slots else ""
+    chip = "memory" if deployment.plan.memory_mapped else "a flash chip on the SPI bus"
+    return text.format(size=size, upper=upper, chip=chip) if deployment.slots else ""
 
 
 def _inference(inference: Step | None) -> str:
@@ -148,19 +150,26 @@ a file that includes `port/pm_pages.h`; or, for a storage with DMA, `pm_page_out
 |---|---|
 | `port/driver_ram.c` | memory that the step may not use otherwise |
 | `port/driver_spi_flash.c` | serial NOR flash; give it the one function of `port/pm_spi.h` |
-| `port/driver_flash_area.c` | Zephyr: the partition labelled `pm_partition`, or `PM_PARTITION` |
-| `port/driver_esp_partition.c` | ESP-IDF: the partition `"pm_pages"`, or `PM_PARTITION` |
+| `port/driver_flash_area.c` | Zephyr: node label `pm_partition`, or `PM_PARTITION` |
+| `port/driver_esp_partition.c` | ESP-IDF: partition `"pm_pages"`, or `PM_PARTITION` (16 letters) |
 
-Storage takes {stored:,} B in blocks of 4,096 B (`PM_STORAGE_BLOCK`). Flash wears, and a block is
-erased before it is written.
+Storage takes {stored:,} B in blocks of 4,096 B (`PM_STORAGE_BLOCK`). Flash wears, and its drivers
+level nothing: a slot keeps its blocks, which are erased whenever it is written{times}.
 """
 
 _PAGED: Final = {
+    "CMAKE": """
+`set(PM_STORAGE spi_flash)` before `add_subdirectory` compiles `port/driver_spi_flash.c` too, and so
+on; without it the functions of `port/pm_storage.h` are the application's.
+""",
     "ZEPHYR": """ Its pages go to a partition of
-the board's overlay, unless `CONFIG_POETMODEL_{upper}_FLASH_AREA=n`:
+the board's overlay, at an address where nothing else lies, unless
+`CONFIG_POETMODEL_{upper}_FLASH_AREA=n`. Before Zephyr 4.4 a partition has no `compatible`:
 
 ```dts
-&flash0 {{ partitions {{ pm_partition: partition@c0000 {{ reg = <0xc0000 {size}>; }}; }}; }};
+&flash0 {{ partitions {{ pm_partition: partition@c0000 {{
+    compatible = "zephyr,mapped-partition"; reg = <0xc0000 {size}>;
+}}; }}; }};
 ```""",
     "ESP": """ Its
 pages go to a partition of `partitions.csv`, unless `PM_STORAGE` is set to nothing:
@@ -169,7 +178,7 @@ pages go to a partition of `partitions.csv`, unless `PM_STORAGE` is set to nothi
 pm_pages, data, undefined, , {size}
 ```""",
     "ARDUINO": """ Its `storage.c`
-says where pages go: a partition as of ESP-IDF on an ESP32, else a flash chip on the SPI bus.""",
+says where pages go: a partition as of ESP-IDF on an ESP32, else {chip}.""",
 }
 """Where pages go in each SDK."""
 

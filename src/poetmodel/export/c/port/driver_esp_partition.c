@@ -10,6 +10,7 @@
 #ifndef PM_PARTITION
 #define PM_PARTITION "pm_pages"
 #endif
+_Static_assert(sizeof PM_PARTITION <= 17, "a label has 16 characters at most: define PM_PARTITION as a shorter one");
 
 #if PM_MAPPED && !PM_COMMIT
 #error "flash loses a block before it is written, which a step still reads: export with --commit"

@@ -1,4 +1,4 @@
-/* Storage on a flash area of Zephyr: the partition of the devicetree whose label is PM_PARTITION, on a chip or on the
+/* Storage on a flash area of Zephyr: the partition of the devicetree whose node label is PM_PARTITION, on a chip or on the
    SoC's own flash. A block is erased when its first byte is written. */
 #include <string.h>
 #include <zephyr/storage/flash_map.h>
@@ -9,6 +9,11 @@
 #ifndef PM_PARTITION
 #define PM_PARTITION pm_partition
 #endif
+#ifdef PARTITION_ID /* Zephyr 4.4 and newer */
+#define PM_PARTITION_ID PARTITION_ID(PM_PARTITION)
+#else
+#define PM_PARTITION_ID FIXED_PARTITION_ID(PM_PARTITION)
+#endif
 
 #if PM_MAPPED && !PM_COMMIT
 #error "flash loses a block before it is written, which a step still reads: export with --commit"
@@ -17,7 +22,7 @@
 static int pm_area(const struct flash_area **area)
 {
     static const struct flash_area *opened;
-    if (!opened && flash_area_open(FIXED_PARTITION_ID(PM_PARTITION), &opened)) opened = 0;
+    if (!opened && flash_area_open(PM_PARTITION_ID, &opened)) opened = 0;
     if (opened && opened->fa_size < PM_STORED_BYTES * sizeof(pm_real) / 4u) return PM_ERROR_PAGE;
     *area = opened;
     return opened ? PM_OK : PM_ERROR_PAGE;

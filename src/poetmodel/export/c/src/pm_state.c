@@ -188,7 +188,7 @@ static int read_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count
         PM_TRY(fetch(buffer));
     }
 #endif
-#if PM_MAPPED
+#if PM_SLOTS && PM_MAPPED
     if (buffer->home == PM_MAPPED_STORAGE) {
         from = pm_page_address(PM_OLD(buffer->slot));
     }
@@ -204,7 +204,7 @@ static int write_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t coun
     if (buffer->home == PM_FLASH) {
         return PM_READ_ONLY;
     }
-#if PM_MAPPED
+#if PM_SLOTS && PM_MAPPED
     if (buffer->home == PM_MAPPED_STORAGE) {
         return pm_page_write(PM_OLD(buffer->slot), first * size, from, count * size);
     }

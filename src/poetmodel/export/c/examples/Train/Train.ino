@@ -12,9 +12,11 @@ static void next_batch()
 
 static void stop(int error)
 {
-    Serial.print("error ");
-    Serial.println(error);
-    while (true) delay(1000);
+    while (true) { /* again and again: a monitor may be opened late */
+        Serial.print("error ");
+        Serial.println(error);
+        delay(1000);
+    }
 }
 
 void setup()
