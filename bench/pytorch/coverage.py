@@ -185,11 +185,14 @@ def _has_eager_bits(trial: Any, batch: Any, back: Any) -> bool:
 
     import torch
 
+    from pytorch.zoo import Autocast
+
     def run(model: Any, *, compiled: bool) -> list[Any]:
         def step() -> Any:
             if trial.loss_fn is not None:
                 return trial.loss_fn(model(*batch[:-1]), batch[-1])
-            by_name = len(batch) == 1 and isinstance(batch[0], dict)
+            named = len(batch) == 1 and isinstance(batch[0], dict)
+            by_name = named and not isinstance(model, Autocast)
             output = model(**batch[0]) if by_name else model(*batch)
             output = getattr(output, "loss", output)
             return output[0] if isinstance(output, tuple | list) else output

@@ -48,8 +48,9 @@ SLOW = ("bench",)
 """Commands whose example takes long."""
 SERVING = ("explore",)
 """Commands that serve until they are stopped, and print an address, not a result."""
-TRAINED = ("trace", "export")
-"""Commands whose example takes a module with a training step."""
+TRAINED = {"trace": ("trace",), "export": ("export", "state")}
+"""Commands whose example takes a module with a training step, and those that read what it wrote."""
+OF_TRAINED = {command for commands in TRAINED.values() for command in commands}
 NEEDS = {"trace": ("torch",), "report": ("jinja2", "plotly"), "bench": ("matplotlib",)}
 """Optional packages without which an example does not run."""
 TRAINING = """\
@@ -162,7 +163,7 @@ def is_equipped(command: str) -> bool:
 def test_examples_work() -> None:
     """Typed one after the other in an empty folder, the examples all succeed."""
     for command in COMMANDS:
-        if command not in (*SLOW, *SERVING, *TRAINED) and is_equipped(command):
+        if command not in {*SLOW, *SERVING, *OF_TRAINED} and is_equipped(command):
             for line in examples(command):
                 run_example(line)
 
@@ -177,8 +178,9 @@ def test_example_with_a_training_step_works(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "train.py").write_text(TRAINING)
-    for line in examples(command):
-        run_example(line)
+    for part in TRAINED[command]:
+        for line in examples(part):
+            run_example(line)
 
 
 @pytest.mark.slow
