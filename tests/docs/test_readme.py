@@ -82,7 +82,10 @@ def test_first_command_proves_what_the_page_says(tmp_path: Path) -> None:
     assert printed["peak_ram_bytes"] <= printed["problem"]["ram_budget_bytes"]
     assert printed["baseline_energy_j"] < printed["bound_j"] <= printed["energy_j"]
     graph = load_model(printed["graph"]["name"])
-    said = re.search(r"take\s+([\d.]+) MiB in place of ([\d.]+) MiB, for ([\d.]+) %", README)
+    said = re.search(
+        r"take\s+([\d.]+) MiB in place of the ([\d.]+) MiB .* for an estimated ([\d.]+) % more",
+        README,
+    )
     assert said is not None
     # Schedules of equal energy have other peaks, and which of them is found depends on the solver.
     assert float(said[1]) == pytest.approx(printed["peak_ram_bytes"] / 2**20, abs=0.2)
@@ -120,9 +123,9 @@ def test_whole_training_step_takes_what_the_page_says() -> None:
     )
     printed = json.loads(done.stdout)
     assert printed["status"] == "optimal"
-    said = re.search(r"trains in (\d+) KiB .* takes (\d+) KiB, for ([\d.]+) % more", README)
+    said = re.search(r"trains in (\d+) KiB .* for ([\d.]+) % more .* takes (\d+) KiB", README)
     assert said is not None
     assert printed["peak_ram_bytes"] <= int(said[1]) * 2**10 < printed["device_ram"]["ram_bytes"]
     graph = resnet8(state="sgd", in_place=True, tile="32KiB")
-    assert int(said[2]) == round(checkpoint_all_peak_bytes(graph) / 2**10)
-    assert float(said[3]) == round(100 * printed["overhead_j"] / printed["baseline_energy_j"], 1)
+    assert int(said[3]) == round(checkpoint_all_peak_bytes(graph) / 2**10)
+    assert float(said[2]) == round(100 * printed["overhead_j"] / printed["baseline_energy_j"], 1)

@@ -111,7 +111,7 @@ class DeviceOptions:
         "All RAM of the step, stack and inputs included: 256KiB, or 50% of keep-all. Default: "
         "the device's.",
     )
-    stack: str = options.limit("1280B", "--stack SIZE", "What to reserve for the stack.")
+    stack: str = options.limit("1536B", "--stack SIZE", "What to reserve for the stack.")
     tile: str | None = options.limit(
         None,
         "--tile SIZE",
