@@ -185,15 +185,13 @@ def _has_eager_bits(trial: Any, batch: Any, back: Any) -> bool:
 
     import torch
 
-    from pytorch.zoo import Autocast
+    from poetmodel.torch.capturing.inputs import takes_keywords
 
     def run(model: Any, *, compiled: bool) -> list[Any]:
         def step() -> Any:
             if trial.loss_fn is not None:
                 return trial.loss_fn(model(*batch[:-1]), batch[-1])
-            named = len(batch) == 1 and isinstance(batch[0], dict)
-            by_name = named and not isinstance(model, Autocast)
-            output = model(**batch[0]) if by_name else model(*batch)
+            output = model(**batch[0]) if takes_keywords(model, batch) else model(*batch)
             output = getattr(output, "loss", output)
             return output[0] if isinstance(output, tuple | list) else output
 

@@ -25,14 +25,12 @@ TIE: Final = 1e-3
 BEST: Final = "best of the earlier heuristics"
 """What a row is called for which, problem by problem, the best schedule of all earlier methods
 without a solver counts; the greedy start is not among them."""
-CHECKMATE: Final = "checkmate"
-"""The one method of the README's table that solves a program too."""
 IN_README: Final = (
     GREEDY,
     "dtr-paging",
     "capuchin",
     "pofo",
-    CHECKMATE,
+    "checkmate",
     "rotor",
     "min-cut",
     SELECTIVE,
@@ -285,11 +283,12 @@ def readme_table(records: Sequence[dict[str, Any]]) -> str:
     """Return the README's table of methods, with what it comes to."""
     problems = problems_of(records)
     chosen = [row for row in rows(problems) if row.method in (OPTIMAL, *IN_README)]
+    earlier = (row for row in chosen if row.method != OPTIMAL)
     return render(
         "compared-readme",
         rows=[*chosen, Row(BEST, problems)],
         kind_of=_kind_of,
-        exact=next((row for row in chosen if row.method == CHECKMATE), None),
+        exact=next((row for row in earlier if by_solver(row.method)), None),
         limit=_limit_text([problem.optimum for problem in problems]),
         records=records,
         core_share=core_share(records),
@@ -301,7 +300,9 @@ def _kind_of(method: str) -> str:
     """Return what a method of the README's table is."""
     if method in (OPTIMAL, GREEDY):
         return "this package"
-    return "exact, no paging" if method == CHECKMATE else "heuristic"
+    if not by_solver(method):
+        return "heuristic"
+    return "exact" if METHODS[method].pages else "exact, no paging"
 
 
 def lead(records: Sequence[dict[str, Any]]) -> str:

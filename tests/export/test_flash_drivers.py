@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import pytest
 
+from kit.digits import STEP, digit_batches
 from kit.toy_export import needs
 from poetmodel.export.board import INPUTS, STATE, STOPPED_STATUS, Target, build, run
 from poetmodel.export.exporting import export_step
@@ -19,7 +19,6 @@ from poetmodel.export.io import load_step
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STEP: Final = Path(__file__).parents[2] / "docs" / "digits.step.json"
 FLASH: Final = Path(__file__).with_name("library") / "flash"
 DRIVERS: Final = {"flash_area": "zephyr.c", "esp_partition": "esp.c"}
 PLANS: Final = {
@@ -40,18 +39,9 @@ C: Final = (
 RATE: Final = "0.1"
 STEPS: Final = 4
 """So that the last generation is another one than the first."""
+BATCHES: Final = digit_batches(STEPS, seed=5)
 TORN, PAGE = 1, 2
 CALLS: Final = re.compile(r"nor_calls (\d+)")
-
-
-def batches() -> bytes:
-    """Return a batch of digits for each step."""
-    random = np.random.default_rng(5)
-    return b"".join(
-        random.normal(size=576).astype("<f4").tobytes()
-        + random.integers(0, 4, 4).astype("<i4").tobytes()
-        for _ in range(STEPS)
-    )
 
 
 class Trainer:
@@ -60,7 +50,7 @@ class Trainer:
     def __init__(self, program: Path, folder: Path) -> None:
         self.program = program
         self.folder = folder
-        (folder / INPUTS).write_bytes(batches())
+        (folder / INPUTS).write_bytes(BATCHES)
 
     def train(self, *words: str, fault: str = "", unit: int = 1) -> tuple[int, int]:
         """Run all steps; return the status and how many calls the flash had."""
@@ -145,7 +135,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("whole")
     export_step(load_step(STEP), folder, ram="100%", paging=False)
     return run(
-        build(folder, Target.HOST), Target.HOST, folder, inputs=batches(), steps=STEPS,
+        build(folder, Target.HOST), Target.HOST, folder, inputs=BATCHES, steps=STEPS,
         learning_rate=float(RATE),
     ).require_success().state  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pytest
 
+from kit.digits import STEP, digit_batches
 from kit.toy_export import needs
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, build, run
@@ -20,12 +21,12 @@ from poetmodel.export.io import load_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-STEP: Final = Path(__file__).parents[2] / "docs" / "digits.step.json"
 WARNINGS: Final = ("-Wall", "-Wextra", "-Wpedantic", "-Wmissing-prototypes", "-Werror")
 C: Final = ("cc", "-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno")
 SOURCES: Final = Path(__file__).with_name("library")
 RATE: Final = 0.1
 STEPS: Final = 3
+BATCHES: Final = digit_batches(STEPS, seed=3)
 
 
 def compiled(command: Sequence[str | Path], folder: Path) -> None:
@@ -61,16 +62,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-def batches() -> bytes:
-    """Return three batches of digits."""
-    random = np.random.default_rng(3)
-    return b"".join(
-        random.normal(size=576).astype("<f4").tobytes()
-        + random.integers(0, 4, 4).astype("<i4").tobytes()
-        for _ in range(STEPS)
-    )
-
-
 @pytest.mark.parametrize(
     ("prefix", "flags"),
     [
@@ -101,7 +92,7 @@ def test_two_networks_link_into_one_application_in_cpp(
     """Each trains as it does alone; only the one with slots on storage has a driver."""
     if shutil.which("c++") is None:
         pytest.skip("no c++ on PATH")
-    (tmp_path / "inputs.bin").write_bytes(batches())
+    (tmp_path / "inputs.bin").write_bytes(BATCHES)
     kws, vww = folders("kws"), folders("vww")
     includes = (f"-I{kws / 'include'}", f"-I{vww / 'include'}")
     parts = [*sources(kws), *sources(vww), vww / "port" / "driver_ram.c"]
@@ -119,7 +110,7 @@ def test_two_networks_link_into_one_application_in_cpp(
     for folder in (kws, vww):
         program = build(folder, Target.HOST)
         alone[folder] = run(
-            program, Target.HOST, folder, inputs=batches(), steps=STEPS, learning_rate=RATE
+            program, Target.HOST, folder, inputs=BATCHES, steps=STEPS, learning_rate=RATE
         ).require_success()
     losses = [float(word) for word in said[:-1]]
     assert losses[::2] == list(alone[kws].losses.values())
@@ -165,7 +156,7 @@ def test_networks_share_one_copy_of_the_kernels(tmp_path: Path) -> None:
     export_step(step, tmp_path / "pm", ram="100%", gap=0.5)
     assert "poetmodel_elu(" in (shared / "src" / "poetmodel_elu.c").read_text()
     states = [
-        run(build(tmp_path / name, target), target, tmp_path / name, inputs=batches(), steps=STEPS,
+        run(build(tmp_path / name, target), target, tmp_path / name, inputs=BATCHES, steps=STEPS,
             learning_rate=RATE).require_success().state
         for target in (Target.HOST,)
         for name in ("kws", "vww", "pm")
@@ -211,7 +202,7 @@ def test_weights_in_a_file_are_the_same_program(
     export_step(load_step(STEP), tmp_path, ram="100%", weights="binary", gap=0.5)
     assert (tmp_path / "src" / "pm_weights.bin").is_file()
     runs = [
-        run(build(each, Target.HOST), Target.HOST, each, inputs=batches(), steps=2,
+        run(build(each, Target.HOST), Target.HOST, each, inputs=BATCHES, steps=2,
             learning_rate=RATE).require_success()
         for each in (tmp_path, folders("pm"))
     ]  # fmt: skip
@@ -235,7 +226,7 @@ def test_program_is_a_board_program_with_the_optimizer_of_the_linker(
     needs(Target.M4)
     folder = folders("pm")
     runs = [
-        run(build(folder, Target.M4, settings=settings), Target.M4, folder, inputs=batches(),
+        run(build(folder, Target.M4, settings=settings), Target.M4, folder, inputs=BATCHES,
             steps=2, learning_rate=RATE).require_success()
         for settings in ((), ("EXTRA=-flto",))
     ]  # fmt: skip
@@ -251,7 +242,7 @@ def called(
 ) -> Callable[[str, str], tuple[list[str], list[int]]]:
     """Return what an application prints, built with a header of its own and run with a word."""
     folder = tmp_path_factory.mktemp("caller")
-    (folder / "inputs.bin").write_bytes(batches())
+    (folder / "inputs.bin").write_bytes(BATCHES)
 
     def call(config: str, nodes: str) -> tuple[list[str], list[int]]:
         name = str(abs(hash(config)))

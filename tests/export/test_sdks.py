@@ -13,9 +13,9 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pytest
 
+from kit.digits import STEP, digit_batches
 from kit.toy_export import needs
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
@@ -24,7 +24,6 @@ from poetmodel.export.io import load_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-STEP: Final = Path(__file__).parents[2] / "docs" / "digits.step.json"
 SOURCES: Final = Path(__file__).with_name("library")
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "kept": {"ram": "100%", "paging": False},
@@ -76,11 +75,7 @@ def built(project: str, folder: Path, **settings: object) -> Path:
 
 def trained(program: Path, folder: Path) -> list[float]:
     """Run a program over three batches of digits; return its losses and what it says of state."""
-    random = np.random.default_rng(3)
-    with (folder / "inputs.bin").open("wb") as file:
-        for _ in range(BATCHES):
-            file.write(random.normal(size=576).astype("<f4").tobytes())
-            file.write(random.integers(0, 4, 4).astype("<i4").tobytes())
+    (folder / "inputs.bin").write_bytes(digit_batches(BATCHES, seed=3))
     return [float(word) for word in done([program, "inputs.bin"], folder).split()]
 
 
