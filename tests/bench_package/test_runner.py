@@ -59,7 +59,7 @@ def _run(
     begun: list[tuple[str, str | None]] = []
     told: list[Progress] = []
     queue = sweep_queue(runs, Store(folder), warm=warm, on_progress=told.append)
-    queue.run(lambda: _Pool(deaths or [], begun), lambda: 4)
+    queue.run(_Pool(deaths or [], begun), lambda: 4)
     return begun, told
 
 
