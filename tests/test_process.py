@@ -228,7 +228,7 @@ def test_without_an_interpreter_there_is_none(
 ) -> None:
     """Where Python is part of another program, say."""
     monkeypatch.setattr(sys, "executable", executable)
-    with pytest.raises(OSError, match="no Python interpreter|no-such-python"):
+    with pytest.raises(OSError, match=r"no Python interpreter|no-such-python"):
         WorkerProcess()
 
 

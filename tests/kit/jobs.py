@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from poetmodel.errors import InputError, VerificationError
+from poetmodel.solver.lazy.primal_worker import search_schedules
 
 if TYPE_CHECKING:
     from poetmodel.process import Job
@@ -28,9 +29,16 @@ def echo(job: Job, *arguments: Any) -> tuple[Any, ...]:
 def noisy(_: Job) -> str:
     """Print where only pickles may come from, and read what is not for it."""
     os.write(1, b"noise")
-    print("noise", flush=True)
-    print("noise", file=sys.stderr, flush=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.write("noise")
+        stream.flush()
     return "done"
+
+
+def noisy_search(job: Job, *arguments: Any) -> None:
+    """Search for schedules as the primal worker does, after printing."""
+    noisy(job)
+    search_schedules(job, *arguments)
 
 
 def answering(job: Job) -> None:
