@@ -32,7 +32,6 @@ from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, verify
 from poetmodel.solver import SolveProgress, facade, monolithic, solve
 from poetmodel.solver.outcome import verify_schedule
-from poetmodel.solver.overlap import OverlapParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,22 +194,6 @@ def test_all_wrong_arguments_are_reported_at_once() -> None:
     with pytest.raises(InputError) as caught:
         solve(skip_problem(), time_limit=0, gap=-1, threads=0, seed=-1)
     assert len(caught.value.faults) == 4
-
-
-@pytest.mark.parametrize(
-    ("params", "value", "message"),
-    [
-        (facade.StartParams, {"greedy_time_ratio": 0.0}, "greedy_time_ratio: expected a share"),
-        (facade.StartParams, {"longest_greedy_time_ratio": 1.5}, "longest_greedy_time_ratio: ex"),
-        (facade.StartParams, {"least_units": 2.0, "most_units": 1.0}, "units: expected 0 <"),
-        (OverlapParams, {"surrogate_ratio": 0.0}, "surrogate_ratio: expected a number"),
-        (OverlapParams, {"time_shares": (0.5, 1.5)}, "time_shares: expected a number above 0"),
-    ],
-)
-def test_parameters_are_checked(params: type, value: dict[str, Any], message: str) -> None:
-    """Each names its range."""
-    with pytest.raises(InputError, match=message):
-        params(**value)
 
 
 @pytest.mark.parametrize("thing", [None, "resnet18", skip_graph(), pyo.ConcreteModel()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from poetmodel.errors import PlanError
 from poetmodel.placement.exact import MOST_S, exact_order, is_small
 from poetmodel.placement.lifetimes import blocks_of, lower_bound_bytes
 from poetmodel.placement.packing import UNPLACED, Packing
-from poetmodel.placement.search import PARAMS, search
+from poetmodel.placement.search import PLACEMENTS, search
 from poetmodel.plan import check_plan
 from poetmodel.plan.arena import ALIGNMENT, Arena, Placed, check_alignment
 from poetmodel.units import MAX_BYTES
@@ -88,8 +87,8 @@ def _offsets(
 ) -> Integers:
     """Return offsets by the search; where that leaves a few blocks above the bound, the least."""
     small = is_small(packing)
-    params = replace(PARAMS, placements=PARAMS.placements // 10) if small else PARAMS
-    offsets = search(blocks, packing, bound=bound, until_s=until_s, seed=seed, params=params)
+    most = PLACEMENTS // 10 if small else PLACEMENTS
+    offsets = search(blocks, packing, bound=bound, until_s=until_s, seed=seed, placements=most)
     top, left_s = packing.top(offsets), until_s - time.monotonic()
     if not small or top <= bound or left_s <= 0:
         return offsets

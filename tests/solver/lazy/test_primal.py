@@ -14,8 +14,7 @@ from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.solver.lazy import LazyParams
-from poetmodel.solver.lazy.primal import PrimalHeuristic, examine
+from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, examine
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
@@ -105,7 +104,7 @@ def test_the_best_schedule_is_improved_locally() -> None:
     search = PrimalHeuristic(session)
     search.improve()
     assert session.bounds.incumbent.value < before
-    assert search.idle_iterations_per_column > LazyParams().idle_iterations_per_column
+    assert search.idle_iterations_per_column > IDLE_ITERATIONS_PER_COLUMN
 
 
 @pytest.mark.parametrize("turns", [0, 50])

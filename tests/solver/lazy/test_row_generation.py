@@ -246,7 +246,7 @@ def test_a_search_beside_the_proof_changes_no_value(
     start_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever its process starts, or if it never does; without leaving one."""
-    params = LazyParams(worker_start_s=start_s, worker_update_s=0.01)
+    params = LazyParams(worker_start_s=start_s)
     made: list[WorkerProcess] = []
 
     def noted() -> WorkerProcess:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.solver.lazy.bounds import BoundTracker
     from poetmodel.solver.lazy.params import LazyParams
+
+
+FIRST_SLICE_S: Final = 5.0
+"""Least time of an integer solve; each that ends by its time doubles it [s]."""
 
 
 @dataclass(slots=True)
@@ -18,13 +22,10 @@ class Policy:
     problem: Problem
     bounds: BoundTracker
     params: LazyParams
-    slice_s: float = field(init=False)
+    slice_s: float = FIRST_SLICE_S
     """Least time of the next integer solve [s]."""
     bound_before_rows: float = float("-inf")
     """The bound when rows were last added."""
-
-    def __post_init__(self) -> None:
-        self.slice_s = self.params.first_slice_s
 
     def is_wide(self) -> bool:
         """Return whether the gap is far from closed."""
@@ -46,7 +47,7 @@ class Policy:
         its relaxation.
         """
         most = self._rows_for_rise()
-        easy = nodes is not None and nodes <= self.params.easy_nodes
+        easy = nodes is not None and nodes <= 1
         if most is None or not easy:
             return most
         return max(most, int(self.params.easy_growth_ratio * groups))
@@ -58,7 +59,7 @@ class Policy:
             return 1
         if self.is_wide():
             return params.wide_gap_rows
-        return params.few_rows if rise > params.few_rows_gain_ratio * bound else None
+        return params.few_rows if rise > params.single_row_gain_ratio / 2 * bound else None
 
     def restores_at_once(self, *, only_ram: bool) -> bool:
         """Return whether recompute-memory cuts are stated from the first integer relaxation on."""

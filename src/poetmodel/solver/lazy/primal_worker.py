@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from poetmodel.solver.lazy.params import LazyParams
     from poetmodel.solver.request import Request, SolveProgress
 
+UPDATE_S: Final = 0.1
+"""How often the process gets what is new [s]."""
 LAST_LINES: Final = 5
 """How much of the traceback of a search that failed is reported."""
 
@@ -106,7 +108,7 @@ class PrimalWorker:
             self._note(f"could not be started ({error})")
             return
         try:
-            left_s = max(params.worker_update_s, session.request.remaining_s())
+            left_s = max(UPDATE_S, session.request.remaining_s())
             request = replace(session.request, on_progress=None, time_limit_s=left_s)
             beginning = (session.problem, request, params, self._update())
             search = process.call(search_schedules, *beginning, on_news=self._hear)
@@ -121,7 +123,7 @@ class PrimalWorker:
     def _tell(self, process: WorkerProcess, search: Future[None]) -> None:
         told = None
         while not search.done():
-            if self._closing.wait(self.session.params.worker_update_s):
+            if self._closing.wait(UPDATE_S):
                 return
             if process.has_read and (update := self._update()) != told:
                 process.send(update)

@@ -17,7 +17,7 @@ from poetmodel.solver.covers import limit_rows, with_covers
 from poetmodel.solver.lazy.cuts.recompute_memory import PRESENT
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
 from poetmodel.solver.lazy.policy import Policy
-from poetmodel.solver.lazy.primal import PrimalHeuristic, broken_own_rows, examine
+from poetmodel.solver.lazy.primal import REPAIR_S, PrimalHeuristic, broken_own_rows, examine
 from poetmodel.solver.lazy.primal_worker import PrimalWorker
 from poetmodel.solver.lazy.symmetry import counted_limits, solve_counted
 from poetmodel.solver.request import GRACE_S
@@ -38,7 +38,7 @@ class RowGeneration:
         self.session = session
         self.grouping = grouping
         self.policy = Policy(session.problem, session.bounds, session.params)
-        self.primal = PrimalHeuristic(session, repair_most_s=session.params.repair_most_s)
+        self.primal = PrimalHeuristic(session, repair_most_s=REPAIR_S)
         self.worker: PrimalWorker | None = None
         self.rounds = 0
         """Integer relaxations so far."""

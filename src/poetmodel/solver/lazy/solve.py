@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+FASTEST_TIME_RATIO: Final = 0.8
+"""Most of the time that is left for the search for the fastest schedule."""
 MARGIN: Final = 1e-6
 """How much more than the deadline is proved away, relatively: more than any tolerance."""
 
@@ -190,7 +192,7 @@ def find_fastest(
         known = SolveProgress(seconds=progress.seconds, incumbent=None, bound=bound)
         return not found and (tell is None or tell(known) is not False)
 
-    limit_s = request.elapsed_s() + params.fastest_time_ratio * request.remaining_s()
+    limit_s = request.elapsed_s() + FASTEST_TIME_RATIO * request.remaining_s()
     within = replace(request, time_limit_s=limit_s, on_progress=watch)
     begin = accepted(fastest, construct(fastest, most_s=within.remaining_s() / 4))
     if begin is not None and begin.value <= most:
