@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from kit.instances import random_instances, seeded
 from kit.rotation import Part, parts
@@ -14,6 +14,9 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.restorations import Restoration
 from poetmodel.problem import Problem
 from poetmodel.solver.outcome import verify_schedule
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def beside_problem() -> Problem:

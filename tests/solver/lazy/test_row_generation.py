@@ -172,8 +172,7 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(
     raw = session.solve(relaxation.form)
     assert raw is not None
     assert raw.x is not None
-    rows, steps = row_generation.examine(session, relaxation, raw.x)
-    assert rows or steps
+    assert row_generation.examine(session, relaxation, raw.x)
     assert session.bounds.incumbent is None
     progress = BackendProgress(incumbent=raw.objective, bound=None, x=raw.x)
     assert rounds._watch(relaxation, progress)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.heuristics.greedy import with_wanted
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.schedule import Schedule
+    from poetmodel.solver.lazy.disaggregation import Disaggregation
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
 
@@ -108,38 +109,49 @@ class PrimalHeuristic:
                 self.session.offer(schedule)
 
 
-def examine(
-    session: Session, relaxation: Relaxation, x: NDArray[Any]
-) -> tuple[list[int], list[tuple[int, int]]]:
-    """Disaggregate an answer; offer it where it keeps all rows, else return those that it breaks.
+class BrokenRows(NamedTuple):
+    """The rows that an answer breaks and its relaxation does not enforce."""
+
+    stages: list[int]
+    """Of stages, the worst first."""
+    steps: list[tuple[int, int]]
+    """Of steps, where no row of a stage is broken."""
+    own: dict[int, frozenset[int]]
+    """Over stages, by position among those of the problem, with their cuts."""
+
+    def __bool__(self) -> bool:
+        return any(self)
+
+
+def examine(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> BrokenRows:
+    """Disaggregate an answer; offer it where it keeps all rows; return those that it breaks.
 
     With the peak minimized, an answer that is above the peak it claims may still be a good one.
     """
     result = relaxation.disaggregate(x)
     limit = relaxation.claimed_ram(x)
-    rows = broken_stages(result.stage_loads(), limit)
-    steps = [] if rows else broken_steps(result, limit)
-    if not (rows or steps) or not session.problem.objective.is_sum:
+    stages = broken_stages(result.stage_loads(), limit)
+    steps = [] if stages else broken_steps(result, limit)
+    if not (stages or steps) or not session.problem.objective.is_sum:
         schedule = result.schedule()
         if session.own is not None:
             schedule = with_wanted(session.own, schedule, relaxation.wanted(x, result))
         session.offer(schedule)
     grouping = relaxation.grouping
-    return (
-        [t for t in rows if t not in grouping.stage_rows],
+    return BrokenRows(
+        [t for t in stages if t not in grouping.stage_rows],
         [step for step in steps if step not in grouping.step_rows],
+        _broken_own_rows(relaxation, result, x),
     )
 
 
-def broken_own_rows(relaxation: Relaxation, x: NDArray[Any]) -> dict[int, frozenset[int]]:
-    """Return the rows over stages that an answer breaks on stages, by position, with their cuts.
-
-    Those that the relaxation enforces are not among them.
-    """
+def _broken_own_rows(
+    relaxation: Relaxation, result: Disaggregation, x: NDArray[Any]
+) -> dict[int, frozenset[int]]:
+    """Return the rows over stages that an answer breaks on stages."""
     stated = relaxation.problem.stand_in.rows
     if not stated:
         return {}
-    result = relaxation.disaggregate(x)
     out = (i for i, column in relaxation.paged_out.items() if x[column] > 0.5)  # noqa: PLR2004
     chosen = {
         *(("recomputed", index) for index in result.recomputed),
