@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PLACEMENTS: Final = 300_000
 """How often a block is placed in all, beyond the first time."""
+FEW_PAIRS: Final = 30
+"""Pairs of blocks in RAM together up to which a tenth of these placements is enough."""
 MOVES: Final = 1000
 """Moves without a lower top after which the search begins anew."""
 LIFE_POWERS: Final = (0.0, 0.25, 0.5)
@@ -34,7 +36,6 @@ def search(
     bound: int,
     until_s: float,
     seed: int = 0,
-    placements: int = PLACEMENTS,
 ) -> Integers:
     """Return offsets whose top is as low as is found; `bound` is a lower bound on it [B].
 
@@ -44,7 +45,7 @@ def search(
     are placed again.
     """
     searched = _Search(blocks, packing, bound, Random(seed))  # noqa: S311 - reproducible
-    return searched.run(until_s, placements)
+    return searched.run(until_s)
 
 
 class _Search:
@@ -62,12 +63,13 @@ class _Search:
         self.order = self._order()
         self.placements = 0
 
-    def run(self, until_s: float, placements: int) -> Integers:
+    def run(self, until_s: float) -> Integers:
         """Place greedily, and search until the bound is reached or time or placements are up."""
         self._place(0, None)
         best = self.offsets.copy()
         top, target = self._anew_below(best)
-        most = self.placements + placements
+        few = sum(beside.numbers.size for beside in self.packing.neighbours) <= 2 * FEW_PAIRS
+        most = self.placements + (PLACEMENTS // 10 if few else PLACEMENTS)
         begin = moves = 0
         while top > self.bound and self.placements < most and time.monotonic() < until_s:
             stuck = self._place(begin, target)
