@@ -147,6 +147,8 @@ def solve(
             outcome = solve_overlapping(problem, request, task.attempt, start=start)
         else:
             outcome = task.solve(problem, request, start)
+        if task.model is None and task.exact:
+            outcome = _with_reported(problem, outcome, history.best)
         result = finish(problem, request, outcome, formulation=task.formulation)
         return replace(result, reduction=task.reduction(), history=history.of(result))
 
@@ -472,6 +474,15 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
         )
     if formulation == "paper":
         check_fits(problem)
+
+
+def _with_reported(problem: Problem, outcome: Outcome, best: SolveProgress | None) -> Outcome:
+    """Return an outcome that was cut short with the best schedule that was reported on the way."""
+    found, schedule = outcome.candidate, None if best is None else best.schedule
+    known = found is not None and found.schedule is schedule
+    if schedule is None or known or outcome.termination not in _CUT_SHORT:
+        return outcome
+    return replace(outcome, candidate=_better(found, accepted(problem, schedule)))
 
 
 def _greedy(problem: Problem, request: Request) -> Candidate | None:
