@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from poetmodel.bench.measurement import Record
     from poetmodel.export.board import ProgramRun
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
     from poetmodel.problem import Problem
 
 KIND: Final = "exported step"
@@ -185,7 +185,7 @@ def network(wanted: BoardRun) -> Training:
     return model, loss_fn, inputs
 
 
-def captured(wanted: BoardRun, training: Training) -> Step:
+def captured(wanted: BoardRun, training: Training) -> LoweredStep:
     """Return the step of a network, updated by plain SGD."""
     import torch
 
@@ -219,7 +219,7 @@ def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]
 
 
 def _exported(
-    wanted: BoardRun, step: Step, folder: Path
+    wanted: BoardRun, step: LoweredStep, folder: Path
 ) -> tuple[Deployment | None, list[dict[str, Any]]]:
     """Return the first deployment of all sizes of tiles that fits, and what became of each."""
     free = wanted.part == BOARD
@@ -248,7 +248,7 @@ def _exported(
     return None, tried
 
 
-def _homeless(step: Step, problem: Problem) -> str:
+def _homeless(step: LoweredStep, problem: Problem) -> str:
     """Return that RAM and storage together are too small for all state, where they are."""
     limits, state = problem.resolved(), step.graph.state_bytes
     ram, storage = limits.usable_ram_bytes, limits.aux_limit_bytes
@@ -260,7 +260,7 @@ def _homeless(step: Step, problem: Problem) -> str:
     )
 
 
-def _largest(step: Step, board: str) -> dict[str, Any]:
+def _largest(step: LoweredStep, board: str) -> dict[str, Any]:
     """Return the node that needs most, and the RAM that it asks for: no schedule is below that."""
     device, graph = Device.load(board), step.graph
     mapped = device.storage is not None and device.storage.memory_mapped

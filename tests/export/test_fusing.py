@@ -19,7 +19,7 @@ from poetmodel.torch.lowering.step import lower  # noqa: E402
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
 
 pytestmark = pytest.mark.torch
 
@@ -57,7 +57,7 @@ def perceptron() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(37, 11), torch.nn.ReLU(), torch.nn.Linear(11, 5))
 
 
-def captured(model: torch.nn.Module, batch: int = 3, **rule: Any) -> tuple[Step, Any]:
+def captured(model: torch.nn.Module, batch: int = 3, **rule: Any) -> tuple[LoweredStep, Any]:
     """Return a step with SGD, and a batch for it."""
     torch.manual_seed(1)
     width = next(model.parameters()).shape[1]
@@ -68,7 +68,7 @@ def captured(model: torch.nn.Module, batch: int = 3, **rule: Any) -> tuple[Step,
     return lower(model, loss, inputs, optimizer=optimizer, clip_grad_norm=clip), inputs
 
 
-def kernels(step: Step) -> list[str]:
+def kernels(step: LoweredStep) -> list[str]:
     """Return the kernels that a step calls."""
     return [call.kernel for calls in step.calls for call in calls]
 

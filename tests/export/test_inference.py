@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
 
 pytestmark = pytest.mark.torch
 
@@ -88,7 +88,7 @@ NETWORKS: Final = {"convolutional": Convolutional, "perceptron": Perceptron}
 
 def captured(
     model: nn.Module, *, trains: bool = True, loss: Any = functional.cross_entropy
-) -> Step:
+) -> LoweredStep:
     """Return a step with its inference."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) if trains else None
     (inputs,) = inputs_of(model)
@@ -96,7 +96,7 @@ def captured(
     return with_inference(step, model, loss, inputs)
 
 
-def tight_ram(step: Step, more_bytes: int = 128) -> int:
+def tight_ram(step: LoweredStep, more_bytes: int = 128) -> int:
     """Return little more RAM than the least that the largest node needs."""
     return floor(step.graph).bytes + reserved_bytes(step, STACK_BYTES) + more_bytes
 
@@ -196,7 +196,7 @@ def test_inference_computes_what_torch_does(network: str, tile_bytes: int | None
     np.testing.assert_allclose(computed(step, (x, y)), expected, rtol=1e-12, atol=1e-12)
 
 
-def computed(step: Step, inputs: tuple[torch.Tensor, ...]) -> np.ndarray:
+def computed(step: LoweredStep, inputs: tuple[torch.Tensor, ...]) -> np.ndarray:
     """Return what the calls of an inference make, one after the other, in double."""
     inference = step.inference
     assert inference is not None

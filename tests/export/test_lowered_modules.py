@@ -18,7 +18,7 @@ from poetmodel.torch.lowering.step import lower  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
 
 pytestmark = pytest.mark.torch
 ROWS, WIDTH = 4, 6
@@ -182,7 +182,7 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
 }
 
 
-def executed(step: Step, *inputs: Any, steps: int = 1) -> Memory:
+def executed(step: LoweredStep, *inputs: Any, steps: int = 1) -> Memory:
     """Return all buffers after some steps on the same batch."""
     memory = Memory(step.buffers, learning_rate=step.learning_rate or 0.0)
     for name, values in step.values.items():

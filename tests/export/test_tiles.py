@@ -25,7 +25,7 @@ from poetmodel.torch.lowering.step import lower
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
 
 pytestmark = pytest.mark.torch
 
@@ -68,7 +68,9 @@ def depthwise() -> tuple[nn.Module, Any, tuple[Any, ...]]:
     return model, functional.cross_entropy, (torch.randn(2, 2, 6, 6), LABELS)
 
 
-def lowered(network: Callable[[], Any], optimizer: str | None = "sgd", **options: Any) -> Step:
+def lowered(
+    network: Callable[[], Any], optimizer: str | None = "sgd", **options: Any
+) -> LoweredStep:
     """Return a step of a network with an optimizer."""
     torch.manual_seed(0)
     model, loss, inputs = network()
@@ -76,7 +78,7 @@ def lowered(network: Callable[[], Any], optimizer: str | None = "sgd", **options
     return lower(model, loss, inputs, optimizer=found, **options)
 
 
-def trained(step: Step, *, steps: int = 3) -> dict[str, np.ndarray]:
+def trained(step: LoweredStep, *, steps: int = 3) -> dict[str, np.ndarray]:
     """Return the state after some steps on random batches, computed in double."""
     memory = Memory(step.buffers, learning_rate=step.learning_rate or 0.0)
     for name, values in step.values.items():
@@ -97,12 +99,12 @@ def trained(step: Step, *, steps: int = 3) -> dict[str, np.ndarray]:
     }
 
 
-def pieces(step: Step) -> dict[str, int]:
+def pieces(step: LoweredStep) -> dict[str, int]:
     """Return how many tiles each state tensor has, those in one piece left out."""
     return {v.name: len(v.pieces) for v in step.states if len(v.pieces) > 1}
 
 
-def check_same(step: Step, tile_bytes: int) -> Step:
+def check_same(step: LoweredStep, tile_bytes: int) -> LoweredStep:
     """Hold a step in tiles to the whole one, and return it."""
     found = tiled(step, tile_bytes)
     expected = trained(step)

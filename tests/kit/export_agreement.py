@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
 
     Make = Callable[[Any], torch.optim.Optimizer]
     Batches = Sequence[tuple[torch.Tensor, ...]]
@@ -253,7 +253,7 @@ def _array(x: Any) -> np.ndarray:
     return x.detach().cpu().numpy()
 
 
-def lowered(training: Any, optimizer: str = "gradients", *, name: str | None = None) -> Step:
+def lowered(training: Any, optimizer: str = "gradients", *, name: str | None = None) -> LoweredStep:
     """Return a training step as calls of kernels; the optimizer is one of `OPTIMIZERS`."""
     model, loss_fn, inputs = training
     make, clip = OPTIMIZERS[optimizer]
@@ -266,7 +266,7 @@ class Exported:
 
     Parameters
     ----------
-    step : Step
+    step : LoweredStep
         What is computed.
     folder : Path
         Where it is exported to.
@@ -278,7 +278,7 @@ class Exported:
     """
 
     def __init__(
-        self, step: Step, folder: Path, *, share: float | None = None, **options: Any
+        self, step: LoweredStep, folder: Path, *, share: float | None = None, **options: Any
     ) -> None:
         if share is not None:
             options["ram"] = _ram_bytes(step, share, paging=options.get("paging", True))
@@ -346,7 +346,7 @@ class Exported:
         return b"".join(x.numpy().astype(_type(value, target)).tobytes() for value, x in pairs)
 
 
-def _ram_bytes(step: Step, share: float, *, paging: bool) -> int:
+def _ram_bytes(step: LoweredStep, share: float, *, paging: bool) -> int:
     graph = aligned_graph(step.graph, ALIGNMENT)
     state = 0 if paging else sum(graph.tensor_bytes[i] for i in graph.state_tensors)
     most = checkpoint_all_peak_bytes(graph)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from poetmodel.export.step import Buffer, Call, DataType, NamedTensor, Ref, ScaledLearningRate, Step
+from poetmodel.export.step import (
+    Buffer,
+    Call,
+    DataType,
+    LoweredStep,
+    NamedTensor,
+    Ref,
+    ScaledLearningRate,
+)
 from poetmodel.graph import Graph, Node, Phase, Tensor
 
 ROWS, COLUMNS = 12, 16
 
 
-def linear_step() -> Step:
+def linear_step() -> LoweredStep:
     """Return y = w x, of which y is the gradient, and an update of w; its loss is y[0]."""
     sizes = {"x": COLUMNS, "w": ROWS * COLUMNS, "y": ROWS, "g": ROWS * COLUMNS}
     weight = Tensor(name="w", bytes=4 * sizes["w"])
@@ -47,7 +55,7 @@ def linear_step() -> Step:
         (Call("pm_sgd", (w, g, sizes["w"], ScaledLearningRate(), 1.0, 0.0)),),
     )
     real = DataType.REAL
-    return Step(
+    return LoweredStep(
         graph=Graph(name="linear", nodes=nodes),
         calls=calls,
         buffers={name: Buffer(elements=size, type=real) for name, size in sizes.items()},

@@ -21,14 +21,16 @@ from poetmodel.torch.state.pages import (  # noqa: E402
     bytes_of,
     checksum,
 )
-from poetmodel.torch.step.units import Layout, TensorStorage  # noqa: E402
+from poetmodel.torch.step.units import TensorLayout, TensorStorage  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
 def storage(index: int, rows: int) -> TensorStorage:
     """Return a matrix of so many rows of 5 floats, transposed in its memory."""
-    layout = Layout(position=None, dtype=torch.float32, shape=(5, rows), stride=(1, 5), offset=0)
+    layout = TensorLayout(
+        position=None, dtype=torch.float32, shape=(5, rows), stride=(1, 5), offset=0
+    )
     return TensorStorage(
         index=index, name=f"t{index}", unit=index, bytes=20 * rows, layouts=(layout,)
     )
@@ -65,7 +67,7 @@ def test_pages_come_back(file: PageFile) -> None:
 def test_several_tensors_of_one_storage_come_back_together(tmp_path: Path) -> None:
     """Outputs that share memory share it after a page-in."""
     first = storage(0, 4)
-    both = (*first.layouts, Layout(
+    both = (*first.layouts, TensorLayout(
         position=1, dtype=torch.float32, shape=(5,), stride=(1,), offset=15
     ))  # fmt: skip
     shared = TensorStorage(index=0, name="t", unit=0, bytes=80, layouts=both)

@@ -23,7 +23,7 @@ from poetmodel.torch.state.file import (  # noqa: E402
     StateTensor,
 )
 from poetmodel.torch.state.pages import PAGE_BYTES, Memory, blank, bytes_of  # noqa: E402  # noqa: E402
-from poetmodel.torch.step.units import Layout, TensorStorage  # noqa: E402
+from poetmodel.torch.step.units import TensorLayout, TensorStorage  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,9 @@ def tensors() -> list[StateTensor]:
     """Return some tensors of a state file."""
     found = []
     for index, count in SIZES.items():
-        layout = Layout(position=None, dtype=torch.float32, shape=(count,), stride=(1,), offset=0)
+        layout = TensorLayout(
+            position=None, dtype=torch.float32, shape=(count,), stride=(1,), offset=0
+        )
         storage = TensorStorage(
             index=index, name=f"t{index}", unit=index, bytes=4 * count, layouts=(layout,)
         )

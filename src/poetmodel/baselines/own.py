@@ -228,9 +228,9 @@ def _blame(what: str, error: Exception, file: str = "") -> NoReturn:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename == file] or frames
         name, line, message = own[-1].filename, own[-1].lineno, str(error)
-    told = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    place = f"{Path(name or file).name}, line {line}"
-    raise OwnMethodError(f"{what} {' '.join(told.split())} ({place})") from error
+    description = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    position = f"{Path(name or file).name}, line {line}"
+    raise OwnMethodError(f"{what} {' '.join(description.split())} ({position})") from error
 
 
 def _file_of(function: Callable[..., Any]) -> str:

@@ -88,8 +88,8 @@ class Method:
         """
         if self.own is not None:
             return self.own
-        found: Callable[..., Any] = resolve_name(self.home)
-        return found if not self.variant else lambda problem: found(problem, self.variant)
+        named: Callable[..., Any] = resolve_name(self.home)
+        return named if not self.variant else lambda problem: named(problem, self.variant)
 
 
 def _table_1(marks: str) -> dict[str, Any]:

@@ -112,27 +112,27 @@ def _restricted(
 
     What the solver proved holds for the other one only, so the bound is what every schedule pays.
     """
-    found = solver.solve(restricted, **options)
-    if found.status == Status.INFEASIBLE:
+    solved = solver.solve(restricted, **options)
+    if solved.status == Status.INFEASIBLE:
         raise MethodNotApplicableError(f"it has no schedule within {limits_in_words(restricted)}")
     candidate = None
-    if found.schedule is not None:
-        candidate = _within_limits(verify_schedule(problem, found.schedule))
+    if solved.schedule is not None:
+        candidate = _within_limits(verify_schedule(problem, solved.schedule))
     outcome = Outcome(
-        termination=found.termination,
+        termination=solved.termination,
         candidate=candidate,
         bound=problem.objective.least,
-        reason=found.reason,
-        build_s=found.build_s,
-        versions=found.versions,
+        reason=solved.reason,
+        build_s=solved.build_s,
+        versions=solved.versions,
         statistics={
-            **found.statistics,
-            "restricted_status": str(found.status),
-            "restricted_objective_bound": found.objective_bound,
+            **solved.statistics,
+            "restricted_status": str(solved.status),
+            "restricted_objective_bound": solved.objective_bound,
         },
-        log=found.log,
+        log=solved.log,
     )
-    return outcome, found.formulation
+    return outcome, solved.formulation
 
 
 def _heuristic(problem: Problem, entry: Method, request: Request) -> Outcome:

@@ -216,7 +216,7 @@ def _print_schedule(account: Account) -> None:
         return
     heads = ("tensor", "decision", "energy", "time", "alternative")
     show("", listing("Most expensive decisions", heads, _decisions(account), left=2))
-    several = any(len(each.members) > 1 for each, _ in account.groups)
+    several = any(len(group.members) > 1 for group, _ in account.groups)
     print_text(
         "alternative: the extra energy of a step without the decision, solved again",
         "  A to B: a schedule with B was found, none is below A; 0 J: within the gap",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
     from poetmodel.report.presenter import Fact
 
 
@@ -225,7 +225,7 @@ def export(
 
 def step_of(
     what: str, *, name: str | None, optimizer: options.OptimizerName | None, infer: bool = False
-) -> Step:
+) -> LoweredStep:
     """Capture what ``module:function`` returns, or read a step file; output goes to stderr."""
     from poetmodel.torch.target import is_target
 

@@ -55,8 +55,8 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
         print_faults(error.faults)
         return ExitStatus.BAD_INPUT
     if isinstance(error, VerificationError):
-        told = "the solver's schedule breaks a rule and was dropped; please report this bug"
-        print_faults([told, *error.violations])
+        message = "the solver's schedule breaks a rule and was dropped; please report this bug"
+        print_faults([message, *error.violations])
         return ExitStatus.FAILURE
     if isinstance(error, OSError):
         prefix = f"{error.filename}: " if error.filename else ""

@@ -24,7 +24,7 @@ from poetmodel.units import MAX_BYTES
 if TYPE_CHECKING:
     from poetmodel.cli.options import CostOptions, FileGraphOptions, GraphOptions
     from poetmodel.device import Costs, Device
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.report.subject import VerifiedSchedule
@@ -61,7 +61,7 @@ def read_named(name: str, shape: Variant) -> Graph:
     return read_model_or_file(name, shape) if step is None else step.graph
 
 
-def read_step(name: str | None, shape: Variant) -> Step | None:
+def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
     """Return what a step file holds, in tiles of the size that is given; None for another file."""
     if name is None or not is_step_file(name) or shape.given.keys() - {"tile"}:
         return None
@@ -71,13 +71,13 @@ def read_step(name: str | None, shape: Variant) -> Step | None:
     return in_tiles(load_step(name), shape.tile)
 
 
-def given_step(given: GraphOptions) -> Step | None:
+def given_step(given: GraphOptions) -> LoweredStep | None:
     """Return the step file of a MODEL argument or a ``--graph`` option; None for other graphs."""
     names = [name for name in (given.model, given.graph) if name is not None]
     return read_step(names[0], given.shape) if len(names) == 1 else None
 
 
-def beside_bytes(step: Step) -> int:
+def beside_bytes(step: LoweredStep) -> int:
     """Return what exported C takes of RAM beside its tensors: inputs, stack, runtime [B]."""
     from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 

@@ -93,11 +93,17 @@ def state(shown: FolderArgument, output: OutputOptions) -> None:
         return
     heads = ("name", "home", "type", "shape", "size")
     lines = (
-        (each.name, each.home, each.dtype, "x".join(map(str, each.shape)), format_bytes(each.bytes))
-        for each in tensors
+        (
+            entry.name,
+            entry.home,
+            entry.dtype,
+            "x".join(map(str, entry.shape)),
+            format_bytes(entry.bytes),
+        )
+        for entry in tensors
     )
     show(listing(f"State of {shown.folder}", heads, lines, left=3))
-    print_text(f"{len(tensors)} tensors, {format_bytes(sum(each.bytes for each in tensors))}")
+    print_text(f"{len(tensors)} tensors, {format_bytes(sum(entry.bytes for entry in tensors))}")
 
 
 @group
@@ -248,8 +254,8 @@ def _facts(graph: Graph, values: dict[str, Any], device: Device | None) -> Itera
     for verb, names in (("  reads", values["floor_inputs"]), ("  writes", values["floor_outputs"])):
         for name in names[:LARGEST]:
             i = graph.tensor_index[name]
-            told = _own_room(graph, i, device) if verb == "  reads" else _shared_room(graph, i)
-            yield row(verb, format_bytes(graph.tensor_bytes[i]), name + told)
+            sharing = _own_room(graph, i, device) if verb == "  reads" else _shared_room(graph, i)
+            yield row(verb, format_bytes(graph.tensor_bytes[i]), name + sharing)
         if len(names) > LARGEST:
             yield row(verb, "", f"and {len(names) - LARGEST:,} more")
     workspace_bytes = graph.nodes[graph.node_index[values["floor_node"]]].workspace_bytes
@@ -275,12 +281,12 @@ def _shared_room(graph: Graph, i: int) -> str:
 def _gauges(graph: Graph, device: Device) -> Iterator[Fact]:
     """Yield what keep-all and the floor take of a device, and what follows."""
     keep_all, lowest = rooms(graph, device)
-    told = "keep-all does not fit, a schedule may"
+    verdict = "keep-all does not fit, a schedule may"
     if lowest is not None and not lowest.fits:
-        told = "no schedule trains there"
+        verdict = "no schedule trains there"
     elif keep_all is not None and keep_all.fits:
-        told = "keep-all trains there"
-    yield row("device RAM", format_bytes(device.ram_bytes), told)
+        verdict = "keep-all trains there"
+    yield row("device RAM", format_bytes(device.ram_bytes), verdict)
     yield gauge_fact("", "  keep-all", keep_all)
     yield gauge_fact("", "  minimum", lowest)
 

@@ -84,18 +84,18 @@ def report(
             page.out, subjects, cells=cells, front=front, comparisons=comparisons
         )
     print_written(page.out)
-    found = report_facts(subjects, cells=cells, front=front, comparisons=comparisons)
+    facts = report_facts(subjects, cells=cells, front=front, comparisons=comparisons)
     if output.json:
-        print_json({"out": str(page.out), "size_bytes": size_bytes, **found})
+        print_json({"out": str(page.out), "size_bytes": size_bytes, **facts})
         return
     title = f"Report on {subjects[0].graph.name}, {format_bytes(size_bytes)}"
-    show(figures(title, _facts(found)))
+    show(figures(title, _facts(facts)))
 
 
-def _facts(found: dict[str, Any]) -> Iterator[Fact]:
+def _facts(figures: dict[str, Any]) -> Iterator[Fact]:
     from poetmodel.report.wording import answers, step_answers
 
-    for entry in found["schedules"]:
+    for entry in figures["schedules"]:
         of_step = () if entry["step"] is None else step_answers(entry["step"])
         for answer in (*of_step, *answers(entry)):
             yield row(f"{entry['label']}: {answer.question}", answer.word, answer.text)
@@ -114,8 +114,8 @@ def read_subjects(
     steps = {path: parse_step(read_text(path)) for path in paths}
     given: NamedGraph | None = None
     if source.graph is not None:
-        made = read_named(source.graph, source.shape)
-        given = NamedGraph(graph=made, name=source.graph, shape=source.shape)
+        network = read_named(source.graph, source.shape)
+        given = NamedGraph(graph=network, name=source.graph, shape=source.shape)
     known: dict[Path, Subject] = {}
     for label, path in zip(LABELS, paths, strict=False):
         values = steps[path]
@@ -146,13 +146,13 @@ def _read_subject(
 
     try:
         document = parse_document(read_text(path), source="")
-        found = verify_document(document, given.graph, costing)
-        planned, notes = _planned(found)
+        verified = verify_document(document, given.graph, costing)
+        planned, notes = _planned(verified)
     except ScheduleError as error:
         raise error.within(str(path)) from None
-    of_file = {field.name: getattr(found, field.name) for field in fields(VerifiedSchedule)}
+    of_file = {field.name: getattr(verified, field.name) for field in fields(VerifiedSchedule)}
     return Subject(
-        **of_file | {"notes": (*found.notes, *notes)},
+        **of_file | {"notes": (*verified.notes, *notes)},
         label=label,
         sources=Sources(
             schedule=str(path),
@@ -167,25 +167,25 @@ def _read_subject(
     )
 
 
-def _planned(found: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
+def _planned(verified: VerifiedSchedule) -> tuple[PlanResult | None, list[str]]:
     """Return the plan of a schedule that can run, and notes about it."""
-    costs, stated = found.costs, found.document.problem
-    if costs is None or found.simulation.violations:
+    costs, stated = verified.costs, verified.document.problem
+    if costs is None or verified.simulation.violations:
         return None, []
     mode, doubts = default_mode(costs.device, None if stated is None else stated.deadline_counts)
-    budget = found.budget_bytes
+    budget = verified.budget_bytes
     try:
-        made = PlanResult.of(
-            found.graph,
+        planned = PlanResult.of(
+            verified.graph,
             costs,
-            found.document.schedule,
+            verified.document.schedule,
             mode=mode,
             ram_budget_bytes=budget if budget is None or budget > 0 else None,
             aux_bytes=None if stated is None else stated.aux_bytes,
         ).placed()
     except PlanError as error:
         return None, [f"there is no plan: {error}"]
-    return made, doubts
+    return planned, doubts
 
 
 def read_sweep(folder: Path) -> tuple[list[Row], list[Row]]:
@@ -197,7 +197,7 @@ def read_sweep(folder: Path) -> tuple[list[Row], list[Row]]:
         raise InputError(
             f"--sweep {folder}: expected a folder that 'poetmodel sweep' wrote, with {RECORDS}"
         )
-    found = tables.rows(Store(folder).records())
-    if not found:
+    records = tables.rows(Store(folder).records())
+    if not records:
         raise InputError(f"--sweep {folder}: {RECORDS} holds no runs")
-    return found, tables.pareto(found)
+    return records, tables.pareto(records)

@@ -245,11 +245,11 @@ def _status(result: SolveResult, explanation: Explanation | None) -> ExitStatus:
     from poetmodel.result import Status, Termination
 
     if result.violations:
-        told = (
+        message = (
             f"the schedule of formulation {result.formulation!r} breaks a rule of execution; "
             "use another formulation for one that can run"
         )
-        print_faults([told, *result.violations])
+        print_faults([message, *result.violations])
         return ExitStatus.REJECTED
     if result.schedule is not None:
         return ExitStatus.SUCCESS

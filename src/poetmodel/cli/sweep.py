@@ -130,7 +130,7 @@ class RunOptions(WorkersOption):
 @options.command("poetmodel sweep mlp --devices rpi4b --ram 70%,90% --out sweep")
 def sweep(
     problems: GridOptions,
-    made: Annotated[
+    variant: Annotated[
         options.FileGraphOptions, options.without("graph", "batch", "image", "sequence")
     ],
     search: Annotated[options.SearchOptions, options.without("method", "formulation", "backend")],
@@ -145,7 +145,7 @@ def sweep(
         from poetmodel.bench.pictures import check_form
 
         check_form(runs.plot)
-    cells = _runs(problems, made.shape, search, seed=runs.seed)
+    cells = _runs(problems, variant.shape, search, seed=runs.seed)
     with progress_bar(wanted=not output.json) as on_progress:
         records = bench.sweep(
             cells,
@@ -155,29 +155,29 @@ def sweep(
             warm=not runs.cold,
             on_progress=on_progress,
         )
-    found = tables.rows(records)
-    front = tables.pareto(found) if runs.pareto else []
-    tables.write_csv(problems.out / "cells.csv", found)
+    rows = tables.rows(records)
+    front = tables.pareto(rows) if runs.pareto else []
+    tables.write_csv(problems.out / "cells.csv", rows)
     if runs.pareto:
         tables.write_csv(problems.out / "pareto.csv", front)
     if runs.parquet:
-        tables.write_parquet(problems.out / "cells.parquet", found)
+        tables.write_parquet(problems.out / "cells.parquet", rows)
     if runs.plot is not None:
         from poetmodel.bench.pictures import draw, overheads
 
-        draw(runs.plot, overheads(found))
+        draw(runs.plot, overheads(rows))
     if output.json:
-        print_json({"cells": found, **({"pareto": front} if runs.pareto else {})})
+        print_json({"cells": rows, **({"pareto": front} if runs.pareto else {})})
     else:
-        show(_table("Runs", found, proof="status"))
+        show(_table("Runs", rows, proof="status"))
         if runs.pareto:
             show(_table("Pareto front of energy, RAM and time", front, proof="proven"))
-    _warn(found)
-    fail_if_failed(found)
+    _warn(rows)
+    fail_if_failed(rows)
 
 
 def _runs(
-    problems: GridOptions, made: Variant, search: options.SearchOptions, *, seed: int
+    problems: GridOptions, variant: Variant, search: options.SearchOptions, *, seed: int
 ) -> Sequence[Run]:
     """Return all combinations; raise every fault of the options, those of a file with its name."""
     from poetmodel import bench
@@ -198,7 +198,7 @@ def _runs(
             _names(problems.devices, "--devices"),
             ram=_names(problems.ram, "--ram"),
             shapes=[
-                replace(made, batch=samples, image=side, sequence=tokens)
+                replace(variant, batch=samples, image=side, sequence=tokens)
                 for samples in _sizes(problems.batch, "--batch")
                 for side in _sizes(problems.image, "--image")
                 for tokens in _sizes(problems.sequence, "--sequence")
@@ -215,24 +215,24 @@ def _runs(
         raise InputError(fault.replace(IN_CONSTRAINTS, file, 1) for fault in error.faults) from None
 
 
-def fail_if_failed(found: Sequence[Row]) -> None:
+def fail_if_failed(rows: Sequence[Row]) -> None:
     """Exit with the reasons of the runs that failed, if any did."""
-    failed = [row for row in found if row["status"] == "failed"]
+    failed = [row for row in rows if row["status"] == "failed"]
     if failed:
         reasons = [f"{row['model']} | {row['method']}: {row['reason']}" for row in failed]
-        print_faults([f"{len(failed)} of {len(found)} runs failed", *reasons])
+        print_faults([f"{len(failed)} of {len(rows)} runs failed", *reasons])
         raise typer.Exit(ExitStatus.FAILURE)
 
 
-def _warn(found: Sequence[Row]) -> None:
+def _warn(rows: Sequence[Row]) -> None:
     """Warn about runs whose peak and resident bytes exceed the RAM of their device."""
-    over = [row for row in found if row["fits_device"] is False]
+    over = [row for row in rows if row["fits_device"] is False]
     if over:
         places = dict.fromkeys(f"{row['model']} on {row['device']}" for row in over)
         verb = "does" if len(over) == 1 else "do"
         print_warnings(
             [
-                f"{len(over)} of {len(found)} runs {verb} not fit the RAM of their device with all "
+                f"{len(over)} of {len(rows)} runs {verb} not fit the RAM of their device with all "
                 f"resident bytes: {listed(places)}"
             ]
         )
@@ -263,7 +263,7 @@ def _backend(name: str) -> str:
         raise InputError(f"--backends: expected some of {known}, got {name!r}") from None
 
 
-def _table(title: str, found: Sequence[Row], *, proof: str) -> Table:
+def _table(title: str, rows: Sequence[Row], *, proof: str) -> Table:
     from poetmodel.bench.summaries import overhead_ratio
 
     heads = ("model, device", "RAM", "method", proof)
@@ -279,7 +279,7 @@ def _table(title: str, found: Sequence[Row], *, proof: str) -> Table:
             _figure(row["peak_ram_bytes"], format_bytes),
             _figure(row["makespan_s"], format_seconds),
         )
-        for row in found
+        for row in rows
     ]
     return listing(title, (*heads, *figures), lines, left=len(heads), whole_names=False)
 
@@ -339,18 +339,18 @@ def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOpti
         records = run_all(
             figure_runs, folder, workers=runs.workers, warm=figure.warm, on_progress=on_progress
         )
-    found = tables.rows(records)
-    tables.write_csv(folder / "cells.csv", found)
-    shown = pictures.panels(name, found, Store(folder).schedule)
+    cells = tables.rows(records)
+    tables.write_csv(folder / "cells.csv", cells)
+    shown = pictures.panels(name, cells, Store(folder).schedule)
     drawn, notes = _draw(folder / name, shown)
-    summary = summaries.summary(name, found)
+    summary = summaries.summary(name, cells)
     if output.json:
         print_json(
             {
                 "name": name,
                 "title": figure.title,
                 "paper": figure.paper or None,
-                "cells": found,
+                "cells": cells,
                 "tables": [
                     {"title": table.title, "heads": table.heads, "rows": table.rows}
                     for table in summary
@@ -366,7 +366,7 @@ def bench(wanted: FigureOptions, runs: WorkersOption, output: options.OutputOpti
         if figure.paper:
             show(f"The paper: {figure.paper}")
         print_warnings(notes)
-    fail_if_failed(found)
+    fail_if_failed(cells)
 
 
 def _draw(stem: Path, shown: Sequence[Panel] | Sequence[Map]) -> tuple[list[Path], list[str]]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
 
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
     from poetmodel.graph import Graph
 
 MOST_TEXT: Final = 200
@@ -74,7 +74,7 @@ class Source:
     name: str
     """A built-in network, or the path of a file."""
     shape: InputShape = OWN_SHAPE
-    step: Step | None = None
+    step: LoweredStep | None = None
     """What was captured, if the file is a step file."""
 
 

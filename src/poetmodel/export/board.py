@@ -62,7 +62,9 @@ def programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
 
 def missing_programs(target: Target, *, emulate: bool = True) -> tuple[str, ...]:
     """Return those programs that this machine lacks."""
-    return tuple(each for each in programs(target, emulate=emulate) if shutil.which(each) is None)
+    return tuple(
+        program for program in programs(target, emulate=emulate) if shutil.which(program) is None
+    )
 
 
 def require(target: Target, *, emulate: bool = True) -> None:
@@ -75,7 +77,7 @@ def require(target: Target, *, emulate: bool = True) -> None:
     """
     missing = missing_programs(target, emulate=emulate)
     if missing:
-        names = " ".join(PACKAGES[each] for each in missing).replace(" and ", " ")
+        names = " ".join(PACKAGES[program] for program in missing).replace(" and ", " ")
         raise MissingExtraError(
             f"target {target}: needs {' and '.join(missing)}, which this machine lacks; "
             f"on Debian: apt-get install {names}"

@@ -28,7 +28,7 @@ RECORD_BYTES: Final = 16
 
 if TYPE_CHECKING:
     from poetmodel.device import Device
-    from poetmodel.export.step import NamedTensor, Step
+    from poetmodel.export.step import LoweredStep, NamedTensor
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
@@ -47,7 +47,7 @@ class WeightsFormat(StrEnum):
 class Inference:
     """The forward pass in evaluation mode as it is exported."""
 
-    step: Step
+    step: LoweredStep
     """It reads from storage the state that has its home there: nodes that are `on_aux`."""
     plan: Plan
     arena: Arena
@@ -58,7 +58,7 @@ class Inference:
 class Deployment:
     """What is exported: a step, and the decisions about it."""
 
-    step: Step
+    step: LoweredStep
     plan: Plan
     arena: Arena
     ram_bytes: int
@@ -137,8 +137,10 @@ class Deployment:
     def resident_bytes(self) -> int:
         """Where the state in RAM ends, which lies at the bottom of the arena [B]."""
         sizes, alignment = self.step.graph.tensor_bytes, self.arena.alignment
-        placed = [one for one in self.arena.offsets if one.position == BEFORE]
-        return max((aligned(one.offset + sizes[one.index], alignment) for one in placed), default=0)
+        resident = [entry for entry in self.arena.offsets if entry.position == BEFORE]
+        return max(
+            (aligned(entry.offset + sizes[entry.index], alignment) for entry in resident), default=0
+        )
 
     @property
     def arena_bytes(self) -> int:
@@ -171,7 +173,7 @@ def alignment_on(device: Device | None) -> int:
     return ALIGNMENT if device is None else max(ALIGNMENT, device.dma_line_bytes)
 
 
-def _paged_out(step: Step, plan: Plan) -> list[str]:
+def _paged_out(step: LoweredStep, plan: Plan) -> list[str]:
     """Return the tensors that a program pages out, but for new state."""
     graph = step.graph
     out = {i for (op, i) in plan.program if op == Op.PAGE_OUT and i not in graph.state_of}
@@ -188,17 +190,17 @@ def gradient_slot(value: NamedTensor) -> str:
     return f"gradient of {value.name}"
 
 
-def input_bytes(step: Step) -> int:
+def input_bytes(step: LoweredStep) -> int:
     """Return the size of a batch, which is in RAM for all of a step [B]."""
     return sum(step.buffers[value.pieces[0].buffer].bytes for value in step.inputs)
 
 
-def output_bytes(step: Step) -> int:
+def output_bytes(step: LoweredStep) -> int:
     """Return the size of what an inference writes for its caller [B]."""
     output = None if step.inference is None else step.inference.output
     return 0 if output is None else prod(output.shape) * output.type.itemsize
 
 
-def reserved_bytes(step: Step, stack_bytes: int) -> int:
+def reserved_bytes(step: LoweredStep, stack_bytes: int) -> int:
     """Return what a step takes of RAM beside its arena [B]."""
     return input_bytes(step) + output_bytes(step) + stack_bytes + RUNTIME_BYTES

@@ -75,9 +75,9 @@ class ProgramSource:
         """Of each replacement the state tensor that it replaces."""
         self._offsets = self._placed()
         self._here = {
-            trained.tensors[one.index].name: one.offset
-            for one in deployment.arena.offsets
-            if one.position == BEFORE
+            trained.tensors[entry.index].name: entry.offset
+            for entry in deployment.arena.offsets
+            if entry.position == BEFORE
         }
         """Where in the arena the current copy of each tensor is [B]."""
         self.room = dict(self._here)
@@ -93,7 +93,7 @@ class ProgramSource:
         self._seen: Counter[int] = Counter()
 
     def _placed(self) -> dict[int, dict[int, int]]:
-        found: dict[int, dict[int, int]] = {}
+        offsets: dict[int, dict[int, int]] = {}
         self._workspaces: dict[int, int] = {}
         base = 0 if self.inference is None else self.deployment.resident_bytes
         for position, content, index, at in self.arena.offsets:
@@ -101,13 +101,13 @@ class ProgramSource:
             if content == Content.WORKSPACE:
                 self._workspaces[position] = offset
             else:
-                found.setdefault(position, {})[index] = offset
-        return found
+                offsets.setdefault(position, {})[index] = offset
+        return offsets
 
     def lines(self) -> Iterator[str]:
         """Yield the statements of one step, or of one inference."""
-        made = {tensor.name for tensor in self.graph.tensors}
-        yield from self._handed_out({ref.buffer for ref in self._gradients} - made)
+        tensors = {tensor.name for tensor in self.graph.tensors}
+        yield from self._handed_out({ref.buffer for ref in self._gradients} - tensors)
         for position, (op, index) in enumerate(self.plan.program):
             if op == Op.COMPUTE:
                 self._workspace = self._workspaces.get(position)
@@ -330,10 +330,10 @@ class ProgramSource:
 
     def _results(self, k: int) -> Iterator[str]:
         """Yield what hands out the loss, and gradients where nothing updates."""
-        made = {tensor.name for tensor in self.graph.nodes[k].outputs}
-        if self.step.loss.buffer in made:
+        outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
+        if self.step.loss.buffer in outputs:
             yield f"pm_progress.loss = *{self._pointer(self.step.loss)};"
-        yield from self._handed_out(made)
+        yield from self._handed_out(outputs)
 
     def _handed_out(self, buffers: AbstractSet[str]) -> Iterator[str]:
         """Yield what hands out gradients that lie in some buffers, as constants may."""

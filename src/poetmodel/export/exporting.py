@@ -32,7 +32,7 @@ from poetmodel.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from poetmodel.device import Device
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
     from poetmodel.plan import Plan
     from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
@@ -45,7 +45,7 @@ STEP_RATIO: Final = 0.9
 
 
 def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameters have defaults
-    step: Step,
+    step: LoweredStep,
     folder: Path,
     *,
     ram: str | int | None = None,
@@ -71,7 +71,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
 
     Parameters
     ----------
-    step : Step
+    step : LoweredStep
         What is computed.
     folder : Path
         Where to write; made if it is not there.
@@ -134,21 +134,21 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         check_folder(Path(shared_kernels))
     if weights not in list(WeightsFormat):
         raise InputError(f"weights: expected c or binary, got {weights!r}")
-    found = load_device(device) if isinstance(device, str) else device
+    board = load_device(device) if isinstance(device, str) else device
     step = in_tiles(step if infer else replace(step, inference=None), tile)
     if infer and step.inference is None:
         raise InputError(
             f"infer: {step.graph.name} was captured without its forward pass in evaluation mode; "
             "capture it again, with infer"
         )
-    if commit and found.storage is None:
-        raise InputError(f"commit: device {found.name} has no storage for two generations of state")
-    costs = _costs(step, found, profile)
+    if commit and board.storage is None:
+        raise InputError(f"commit: device {board.name} has no storage for two generations of state")
+    costs = _costs(step, board, profile)
     reserved = reserved_bytes(step, parse_size(stack, field="stack"))
-    ram_bytes = _ram_bytes(step, found, ram, reserved)
+    ram_bytes = _ram_bytes(step, board, ram, reserved)
     pages = paging and costs.pages is not None
-    mapped = found.storage is not None and found.storage.memory_mapped
-    aligned = aligned_graph(step.graph, alignment_on(found))
+    mapped = board.storage is not None and board.storage.memory_mapped
+    aligned = aligned_graph(step.graph, alignment_on(board))
     least = floor(aligned, memory_mapped=pages and mapped, resident=not pages)
     problem = Problem(
         step.graph,
@@ -159,14 +159,14 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         paging=pages,
         minimize=minimize,
     )
-    result, plan, arena = _fitted(problem, found, clock, STEP_RATIO)
+    result, plan, arena = _fitted(problem, board, clock, STEP_RATIO)
     deployment = Deployment(
         step=step,
         plan=plan,
         arena=arena,
         ram_bytes=ram_bytes,
         stack_bytes=parse_size(stack, field="stack"),
-        device=found,
+        device=board,
         result=result,
         commit=commit and bool(step.graph.state_tensors),
         prefix=prefix,
@@ -176,7 +176,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         else Path(os.path.relpath(shared_kernels, folder)).as_posix(),
     )
     if step.inference is not None:
-        inference = _inference(deployment, step.inference, problem, found, clock)
+        inference = _inference(deployment, step.inference, problem, board, clock)
         deployment = replace(deployment, inference=inference)
     write_folder(deployment, folder, command=command)
     return deployment
@@ -212,7 +212,7 @@ def _fitted(
 
 
 def _inference(
-    deployment: Deployment, captured: Step, problem: Problem, device: Device, clock: Request
+    deployment: Deployment, captured: LoweredStep, problem: Problem, device: Device, clock: Request
 ) -> Inference:
     """Plan an inference beside a step: in the RAM above the state that lives there."""
     resident = deployment.resident_bytes
@@ -239,7 +239,7 @@ def _inference(
     return Inference(step=step, plan=plan, arena=arena)
 
 
-def in_tiles(step: Step, tile: str | int | None) -> Step:
+def in_tiles(step: LoweredStep, tile: str | int | None) -> LoweredStep:
     """Return a step with its larger parameters in tiles of a size, where one is given."""
     if tile is None:
         return step
@@ -253,7 +253,7 @@ def in_tiles(step: Step, tile: str | int | None) -> Step:
     return tiled(step, tile_bytes)
 
 
-def _costs(step: Step, device: Device, profile: str | Path | Costs | None) -> Costs:
+def _costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None) -> Costs:
     if profile is None:
         return Costs.estimate(step.graph, device)
     if isinstance(profile, Costs):
@@ -261,7 +261,7 @@ def _costs(step: Step, device: Device, profile: str | Path | Costs | None) -> Co
     return load_profile(profile, device=device)
 
 
-def _ram_bytes(step: Step, device: Device, ram: str | int | None, reserved: int) -> int:
+def _ram_bytes(step: LoweredStep, device: Device, ram: str | int | None, reserved: int) -> int:
     if ram is None:
         return device.ram_bytes
     whole = checkpoint_all_peak_bytes(aligned_graph(step.graph, alignment_on(device)))

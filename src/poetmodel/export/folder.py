@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import NamedTensor, Step
+    from poetmodel.export.step import LoweredStep, NamedTensor
 
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
 _WORD: Final = re.compile(r"@([A-Z]+)@")
@@ -46,7 +46,9 @@ _WORD: Final = re.compile(r"@([A-Z]+)@")
 def check_folder(folder: Path) -> None:
     """Raise unless a folder could be written; leaves nothing there."""
     with writing(folder):
-        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        there = next(
+            ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists()
+        )
         if not there.is_dir():
             raise InputError(f"{folder}: expected a folder to write, and {there} is a file")
     check_writable(there / "manifest.json")
@@ -221,7 +223,7 @@ def summary(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def _outputs(step: Step) -> Iterator[NamedTensor]:
+def _outputs(step: LoweredStep) -> Iterator[NamedTensor]:
     """Yield what an inference writes for its caller."""
     if step.inference is not None and step.inference.output is not None:
         yield step.inference.output

@@ -15,13 +15,13 @@ from poetmodel.graph import Node, Phase, Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.export.step import Argument, Step
+    from poetmodel.export.step import Argument, LoweredStep
 
 UPDATE_FLOPS: Final = 2
 """Of an element: the product with the rate, and the difference."""
 
 
-def fused(step: Step) -> Step:
+def fused(step: LoweredStep) -> LoweredStep:
     """Return a step in which the update of a weight by SGD makes its gradient, where it can.
 
     The weight is that of a product of matrices, its gradient one call of ``pm_mm`` that only the
@@ -55,11 +55,11 @@ def fused(step: Step) -> Step:
         step,
         graph=replace(graph, nodes=tuple(nodes)),
         calls=tuple(calls),
-        buffers={name: each for name, each in step.buffers.items() if name not in gradients},
+        buffers={name: buffer for name, buffer in step.buffers.items() if name not in gradients},
     )
 
 
-def parted(step: Step) -> Step:
+def parted(step: LoweredStep) -> LoweredStep:
     """Return a step in which each gradient is a tensor again, made right before its update.
 
     So that weights can be split, with their gradients: what was parted is fused again then.
@@ -106,7 +106,7 @@ def _two(node: Node, weight: str, gradient: Tensor, flops: int) -> tuple[Node, N
     return maker, replace(node, inputs=(weight, gradient.name), flops=flops)
 
 
-def _pairs(step: Step) -> Iterator[tuple[int, int]]:
+def _pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
     """Yield each update that can make its gradient, with the node that makes it now."""
     graph = step.graph
     handed_out = {step.loss.buffer, *(ref.buffer for v in step.gradients for ref in v.pieces)}
@@ -123,7 +123,7 @@ def _pairs(step: Step) -> Iterator[tuple[int, int]]:
             yield u, k
 
 
-def _makes_alone(step: Step, k: int, gradient: str, weight: str, count: int) -> bool:
+def _makes_alone(step: LoweredStep, k: int, gradient: str, weight: str, count: int) -> bool:
     """Return whether a node is one product that writes a gradient as the weight lies."""
     node = step.graph.nodes[k]
     if len(node.outputs) != 1 or node.workspace_bytes or node.in_place:
@@ -136,14 +136,14 @@ def _makes_alone(step: Step, k: int, gradient: str, weight: str, count: int) -> 
     return False
 
 
-def _is_stale(step: Step, k: int, u: int) -> bool:
+def _is_stale(step: LoweredStep, k: int, u: int) -> bool:
     """Return whether something that a node reads has a new value before an update."""
     graph = step.graph
     news = (graph.replacement_of.get(i) for i in graph.inputs_of[k])
     return any(new is not None and graph.node_of[new] <= u for new in news)
 
 
-def _joined(step: Step, k: int, u: int) -> Call:
+def _joined(step: LoweredStep, k: int, u: int) -> Call:
     """Return the call that makes a gradient and updates the weight with it."""
     (product,), (update,) = step.calls[k], step.calls[u]
     weight, _, _, *numbers = update.arguments

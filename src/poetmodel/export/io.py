@@ -20,10 +20,10 @@ from poetmodel.export.step import (
     Buffer,
     Call,
     DataType,
+    LoweredStep,
     NamedTensor,
     Ref,
     ScaledLearningRate,
-    Step,
 )
 from poetmodel.files import read_text, write_text
 from poetmodel.graph.io import STEP_FORMAT, graph_from_dict, graph_to_dict
@@ -87,13 +87,13 @@ class _StepFile(Strict):
     inference: _StepFile | None = None
 
 
-def save_step(step: Step, path: str | Path) -> None:
+def save_step(step: LoweredStep, path: str | Path) -> None:
     """Write a ``*.step.json`` file; values are in base64."""
     write_text(path, json.dumps(_document(step), allow_nan=False) + "\n")
 
 
-def _document(step: Step) -> dict[str, object]:
-    found: dict[str, object] = {
+def _document(step: LoweredStep) -> dict[str, object]:
+    document: dict[str, object] = {
         "format": STEP_FORMAT,
         "version": VERSION,
         "graph": graph_to_dict(step.graph),
@@ -118,10 +118,10 @@ def _document(step: Step) -> dict[str, object]:
         "versions": dict(step.versions),
     }
     if step.output is not None:
-        found["output"] = _value(step.output)
+        document["output"] = _value(step.output)
     if step.inference is not None:
-        found["inference"] = _document(step.inference)
-    return found
+        document["inference"] = _document(step.inference)
+    return document
 
 
 _LISTS: Final = ("inputs", "states", "gradients")
@@ -138,29 +138,29 @@ def _written(argument: Argument) -> object:
 
 
 def _value(value: NamedTensor) -> dict[str, object]:
-    found: dict[str, object] = {
+    entry: dict[str, object] = {
         "name": value.name,
         "shape": list(value.shape),
         "type": str(value.type),
         "pieces": [_written(ref) for ref in value.pieces],
     }
-    return found if value.strides is None else found | {"strides": list(value.strides)}
+    return entry if value.strides is None else entry | {"strides": list(value.strides)}
 
 
-def load_step(path: str | Path) -> Step:
+def load_step(path: str | Path) -> LoweredStep:
     """Read a ``*.step.json`` file; `InputError` names every fault found."""
     text = read_text(path)
     with raised_as(InputError, str(path)):
         return _step(parse_file(_StepFile, text, kind="step"))
 
 
-def _step(document: _StepFile, outside: Collection[str] = ()) -> Step:
-    step = Step(
+def _step(document: _StepFile, outside: Collection[str] = ()) -> LoweredStep:
+    step = LoweredStep(
         graph=graph_from_dict(document.graph, source="graph"),
         calls=tuple(tuple(map(_call, calls)) for calls in document.calls),
         buffers={
-            name: Buffer(elements=each.elements, type=DataType(each.type))
-            for name, each in document.buffers.items()
+            name: Buffer(elements=entry.elements, type=DataType(entry.type))
+            for name, entry in document.buffers.items()
         },
         inputs=tuple(map(_read_value, document.inputs)),
         states=tuple(map(_read_value, document.states)),
@@ -210,7 +210,7 @@ def _read_value(value: _Value) -> NamedTensor:
     )
 
 
-def _faults(step: Step, values: Collection[str], outside: Collection[str]) -> Iterator[str]:
+def _faults(step: LoweredStep, values: Collection[str], outside: Collection[str]) -> Iterator[str]:
     """Yield where parts of a file contradict each other; `outside` has values elsewhere."""
     for tensor in step.graph.tensors:
         name = tensor.replaces or tensor.name
@@ -230,19 +230,19 @@ def _faults(step: Step, values: Collection[str], outside: Collection[str]) -> It
     yield from _calls_faults(step, theirs)
 
 
-def _calls_faults(step: Step, theirs: Collection[str]) -> Iterator[str]:
+def _calls_faults(step: LoweredStep, theirs: Collection[str]) -> Iterator[str]:
     """Yield what is wrong with calls; `theirs` is what they may read besides tensors."""
     if len(step.calls) != len(step.graph.nodes):
         yield f"calls: expected {len(step.graph.nodes)} lists, one a node, got {len(step.calls)}"
     for node, calls in zip(step.graph.nodes, step.calls, strict=False):
-        made = {tensor.replaces or tensor.name for tensor in node.outputs}
-        made.update([] if step.output is None else [step.output.pieces[0].buffer])
+        written = {tensor.replaces or tensor.name for tensor in node.outputs}
+        written.update([] if step.output is None else [step.output.pieces[0].buffer])
         for call in calls:
-            for fault in _call_faults(step, call, made, {*theirs, *made, *node.inputs}):
+            for fault in _call_faults(step, call, written, {*theirs, *written, *node.inputs}):
                 yield f"calls: {node.name}: {call.kernel}: {fault}"
 
 
-def _named_faults(step: Step) -> Iterator[str]:
+def _named_faults(step: LoweredStep) -> Iterator[str]:
     """Yield what is wrong with tensors that users see, and with the loss."""
     listed = [(key, value) for key in _LISTS for value in getattr(step, key)]
     for key, value in [*listed, *([] if step.output is None else [("output", step.output)])]:
@@ -252,7 +252,7 @@ def _named_faults(step: Step) -> Iterator[str]:
         yield f"loss: {fault}"
 
 
-def _value_faults(step: Step, value: NamedTensor) -> Iterator[str]:
+def _value_faults(step: LoweredStep, value: NamedTensor) -> Iterator[str]:
     """Yield why a tensor that users see cannot be what the buffers hold of it."""
     faults = [fault for ref in value.pieces for fault in _ref_faults(step, ref)]
     yield from faults
@@ -279,7 +279,7 @@ def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return last + 1 if math.prod(shape) else 0
 
 
-def _ref_faults(step: Step, ref: Ref) -> Iterator[str]:
+def _ref_faults(step: LoweredStep, ref: Ref) -> Iterator[str]:
     if ref.buffer not in step.buffers:
         yield f"buffer {ref.buffer!r} is not there"
     elif ref.offset > max(0, step.buffers[ref.buffer].elements - 1):
@@ -288,7 +288,7 @@ def _ref_faults(step: Step, ref: Ref) -> Iterator[str]:
 
 
 def _call_faults(
-    step: Step, call: Call, made: Collection[str], there: Collection[str]
+    step: LoweredStep, call: Call, written: Collection[str], readable: Collection[str]
 ) -> Iterator[str]:
     """Yield why a call is none of its kernel, or not of its node."""
     if call.kernel not in kernel_names():
@@ -303,20 +303,20 @@ def _call_faults(
             yield f"argument {number}: expected {wanted}, got {_shown(argument)}"
         elif isinstance(argument, Ref) and argument.buffer != WORKSPACE:
             yield from _ref_faults(step, argument)
-            if argument.buffer not in there:
+            if argument.buffer not in readable:
                 yield f"{argument.buffer!r} is neither read nor made by its node"
-            elif "const" not in wanted and argument.buffer not in made:
+            elif "const" not in wanted and argument.buffer not in written:
                 yield f"{argument.buffer!r} is written, and not made by its node"
 
 
-def _fits(step: Step, wanted: str, argument: Argument) -> bool:
+def _fits(step: LoweredStep, wanted: str, argument: Argument) -> bool:
     """Return whether a kernel's parameter can take an argument."""
     is_pointer = wanted.endswith("*")
     if isinstance(argument, Ref):
         buffer = step.buffers.get(argument.buffer)
         return is_pointer and (buffer is None or buffer.type.c_name in wanted)
     if isinstance(argument, tuple):
-        return wanted == "const int32_t *" and all(abs(each) < 2**31 for each in argument)
+        return wanted == "const int32_t *" and all(abs(number) < 2**31 for number in argument)
     if isinstance(argument, int):
         return argument == 0 if is_pointer else abs(argument) < 2**31
     return wanted == "pm_real"
@@ -328,7 +328,7 @@ def _shown(argument: Argument) -> str:
     return f"{len(argument)} numbers" if isinstance(argument, tuple) else str(argument)
 
 
-def _array(step: Step, name: str, coded: str) -> np.ndarray:
+def _array(step: LoweredStep, name: str, coded: str) -> np.ndarray:
     buffer = step.buffers[name]
     try:
         data = base64.b64decode(coded, validate=True)

@@ -40,9 +40,11 @@ def kernel_names() -> frozenset[str]:
 def parameters(kernel: str) -> tuple[str, ...]:
     """Return the types of what a kernel takes, such as ``const pm_real *``."""
     text = kernel_source(kernel)
-    (declared,) = (each for each in _PROTOTYPE.findall(text) if f" {kernel}(" in each)
+    (declared,) = (
+        prototype for prototype in _PROTOTYPE.findall(text) if f" {kernel}(" in prototype
+    )
     listed = declared[declared.index("(") + 1 : -1].split(",")
-    return tuple(_LAST_WORD.sub("", " ".join(each.split())).strip() for each in listed)
+    return tuple(_LAST_WORD.sub("", " ".join(prototype.split())).strip() for prototype in listed)
 
 
 def kernel_source(name: str) -> str:
@@ -56,7 +58,7 @@ def prototypes(kernels: Mapping[str, str], shared: Iterable[str] = ()) -> str:
     Those that are `shared` are declared elsewhere, under other names.
     """
     declared = [match for text in kernels.values() for match in _PROTOTYPE.findall(text)]
-    lines = [f"{' '.join(each.split())};" for each in declared]
+    lines = [f"{' '.join(prototype.split())};" for prototype in declared]
     others = [f"#define {name} {renamed(name, SHARED)}" for name in sorted(shared)]
     there = [f'#include "{SHARED}_kernels.h"', *others, ""] if others else []
     return "\n".join(

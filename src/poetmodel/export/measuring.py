@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Device
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
 
 INSTRUCTIONS_PER_CYCLE: Final = 1.0
 """What is assumed unless another number is given: one, the most that a Cortex-M3 or M4 can do. No
@@ -56,7 +56,7 @@ class EmulatedProfile:
 
 
 def emulated_profile(
-    step: Step,
+    step: LoweredStep,
     *,
     device: str | Device,
     clock: str | float | None = None,
@@ -69,7 +69,7 @@ def emulated_profile(
 
     Parameters
     ----------
-    step : Step
+    step : LoweredStep
         What is computed, in tiles if it is to be exported in tiles.
     device : str or Device
         Its storage gives the costs of transfers, and its core clock and power unless given.
@@ -93,20 +93,20 @@ def emulated_profile(
     ToolchainError
         If the code does not fit into the emulated board, or fails there.
     """
-    found = load_device(device) if isinstance(device, str) else device
-    clock_hz, power_w = _clock_hz(found, clock), _power_w(found, power)
+    board = load_device(device) if isinstance(device, str) else device
+    clock_hz, power_w = _clock_hz(board, clock), _power_w(board, power)
     if not 0 < instructions_per_cycle < math.inf:
         raise InputError(
             f"instructions per cycle: expected a number above 0, got {instructions_per_cycle}"
         )
     if core not in tuple(map(str, MACHINES)):
         raise InputError(f"core: expected one of {', '.join(MACHINES)}, got {core!r}")
-    instructions = _instructions(step, found, Target(core), time_limit_s)
+    instructions = _instructions(step, board, Target(core), time_limit_s)
     per_s = clock_hz * instructions_per_cycle
     compute = {
         name: Cost(count / per_s, count / per_s * power_w) for name, count in instructions.items()
     }
-    estimated = Costs.estimate(step.graph, found)
+    estimated = Costs.estimate(step.graph, board)
     return EmulatedProfile(
         costs=replace(estimated, compute=compute, source=""),
         instructions=instructions,
@@ -115,7 +115,7 @@ def emulated_profile(
             f"counted by QEMU, {instructions_per_cycle:g} a cycle at {clock_hz / 1e6:g} MHz; an "
             "emulator knows no waits for memory",
             f"compute energies: these times, {power_w:g} W",
-            f"page costs: estimated for device {found.key or found.name}",
+            f"page costs: estimated for device {board.key or board.name}",
         ),
     )
 
@@ -140,12 +140,14 @@ def _power_w(device: Device, power: str | float | None) -> float:
     return device.compute.power_w
 
 
-def _instructions(step: Step, device: Device, core: Target, time_limit_s: float) -> dict[str, int]:
+def _instructions(
+    step: LoweredStep, device: Device, core: Target, time_limit_s: float
+) -> dict[str, int]:
     """Return the instructions of one computation of each node that computes."""
     require(core)
     with tempfile.TemporaryDirectory(prefix="poetmodel-profile-") as name:
         folder = Path(name)
-        made = _deployed(step, device, folder)
+        deployment = _deployed(step, device, folder)
         program = build(folder, core, settings=("PROFILE=1",), time_limit_s=time_limit_s)
         done = run(
             program,
@@ -156,7 +158,7 @@ def _instructions(step: Step, device: Device, core: Target, time_limit_s: float)
             learning_rate=step.learning_rate or 0.0,
             time_limit_s=time_limit_s,
         ).require_success()
-    times = Counter(index for op, index in made.plan.program if op == Op.COMPUTE)
+    times = Counter(index for op, index in deployment.plan.program if op == Op.COMPUTE)
     return {
         node.name: round(done.node_instructions[k] / times[k])
         for k, node in enumerate(step.graph.nodes)
@@ -164,7 +166,7 @@ def _instructions(step: Step, device: Device, core: Target, time_limit_s: float)
     }
 
 
-def _deployed(step: Step, device: Device, folder: Path) -> Deployment:
+def _deployed(step: LoweredStep, device: Device, folder: Path) -> Deployment:
     """Export a step with all the RAM that the emulated board has, so that little is done twice."""
     whole = checkpoint_all_peak_bytes(step.graph) * 5 // 4 + reserved_bytes(step, STACK_BYTES)
     return export_step(
@@ -172,7 +174,7 @@ def _deployed(step: Step, device: Device, folder: Path) -> Deployment:
     )
 
 
-def _batch(step: Step) -> bytes:
+def _batch(step: LoweredStep) -> bytes:
     """Return one batch: normal numbers, and 0 for integers, which is a class of any number."""
     random = np.random.default_rng(0)
     parts = []

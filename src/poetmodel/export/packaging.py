@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import Step
+    from poetmodel.export.step import LoweredStep
 
 
 def template_words(deployment: Deployment) -> Mapping[str, str]:
@@ -94,7 +94,7 @@ def _paged(text: str, deployment: Deployment) -> str:
     return text.format(size=size, upper=upper, chip=chip) if deployment.slots else ""
 
 
-def _inference(inference: Step | None) -> str:
+def _inference(inference: LoweredStep | None) -> str:
     if inference is None or inference.output is None:
         return ""
     shape = list(inference.output.shape)

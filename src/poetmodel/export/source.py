@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import NamedTensor, Step, Weights
+    from poetmodel.export.step import LoweredStep, NamedTensor, Weights
 
 _TYPE_NAMES: Final = {
     DataType.REAL: "PM_IS_REAL",
@@ -110,13 +110,13 @@ class StepSource:
             ("STATE", step.states, homes),
             ("GRADIENT", step.gradients, ()),
         )
-        for kind, values, where in kinds:
+        for kind, values, kind_homes in kinds:
             for k, value in enumerate(values):
                 name = _constant(kind, value.name, taken)
                 shape = "".join(f"[{size}]" for size in value.shape)
-                place = f", {where[k]}" if where else ""
+                home = f", {kind_homes[k]}" if kind_homes else ""
                 size = elements(value) * value.type.itemsize
-                yield f"#define PM_{name} {k} /* {value.type.c_name}{shape}, {size} B{place} */"
+                yield f"#define PM_{name} {k} /* {value.type.c_name}{shape}, {size} B{home} */"
 
     def weights_source(self) -> str:
         """Return the text of ``pm_weights.c`` with all values as words of C."""
@@ -165,19 +165,20 @@ class StepSource:
         named = ["-", *nodes, "-"]  # from BEFORE on
         last = list(accumulate(named, _last_named))
         first = list(accumulate(reversed(named), _last_named))[::-1]
-        for one in sorted(
-            check_arena(graph, plan, arena).rectangles, key=lambda one: (one.offset, one.begin)
+        for block in sorted(
+            check_arena(graph, plan, arena).rectangles,
+            key=lambda block: (block.offset, block.begin),
         ):
-            if not one.bytes:
+            if not block.bytes:
                 continue
             what = (
-                f"[{graph.nodes[one.index].name}]"
-                if one.content == Content.WORKSPACE
-                else graph.tensors[one.index].name
+                f"[{graph.nodes[block.index].name}]"
+                if block.content == Content.WORKSPACE
+                else graph.tensors[block.index].name
             )
-            begin = first[one.begin - BEFORE]
-            until = last[one.end - 1 - BEFORE] if one.end < len(plan.program) else "-"
-            yield f"   {one.offset:8} {one.bytes:8} {begin:>5} {until:>5}  {_one_line(what)}"
+            begin = first[block.begin - BEFORE]
+            until = last[block.end - 1 - BEFORE] if block.end < len(plan.program) else "-"
+            yield f"   {block.offset:8} {block.bytes:8} {begin:>5} {until:>5}  {_one_line(what)}"
 
     # -- tables ------------------------------------------------------------------------------------
 
@@ -244,13 +245,13 @@ class StepSource:
             yield _table("const pm_gradient_t pm_gradients[]", rows)
 
 
-def _inputs(step: Step, where: str) -> Iterator[str]:
+def _inputs(step: LoweredStep, array: str) -> Iterator[str]:
     """Yield the pointers to what a caller hands over."""
     for k, value in enumerate(step.inputs):
-        yield f"const {value.type.c_name} *const x{k} = {where}[{k}];"
+        yield f"const {value.type.c_name} *const x{k} = {array}[{k}];"
     yield from (f"(void)x{k};" for k in range(len(step.inputs)))
     if not step.inputs:
-        yield f"(void){where};"
+        yield f"(void){array};"
 
 
 def _indented_once(line: str) -> str:
@@ -267,8 +268,8 @@ def _info(value: NamedTensor) -> str:
 
 
 def _table(declaration: str, rows: Iterable[str], *, empty: str = "{0}") -> str:
-    found: Sequence[str] = list(rows)
-    inside = "".join(f"    {row},\n" for row in found or (empty,))
+    lines: Sequence[str] = list(rows)
+    inside = "".join(f"    {row},\n" for row in lines or (empty,))
     return f"{declaration} = {{\n{inside}}};"
 
 
@@ -281,13 +282,13 @@ def _constant(kind: str, name: str, taken: set[str]) -> str:
     words = re.sub(r"\W+|_+", " ", name.encode("ascii", "replace").decode()).split()
     if kind == "INPUT" and len(words) > 1 and words[0] == "inputs":
         del words[0]
-    first = found = "_".join([kind, *words]).upper()
+    first = constant = "_".join([kind, *words]).upper()
     again = 1
-    while found in taken:
+    while constant in taken:
         again += 1
-        found = f"{first}_{again}"
-    taken.add(found)
-    return found
+        constant = f"{first}_{again}"
+    taken.add(constant)
+    return constant
 
 
 def _one_line(text: str) -> str:

@@ -108,5 +108,5 @@ def write_state(
     path: Path, tensors: Sequence[ExportedTensor], arrays: Mapping[str, np.ndarray]
 ) -> None:
     """Write a file of state: the arrays of these tensors, by name."""
-    parts = (arrays[each.name].astype(_STORED[each.dtype]).tobytes() for each in tensors)
+    parts = (arrays[tensor.name].astype(_STORED[tensor.dtype]).tobytes() for tensor in tensors)
     write_bytes(path, b"".join(parts))

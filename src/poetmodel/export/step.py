@@ -107,7 +107,7 @@ class NamedTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LoweredStep:
     """A training step that can be exported.
 
     Tensors of the graph are buffers by their names; a replacement is written where the state that
@@ -136,7 +136,7 @@ class Step:
     """Of what captured it."""
     output: NamedTensor | None = None
     """Of an inference what it writes for the caller; no tensor of the graph, like inputs."""
-    inference: Step | None = None
+    inference: LoweredStep | None = None
     """The forward pass in evaluation mode, where it was asked for. Its calls read the state of this
     step, by name; that is no tensor of its graph, and it has no state and no gradients itself."""
 
@@ -160,7 +160,7 @@ class Weights:
     """How many elements of reals there are, gaps included."""
 
     @classmethod
-    def of(cls, step: Step) -> Weights:
+    def of(cls, step: LoweredStep) -> Weights:
         """Return the file of a step and its inference: what kernels read, and what state holds."""
         parts = (step,) if step.inference is None else (step, step.inference)
         stored = [(part, name, values) for part in parts for name, values in part.values.items()]
@@ -176,7 +176,7 @@ class Weights:
         return cls(data=bytes(data), offsets=offsets, reals=reals)
 
 
-def reading_state(inference: Step, stored: Collection[str]) -> Step:
+def reading_state(inference: LoweredStep, stored: Collection[str]) -> LoweredStep:
     """Return an inference in whose graph some state is a sample on storage.
 
     Each tensor of it has a node in front of its first reader. All other state is read where it is,
@@ -185,19 +185,19 @@ def reading_state(inference: Step, stored: Collection[str]) -> Step:
     nodes: list[Node] = []
     calls: list[tuple[Call, ...]] = []
     there: set[str] = set()
-    for node, made in zip(inference.graph.nodes, inference.calls, strict=True):
-        named = (a.buffer for call in made for a in call.arguments if isinstance(a, Ref))
+    for node, its_calls in zip(inference.graph.nodes, inference.calls, strict=True):
+        named = (a.buffer for call in its_calls for a in call.arguments if isinstance(a, Ref))
         read = [name for name in dict.fromkeys(named) if name in stored]
         nodes += _samples(inference, (name for name in read if name not in there))
         calls += [()] * (len(nodes) - len(calls))
         there.update(read)
         nodes.append(replace(node, inputs=(*node.inputs, *read)))
-        calls.append(made)
+        calls.append(its_calls)
     graph = replace(inference.graph, nodes=tuple(nodes))
     return replace(inference, graph=graph, calls=tuple(calls))
 
 
-def _samples(inference: Step, names: Iterator[str]) -> Iterator[Node]:
+def _samples(inference: LoweredStep, names: Iterator[str]) -> Iterator[Node]:
     for name in names:
         tensor = Tensor(name=name, bytes=inference.buffers[name].bytes)
         yield Node(name=name, op="state", phase=Phase.INPUT, outputs=(tensor,), on_aux=True)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export.step import Call, Ref, ScaledLearningRate, Step
+from poetmodel.export.step import Call, LoweredStep, Ref, ScaledLearningRate
 from poetmodel.graph import Phase
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Tileable:
         return (end - first) * self.row_elements
 
 
-def tileable(step: Step, tile_bytes: int) -> Iterator[Tileable]:
+def tileable(step: LoweredStep, tile_bytes: int) -> Iterator[Tileable]:
     """Yield the parameters that are larger than a tile and whose every reader takes ranges."""
     graph = step.graph
     values = {value.pieces[0].buffer: value for value in step.states if len(value.pieces) == 1}
@@ -95,12 +95,12 @@ def tileable(step: Step, tile_bytes: int) -> Iterator[Tileable]:
 def _rows(buffer: Buffer, shape: tuple[int, ...], tile_bytes: int) -> tuple[tuple[int, int], ...]:
     if prod(shape) != buffer.elements or buffer.bytes <= tile_bytes or shape[0] == 1:
         return ()
-    each = max(1, tile_bytes // (buffer.bytes // shape[0]))
-    ends = [*range(0, shape[0], each), shape[0]]
+    rows = max(1, tile_bytes // (buffer.bytes // shape[0]))
+    ends = [*range(0, shape[0], rows), shape[0]]
     return tuple(pairwise(ends))
 
 
-def _splits(step: Step, parameter: Tileable) -> bool:
+def _splits(step: LoweredStep, parameter: Tileable) -> bool:
     """Return whether every call that names a parameter, or its gradient, can be split."""
     graph = step.graph
     maker = graph.nodes[parameter.makes]
@@ -118,19 +118,19 @@ def _splits(step: Step, parameter: Tileable) -> bool:
                 return False
             if k != parameter.updates and named and not parts_of(call, named[0], parameter):
                 return False
-    for call in (each for calls in _inferring(step) for each in calls):
+    for call in (inferring for calls in _inferring(step) for inferring in calls):
         named = [a.buffer for a in call.arguments if isinstance(a, Ref) and a.buffer in whole]
         if named and not parts_of(call, named[0], parameter):
             return False
     return _updates_by_element(step, parameter, whole)
 
 
-def _inferring(step: Step) -> tuple[tuple[Call, ...], ...]:
+def _inferring(step: LoweredStep) -> tuple[tuple[Call, ...], ...]:
     """Return the calls of the inference of a step, if it has one."""
     return () if step.inference is None else step.inference.calls
 
 
-def _updates_by_element(step: Step, p: Tileable, whole: set[str]) -> bool:
+def _updates_by_element(step: LoweredStep, p: Tileable, whole: set[str]) -> bool:
     """Return whether an update has calls over all elements, then calls for its counters alone."""
     counted: set[str] = set()
     tiles = {name: p.tile(name, 0) for name in whole}
@@ -149,8 +149,8 @@ def _updates_by_element(step: Step, p: Tileable, whole: set[str]) -> bool:
 
 def parts_of(call: Call, name: str, p: Tileable) -> tuple[Call, ...]:
     """Return a call as one for each tile; nothing where it cannot be split."""
-    found = [in_range(call, name, p.tile(name, k), p.range(k)) for k in range(len(p.rows))]
-    return tuple(part for part in found if part is not None) if None not in found else ()
+    parts = [in_range(call, name, p.tile(name, k), p.range(k)) for k in range(len(p.rows))]
+    return tuple(part for part in parts if part is not None) if None not in parts else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,11 +198,11 @@ def by_element(call: Call, tiles: Mapping[str, str], part: Range) -> Call | None
     return Call(call.kernel, (*renamed, part.count * part.row, *numbers))
 
 
-def _advance(arguments: list[Argument], place: int, elements: int) -> None:
+def _advance(arguments: list[Argument], position: int, elements: int) -> None:
     """Let a pointer point to a later element; one that is not there is a number, and stays."""
-    ref = arguments[place]
+    ref = arguments[position]
     if isinstance(ref, Ref):
-        arguments[place] = Ref(ref.buffer, ref.offset + elements)
+        arguments[position] = Ref(ref.buffer, ref.offset + elements)
 
 
 # -- convolutions --------------------------------------------------------------------------------
@@ -228,11 +228,11 @@ class _Convolution:
     sums: bool = False
     """Whether it sums over the channels; the last argument then says that it goes on."""
 
-    def __call__(self, arguments: list[Argument], place: int, part: Range) -> bool:
+    def __call__(self, arguments: list[Argument], position: int, part: Range) -> bool:
         """Restrict the arguments to a range; return False where that cannot be."""
         sizes, first = arguments[self.sizes], self.sizes + 2 + self.strided
         all_channels = arguments[first : first + 2] == [0, part.channels]
-        if place != self.weight or not isinstance(sizes, tuple) or not all_channels:
+        if position != self.weight or not isinstance(sizes, tuple) or not all_channels:
             return False
         step = sizes[_OUT_H] * sizes[_OUT_W]
         if self.strided:
@@ -257,7 +257,7 @@ _M, _K, _N, _OUT_ROW, _A_ROW, _A_COLUMN, _B_ROW, _B_COLUMN, _ACCUMULATE = range(
 """Places in the arguments of ``pm_mm``, after out, a and b."""
 
 
-def _product(arguments: list[Argument], place: int, part: Range) -> bool:
+def _product(arguments: list[Argument], position: int, part: Range) -> bool:
     """Restrict a product, of which the weight is a factor or the result, to a range."""
     given = arguments
 
@@ -270,17 +270,17 @@ def _product(arguments: list[Argument], place: int, part: Range) -> bool:
             given[size] = part.count
         return isinstance(step, int)
 
-    match place:
+    match position:
         case 0 if is_whole(_M, _OUT_ROW):
             return moved(_M, 1, given[_A_ROW])
         case 1 if is_whole(_M, _A_ROW):
             return moved(_M, 0, given[_OUT_ROW])
         case 2 if is_whole(_N, _B_COLUMN):
             return moved(_N, 0, 1)
-        case 1 | 2 if is_whole(_K, _A_COLUMN if place == 1 else _B_ROW):
+        case 1 | 2 if is_whole(_K, _A_COLUMN if position == 1 else _B_ROW):
             if part.first:
                 given[_ACCUMULATE] = 1
-            return moved(_K, 3 - place, given[_B_ROW if place == 1 else _A_COLUMN])
+            return moved(_K, 3 - position, given[_B_ROW if position == 1 else _A_COLUMN])
     return False
 
 

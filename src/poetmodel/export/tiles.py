@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.export.fusing import fused, parted
-from poetmodel.export.step import Call, NamedTensor, Ref, Step
+from poetmodel.export.step import Call, LoweredStep, NamedTensor, Ref
 from poetmodel.export.tileable import Tileable, by_element, parts_of, tileable
 from poetmodel.graph import Node, Tensor
 
@@ -27,7 +27,7 @@ _COUNT_FLOPS: Final = 1
 """FLOP to count a step."""
 
 
-def tiled(step: Step, tile_bytes: int) -> Step:
+def tiled(step: LoweredStep, tile_bytes: int) -> LoweredStep:
     """Return a step with every larger parameter that it trains in tiles, and its moments likewise.
 
     A tile is whole output channels, the first dimension, and at most `tile_bytes` unless one
@@ -40,20 +40,20 @@ def tiled(step: Step, tile_bytes: int) -> Step:
     memory of the result so far.
     """
     whole = parted(step)
-    found = tuple(tileable(whole, tile_bytes))
-    if not found:
+    parameters = tuple(tileable(whole, tile_bytes))
+    if not parameters:
         return step
-    tiling = _Tiling(whole, found)
-    made = tiling.step()
-    largest = tiling.largest_readers(made)
-    return fused(_Tiling(whole, found, chained=largest).step() if largest else made)
+    tiling = _Tiling(whole, parameters)
+    in_tiles = tiling.step()
+    largest = tiling.largest_readers(in_tiles)
+    return fused(_Tiling(whole, parameters, chained=largest).step() if largest else in_tiles)
 
 
 class _Tiling:
     """A step that is split into tiles."""
 
     def __init__(
-        self, step: Step, parameters: Sequence[Tileable], *, chained: Mapping[int, str] = {}
+        self, step: LoweredStep, parameters: Sequence[Tileable], *, chained: Mapping[int, str] = {}
     ) -> None:
         self.whole = step
         self.chained = chained
@@ -77,35 +77,35 @@ class _Tiling:
         }
         """Chains that are first readers of a parameter: each tile comes in front of its link."""
 
-    def step(self) -> Step:
+    def step(self) -> LoweredStep:
         """Return the step in tiles."""
-        made = list(self._nodes())
+        nodes = list(self._nodes())
         whole = self.whole
         return replace(
             whole,
-            graph=replace(self.graph, nodes=tuple(node for node, _ in made)),
-            calls=tuple(calls for _, calls in made),
+            graph=replace(self.graph, nodes=tuple(node for node, _ in nodes)),
+            calls=tuple(calls for _, calls in nodes),
             buffers=dict((*self._buffers(whole.buffers), *self._partials())),
             states=tuple(map(self._value, whole.states)),
             values=dict(self._values()),
             inference=None if whole.inference is None else self._inference(whole.inference),
         )
 
-    def _inference(self, whole: Step) -> Step:
+    def _inference(self, whole: LoweredStep) -> LoweredStep:
         """Return an inference that reads the tiles of the step."""
         split = (
-            tuple(each for call in calls for each in self._split(call)) for calls in whole.calls
+            tuple(part for call in calls for part in self._split(call)) for calls in whole.calls
         )
         return replace(whole, calls=tuple(split), buffers=dict(self._buffers(whole.buffers)))
 
-    def largest_readers(self, made: Step) -> dict[int, str]:
+    def largest_readers(self, in_tiles: LoweredStep) -> dict[int, str]:
         """Return the nodes that need more than all those that read no parameter in tiles.
 
         `made` is the step in tiles without chains.
         """
         whole, sizes = (
             self.graph,
-            dict(zip(made.graph.node_index, made.graph.step_bytes, strict=True)),
+            dict(zip(in_tiles.graph.node_index, in_tiles.graph.step_bytes, strict=True)),
         )
         readers = {k: name for name in self.of for k in self._chainable(name)}
         names = {whole.nodes[k].name for k in readers}
@@ -126,14 +126,14 @@ class _Tiling:
     def _after(self) -> Mapping[int, list[Tileable]]:
         """After which node gradient and update of each tile come: one after the other."""
         graph = self.graph
-        found: dict[int, list[Tileable]] = {}
+        parameters: dict[int, list[Tileable]] = {}
         for p in self.parameters:
             index = [graph.tensor_index[name] for name in p.states]
             readers = {k for i in index for k in graph.users_of[i]} - {p.updates}
             made_by = {graph.node_of[i] for i in graph.inputs_of[p.makes]}
             last = max({*readers, *made_by})
-            found.setdefault(last, []).append(p)
-        return found
+            parameters.setdefault(last, []).append(p)
+        return parameters
 
     def _nodes(self) -> Iterator[tuple[Node, tuple[Call, ...]]]:
         left_out = {k for p in self.parameters for k in (p.makes, p.updates)} | self._moved
@@ -153,19 +153,19 @@ class _Tiling:
     def _chain(self, k: int, last: Tileable | None) -> Iterator[tuple[Node, tuple[Call, ...]]]:
         """Yield a node for each tile, and its update after it where this is its `last` reader."""
         node, name = self.graph.nodes[k], self.chained[k]
-        p, (made,) = self.of[name], node.outputs
+        p, (result,) = self.of[name], node.outputs
         before = ""
         for number, calls in enumerate(self._links(k)):
             if k in self._first:
                 yield self._state(self._held(name), name, number), ()
-            output = self._partial(made.name, p, number)
+            output = self._partial(result.name, p, number)
             named = {a.buffer for c in calls for a in c.arguments if isinstance(a, Ref)}
             known = (*node.inputs, p.tile(name, number), before)
             link = replace(
                 node,
                 name=p.tile(node.name, number),
-                inputs=tuple(each for each in known if each in named),
-                outputs=(replace(made, name=output),),
+                inputs=tuple(buffer for buffer in known if buffer in named),
+                outputs=(replace(result, name=output),),
                 flops=p.share(node.flops, number),
                 bytes_moved=None,
                 in_place=((output, before),) if before else (),
@@ -180,22 +180,24 @@ class _Tiling:
     def _links(self, k: int) -> Iterator[tuple[Call, ...]]:
         """Yield the calls for each tile of a chain; all but the first go on with what is there."""
         name, calls = self.chained[k], self.whole.calls[k]
-        p, made = self.of[name], self.graph.nodes[k].outputs[0].name
-        (place,) = (j for j, call in enumerate(calls) if _names(call, name))
-        parts = parts_of(calls[place], name, p)
+        p, output_name = self.of[name], self.graph.nodes[k].outputs[0].name
+        (position,) = (j for j, call in enumerate(calls) if _names(call, name))
+        parts = parts_of(calls[position], name, p)
         for number, part in enumerate(parts):
-            output = self._partial(made, p, number)
-            mine = [*calls[:place]] if number == 0 else []
+            output = self._partial(output_name, p, number)
+            mine = [*calls[:position]] if number == 0 else []
             if number:
-                elements = self.whole.buffers[made].elements
-                before = Ref(self._partial(made, p, number - 1))
+                elements = self.whole.buffers[output_name].elements
+                before = Ref(self._partial(output_name, p, number - 1))
                 mine.append(Call("pm_copy", (Ref(output), before, (1, elements, 1, 1))))
-            mine += [part, *(calls[place + 1 :] if part is parts[-1] else ())]
+            mine += [part, *(calls[position + 1 :] if part is parts[-1] else ())]
             yield tuple(
                 Call(
                     call.kernel,
                     tuple(
-                        Ref(output, a.offset) if isinstance(a, Ref) and a.buffer == made else a
+                        Ref(output, a.offset)
+                        if isinstance(a, Ref) and a.buffer == output_name
+                        else a
                         for a in call.arguments
                     ),
                 )
@@ -216,7 +218,7 @@ class _Tiling:
                 yield self._state(node, name, number), ()
             return
         inputs = tuple(tile for name in node.inputs for tile in self._tiles(name))
-        split = tuple(each for call in calls for each in self._split(call))
+        split = tuple(part for call in calls for part in self._split(call))
         yield replace(node, inputs=inputs), split
 
     def _tiles(self, name: str) -> tuple[str, ...]:
@@ -256,8 +258,8 @@ class _Tiling:
             if maker.bytes_moved is None
             else max(0, maker.bytes_moved - size + mine),
         )
-        made = self.whole.calls[p.makes]
-        yield gradient, tuple(parts_of(call, p.gradient, p)[number] for call in made)
+        makers = self.whole.calls[p.makes]
+        yield gradient, tuple(parts_of(call, p.gradient, p)[number] for call in makers)
         for name in p.counters if number == 0 else ():
             yield self._held(name), ()
         for name in p.states:
@@ -333,9 +335,9 @@ class _Tiling:
     def _partials(self) -> Iterator[tuple[str, Buffer]]:
         """Yield what chains make before their last links."""
         for k, parameter in self.chained.items():
-            p, made = self.of[parameter], self.graph.nodes[k].outputs[0].name
+            p, output_name = self.of[parameter], self.graph.nodes[k].outputs[0].name
             for number in range(len(p.rows) - 1):
-                yield self._partial(made, p, number), self.whole.buffers[made]
+                yield self._partial(output_name, p, number), self.whole.buffers[output_name]
 
     def _values(self) -> Iterator[tuple[str, np.ndarray]]:
         for name, values in self.whole.values.items():

@@ -68,8 +68,8 @@ class Rival:
         What a compiled step reserves counts, but keep-all takes no more than that step would.
         """
         peak_bytes = 0 if self.simulation is None else self.simulation.peak_ram_bytes
-        found = peak_bytes + beside.reserved_bytes
-        return min(found, beside.keep_all_bytes) if self.method == KEEP_ALL else found
+        total_bytes = peak_bytes + beside.reserved_bytes
+        return min(total_bytes, beside.keep_all_bytes) if self.method == KEEP_ALL else total_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,18 +104,18 @@ def compare(subjects: Sequence[Subject], *, methods: Sequence[str] = ()) -> tupl
     groups: dict[str, list[Subject]] = {}
     for subject in subjects:
         groups.setdefault(_limits(subject), []).append(subject)
-    found = []
+    comparisons = []
     for group in groups.values():
         reason = _obstacle(group[0])
         rivals = () if reason else tuple(_rivals(group[0].problem, names, end_s))
-        found.append(Comparison(subjects=tuple(group), rivals=rivals, reason=reason))
-    return tuple(found)
+        comparisons.append(Comparison(subjects=tuple(group), rivals=rivals, reason=reason))
+    return tuple(comparisons)
 
 
 def comparison_facts(subject: Subject, comparisons: Sequence[Comparison]) -> dict[str, Any] | None:
     """Return the comparison of a schedule as plain values; None where nothing was compared."""
     for comparison in comparisons:
-        if any(each.label == subject.label for each in comparison.subjects):
+        if any(member.label == subject.label for member in comparison.subjects):
             rivals = [_facts(rival, subject) for rival in comparison.rivals]
             return {"reason": comparison.reason or None, "methods": rivals}
     return None
@@ -190,13 +190,13 @@ def _with_more_ram(problem: Problem, entry: Method, error: MethodNotApplicableEr
     """
     function, roomy = entry.function(), problem.without(Quantity.RAM)
     least, most = problem.ram_budget_bytes, roomy.ram_budget_bytes
-    for place in range(1, LARGER + 2) if most > least else ():
-        ram = round(least * (most / least) ** (place / LARGER))
+    for step in range(1, LARGER + 2) if most > least else ():
+        ram = round(least * (most / least) ** (step / LARGER))
         try:
-            found: Schedule = function(replace(problem.resolved(), ram=ram))
+            schedule: Schedule = function(replace(problem.resolved(), ram=ram))
         except MethodNotApplicableError:
             continue
-        return found
+        return schedule
     raise error
 
 
@@ -210,7 +210,9 @@ def _broken(problem: Problem, simulation: Simulation, violations: int) -> Iterat
     if limit is not None and simulation.aux_used_bytes > limit:
         known += 1
         yield "storage"
-    if not all(within(each, problem.deadline_s) for each in problem.limited_times_s(simulation)):
+    if not all(
+        within(time_s, problem.deadline_s) for time_s in problem.limited_times_s(simulation)
+    ):
         known += 1
         yield "deadline"
     if simulation.energy_j is not None and not within(simulation.energy_j, problem.energy_budget_j):

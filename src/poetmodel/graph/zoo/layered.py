@@ -123,10 +123,10 @@ def _join(
 def _skip(chance: random.Random, layers: Sequence[range], inputs: list[set[int]]) -> None:
     """Add edges that skip a layer, from any node to one of a random later layer."""
     wanted = round(sum(map(len, inputs)) * SKIPS / (1 - SKIPS))
-    begins = [(i, place) for place, layer in enumerate(layers[:-2]) for i in layer]
+    begins = [(i, depth) for depth, layer in enumerate(layers[:-2]) for i in layer]
     for _ in range(wanted):
-        i, place = chance.choice(begins)
-        inputs[chance.choice(layers[chance.randrange(place + 2, len(layers))])].add(i)
+        i, depth = chance.choice(begins)
+        inputs[chance.choice(layers[chance.randrange(depth + 2, len(layers))])].add(i)
 
 
 def _in_random_order(chance: random.Random, inputs: Sequence[set[int]]) -> list[set[int]]:
@@ -136,16 +136,16 @@ def _in_random_order(chance: random.Random, inputs: Sequence[set[int]]) -> list[
     for k, read in enumerate(inputs):
         for i in read:
             readers[i].append(k)
-    place: dict[int, int] = {}
+    position: dict[int, int] = {}
     ready = [0]
     while ready:
         k = ready.pop(chance.randrange(len(ready)))
-        place[k] = len(place)
+        position[k] = len(position)
         for reader in readers[k]:
             missing[reader] -= 1
             if not missing[reader]:
                 ready.append(reader)
-    return [{place[i] for i in inputs[k]} for k in place]
+    return [{position[i] for i in inputs[k]} for k in position]
 
 
 def _nodes(chance: random.Random, inputs: Sequence[set[int]]) -> Iterator[Node]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from poetmodel.export.step import Call, DataType, NamedTensor, Ref, Step
+from poetmodel.export.step import Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Phase
 from poetmodel.torch.capturing.inputs import flatten
 from poetmodel.torch.capturing.joint import capture
@@ -26,11 +26,11 @@ aten: Final = torch.ops.aten
 
 
 def with_inference(
-    step: Step,
+    step: LoweredStep,
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Sequence[Any],
-) -> Step:
+) -> LoweredStep:
     """Return a step with the forward pass of its model in evaluation mode.
 
     Parameters as for `lower`. It writes what the model returns: without a `loss_fn` its loss. What
@@ -106,7 +106,7 @@ def _forward(joint: Joint, *, is_total: bool) -> Joint:
     )
 
 
-def _with_output(step: Step, given: int, joint: Joint) -> Step:
+def _with_output(step: LoweredStep, given: int, joint: Joint) -> LoweredStep:
     """Return a captured forward pass whose last node writes what belongs to the caller.
 
     Of the flat inputs the first `given` are those of the model; any others are the target's.
@@ -132,7 +132,7 @@ def _with_output(step: Step, given: int, joint: Joint) -> Step:
     )
 
 
-def _sharing(step: Step, inference: Step) -> Step:
+def _sharing(step: LoweredStep, inference: LoweredStep) -> LoweredStep:
     """Return an inference without the values that the step has; those of one name get another."""
     own, others = {}, {}
     for name, values in inference.values.items():

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.export.fusing import fused
-from poetmodel.export.step import Buffer, DataType, NamedTensor, Ref, Step
+from poetmodel.export.step import Buffer, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.torch.capturing.inputs import positional, refuse
 from poetmodel.torch.capturing.joint import capture
@@ -24,7 +24,7 @@ from poetmodel.torch.lowering.operands import (
     lowering_of,
 )
 from poetmodel.torch.lowering.rewrites import split_convolutions
-from poetmodel.torch.step.optimizers import Moment
+from poetmodel.torch.step.optimizers import OptimizerSlot
 from poetmodel.torch.step.training_units import TrainingUnits
 from poetmodel.torch.step.updates import with_optimizer
 
@@ -49,7 +49,7 @@ def lower(
     name: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     clip_grad_norm: float | None = None,
-) -> Step:
+) -> LoweredStep:
     """Capture a training step and lower it to calls of kernels; parameters as for `trace`.
 
     Raises
@@ -82,7 +82,7 @@ class Lowered:
         self._look_at_arguments()
         replay(joint, self._record)
 
-    def step(self) -> Step:
+    def step(self) -> LoweredStep:
         """Return the step; all operators without a kernel are refused at once."""
         units = [unit for unit in self.parts.units if not unit.is_source]
         refuse(self.joint.name, _unguarded(self.joint))
@@ -97,7 +97,7 @@ class Lowered:
         trains = self.joint.optimizer is not None
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
         loss = next(r for r in self.joint.results if r.kind is OutputKind.LOSS)
-        captured = Step(
+        captured = LoweredStep(
             graph=graph,
             calls=calls,
             buffers=dict(self._buffers()),
@@ -377,7 +377,7 @@ def _missing(units: Sequence[Unit]) -> Iterator[str]:
 def _begins_with_gradient(argument: InputSpec) -> bool:
     """Return whether a moment has no value yet that could be dampened: ``pm_momentum`` sees NaN."""
     held = argument.held
-    if not isinstance(held, Moment) or held.key != "momentum_buffer" or not held.is_new:
+    if not isinstance(held, OptimizerSlot) or held.key != "momentum_buffer" or not held.is_new:
         return False
     groups = held.optimizer.param_groups
     group = next(each for each in groups if any(p is held.parameter for p in each["params"]))

@@ -36,7 +36,7 @@ from poetmodel.torch.state.pages import (
     read_page,
     remove_left,
 )
-from poetmodel.torch.step.units import Layout, TensorStorage
+from poetmodel.torch.step.units import TensorLayout, TensorStorage
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
 
 def _tensor_from_dict(index: int, told: dict[str, Any]) -> StateTensor:
     layouts = tuple(
-        Layout(
+        TensorLayout(
             position=None,
             dtype=getattr(torch, layout["dtype"]),
             shape=tuple(layout["shape"]),

@@ -22,7 +22,7 @@ from poetmodel.torch.errors import CaptureError, PageError
 from poetmodel.torch.state.file import StateFile, StateTensor
 from poetmodel.torch.state.pages import Memory, blank, bytes_of, checksum
 from poetmodel.torch.state.recovery import replaced_by
-from poetmodel.torch.step.optimizers import Moment
+from poetmodel.torch.step.optimizers import OptimizerSlot
 from poetmodel.torch.step.training_units import layout_of
 from poetmodel.torch.step.units import TensorStorage
 
@@ -42,7 +42,7 @@ class _State:
     tensor: StateTensor
     find: Callable[[], torch.Tensor]
     """Returns what there is now, or what is there before the first step."""
-    moment: Moment | None = None
+    moment: OptimizerSlot | None = None
     is_updated: bool = False
     """Whether a step gives it a new value."""
 
@@ -335,7 +335,7 @@ def _of_step(trace: Trace) -> Iterator[_State]:
         if argument.kind not in _STATE or argument.node not in trace.parts.direct:
             continue
         index, _ = trace.parts.direct[argument.node]
-        moment = argument.held if isinstance(argument.held, Moment) else None
+        moment = argument.held if isinstance(argument.held, OptimizerSlot) else None
         find = partial(joint.value, argument) if moment is None else moment.value
         if moment is None:
             paths.setdefault(id(find()), argument.target)

@@ -200,7 +200,7 @@ class LearningRate:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moment:
+class OptimizerSlot:
     """What an optimizer keeps for a parameter under one key."""
 
     optimizer: torch.optim.Optimizer
@@ -267,7 +267,7 @@ class OptimizerState:
         refuse(self._joint.name, self._faults(values))
         new = set()
         for place, held in self._held:
-            is_new = isinstance(held, Moment) and held.is_new
+            is_new = isinstance(held, OptimizerSlot) and held.is_new
             if not (is_new and place in self._away):
                 values[place] = held.value()
             if is_new:
@@ -277,7 +277,7 @@ class OptimizerState:
     def keep(self, values: list[Any]) -> None:
         """Let the optimizer have the moments that a first step has made."""
         for place, held in self._held:
-            if isinstance(held, Moment) and held.is_new and place not in self._away:
+            if isinstance(held, OptimizerSlot) and held.is_new and place not in self._away:
                 held.keep(values[place])
         # What a scheduler of the learning rate looks at, lest it warns that no step was made.
         self._optimizer._opt_called = True  # noqa: SLF001 - no other way
@@ -302,7 +302,7 @@ class Moments:
     def __init__(self, joint: Joint) -> None:
         self.is_in_use = joint.optimizer is not None
         """Whether the step has an optimizer."""
-        self._held = {a.name: a.held for a in joint.arguments if isinstance(a.held, Moment)}
+        self._held = {a.name: a.held for a in joint.arguments if isinstance(a.held, OptimizerSlot)}
         self._before = self._start = self._copied()
 
     def values(self) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from poetmodel.graph import Phase
 from poetmodel.torch.capturing.replay import storage_key
 from poetmodel.torch.capturing.signature import InputKind, InputSpec, Joint
 from poetmodel.torch.step.in_place import pair_in_place
-from poetmodel.torch.step.units import Layout, Made, Reading, TensorStorage, Unit, Units
+from poetmodel.torch.step.units import Made, Reading, TensorLayout, TensorStorage, Unit, Units
 from poetmodel.torch.step.updates import BufferUpdate, CustomOperation, ParameterUpdate, Update
 
 if TYPE_CHECKING:
@@ -235,9 +235,9 @@ class TrainingUnits(Units):
         }
 
 
-def layout_of(value: torch.Tensor) -> Layout:
+def layout_of(value: torch.Tensor) -> TensorLayout:
     """Return how a tensor that is there before the step lies in its storage."""
-    return Layout(
+    return TensorLayout(
         position=None,
         dtype=value.dtype,
         shape=tuple(value.shape),

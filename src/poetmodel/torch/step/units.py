@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class TensorLayout:
     """How one output of an operation lies in its storage."""
 
     position: int | None
@@ -69,7 +69,7 @@ class Made:
 
     sizes_bytes: tuple[int, ...]
     """Of each new storage [B]."""
-    outputs: tuple[tuple[int, Layout], ...]
+    outputs: tuple[tuple[int, TensorLayout], ...]
     """Of each new output in which of these it lies, and how."""
     flops: int
     moved_bytes: int
@@ -97,7 +97,7 @@ class Made:
         """Return what `to_list` has made plain values of."""
         sizes, outputs, flops, moved_bytes, fits = values
         layouts = (
-            Layout(
+            TensorLayout(
                 position=position,
                 dtype=getattr(torch, dtype),
                 shape=tuple(shape),
@@ -126,7 +126,7 @@ class TensorStorage:
     unit: int
     """The unit that makes it."""
     bytes: int
-    layouts: tuple[Layout, ...]
+    layouts: tuple[TensorLayout, ...]
     """The outputs of the unit that lie in it, nearly always one."""
     replaces: int | None = None
     """The state that it is the next value of, and in whose memory it is written."""
@@ -274,13 +274,13 @@ class Units:
         there = {storage_key(tensor) for tensor in inputs}
         single = not isinstance(value, tuple | list)
         sizes: dict[int, int] = {}
-        outputs: list[tuple[int, Layout]] = []
+        outputs: list[tuple[int, TensorLayout]] = []
         for place, output in enumerate((value,) if single else value):
             if not isinstance(output, torch.Tensor) or storage_key(output) in there:
                 continue
             key = storage_key(output)
             sizes[key] = output.untyped_storage().nbytes()
-            layout = Layout(
+            layout = TensorLayout(
                 position=None if single else place,
                 dtype=output.dtype,
                 shape=tuple(output.shape),
@@ -305,7 +305,7 @@ class Units:
     def _add(self, node: fx.Node, made: Made) -> None:
         """Add a unit with what it makes."""
         first = len(self.storages)
-        layouts: list[list[Layout]] = [[] for _ in made.sizes_bytes]
+        layouts: list[list[TensorLayout]] = [[] for _ in made.sizes_bytes]
         for number, layout in made.outputs:
             pick = (operator.getitem, layout.position)
             picked = [user for user in node.users if (user.target, *user.args[1:]) == pick]

@@ -27,7 +27,7 @@ from poetmodel.torch.capturing.signature import (
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.step.optimizers import (
     LearningRate,
-    Moment,
+    OptimizerSlot,
     Rule,
     optimizer_faults,
     rule_of,
@@ -300,11 +300,11 @@ class _Extension:
             if not (own or draws or node.users):
                 self.graph.erase_node(node)
 
-    def _argument(self, name: str, held: LearningRate | Moment) -> fx.Node:
+    def _argument(self, name: str, held: LearningRate | OptimizerSlot) -> fx.Node:
         """Add an input of the graph that the optimizer holds."""
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             node = self.graph.placeholder(f"optimizer_{len(self.new)}")
-        moment = isinstance(held, Moment)
+        moment = isinstance(held, OptimizerSlot)
         kind = InputKind.MOMENT if moment else InputKind.LEARNING_RATE
         self.new.append(InputSpec(kind=kind, node=node, target="", name=name, held=held))
         return node
@@ -326,7 +326,9 @@ class _Extension:
     ) -> None:
         argument = each.arguments[0]
         moments = [
-            self._argument(f"{argument.name}.{key}", Moment(self.optimizer, each.parameter, key))
+            self._argument(
+                f"{argument.name}.{key}", OptimizerSlot(self.optimizer, each.parameter, key)
+            )
             for key in rule.moments
         ]
         state = [argument.node, *moments]
