@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -230,6 +230,29 @@ def test_without_an_interpreter_there_is_none(
     monkeypatch.setattr(sys, "executable", executable)
     with pytest.raises(OSError, match=r"no Python interpreter|no-such-python"):
         WorkerProcess()
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_without_room_for_threads_there_is_none(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was started is ended."""
+    started: list[subprocess.Popen[bytes]] = []
+    start, popen = threading.Thread.start, subprocess.Popen
+    count = iter(range(most))
+
+    def noted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    def limited(thread: threading.Thread) -> None:
+        if next(count, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(OSError, match="can't start new thread"):
+        WorkerProcess()
+    assert gone(started[0].pid)
 
 
 def test_many_at_once() -> None:

@@ -105,8 +105,15 @@ class WorkerProcess:
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
             )
             self._reader = threading.Thread(target=self._read, daemon=True)
-            self._reader.start()
-            threading.Thread(target=self._write, daemon=True).start()
+            try:
+                self._reader.start()
+                threading.Thread(target=self._write, daemon=True).start()
+            except RuntimeError as error:
+                with self._process:
+                    self.end()
+                    if self._reader.is_alive():
+                        self._reader.join()
+                raise OSError(f"{error}") from error
 
     @property
     def pid(self) -> int:
