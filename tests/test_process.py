@@ -257,7 +257,7 @@ def test_without_room_for_threads_there_is_none(most: int, monkeypatch: pytest.M
 
 def test_many_at_once() -> None:
     """Each has its own pipes: the end of one is the end of no other."""
-    processes = [WorkerProcess(niceness=1) for _ in range(3)]
+    processes = [WorkerProcess() for _ in range(3)]
     futures = [process.call(jobs.number) for process in processes]
     assert not wait(futures, PATIENCE_S).not_done
     processes[0].close()

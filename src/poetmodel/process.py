@@ -75,18 +75,13 @@ class WorkerProcess:
     Ctrl-C in a terminal does not reach it, and what it prints nobody sees. A fork of the process
     that started it has no part in it.
 
-    Parameters
-    ----------
-    niceness : int
-        By how much it gives way to others.
-
     Raises
     ------
     OSError
         If there is no Python to start, or no room for it.
     """
 
-    def __init__(self, *, niceness: int = 0) -> None:
+    def __init__(self) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
             msg = "no Python interpreter is known"
             raise OSError(msg)
@@ -98,7 +93,7 @@ class WorkerProcess:
         self._status: int | None = None
         with ctrl_c_blocked():
             self._process = subprocess.Popen(  # noqa: S603 - Python itself
-                [sys.executable, "-P", "-c", PROGRAM, str(niceness)],
+                [sys.executable, "-P", "-c", PROGRAM],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -328,8 +323,6 @@ def serve() -> NoReturn:
     """
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    with suppress(OSError, AttributeError):  # Windows has no niceness
-        os.nice(int(sys.argv[1]))
     service = _Service(sys.stdin.buffer, target)
     signal.signal(signal.SIGINT, service.interrupted)
     for loop in (service.listen, service.speak):

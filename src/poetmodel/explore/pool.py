@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -144,13 +145,13 @@ class WorkerPool:
     async def _hire(self) -> None:
         """Start a process, and wait until it has imported all that it needs."""
         try:
-            worker = await asyncio.to_thread(WorkerProcess, niceness=self.niceness)
+            worker = WorkerProcess()
         except OSError as error:
             msg = f"a worker process could not be started ({error})"
             raise WorkerError(msg) from error
         self.workers.add(worker)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(worker.call(load)), START_S)
+            await asyncio.wait_for(asyncio.wrap_future(worker.call(load, self.niceness)), START_S)
         except Exception as error:
             self.workers.discard(worker)
             worker.end()
@@ -186,11 +187,13 @@ class WorkerPool:
 # -- in the processes ------------------------------------------------------------------------------
 
 
-def load(_: Job) -> None:
-    """Import all that jobs need, once and before the first one."""
+def load(_: Job, niceness: int) -> None:
+    """Import all that jobs need, once and before the first one, and give way to others then."""
     import poetmodel.explore.exports
     import poetmodel.solver.lazy
     import poetmodel.solver.monolithic  # noqa: F401
+
+    os.nice(niceness)
 
 
 def perform(job: Job, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:

@@ -7,6 +7,7 @@ import logging
 import os
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -50,7 +51,7 @@ class BackgroundSolve:
         self._owner = os.getpid()
         self._process: WorkerProcess | None = None
         try:
-            process = WorkerProcess(niceness=NICENESS)
+            process = WorkerProcess()
         except OSError as error:
             _LOG.warning("the solve beside other work could not be started (%s)", error)
             return
@@ -97,6 +98,8 @@ def _ended(process: WorkerProcess, job: Future[None]) -> None:
 
 def refine(job: Job, problem: Problem, start: Schedule, time_limit: float, gap: float) -> None:
     """Solve; tell each better schedule as a result on the way, and the last one."""
+    with suppress(OSError, AttributeError):  # Windows has no niceness
+        os.nice(NICENESS)
     known = accepted(problem, start)
     best = [float("inf") if known is None else known.value]
     request = Request(time_limit_s=time_limit, gap=gap)
