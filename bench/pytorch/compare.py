@@ -4,7 +4,8 @@
 in a process of its own, with one thread, and writes a JSON line for each; ``--network``,
 ``--method`` and ``--share`` (each may be given several times) choose some of them.
 ``--optimizer`` (adamw, momentum) compares whole steps, updates included, by the memory of the
-process: ``--out results/$(date +%F)-whole-step.jsonl``.
+process: ``--out results/$(date +%F)-whole-step.jsonl``. ``--fused`` compares what can be had inside
+of ``torch.compile`` with Inductor's kernels: ``--out results/$(date +%F)-fused.jsonl``.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ from typing import TYPE_CHECKING, Any, Final
 from harness import FreshProcesses, parsed, record, recorded, run_all
 from poetmodel.bench.measurement import FAILED
 from pytorch.runs import (
+    FUSED,
+    FUSED_NETWORKS,
     LIMIT_S,
     METHODS,
     NETWORKS,
     OPTIMIZERS,
     PAIRS,
     SHARES,
+    STOCK,
     WHOLE_METHODS,
     WHOLE_NETWORKS,
     WHOLE_SHARES,
     TrainingRun,
+    fused_runs,
     training_runs,
     whole_step_runs,
 )
@@ -61,8 +66,8 @@ def measure(fields: dict[str, Any], ram_bytes: int | None, *, folder: str) -> Re
     """
     run = TrainingRun(**fields)
     facts: dict[str, Any]
-    if run.peer is not None and ram_bytes is None:
-        reason = f"{run.peer} has no peak on record"
+    if ram_bytes is None and (run.peer is not None or run.method == FUSED):
+        reason = f"{run.peer or STOCK} has no peak on record"
         facts = {"seconds": 0.0, "status": FAILED, "reason": reason}
     else:
         if run.optimizer is None:
@@ -86,6 +91,9 @@ def budget_bytes(run: TrainingRun, store: RecordFile) -> int | None:
         for cell in (each["cell"],)
     }
     wanted = (run.network, run.peer, run.share, run.optimizer)
+    if run.method == FUSED:
+        peak = peaks.get((run.network, STOCK, None, None))
+        return None if peak is None else int(peak * (run.share or 1.0))
     peak = None if run.peer is None else peaks.get(wanted)
     if peak is None:
         return None
@@ -97,7 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     os.environ |= dict.fromkeys(_THREADS, "1")
     settings = {"limit_s": options.time_limit, "pairs": options.pairs, "slack": options.slack}
-    if options.optimizer:
+    if options.fused:
+        runs = fused_runs(options.network or FUSED_NETWORKS, **settings)
+    elif options.optimizer:
         runs = whole_step_runs(
             options.network or WHOLE_NETWORKS, options.method or WHOLE_METHODS,
             options.share or WHOLE_SHARES, options.optimizer, **settings,
@@ -121,12 +131,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     networks, methods = (tuple(dict.fromkeys(names)) for names in (
-        (*NETWORKS, *WHOLE_NETWORKS), (*METHODS, *WHOLE_METHODS),
+        (*NETWORKS, *WHOLE_NETWORKS, *FUSED_NETWORKS), (*METHODS, *WHOLE_METHODS),
     ))  # fmt: skip
     parser.add_argument("--network", action="append", choices=networks, help="default: all")
     parser.add_argument("--method", action="append", choices=methods, help="default: all")
     parser.add_argument("--share", action="append", type=float, help="default: 0.75 to 0.25")
     parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="whole steps")
+    parser.add_argument("--fused", action="store_true", help="inside of torch.compile")
     parser.add_argument("--storage", default=tempfile.gettempdir(), help="folder for pages")
     parser.add_argument("--time-limit", type=float, default=LIMIT_S, help="of the solver [s]")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="steps that are timed")

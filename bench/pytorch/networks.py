@@ -75,6 +75,28 @@ class Causal(nn.Module):  # type: ignore[misc, unused-ignore]
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
 
 
+class Transposed(nn.Module):  # type: ignore[misc, unused-ignore]
+    """Channels last, for patches."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a vector for each patch."""
+        return x.transpose(1, 2)
+
+
+class Gated(nn.Module):  # type: ignore[misc, unused-ignore]
+    """Two linear layers, the first one gated by a third (Shazeer, 2020)."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what passes the gate."""
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
 def convolution(into: int, out: int, stride: int = 1, *, size: int = 3, groups: int = 1) -> Any:
     """Return a convolution without bias and its batch norm."""
     layer = nn.Conv2d(into, out, size, stride, size // 2, groups=groups, bias=False)
@@ -168,6 +190,36 @@ def gpt(batch: int) -> Training:
     return _language(width, length, tokens, layers, batch)
 
 
+def vit(batch: int) -> Training:
+    """Return 4 encoder layers of width 256 on 8 x 8 patches of images of 64 x 64 (Dosovitskiy)."""
+    width, classes = 256, 10
+    layers = [
+        Block(
+            nn.TransformerEncoderLayer(
+                width, 4, 4 * width, activation="gelu", batch_first=True, norm_first=True
+            )
+        )
+        for _ in range(4)
+    ]
+    patches = (nn.Conv2d(3, width, 8, 8), nn.Flatten(2), Transposed())
+    head = (nn.LayerNorm(width), nn.Flatten(), nn.Linear(64 * width, classes))
+    model = nn.Sequential(*patches, *layers, *head)
+    return model, functional.cross_entropy, _images(batch, 64)
+
+
+def decoder(batch: int) -> Training:
+    """Return 4 decoder blocks of width 256 with RMS norm and gated layers (after Touvron, 2023)."""
+    width, length, tokens = 256, 128, 1000
+    layers = []
+    for _ in range(4):
+        attention = nn.Sequential(nn.RMSNorm(width), Causal(width, 4))
+        inner = nn.Sequential(nn.RMSNorm(width), Gated(width, 3 * width))
+        layers.append(
+            Block(*(Residual(b, nn.Identity(), nn.Identity()) for b in (attention, inner)))
+        )
+    return _language(width, length, tokens, layers, batch)
+
+
 def unet(batch: int) -> Training:
     """Return a U-Net of three levels for images of 64 x 64 (after Ronneberger et al., 2015)."""
 
@@ -214,6 +266,8 @@ NETWORKS: Final[dict[str, Callable[[], Training]]] = {
     "bert4-b8": lambda: bert(8),
     "gpt4-b8": lambda: gpt(8),
     "unet-b8": lambda: unet(8),
+    "vit4-b8": lambda: vit(8),
+    "decoder4-b8": lambda: decoder(8),
     "mlp8-b16": lambda: mlp(16),
 }
 """Networks by name."""

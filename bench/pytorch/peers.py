@@ -204,6 +204,26 @@ def memory_budget(training: Training, share: float) -> TrainingMethod:
     return _of(torch.compile(model, backend="aot_eager"), loss_fn)
 
 
+def stock(training: Training, share: float | None = None) -> TrainingMethod:
+    """Let Inductor write the kernels, within a share of the memory that it estimates."""
+    from torch._functorch import config
+
+    if share is not None:
+        config.activation_memory_budget = share
+    return whole_loss(training, "inductor")
+
+
+def whole_loss(training: Training, backend: Any) -> TrainingMethod:
+    """Compile the function that returns the loss, model and all."""
+    model, loss_fn, _ = training
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return loss_fn(model(x), y)  # type: ignore[no-any-return, unused-ignore]
+
+    compiled = torch.compile(loss_of, backend=backend, fullgraph=True, dynamic=False)
+    return _of(lambda x: x, compiled)
+
+
 def _of(forward: Callable[[torch.Tensor], torch.Tensor], loss_fn: Any) -> TrainingMethod:
     def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_fn(forward(x), y)

@@ -81,6 +81,17 @@ WHOLE_METHODS: Final = (
 OPTIMIZERS: Final = ("adamw", "momentum")
 """AdamW, and SGD with momentum."""
 
+STOCK: Final = "stock"
+"""Inductor as ``torch.compile`` runs it; a share is its ``activation_memory_budget``."""
+FUSED: Final = "fused"
+"""The back end with Inductor's kernels; a share is one of the peak of `STOCK`."""
+FUSED_NETWORKS: Final = ("gpt4-b8", "bert4-b8", "vit4-b8", "unet-b8", "decoder4-b8")
+"""Networks of the comparison of Inductor's kernels."""
+KNOBS: Final = (0.8, 0.6, 0.4, 0.2, 0.05)
+"""Settings of ``activation_memory_budget``; its default is 1."""
+FUSED_SHARES: Final = (0.7, 0.55, 0.45)
+"""Budgets of the back end as shares of the peak of `STOCK`."""
+
 LIMIT_S: Final = 30.0
 """Most time for the solver [s]."""
 PAIRS: Final = 9
@@ -113,6 +124,8 @@ class TrainingRun(RecordedRun):
     """
     optimizer: str | None = None
     """One of `OPTIMIZERS`, for whole steps: updates and all state count. None for gradients."""
+    reference: str = "eager"
+    """What it is timed beside and held against: ``eager``, or `STOCK`."""
 
     @property
     def name(self) -> str:
@@ -129,7 +142,7 @@ class TrainingRun(RecordedRun):
     @property
     def own(self) -> str | None:
         """Which kind of compiled step it runs; None for peers."""
-        return self.kind if self.kind in (*OURS, KEEP_ALL, SAFE) else None
+        return self.kind if self.kind in (*OURS, KEEP_ALL, SAFE, FUSED) else None
 
     @property
     def peer(self) -> str | None:
@@ -182,3 +195,29 @@ def whole_step_runs(
                         optimizer=optimizer,
                         **settings,
                     )
+
+
+def fused_runs(networks: Sequence[str] = FUSED_NETWORKS, **settings: Any) -> Iterator[TrainingRun]:
+    """Yield the runs of the comparison inside of ``torch.compile``, with Inductor's kernels.
+
+    Parameters
+    ----------
+    networks : sequence of str
+        Which ones.
+    **settings
+        Other fields of the runs.
+    """
+    methods: tuple[tuple[str, Sequence[float | None]], ...] = (
+        (STOCK, (None, *KNOBS)),
+        ("eager", (None,)),
+        ("checkpoint", (None,)),
+        ("selective", (None,)),
+        (f"{FUSED}@{STOCK}", KNOBS),
+        (FUSED, FUSED_SHARES),
+    )
+    for network in networks:
+        for method, shares in methods:
+            for share in shares:
+                yield TrainingRun(
+                    network=network, method=method, share=share, reference=STOCK, **settings
+                )

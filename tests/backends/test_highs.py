@@ -183,6 +183,28 @@ def test_what_misleads_the_second_run_is_left_out_of_a_third(
     assert raw.solved_again
 
 
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_an_optimum_without_a_solution_is_none(
+    monkeypatch: pytest.MonkeyPatch, is_lasting: bool
+) -> None:
+    """It is looked for again without presolve; where that says the same nothing is known."""
+    form = StandardForm.from_arrays([[3.0, 5.0]], [4.0, 6.0], row_lower=7.0, integer=True)
+    run = Highs._run_once
+
+    def empty(self: Highs, call: SolverCall) -> Any:
+        if is_lasting or "presolve" not in call.options:
+            return RawSolution(status=SolverStatus.OPTIMAL, bound=9.0), None
+        return run(self, call)
+
+    monkeypatch.setattr(Highs, "_run_once", empty)
+    raw = Highs().solve(form, Limits(rel_gap=0.0))
+    assert raw.solved_again
+    if is_lasting:
+        assert (raw.status, raw.x, raw.bound) == (SolverStatus.OTHER_LIMIT, None, None)
+    else:
+        assert (raw.status, raw.objective) == (SolverStatus.OPTIMAL, 10.0)
+
+
 def test_the_callers_word_on_presolve_counts() -> None:
     """Who asks for presolve gets what it gives."""
     form = compile_model(build(scarce_problem("rooms 16475", (9, 13))))

@@ -12,6 +12,8 @@ from kit.run_processes import ran
 from pytorch import compare
 from pytorch.runs import (
     AT_PEERS,
+    FUSED_SHARES,
+    KNOBS,
     METHODS,
     NETWORKS,
     OPTIMIZERS,
@@ -21,6 +23,7 @@ from pytorch.runs import (
     WHOLE_PEERS,
     WHOLE_SHARES,
     TrainingRun,
+    fused_runs,
     training_runs,
     whole_step_runs,
 )
@@ -78,6 +81,24 @@ def test_peaks_of_peers_become_budgets(tmp_path: Path) -> None:
     assert compare.budget_bytes(half, store) is None
     other = TrainingRun(network="bert4-b8", method="both@memory-budget", share=0.5)
     assert compare.budget_bytes(other, store) is None
+
+
+def test_fused_kernels_are_compared_with_stock_at_its_peaks(tmp_path: Path) -> None:
+    """Each setting of stock runs before the back end at its peak; a share alone is one of all."""
+    store = recorded(tmp_path / "x-fused.jsonl")
+    runs = {run.name: run for run in fused_runs(["unet-b8"])}
+    names = list(runs)
+    for knob in KNOBS:
+        stock, own = (f"unet-b8 | {method} | {knob:.0%}" for method in ("stock", "fused@stock"))
+        assert names.index(stock) < names.index(own)
+    least = runs[f"unet-b8 | fused | {min(FUSED_SHARES):.0%}"]
+    assert compare.budget_bytes(least, store) is None
+    assert compare.measure(least.to_dict(), None, folder="")["status"] == "failed"
+    store.add(record_of(runs["unet-b8 | stock"], 1000))
+    store.add(record_of(runs["unet-b8 | stock | 40%"], 700))
+    assert compare.budget_bytes(least, store) == int(1000 * min(FUSED_SHARES))
+    assert compare.budget_bytes(runs["unet-b8 | fused@stock | 40%"], store) == 700
+    assert {run.reference for run in runs.values()} == {"stock"}
 
 
 def test_whole_steps_have_runs_of_their_own() -> None:

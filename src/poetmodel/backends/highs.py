@@ -140,6 +140,10 @@ class Highs(Solver):
             call.options.setdefault("presolve", "off")
         while True:
             outcome, misled_by = self._run_once(call)
+            if outcome.status is SolverStatus.OPTIMAL and outcome.x is None:
+                # Seen once, on a busy machine. Nothing is known then, the bound included.
+                outcome = RawSolution(status=SolverStatus.OTHER_LIMIT, nodes=outcome.nodes)
+                misled_by = "presolve"
             if misled_by is None:
                 confirmed = self._confirmed(call, outcome)
                 if confirmed is not None:

@@ -56,8 +56,8 @@ def backend(
         Parameters, inputs and the optimizer's state are not part of it.
     kernels : str
         ``eager``: those that PyTorch runs without ``torch.compile``, which give the same bits.
-        ``inductor``: the fused ones of ``torch.compile``, whose results are its own to rounding;
-        needs a C++ compiler, does not page, and plans no evaluation without gradients.
+        ``inductor``: the fused ones of ``torch.compile``, with its bits; needs a C++ compiler, does
+        not page, and plans no evaluation without gradients.
     storage : str or Path, optional
         A folder for pages; without it nothing is paged.
     device : str or Device, optional

@@ -22,9 +22,9 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.errors import BudgetError
-from poetmodel.torch.capturing.replay import heap_peak_bytes
+from poetmodel.torch.capturing.replay import heap_peak_bytes, tensors_in
 from poetmodel.torch.dynamo.backend import Backend, require_one_graph
-from poetmodel.torch.dynamo.operations import TANGENTS, Operations, ancestors, storage_of
+from poetmodel.torch.dynamo.operations import TANGENTS, Operations, ancestors, fake, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,10 +65,20 @@ class Inlining:
         results = _pytree.tree_leaves(output.args)
         self._results = set(results)
         self._forward = ancestors(results[:forward_outputs])
+        self._reduced: set[fx.Node] = set()
+        """Reductions, and what is computed from their results element by element.
+
+        Inductor writes the latter as scalar code behind the reduction. Elsewhere it would be vector
+        code, whose logarithm, say, may end in another last bit.
+        """
+        for node in graph.nodes:
+            reduced = self._reduced.intersection(node.all_input_nodes)
+            if _is_reduction(node) or _elements(node) in map(_elements, reduced):
+                self._reduced.add(node)
 
     def __call__(self, node: fx.Node, size_bytes: int, read_bytes: Sequence[int]) -> bool:
         """Return whether a node has no memory, told its size and those of what it reads [B]."""
-        if not self._is_fusible(node) or _is_reduction(node) or node.is_impure():
+        if not self._is_fusible(node) or node in self._reduced or node.is_impure():
             return False
         views = [node, *self._views(node)]
         if not self._results.isdisjoint(views):
@@ -97,6 +107,11 @@ class Inlining:
 
 def _is_reduction(node: fx.Node) -> bool:
     return torch.Tag.reduction in getattr(node.target, "tags", ()) or _op(node) in _SCANS
+
+
+def _elements(node: fx.Node) -> int:
+    """Return how many elements the largest tensor of a node has."""
+    return max((tensor.numel() for tensor in tensors_in(fake(node))), default=0)
 
 
 def _op(node: fx.Node) -> str:
