@@ -187,7 +187,7 @@ def run_all(
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with pool:
-            queue.run(lambda: pool, lambda: workers)
+            queue.run(pool, lambda: workers)
     except KeyboardInterrupt:
         sys.stderr.write("stopped; --resume goes on\n")
         return 130

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ from poetmodel.bench import Progress, Run, Store, grid, sweep
 from poetmodel.bench.measurement import blank
 from poetmodel.bench.runner import sweep_queue
 from poetmodel.errors import InputError
+from poetmodel.process import WorkerProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ def _run(
     begun: list[tuple[str, str | None]] = []
     told: list[Progress] = []
     queue = sweep_queue(runs, Store(folder), warm=warm, on_progress=told.append)
-    queue.run(lambda: _Pool(deaths or [], begun), lambda: 4)
+    queue.run(_Pool(deaths or [], begun), lambda: 4)
     return begun, told
 
 
@@ -76,20 +76,29 @@ def test_sweep_in_real_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_process_costs_nothing(tmp_path: Path) -> None:
+def test_killed_process_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed is replaced, and the sweep ends complete."""
     runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
-    ends = []
+    ends: list[int] = []
+    started: list[WorkerProcess] = []
+
+    def noted() -> WorkerProcess:
+        started.append(WorkerProcess())
+        return started[-1]
+
+    monkeypatch.setattr("poetmodel.bench.workers.WorkerProcess", noted)
 
     def kill_once(progress: Progress) -> None:
         if progress.done == 1 and not ends:
-            for process in multiprocessing.active_children():
-                ends.append(process.pid)
-                os.kill(process.pid or 0, signal.SIGKILL)
+            ends.extend(process.pid for process in started)
+            for pid in ends:
+                os.kill(pid, signal.SIGKILL)
 
     records = sweep(runs, tmp_path, workers=1, on_progress=kill_once)
     assert ends
     assert [record["status"] for record in records] == ["feasible"] * 3
+    assert len(started) == 2
+    assert not any(process.is_alive for process in started)
 
 
 def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:

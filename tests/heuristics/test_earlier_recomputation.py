@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kit.instances import random_instances, seeded
 from kit.rotation import Part, parts
 from kit.worked import even_costs
@@ -12,6 +14,9 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.restorations import Restoration
 from poetmodel.problem import Problem
 from poetmodel.solver.outcome import verify_schedule
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def beside_problem() -> Problem:
@@ -49,19 +54,17 @@ def test_greedy_recomputes_where_there_is_room() -> None:
     assert [(t, k) for t, k in schedule.R if k < t] == [(4, 1)]
 
 
-def test_nothing_moves_farther_than_it_may() -> None:
+def test_nothing_moves_farther_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zero stages leave it where it is, one is enough, and a stage that fits is left alone."""
     problem = beside_problem()
     late, early = Restoration(5, 1, recompute=True), Restoration(4, 1, recompute=True)
     for stages, moved in ((0, False), (1, True)):
+        monkeypatch.setattr("poetmodel.heuristics.earlier_recomputation.STAGES", stages)
         partial = PartialSchedule(problem.graph, [late], working=problem.working_graph)
         earlier = EarlierRecomputation(
             partial=partial,
             limit_bytes=problem.usable_ram_bytes,
             has_room_for=lambda _: True,
-            stages=stages,
-            attempts=1,
-            choices=16,
         )
         assert not earlier.relieve(4)
         assert earlier.relieve(5) is moved
@@ -84,9 +87,6 @@ def test_a_move_lowers_the_excess_and_adds_nothing(part: Part) -> None:
             partial=partial,
             limit_bytes=limit,
             has_room_for=lambda _: True,
-            stages=8,
-            attempts=4,
-            choices=16,
         )
         for t in range(n):
             excess = (partial.peaks() - limit).clip(min=0).sum()

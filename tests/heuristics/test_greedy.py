@@ -16,7 +16,8 @@ from poetmodel.errors import TimeLimitError
 from poetmodel.graph import floor
 from poetmodel.graph.catalogue import load_model
 from poetmodel.graph.zoo import random_layered
-from poetmodel.heuristics.greedy import GreedyParams, construct, page_everything, trivial
+from poetmodel.heuristics import greedy
+from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.problem import Problem
 from poetmodel.result import Status
 from poetmodel.schedule import checkpoint_all, verify
@@ -179,15 +180,17 @@ def test_first_attempt_ends_with_the_time_limit() -> None:
         construct(skip_problem())
 
 
-def test_first_schedule_drops_what_is_needless_when_time_is_up() -> None:
+def test_first_schedule_drops_what_is_needless_when_time_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Making it took all the time there is, and dropping takes a share of that."""
     graph = random_layered(100, 0)
     costs = Costs.estimate(graph, Device.load("paper-m4"))
     problem = Problem(graph, costs, ram="80%", paging=False)
-    late = [
-        construct(problem, most_s=0.0, params=GreedyParams(drop_time_ratio=ratio))
-        for ratio in (0.0, 1e3)
-    ]
+    late = []
+    for ratio in (0.0, 1e3):
+        monkeypatch.setattr(greedy, "DROP_TIME_RATIO", ratio)
+        late.append(construct(problem, most_s=0.0))
     whole = construct(problem)
     values = [value(problem, schedule) for schedule in (*late, whole) if schedule is not None]
     assert values[0] > values[1] == values[2]

@@ -9,12 +9,12 @@ from kit.oracle import optimum
 from kit.rotation import Part, parts
 from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
-from poetmodel.errors import InputError
 from poetmodel.graph.catalogue import load_model
+from poetmodel.heuristics import neighbourhood
 from poetmodel.heuristics.greedy import construct
-from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch, NeighbourhoodParams
+from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import WORST
-from poetmodel.heuristics.repair import RepairParams
+from poetmodel.heuristics.repair import RepairStyle
 from poetmodel.heuristics.restorations import restorations_of
 from poetmodel.problem import Problem, Quantity
 from poetmodel.solver import solve
@@ -118,20 +118,18 @@ def test_long_chains_are_found_where_pages_are_dear() -> None:
     assert searched(problem, 500).best.value < 0.19
 
 
-def test_a_search_may_be_of_other_parameters() -> None:
-    """One trajectory that does not page, whatever that costs; numbers out of range are refused."""
+def test_a_search_may_be_of_another_style(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One trajectory that does not page, whatever that costs."""
     graph = load_model("resnet18-cifar")
     problem = Problem(graph, Costs.estimate(graph, Device.load("nrf52840")), ram="60%")
-    params = NeighbourhoodParams(repairs=(RepairParams(pages=False),))
-    search = LargeNeighbourhoodSearch(problem, params=params)
+    monkeypatch.setattr(neighbourhood, "STYLES", (RepairStyle(pages=False),))
+    search = LargeNeighbourhoodSearch(problem)
     search.consider([])
     for _ in range(10):
         search.iterate()
     schedule = search.schedule()
     assert schedule is not None
     assert not schedule.M_in
-    with pytest.raises(InputError, match="most_destroyed: expected at least 1, got 0"):
-        NeighbourhoodParams(most_destroyed=0)
 
 
 def test_with_state_it_finds_nearly_all_optima() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
-
-import pytest
 
 from kit.instances import random_instances, seeded
 from kit.worked import skip_problem
 from poetmodel.device import Costs
-from poetmodel.errors import InputError
 from poetmodel.graph import Graph, floor, operation
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective, price
-from poetmodel.heuristics.repair import Repair, RepairParams
+from poetmodel.heuristics.repair import Repair, RepairStyle
 from poetmodel.heuristics.restorations import Restoration
 from poetmodel.problem import Problem
 from poetmodel.solver.outcome import verify_schedule
@@ -119,35 +115,15 @@ def test_without_time_it_gives_up() -> None:
     assert partial.restorations() == []
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"longest_chain": -1},
-        {"longest_chain": 301},
-        {"longest_chain_beside_pages": -1},
-        {"choices_per_relief": 0},
-        {"earlier_choices": 0},
-        {"fit_noise_ratio": -0.1},
-        {"drop_noise_ratio": math.nan},
-    ],
-)
-def test_parameters_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    """With the name and the range."""
-    with pytest.raises(
-        InputError, match=rf"{next(iter(wrong))}: expected (at least [01]|0 to 300)"
-    ):
-        RepairParams(**wrong)  # type: ignore[arg-type]
-
-
 def test_without_pages_nothing_is_paged_and_long_chains_are_found() -> None:
-    """Parameters decide how tensors come back: each way leaves what fits, if anything does."""
+    """The style decides how tensors come back: each way leaves what fits, if anything does."""
     ways = {"pages": 0, "chains": 0}
     for problem in random_instances(60, (6, 14), seed=96, paging=True):
-        for params in (RepairParams(pages=False), RepairParams(longest_chain_beside_pages=0)):
+        for style in (RepairStyle(pages=False), RepairStyle(longest_chain=0)):
             partial = PartialSchedule(problem.graph)
-            if not repair_of(problem, partial, params=params).fit():
+            if not repair_of(problem, partial, style=style).fit():
                 continue
-            if params.pages:
+            if style.pages:
                 ways["pages"] += sum(partial.page_ins)
                 assert not any(partial.recomputed) or not problem.can_page
             else:

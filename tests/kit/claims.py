@@ -192,7 +192,7 @@ def random_params(rng: random.Random) -> LazyParams:
         large_columns=rng.choice((1, 5000)),
         rounds_without_gain=rng.choice((1, 3)),
         most_sums=rng.choice((1, 16, 1 << 20)),
-        easy_nodes=rng.choice((1, 100)),
+        easy_growth_ratio=rng.choice((0.0, 0.5, 1.0)),
         single_row_gain_ratio=rng.choice((0.0, 0.02, 1.0)),
         few_rows=rng.choice((1, 2)),
         wide_gap_rows=rng.choice((1, 3)),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kit import jobs
 from kit.worked import comb_graph, even_costs
 from poetmodel.heuristics.greedy import page_everything
 from poetmodel.problem import Problem
@@ -20,6 +21,8 @@ from poetmodel.solver import background, solve
 from poetmodel.solver.background import BackgroundSolve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from poetmodel.schedule import Schedule
 
 PATIENCE_S = 120.0
@@ -41,14 +44,10 @@ def begin(*, time_limit: float = PATIENCE_S) -> BackgroundSolve:
     return BackgroundSolve(problem, start=start, time_limit=time_limit, gap=0.0)
 
 
-def process_of(solving: BackgroundSolve) -> subprocess.Popen[bytes]:
-    """Return the process of a solve."""
-    finalizer = solving._finalizer
-    assert finalizer is not None
-    found = finalizer.peek()
-    assert found is not None
-    process: subprocess.Popen[bytes] = found[2][0]
-    return process
+def pid_of(solving: BackgroundSolve) -> int:
+    """Return the number of the process of a solve."""
+    assert solving._process is not None
+    return solving._process.pid
 
 
 def gone(number: int) -> bool:
@@ -58,6 +57,14 @@ def gone(number: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def until_gone(number: int) -> bool:
+    """Wait until there is no such process; return whether it came to that."""
+    until = time.monotonic() + PATIENCE_S
+    while not gone(number) and time.monotonic() < until:
+        time.sleep(0.05)
+    return gone(number)
 
 
 def test_the_result_is_that_of_a_solve() -> None:
@@ -76,9 +83,9 @@ def test_the_result_is_that_of_a_solve() -> None:
 
 def test_closing_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is left, and nothing more comes."""
-    monkeypatch.setattr(background, "PROGRAM", "import time; time.sleep(1000)")
+    monkeypatch.setattr(background, "refine", jobs.endless)
     solving = begin()
-    number = process_of(solving).pid
+    number = pid_of(solving)
     assert solving.runs
     solving.close()
     solving.close()
@@ -89,17 +96,16 @@ def test_closing_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_ends_with_its_object(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody holds it any more, there is no process."""
-    monkeypatch.setattr(background, "PROGRAM", "import time; time.sleep(1000)")
+    monkeypatch.setattr(background, "refine", jobs.endless)
     solving = begin()
-    thread, number = solving._thread, process_of(solving).pid
+    number = pid_of(solving)
     del solving
-    thread.join(PATIENCE_S)
-    assert gone(number)
+    assert until_gone(number)
 
 
 def test_a_fork_has_no_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forked process sees nothing of it, and neither closing nor dropping it there ends it."""
-    monkeypatch.setattr(background, "PROGRAM", "import time; time.sleep(1000)")
+    monkeypatch.setattr(background, "refine", jobs.endless)
     solving = begin()
     told, tell = os.pipe()
     child = os.fork()
@@ -112,7 +118,7 @@ def test_a_fork_has_no_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(told)
     os.waitpid(child, 0)
     assert solving.runs
-    assert process_of(solving).poll() is None
+    assert not gone(pid_of(solving))
     solving.close()
 
 
@@ -120,9 +126,9 @@ def test_the_process_does_not_outlive_its_owner() -> None:
     """Where the one that started it is killed, it ends by itself."""
     program = (
         "import os, sys; sys.path[:] = eval(sys.argv[1])\n"
-        "from test_background import begin, process_of\n"
+        "from test_background import begin, pid_of\n"
         "solving = begin(time_limit=1000.0)\n"
-        "print(process_of(solving).pid, flush=True)\n"
+        "print(pid_of(solving), flush=True)\n"
         "sys.stdin.read()\n"
     )
     paths = [os.path.dirname(__file__), *sys.path]  # noqa: PTH120 - entries of the path are texts
@@ -138,27 +144,24 @@ def test_the_process_does_not_outlive_its_owner() -> None:
     owner.wait()
     owner.stdout.close()
     owner.stdin.close()
-    until = time.monotonic() + PATIENCE_S
-    while not gone(number) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert gone(number)
+    assert until_gone(number)
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        ("raise SystemExit('no such thing')", "failed: no such thing"),
-        ("import os; os._exit(3)", ""),
-    ],
+    ("job", "words"), [(jobs.failing, "failed: of its own"), (jobs.ending, "")]
 )
 def test_a_process_that_fails_is_told_of(
-    program: str, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    job: Callable[..., None],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The log has its last words, and there are no results."""
-    monkeypatch.setattr(background, "PROGRAM", program)
+    """The log has its error, and there are no results."""
+    monkeypatch.setattr(background, "refine", job)
     with caplog.at_level(logging.WARNING):
         solving = begin()
         assert solving.wait(PATIENCE_S)
+        assert until_gone(pid_of(solving))
     assert solving.take() is None
     assert words in caplog.text
 

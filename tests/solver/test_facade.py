@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyomo.environ as pyo
@@ -25,19 +25,19 @@ from poetmodel.backends.highs import Highs
 from poetmodel.backends.protocol import Limits, RawSolution, SolverStatus
 from poetmodel.errors import InputError, ScheduleError, TimeLimitError, TooLargeError
 from poetmodel.graph import Graph, operation
-from poetmodel.heuristics.greedy import construct
+from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model import build
 from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, verify
-from poetmodel.solver import SolveProgress, facade, monolithic, solve
+from poetmodel.solver import SolveProgress, facade, lazy, monolithic, solve
 from poetmodel.solver.outcome import verify_schedule
-from poetmodel.solver.overlap import OverlapParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from poetmodel.backends.call import SolverCall
+    from poetmodel.solver.request import Request
 
 EXACT = ["lazy", "compact"]
 """The formulations whose results are proved for the problem."""
@@ -195,22 +195,6 @@ def test_all_wrong_arguments_are_reported_at_once() -> None:
     with pytest.raises(InputError) as caught:
         solve(skip_problem(), time_limit=0, gap=-1, threads=0, seed=-1)
     assert len(caught.value.faults) == 4
-
-
-@pytest.mark.parametrize(
-    ("params", "value", "message"),
-    [
-        (facade.StartParams, {"greedy_time_ratio": 0.0}, "greedy_time_ratio: expected a share"),
-        (facade.StartParams, {"longest_greedy_time_ratio": 1.5}, "longest_greedy_time_ratio: ex"),
-        (facade.StartParams, {"least_units": 2.0, "most_units": 1.0}, "units: expected 0 <"),
-        (OverlapParams, {"surrogate_ratio": 0.0}, "surrogate_ratio: expected a number"),
-        (OverlapParams, {"time_shares": (0.5, 1.5)}, "time_shares: expected a number above 0"),
-    ],
-)
-def test_parameters_are_checked(params: type, value: dict[str, Any], message: str) -> None:
-    """Each names its range."""
-    with pytest.raises(InputError, match=message):
-        params(**value)
 
 
 @pytest.mark.parametrize("thing", [None, "resnet18", skip_graph(), pyo.ConcreteModel()])
@@ -705,6 +689,28 @@ def test_ctrl_c_keeps_the_greedy_schedule(monkeypatch: pytest.MonkeyPatch) -> No
     assert (result.status, result.termination) == (Status.FEASIBLE, Termination.INTERRUPTED)
     assert not verify(problem, result.require_schedule()).violations
     assert result.gap == 1.0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeLimitError])
+def test_no_schedule_that_was_reported_is_lost(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However a solve is cut short, by a second Ctrl-C, say, the best one is the answer."""
+    problem = skip_problem()
+    best, paged = solve(problem), page_everything(problem)
+    assert best.simulation is not None
+    value = problem.objective.overhead(best.simulation)
+
+    def cut_short(_: Problem, request: Request, **__: Any) -> NoReturn:
+        request.report(value, 0.0, best.schedule)
+        raise error
+
+    monkeypatch.setattr(facade, "construct", lambda *_, **__: paged)
+    monkeypatch.setattr(lazy, "solve_lazily", cut_short)
+    result = solve(problem)
+    assert result.termination in (Termination.INTERRUPTED, Termination.TIME_LIMIT)
+    assert result.schedule == best.schedule != paged
+    assert result.history[-1][1] == value
 
 
 def test_ctrl_c_on_a_model_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

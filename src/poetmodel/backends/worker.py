@@ -5,18 +5,17 @@ from __future__ import annotations
 import atexit
 import math
 import signal
-import sys
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from poetmodel.errors import TimeLimitError
+from poetmodel.process import ctrl_c_blocked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -85,19 +84,3 @@ def run_interruptibly(
         atexit.register(thread.join, _MOST_AT_EXIT_S)
         raise TimeLimitError("the solver has not ended in time")
     return ended[0].result()
-
-
-@contextmanager
-def ctrl_c_blocked() -> Iterator[None]:
-    """Keep Ctrl-C from this thread for a moment, and for good from what it starts meanwhile.
-
-    On Windows no process started here has a console that it could come from.
-    """
-    if sys.platform == "win32":
-        yield
-    else:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)

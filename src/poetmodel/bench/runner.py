@@ -95,9 +95,9 @@ def sweep(
     store = Store(folder)
     queue = sweep_queue(runs, store, warm=warm, on_progress=on_progress)
     if queue.todo:
-        pools = processes(workers) if scheduler is None else cluster(scheduler)
-        with pools as (make, width):
-            queue.run(make, width)
+        hired = processes(workers) if scheduler is None else cluster(scheduler)
+        with hired as (pool, width):
+            queue.run(pool, width)
     records = {record["key"]: record for record in store.records()}
     return [records[run.key] for run in runs if run.key in records]
 
@@ -172,7 +172,7 @@ class RunQueue(Generic[AnyRun]):
     failed: int = 0
     begun_s: float = field(default_factory=time.monotonic)
     deaths: Counter[Hashable] = field(default_factory=Counter)
-    """How often a process has died when it, or its neighbour, was at a run."""
+    """How often a process has died at a run."""
     before: dict[Hashable, Record] = field(default_factory=dict)
     """The failures of earlier sweeps, by key."""
     claims: dict[Hashable, Claim] = field(default_factory=dict)
@@ -190,25 +190,21 @@ class RunQueue(Generic[AnyRun]):
                 self.before[run.key] = record
         self.todo = list(chains.values())
 
-    def run(self, make: Callable[[], Executor], width: Callable[[], int]) -> None:
+    def run(self, pool: Executor, width: Callable[[], int]) -> None:
         """Do all runs that no other process has done; `width` is how many at a time."""
         self._tell()
-        pool = make()
         running: dict[Future[Record], list[AnyRun]] = {}
         try:
             while self.todo or running:
                 for chain in self._claimed(width() - len(running)):
-                    running[self._submit(pool, chain[0])] = chain
+                    run = chain[0]
+                    running[pool.submit(self.measure, run.to_dict(), self.start_of(run))] = chain
                 if not running:
                     time.sleep(POLL_S)
                     continue
                 waits = POLL_S if self.todo and len(running) < width() else None
                 ended, _ = wait(running, timeout=waits, return_when=FIRST_COMPLETED)
                 again = [self._settle(future, running.pop(future)) for future in ended]
-                if any(isinstance(future.exception(), BrokenExecutor) for future in ended):
-                    again.extend(running.values())
-                    running.clear()
-                    pool = make()
                 self.todo[:0] = [chain for chain in again if chain]
         finally:
             for claim in self.claims.values():
@@ -252,14 +248,6 @@ class RunQueue(Generic[AnyRun]):
         self.done += 1
         self.failed += record["status"] == FAILED
         self._tell(record)
-
-    def _submit(self, pool: Executor, run: AnyRun) -> Future[Record]:
-        try:
-            return pool.submit(self.measure, run.to_dict(), self.start_of(run))
-        except BrokenExecutor as error:  # it broke just now; the loop makes another
-            future: Future[Record] = Future()
-            future.set_exception(error)
-            return future
 
     def _settle(self, future: Future[Record], chain: list[AnyRun]) -> list[AnyRun]:
         """Record the first run of a chain; return what is left of it to run."""

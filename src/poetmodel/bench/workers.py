@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
-import signal
 import socket
-import threading
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
-from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from poetmodel.errors import InputError
+from poetmodel.process import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from concurrent.futures import Executor
+    from concurrent.futures import Future
 
-Pools = tuple["Callable[[], Executor]", "Callable[[], int]"]
-"""What makes a pool, and what says how many runs it is given at a time."""
+    from poetmodel.process import Job
+
+    Workers = tuple[Executor, Callable[[], int]]
+    """Who does runs, and how many of them at a time."""
 
 CONNECT_S: Final = 4
 """How long a scheduler may take to answer [s]."""
@@ -28,71 +26,51 @@ LENGTH_BYTES: Final = 8
 """What a message of Dask begins with: its length."""
 LARGEST_GREETING: Final = 2**20
 """More bytes than a scheduler greets with."""
-GRACE_S: Final = 2
-"""How long a process may take to end when it is told to [s]."""
 _ADDRESS: Final = re.compile(
     r"(?:(?:tcp|tls)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})"
 )
 """An address of a scheduler: ``tcp://10.0.0.1:8786``."""
 
 
-@contextmanager
-def processes(count: int) -> Iterator[Pools]:
-    """Give a maker of pools of fresh local processes; what still runs at the end is ended.
+class LocalProcesses(Executor):
+    """Does runs in processes of this machine; those that die are replaced.
 
-    It is called again when a pool has broken because a process died.
+    What still runs when it is left is ended.
     """
-    pools: list[ProcessPoolExecutor] = []
-    before = set(multiprocessing.active_children())
 
-    def make() -> Executor:
-        pool = ProcessPoolExecutor(
-            count, mp_context=multiprocessing.get_context("spawn"), initializer=_follow_parent
-        )
-        pools.append(pool)
-        return pool
+    def __init__(self) -> None:
+        self._processes: list[WorkerProcess] = []
 
-    try:
-        yield make, lambda: count
-    except BaseException:  # processes may be in the middle of a solve
-        started = set(multiprocessing.active_children()) - before
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.join(GRACE_S)
-            process.kill()
-            process.join()
-        raise
-    finally:
-        for pool in pools:
-            pool.shutdown(cancel_futures=True)
+    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+        """Call a function in a process."""
+        self._processes = [process for process in self._processes if process.is_alive]
+        idle = next((process for process in self._processes if not process.is_busy), None)
+        if idle is None:
+            idle = WorkerProcess()
+            self._processes.append(idle)
+        return idle.call(_called, function, *arguments)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as its base class has it
+        """End all processes at once."""
+        for process in self._processes:
+            process.end()
+        for process in self._processes:
+            process.close()
 
 
-def _follow_parent() -> None:
-    """Leave Ctrl-C to the process that started this one, and end when that has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: _end())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        _end()
-
-
-def _end() -> None:
-    """End this process whatever it does, but leave no named semaphore.
-
-    Pyomo makes one when it is loaded; Python warns of those that no process has taken away.
-    """
-    util._run_finalizers(0)  # type: ignore[attr-defined]  # noqa: SLF001 - as an ordinary end
-    os._exit(1)
+def _called(_: Job, function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 @contextmanager
-def cluster(scheduler: str) -> Iterator[Pools]:
+def processes(count: int) -> Iterator[Workers]:
+    """Give so many local processes."""
+    with LocalProcesses() as pool:
+        yield pool, lambda: count
+
+
+@contextmanager
+def cluster(scheduler: str) -> Iterator[Workers]:
     """Give the workers of a running Dask cluster; runs of a worker that dies go to another.
 
     As many runs are handed over as the workers have threads, and as many again, to wait there.
@@ -113,7 +91,7 @@ def cluster(scheduler: str) -> Iterator[Pools]:
         ) from error
     try:
         yield (
-            lambda: client.get_executor(pure=False),
+            client.get_executor(pure=False),
             lambda: max(1, 2 * sum(client.ncores().values())),
         )
     finally:

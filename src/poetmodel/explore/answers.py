@@ -8,8 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, PlanError, VerificationError
-from poetmodel.explore.frames import Frame, unpack_schedule
-from poetmodel.explore.tasks import gzipped, read_choice, read_problem
+from poetmodel.explore.tasks import Frame, gzipped, read_choice, read_problem, unpack_schedule
 from poetmodel.graph import Phase
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem, Quantity

@@ -19,8 +19,8 @@ from poetmodel.explore.solving import Solves
 
 if TYPE_CHECKING:
     from poetmodel.explore.choice import Selection
-    from poetmodel.explore.frames import Frame
     from poetmodel.explore.store import PointStore
+    from poetmodel.explore.tasks import Frame
 
 KEPT_PROBLEMS: Final = 64
 """Problems that are kept beside those that somebody looks at."""

@@ -18,8 +18,7 @@ from poetmodel.explore.answers import (
     result_of,
     subject_of,
 )
-from poetmodel.explore.frames import Frame
-from poetmodel.explore.tasks import read_choice
+from poetmodel.explore.tasks import Frame, read_choice
 from poetmodel.schedule.relations import dump
 
 if TYPE_CHECKING:

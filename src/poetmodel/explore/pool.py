@@ -1,38 +1,39 @@
-"""Worker processes: started warm, given one job at a time, replaced when they die."""
+"""The processes of the explorer: started warm, given one job at a time, replaced when they die."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import sys
+import os
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import PoetModelError
-from poetmodel.explore.frames import Frame, receive_frame
+from poetmodel.process import ProcessEndedError, WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from poetmodel.explore.tasks import Frame
+    from poetmodel.process import Job
 
     Told = Callable[[Frame], None]
 
 _LOG = logging.getLogger(__name__)
 
 CANCEL_S: Final = 1.0
-"""How long a worker may take to end a job that nobody wants, before it is replaced [s]."""
+"""How long a process may take to end a job that nobody wants, before it is replaced [s]."""
 START_S: Final = 60.0
-"""How long a worker may take to start [s]."""
+"""How long a process may take to start [s]."""
 STARTS: Final = 5
-"""How often a worker that does not start is started."""
+"""How often a process that does not start is started."""
 
 
 class WorkerError(Exception):
-    """A job that a worker did not finish: it died, or met an error of its own."""
-
-
-class DiedError(WorkerError):
-    """A job whose worker's process ended under it."""
+    """A job that a process did not finish: it died, or met an error of its own."""
 
 
 class RefusedError(PoetModelError):
@@ -40,162 +41,88 @@ class RefusedError(PoetModelError):
 
 
 @dataclass(slots=True)
-class Worker:
-    """One process, and the job that it does."""
-
-    niceness: int
-    catalogue: str
-    process: asyncio.subprocess.Process | None = None
-    reader: asyncio.Task[None] | None = None
-    reply: asyncio.Future[Frame] | None = None
-    told: Told | None = None
-    number: int = 0
-
-    async def start(self) -> None:
-        """Start the process and wait until it has imported all that it needs."""
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-P", "-m", "poetmodel.explore.worker", str(self.niceness), self.catalogue),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # Ctrl-C in a terminal is for the server. (A session of its own would be scheduled as a
-            # group, in which niceness compares with nobody.)
-            process_group=0,
-        )
-        stream = self.process.stdout
-        if stream is None:
-            msg = "a process without pipes"
-            raise WorkerError(msg)
-        try:
-            await asyncio.wait_for(receive_frame(stream), START_S)
-        except (asyncio.IncompleteReadError, TimeoutError):
-            await self.stop()
-            msg = "a worker process did not start; the reason is printed in the terminal"
-            raise WorkerError(msg) from None
-        self.reader = asyncio.create_task(self._listen(self.process, stream))
-
-    async def _listen(
-        self, process: asyncio.subprocess.Process, stream: asyncio.StreamReader
-    ) -> None:
-        try:
-            while True:
-                self._take(await receive_frame(stream))
-        except asyncio.IncompleteReadError:
-            status = await process.wait()
-            if self.reply is not None and not self.reply.done():
-                self.reply.set_exception(
-                    DiedError(f"the worker process ended unexpectedly (status {status})")
-                )
-
-    def _take(self, frame: Frame) -> None:
-        values = frame.values
-        if values.get("job") != self.number or self.reply is None or self.reply.done():
-            return
-        if "told" in values:
-            if self.told is not None:
-                self.told(Frame(values=values["told"], body=frame.body))
-        elif "reply" in values:
-            self.reply.set_result(Frame(values=values["reply"], body=frame.body))
-        elif "refused" in values:
-            self.reply.set_exception(RefusedError(values["refused"]))
-        else:
-            self.reply.set_exception(WorkerError(values["failed"]))
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process is not None and self.process.returncode is None
-
-    def give(self, job: dict[str, Any], body: bytes, told: Told | None) -> asyncio.Future[Frame]:
-        """Give it a job; the future has the reply, or why there is none."""
-        self.number += 1
-        self.told = told
-        self.reply = asyncio.get_running_loop().create_future()
-        self._send(Frame(values={**job, "job": self.number}, body=body))
-        return self.reply
-
-    def cancel(self) -> None:
-        """Tell it that nobody wants the job any more, nor hears of it."""
-        self.told = None
-        self._send(Frame(values={"cancel": self.number}))
-
-    def _send(self, frame: Frame) -> None:
-        if self.process is not None and self.process.stdin is not None:
-            with contextlib.suppress(ConnectionError):
-                self.process.stdin.write(frame.encode())
-
-    async def stop(self) -> None:
-        """End the process at once."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            await self.process.wait()
-            if self.process.stdin is not None:
-                self.process.stdin.close()
-        if self.reader is not None:
-            self.reader.cancel()
-
-
-@dataclass(slots=True)
 class WorkerPool:
-    """Workers that share a queue."""
+    """Processes that share a queue."""
 
     size: int
     niceness: int
     catalogue: str
     newest_first: bool = False
-    """Whether who asks last gets a worker first: of solves, which take long."""
-    free: list[Worker] = field(default_factory=list)
-    workers: list[Worker] = field(default_factory=list)
-    waiting: list[asyncio.Future[Worker]] = field(default_factory=list)
+    """Whether who asks last gets a process first: of solves, which take long."""
+    free: list[WorkerProcess] = field(default_factory=list)
+    workers: set[WorkerProcess] = field(default_factory=set)
+    waiting: list[asyncio.Future[WorkerProcess]] = field(default_factory=list)
     mending: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
-        """Start all workers."""
-        self.workers = [Worker(self.niceness, self.catalogue) for _ in range(self.size)]
-        await asyncio.gather(*(worker.start() for worker in self.workers))
-        for worker in self.workers:
-            self.give_back(worker)
+        """Start all processes."""
+        await asyncio.gather(*(self._hire() for _ in range(self.size)))
 
     async def stop(self) -> None:
-        """End all workers."""
+        """End all processes."""
         for task in self.mending:
             task.cancel()
         for future in self.waiting:
             future.cancel()
-        await asyncio.gather(*(worker.stop() for worker in self.workers))
+        await asyncio.gather(*(asyncio.to_thread(worker.close) for worker in self.workers))
 
     async def do(self, job: dict[str, Any], body: bytes = b"", told: Told | None = None) -> Frame:
         """Return the reply to a job; `told` gets what is said before it.
 
-        Raises `WorkerError` or `RefusedError`. Cancelled, it leaves the worker to end the job.
-        Where the worker had died, perhaps before it got the job, another one does it.
+        Raises `WorkerError` or `RefusedError`. Cancelled, it leaves the process to end the job.
+        Where the process had died, perhaps before it got the job, another one does it.
         """
-        with contextlib.suppress(DiedError):
-            return await self.let(await self.take(), job, body, told)
+        with contextlib.suppress(ProcessEndedError):
+            return await self._let(await self.take(), job, body, told)
         return await self.let(await self.take(), job, body, told)
 
     async def let(
-        self, worker: Worker, job: dict[str, Any], body: bytes = b"", told: Told | None = None
+        self, worker: WorkerProcess, job: dict[str, Any], body: bytes, told: Told | None = None
     ) -> Frame:
-        """Let a worker that was taken do a job, as `do`; then it is free."""
+        """Let a process that was taken do a job, as `do`; then it is free."""
         try:
-            return await worker.give(job, body, told)
+            return await self._let(worker, job, body, told)
+        except ProcessEndedError as error:
+            msg = f"a worker: {error}"
+            raise WorkerError(msg) from error
+
+    async def _let(
+        self, worker: WorkerProcess, job: dict[str, Any], body: bytes, told: Told | None
+    ) -> Frame:
+        loop = asyncio.get_running_loop()
+
+        def hear(news: Frame) -> None:
+            if told is not None:
+                loop.call_soon_threadsafe(told, news)
+
+        reply = worker.call(perform, self.catalogue, job, body, on_news=hear)
+        try:
+            return await asyncio.wrap_future(reply)
+        except PoetModelError as error:
+            raise RefusedError("; ".join(str(error).splitlines())) from error
+        except MemoryError as error:
+            msg = "there is not enough memory for it"
+            raise WorkerError(msg) from error
+        except ProcessEndedError:
+            raise
+        except Exception as error:
+            _LOG.warning("%s", "\n".join(getattr(error, "__notes__", [str(error)])))
+            msg = f"an error of poetmodel: {type(error).__name__}: {error}"
+            raise WorkerError(msg) from error
         finally:
-            reply = worker.reply
-            if worker.alive and reply is not None and reply.done() and not reply.cancelled():
+            if reply.done() and worker.is_alive:
                 self.give_back(worker)
             else:
-                self._mend(worker)
+                self._mend(worker, reply)
 
-    async def take(self) -> Worker:
-        """Return a free worker as soon as there is one."""
+    async def take(self) -> WorkerProcess:
+        """Return a free process as soon as there is one."""
         while self.free:
             worker = self.free.pop()
-            if worker.alive:
+            if worker.is_alive:
                 return worker
             self._mend(worker)
-        future: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         self.waiting.append(future)
         try:
             return await future
@@ -206,8 +133,8 @@ class WorkerPool:
                 self.give_back(future.result())
             raise
 
-    def give_back(self, worker: Worker) -> None:
-        """Let others have a worker."""
+    def give_back(self, worker: WorkerProcess) -> None:
+        """Let others have a process."""
         while self.waiting:
             future = self.waiting.pop(-1 if self.newest_first else 0)
             if not future.done():
@@ -215,28 +142,77 @@ class WorkerPool:
                 return
         self.free.append(worker)
 
-    def _mend(self, worker: Worker) -> None:
-        task = asyncio.create_task(self._recover(worker))
+    async def _hire(self) -> None:
+        """Start a process, and wait until it has imported all that it needs."""
+        try:
+            worker = WorkerProcess()
+        except OSError as error:
+            msg = f"a worker process could not be started ({error})"
+            raise WorkerError(msg) from error
+        self.workers.add(worker)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(worker.call(load, self.niceness)), START_S)
+        except Exception as error:
+            self.workers.discard(worker)
+            worker.end()
+            msg = f"a worker process did not start: {type(error).__name__}: {error}"
+            raise WorkerError(msg) from error
+        self.give_back(worker)
+
+    def _mend(self, worker: WorkerProcess, reply: Future[Frame] | None = None) -> None:
+        task = asyncio.create_task(self._recover(worker, reply))
         self.mending.add(task)
         task.add_done_callback(self.mending.discard)
 
-    async def _recover(self, worker: Worker) -> None:
-        """Wait for a cancelled job to end, or replace the worker."""
-        ended = worker.reply = asyncio.get_running_loop().create_future()
-        if worker.alive:
+    async def _recover(self, worker: WorkerProcess, reply: Future[Frame] | None) -> None:
+        """Wait for a cancelled job to end, or replace the process."""
+        if reply is not None and worker.is_alive:
             worker.cancel()
-            with contextlib.suppress(TimeoutError, WorkerError, RefusedError):
-                await asyncio.wait_for(ended, CANCEL_S)
-        if worker.alive and not ended.cancelled():
-            self.give_back(worker)
-            return
-        await worker.stop()
+            await asyncio.to_thread(wait, [reply], CANCEL_S)
+            if reply.done() and worker.is_alive:
+                self.give_back(worker)
+                return
+        self.workers.discard(worker)
+        worker.end()
         for _ in range(STARTS):
             try:
-                await worker.start()
+                await self._hire()
             except WorkerError as error:
                 _LOG.warning("%s", error)
                 await asyncio.sleep(1)
             else:
-                self.give_back(worker)
                 return
+
+
+# -- in the processes ------------------------------------------------------------------------------
+
+
+def load(_: Job, niceness: int) -> None:
+    """Import all that jobs need, once and before the first one, and give way to others then."""
+    import poetmodel.explore.exports
+    import poetmodel.solver.lazy
+    import poetmodel.solver.monolithic  # noqa: F401
+
+    os.nice(niceness)
+
+
+def perform(job: Job, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
+    """Do what a job names, and return the reply."""
+    from poetmodel.explore import answers, exports, tasks
+    from poetmodel.explore.choice import Catalogue
+
+    tasks_of = {
+        "prepare": tasks.prepare,
+        "begin": tasks.begin,
+        "solve": tasks.solve,
+        "draw": answers.draw,
+        "why": answers.why,
+        "export": exports.export,
+    }
+    talk = tasks.Talk(
+        catalogue=Catalogue.from_json(catalogue),
+        tell=job.tell,
+        cancelled=lambda: job.cancelled,
+        body=body,
+    )
+    return tasks_of[values["task"]](values, talk)

@@ -15,9 +15,9 @@ from poetmodel.result import relative_gap
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from poetmodel.explore.frames import Frame
     from poetmodel.explore.points import Opened, Point
     from poetmodel.explore.store import PointStore
+    from poetmodel.explore.tasks import Frame
 
 SAVE_EVERY_S: Final = 1.0
 """How often a bound alone is written to the store [s]."""

@@ -9,26 +9,28 @@ from __future__ import annotations
 import gzip
 import json
 import time
+import zlib
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import time_limit
 from poetmodel.explore.choice import Catalogue, Selection, Source, fingerprint
-from poetmodel.explore.frames import Frame, pack_schedule, unpack_schedule
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.planner import verify
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.report.charts import graph_chart
+from poetmodel.schedule import Schedule
 from poetmodel.solver.facade import solve as solve_problem
 from poetmodel.solver.outcome import is_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from poetmodel.graph import Graph
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule, Simulation
+    from poetmodel.schedule import Simulation
     from poetmodel.solver import SolveProgress
 
 KEPT_GRAPHS: Final = 12
@@ -39,6 +41,14 @@ FIRST_S: Final = 0.25
 """Most time to make a better first schedule than one that pages everything [s]."""
 BOUND_EVERY_S: Final = 0.2
 """How often bounds alone are told [s]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A message: plain values, and bytes beside them."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,17 @@ def _read(catalogue: str, choice: str) -> StatedProblem:
 def read_choice(catalogue: Catalogue, choice: str) -> StatedProblem:
     """Return a choice, JSON, as a problem; the last few are kept."""
     return _read(catalogue.to_json(), choice)
+
+
+def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
+    """Return a schedule as compressed JSON, without its graph."""
+    entries = schedule.entries(has_state=bool(graph.state_tensors))
+    return zlib.compress(json.dumps(entries, allow_nan=False).encode())
+
+
+def unpack_schedule(body: bytes) -> Schedule:
+    """Return a packed schedule."""
+    return Schedule.of_entries(json.loads(zlib.decompress(body)), None)
 
 
 # -- a problem ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from poetmodel.heuristics.partial_schedule import PartialSchedule
+
+
+STAGES: Final = 8
+"""How many stages earlier what does not fit may be recomputed."""
+ATTEMPTS: Final = 4
+"""How often that is tried for one recomputation."""
+CHOICES: Final = 16
+"""Most recomputations of a stage of which it is tried: each try updates all stages in between."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,12 +36,6 @@ class EarlierRecomputation:
     """RAM that every step keeps within [B]."""
     has_room_for: Callable[[Restoration], bool]
     """Whether limits other than RAM let a restoration be added."""
-    stages: int
-    """How many stages earlier it may be."""
-    attempts: int
-    """How often it is tried for one recomputation."""
-    choices: int
-    """Most recomputations of a stage among which one is looked for."""
     _failed: dict[Restoration, int] = field(default_factory=dict)
     """How often that was in vain."""
     _moved: set[Restoration] = field(default_factory=set)
@@ -42,11 +44,11 @@ class EarlierRecomputation:
     def relieve(self, t: int) -> bool:
         """Move one recomputation of stage `t` if that lowers the excess; return whether it does."""
         partial, before = self.partial, self._excess()
-        if not 0 < len(partial.recomputed[t]) <= self.choices or not partial.extra_bytes[t]:
+        if not 0 < len(partial.recomputed[t]) <= CHOICES or not partial.extra_bytes[t]:
             return False
         for k in sorted(partial.recomputed[t], reverse=True):
             late = Restoration(t, k, recompute=True)
-            if self._failed.get(late, 0) < self.attempts:
+            if self._failed.get(late, 0) < ATTEMPTS:
                 mark = partial.mark()
                 if self._move(late, before):
                     return True
@@ -64,7 +66,7 @@ class EarlierRecomputation:
         if int(partial.peaks()[t]) >= peak:
             return False
         mark = partial.mark()
-        for stage in range(t - 1, max(k, t - 1 - self.stages), -1):
+        for stage in range(t - 1, max(k, t - 1 - STAGES), -1):
             if stage < t - 1 and int(partial.row_bytes[stage + 1]) + made > self.limit_bytes:
                 return False
             early = late._replace(stage=stage)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective
-from poetmodel.heuristics.repair import Repair, require_within
+from poetmodel.heuristics.repair import Repair
 from poetmodel.heuristics.restorations import Restoration, restorations_of
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule, checkpoint_all
@@ -24,27 +23,18 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GreedyParams:
-    """Parameters of the greedy construction; `InputError` if a number is out of its range."""
-
-    penalties: int = 3
-    """Penalties tried by bisection, at least 0, where the limits alone can be kept."""
-    largest_penalty_log2: float = 10.0
-    """Binary logarithm of the largest of them, at least 0; its negative is that of the least."""
-    peaks: int = 8
-    """Peaks tried by bisection where the least is requested, at least 0."""
-    drop_time_ratio: float = 0.1
-    """Time that the first schedule has in any case to drop what it can do without, as a share of
-    the time that it took, at least 0."""
-
-    def __post_init__(self) -> None:
-        require_within(self, 0, "penalties", "largest_penalty_log2", "peaks", "drop_time_ratio")
+PENALTIES: Final = 3
+"""Penalties tried by bisection, where the limits alone can be kept."""
+LARGEST_PENALTY_LOG2: Final = 10.0
+"""Binary logarithm of the largest of them; its negative is that of the least."""
+PEAKS: Final = 8
+"""Peaks tried by bisection where the least is requested."""
+DROP_TIME_RATIO: Final = 0.1
+"""Time that the first schedule has in any case to drop what it can do without, as a share of the
+time that it took."""
 
 
-def construct(
-    problem: Problem, *, most_s: float = math.inf, params: GreedyParams | None = None
-) -> Schedule | None:
+def construct(problem: Problem, *, most_s: float = math.inf) -> Schedule | None:
     """Return a schedule made greedily that keeps every limit, or None if none was found.
 
     After `most_s` it returns what it has [s]. The first schedule is made to its end, and has a
@@ -59,7 +49,7 @@ def construct(
     found whenever the budget is at least the floor: every tensor can go out and come back at each
     use, and state lies on storage.
     """
-    greedy = _Greedy(problem, time.monotonic() + most_s, params or GreedyParams())
+    greedy = _Greedy(problem, time.monotonic() + most_s)
     greedy.run()
     return None if greedy.best is None else greedy.best.schedule()
 
@@ -106,10 +96,9 @@ def trivial(problem: Problem) -> Schedule | None:
 class _Greedy:
     """Tries penalties, and peaks where the least is requested; keeps the best partial schedule."""
 
-    def __init__(self, problem: Problem, until_s: float, params: GreedyParams) -> None:
+    def __init__(self, problem: Problem, until_s: float) -> None:
         self.problem = problem
         self.until_s = until_s
-        self.params = params
         self.objective = PenalizedObjective(problem)
         self.best: PartialSchedule | None = None
         self.score = WORST
@@ -127,9 +116,9 @@ class _Greedy:
 
     def _least_penalty(self, limit_bytes: int) -> float:
         """Look for the least penalty that keeps the limits; return it."""
-        low, high = -self.params.largest_penalty_log2, self.params.largest_penalty_log2
+        low, high = -LARGEST_PENALTY_LOG2, LARGEST_PENALTY_LOG2
         penalty = math.inf
-        for _ in range(self.params.penalties):
+        for _ in range(PENALTIES):
             if time.monotonic() > self.until_s:
                 break
             middle = (low + high) / 2
@@ -142,7 +131,7 @@ class _Greedy:
     def _lower_peak(self, penalty: float) -> None:
         """Look for the least peak, which is what scores count."""
         low = self.problem.floor.bytes
-        for _ in range(self.params.peaks):
+        for _ in range(PEAKS):
             high = int(self.score.value)
             if high <= low or time.monotonic() > self.until_s:
                 break
@@ -161,7 +150,7 @@ class _Greedy:
         repair.until_s = self.until_s
         if self.best is None:
             fitted_s = time.monotonic()
-            share_s = self.params.drop_time_ratio * (fitted_s - begun_s)
+            share_s = DROP_TIME_RATIO * (fitted_s - begun_s)
             repair.until_s = max(self.until_s, fitted_s + share_s)
         repair.satisfy()
         repair.drop_needless()

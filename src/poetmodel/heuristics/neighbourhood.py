@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective, Score
-from poetmodel.heuristics.repair import Repair, RepairParams, require_within
+from poetmodel.heuristics.repair import Repair, RepairStyle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,35 +19,26 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeighbourhoodParams:
-    """Parameters of the large neighbourhood search; `InputError` if one is out of its range."""
-
-    repairs: tuple[RepairParams, ...] = (
-        RepairParams(longest_chain_beside_pages=6),
-        RepairParams(choices_per_relief=60),
-        RepairParams(pages=False),
-    )
-    """How each trajectory repairs; only the first is followed where a problem lets tensors only be
-    paged, or only be recomputed."""
-    most_destroyed: int = 12
-    """Most restorations destroyed at once, at least 1."""
-    accepted_rise_ratio: float = 2e-3
-    """By how much the next partial schedule of a trajectory may be worse than the one before,
-    relatively, at least 0."""
-    accepted_distance_ratio: float = 1e-2
-    """By how much it may be worse than the best of the trajectory, relatively, at least 0; a
-    trajectory that is farther from the best of all is behind."""
-    idle_iterations: int = 100
-    """Iterations without gain after which a trajectory that is behind goes on from the best of all,
-    at least 0. A repair that does not fit counts as half of them."""
-    penalty_factor: float = 1.1
-    """By how much the penalty rises while limits are exceeded and falls while they are kept, at
-    least 1."""
-
-    def __post_init__(self) -> None:
-        require_within(self, 1, "most_destroyed", "penalty_factor")
-        require_within(self, 0, "accepted_rise_ratio", "accepted_distance_ratio", "idle_iterations")
+STYLES: Final = (
+    RepairStyle(longest_chain=6),
+    RepairStyle(choices_per_relief=60),
+    RepairStyle(pages=False),
+)
+"""How each trajectory repairs; only the first is followed where a problem lets tensors only be
+paged, or only be recomputed."""
+MOST_DESTROYED: Final = 12
+"""Most restorations destroyed at once."""
+ACCEPTED_RISE: Final = 2e-3
+"""By how much the next partial schedule of a trajectory may be worse than the one before,
+relatively."""
+ACCEPTED_DISTANCE: Final = 1e-2
+"""By how much it may be worse than the best of the trajectory, relatively; a trajectory that is
+farther from the best of all is behind."""
+IDLE_ITERATIONS: Final = 100
+"""Iterations without gain after which a trajectory that is behind goes on from the best of all. A
+repair that does not fit counts as half of them."""
+PENALTY_FACTOR: Final = 1.1
+"""By how much the penalty rises while limits are exceeded and falls while they are kept."""
 
 
 @dataclass(slots=True)
@@ -55,13 +46,13 @@ class _Trajectory:
     """Partial schedules, each made of the one before."""
 
     partial: PartialSchedule
-    repair: RepairParams
+    style: RepairStyle
     current: Score = WORST
     best: Score = WORST
     idle: int = 0
     """Iterations since the best, failed repairs weighted."""
 
-    def accepts(self, score: Score, params: NeighbourhoodParams) -> bool:
+    def accepts(self, score: Score) -> bool:
         """Return whether to go on from a partial schedule that is not the best of all."""
         if score <= self.current:
             return True
@@ -70,14 +61,13 @@ class _Trajectory:
             if found > 0:
                 return False
             found, current, best = score.value, self.current.value, self.best.value
-        rise, distance = params.accepted_rise_ratio, params.accepted_distance_ratio
-        return found <= current * (1 + rise) and found <= best * (1 + distance)
+        return found <= current * (1 + ACCEPTED_RISE) and found <= best * (1 + ACCEPTED_DISTANCE)
 
-    def is_behind(self, best: Score, params: NeighbourhoodParams) -> bool:
+    def is_behind(self, best: Score) -> bool:
         """Return whether it has found nothing near the best of all."""
         if best.excess > 0 or self.best.excess > 0:
             return self.best.excess > best.excess
-        return self.best.value > best.value * (1 + params.accepted_distance_ratio)
+        return self.best.value > best.value * (1 + ACCEPTED_DISTANCE)
 
 
 class LargeNeighbourhoodSearch:
@@ -102,11 +92,8 @@ class LargeNeighbourhoodSearch:
     recreate principle, Journal of Computational Physics 159, 2000.
     """
 
-    def __init__(
-        self, problem: Problem, *, seed: int = 0, params: NeighbourhoodParams | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, *, seed: int = 0) -> None:
         self.problem = problem
-        self.params = NeighbourhoodParams() if params is None else params
         self.objective = PenalizedObjective(problem)
         self.rng = Random(seed)  # noqa: S311 - nothing secret about it
         self.best = WORST
@@ -115,8 +102,8 @@ class LargeNeighbourhoodSearch:
         """When to give up, on the monotonic clock [s]."""
         both = problem.can_page and any(map(problem.may_recompute, range(len(problem.graph.nodes))))
         self._trajectories = [
-            _Trajectory(self.objective.partial(), repair)
-            for repair in (self.params.repairs if both else self.params.repairs[:1])
+            _Trajectory(self.objective.partial(), style)
+            for style in (STYLES if both else STYLES[:1])
         ]
         self._iterations = 0
         self._penalty = 1.0
@@ -159,16 +146,15 @@ class LargeNeighbourhoodSearch:
         destroyed = self._destroy(trajectory.partial)
         better = self._accept(trajectory, self._repair(trajectory, self._penalty, self.rng))
         if destroyed and self.objective.is_limited:
-            factor = self.params.penalty_factor
-            self._penalty *= factor if self._exceeded else 1 / factor
+            self._penalty *= PENALTY_FACTOR if self._exceeded else 1 / PENALTY_FACTOR
         return better
 
     def _next_trajectory(self) -> _Trajectory:
         """Return the trajectory whose turn it is, from the best of all on if it stays behind."""
         trajectory = self._trajectories[self._iterations % len(self._trajectories)]
         self._iterations += 1
-        patient = trajectory.idle <= self.params.idle_iterations
-        if not patient and trajectory.is_behind(self.best, self.params):
+        patient = trajectory.idle <= IDLE_ITERATIONS
+        if not patient and trajectory.is_behind(self.best):
             trajectory.partial = self.objective.partial(self._best_restorations)
             trajectory.current = trajectory.best = self.best
             trajectory.idle = 0
@@ -186,7 +172,7 @@ class LargeNeighbourhoodSearch:
         else:
             node = {r: r.item if r.recompute else node_of[r.item] for r in restorations}
             restorations.sort(key=lambda r: abs(node[r] - node[centre]))
-        size = rng.randint(1, self.params.most_destroyed)
+        size = rng.randint(1, MOST_DESTROYED)
         near = restorations[: 2 * size]
         for restoration in rng.sample(near, min(size, len(near))):
             if restoration in partial:
@@ -203,7 +189,7 @@ class LargeNeighbourhoodSearch:
             self._limit_bytes,
             rng=rng,
             until_s=self.until_s,
-            params=trajectory.repair,
+            style=trajectory.style,
         )
         fits = repair.fit()
         if not fits and self.objective.rows is not None and trajectory.current.excess > 0:
@@ -211,7 +197,7 @@ class LargeNeighbourhoodSearch:
             repair.within_rows = False
             fits = repair.fit()
         if not fits:
-            trajectory.idle += self.params.idle_iterations // 2
+            trajectory.idle += IDLE_ITERATIONS // 2
             return WORST
         repair.satisfy()
         repair.drop_needless()
@@ -226,7 +212,7 @@ class LargeNeighbourhoodSearch:
         """
         partial, better = trajectory.partial, score < self.best
         trajectory.idle += 1
-        if score == WORST or not (better or trajectory.accepts(score, self.params)):
+        if score == WORST or not (better or trajectory.accepts(score)):
             partial.undo(0)
             return False
         partial.commit()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from poetmodel.clock import check_time_limit
-from poetmodel.errors import InputError
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.restorations import Restoration
 
@@ -23,54 +22,31 @@ if TYPE_CHECKING:
     from poetmodel.problem import Coefficients, Problem
 
 
-_MOST_NESTED: Final = 300
-"""Longest chain of recomputations that calls, which nest two deep for each, can follow."""
+LONGEST_CHAIN: Final = 300
+"""Most recomputations one behind the other that bring a tensor back: the longest chain that calls,
+which nest two deep for each, can follow."""
+FIT_NOISE: Final = 1.0
+"""By how much a price may rise at random while room is made, relatively."""
+DROP_NOISE: Final = 0.5
+"""The same while restorations are dropped."""
+PLACEMENTS: Final = 60
+"""Most stages that are tried for what own constraints want."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairParams:
-    """Parameters of repair; `InputError` if a number is out of its range."""
+class RepairStyle(NamedTuple):
+    """How repair chooses where there is a choice."""
 
     pages: bool = True
     """Whether tensors may be paged, where the problem lets them."""
-    longest_chain: int = _MOST_NESTED
-    """Most recomputations one behind the other that bring a tensor back, 0 to 300."""
-    longest_chain_beside_pages: int = _MOST_NESTED
-    """The same where tensors may be paged; a low one prefers pages."""
+    longest_chain: int = LONGEST_CHAIN
+    """`LONGEST_CHAIN` where tensors may be paged: a low one prefers pages."""
     choices_per_relief: int = 20
     """One in so many of the tensors that could leave RAM leaves it before all are looked at again,
-    fewer where the stage fits before; at least 1."""
-    fit_noise_ratio: float = 1.0
-    """By how much a price may rise at random while room is made, relatively, at least 0."""
-    drop_noise_ratio: float = 0.5
-    """The same while restorations are dropped."""
-    earlier_stages: int = 8
-    """How many stages earlier what does not fit may be recomputed, at least 0."""
-    earlier_attempts: int = 4
-    """How often that is tried for one recomputation, at least 1."""
-    earlier_choices: int = 16
-    """Most recomputations of a stage of which it is tried, at least 1: each try updates all stages
-    in between."""
-    placements: int = 60
-    """Most stages that are tried for what own constraints want, at least 1."""
-
-    def __post_init__(self) -> None:
-        at_least_one = ("choices_per_relief", "earlier_attempts", "earlier_choices", "placements")
-        require_within(self, 1, *at_least_one)
-        require_within(self, 0, "longest_chain", "longest_chain_beside_pages", most=_MOST_NESTED)
-        require_within(self, 0, "earlier_stages", "fit_noise_ratio", "drop_noise_ratio")
+    fewer where the stage fits before."""
 
 
-def require_within(params: object, least: float, *names: str, most: float = math.inf) -> None:
-    """Raise `InputError` if parameters are outside of their range."""
-    expected = f"{least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
-    faults = [
-        f"{name}: expected {expected}, got {getattr(params, name)!r}"
-        for name in names
-        if not least <= getattr(params, name) <= most
-    ]
-    if faults:
-        raise InputError(faults)
+STYLE: Final = RepairStyle()
+"""The style of what has no other."""
 
 
 class _Recovery(NamedTuple):
@@ -94,7 +70,7 @@ class Repair:
     """Source of noise on the prices; none without."""
     until_s: float = math.inf
     """When to give up, on the monotonic clock [s]."""
-    params: RepairParams = field(default_factory=RepairParams)
+    style: RepairStyle = STYLE
     within_rows: bool = True
     """Whether to take nothing for which own constraints that only add have no room."""
     _paged_only: set[int] = field(default_factory=set)
@@ -118,9 +94,6 @@ class Repair:
             partial=self.partial,
             limit_bytes=self.limit_bytes,
             has_room_for=self._has_room_for,
-            stages=self.params.earlier_stages,
-            attempts=self.params.earlier_attempts,
-            choices=self.params.earlier_choices,
         )
         while time.monotonic() < self.until_s:
             check_time_limit()
@@ -133,7 +106,7 @@ class Repair:
             plans = self._relieving(fullest, np.maximum(excess, 0))
             if not plans and not self._page_instead(fullest):
                 return False
-            for plan in plans[: max(1, len(plans) // self.params.choices_per_relief)]:
+            for plan in plans[: max(1, len(plans) // self.style.choices_per_relief)]:
                 self._add(plan)
                 if self.partial.peak_in(fullest) <= self.limit_bytes:
                     break
@@ -143,8 +116,8 @@ class Repair:
         """Return what relieves a stage, the most for its price first."""
         self._known.clear()
         self._relieved = stage
-        partial, params = self.partial, self.params
-        chain = params.longest_chain_beside_pages if self._can_page else params.longest_chain
+        partial = self.partial
+        chain = self.style.longest_chain if self._can_page else LONGEST_CHAIN
         count = np.concatenate(([0], np.cumsum(excess > 0))).tolist()
         caps = bool(partial.graph.state_tensors)
         found = []
@@ -157,7 +130,7 @@ class Repair:
                 recovery = self._recovery(i, need, chain, math.inf)
             if recovery is None:
                 continue
-            price = self._noisy(recovery.price, params.fit_noise_ratio)
+            price = self._noisy(recovery.price, FIT_NOISE)
             size = partial.sizes[i]
             if caps:  # state is counted everywhere: not the largest first, but what is enough
                 relief = sum(int(np.minimum(excess[a:b], size).sum()) for a, b in freed)
@@ -264,7 +237,7 @@ class Repair:
 
     @property
     def _can_page(self) -> bool:
-        return self.params.pages and self.problem.can_page
+        return self.style.pages and self.problem.can_page
 
     def _is_allowed(self, restoration: Restoration) -> bool:
         """Return whether state allows it.
@@ -376,7 +349,7 @@ class Repair:
         return False
 
     def _rank(self, gain: float, price: float) -> float:
-        price = self._noisy(price, self.params.fit_noise_ratio)
+        price = self._noisy(price, FIT_NOISE)
         return -gain / price if price > 0 else -math.inf
 
     def _additions(self, rows: OwnRows) -> Iterator[Restoration]:
@@ -416,7 +389,7 @@ class Repair:
             if item not in chosen[t] and self._is_allowed(restoration._replace(stage=t))
         ]
         excess = self._excess()
-        for t in sorted(stages, key=rank)[: self.params.placements]:
+        for t in sorted(stages, key=rank)[:PLACEMENTS]:
             check_time_limit()
             mark = partial.mark()
             brought = self._bring(restoration._replace(stage=t))
@@ -438,8 +411,8 @@ class Repair:
         self._relieved = -1
         plan: _Recovery | None = _Recovery(0.0, (restoration,))
         if restoration.recompute:
-            chain = self.params.longest_chain
-            plan = self._recomputation(restoration.item, restoration.stage, chain, math.inf)
+            item, stage = restoration.item, restoration.stage
+            plan = self._recomputation(item, stage, LONGEST_CHAIN, math.inf)
         if plan is not None:
             self._add(plan)
         return restoration in self.partial
@@ -472,7 +445,7 @@ class Repair:
 
     def noisy_price(self, restoration: Restoration) -> float:
         """Return what a restoration costs, with the noise of drops."""
-        return self._noisy(self._price(restoration), self.params.drop_noise_ratio)
+        return self._noisy(self._price(restoration), DROP_NOISE)
 
     def _price(self, restoration: Restoration, *, adding: bool = False) -> float:
         """Return what a restoration costs that is there, or is added, with its own page-out."""

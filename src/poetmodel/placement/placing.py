@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from poetmodel.errors import PlanError
-from poetmodel.placement.exact import MOST_S, exact_order, is_small
 from poetmodel.placement.lifetimes import blocks_of, lower_bound_bytes
-from poetmodel.placement.packing import UNPLACED, Packing
-from poetmodel.placement.search import PARAMS, search
+from poetmodel.placement.packing import Packing
+from poetmodel.placement.search import search
 from poetmodel.plan import check_plan
 from poetmodel.plan.arena import ALIGNMENT, Arena, Placed, check_alignment
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from poetmodel.graph import Graph
-    from poetmodel.placement.lifetimes import Block
-    from poetmodel.placement.packing import Integers
     from poetmodel.plan import Plan
 
 
@@ -73,7 +65,7 @@ def place(
     base = offsets.pop()
     until_s = time.monotonic() + time_limit
     packing = Packing.of(others)
-    offsets_above = _offsets(others, packing, bound - base, until_s, seed)
+    offsets_above = search(others, packing, bound=bound - base, until_s=until_s, seed=seed)
     placed = zip((*throughout, *others), (*offsets, *(offsets_above + base).tolist()), strict=True)
     return Arena(
         bytes=base + packing.top(offsets_above),
@@ -81,22 +73,3 @@ def place(
         alignment=alignment,
         offsets=tuple(sorted(Placed(*of, at) for block, at in placed for of in block.contents)),
     )
-
-
-def _offsets(
-    blocks: Sequence[Block], packing: Packing, bound: int, until_s: float, seed: int
-) -> Integers:
-    """Return offsets by the search; where that leaves a few blocks above the bound, the least."""
-    small = is_small(packing)
-    params = replace(PARAMS, placements=PARAMS.placements // 10) if small else PARAMS
-    offsets = search(blocks, packing, bound=bound, until_s=until_s, seed=seed, params=params)
-    top, left_s = packing.top(offsets), until_s - time.monotonic()
-    if not small or top <= bound or left_s <= 0:
-        return offsets
-    order = exact_order(packing, bound=bound, top=top, limit_s=min(left_s, MOST_S))
-    if order is None:
-        return offsets
-    exact: Integers = np.full(len(blocks), UNPLACED, dtype=np.int64)
-    for number in order:
-        exact[number] = packing.lowest(number, exact)
-    return exact if packing.top(exact) < top else offsets

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from itertools import cycle
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.errors import InputError
 from poetmodel.placement.packing import UNPLACED
 
 if TYPE_CHECKING:
@@ -20,27 +18,15 @@ if TYPE_CHECKING:
     from poetmodel.placement.packing import Integers, Packing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchParams:
-    """How long the search goes on, and where it begins."""
-
-    placements: int = 300_000
-    """How often a block is placed in all, beyond the first time; 0 for no search."""
-    moves: int = 1000
-    """Moves without a lower top after which it begins anew, 1 or more."""
-    life_powers: tuple[float, ...] = (0.0, 0.25, 0.5)
-    """Blocks begin in descending order of their height times their life to this power; each new
-    beginning takes the next one. The first power is that of the greedy order."""
-
-    def __post_init__(self) -> None:
-        if self.placements < 0 or self.moves < 1 or not self.life_powers:
-            raise InputError(
-                f"expected placements >= 0, moves >= 1 and life_powers, got {self.placements}, "
-                f"{self.moves} and {self.life_powers}"
-            )
-
-
-PARAMS: Final = SearchParams()
+PLACEMENTS: Final = 300_000
+"""How often a block is placed in all, beyond the first time."""
+FEW_PAIRS: Final = 30
+"""Pairs of blocks in RAM together up to which a tenth of these placements is enough."""
+MOVES: Final = 1000
+"""Moves without a lower top after which the search begins anew."""
+LIFE_POWERS: Final = (0.0, 0.25, 0.5)
+"""Blocks begin in descending order of their height times their life to this power; each new
+beginning takes the next one. The first power is that of the greedy order."""
 
 
 def search(
@@ -50,7 +36,6 @@ def search(
     bound: int,
     until_s: float,
     seed: int = 0,
-    params: SearchParams = PARAMS,
 ) -> Integers:
     """Return offsets whose top is as low as is found; `bound` is a lower bound on it [B].
 
@@ -59,7 +44,7 @@ def search(
     the top wanted moves to an earlier place in the order, at random, and the blocks from there on
     are placed again.
     """
-    searched = _Search(blocks, packing, bound, Random(seed), params)  # noqa: S311 - reproducible
+    searched = _Search(blocks, packing, bound, Random(seed))  # noqa: S311 - reproducible
     return searched.run(until_s)
 
 
@@ -70,11 +55,10 @@ class _Search:
         packing: Packing,
         bound: int,
         rng: Random,
-        params: SearchParams,
     ) -> None:
-        self.packing, self.bound, self.rng, self.params = packing, bound, rng, params
+        self.packing, self.bound, self.rng = packing, bound, rng
         self.life = [sum(end - begin for begin, end, _ in block.spans) for block in blocks]
-        self.powers = cycle(params.life_powers)
+        self.powers = cycle(LIFE_POWERS)
         self.offsets: Integers = np.full(len(blocks), UNPLACED, dtype=np.int64)
         self.order = self._order()
         self.placements = 0
@@ -84,7 +68,8 @@ class _Search:
         self._place(0, None)
         best = self.offsets.copy()
         top, target = self._anew_below(best)
-        most = self.placements + self.params.placements
+        few = sum(beside.numbers.size for beside in self.packing.neighbours) <= 2 * FEW_PAIRS
+        most = self.placements + (PLACEMENTS // 10 if few else PLACEMENTS)
         begin = moves = 0
         while top > self.bound and self.placements < most and time.monotonic() < until_s:
             stuck = self._place(begin, target)
@@ -94,7 +79,7 @@ class _Search:
                 begin = moves = 0
                 continue
             moves += 1
-            if moves > self.params.moves:
+            if moves > MOVES:
                 self.order, begin, moves = self._order(), 0, 0
                 self.offsets[:] = UNPLACED
                 continue

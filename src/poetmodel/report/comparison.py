@@ -35,26 +35,10 @@ LARGER: Final = 6
 needs more: one that frees late may need more than keep-all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareParams:
-    """How long a comparison may take."""
-
-    method_s: float = 2.0
-    """Each method [s]."""
-    whole_s: float = 6.0
-    """All methods for all schedules of a page [s]."""
-
-    def __post_init__(self) -> None:
-        faults = [
-            f"{name}: expected seconds above 0, got {getattr(self, name)!r}"
-            for name in ("method_s", "whole_s")
-            if not getattr(self, name) > 0
-        ]
-        if faults:
-            raise InputError(faults)
-
-
-PARAMS: Final = CompareParams()
+METHOD_S: Final = 2.0
+"""How long each method may take [s]."""
+ALL_S: Final = 6.0
+"""How long all methods may take for all schedules of a page [s]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +82,7 @@ class Comparison:
     """Why there is no comparison."""
 
 
-def compare(
-    subjects: Sequence[Subject], *, methods: Sequence[str] = (), params: CompareParams = PARAMS
-) -> tuple[Comparison, ...]:
+def compare(subjects: Sequence[Subject], *, methods: Sequence[str] = ()) -> tuple[Comparison, ...]:
     """Let earlier methods, and some further ones, schedule the problems of schedules, each once.
 
     Each schedule is simulated. A method that keeps no schedule within the RAM budget gets more,
@@ -118,14 +100,14 @@ def compare(
                 f"--method {name} and give its schedule, too"
             )
     names = tuple(dict.fromkeys((*NAMES, *methods)))
-    end_s = time.monotonic() + params.whole_s
+    end_s = time.monotonic() + ALL_S
     groups: dict[str, list[Subject]] = {}
     for subject in subjects:
         groups.setdefault(_limits(subject), []).append(subject)
     comparisons = []
     for group in groups.values():
         reason = _obstacle(group[0])
-        rivals = () if reason else tuple(_rivals(group[0].problem, names, end_s, params))
+        rivals = () if reason else tuple(_rivals(group[0].problem, names, end_s))
         comparisons.append(Comparison(subjects=tuple(group), rivals=rivals, reason=reason))
     return tuple(comparisons)
 
@@ -172,13 +154,11 @@ def _obstacle(subject: Subject) -> str:
     return ""
 
 
-def _rivals(
-    problem: Problem, names: Sequence[str], end_s: float, params: CompareParams
-) -> Iterator[Rival]:
+def _rivals(problem: Problem, names: Sequence[str], end_s: float) -> Iterator[Rival]:
     for name in names:
-        limit_s = min(params.method_s, end_s - time.monotonic())
+        limit_s = min(METHOD_S, end_s - time.monotonic())
         if limit_s <= 0:
-            reason = f"left out: the time of {format_seconds(params.whole_s)} for all was over"
+            reason = f"left out: the time of {format_seconds(ALL_S)} for all was over"
             yield Rival(method=name, reason=reason)
             continue
         try:

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import os
-import pickle
-import sys
-import tempfile
-import threading
-import traceback
 import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
+from poetmodel.process import ProcessEndedError, WorkerProcess
 from poetmodel.result import SolveResult, Termination
 from poetmodel.solver.facade import DEFAULT, solve
-from poetmodel.solver.lazy.primal_worker import start_python
 from poetmodel.solver.outcome import Outcome, accepted, finish
 from poetmodel.solver.request import Request
 
 if TYPE_CHECKING:
-    import subprocess
-    from typing import NoReturn
+    from concurrent.futures import Future
 
     from poetmodel.problem import Problem
+    from poetmodel.process import Job
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import SolveProgress
 
 NICENESS: Final = 10
 """By how much the process gives way to others."""
-PROGRAM: Final = """\
-import pickle, sys
-sys.path[:] = pickle.load(sys.stdin.buffer)
-from poetmodel.solver.background import serve
-serve()
-"""
-"""What the process runs: modules are found where the other one finds them."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -59,32 +49,23 @@ class BackgroundSolve:
         self._problem = problem
         self._found: deque[SolveResult] = deque(maxlen=1)
         self._owner = os.getpid()
-        self._ended = threading.Event()
-        self._finalizer = None
-        job = {"time_limit": time_limit, "gap": gap, "start": start}
-        errors = None
+        self._process: WorkerProcess | None = None
         try:
-            errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the thread
-            process = start_python(PROGRAM, errors)
+            process = WorkerProcess()
         except OSError as error:
-            if errors is not None:
-                errors.close()
             _LOG.warning("the solve beside other work could not be started (%s)", error)
-            self._ended.set()
             return
-        self._finalizer = weakref.finalize(self, _end, process, self._owner)
-        self._thread = threading.Thread(
-            target=_attend,
-            args=(process, errors, (problem, job), self._found, self._ended),
-            name="poetmodel-refining",
-            daemon=True,
+        weakref.finalize(self, process.end)
+        self._process = process
+        self._job = process.call(
+            refine, problem, start, time_limit, gap, on_news=self._found.append
         )
-        self._thread.start()
+        self._job.add_done_callback(partial(_ended, process))
 
     @property
     def runs(self) -> bool:
         """Whether it still looks for better schedules, in the process that started it."""
-        return os.getpid() == self._owner and not self._ended.is_set()
+        return self._process is not None and os.getpid() == self._owner and not self._job.done()
 
     def take(self) -> SolveResult | None:
         """Return the latest result that has not been taken, if there is one."""
@@ -94,75 +75,31 @@ class BackgroundSolve:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it has ended; return whether it has."""
-        return self._ended.wait(timeout_s)
+        if self.runs:
+            concurrent.futures.wait([self._job], timeout_s)
+        return not self.runs
 
     def close(self) -> None:
         """End it now; what it has found can still be taken."""
-        if self._finalizer is not None and os.getpid() == self._owner:
-            self._finalizer()
-            self._thread.join()
+        if self._process is not None:
+            self._process.close()
 
 
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End the process, which belongs to the one that started it."""
-    if os.getpid() == owner:
-        process.kill()
+def _ended(process: WorkerProcess, job: Future[None]) -> None:
+    """End the process of a job that is done, and say so if that failed."""
+    process.end()
+    error = job.exception()
+    if error is not None and not isinstance(error, ProcessEndedError):
+        _LOG.warning("the solve beside other work failed: %s", error)
 
 
-def _attend(
-    process: subprocess.Popen[bytes],
-    errors: IO[bytes],
-    job: tuple[Problem, dict[str, Any]],
-    found: deque[SolveResult],
-    ended: threading.Event,
-) -> None:
-    """Give the process its work, take what it finds until it ends, and clean up."""
-    into, out = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
-    try:
-        with suppress(OSError):  # it has ended
-            into.write(pickle.dumps(sys.path) + pickle.dumps(job))
-            into.flush()
-        with suppress(EOFError, pickle.UnpicklingError):  # it has ended, perhaps in a word
-            while True:
-                found.append(pickle.load(out))  # noqa: S301 - from the process started here
-    finally:
-        process.kill()
-        status = process.wait()
-        errors.seek(0)
-        told = errors.read().decode(errors="replace").strip()
-        for stream in (into, out, errors):
-            with suppress(OSError):
-                stream.close()
-        if status == 1:
-            _LOG.warning("the solve beside other work failed: %s", told.rpartition("\n")[2])
-        ended.set()
+# -- in the process --------------------------------------------------------------------------------
 
 
-# -- in the process ----------------------------------------------------------------------------
-
-
-def serve() -> NoReturn:
-    """Solve what comes for the process that started this one; end when that is gone."""
-    target = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what solvers print is no result
-    with suppress(OSError):
+def refine(job: Job, problem: Problem, start: Schedule, time_limit: float, gap: float) -> None:
+    """Solve; tell each better schedule as a result on the way, and the last one."""
+    with suppress(OSError, AttributeError):  # Windows has no niceness
         os.nice(NICENESS)
-    status = 1
-    try:
-        problem, job = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the other process
-        threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True).start()
-        _send(_solved(problem, target, **job), target)
-        status = 0
-    except BaseException:  # noqa: BLE001 - the other process reads it
-        traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def _solved(
-    problem: Problem, target: IO[bytes], *, start: Schedule, time_limit: float, gap: float
-) -> SolveResult:
-    """Solve; send each better schedule as a result on the way, and return the last one."""
     known = accepted(problem, start)
     best = [float("inf") if known is None else known.value]
     request = Request(time_limit_s=time_limit, gap=gap)
@@ -179,17 +116,6 @@ def _solved(
             candidate=candidate,
             bound=progress.bound or 0.0,
         )
-        _send(finish(problem, request, outcome, formulation=DEFAULT), target)
+        job.tell(finish(problem, request, outcome, formulation=DEFAULT))
 
-    return solve(problem, start=start, time_limit=time_limit, gap=gap, on_progress=watch)
-
-
-def _send(result: SolveResult, target: IO[bytes]) -> None:
-    pickle.dump(result, target)
-    target.flush()
-
-
-def _end_with(source: IO[bytes]) -> None:
-    """End this process when the one that started it is gone."""
-    source.read()
-    os._exit(0)
+    job.tell(solve(problem, start=start, time_limit=time_limit, gap=gap, on_progress=watch))

@@ -56,37 +56,17 @@ AGAIN: Final = (
     "a verified schedule refutes what the solver proved; the problem is solved again without "
     "presolve"
 )
+GREEDY_TIME_RATIO: Final = 0.1
+"""Share of the time limit after which greedy returns its best schedule."""
+LONGEST_GREEDY_TIME_RATIO: Final = 0.5
+"""Share of the time that is left after which greedy ends without one."""
+LEAST_UNITS: Final = 1.0
+"""Smallest value of a known schedule, in units of the objective, that a solver resolves to a
+millionth; below it the problem is stated in finer units."""
+MOST_UNITS: Final = 1e5
+"""Largest such value."""
 _SETTLED: Final = frozenset({Termination.PROVED, Termination.STALLED})
 """After these what is open is below a solver's tolerances."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartParams:
-    """How `solve` begins: with a greedy schedule, and in units that suit its value."""
-
-    greedy_time_ratio: float = 0.1
-    """Share of the time limit after which greedy returns its best schedule, above 0 to 1."""
-    longest_greedy_time_ratio: float = 0.5
-    """Share of the time that is left after which greedy ends without one, above 0 to 1."""
-    least_units: float = 1.0
-    """Smallest value of a known schedule, in units of the objective, that a solver resolves to a
-    millionth, above 0; below it the problem is stated in finer units."""
-    most_units: float = 1e5
-    """Largest such value, at least `least_units`."""
-
-    def __post_init__(self) -> None:
-        faults = [
-            f"{name}: expected a share above 0 to 1, got {getattr(self, name)!r}"
-            for name in ("greedy_time_ratio", "longest_greedy_time_ratio")
-            if not 0 < getattr(self, name) <= 1
-        ]
-        if not 0 < self.least_units <= self.most_units:
-            faults.append(f"units: expected 0 < {self.least_units!r} <= {self.most_units!r}")
-        if faults:
-            raise InputError(faults)
-
-
-PARAMS: Final = StartParams()
 
 
 def solve(
@@ -167,6 +147,8 @@ def solve(
             outcome = solve_overlapping(problem, request, task.attempt, start=start)
         else:
             outcome = task.solve(problem, request, start)
+        if task.model is None and task.exact:
+            outcome = _with_reported(problem, outcome, history.best)
         result = finish(problem, request, outcome, formulation=task.formulation)
         return replace(result, reduction=task.reduction(), history=history.of(result))
 
@@ -309,7 +291,7 @@ class _Task:
             return best, True
         if keeps is None and not (problem.constraints or problem.stand_in.rows):
             return best, False
-        most_s = PARAMS.greedy_time_ratio * request.time_limit_s
+        most_s = GREEDY_TIME_RATIO * request.time_limit_s
         for other in (replace(problem, paging=False), replace(problem, recompute=False)):
             made = accepted(problem, construct(other, most_s=most_s))
             if made is not None and (keeps is None or keeps(made.schedule)):
@@ -453,7 +435,7 @@ def _is_resolved(problem: Problem, value: float) -> bool:
     """Return whether a solver resolves a value in the units in which a problem is stated."""
     if value <= 0 or not problem.objective.is_sum:
         return True
-    return PARAMS.least_units <= value / problem.objective.unit <= PARAMS.most_units
+    return LEAST_UNITS <= value / problem.objective.unit <= MOST_UNITS
 
 
 def _never_behind(request: Request, found: Candidate, bound: float) -> Request:
@@ -494,14 +476,23 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
         check_fits(problem)
 
 
+def _with_reported(problem: Problem, outcome: Outcome, best: SolveProgress | None) -> Outcome:
+    """Return an outcome that was cut short with the best schedule that was reported on the way."""
+    found, schedule = outcome.candidate, None if best is None else best.schedule
+    known = found is not None and found.schedule is schedule
+    if schedule is None or known or outcome.termination not in _CUT_SHORT:
+        return outcome
+    return replace(outcome, candidate=_better(found, accepted(problem, schedule)))
+
+
 def _greedy(problem: Problem, request: Request) -> Candidate | None:
     """Return keep-all if it is valid and cannot be beaten, else what is built greedily."""
     plain = accepted(problem, trivial(problem))
     if plain is not None and is_tight(problem, plain.value, problem.objective.least):
         return plain
     try:
-        with time_limit(max(request.remaining_s() * PARAMS.longest_greedy_time_ratio, GRACE_S)):
-            made = construct(problem, most_s=request.time_limit_s * PARAMS.greedy_time_ratio)
+        with time_limit(max(request.remaining_s() * LONGEST_GREEDY_TIME_RATIO, GRACE_S)):
+            made = construct(problem, most_s=request.time_limit_s * GREEDY_TIME_RATIO)
             return _better(plain, accepted(problem, made))
     except (TimeLimitError, TooLargeError):  # on graphs of thousands of nodes
         return plain

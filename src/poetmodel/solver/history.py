@@ -23,12 +23,17 @@ class History:
     on_progress: OnProgress | None = None
     """Who else watches."""
     moments: list[Moment] = field(default_factory=list)
+    best: SolveProgress | None = None
+    """The report of the best schedule."""
 
     def watch(self, progress: SolveProgress) -> bool | None:
         """Take note of a report, pass it on, and return the answer."""
         values = (progress.incumbent, progress.bound)
         if values != (None, None) and all(each is None or isfinite(each) for each in values):
             self._add((progress.seconds, *values))
+        if progress.schedule is not None and progress.incumbent is not None:
+            known = None if self.best is None else self.best.incumbent
+            self.best = progress if known is None or progress.incumbent < known else self.best
         return None if self.on_progress is None else self.on_progress(progress)
 
     def of(self, result: SolveResult) -> tuple[Moment, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import InputError, TimeLimitError
+from poetmodel.errors import TimeLimitError
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.totals import Total
 from poetmodel.result import OwnObjective, Termination
@@ -27,34 +27,15 @@ if TYPE_CHECKING:
     Attempt = Callable[[Problem, Request, Schedule | None], Outcome]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapParams:
-    """Which surrogates are solved for a makespan, and how long each may take."""
-
-    relaxation_ratio: float = 0.5
-    """Share of the time limit for the relaxation, where its schedule may miss the deadline."""
-    surrogate_ratio: float = 0.5
-    """Share of the time that is left for each further surrogate."""
-    least_step: float = 1 / 64
-    """Transfer shares closer than this are not told apart, above 0 to 1."""
-    time_shares: tuple[float, ...] = (1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0)
-    """Transfer shares, above 0 to 1, that are tried in turn where the makespan is minimized: first
-    those in which transfers hardly count, since most of them can be hidden."""
-
-    def __post_init__(self) -> None:
-        names = ("relaxation_ratio", "surrogate_ratio", "least_step")
-        values = [(name, getattr(self, name)) for name in names]
-        values += [("time_shares", share) for share in self.time_shares]
-        faults = [
-            f"{name}: expected a number above 0 to 1, got {value!r}"
-            for name, value in values
-            if not 0 < value <= 1
-        ]
-        if faults:
-            raise InputError(faults)
-
-
-DEFAULT_PARAMS: Final = OverlapParams()
+RELAXATION_RATIO: Final = 0.5
+"""Share of the time limit for the relaxation, where its schedule may miss the deadline."""
+SURROGATE_RATIO: Final = 0.5
+"""Share of the time that is left for each further surrogate."""
+LEAST_STEP: Final = 1 / 64
+"""Transfer shares closer than this are not told apart."""
+TIME_SHARES: Final = (1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0)
+"""Transfer shares that are tried in turn where the makespan is minimized: first those in which
+transfers hardly count, since most of them can be hidden."""
 
 
 def solve_overlapping(
@@ -63,7 +44,6 @@ def solve_overlapping(
     attempt: Attempt,
     *,
     start: Schedule | None,
-    params: OverlapParams = DEFAULT_PARAMS,
 ) -> Outcome:
     """Solve a problem whose transfers run beside the computing.
 
@@ -71,7 +51,7 @@ def solve_overlapping(
     whose plan keeps every limit, verified with its plan, and a bound on all of them. It is
     infeasible only where the relaxation is.
     """
-    return _ShareSearch(problem, request, attempt, start, params).run()
+    return _ShareSearch(problem, request, attempt, start).run()
 
 
 @dataclass(slots=True)
@@ -80,7 +60,6 @@ class _ShareSearch:
     request: Request
     attempt: Attempt
     start: Schedule | None
-    params: OverlapParams
     best: Candidate | None = None
     bound: float = 0.0
     own_bound: float | None = None
@@ -91,7 +70,7 @@ class _ShareSearch:
     """The shares tried, with how each ended."""
 
     def run(self) -> Outcome:
-        first = self.params.relaxation_ratio if self._timed else 1.0
+        first = RELAXATION_RATIO if self._timed else 1.0
         try:
             if self.start is not None:
                 self._take(self.start)
@@ -119,7 +98,7 @@ class _ShareSearch:
         return problem.deadline_s is not None or problem.minimize == Quantity.TIME or idles
 
     def _makespan_shares(self) -> None:
-        for share in self.params.time_shares:
+        for share in TIME_SHARES:
             if self._done():
                 return
             self._solve(share)
@@ -127,7 +106,7 @@ class _ShareSearch:
     def _bisect(self) -> None:
         """Look for the least share whose plan keeps the limits."""
         missed, kept = 0.0, None
-        while not self._done() and (kept is None or kept - missed > self.params.least_step):
+        while not self._done() and (kept is None or kept - missed > LEAST_STEP):
             share = 1.0 if kept is None else (missed + kept) / 2
             outcome, keeps = self._solve(share)
             if keeps or outcome.candidate is None or kept is None:
@@ -138,7 +117,7 @@ class _ShareSearch:
     def _solve(self, share: float, *, ratio: float | None = None) -> tuple[Outcome, bool]:
         """Solve one surrogate; return how it ended, and whether its plan keeps every limit."""
         request = self.request
-        ratio = self.params.surrogate_ratio if ratio is None else ratio
+        ratio = SURROGATE_RATIO if ratio is None else ratio
         limit_s = request.elapsed_s() + ratio * request.remaining_s()
         within = replace(request, time_limit_s=max(limit_s, 1e-3), on_progress=self._report(share))
         begin = self.start if self.best is None else self.best.schedule

@@ -14,8 +14,7 @@ from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.solver.lazy import LazyParams
-from poetmodel.solver.lazy.primal import PrimalHeuristic, examine
+from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, examine
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
@@ -37,7 +36,7 @@ def test_an_answer_that_keeps_all_rows_is_offered() -> None:
     relaxation = session.build(Grouping(4, frozenset({2})))
     x = solved(relaxation).x
     assert x is not None
-    assert examine(session, relaxation, x) == ([], [])
+    assert examine(session, relaxation, x) == ([], [], {})
     assert session.bounds.incumbent is not None
     assert session.bounds.incumbent.value == pytest.approx(1.0)
 
@@ -46,7 +45,7 @@ def test_rows_that_an_answer_breaks_are_told() -> None:
     """With no row enforced, everything stays in RAM, and row 2 is broken; nothing is offered."""
     session = session_of(skip_problem())
     relaxation = session.build(Grouping(4))
-    assert examine(session, relaxation, np.zeros(0)) == ([2], [])
+    assert examine(session, relaxation, np.zeros(0)) == ([2], [], {})
     assert session.bounds.incumbent is None
 
 
@@ -56,7 +55,7 @@ def test_with_the_peak_minimized_every_valid_answer_is_offered() -> None:
     relaxation = session.build(Grouping(4))
     raw = solved(relaxation)
     assert raw.x is not None
-    assert examine(session, relaxation, raw.x) == ([2], [])
+    assert examine(session, relaxation, raw.x) == ([2], [], {})
     assert session.bounds.incumbent is not None
     assert session.bounds.incumbent.value == 15
 
@@ -78,8 +77,7 @@ def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair() -> None:
     relaxation = session.build(Grouping(12, frozenset({5})))
     x = solved(relaxation).x
     assert x is not None
-    rows, _ = examine(session, relaxation, x)
-    assert rows
+    assert examine(session, relaxation, x).stages
     assert session.bounds.incumbent is None
     PrimalHeuristic(session).repair(relaxation.disaggregate(x).schedule())
     assert session.bounds.incumbent is not None
@@ -105,7 +103,7 @@ def test_the_best_schedule_is_improved_locally() -> None:
     search = PrimalHeuristic(session)
     search.improve()
     assert session.bounds.incumbent.value < before
-    assert search.idle_iterations_per_column > LazyParams().idle_iterations_per_column
+    assert search.idle_iterations_per_column > IDLE_ITERATIONS_PER_COLUMN
 
 
 @pytest.mark.parametrize("turns", [0, 50])

@@ -8,14 +8,14 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
+from kit import jobs
 from kit.instances import scarce_problem, seeded
 from kit.relaxation import CLOSE, random_rows, run_rounds, solved
 from kit.rotation import Part, parts
@@ -25,20 +25,21 @@ from poetmodel.heuristics.greedy import page_everything
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
+from poetmodel.process import Job, WorkerProcess
 from poetmodel.solver.lazy import LazyParams, primal_worker
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.primal_worker import (
     FoundSchedule,
+    PrimalSearch,
     PrimalWorker,
     ProofState,
-    WorkerService,
 )
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 from poetmodel.solver.request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from poetmodel.schedule import Schedule
@@ -49,8 +50,6 @@ PATIENCE_S = 120.0
 """How long anything may take on a machine that is busy [s]."""
 AT_ONCE = LazyParams(worker_start_s=0.0)
 """Start the process without waiting for the solve to get older."""
-ENDLESS = "import sys; sys.stdin.buffer.read()"
-"""A program that says nothing until it is told that there is no more."""
 
 
 def comb_problem(teeth: int = 14, ram: int = 13) -> Problem:
@@ -91,15 +90,28 @@ def until(condition: Callable[[], object]) -> bool:
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Let processes run another program."""
-    return lambda text: monkeypatch.setattr(primal_worker, "PROGRAM", text)
+def search_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], None]:
+    """Let processes do another job."""
+    return lambda job: monkeypatch.setattr(primal_worker, "search_schedules", job)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
+    """Return the processes that are started."""
+    processes: list[WorkerProcess] = []
+
+    def start() -> WorkerProcess:
+        processes.append(WorkerProcess())
+        return processes[-1]
+
+    monkeypatch.setattr(primal_worker, "WorkerProcess", start)
+    return processes
 
 
 # -- both sides together -------------------------------------------------------------------------
 
 
-def test_a_process_finds_better_schedules() -> None:
+def test_a_process_finds_better_schedules(started: list[WorkerProcess]) -> None:
     """From what the solve has, without its interpreter; afterwards there is no process."""
     problem = comb_problem()
     start = everything_paged(problem)
@@ -107,15 +119,13 @@ def test_a_process_finds_better_schedules() -> None:
     with PrimalWorker(session) as search:
         assert until(lambda: session.bounds.incumbent is not start)
         assert search.runs.is_set()
-        process = search._process
-        assert process is not None
-        assert process.pid != os.getpid()
+        (process,) = started
     search.check()
     assert session.bounds.incumbent is not None
     assert session.bounds.incumbent.value < start.value
     assert not session.bounds.incumbent.violations
     assert session.bounds.lower == 0.0
-    assert process.returncode is not None
+    assert not process.is_alive
     assert not search.runs.is_set()
     assert not search._thread.is_alive()
 
@@ -140,42 +150,36 @@ def test_an_answer_is_searched_with_in_the_process() -> None:
     search.check()
 
 
-def test_a_quick_solve_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_solve_starts_no_process(started: list[WorkerProcess]) -> None:
     """What is over before its process would start costs nothing."""
-
-    def start(_: IO[bytes]) -> subprocess.Popen[bytes]:
-        pytest.fail("started")
-
-    monkeypatch.setattr(primal_worker, "_start", start)
     session = session_of(comb_problem())
     session.params = LazyParams(worker_start_s=PATIENCE_S)
     with PrimalWorker(session) as search:
         pass
     search.check()
-    assert search._process is None
+    assert not started
     assert not search._thread.is_alive()
 
 
-def test_a_process_is_left_at_any_moment(program: Callable[[str], None]) -> None:
+def test_a_process_is_left_at_any_moment(
+    search_by: Callable[[Any], None], started: list[WorkerProcess]
+) -> None:
     """Before it has read, with more to read than a pipe holds, it is ended and waited for."""
-    program("import time; time.sleep(1000)")
+    search_by(jobs.endless)
     problem = comb_problem(400, 13)
     for _ in range(3):
-        begun = time.monotonic()
         with PrimalWorker(session_of(problem)) as search:
             assert until(search.runs.is_set)
         search.check()
-        assert time.monotonic() - begun < PATIENCE_S
-        assert search._process is not None
-        assert search._process.returncode is not None
+    assert len(started) == 3
+    assert not any(process.is_alive for process in started)
 
 
 # -- what is told --------------------------------------------------------------------------------
 
 
-def test_what_is_new_is_told_once(program: Callable[[str], None]) -> None:
+def test_what_is_new_is_told_once() -> None:
     """A schedule until the search knows it, an answer once and only the latest; bounds always."""
-    program(ENDLESS)
     problem = comb_problem()
     start = everything_paged(problem)
     session = session_of(problem, start)
@@ -214,122 +218,89 @@ def test_what_is_told_survives_the_way() -> None:
 
 
 class Peer:
-    """The other side of a service that runs in a thread: what it is told and what it answers."""
+    """The proof's side of a search that runs in a thread: what it is told and what it finds."""
 
-    def __init__(self, problem: Problem, **choices: Any) -> None:
-        inner, self._into = os.pipe()
-        self._out, outer = os.pipe()
-        self.into, self.out = os.fdopen(self._into, "wb"), os.fdopen(self._out, "rb")
-        self.source, self.target = os.fdopen(inner, "rb"), os.fdopen(outer, "wb")
+    def __init__(self, problem: Problem, state: ProofState | None = None, **choices: Any) -> None:
+        self.found: list[FoundSchedule] = []
+        self.job = Job(self.found.append)
         request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
-        self.tell((problem, request, LazyParams()))
-        self.service = WorkerService(self.source, self.target)
-        self.heard: list[FoundSchedule] = []
+        self.search = PrimalSearch(self.job, problem, request, LazyParams())
+        self.search.take(state or ProofState(bound=0.0, columns=0))
+        self._work = threading.Thread(target=self.search.run)
 
-    def tell(self, what: object) -> None:
-        """Send something."""
-        pickle.dump(what, self.into)
-        self.into.flush()
-
-    def update(self, **known: Any) -> None:
+    def tell(self, **known: Any) -> None:
         """Send what is new."""
-        self.tell(
-            ProofState(**{"bound": 0.0, "columns": 0, "found": None, "answer": None, **known})
-        )
+        self.job.inbox.put(pickle.dumps(ProofState(**{"bound": 0.0, "columns": 0, **known})))
 
     def __enter__(self) -> Self:
-        self._work = threading.Thread(target=self._serve)
-        self._hear = threading.Thread(target=self._listen)
         self._work.start()
-        self._hear.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.into.close()
+        self.search.session.stop.set()
         self._work.join(PATIENCE_S)
-        self._hear.join(PATIENCE_S)
-        assert until(self.service.session.stop.is_set)  # it reads no more
-        self.out.close()
-        self.source.close()
+        assert not self.alive
 
     @property
     def alive(self) -> bool:
-        """Whether the service goes on."""
+        """Whether the search goes on."""
         return self._work.is_alive()
 
-    def _serve(self) -> None:
-        self.service.run()
-        self.target.close()
 
-    def _listen(self) -> None:
-        for found in _found(self.out):
-            self.heard.append(found)
-
-
-def _found(source: IO[bytes]) -> Iterator[FoundSchedule]:
-    while True:
-        try:
-            yield pickle.load(source)  # noqa: S301
-        except EOFError:
-            return
-
-
-def test_a_service_ends_when_no_more_can_come() -> None:
-    """Whoever asked for it has gone."""
-    with Peer(comb_problem()) as peer:
-        peer.update()
-        assert peer.alive
-        assert peer.service.session.stopped is None
-    assert not peer.alive
-
-
-def test_a_service_ends_with_its_time_or_the_gap() -> None:
-    """Without being told to."""
+def test_a_search_ends_with_its_time_or_the_gap() -> None:
+    """Without being told to, whenever it hears that the gap is closed."""
     problem = comb_problem()
     start = everything_paged(problem)
     found = FoundSchedule(start.schedule, start.value)
-    with Peer(problem, time_limit_s=0.2) as late, Peer(problem) as proved:
-        late.update()
-        proved.update(found=found, bound=start.value)
+    known = ProofState(bound=start.value, columns=0, found=found)
+    with (
+        Peer(problem, time_limit_s=0.2) as late,
+        Peer(problem, known) as proved,
+        Peer(problem) as told,
+    ):
         assert until(lambda: not late.alive)
         assert until(lambda: not proved.alive)
-    assert proved.service.session.stopped is None
+        assert until(lambda: told.found)
+        assert told.alive
+        told.tell(bound=start.value)
+        assert until(lambda: not told.alive)
+    assert proved.search.session.stopped is None
 
 
-def test_a_service_sends_what_is_better_than_it_was_given() -> None:
-    """Not what came from the other side; values are those of the verify_schedule, ever better."""
+def test_a_search_sends_what_is_better_than_it_was_given() -> None:
+    """Not what came from the other side; values are those of the verifier, ever better."""
     problem = comb_problem()
     start = everything_paged(problem)
-    with Peer(problem) as peer:
-        peer.update(found=FoundSchedule(start.schedule, start.value))
-        assert until(lambda: peer.heard)
-    values = [found.value for found in peer.heard]
+    found = FoundSchedule(start.schedule, start.value)
+    with Peer(problem, ProofState(bound=0.0, columns=0, found=found)) as peer:
+        assert until(lambda: peer.found)
+    values = [found.value for found in peer.found]
     assert [start.value, *values] == sorted({start.value, *values}, reverse=True)
-    for schedule, value in peer.heard:
+    for schedule, value in peer.found:
         candidate = verify_schedule(problem, schedule)
         assert not candidate.violations
         assert candidate.value == value
 
 
-def test_a_service_takes_the_latest_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_takes_the_latest_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that came before another is dropped; bounds and columns are taken note of."""
     problem = comb_problem(6, 9)
     answers = [answer_of(session_of(problem), Grouping(12, frozenset({row}))) for row in (3, 5)]
     assert answers[0] != answers[1]
     taken: list[Schedule] = []
     monkeypatch.setattr(PrimalHeuristic, "repair", lambda _, answer: taken.append(answer))
-    with Peer(problem) as peer:
-        for answer in answers:
-            peer.service._hear(ProofState(bound=0.5, columns=9, found=None, answer=answer))
-        peer.update()
+    peer = Peer(problem)
+    for answer in answers:
+        peer.tell(bound=0.5, columns=9, answer=answer)
+    with peer:
         assert until(lambda: taken)
-        assert peer.service.session.bounds.lower == 0.5
-        assert peer.service.session.columns == 9
+        assert peer.search.session.bounds.lower == 0.5
+        assert peer.search.session.columns == 9
     assert taken == answers[1:]
 
 
 @parts(2)
-def test_a_service_finds_nothing_wrong(part: Part) -> None:
+def test_a_search_finds_nothing_wrong(part: Part) -> None:
     """On random problems all it sends is valid, and nothing is better than the optimum."""
     count = 0
     for number in part.of(range(15)):
@@ -342,11 +313,11 @@ def test_a_service_finds_nothing_wrong(part: Part) -> None:
         raw = solved(relaxation)
         if raw.x is None or best is None:
             continue
-        with Peer(problem) as peer:
-            peer.update(answer=relaxation.disaggregate(raw.x).schedule())
-            if until(lambda peer=peer: peer.heard):
+        answer = relaxation.disaggregate(raw.x).schedule()
+        with Peer(problem, ProofState(bound=0.0, columns=0, answer=answer)) as peer:
+            if until(lambda peer=peer: peer.found):
                 count += 1
-        for schedule, value in peer.heard:
+        for schedule, value in peer.found:
             assert not verify_schedule(problem, schedule).violations
             assert value >= best - CLOSE, number
     assert count > part.share(5)
@@ -355,9 +326,9 @@ def test_a_service_finds_nothing_wrong(part: Part) -> None:
 # -- how it ends ---------------------------------------------------------------------------------
 
 
-def test_a_program_that_fails_is_an_error(program: Callable[[str], None]) -> None:
-    """The solve is stopped, and the last lines of the program are told."""
-    program("raise LookupError('of its own')")
+def test_a_search_that_fails_is_an_error(search_by: Callable[[Any], None]) -> None:
+    """The solve is stopped, and the last lines of the traceback are told."""
+    search_by(jobs.failing)
     session = session_of(comb_problem())
     with PrimalWorker(session) as search:
         assert until(session.stop.is_set)
@@ -373,34 +344,27 @@ def test_what_the_process_cannot_read_is_an_error() -> None:
     session = session_of(problem, start)
     with PrimalWorker(session) as search:
         assert until(lambda: session.bounds.incumbent is not start)
-        unreadable: Any = _Unreadable()
+        unreadable: Any = jobs.Unreadable()
         search.put(unreadable)
         assert until(session.stop.is_set)
     with pytest.raises(BackendError, match=r"invalid literal.*'no number'"):
         search.check()
 
 
-class _Unreadable:
-    """Something that can be written and not read."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (int, ("no number",))
-
-
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
 def test_a_process_that_is_killed_is_noted(
-    program: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    search_by: Callable[[Any], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As for want of memory: the proof goes on, and says so."""
-    program("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    search_by(jobs.ending)
     session = session_of(comb_problem())
     with caplog.at_level(logging.WARNING), PrimalWorker(session) as search:
         assert until(lambda: session.log)
         assert not session.done()
         assert not search.runs.is_set()
     search.check()
-    assert "ended from outside (status -9); the solve goes on" in session.log[-1]
-    assert "ended from outside" in caplog.text
+    assert "ended unexpectedly (status -9); the solve goes on" in session.log[-1]
+    assert "ended unexpectedly" in caplog.text
 
 
 @pytest.mark.parametrize("executable", ["", "no-such-python"])
@@ -432,58 +396,9 @@ def test_a_watcher_that_fails_is_heard() -> None:
         search.check()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="no such signals")
-def test_a_process_ignores_ctrl_c_and_ends_without_its_parent() -> None:
-    """Ctrl-C in a terminal reaches both, at any time; closed pipes are all that an end leaves."""
-    problem = comb_problem()
-    start = everything_paged(problem)
-    request = Request(gap=0.0, time_limit_s=300.0)
-    with tempfile.TemporaryFile() as errors:
-        process = primal_worker._start(errors)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.send_signal(signal.SIGINT)
-        try:
-            for what in (
-                sys.path,
-                (problem, request, LazyParams()),
-                ProofState(
-                    bound=0.0,
-                    columns=0,
-                    found=FoundSchedule(start.schedule, start.value),
-                    answer=None,
-                ),
-            ):
-                process.stdin.write(pickle.dumps(what))
-            process.stdin.flush()
-            assert next(_found(process.stdout)).value < start.value
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.2)
-            assert process.poll() is None
-            process.stdin.close()
-            assert process.wait(PATIENCE_S) == 0
-        finally:
-            process.kill()
-            process.wait()
-            process.stdin.close()
-            process.stdout.close()
-        errors.seek(0)
-        assert errors.read() == b""
-
-
-def test_what_is_printed_in_the_process_disturbs_nobody(program: Callable[[str], None]) -> None:
-    """Solvers print as they like; standard output belongs to schedules."""
-    serving = "from poetmodel.solver.lazy import primal_worker as worker"
-    noise = "import os\nrun = worker.WorkerService.run\n"
-    noise += (
-        "worker.WorkerService.run = lambda self: (os.write(1, b'noise'), print('noise'), run(self))"
-    )
-    text = primal_worker.PROGRAM.replace(
-        "from poetmodel.solver.lazy.primal_worker import serve\nserve()",
-        f"{serving}\n{noise}\nworker.serve()",
-    )
-    assert "noise" in text
-    program(text)
+def test_what_is_printed_in_the_process_disturbs_nobody(search_by: Callable[[Any], None]) -> None:
+    """Solvers print as they like."""
+    search_by(jobs.noisy_search)
     problem = comb_problem()
     start = everything_paged(problem)
     session = session_of(problem, start)
@@ -506,13 +421,13 @@ from poetmodel.solver.lazy import primal_worker
 print("once", flush=True)  # a script without a main of its own
 params = lazy.LazyParams(worker_start_s=0.0)
 lazy.solve_lazily = partial(lazy.solve_lazily, params=params)
-listen = primal_worker.PrimalWorker._listen
+tell = primal_worker.PrimalWorker._tell
 
-def listen_and_tell(self, out):
+def say_and_tell(self, process, search):
     print("begun", flush=True)
-    listen(self, out)
+    tell(self, process, search)
 
-primal_worker.PrimalWorker._listen = listen_and_tell
+primal_worker.PrimalWorker._tell = say_and_tell
 graph = load_model("paper/resnet50")
 costs = Costs.estimate(graph, Device.load("paper-a72"))
 ram = floor(graph).bytes * 102 // 100  # a solve of many minutes

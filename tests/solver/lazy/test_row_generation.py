@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kit import jobs
 from kit.instances import scarce_problem
 from kit.oracle import optimum
 from kit.rotation import Part, parts
@@ -21,6 +22,7 @@ from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
+from poetmodel.process import WorkerProcess
 from poetmodel.result import Termination
 from poetmodel.schedule import checkpoint_all
 from poetmodel.solver.lazy import LazyParams, primal_worker, row_generation, solve_lazily
@@ -32,7 +34,6 @@ from poetmodel.solver.outcome import reported_bound, verify_schedule
 from poetmodel.solver.request import Request
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable
 
     from poetmodel.solver.outcome import Candidate, Outcome
@@ -171,8 +172,7 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(
     raw = session.solve(relaxation.form)
     assert raw is not None
     assert raw.x is not None
-    rows, steps = row_generation.examine(session, relaxation, raw.x)
-    assert rows or steps
+    assert row_generation.examine(session, relaxation, raw.x)
     assert session.bounds.incumbent is None
     progress = BackendProgress(incumbent=raw.objective, bound=None, x=raw.x)
     assert rounds._watch(relaxation, progress)
@@ -245,22 +245,21 @@ def test_a_search_beside_the_proof_changes_no_value(
     start_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever its process starts, or if it never does; without leaving one."""
-    params = LazyParams(worker_start_s=start_s, worker_update_s=0.01)
-    made: list[subprocess.Popen[bytes]] = []
-    start = primal_worker._start
+    params = LazyParams(worker_start_s=start_s)
+    made: list[WorkerProcess] = []
 
-    def noted(errors: IO[bytes]) -> subprocess.Popen[bytes]:
-        made.append(start(errors))
+    def noted() -> WorkerProcess:
+        made.append(WorkerProcess())
         return made[-1]
 
-    monkeypatch.setattr(primal_worker, "_start", noted)
+    monkeypatch.setattr(primal_worker, "WorkerProcess", noted)
     problem = comb_problem(14, 13, 5.0)
     paged = verify_schedule(problem, page_everything(problem))
     outcome = solved(problem, start=paged, threads=2, params=params)
     assert outcome.termination == Termination.PROVED
     assert value_of(outcome) == pytest.approx(77.0)
     assert outcome.bound == pytest.approx(77.0)
-    assert all(process.returncode is not None for process in made)
+    assert not any(process.is_alive for process in made)
     assert len(made) == 1 or start_s > 0.0
     assert 1 < outcome.statistics["enforced_rows"] < 28
 
@@ -273,7 +272,7 @@ def test_one_thread_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_search_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with one thread; the solve does not go on without a word."""
-    monkeypatch.setattr(primal_worker, "PROGRAM", "raise LookupError('of its own')")
+    monkeypatch.setattr(primal_worker, "search_schedules", jobs.failing)
     with pytest.raises(BackendError, match="LookupError: of its own"):
         solved(comb_problem(14, 13, 5.0), threads=2, params=AT_ONCE)
 
@@ -284,11 +283,11 @@ def test_the_proof_goes_on_without_a_search_that_was_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It searches by itself again, and the log tells."""
-    monkeypatch.setattr(primal_worker, "PROGRAM", "import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(primal_worker, "search_schedules", jobs.ending)
     outcome = solved(comb_problem(14, 13, 5.0), threads=2, params=AT_ONCE)
     assert outcome.termination == Termination.PROVED
     assert value_of(outcome) == pytest.approx(77.0)
-    assert "ended from outside (status -9)" in outcome.log
+    assert "ended unexpectedly (status -9)" in outcome.log
 
 
 # -- how it stops --------------------------------------------------------------------------------

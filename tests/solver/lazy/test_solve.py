@@ -20,7 +20,6 @@ from poetmodel.solver.lazy import LazyParams, solve, solve_lazily
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.lazy.solve import (
     MARGIN,
-    FastestResult,
     find_fastest,
     generate_rows,
     has_fastest,
@@ -58,7 +57,7 @@ def below(problem: Problem, ceiling: float) -> Outcome:
     return generate_rows(Session(problem, unlimited(), ceiling=ceiling))
 
 
-def fastest(problem: Problem, request: Request | None = None, bound: float = 0.0) -> FastestResult:
+def fastest(problem: Problem, request: Request | None = None, bound: float = 0.0) -> Outcome:
     """Look for the fastest schedule."""
     return find_fastest(problem, request or unlimited(), bound, LazyParams())
 
@@ -95,10 +94,10 @@ def check_verdicts(count: int, kind: str, n: tuple[int, int]) -> Counter[bool]:
         verdict = fastest(problem)
         infeasible = optimum(problem) is None
         assert verdict.infeasible == infeasible, seed
-        assert (verdict.start is None) == infeasible, seed
-        if verdict.start is not None:
-            assert not verify_schedule(problem, verdict.start.schedule).violations
-        assert not verdict.interrupted
+        assert (verdict.candidate is None) == infeasible, seed
+        if verdict.candidate is not None:
+            assert not verify_schedule(problem, verdict.candidate.schedule).violations
+        assert verdict.termination != Termination.INTERRUPTED
         seen[infeasible] += 1
     return seen
 
@@ -167,17 +166,17 @@ def test_with_a_schedule_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_a_verdict_the_solve_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the schedule that was found, or without; the caller's stop ends it."""
     found = fastest(timed_comb("200%"))
-    for start in (found.start, None):
-        verdict = replace(found, start=start)
+    for start in (found.candidate, None):
+        verdict = replace(found, candidate=start)
         monkeypatch.setattr(solve, "find_fastest", lambda *_, verdict=verdict: verdict)
         outcome = solve_lazily(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
         assert outcome.termination == Termination.PROVED
         assert outcome.candidate is not None
-    stopped = replace(found, interrupted=True)
+    stopped = replace(found, termination=Termination.INTERRUPTED)
     monkeypatch.setattr(solve, "find_fastest", lambda *_: stopped)
     outcome = solve_lazily(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
     assert outcome.termination == Termination.INTERRUPTED
-    assert outcome.candidate is found.start
+    assert outcome.candidate is found.candidate
 
 
 def test_a_schedule_that_comes_late_is_where_the_solve_goes_on(
@@ -185,7 +184,7 @@ def test_a_schedule_that_comes_late_is_where_the_solve_goes_on(
 ) -> None:
     """Patience is at its end, and then the search beside finds something all the same."""
     problem = timed_comb("200%")
-    found = fastest(problem).start
+    found = fastest(problem).candidate
     assert found is not None
     run = generate_rows
     starts: list[Candidate | None] = []
@@ -242,8 +241,8 @@ def test_what_was_found_stays_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(solve, "generate_rows", told_twice)
     verdict = fastest(problem)
-    assert verdict.start is not None
-    assert not verdict.interrupted
+    assert verdict.candidate is not None
+    assert verdict.termination != Termination.INTERRUPTED
 
 
 def test_a_proof_needs_more_than_a_tolerance() -> None:
@@ -253,7 +252,7 @@ def test_a_proof_needs_more_than_a_tolerance() -> None:
         deadline = f"{least_s + change} s"
         verdict = fastest(timed_comb(deadline))
         assert verdict.infeasible == infeasible
-        assert (verdict.start is None) == infeasible
+        assert (verdict.candidate is None) == infeasible
     assert MARGIN > 1e-9
 
 
@@ -267,7 +266,7 @@ def test_a_callback_ends_the_search() -> None:
 
     problem = timed_comb(f"{least_time_s() - 1e-3} s")
     verdict = fastest(problem, unlimited(on_progress=stop), 0.25)
-    assert verdict.interrupted
+    assert verdict.termination == Termination.INTERRUPTED
     assert not verdict.infeasible
     assert {(progress.incumbent, progress.bound) for progress in told} == {(None, 0.25)}
 

@@ -76,27 +76,20 @@ class LazyParams:
     each."""
 
     # -- rows after an integer relaxation ----------------------------------------------------------
-    easy_nodes: int = 1
-    """Nodes of branch and bound up to which a relaxation was an easy one, if it was solved to its
-    end."""
     easy_growth_ratio: float = 0.5
-    """Rows that may be added after an easy one, as a part of its groups: the next one is hardly
-    larger, and what it takes is building it, not branching."""
+    """Rows that may be added after a relaxation that was solved without branching, as a part of its
+    groups: the next one is hardly larger, and what it takes is building it."""
     single_row_gain_ratio: float = 0.02
     """Rise of the bound by the rows added before after which a single one is added: more rows make
     finer groups, more columns and a weaker linear relaxation."""
-    few_rows_gain_ratio: float = 0.01
-    """Rise after which `few_rows` are added, near the end. After less, answers only dodge what is
-    enforced, and all rows come at once."""
     few_rows: int = 2
-    """Rows added near the end after such a rise."""
+    """Rows added near the end after half of such a rise. After less, answers only dodge what is
+    enforced, and all rows come at once."""
     wide_gap_rows: int = 3
     """Rows added far from it after a rise below `single_row_gain_ratio`: with all of them the
     relaxations would not be solved in their time."""
 
     # -- integer relaxations -----------------------------------------------------------------------
-    first_slice_s: float = 5.0
-    """Least time of an integer solve; each that ends by its time doubles it."""
     wide_gap_time_ratio: float = 0.75
     """Most of the time left for one integer solve with a wide gap; the primal heuristic has the
     rest. Near the end a solve may take all of it: one that is cut short begins anew."""
@@ -104,30 +97,14 @@ class LazyParams:
     """Part of the best value, or of a limit, that one decision must take where equal ones are
     counted; 1 switches counting off."""
 
-    # -- primal heuristic --------------------------------------------------------------------------
-    idle_iterations_per_column: float = 0.01
-    """Iterations without gain after which the first local search ends, for each column of the
-    largest relaxation, above 0. The next has twice as many after one that found something, else
-    half as many, but never fewer than the first."""
-    iterations_per_offer: int = 100
-    """After how many iterations of a local search what it has found goes to the verifier."""
-    repair_most_s: float = 1.0
-    """Longest repair of one answer that the proof waits for."""
-    search_most_s: float = 3.0
-    """Longest local search after one answer."""
-
     # -- deadlines ---------------------------------------------------------------------------------
     without_schedule_time_ratio: float = 1 / 6
     """Part of the time left without a schedule after which the fastest schedule is looked for; 1
     for never."""
-    fastest_time_ratio: float = 0.8
-    """Most of the time that is left for that."""
 
     # -- primal worker -----------------------------------------------------------------------------
     worker_start_s: float = 0.5
     """After how long the process is started: that takes a second of its core."""
-    worker_update_s: float = 0.1
-    """How often it gets what is new, above 0."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -144,14 +121,13 @@ class LazyParams:
             least, most = (1, math.inf) if whole else (0.0, _most(name))
             if isinstance(value, bool) or not isinstance(value, kinds):
                 faults.append(f"{name}: expected a number, got {value!r}")
-            elif not least <= value <= most or (name in _POSITIVE and value == 0):
+            elif not least <= value <= most:
                 faults.append(f"{name}: {value!r} is out of its range")
         if faults:
             raise InputError(faults)
 
 
 _KNOWN: Final = {"cuts": CUT_FAMILIES, "heuristics": HEURISTICS}
-_POSITIVE: Final = frozenset({"idle_iterations_per_column", "worker_update_s"})
 
 
 def _most(name: str) -> float:

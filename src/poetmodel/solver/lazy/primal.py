@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.heuristics.greedy import with_wanted
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
@@ -20,8 +20,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.schedule import Schedule
+    from poetmodel.solver.lazy.disaggregation import Disaggregation
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
+
+REPAIR_S: Final = 1.0
+"""Longest repair of one answer that the proof waits for [s]."""
+SEARCH_S: Final = 3.0
+"""Longest local search after one answer [s]."""
+IDLE_ITERATIONS_PER_COLUMN: Final = 0.01
+"""Iterations without gain after which the first local search ends, for each column of the largest
+relaxation. The next has twice as many after one that found something, else half as many, but never
+fewer than the first."""
+ITERATIONS_PER_OFFER: Final = 100
+"""After how many iterations of a local search what it has found goes to the verifier."""
 
 
 @dataclass(slots=True)
@@ -38,13 +50,12 @@ class PrimalHeuristic:
     repair_most_s: float = math.inf
     """Longest repair of one answer [s]."""
     neighbourhood: LargeNeighbourhoodSearch = field(init=False)
-    idle_iterations_per_column: float = field(init=False)
+    idle_iterations_per_column: float = IDLE_ITERATIONS_PER_COLUMN
     """Turns without gain after which the next local search ends, for each column."""
 
     def __post_init__(self) -> None:
-        request, params = self.session.request, self.session.params
-        self.idle_iterations_per_column = params.idle_iterations_per_column
-        self.neighbourhood = LargeNeighbourhoodSearch(self.session.problem, seed=request.seed)
+        session = self.session
+        self.neighbourhood = LargeNeighbourhoodSearch(session.problem, seed=session.request.seed)
 
     def repair(self, answer: Schedule, *, locally: bool = True) -> None:
         """Repair an answer of a relaxation where it does not fit, and offer it.
@@ -61,10 +72,10 @@ class PrimalHeuristic:
 
     def improve(self) -> None:
         """Search locally until nothing is gained for a while, and offer what was found."""
-        session, neighbourhood, params = self.session, self.neighbourhood, self.session.params
-        if "local_search" not in params.heuristics:
+        session, neighbourhood = self.session, self.neighbourhood
+        if "local_search" not in session.params.heuristics:
             return
-        until_s = self._end_s(min(params.search_most_s, session.request.remaining_s() / 4))
+        until_s = self._end_s(min(SEARCH_S, session.request.remaining_s() / 4))
         neighbourhood.until_s = until_s
         best, before = session.bounds.incumbent, neighbourhood.best
         if best is not None and (0.0, best.value) < before:
@@ -75,14 +86,14 @@ class PrimalHeuristic:
         while idle < most and not (session.done() or self.is_waited_for()):
             idle = 0 if neighbourhood.iterate() else idle + 1
             iterations += 1
-            if iterations % params.iterations_per_offer == 0:
+            if iterations % ITERATIONS_PER_OFFER == 0:
                 self._offer()
             if time.monotonic() > until_s:
                 break
         self._offer()
         factor = 2.0 if neighbourhood.best < before else 0.5
         self.idle_iterations_per_column = max(
-            params.idle_iterations_per_column, factor * self.idle_iterations_per_column
+            IDLE_ITERATIONS_PER_COLUMN, factor * self.idle_iterations_per_column
         )
 
     def _end_s(self, most_s: float) -> float:
@@ -98,38 +109,49 @@ class PrimalHeuristic:
                 self.session.offer(schedule)
 
 
-def examine(
-    session: Session, relaxation: Relaxation, x: NDArray[Any]
-) -> tuple[list[int], list[tuple[int, int]]]:
-    """Disaggregate an answer; offer it where it keeps all rows, else return those that it breaks.
+class BrokenRows(NamedTuple):
+    """The rows that an answer breaks and its relaxation does not enforce."""
+
+    stages: list[int]
+    """Of stages, the worst first."""
+    steps: list[tuple[int, int]]
+    """Of steps, where no row of a stage is broken."""
+    own: dict[int, frozenset[int]]
+    """Over stages, by position among those of the problem, with their cuts."""
+
+    def __bool__(self) -> bool:
+        return any(self)
+
+
+def examine(session: Session, relaxation: Relaxation, x: NDArray[Any]) -> BrokenRows:
+    """Disaggregate an answer; offer it where it keeps all rows; return those that it breaks.
 
     With the peak minimized, an answer that is above the peak it claims may still be a good one.
     """
     result = relaxation.disaggregate(x)
     limit = relaxation.claimed_ram(x)
-    rows = broken_stages(result.stage_loads(), limit)
-    steps = [] if rows else broken_steps(result, limit)
-    if not (rows or steps) or not session.problem.objective.is_sum:
+    stages = broken_stages(result.stage_loads(), limit)
+    steps = [] if stages else broken_steps(result, limit)
+    if not (stages or steps) or not session.problem.objective.is_sum:
         schedule = result.schedule()
         if session.own is not None:
             schedule = with_wanted(session.own, schedule, relaxation.wanted(x, result))
         session.offer(schedule)
     grouping = relaxation.grouping
-    return (
-        [t for t in rows if t not in grouping.stage_rows],
+    return BrokenRows(
+        [t for t in stages if t not in grouping.stage_rows],
         [step for step in steps if step not in grouping.step_rows],
+        _broken_own_rows(relaxation, result, x),
     )
 
 
-def broken_own_rows(relaxation: Relaxation, x: NDArray[Any]) -> dict[int, frozenset[int]]:
-    """Return the rows over stages that an answer breaks on stages, by position, with their cuts.
-
-    Those that the relaxation enforces are not among them.
-    """
+def _broken_own_rows(
+    relaxation: Relaxation, result: Disaggregation, x: NDArray[Any]
+) -> dict[int, frozenset[int]]:
+    """Return the rows over stages that an answer breaks on stages."""
     stated = relaxation.problem.stand_in.rows
     if not stated:
         return {}
-    result = relaxation.disaggregate(x)
     out = (i for i, column in relaxation.paged_out.items() if x[column] > 0.5)  # noqa: PLR2004
     chosen = {
         *(("recomputed", index) for index in result.recomputed),

@@ -189,6 +189,13 @@ class Relaxation:
         """Drop the cuts that are not tight at a point, but for those that last."""
         self.cuts = [cut for cut in self.cuts if cut.violation(x) >= -TIGHT]
 
+    def separate_lasting(self, x: NDArray[Any], least: float) -> bool:
+        """Add the cuts that last and that a point violates; return whether there are any."""
+        lasting = (one for one in self.separators.values() if one.lasting)
+        cuts = [cut for separator in lasting for cut in separator.separate(x, least)]
+        self.lasting += cuts
+        return bool(cuts)
+
     def make_lasting(self) -> None:
         """Let all cuts of families whose cuts last stay, whether they are tight or not."""
         known = {tuple(cut.terms) for cut in self.lasting}

@@ -7,7 +7,7 @@ disaggregated schedule that the verifier accepts is an upper bound.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
 from poetmodel.clock import time_limit
@@ -16,8 +16,7 @@ from poetmodel.result import Termination
 from poetmodel.solver.covers import limit_rows, with_covers
 from poetmodel.solver.lazy.cuts.recompute_memory import PRESENT
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
-from poetmodel.solver.lazy.policy import Policy
-from poetmodel.solver.lazy.primal import PrimalHeuristic, broken_own_rows, examine
+from poetmodel.solver.lazy.primal import REPAIR_S, BrokenRows, PrimalHeuristic, examine
 from poetmodel.solver.lazy.primal_worker import PrimalWorker
 from poetmodel.solver.lazy.symmetry import counted_limits, solve_counted
 from poetmodel.solver.request import GRACE_S
@@ -28,7 +27,11 @@ if TYPE_CHECKING:
     from poetmodel.model.aggregated import Grouping
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
-    from poetmodel.solver.outcome import Candidate
+
+FIRST_SLICE_S: Final = 5.0
+"""Least time of an integer solve; each that ends by its time doubles it [s]."""
+_TO_ITS_END: Final = frozenset({SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP})
+"""After these no better answer of a relaxation is of use."""
 
 
 class RowGeneration:
@@ -37,12 +40,15 @@ class RowGeneration:
     def __init__(self, session: Session, grouping: Grouping) -> None:
         self.session = session
         self.grouping = grouping
-        self.policy = Policy(session.problem, session.bounds, session.params)
-        self.primal = PrimalHeuristic(session, repair_most_s=session.params.repair_most_s)
+        self.primal = PrimalHeuristic(session, repair_most_s=REPAIR_S)
         self.worker: PrimalWorker | None = None
         self.rounds = 0
         """Integer relaxations so far."""
         self._linear_answers = 0
+        self._slice_s = FIRST_SLICE_S
+        """Least time of the next integer solve [s]."""
+        self._bound_before_rows = float("-inf")
+        """The bound when rows were last added."""
 
     def run(self) -> bool:
         """Solve, disaggregate, search, separate, refine, until nothing is left to do.
@@ -51,36 +57,35 @@ class RowGeneration:
         """
         session = self.session
         relaxation = self._linear_phase()
-        if relaxation is None:
-            return True
-        while not session.done():
-            self.rounds += 1
-            before = (session.bounds.lower, session.bounds.incumbent)
+        while relaxation is not None and not session.done():
+            before = session.known()
             raw = self._solve(relaxation)
             if raw is None:
-                break  # the time is over
-            if raw.bound is not None:
-                session.raise_bound(session.within_cutoff(relaxation, raw.bound))
+                return False  # the time is over
             if raw.infeasible or raw.status == SolverStatus.CUTOFF:
-                # No answer is below the cutoff: is there none at all?
-                nothing = session.bounds.incumbent is None and session.stopped is None
-                return nothing and math.isinf(session.bounds.ceiling)
+                return self._is_infeasible()
             if raw.x is None:
-                self.policy.solves_again()
-            else:
-                proved = raw.status in (SolverStatus.OPTIMAL, SolverStatus.OBJECTIVE_STOP)
-                nodes = raw.nodes if proved else None
-                relaxation = self._follow(
-                    relaxation, raw.x, proved=proved, nodes=nodes, before=before
-                )
-        return False
+                self._slice_s *= 2
+                continue
+            broken = examine(session, relaxation, raw.x)
+            if not session.done():
+                self._search(relaxation, raw.x)
+            separated = relaxation.separate_lasting(raw.x, PRESENT)
+            if broken:
+                relaxation = self._refine(relaxation, raw, broken, separated=separated)
+            elif not self._add_covers(relaxation, raw.x):
+                self._slice_s *= 2
+                if raw.status in _TO_ITS_END and session.known() == before and not session.done():
+                    # Nothing moved: the rest is below the solver's tolerances.
+                    session.stopped = Termination.STALLED
+        return relaxation is None
 
     def run_within_limits(self) -> bool:
         """Run, with the primal worker if there is a second thread; end where no time is left.
 
         Returns whether it is proved that there is no schedule.
         """
-        session = self.session
+        session, infeasible = self.session, False
         try:
             with time_limit(session.request.remaining_s() + GRACE_S):
                 if session.request.threads == 1:
@@ -90,15 +95,13 @@ class RowGeneration:
                     infeasible = self.run()
         except TimeLimitError:
             session.stopped = session.stopped or Termination.TIME_LIMIT
-            infeasible = False
         except TooLargeError:
             session.stopped = session.stopped or Termination.STALLED
-            infeasible = False
         if self.worker is not None:
             self.worker.check()
         return infeasible
 
-    # -- one round -------------------------------------------------------------------------------
+    # -- relaxations -----------------------------------------------------------------------------
 
     def _linear_phase(self) -> Relaxation | None:
         """Return the first integer relaxation; None where a linear one has no point."""
@@ -110,8 +113,9 @@ class RowGeneration:
         if answer.x is None or session.done():
             return relaxation
         self._search(relaxation, answer.x)
+        is_wide = session.bounds.gap() > session.params.very_wide_gap_ratio
         only_ram = not counted_limits(relaxation.form)
-        if not session.done() and self.policy.restores_at_once(only_ram=only_ram):
+        if not session.done() and is_wide and only_ram and self._may_restore():
             session.restoring = True
             relaxation = session.build(relaxation.grouping, relaxation)
             add_cuts(session, relaxation)
@@ -119,19 +123,24 @@ class RowGeneration:
 
     def _solve(self, relaxation: Relaxation) -> RawSolution | None:
         """Solve an integer relaxation, for answers below the incumbent's value."""
-        session = self.session
+        session, params = self.session, self.session.params
         targets = session.cutoff(relaxation)
         gap = session.request.gap / 2
         if session.bounds.lower > 0 and gap < 1:
             targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
-        return solve_counted(
+        ratio = params.wide_gap_time_ratio if self._is_wide() else 1.0
+        self.rounds += 1
+        raw = solve_counted(
             session,
             relaxation.cut_form(),
-            most_s=self.policy.solve_time_s(session.request.remaining_s()),
+            most_s=max(self._slice_s, session.request.remaining_s() * ratio),
             targets=targets,
             start=session.start_point(relaxation),
             watch=lambda progress: self._watch(relaxation, progress),
         )
+        if raw is not None and raw.bound is not None:
+            session.raise_bound(session.within_cutoff(relaxation, raw.bound))
+        return raw
 
     def _watch(self, relaxation: Relaxation, progress: BackendProgress) -> bool:
         """Follow a running solve, with answers on its way; return whether it should go on."""
@@ -150,68 +159,71 @@ class RowGeneration:
                 self._search(relaxation, progress.x, locally=False)
         return not session.done()
 
-    def _follow(
-        self,
-        relaxation: Relaxation,
-        x: NDArray[Any],
-        *,
-        proved: bool,
-        nodes: int | None,
-        before: tuple[float, Candidate | None],
-    ) -> Relaxation:
-        """Make a schedule of an answer, or cut off what it breaks; return what to solve next.
+    def _is_infeasible(self) -> bool:
+        """Return whether there is no schedule, after a relaxation without answers.
 
-        `proved` says whether no better one is of use, `nodes` after how many of branch and bound,
-        `before` what was known before the solve.
+        No answer is below the cutoff: is there none at all?
         """
-        session = self.session
-        rows, steps = examine(session, relaxation, x)
-        own = broken_own_rows(relaxation, x)
-        final = proved and not (rows or steps or own)
-        if not session.done():
-            self._search(relaxation, x)
-        lasting = (one for one in relaxation.separators.values() if one.lasting)
-        found = [cut for separator in lasting for cut in separator.separate(x, PRESENT)]
-        relaxation.lasting += found
-        if rows or steps or own:
-            return self._refine(relaxation, rows, [] if found else steps, own, nodes=nodes)
-        tighter = with_covers(relaxation.form, x, limit_rows(relaxation.form))
-        if tighter is not None:  # only the solver's tolerance let the answer through
-            relaxation.form = tighter
-            return relaxation
-        self.policy.solves_again()
-        known = (session.bounds.lower, session.bounds.incumbent)
-        if final and known == before and not session.done():
-            # Solved to its end and nothing moved: the rest is below the solver's tolerances.
-            session.stopped = Termination.STALLED
-        return relaxation
+        bounds = self.session.bounds
+        nothing = bounds.incumbent is None and self.session.stopped is None
+        return nothing and math.isinf(bounds.ceiling)
+
+    # -- rows and cuts ---------------------------------------------------------------------------
 
     def _refine(
-        self,
-        relaxation: Relaxation,
-        rows: list[int],
-        steps: list[tuple[int, int]],
-        own: dict[int, frozenset[int]] | None = None,
-        *,
-        nodes: int | None = None,
+        self, relaxation: Relaxation, raw: RawSolution, broken: BrokenRows, *, separated: bool
     ) -> Relaxation:
-        """Enforce rows that an answer breaks, as many as the policy says, and add cuts.
+        """Enforce rows that an answer breaks, as many as are of use, and add cuts.
 
-        `nodes` are those of the solve, if it came to its end.
+        Rows of steps only where nothing was `separated`, or where a far gap asks for
+        recompute-memory cuts in their place.
         """
-        session = self.session
-        if not (rows or steps or own) or session.done():
-            return relaxation  # with new cuts where there are no rows
-        if steps and not session.restoring and self.policy.restores_instead_of_steps():
+        session, steps = self.session, [] if separated else broken.steps
+        if not (broken.stages or steps or broken.own) or session.done():
+            return relaxation
+        if steps and not session.restoring and self._is_wide() and self._may_restore():
             session.restoring = True
             steps = []
-        most = self.policy.rows_to_add(nodes, relaxation.grouping.n_groups)
+        easy = raw.status in _TO_ITS_END and raw.nodes is not None and raw.nodes <= 1
+        most = self._rows_to_add(relaxation.grouping.n_groups, easy=easy)
         relaxation.make_lasting()
-        self.grouping = relaxation.grouping.add(rows[:most], steps[:most], own)
+        self.grouping = relaxation.grouping.add(broken.stages[:most], steps[:most], broken.own)
         following = session.build(self.grouping, relaxation)
         if not session.done():
             add_cuts(session, following)
         return following
+
+    def _rows_to_add(self, groups: int, *, easy: bool) -> int | None:
+        """Return how many rows to add by what the last ones gained; None for all.
+
+        More after a relaxation that was `easy`, of so many groups.
+        """
+        params, bound = self.session.params, self.session.bounds.lower
+        rise, self._bound_before_rows = bound - self._bound_before_rows, bound
+        if rise > params.single_row_gain_ratio * bound:
+            most = 1
+        elif self._is_wide():
+            most = params.wide_gap_rows
+        elif rise > params.single_row_gain_ratio / 2 * bound:
+            most = params.few_rows
+        else:
+            return None
+        return max(most, int(params.easy_growth_ratio * groups)) if easy else most
+
+    def _add_covers(self, relaxation: Relaxation, x: NDArray[Any]) -> bool:
+        """Cut off an answer that only the solver's tolerance let through; return whether it was."""
+        tighter = with_covers(relaxation.form, x, limit_rows(relaxation.form))
+        if tighter is not None:
+            relaxation.form = tighter
+        return tighter is not None
+
+    def _is_wide(self) -> bool:
+        """Return whether the gap is far from closed."""
+        return self.session.bounds.gap() > self.session.params.wide_gap_ratio
+
+    def _may_restore(self) -> bool:
+        session = self.session
+        return session.problem.objective.is_sum and "recompute_memory" in session.params.cuts
 
     # -- primal heuristic ------------------------------------------------------------------------
 

@@ -19,14 +19,19 @@ from poetmodel.clock import time_limit
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.model.events import recomputable_nodes
-from poetmodel.result import Termination
-from poetmodel.solver.lazy.bounds import BoundTracker
+from poetmodel.result import Termination, relative_gap
 from poetmodel.solver.lazy.cuts.interval import IntervalSeparator
 from poetmodel.solver.lazy.cuts.recompute_memory import RecomputeMemorySeparator
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.relaxation import Relaxation
-from poetmodel.solver.outcome import SOLVER_ERROR, Candidate, safe_bound, verify_schedule
+from poetmodel.solver.outcome import (
+    SOLVER_ERROR,
+    Candidate,
+    is_closed,
+    safe_bound,
+    verify_schedule,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,6 +49,67 @@ if TYPE_CHECKING:
 ALLOWANCE: Final = 2 * SOLVER_ERROR
 """How far a cutoff lies above a value, in units of the objective and relatively: that nothing is
 below the cutoff then proves, whatever the solver's tolerances, that nothing is below the value."""
+
+
+@dataclass(slots=True)
+class BoundTracker:
+    """Bound, incumbent and gap of one solve; several threads may use it at once.
+
+    All values are of the minimized quantity beyond what every schedule pays, in its unit.
+    """
+
+    problem: Problem
+    tolerance: float
+    """Gap at which the solve is over."""
+    incumbent: Candidate | None = None
+    """Best schedule that the verifier accepts."""
+    ceiling: float = math.inf
+    """Schedules above this value are of no use: that none is below it ends the solve."""
+    lower: float = 0.0
+    """Best proven bound."""
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.lower = max(self.lower, self.problem.objective.least)
+
+    def raise_to(self, bound: float) -> bool:
+        """Take note of a proven bound; return whether it is the best."""
+        with self.lock:
+            better = bound > self.lower
+            self.lower = max(bound, self.lower)
+        return better
+
+    def replace_incumbent(self, candidate: Candidate) -> bool:
+        """Take note of a valid schedule; return whether it is the best."""
+        with self.lock:
+            better = self.incumbent is None or candidate.value < self.incumbent.value
+            if better:
+                self.incumbent = candidate
+        return better
+
+    def upper(self) -> float | None:
+        """Return the value that schedules should be below: that of the incumbent, or the ceiling.
+
+        None where every schedule would do.
+        """
+        best = self.incumbent
+        upper = self.ceiling if best is None else min(best.value, self.ceiling)
+        return None if math.isinf(upper) else upper
+
+    def gap(self) -> float:
+        """Return the gap between `lower` and `upper`; infinite where there is no `upper`."""
+        upper = self.upper()
+        return math.inf if upper is None else relative_gap(upper, self.lower)
+
+    def closed(self) -> bool:
+        """Return whether the incumbent is within the tolerance, or nothing below the ceiling."""
+        with self.lock:
+            if self.lower >= self.ceiling:
+                return True
+            if self.incumbent is None:
+                return False
+            value = self.incumbent.value
+            return is_closed(self.problem, value, self.lower, self.tolerance)
 
 
 @dataclass(slots=True)
@@ -103,6 +169,10 @@ class Session:
         if self.stopped is None and (late or self.request.remaining_s() <= 0):
             self.stopped = Termination.TIME_LIMIT
         return self.stopped is not None or self.bounds.closed()
+
+    def known(self) -> tuple[float, Candidate | None]:
+        """Return the best bound and schedule so far."""
+        return self.bounds.lower, self.bounds.incumbent
 
     def raise_bound(self, bound: float) -> None:
         """Take note of a proven lower bound."""

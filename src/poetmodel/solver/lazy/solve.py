@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.backends.worker import run_interruptibly
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+FASTEST_TIME_RATIO: Final = 0.8
+"""Most of the time that is left for the search for the fastest schedule."""
 MARGIN: Final = 1e-6
 """How much more than the deadline is proved away, relatively: more than any tolerance."""
 
@@ -118,20 +120,6 @@ def _together(last: Outcome, parts: Sequence[Outcome]) -> Outcome:
 # -- deadlines -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FastestResult:
-    """What is known of the deadline after the search for the fastest schedule."""
-
-    outcome: Outcome
-    """How the search ended."""
-    start: Candidate | None = None
-    """A schedule that keeps every limit."""
-    infeasible: bool = False
-    """Whether it is proved that there is none."""
-    interrupted: bool = False
-    """Whether the caller ended the search."""
-
-
 def _keep_deadline(
     problem: Problem,
     request: Request,
@@ -143,17 +131,16 @@ def _keep_deadline(
 
     `before` is how far the rounds came without a schedule.
     """
-    verdict = find_fastest(problem, request, before.bound, params)
-    parts = [before, verdict.outcome]
-    if verdict.infeasible:
+    fastest = find_fastest(problem, request, before.bound, params)
+    parts = [before, fastest]
+    if fastest.infeasible:
         reason = _proved_infeasible(problem)
         after = replace(before, termination=Termination.PROVED, infeasible=True, reason=reason)
-    elif verdict.interrupted:
-        after = replace(before, termination=Termination.INTERRUPTED, candidate=verdict.start)
+    elif fastest.termination == Termination.INTERRUPTED:
+        after = replace(before, termination=Termination.INTERRUPTED, candidate=fastest.candidate)
     else:
-        after = generate_rows(
-            Session(problem, request, verdict.start, bound=before.bound, params=params), first
-        )
+        start, bound = fastest.candidate, before.bound
+        after = generate_rows(Session(problem, request, start, bound=bound, params=params), first)
         parts.append(after)
     return _together(after, parts)
 
@@ -167,13 +154,12 @@ def has_fastest(problem: Problem) -> bool:
     )
 
 
-def find_fastest(
-    problem: Problem, request: Request, bound: float, params: LazyParams
-) -> FastestResult:
+def find_fastest(problem: Problem, request: Request, bound: float, params: LazyParams) -> Outcome:
     """Minimize the time within all other limits, until that decides whether the deadline holds.
 
     For problems with `has_fastest`. It takes a part of what is left of the request's time, and
-    tells `bound`, which is proved of the problem so far, meanwhile.
+    tells `bound`, which is proved of the problem so far, meanwhile. The candidate keeps every
+    limit; interrupted is only what the caller has ended.
     """
     if problem.deadline_s is None:
         msg = "there is no deadline to keep"
@@ -190,18 +176,17 @@ def find_fastest(
         known = SolveProgress(seconds=progress.seconds, incumbent=None, bound=bound)
         return not found and (tell is None or tell(known) is not False)
 
-    limit_s = request.elapsed_s() + params.fastest_time_ratio * request.remaining_s()
+    limit_s = request.elapsed_s() + FASTEST_TIME_RATIO * request.remaining_s()
     within = replace(request, time_limit_s=limit_s, on_progress=watch)
     begin = accepted(fastest, construct(fastest, most_s=within.remaining_s() / 4))
     if begin is not None and begin.value <= most:
         outcome = Outcome(termination=Termination.STALLED, candidate=begin)
     else:
         outcome = generate_rows(Session(fastest, within, begin, ceiling=ceiling, params=params))
-    fastest_yet = outcome.candidate
-    start = None if fastest_yet is None else accepted(problem, fastest_yet.schedule)
-    return FastestResult(
-        outcome=outcome,
-        start=start,
-        infeasible=start is None and (outcome.infeasible or outcome.bound >= ceiling),
-        interrupted=outcome.termination == Termination.INTERRUPTED and not found,
-    )
+    best = outcome.candidate
+    start = None if best is None else accepted(problem, best.schedule)
+    no_schedule = start is None and (outcome.infeasible or outcome.bound >= ceiling)
+    termination = outcome.termination
+    if found and termination == Termination.INTERRUPTED:
+        termination = Termination.STALLED
+    return replace(outcome, termination=termination, candidate=start, infeasible=no_schedule)
