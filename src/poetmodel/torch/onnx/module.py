@@ -12,7 +12,7 @@ from torch import nn
 
 from poetmodel.errors import InputError
 from poetmodel.torch.onnx import norms, pointwise, recurrent, reductions, shapes, spatial
-from poetmodel.torch.onnx.operators import MOST_NUMBERS, OPERATORS, Node, plain
+from poetmodel.torch.onnx.operators import MOST_NUMBERS, OPERATORS, Node, plain, tensor
 from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, array_of, read_file
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
                 values.update(zip(step.outputs, result, strict=False))
             for name in step.done:
                 del values[name]
-        outputs = tuple(values[name] for name in self.outputs)
+        outputs = tuple(tensor(values[name]) for name in self.outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def example_inputs(
@@ -157,15 +157,14 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         chosen = dict(dims or {})
         first = {i.shape[0] for i in self.given if i.shape and isinstance(i.shape[0], str)}
         if batch is not None and not first:
-            fixed = next((i for i in self.given if i.shape), None)
-            size = None if fixed is None or fixed.shape is None else fixed.shape[0]
+            sizes = ", ".join(sorted({str(i.shape[0]) for i in self.given if i.shape}))
             raise InputError(
-                f"{self.file}: batch: the file fixes it at {size}; leave it out, or export the "
+                f"{self.file}: batch: the file fixes it at {sizes}; leave it out, or export the "
                 "network with a dynamic first dimension"
             )
         if batch is not None:
             chosen |= dict.fromkeys(sorted(map(str, first)), batch)
-        names = {d for i in self.given for d in i.shape or () if isinstance(d, str)}
+        names = {d for i in self.given for d in i.shape if isinstance(d, str)}
         unknown, missing = sorted(chosen.keys() - names), sorted(names - chosen.keys())
         if unknown:
             raise InputError(
@@ -183,8 +182,6 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def _example(
         self, given: InputRecord, chosen: Mapping[str, int], draw: torch.Generator
     ) -> torch.Tensor:
-        if given.shape is None:
-            raise InputError(f"{self.file}: input {given.name!r} has no shape; give one of its own")
         shape = [chosen[size] if isinstance(size, str) else size for size in given.shape]
         if given.elements in _INTEGERS:
             return torch.zeros(shape, dtype=torch.int64)
@@ -199,8 +196,6 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
             raise InputError(f"{self.file}: expected its inputs {names}, got {len(inputs)}")
         for given, value in zip(self.given, inputs, strict=True):
             shape = given.shape
-            if shape is None:
-                continue
             fixed = len(shape) == value.ndim and all(
                 isinstance(size, str) or size == found
                 for size, found in zip(shape, value.shape, strict=True)
