@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -42,14 +43,64 @@ def is_target(text: str) -> bool:
     return bool(head and colon and function.isidentifier())
 
 
-def load_step(target: str) -> Loaded:
-    """Import a module, of the current folder too, and call its function.
+def is_onnx(text: str) -> bool:
+    """Return whether a text is the name of an ONNX file."""
+    return text.lower().endswith(".onnx")
 
-    Raises `InputError` if there is no such function, it fails, or it returns something else.
+
+def is_captured(text: str) -> bool:
+    """Return whether PyTorch captures what a text names: a function, or an ONNX file."""
+    return is_onnx(text) or is_target(text)
+
+
+def default_name(text: str) -> str | None:
+    """Return the name of a step that has none: an ONNX file's own; None for the model's class."""
+    return Path(text).stem if is_onnx(text) else None
+
+
+def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
+    """Import a module, of the current folder too, and call its function; or read an ONNX file.
+
+    Raises `InputError` if there is no such function, it fails, or it returns something else; or if
+    the file cannot be read, or what is said of its step does not fit.
     """
     require_torch()
+    if is_onnx(target):
+        from poetmodel.torch.onnx.step import onnx_step
+
+        onnx = onnx or OnnxStep()
+        return onnx_step(
+            target, onnx.loss, function=_loss, batch=onnx.batch, dims=dict(onnx.dims)
+        )
+    given = () if onnx is None else onnx.given
+    if given:
+        raise InputError(f"{given[0]}: is for ONNX files; {target} gives model, loss and inputs")
     if not is_target(target):
-        raise InputError(f"{shown(target)}: expected {FORM}")
+        raise InputError(f"{shown(target)}: expected {FORM}, or an ONNX file, *.onnx")
+    with _imported(target) as function:
+        returned = function()
+    return _step(target, returned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxStep:
+    """What an ONNX file does not say of a training step."""
+
+    loss: str | None = None
+    batch: int | None = None
+    dims: tuple[tuple[str, int], ...] = ()
+    """Sizes of other open dimensions, by name."""
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that state something."""
+        stated = {"--loss": self.loss, "--batch": self.batch, "--dim": self.dims or None}
+        return tuple(option for option, value in stated.items() if value is not None)
+
+
+@contextmanager
+def _imported(target: str) -> Iterator[Callable[..., Any]]:
+    """Import a module, of the current folder too; inside, its function may import as well."""
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
@@ -59,10 +110,16 @@ def load_step(target: str) -> Loaded:
             function = getattr(module, name, None)
             if not callable(function):
                 raise InputError(f"{target}: {head} has no function {name!r}")
-            returned = function()
+            yield function
     finally:
         sys.path.remove(folder)
-    return _step(target, returned)
+
+
+def _loss(target: str) -> Callable[..., Any]:
+    if not is_target(target):
+        raise InputError(f"--loss {shown(target)}: expected module:function or path/file.py:function")
+    with _imported(target) as function:
+        return function
 
 
 def named_optimizer(
