@@ -345,18 +345,21 @@ class _Constants:
         floating = value.dtype.kind == "f"
         if floating and use.statistics:
             self._register(name, torch.from_numpy(value.copy()), trained=False)
-        elif floating and (
-            use.weights or (value.ndim and name in self.written and self._is_weight(use))
-        ):
+        elif floating and value.ndim and self._is_weight(name, use):
             self._register(name, torch.from_numpy(value.copy()), trained=True)
         elif use.numbers or value.size <= MOST_NUMBERS:
             self.module.numbers[name] = plain(value)
         else:
             self._register(name, torch.from_numpy(value.copy()), trained=False)
 
-    def _is_weight(self, use: _Use) -> bool:
-        """Return whether an initializer is used where a weight can stand."""
-        return any((kind, position) not in _SETTINGS for kind, position in use.others)
+    def _is_weight(self, name: str, use: _Use) -> bool:
+        """Return whether a constant is trained: it is used where a weight can stand.
+
+        One that is written into the code is a weight only where nothing else stands.
+        """
+        if name not in self.written:
+            return bool(use.weights) and not _is_uniform(self.arrays[name])
+        return bool(use.weights) or any(place not in _SETTINGS for place in use.others)
 
     def _register(self, name: str, value: torch.Tensor, *, trained: bool) -> None:
         """Keep a tensor under its name, each part of which is a module."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from poetmodel.errors import InputError
 
@@ -233,6 +234,16 @@ def axes_of(node: Node, value: Any, *, rank: int) -> list[int] | None:
 def axis_of(node: Node, rank: int, default: int = 0, name: str = "axis") -> int:
     """Return an axis, from 0."""
     return int(node.get(name, default)) % max(rank, 1)
+
+
+def taken(x: torch.Tensor, axis: int, places: list[int]) -> torch.Tensor:
+    """Return what is at some places of an axis."""
+    if places == list(range(places[0], places[0] + len(places))):
+        return x.narrow(axis, places[0], len(places))
+    at = torch.tensor(places, device=x.device)
+    if axis == 0 and x.ndim == 2 and x.is_floating_point():  # noqa: PLR2004
+        return functional.embedding(at, x)
+    return x[(*[slice(None)] * axis, at)]
 
 
 def shape_of(value: Any) -> tuple[int, ...]:

@@ -68,7 +68,7 @@ for _name, _function in _FUNCTIONS.items():
 def _divided(x: Any, y: Any) -> torch.Tensor:
     """Divide; whole numbers are cut toward zero."""
     whole = not any(torch.is_tensor(v) and v.is_floating_point() for v in (x, y))
-    result: torch.Tensor = torch.div(x, y, rounding_mode="trunc" if whole else None)
+    result: torch.Tensor = torch.div(x, y, rounding_mode="trunc") if whole else x / y
     return result
 
 
@@ -162,13 +162,15 @@ _KINDS: Final[dict[int, torch.dtype]] = {
 # -- activations -------------------------------------------------------------------------------
 
 
-@operator("Clip", numbers=())
+@operator("Clip")
 def _clip(_: Node, x: Any, low: Any = None, high: Any = None) -> torch.Tensor:
     x = tensor(x)
     if low is None and high is None:
         return x
     if torch.is_tensor(low) or torch.is_tensor(high):
         low, high = tensors(low, high)
+    elif x.is_floating_point() and low is not None and high is not None and low < high:
+        return functional.hardtanh(x, low, high)  # its gradient is one operator
     result: torch.Tensor = torch.clamp(x, low, high)
     return result
 

@@ -26,15 +26,11 @@ _FUNCTIONS: Final[dict[str, Function]] = {
 class _Weights:
     """The weights of one direction: what goes to the inputs, what to the state."""
 
-    def __init__(self, node: Node, direction: int, given: tuple[Any, ...], gates: int) -> None:
-        w, r, b = given
-        self.hidden = node.get("hidden_size") or r.shape[-1]
-        self.inputs, self.state = w[direction], r[direction]
-        self.biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    def __init__(self, w: torch.Tensor, r: torch.Tensor, b: torch.Tensor | None) -> None:
+        self.inputs, self.state, self.hidden = w, r, r.shape[-1]
+        self.biases: tuple[torch.Tensor | None, ...] = (None, None)
         if b is not None:
-            size = gates * self.hidden
-            one = tensor(b, w)[direction]
-            self.biases = (one[:size], one[size:])
+            self.biases = b.chunk(2)
 
 
 def _run(
@@ -42,7 +38,6 @@ def _run(
     x: torch.Tensor,
     given: tuple[Any, ...],
     *,
-    gates: int,
     first: tuple[Any, ...],
     lengths: Any,
     cell: Callable[[_Weights, tuple[Function, ...], int], Cell],
@@ -54,19 +49,20 @@ def _run(
     _check(node, lengths, len(x))
     names = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     ways = names[node.get("direction", "forward")]
+    w, r, b = ((None,) * len(ways) if each is None else tensor(each, x).unbind(0) for each in given)
     outputs, last = [], []
     for direction, backward in enumerate(ways):
-        weights = _Weights(node, direction, given, gates)
+        weights = _Weights(w[direction], r[direction], b[direction])
         functions = _functions(node, direction, len(ways))
         step = cell(weights, functions, direction)
         state = tuple(
             x.new_zeros(x.shape[1], weights.hidden) if h is None else tensor(h, x)[direction]
             for h in first
         )
-        every = functional.linear(x, weights.inputs, weights.biases[0])
+        every = functional.linear(x, weights.inputs, weights.biases[0]).unbind(0)
         seen = []
-        for t in range(len(x))[:: -1 if backward else 1]:
-            state = step(every[t], state)
+        for now in every[:: -1 if backward else 1]:
+            state = step(now, state)
             seen.append(state[0])
         outputs.append(torch.stack(seen[:: -1 if backward else 1]))
         last.append(state)
@@ -116,7 +112,7 @@ def _rnn(
 
         return step
 
-    return _run(node, x, (w, r, b), gates=1, first=(h,), lengths=lengths, cell=cell)
+    return _run(node, x, (w, r, b), first=(h,), lengths=lengths, cell=cell)
 
 
 @operator("GRU", weights=(1, 2, 3))
@@ -132,20 +128,23 @@ def _gru(
 
         def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             (h,) = state
+            to_z, to_reset, to_new = given.chunk(3, 1)
             if linear_first:
-                old = functional.linear(h, weights.state, bias)
-                z, reset = gate(given[:, : 2 * size] + old[:, : 2 * size]).chunk(2, 1)
-                made = new(given[:, 2 * size :] + reset * old[:, 2 * size :])
+                of_z, of_reset, of_new = functional.linear(h, weights.state, bias).chunk(3, 1)
             else:
                 both, third = weights.state.split((2 * size, size))
                 low, high = (None, None) if bias is None else bias.split((2 * size, size))
-                z, reset = gate(given[:, : 2 * size] + functional.linear(h, both, low)).chunk(2, 1)
-                made = new(given[:, 2 * size :] + functional.linear(reset * h, third, high))
+                of_z, of_reset = functional.linear(h, both, low).chunk(2, 1)
+            z, reset = gate(to_z + of_z), gate(to_reset + of_reset)
+            if linear_first:
+                made = new(to_new + reset * of_new)
+            else:
+                made = new(to_new + functional.linear(reset * h, third, high))
             return (made + z * (h - made),)
 
         return step
 
-    return _run(node, x, (w, r, b), gates=3, first=(h,), lengths=lengths, cell=cell)
+    return _run(node, x, (w, r, b), first=(h,), lengths=lengths, cell=cell)
 
 
 @operator("LSTM", weights=(1, 2, 3, 7))
@@ -178,4 +177,4 @@ def _lstm(
 
         return step
 
-    return _run(node, x, (w, r, b), gates=4, first=(h, c), lengths=lengths, cell=cell)
+    return _run(node, x, (w, r, b), first=(h, c), lengths=lengths, cell=cell)

@@ -9,11 +9,13 @@ from torch.nn import functional
 
 from poetmodel.torch.onnx.operators import (
     Node,
+    array,
     axes_of,
     axis_of,
     operator,
     real,
     shape_of,
+    taken,
     tensor,
     tensors,
     volume,
@@ -188,7 +190,7 @@ def _padded_by_itself(
         size = x.shape[axis]
         places = [_source(place, size, mode) for place in range(-before, size + after)]
         if places != list(range(size)):
-            x = x.index_select(axis, torch.tensor(places, device=x.device))
+            x = taken(x, axis, places)
     return x
 
 
@@ -220,9 +222,9 @@ def _gather(node: Node, x: Any, indices: Any) -> torch.Tensor:
         if axis == 0 and x.ndim == 2 and x.is_floating_point():  # noqa: PLR2004
             return functional.embedding(indices, x)
         return x[(*[slice(None)] * axis, indices.to(torch.int64))]
-    at = tensor(indices).to(x.device) % size
-    found = x.index_select(axis, at.reshape(-1))
-    return found.reshape(*x.shape[:axis], *at.shape, *x.shape[axis + 1 :])
+    places = array(indices) % size
+    found = taken(x, axis, places.reshape(-1).tolist())
+    return found.reshape(*x.shape[:axis], *places.shape, *x.shape[axis + 1 :])
 
 
 @operator("GatherElements")

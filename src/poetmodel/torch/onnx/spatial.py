@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from poetmodel.torch.onnx.operators import Node, axes_of, operator, real, whole
+from poetmodel.torch.onnx.operators import Node, axes_of, operator, real, taken, whole
 
 _CONVOLUTIONS: Final = (functional.conv1d, functional.conv2d, functional.conv3d)
 _TRANSPOSED: Final = (
@@ -284,8 +284,7 @@ def _along(
     last = x.shape[axis] - 1
 
     def at(indices: list[int]) -> torch.Tensor:
-        found = [min(max(k, 0), last) for k in indices]
-        return x.index_select(axis, torch.tensor(found, device=x.device))
+        return taken(x, axis, [min(max(k, 0), last) for k in indices])
 
     if not linear:
         return at([_nearest(node, place) for place in places])
