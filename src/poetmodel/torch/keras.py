@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -61,7 +61,23 @@ def from_keras(model: Any) -> KerasModule:
             f"from_keras: {model.name} adds losses of its own, such as those of a "
             "kernel_regularizer; leave them out, and give the optimizer weight_decay"
         )
+    seeded = [layer.name for layer in model._flatten_layers() if _is_seeded(layer)]  # noqa: SLF001
+    if seeded:
+        raise InputError(
+            f"from_keras: {model.name}: the layer {seeded[0]} has a seed of its own, and would draw "
+            "the same in each compiled step; leave its seed out"
+        )
     return KerasModule(model)
+
+
+_SEED: Final = "seed_generator_state"
+"""What the path of a variable ends in that has the state of random draws."""
+
+
+def _is_seeded(layer: Any) -> bool:
+    """Return whether a layer draws random numbers from a seed that its user has chosen."""
+    generator = getattr(layer, "seed_generator", None)
+    return getattr(generator, "_initial_seed", None) is not None
 
 
 class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -74,8 +90,12 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self._trained = [
             self._registered(variable, trained=True) for variable in model.trainable_variables
         ]
+        # Layers without a seed draw from PyTorch's generator, whatever their own state is.
         self._others = [
-            self._registered(variable, trained=False) for variable in model.non_trainable_variables
+            variable.value.data
+            if variable.path.endswith(_SEED)
+            else self._registered(variable, trained=False)
+            for variable in model.non_trainable_variables
         ]
 
     def _registered(self, variable: Any, *, trained: bool) -> str:
@@ -92,11 +112,11 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Return what the model returns; several inputs are in the order of ``model.inputs``."""
         trained = [getattr(self, name) for name in self._trained]
-        others = [getattr(self, name) for name in self._others]
+        others = [getattr(self, x) if isinstance(x, str) else x for x in self._others]
         output, news = self._call(trained, others, inputs, self.training)
         if self.training:
             for old, new in zip(others, news, strict=True):
-                if new is not old:
+                if new is not old and new.is_floating_point():
                     old.copy_(new.detach())
         return output
 

@@ -3,7 +3,7 @@
 Values are tensors, or *numbers*: what is known without one, such as shapes and the constants that
 code is written with. Numbers are plain Python (a number, or nested tuples of them), so that a
 capture, and Dynamo, see constants. An operator all of whose inputs are numbers is evaluated by
-ONNX's reference.
+ONNX's reference. A sequence is a list of tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Numbers: TypeAlias = "bool | int | float | tuple[Numbers, ...]"
 Value: TypeAlias = "torch.Tensor | Numbers | None"
 Run: TypeAlias = Callable[..., Any]
 
-MOST_NUMBERS: Final = 1024
+MOST_NUMBERS: Final = 4096
 """Most elements of numbers; more become a tensor."""
 
 
@@ -88,7 +88,7 @@ class Node(nn.Module):  # type: ignore[misc, unused-ignore]
         """Return the output; a tuple of tensors where there are several."""
         if self.operator in _OF_SHAPES:
             return OPERATORS[self.operator].run(self, *values)
-        if not any(isinstance(value, torch.Tensor) for value in values):
+        if not any(isinstance(value, torch.Tensor | list) for value in values):
             found = evaluated(self.proto, *values)
             if found is not None:
                 return found[0] if self.wanted == 1 else found

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 OPSETS: Final = (13, 23)
 """The oldest and the newest version of the operators that is known."""
-_CONTROL_FLOW: Final = frozenset(("If", "Loop", "Scan", "SequenceMap"))
+_CONTROL_FLOW: Final = frozenset(("If", "Loop", "Scan"))
 _DOMAINS: Final = ("", "ai.onnx")
 _MOST_CHECKED: Final = 2**31
 """Size of a file from which on ONNX does not check it [B]."""

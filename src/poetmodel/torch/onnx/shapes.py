@@ -103,6 +103,35 @@ def _split(node: Node, x: torch.Tensor, sizes: Any = None) -> tuple[torch.Tensor
     return found if node.wanted > 1 else found[0]
 
 
+# PyTorch's exporter writes a split as a sequence, unless it is asked to optimize.
+
+
+@operator("SplitToSequence", numbers=(1,))
+def _split_to_sequence(node: Node, x: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
+    axis = axis_of(node, x.ndim)
+    if sizes is None:
+        parts = torch.split(x, 1, axis)
+        return list(parts if node.get("keepdims", 1) else (part.squeeze(axis) for part in parts))
+    given = whole(node, sizes, "sizes")
+    return list(torch.split(x, given if isinstance(sizes, tuple) else given[0], axis))
+
+
+@operator("SequenceConstruct")
+def _sequence(_: Node, *values: Any) -> list[torch.Tensor]:
+    return list(tensors(*values))
+
+
+@operator("SequenceAt", numbers=(1,))
+def _at(node: Node, values: list[torch.Tensor], position: Any) -> torch.Tensor:
+    return values[whole(node, position, "position")[0]]
+
+
+@operator("ConcatFromSequence")
+def _concat_sequence(node: Node, values: list[torch.Tensor]) -> torch.Tensor:
+    function = torch.stack if node.get("new_axis", 0) else torch.cat
+    return function(values, node.get("axis"))
+
+
 @operator("Slice", numbers=(1, 2, 3, 4))
 def _slice(node: Node, x: Any, *given: Any) -> torch.Tensor:
     x = tensor(x)

@@ -94,7 +94,7 @@ def _bias(b: Any, x: torch.Tensor) -> torch.Tensor | None:
     """Return a bias; one that the file states as zeros is none."""
     if isinstance(b, tuple):
         return torch.tensor(b, dtype=x.dtype, device=x.device) if any(b) else None
-    return b
+    return None if b is None else b.contiguous()
 
 
 @operator("ConvTranspose", weights=(1, 2))
