@@ -56,9 +56,7 @@ class Case:
         schemas = defs.get_all_schemas_with_history()
         since = {s.since_version for s in schemas if s.name == self.operator and not s.domain}
         low, high = self.opsets
-        return sorted(
-            {low} | {version for version in since if low <= version <= high}
-        )
+        return sorted({low} | {version for version in since if low <= version <= high})
 
     def model(self, opset: int) -> onnx.ModelProto:
         """Return the file of one node."""
@@ -96,16 +94,13 @@ def model_of(
 ) -> onnx.ModelProto:
     """Return a file of some nodes; its outputs are cast to floating numbers."""
     casts = [
-        helper.make_node("Cast", [name], [f"{name}_real"], to=TensorProto.FLOAT)
-        for name in outputs
+        helper.make_node("Cast", [name], [f"{name}_real"], to=TensorProto.FLOAT) for name in outputs
     ]
     results = [
         helper.make_tensor_value_info(f"{name}_real", TensorProto.FLOAT, None) for name in outputs
     ]
     graph = helper.make_graph([*nodes, *casts], "network", given, results, held)
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10
-    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
 def _pairs(*names: str) -> Iterator[tuple[str, Case]]:
@@ -145,9 +140,7 @@ def _recurrent(
 
 
 def _resize(mode: str, how: str, sizes: Any = None, scales: Any = None, **more: Any) -> Case:
-    constants = (
-        {3: whole(*sizes)} if scales is None else {2: np.array(scales, np.float32)}
-    )
+    constants = {3: whole(*sizes)} if scales is None else {2: np.array(scales, np.float32)}
     attributes = {"mode": mode, "coordinate_transformation_mode": how, **more}
     return Case("Resize", (normal(1, 2, 4, 5),), constants, attributes)
 

@@ -248,7 +248,11 @@ def step_of(
     if not is_captured(what):
         from poetmodel.export.io import load_step
 
-        given = (*(["--optimizer"] if optimizer else []), *(["--name"] if name else []), *onnx.given)
+        given = (
+            *(["--optimizer"] if optimizer else []),
+            *(["--name"] if name else []),
+            *onnx.given,
+        )
         if given:
             option = given[0]
             raise InputError(

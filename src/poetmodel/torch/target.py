@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     import torch
 
-FORM: Final = (
-    "module:function or path/file.py:function, a function without arguments that returns "
-    "(model, loss_fn, inputs)"
-)
+_PLACE: Final = "module:function or path/file.py:function"
+FORM: Final = f"{_PLACE}, a function without arguments that returns (model, loss_fn, inputs)"
 """What a target looks like."""
+_LOSS: Final = f"{_PLACE}, a function of an output and its target"
+"""What a loss of one's own looks like."""
 
 _PARTS: Final = 3
 
@@ -69,9 +69,7 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
         from poetmodel.torch.onnx.step import onnx_step
 
         onnx = onnx or OnnxStep()
-        return onnx_step(
-            target, onnx.loss, function=_loss, batch=onnx.batch, dims=dict(onnx.dims)
-        )
+        return onnx_step(target, onnx.loss, function=_loss, batch=onnx.batch, dims=dict(onnx.dims))
     given = () if onnx is None else onnx.given
     if given:
         raise InputError(f"{given[0]}: is for ONNX files; {target} gives model, loss and inputs")
@@ -99,14 +97,15 @@ class OnnxStep:
 
 
 @contextmanager
-def _imported(target: str) -> Iterator[Callable[..., Any]]:
+def _imported(target: str, form: str = FORM) -> Iterator[Callable[..., Any]]:
     """Import a module, of the current folder too; inside, its function may import as well."""
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
         with _told(target):
-            module = _load_file(Path(head)) if head.endswith(".py") else _load_module(head)
+            is_file = head.endswith(".py")
+            module = _load_file(Path(head), form) if is_file else _load_module(head, form)
             function = getattr(module, name, None)
             if not callable(function):
                 raise InputError(f"{target}: {head} has no function {name!r}")
@@ -117,8 +116,8 @@ def _imported(target: str) -> Iterator[Callable[..., Any]]:
 
 def _loss(target: str) -> Callable[..., Any]:
     if not is_target(target):
-        raise InputError(f"--loss {shown(target)}: expected module:function or path/file.py:function")
-    with _imported(target) as function:
+        raise InputError(f"--loss {shown(target)}: expected {_LOSS}")
+    with _imported(target, _LOSS) as function:
         return function
 
 
@@ -156,20 +155,20 @@ def _step(target: str, returned: object) -> Loaded:
     return model, loss_fn, tuple(inputs)
 
 
-def _load_module(name: str) -> ModuleType:
+def _load_module(name: str, form: str) -> ModuleType:
     try:
         known = find_spec(name) is not None
     except (ModuleNotFoundError, ValueError):
         known = False
     if not known:
-        raise InputError(f"there is no module {name!r} here or installed; expected {FORM}")
+        raise InputError(f"there is no module {name!r} here or installed; expected {form}")
     return import_module(name)
 
 
-def _load_file(path: Path) -> ModuleType:
+def _load_file(path: Path, form: str) -> ModuleType:
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise InputError(f"{path}: no such file; expected {FORM}")
+        raise InputError(f"{path}: no such file; expected {form}")
     module = module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)

@@ -172,9 +172,13 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
                 f"{', '.join(map(repr, sorted(names))) or 'none'}"
             )
         if missing:
-            told = [f"{name!r} (batch=N)" if name in first else repr(name) for name in missing]
+            told = " and ".join(
+                f"{name!r} ({'--batch N' if name in first else f'--dim {name}=N'})"
+                for name in missing
+            )
             raise InputError(
-                f"{self.file}: the dimension {' and '.join(told)} is open; say how large it is"
+                f"{self.file}: the dimension {told} is open; say how large it is, in Python by "
+                "batch= and dims="
             )
         draw = torch.Generator().manual_seed(0)
         return tuple(self._example(given, chosen, draw) for given in self.given)
@@ -321,9 +325,7 @@ class _Constants:
         inputs = list(node.inputs)
         for position, name in enumerate(inputs):
             own = position in kind.statistics or (
-                position in kind.weights
-                and name in self.arrays
-                and _is_uniform(self.arrays[name])
+                position in kind.weights and name in self.arrays and _is_uniform(self.arrays[name])
             )
             use = self.uses.get(name)
             if not own or use is None:

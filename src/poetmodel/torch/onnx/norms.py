@@ -60,9 +60,7 @@ def _group_norm(node: Node, x: torch.Tensor, scale: Any, bias: Any) -> torch.Ten
     scale, bias = tensor(scale, x), tensor(bias, x)
     if node.opset < _OF_CHANNELS:
         each = x.shape[1] // groups
-        scale, bias = (
-            v.reshape(groups, 1).expand(groups, each).reshape(-1) for v in (scale, bias)
-        )
+        scale, bias = (v.reshape(groups, 1).expand(groups, each).reshape(-1) for v in (scale, bias))
     return functional.group_norm(x, groups, scale, bias, node.get("epsilon", 1e-5))
 
 

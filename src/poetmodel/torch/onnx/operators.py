@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from poetmodel.errors import InputError
+from poetmodel.torch.onnx.reading import shortest
 
 if TYPE_CHECKING:
     from poetmodel.torch.onnx.reading import NodeRecord
@@ -169,7 +170,9 @@ def plain(found: np.ndarray) -> Numbers:
     """Return an array as numbers."""
 
     def tupled(value: Any) -> Any:
-        return tuple(map(tupled, value)) if isinstance(value, list) else value
+        if isinstance(value, list):
+            return tuple(map(tupled, value))
+        return shortest(value) if isinstance(value, float) else value
 
     return tupled(found.tolist())  # type: ignore[no-any-return]
 
@@ -181,16 +184,14 @@ def tensor(value: Any, like: torch.Tensor | None = None) -> torch.Tensor:
     """Return a tensor as it is, and numbers as one, of the floating type of another one."""
     if isinstance(value, torch.Tensor):
         return value
-    found = array(value)
-    dtype = None
-    if found.dtype.kind == "f":
+    first = value
+    while isinstance(first, tuple) and first:
+        first = first[0]
+    dtype = torch.bool if isinstance(first, bool) else torch.int64
+    if isinstance(first, float):
         known = like is not None and like.is_floating_point()
         dtype = like.dtype if known and like is not None else torch.get_default_dtype()
-    device = None if like is None else like.device
-    return torch.tensor(value, dtype=dtype or _DTYPES[found.dtype.kind], device=device)
-
-
-_DTYPES: Final = {"i": torch.int64, "b": torch.bool}
+    return torch.tensor(value, dtype=dtype, device=None if like is None else like.device)
 
 
 def tensors(*values: Any) -> tuple[Any, ...]:
@@ -248,7 +249,20 @@ def taken(x: torch.Tensor, axis: int, places: list[int]) -> torch.Tensor:
 
 def shape_of(value: Any) -> tuple[int, ...]:
     """Return the shape of a tensor, or of numbers."""
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else array(value).shape
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    sizes = []
+    while isinstance(value, tuple):
+        sizes.append(len(value))
+        value = value[0] if value else 0
+    return tuple(sizes)
+
+
+def flat(value: Numbers) -> list[Any]:
+    """Return numbers in their order, without their shape."""
+    if isinstance(value, tuple):
+        return [each for part in value for each in flat(part)]
+    return [value]
 
 
 def volume(sizes: Iterable[int]) -> int:

@@ -232,12 +232,21 @@ def _records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value of an attribute: text as text, a list as a tuple."""
+    """Return the value of an attribute: text as text, a list as a tuple, a float as written."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
+    if isinstance(value, float):
+        return shortest(value)
     if isinstance(value, list | tuple) or type(value).__name__.startswith("Repeated"):
         return tuple(map(_plain, value))
     return value
+
+
+def shortest(value: float) -> float:
+    """Return the shortest number that is this one in single precision: 0.9, not 0.89999998."""
+    import numpy as np
+
+    return float(str(np.float32(value)))
 
 
 def _check_operators(

@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from poetmodel.torch.onnx.operators import (
     Node,
-    array,
     axes_of,
     axis_of,
+    flat,
     operator,
     real,
     shape_of,
@@ -91,7 +91,9 @@ def _concat(node: Node, *values: Any) -> torch.Tensor:
 
 
 @operator("Split", numbers=(1,))
-def _split(node: Node, x: torch.Tensor, sizes: Any = None) -> tuple[torch.Tensor, ...] | torch.Tensor:
+def _split(
+    node: Node, x: torch.Tensor, sizes: Any = None
+) -> tuple[torch.Tensor, ...] | torch.Tensor:
     axis = axis_of(node, x.ndim)
     if sizes is None:
         part = -(-x.shape[axis] // node.wanted)
@@ -195,26 +197,31 @@ def _pad(node: Node, x: Any, pads: Any, value: Any = None, axes: Any = None) -> 
     given = [of.get(axis, (0, 0)) for axis in range(x.ndim)]
     while given and given[0] == (0, 0):
         given = given[1:]
-    flat = [width for pair in reversed(given) for width in pair]
+    widths = [width for pair in reversed(given) for width in pair]
     mode = node.get("mode", "constant")
-    if not flat:
+    if not widths:
         return x
     if mode == "constant":
         fill = 0.0 if value is None else real(node, value, "value")[0]
-        return functional.pad(x, flat, value=fill)
-    return _padded_by_itself(x, [of.get(axis, (0, 0)) for axis in range(x.ndim)], mode, flat)
+        return functional.pad(x, widths, value=fill)
+    return _padded_by_itself(x, [of.get(axis, (0, 0)) for axis in range(x.ndim)], mode, widths)
 
 
 _MODES: Final = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
 def _padded_by_itself(
-    x: torch.Tensor, pairs: list[tuple[int, int]], mode: str, flat: list[int]
+    x: torch.Tensor, pairs: list[tuple[int, int]], mode: str, widths: list[int]
 ) -> torch.Tensor:
     """Pad by the elements of a tensor: by PyTorch's operator where it can, else by indices."""
-    spatial = len(flat) // 2
-    if min(flat) >= 0 and x.ndim in (spatial + 1, spatial + 2) and spatial <= 2 and mode != "wrap":  # noqa: PLR2004
-        return functional.pad(x, flat, mode=_MODES[mode])
+    spatial = len(widths) // 2
+    if (
+        min(widths) >= 0
+        and x.ndim in (spatial + 1, spatial + 2)
+        and spatial <= 2
+        and mode != "wrap"
+    ):  # noqa: PLR2004
+        return functional.pad(x, widths, mode=_MODES[mode])
     for axis, (before, after) in enumerate(pairs):
         size = x.shape[axis]
         places = [_source(place, size, mode) for place in range(-before, size + after)]
@@ -251,9 +258,8 @@ def _gather(node: Node, x: Any, indices: Any) -> torch.Tensor:
         if axis == 0 and x.ndim == 2 and x.is_floating_point():  # noqa: PLR2004
             return functional.embedding(indices, x)
         return x[(*[slice(None)] * axis, indices.to(torch.int64))]
-    places = array(indices) % size
-    found = taken(x, axis, places.reshape(-1).tolist())
-    return found.reshape(*x.shape[:axis], *places.shape, *x.shape[axis + 1 :])
+    found = taken(x, axis, [place % size for place in flat(indices)])
+    return found.reshape(*x.shape[:axis], *shape_of(indices), *x.shape[axis + 1 :])
 
 
 @operator("GatherElements")

@@ -78,9 +78,7 @@ class _Window:
 
 
 @operator("Conv", weights=(1, 2))
-def _convolution(
-    node: Node, x: torch.Tensor, w: torch.Tensor, b: Any = None
-) -> torch.Tensor:
+def _convolution(node: Node, x: torch.Tensor, w: torch.Tensor, b: Any = None) -> torch.Tensor:
     window = _Window(node, x, tuple(w.shape[2:]))
     pads = window.symmetric
     if pads is None:
@@ -250,9 +248,7 @@ def _by_pytorch(
     halves = how == "half_pixel" or (how == "pytorch_half_pixel" and min(lengths[2:]) > 1)
     if named is None or not (halves or how == "align_corners"):
         return None
-    return functional.interpolate(
-        x, lengths[2:], mode=named, align_corners=how == "align_corners"
-    )
+    return functional.interpolate(x, lengths[2:], mode=named, align_corners=how == "align_corners")
 
 
 def _cubic(node: Node, x: torch.Tensor, lengths: list[int], how: str) -> torch.Tensor:

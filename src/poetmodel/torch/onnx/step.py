@@ -166,4 +166,3 @@ def _own_target(name: str, function: Any, made: Any) -> torch.Tensor:
         f"--loss {name}: the file has several outputs, so that the shape of the target is not "
         "known; give its second parameter a tensor as the default"
     )
-
