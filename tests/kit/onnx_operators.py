@@ -148,10 +148,39 @@ def _resize(mode: str, how: str, sizes: Any = None, scales: Any = None, **more: 
 CASES: dict[str, Case] = {
     **dict(
         _plain(
-            "Abs", "Asinh", "Atan", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "Identity",
-            "IsNaN", "Neg", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus",
-            "Softsign", "Tan", "Tanh", "Softmax", "LogSoftmax", "Elu", "Celu", "LeakyRelu",
-            "Selu", "ThresholdedRelu", "HardSigmoid", "Shrink", "Size", "Shape",
+            "Abs",
+            "Asinh",
+            "Atan",
+            "Ceil",
+            "Cos",
+            "Cosh",
+            "Erf",
+            "Exp",
+            "Floor",
+            "Identity",
+            "IsNaN",
+            "Neg",
+            "Relu",
+            "Round",
+            "Sigmoid",
+            "Sign",
+            "Sin",
+            "Sinh",
+            "Softplus",
+            "Softsign",
+            "Tan",
+            "Tanh",
+            "Softmax",
+            "LogSoftmax",
+            "Elu",
+            "Celu",
+            "LeakyRelu",
+            "Selu",
+            "ThresholdedRelu",
+            "HardSigmoid",
+            "Shrink",
+            "Size",
+            "Shape",
         )
     ),
     **dict(_pairs("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "PRelu")),
@@ -185,7 +214,9 @@ CASES: dict[str, Case] = {
     "CastLike": Case("CastLike", (_ROWS * 3, whole(1)), opsets=(15, NEWEST)),
     "Clip": Case("Clip", (_ROWS,), {1: np.array(-0.5, np.float32), 2: np.array(0.5, np.float32)}),
     "Clip, above": Case("Clip", (_ROWS, None), {2: np.array(0.5, np.float32)}),
-    "Clip, tensors": Case("Clip", (_ROWS, np.float32(-0.5).reshape(())), {2: np.array(6, np.float32)}),
+    "Clip, tensors": Case(
+        "Clip", (_ROWS, np.float32(-0.5).reshape(())), {2: np.array(6, np.float32)}
+    ),
     "HardSigmoid, sixths": Case("HardSigmoid", (_ROWS * 3,), attributes={"alpha": 1 / 6}),
     "PRelu, channels": Case("PRelu", (_IMAGE,), {1: normal(4, 1, 1)}),
     "Softmax, axis": Case("Softmax", (_IMAGE,), attributes={"axis": 1}),
@@ -194,8 +225,14 @@ CASES: dict[str, Case] = {
     **{
         name: Case(name, (normal(2, 3, 4),), axes=(-1, 0))
         for name in (
-            "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
-            "ReduceProd", "ReduceSumSquare",
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceLogSumExp",
+            "ReduceMax",
+            "ReduceMean",
+            "ReduceMin",
+            "ReduceProd",
+            "ReduceSumSquare",
         )
     },
     "ReduceLogSum": Case("ReduceLogSum", (positive(2, 3),), axes=(1,), attributes={"keepdims": 0}),
@@ -218,10 +255,13 @@ CASES: dict[str, Case] = {
     "MatMul, a vector": Case("MatMul", (normal(2, 3, 4), normal(4))),
     "Gemm": Case("Gemm", (_ROWS,), {1: normal(5, 4), 2: normal(5)}, {"transB": 1}),
     "Gemm, factors": Case(
-        "Gemm", (normal(4, 3), normal(4, 5), normal(3, 1)),
+        "Gemm",
+        (normal(4, 3), normal(4, 5), normal(3, 1)),
         attributes={"transA": 1, "alpha": 0.5, "beta": 2.0},
     ),
-    "Einsum": Case("Einsum", (normal(2, 3, 4), normal(2, 4, 5)), attributes={"equation": "bij,bjk->bki"}),
+    "Einsum": Case(
+        "Einsum", (normal(2, 3, 4), normal(2, 4, 5)), attributes={"equation": "bij,bjk->bki"}
+    ),
     # -- shapes
     "Reshape": Case("Reshape", (normal(2, 3, 4),), {1: whole(0, -1, 2)}),
     "Reshape, to zero": Case(
@@ -239,14 +279,22 @@ CASES: dict[str, Case] = {
     "Tile": Case("Tile", (_ROWS,), {1: whole(2, 3)}),
     "Concat": Case("Concat", (_ROWS, normal(2, 4)), attributes={"axis": -2}),
     "Split": Case("Split", (normal(2, 6),), {1: whole(1, 5)}, {"axis": -1}, outputs=2),
-    "Split, equal": Case("Split", (normal(2, 6),), attributes={"axis": 1}, outputs=3, opsets=(13, 17)),
+    "Split, equal": Case(
+        "Split", (normal(2, 6),), attributes={"axis": 1}, outputs=3, opsets=(13, 17)
+    ),
     "Split, uneven": Case(
-        "Split", (normal(2, 7),), attributes={"axis": 1, "num_outputs": 3}, outputs=3,
+        "Split",
+        (normal(2, 7),),
+        attributes={"axis": 1, "num_outputs": 3},
+        outputs=3,
         opsets=(18, NEWEST),
     ),
-    "Slice": Case("Slice", (normal(5, 6),), {1: whole(1, 0), 2: whole(4, -1), 4: whole(1, 2), 3: whole(0, 1)}),
+    "Slice": Case(
+        "Slice", (normal(5, 6),), {1: whole(1, 0), 2: whole(4, -1), 4: whole(1, 2), 3: whole(0, 1)}
+    ),
     "Slice, backward": Case(
-        "Slice", (normal(5, 7),),
+        "Slice",
+        (normal(5, 7),),
         {1: whole(-1, 5), 2: whole(-(2**62), 0), 3: whole(0, -1), 4: whole(-1, -2)},
     ),
     "Slice, nothing": Case("Slice", (normal(5, 7),), {1: whole(4), 2: whole(2)}),
@@ -267,35 +315,47 @@ CASES: dict[str, Case] = {
     "Pad, axes": Case("Pad", (_ROWS, None), {1: whole(1, 2), 3: whole(-1)}, opsets=(18, NEWEST)),
     "Gather": Case("Gather", (normal(5, 4),), {1: np.array([[0, -1], [2, 1]])}),
     "Gather, one": Case("Gather", (normal(5, 4, 2),), {1: np.array(-1)}, {"axis": 1}),
-    "Gather, tensors": Case("Gather", (normal(5, 4, 2), np.array([[0, 1], [2, 1]])), attributes={"axis": 1}),
+    "Gather, tensors": Case(
+        "Gather", (normal(5, 4, 2), np.array([[0, 1], [2, 1]])), attributes={"axis": 1}
+    ),
     "Gather, embedding": Case("Gather", (None, np.array([[0, 1], [2, 1]])), {0: normal(5, 4)}),
     "GatherElements": Case(
         "GatherElements", (_ROWS, np.array([[0, 1], [2, -1], [1, 1]])), attributes={"axis": 1}
     ),
     "GatherND": Case("GatherND", (_IMAGE, np.array([[0, 1], [1, -1]]))),
-    "ScatterElements": Case(
-        "ScatterElements", (_ROWS, np.array([[1, -1, 0, 2]]), normal(1, 4))
-    ),
+    "ScatterElements": Case("ScatterElements", (_ROWS, np.array([[1, -1, 0, 2]]), normal(1, 4))),
     "ScatterElements, add": Case(
-        "ScatterElements", (_ROWS, np.array([[1, 1], [0, 0]]), normal(2, 2)),
-        attributes={"axis": 1, "reduction": "add"}, opsets=(16, NEWEST),
+        "ScatterElements",
+        (_ROWS, np.array([[1, 1], [0, 0]]), normal(2, 2)),
+        attributes={"axis": 1, "reduction": "add"},
+        opsets=(16, NEWEST),
     ),
     "ScatterElements, max": Case(
-        "ScatterElements", (_ROWS, np.array([[1, 1], [0, 0]]), normal(2, 2)),
-        attributes={"axis": 1, "reduction": "max"}, opsets=(18, NEWEST),
+        "ScatterElements",
+        (_ROWS, np.array([[1, 1], [0, 0]]), normal(2, 2)),
+        attributes={"axis": 1, "reduction": "max"},
+        opsets=(18, NEWEST),
     ),
     "ScatterND": Case("ScatterND", (_ROWS, np.array([[2], [0]]), normal(2, 4))),
     "ScatterND, add": Case(
-        "ScatterND", (_ROWS, np.array([[2, 1], [2, 1]]), normal(2)),
-        attributes={"reduction": "add"}, opsets=(16, NEWEST),
+        "ScatterND",
+        (_ROWS, np.array([[2, 1], [2, 1]]), normal(2)),
+        attributes={"reduction": "add"},
+        opsets=(16, NEWEST),
     ),
-    "OneHot": Case("OneHot", (whole(0, 2, -1),), {1: np.array(4), 2: np.array([0.0, 2.0], np.float32)}),
+    "OneHot": Case(
+        "OneHot", (whole(0, 2, -1),), {1: np.array(4), 2: np.array([0.0, 2.0], np.float32)}
+    ),
     "OneHot, axis": Case(
-        "OneHot", (np.array([[0, 2], [1, 1]]),),
-        {1: np.array(3), 2: np.array([-1.0, 1.0], np.float32)}, {"axis": 1},
+        "OneHot",
+        (np.array([[0, 2], [1, 1]]),),
+        {1: np.array(3), 2: np.array([-1.0, 1.0], np.float32)},
+        {"axis": 1},
     ),
     "ConstantOfShape": Case(
-        "ConstantOfShape", (), {0: whole(2, 3)},
+        "ConstantOfShape",
+        (),
+        {0: whole(2, 3)},
         {"value": numpy_helper.from_array(np.array([1.5], np.float32))},
     ),
     "ConstantOfShape, large": Case("ConstantOfShape", (), {0: whole(50, 60)}),
@@ -303,53 +363,83 @@ CASES: dict[str, Case] = {
     "Range, large": Case("Range", (), {0: np.array(0), 1: np.array(3000), 2: np.array(2)}),
     "EyeLike": Case("EyeLike", (normal(3, 4),), attributes={"k": 1, "dtype": TensorProto.FLOAT}),
     # -- space
-    "Conv": Case("Conv", (_IMAGE,), {1: normal(6, 2, 3, 3), 2: normal(6)}, {"group": 2, "pads": (1, 1, 1, 1)}),
+    "Conv": Case(
+        "Conv", (_IMAGE,), {1: normal(6, 2, 3, 3), 2: normal(6)}, {"group": 2, "pads": (1, 1, 1, 1)}
+    ),
     "Conv, uneven pads": Case(
-        "Conv", (_IMAGE,), {1: normal(3, 4, 3, 2)},
+        "Conv",
+        (_IMAGE,),
+        {1: normal(3, 4, 3, 2)},
         {"pads": (0, 1, 2, 0), "strides": (2, 1), "dilations": (1, 2)},
     ),
-    "Conv, same": Case("Conv", (_IMAGE,), {1: normal(3, 4, 3, 2)}, {"auto_pad": "SAME_UPPER", "strides": (2, 2)}),
-    "Conv, same, lower": Case("Conv", (_IMAGE,), {1: normal(3, 4, 2, 4)}, {"auto_pad": "SAME_LOWER"}),
+    "Conv, same": Case(
+        "Conv", (_IMAGE,), {1: normal(3, 4, 3, 2)}, {"auto_pad": "SAME_UPPER", "strides": (2, 2)}
+    ),
+    "Conv, same, lower": Case(
+        "Conv", (_IMAGE,), {1: normal(3, 4, 2, 4)}, {"auto_pad": "SAME_LOWER"}
+    ),
     "Conv, a signal": Case("Conv", (normal(2, 4, 9),), {1: normal(3, 4, 3)}, {"auto_pad": "VALID"}),
     "Conv, volumes": Case("Conv", (normal(1, 2, 4, 5, 4),), {1: normal(3, 2, 2, 2, 2)}),
     "ConvTranspose": Case(
-        "ConvTranspose", (_SMALL,), {1: normal(3, 2, 3, 3), 2: normal(2)},
+        "ConvTranspose",
+        (_SMALL,),
+        {1: normal(3, 2, 3, 3), 2: normal(2)},
         {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 1)},
     ),
     "ConvTranspose, uneven": Case(
-        "ConvTranspose", (_SMALL,), {1: normal(3, 2, 3, 3)}, {"strides": (2, 2), "pads": (0, 1, 1, 2)}
+        "ConvTranspose",
+        (_SMALL,),
+        {1: normal(3, 2, 3, 3)},
+        {"strides": (2, 2), "pads": (0, 1, 1, 2)},
     ),
     "MaxPool": Case("MaxPool", (_IMAGE,), attributes={"kernel_shape": (2, 2), "strides": (2, 2)}),
     "MaxPool, uneven": Case(
-        "MaxPool", (_IMAGE,), attributes={"kernel_shape": (3, 2), "pads": (0, 1, 2, 0), "strides": (2, 1)}
+        "MaxPool",
+        (_IMAGE,),
+        attributes={"kernel_shape": (3, 2), "pads": (0, 1, 2, 0), "strides": (2, 1)},
     ),
     "MaxPool, ceil": Case(
         "MaxPool", (_IMAGE,), attributes={"kernel_shape": (2, 2), "strides": (2, 4), "ceil_mode": 1}
     ),
     "MaxPool, same": Case(
-        "MaxPool", (_IMAGE,), attributes={"kernel_shape": (3, 3), "strides": (2, 2), "auto_pad": "SAME_UPPER"}
+        "MaxPool",
+        (_IMAGE,),
+        attributes={"kernel_shape": (3, 3), "strides": (2, 2), "auto_pad": "SAME_UPPER"},
     ),
-    "MaxPool, a signal": Case("MaxPool", (normal(2, 4, 9),), attributes={"kernel_shape": (3,), "dilations": (2,)}),
+    "MaxPool, a signal": Case(
+        "MaxPool", (normal(2, 4, 9),), attributes={"kernel_shape": (3,), "dilations": (2,)}
+    ),
     "AveragePool": Case(
-        "AveragePool", (_IMAGE,), attributes={"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "strides": (2, 2)}
+        "AveragePool",
+        (_IMAGE,),
+        attributes={"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "strides": (2, 2)},
     ),
-    "AveragePool, uneven": Case("AveragePool", (_IMAGE,), attributes={"kernel_shape": (3, 3), "pads": (0, 1, 1, 2)}),
+    "AveragePool, uneven": Case(
+        "AveragePool", (_IMAGE,), attributes={"kernel_shape": (3, 3), "pads": (0, 1, 1, 2)}
+    ),
     "AveragePool, counted": Case(
-        "AveragePool", (_IMAGE,),
+        "AveragePool",
+        (_IMAGE,),
         attributes={"kernel_shape": (3, 3), "pads": (0, 1, 1, 2), "count_include_pad": 1},
     ),
     "AveragePool, ceil": Case(
-        "AveragePool", (_IMAGE,), attributes={"kernel_shape": (2, 2), "strides": (2, 2), "ceil_mode": 1}
+        "AveragePool",
+        (_IMAGE,),
+        attributes={"kernel_shape": (2, 2), "strides": (2, 2), "ceil_mode": 1},
     ),
     "GlobalAveragePool": Case("GlobalAveragePool", (_IMAGE,)),
     "GlobalMaxPool": Case("GlobalMaxPool", (_IMAGE,)),
-    "LpPool": Case("LpPool", (_IMAGE,), attributes={"kernel_shape": (2, 2), "p": 2, "strides": (2, 2)}),
-    "Resize, nearest": _resize(
-        "nearest", "asymmetric", scales=(1, 1, 2, 2), nearest_mode="floor"
+    "LpPool": Case(
+        "LpPool", (_IMAGE,), attributes={"kernel_shape": (2, 2), "p": 2, "strides": (2, 2)}
     ),
+    "Resize, nearest": _resize("nearest", "asymmetric", scales=(1, 1, 2, 2), nearest_mode="floor"),
     "Resize, nearest, by halves": _resize("nearest", "half_pixel", scales=(1, 1, 2, 1.7)),
-    "Resize, nearest, up": _resize("nearest", "half_pixel", (1, 2, 7, 3), nearest_mode="round_prefer_ceil"),
-    "Resize, nearest, corners": _resize("nearest", "align_corners", (1, 2, 7, 3), nearest_mode="ceil"),
+    "Resize, nearest, up": _resize(
+        "nearest", "half_pixel", (1, 2, 7, 3), nearest_mode="round_prefer_ceil"
+    ),
+    "Resize, nearest, corners": _resize(
+        "nearest", "align_corners", (1, 2, 7, 3), nearest_mode="ceil"
+    ),
     "Resize, linear": _resize("linear", "half_pixel", scales=(1, 1, 2, 3)),
     "Resize, linear, PyTorch": _resize("linear", "pytorch_half_pixel", (1, 2, 8, 10)),
     "Resize, linear, corners": _resize("linear", "align_corners", (1, 2, 7, 10)),
@@ -358,30 +448,47 @@ CASES: dict[str, Case] = {
     "Resize, cubic": _resize("cubic", "half_pixel", (1, 2, 8, 10)),
     # -- norms
     "BatchNormalization": Case(
-        "BatchNormalization", (_IMAGE,), {1: normal(4), 2: normal(4), 3: normal(4), 4: positive(4)},
+        "BatchNormalization",
+        (_IMAGE,),
+        {1: normal(4), 2: normal(4), 3: normal(4), 4: positive(4)},
         opsets=(14, NEWEST),  # the reference of 13 mixes in the statistics of the batch
     ),
     "LayerNormalization": Case(
         "LayerNormalization", (normal(2, 3, 4),), {1: normal(4), 2: normal(4)}, opsets=(17, NEWEST)
     ),
     "LayerNormalization, two axes": Case(
-        "LayerNormalization", (normal(2, 3, 4),), {1: normal(3, 4)}, {"axis": 1}, opsets=(17, NEWEST)
+        "LayerNormalization",
+        (normal(2, 3, 4),),
+        {1: normal(3, 4)},
+        {"axis": 1},
+        opsets=(17, NEWEST),
     ),
     "LayerNormalization, one scale": Case(
         "LayerNormalization", (normal(2, 3, 4),), {1: normal(4)}, {"axis": 1}, opsets=(17, NEWEST)
     ),
-    "RMSNormalization": Case("RMSNormalization", (normal(2, 3, 4),), {1: normal(4)}, opsets=(23, NEWEST)),
+    "RMSNormalization": Case(
+        "RMSNormalization", (normal(2, 3, 4),), {1: normal(4)}, opsets=(23, NEWEST)
+    ),
     "InstanceNormalization": Case("InstanceNormalization", (_IMAGE,), {1: normal(4), 2: normal(4)}),
     "GroupNormalization, groups": Case(
-        "GroupNormalization", (_IMAGE,), {1: normal(2), 2: normal(2)}, {"num_groups": 2}, opsets=(18, 20)
+        "GroupNormalization",
+        (_IMAGE,),
+        {1: normal(2), 2: normal(2)},
+        {"num_groups": 2},
+        opsets=(18, 20),
     ),
     "GroupNormalization": Case(
-        "GroupNormalization", (_IMAGE,), {1: normal(4), 2: normal(4)}, {"num_groups": 2},
+        "GroupNormalization",
+        (_IMAGE,),
+        {1: normal(4), 2: normal(4)},
+        {"num_groups": 2},
         opsets=(21, NEWEST),
     ),
     "MeanVarianceNormalization": Case("MeanVarianceNormalization", (_IMAGE,)),
     "LpNormalization": Case("LpNormalization", (_ROWS,), attributes={"axis": 0}),
-    "LRN": Case("LRN", (normal(4, 4, 3, 2),), attributes={"size": 3, "alpha": 0.5, "beta": 0.5, "bias": 1.5}),
+    "LRN": Case(
+        "LRN", (normal(4, 4, 3, 2),), attributes={"size": 3, "alpha": 0.5, "beta": 0.5, "bias": 1.5}
+    ),
     # -- recurrent
     "RNN": _recurrent("RNN", 1),
     "GRU": _recurrent("GRU", 3),
@@ -392,5 +499,5 @@ CASES: dict[str, Case] = {
     "LSTM, peepholes": _recurrent("LSTM", 4, peepholes=True),
     "RNN, backward": _recurrent("RNN", 1, direction="reverse"),
     "GRU, batch first": _recurrent("GRU", 3, layout=1, opsets=(14, NEWEST)),
-}  # fmt: skip
+}
 """By the operator, and what is special of the case."""

@@ -82,10 +82,10 @@ def test_module_is_the_model(name: str) -> None:
     """Outputs, gradients and running statistics are Keras', and both train the same tensors."""
     model, mine, (*x, y) = module(name)
     assert torch.equal(mine.eval()(*x), called(model, x, training=False))
-    before = [variable.numpy().copy() for variable in model.non_trainable_variables]
+    before = [variable.value.detach().numpy().copy() for variable in model.non_trainable_variables]
     functional.cross_entropy(mine.train()(*x), y).backward()
     found = [parameter.grad.clone() for parameter in mine.parameters()]
-    after = [variable.numpy().copy() for variable in model.non_trainable_variables]
+    after = [variable.value.detach().numpy().copy() for variable in model.non_trainable_variables]
     for variable, value in zip(model.non_trainable_variables, before, strict=True):
         variable.assign(value)
     mine.zero_grad()
@@ -93,7 +93,7 @@ def test_module_is_the_model(name: str) -> None:
     assert all(map(torch.equal, found, (v.value.grad for v in model.trainable_variables)))
     for variable, value in zip(model.non_trainable_variables, after, strict=True):
         if "seed" not in variable.path:
-            assert variable.numpy() == pytest.approx(value, rel=1e-6, abs=1e-7)
+            assert variable.value.numpy() == pytest.approx(value, rel=1e-6, abs=1e-7)
     torch.optim.SGD(mine.parameters(), lr=0.1).step()
     assert torch.equal(mine.eval()(*x), called(model, x, training=False))
 
@@ -124,7 +124,7 @@ def test_c_trains_as_keras(name: str, tmp_path: Path) -> None:
     for loss in exported.losses.values():
         updates.zero_grad()
         expected = functional.cross_entropy(mine(*x), y)
-        assert loss == pytest.approx(float(expected), rel=1e-5)
+        assert loss == pytest.approx(expected.item(), rel=1e-5)
         expected.backward()
         updates.step()
 

@@ -74,21 +74,13 @@ def test_every_operator_has_a_case() -> None:
     assert len(OPERATORS) >= 60
 
 
-SMALL = {
-    "Relu": lambda x, y: [x],
-    "Tanh": lambda x, y: [x],
-    "Add": lambda x, y: [x, y],
-    "Mul": lambda x, y: [x, y],
-    "Sub": lambda x, y: [x, y],
-    "Concat": lambda x, y: [x, y],
-    "Softmax": lambda x, y: [x],
-    "LeakyRelu": lambda x, y: [x],
-}
+UNARY = ("Relu", "Tanh", "Softmax", "LeakyRelu")
+BINARY = ("Add", "Mul", "Sub", "Concat")
 
 
 @given(
     drawn=st.lists(
-        st.tuples(st.sampled_from(sorted(SMALL)), st.integers(0, 9), st.integers(0, 9)),
+        st.tuples(st.sampled_from(UNARY + BINARY), st.integers(0, 9), st.integers(0, 9)),
         min_size=1, max_size=8,
     ),
     opset=st.integers(13, 23),
@@ -101,7 +93,8 @@ def test_random_graphs_are_those_of_the_reference(
     values = ["x", "w"]
     nodes = []
     for k, (name, first, second) in enumerate(drawn):
-        read = SMALL[name](values[first % len(values)], values[second % len(values)])
+        read = [values[first % len(values)], values[second % len(values)]]
+        read = read[: 1 if name in UNARY else 2]
         more = {"axis": 0} if name == "Concat" else {}
         if name == "Concat":  # the sum over rows keeps all shapes alike
             nodes.append(helper.make_node(name, read, [f"c{k}"], **more))
@@ -360,7 +353,7 @@ def test_outputs_without_a_loss_are_left_out(tmp_path: Path) -> None:
 def test_loss_takes_what_the_file_ends_in(
     loss: str, ending: str, function: Any, tmp_path: Path
 ) -> None:
-    """A loss of logits takes the input of the last activation; evaluation mode has the activation."""
+    """A loss of logits takes the input of the last activation, which evaluation mode has."""
     path = str(saved(tmp_path, linear(ending=ending)))
     model, loss_fn, (x, target) = load_step(path, OnnxStep(loss=loss, batch=5))
     logits = x @ model.w + model.b
@@ -493,7 +486,7 @@ def _branches() -> Any:
     )  # fmt: skip
     condition = helper.make_node(
         "Constant", [], ["c"], value=numpy_helper.from_array(np.array(True))
-    )  # noqa: FBT003
+    )
     branch = helper.make_node("If", ["c"], ["y"], "either", then_branch=body, else_branch=body)
     return linear(nodes=[condition, branch])
 
@@ -567,7 +560,7 @@ def test_shapes_that_depend_on_values_are_refused(tmp_path: Path, told: Told) ->
 def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
     """An empty file, a text and a piece of a file are no networks."""
     (tmp_path / "network.onnx").write_bytes(content)
-    with pytest.raises(InputError, match="network.onnx: expected a file of ONNX"):
+    with pytest.raises(InputError, match="expected a file of ONNX"):
         pmt.from_onnx(tmp_path / "network.onnx")
     with pytest.raises(InputError, match="no such file"):
         pmt.from_onnx(tmp_path / "nothing.onnx")

@@ -321,6 +321,20 @@ class ProfileOptions:
     out: Path | None = options.output(None, "--out FILE", "Write the profile, *.csv.")
 
 
+def _said(
+    what: str, onnx: options.OnnxOptions, sizes: options.FileGraphOptions
+) -> tuple[OnnxStep, options.FileGraphOptions]:
+    """Return what is said of the step of an ONNX file, its batch too, and what is of a network."""
+    from poetmodel.torch.target import is_captured, is_onnx
+
+    if is_onnx(what):
+        return onnx.step(sizes.batch), replace(sizes, batch=None)
+    said = onnx.step()
+    if said.given and not is_captured(what):
+        raise InputError(f"{said.given[0]}: is for ONNX files; {what} is none")
+    return said, sizes
+
+
 @options.command("poetmodel profile mlp --device mkr1000 --out mlp.csv")
 def profile(
     sizes: Annotated[options.FileGraphOptions, options.without("graph")],
@@ -334,13 +348,9 @@ def profile(
     costing.check()
     emulating.check()
     what, out = wanted.what, wanted.out
-    from poetmodel.torch.target import is_captured, is_onnx
+    from poetmodel.torch.target import is_captured
 
-    said = onnx.step(sizes.batch if is_onnx(what) else None)
-    if is_onnx(what):
-        sizes = replace(sizes, batch=None)
-    elif said.given and not is_captured(what):
-        raise InputError(f"{said.given[0]}: is for ONNX files; {what} is none")
+    said, sizes = _said(what, onnx, sizes)
     emulated, tile = emulating.target == ProfileTarget.QEMU, sizes.tile
     if emulated:
         sizes = replace(sizes, tile=None)

@@ -64,8 +64,8 @@ def from_keras(model: Any) -> KerasModule:
     seeded = [layer.name for layer in model._flatten_layers() if _is_seeded(layer)]  # noqa: SLF001
     if seeded:
         raise InputError(
-            f"from_keras: {model.name}: the layer {seeded[0]} has a seed of its own, and would draw "
-            "the same in each compiled step; leave its seed out"
+            f"from_keras: {model.name}: the layer {seeded[0]} has a seed of its own, and would "
+            "draw the same in each compiled step; leave its seed out"
         )
     return KerasModule(model)
 

@@ -127,7 +127,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         skipped = self.ending.name if self.logits and self.training and self.ending else None
         for step in self.steps:
             found = [values[name] if name else None for name in step.inputs]
-            result = found[0] if step.node == skipped else self.nodes[step.node](*found)
+            result: Any = found[0] if step.node == skipped else self.nodes[step.node](*found)
             if len(step.outputs) == 1:
                 values[step.outputs[0]] = result
             else:

@@ -130,7 +130,7 @@ def _alone(proto: Any, opset: int) -> bytes:
     return bytes_
 
 
-@torch.compiler.assume_constant_result  # type: ignore[misc, unused-ignore]
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
 def evaluated(proto: bytes, *values: Numbers | None) -> tuple[Numbers, ...] | None:
     """Return what a node makes of numbers; None where that is more than `MOST_NUMBERS`."""
     return _evaluated(proto, values, repr(values))

@@ -120,29 +120,33 @@ def _gru(
     node: Node, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
     """Run a GRU; gates are in the order of ONNX: update, reset, new."""
-    linear_first = bool(node.get("linear_before_reset", 0))
 
     def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
         gate, new = functions
-        size, (_, bias) = weights.hidden, weights.biases
+        parts = (2 * weights.hidden, weights.hidden)
+        bias = weights.biases[1]
 
         def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             (h,) = state
             to_z, to_reset, to_new = given.chunk(3, 1)
-            if linear_first:
-                of_z, of_reset, of_new = functional.linear(h, weights.state, bias).chunk(3, 1)
-            else:
-                both, third = weights.state.split((2 * size, size))
-                low, high = (None, None) if bias is None else bias.split((2 * size, size))
-                of_z, of_reset = functional.linear(h, both, low).chunk(2, 1)
+            of_z, of_reset, of_new = functional.linear(h, weights.state, bias).chunk(3, 1)
             z, reset = gate(to_z + of_z), gate(to_reset + of_reset)
-            if linear_first:
-                made = new(to_new + reset * of_new)
-            else:
-                made = new(to_new + functional.linear(reset * h, third, high))
+            made = new(to_new + reset * of_new)
             return (made + z * (h - made),)
 
-        return step
+        def step_reset_first(
+            given: torch.Tensor, state: tuple[torch.Tensor, ...]
+        ) -> tuple[torch.Tensor, ...]:
+            (h,) = state
+            both, third = weights.state.split(parts)
+            low, high = (None, None) if bias is None else bias.split(parts)
+            to_z, to_reset, to_new = given.chunk(3, 1)
+            of_z, of_reset = functional.linear(h, both, low).chunk(2, 1)
+            z, reset = gate(to_z + of_z), gate(to_reset + of_reset)
+            made = new(to_new + functional.linear(reset * h, third, high))
+            return (made + z * (h - made),)
+
+        return step if node.get("linear_before_reset", 0) else step_reset_first
 
     return _run(node, x, (w, r, b), first=(h,), lengths=lengths, cell=cell)
 

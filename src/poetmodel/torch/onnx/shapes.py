@@ -207,6 +207,8 @@ def _pad(node: Node, x: Any, pads: Any, value: Any = None, axes: Any = None) -> 
     return _padded_by_itself(x, [of.get(axis, (0, 0)) for axis in range(x.ndim)], mode, widths)
 
 
+_MOST_PADDED: Final = 2
+"""Dimensions that PyTorch pads by the elements of a tensor, of those that C has kernels for."""
 _MODES: Final = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
@@ -218,9 +220,9 @@ def _padded_by_itself(
     if (
         min(widths) >= 0
         and x.ndim in (spatial + 1, spatial + 2)
-        and spatial <= 2
+        and spatial <= _MOST_PADDED
         and mode != "wrap"
-    ):  # noqa: PLR2004
+    ):
         return functional.pad(x, widths, mode=_MODES[mode])
     for axis, (before, after) in enumerate(pairs):
         size = x.shape[axis]

@@ -25,9 +25,9 @@ class _Window:
 
     def __init__(self, node: Node, x: torch.Tensor, size: tuple[int, ...]) -> None:
         self.size = size
-        self.strides = tuple(node.get("strides", (1,) * len(size)))
-        self.dilations = tuple(node.get("dilations", (1,) * len(size)))
-        self.lengths = tuple(x.shape[2:])
+        self.strides: tuple[int, ...] = tuple(node.get("strides", (1,) * len(size)))
+        self.dilations: tuple[int, ...] = tuple(node.get("dilations", (1,) * len(size)))
+        self.lengths: tuple[int, ...] = tuple(x.shape[2:])
         self.pads = self._pads(node)
         if node.get("ceil_mode", 0):
             self.pads = [

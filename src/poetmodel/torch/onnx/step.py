@@ -1,4 +1,4 @@
-"""A training step of an ONNX file: its loss by name, and inputs and a target of the right shapes."""
+"""A training step of an ONNX file: a loss by name, and inputs and a target of its shapes."""
 
 from __future__ import annotations
 
