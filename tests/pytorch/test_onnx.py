@@ -19,9 +19,10 @@ from torch.nn import functional  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.commands import invoke  # noqa: E402
-from kit.export_agreement import Exported, batches_like, torch_steps  # noqa: E402
+from kit.export_agreement import Exported, batches_like, lowered, torch_steps  # noqa: E402
 from kit.onnx_networks import MODELS, training, write  # noqa: E402
 from kit.onnx_operators import CASES, model_of, normal, whole  # noqa: E402
+from kit.rotation import rotating  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.export.io import load_step as load_step_file  # noqa: E402
 from poetmodel.torch.onnx.module import OPERATORS  # noqa: E402
@@ -72,6 +73,49 @@ def test_every_operator_has_a_case() -> None:
     sequences = {"SplitToSequence", "SequenceAt", "SequenceConstruct", "ConcatFromSequence"}
     assert OPERATORS.keys() - {case.operator for case in CASES.values()} == sequences
     assert len(OPERATORS) >= 60
+
+
+NO_KERNEL = {
+    *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Sinh", "Tan"),
+    *("Pow", "Mod, fmod", "Clip, tensors", "ReduceProd", "TopK", "TopK, least"),
+    *("ScatterElements, max", "Conv, volumes", "Resize, cubic"),
+}
+"""Cases that run in PyTorch alone."""
+REAL = [
+    name
+    for name, case in CASES.items()
+    if case.arrays() and next(iter(case.arrays().values())).dtype == np.float32
+    if name not in ("Reshape, to zero", "GRU, batch first")  # no contiguous tensors
+]
+
+
+class Scaled(nn.Module):
+    """A network behind a parameter, so that there is one to train."""
+
+    def __init__(self, inner: nn.Module, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.inner, self.scale = inner, nn.Parameter(torch.ones(shape))
+
+    def forward(self, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        """Return the sum of squares of all outputs, and of the scale."""
+        found = self.inner(x * self.scale, *more)
+        found = found if isinstance(found, tuple) else (found,)
+        return sum((y * y).sum() for y in (*found, self.scale))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", rotating(REAL, ("Conv, uneven pads", "Resize, linear, cut")))
+def test_operator_has_kernels(name: str, tmp_path: Path) -> None:
+    """What is not said to run in PyTorch alone becomes C, forward and backward."""
+    case = CASES[name]
+    onnx.save(case.model(case.versions()[-1]), tmp_path / "case.onnx")
+    inputs = tuple(torch.from_numpy(np.array(x)) for x in case.arrays().values())
+    model = Scaled(pmt.from_onnx(tmp_path / "case.onnx"), tuple(inputs[0].shape))
+    if name in NO_KERNEL:
+        with pytest.raises(pmt.CaptureError, match="no kernel"):
+            lowered((model, None, inputs))
+    else:
+        assert lowered((model, None, inputs)).graph.nodes
 
 
 UNARY = ("Relu", "Tanh", "Softmax", "LeakyRelu")
@@ -207,6 +251,7 @@ def test_symbolic_batch_takes_any(tmp_path: Path) -> None:
         mine(torch.zeros(2, 4, 8))
 
 
+@pytest.mark.slow
 def test_compile_and_backend_have_eager_bits(tmp_path: Path) -> None:
     """A network with shapes to calculate keeps its bits in both, and Dynamo sees one graph."""
     model, loss, (x, y) = training("encoder")
@@ -388,7 +433,7 @@ def far(output, target=torch.zeros(5, 3)):
 """
 
 
-@pytest.mark.parametrize("name", ["mlp", "ds-cnn"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("ds-cnn", marks=pytest.mark.slow)])
 def test_file_becomes_c_that_trains_as_pytorch(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
