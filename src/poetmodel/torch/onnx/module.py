@@ -34,8 +34,8 @@ def from_onnx(path: str | Path, *, logits: bool = False) -> OnnxModule:
 
     Floating initializers are parameters, under their names: those of a model that PyTorch exported
     are the names of its parameters. Running statistics of a batch norm are buffers, which
-    ``train()`` updates; constants, and one that several nodes use as they were exported, stay as
-    they are. Half and double precision become float32.
+    ``train()`` updates as PyTorch does. Scalars, limits, exponents and constants that are written
+    into the code are not trained. Half and double precision become float32.
 
     Parameters
     ----------
