@@ -26,12 +26,16 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Doctests are looked for in every module, also in helpers of the tests that need PyTorch.
-_IMPORTS_TORCH = re.compile(r"^(import|from) (poetmodel\.)?torch\b", re.MULTILINE)
+# Doctests are looked for in every module, also in helpers of tests that need an optional package.
+_IMPORTS = {
+    name: re.compile(rf"^(import|from) (poetmodel\.)?{name}\b", re.MULTILINE)
+    for name in ("torch", "onnx")
+    if not find_spec(name)
+}
 collect_ignore = [
     f"kit/{path.name}"
     for path in Path(__file__).parent.glob("kit/*.py")
-    if not find_spec("torch") and _IMPORTS_TORCH.search(path.read_text(encoding="utf-8"))
+    if any(found.search(path.read_text(encoding="utf-8")) for found in _IMPORTS.values())
 ]
 
 # Speed is no promise of a test, and machines that run tests are shared: no deadlines.

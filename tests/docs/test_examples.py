@@ -24,6 +24,9 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     """Return the marks of the test of a page: whether it is slow or needs PyTorch."""
     needed = {package for block in blocks_of(TEXTS[name]) for package in block.needs}
     found = [pytest.mark.slow] if name in SLOW else []
+    if needed & {"onnxscript", "keras"}:  # what libraries say of each other
+        found += [pytest.mark.filterwarnings("ignore::FutureWarning")]
+        found += [pytest.mark.filterwarnings("ignore::DeprecationWarning")]
     return [*found, pytest.mark.torch] if "torch" in needed else found
 
 

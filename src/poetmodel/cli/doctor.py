@@ -26,6 +26,8 @@ SOLVERS: Final = ("highspy", "pyscipopt", "gurobipy")
 
 EXTRAS: Final = {
     "torch": ("torch", "trace and profile"),
+    "onnx": ("onnx", "ONNX files"),
+    "keras": ("keras", "models of Keras"),
     "plotly": ("report", "interactive pictures"),
     "matplotlib": ("report", "pictures in files"),
     "jinja2": ("report", "report pages"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.step import LoweredStep
     from poetmodel.report.presenter import Fact
+    from poetmodel.torch.target import OnnxStep
 
 
 class WeightsChoice(StrEnum):
@@ -47,7 +48,7 @@ class ExportOptions:
 
     what: str = options.argument(
         options.REQUIRED,
-        "MODULE:FUNCTION|STEP",
+        "MODULE:FUNCTION|ONNX|STEP",
         "As for 'poetmodel trace'; or a step file, *.step.json, as --target step writes it.",
     )
     target: ExportTarget = options.output(
@@ -168,18 +169,21 @@ class DeviceOptions:
 def export(
     context: typer.Context,
     wanted: ExportOptions,
+    onnx: options.OnnxOptions,
     planned: DeviceOptions,
     output: options.OutputOptions,
 ) -> None:
     """Make a folder of C that trains on a device: its program, kernels, weights and drivers."""
     called_s = context.obj or time.monotonic()
     from poetmodel.export.folder import check_folder
-    from poetmodel.torch.target import is_target
+    from poetmodel.torch.target import is_captured
 
-    captured = is_target(wanted.what)
+    captured = is_captured(wanted.what)
     if wanted.target == ExportTarget.STEP:
         if not captured:
-            raise InputError(f"--target step: {wanted.what} is no MODULE:FUNCTION to capture")
+            raise InputError(
+                f"--target step: {wanted.what} is no MODULE:FUNCTION or ONNX file to capture"
+            )
         check_outputs(("--out", wanted.out))
     else:
         with raised_as(InputError, "--out"):
@@ -187,7 +191,11 @@ def export(
     shown = not output.json
     with live_line(wanted=shown, doing="capturing" if captured else "reading"):
         step = step_of(
-            wanted.what, name=wanted.name, optimizer=wanted.optimizer, infer=wanted.infer
+            wanted.what,
+            onnx.step(),
+            name=wanted.name,
+            optimizer=wanted.optimizer,
+            infer=wanted.infer,
         )
     if wanted.target == ExportTarget.STEP:
         from poetmodel.export.io import save_step
@@ -224,16 +232,29 @@ def export(
 
 
 def step_of(
-    what: str, *, name: str | None, optimizer: options.OptimizerName | None, infer: bool = False
+    what: str,
+    onnx: OnnxStep,
+    *,
+    name: str | None,
+    optimizer: options.OptimizerName | None,
+    infer: bool = False,
 ) -> LoweredStep:
-    """Capture what ``module:function`` returns, or read a step file; output goes to stderr."""
-    from poetmodel.torch.target import is_target
+    """Capture what ``module:function`` returns or an ONNX file has, or read a step file.
 
-    if not is_target(what):
+    Output goes to stderr.
+    """
+    from poetmodel.torch.target import is_captured
+
+    if not is_captured(what):
         from poetmodel.export.io import load_step
 
-        if optimizer is not None or name is not None:
-            option = "--name" if optimizer is None else "--optimizer"
+        given = (
+            *(["--optimizer"] if optimizer else []),
+            *(["--name"] if name else []),
+            *onnx.given,
+        )
+        if given:
+            option = given[0]
             raise InputError(
                 f"{option}: {what} was captured already; give it when the step is captured"
             )
@@ -243,11 +264,12 @@ def step_of(
     require_torch()
     from poetmodel.torch.lowering.inference import with_inference
     from poetmodel.torch.lowering.step import lower
+    from poetmodel.torch.target import default_name, named_optimizer
     from poetmodel.torch.target import load_step as load_target
-    from poetmodel.torch.target import named_optimizer
 
     with redirect_stdout(sys.stderr):
-        model, loss_fn, inputs = load_target(what)
+        model, loss_fn, inputs = load_target(what, onnx)
+        name = name or default_name(what)
         chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
         step = lower(model, loss_fn, inputs, name=name, optimizer=chosen)
         return with_inference(step, model, loss_fn, inputs) if infer else step

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
+    from poetmodel.torch.target import OnnxStep
 
 _Group = TypeVar("_Group")
 
@@ -145,6 +146,7 @@ what = partial(option, rich_help_panel="What to schedule")
 limit = partial(option, rich_help_panel="Limits")
 how = partial(option, rich_help_panel="How to solve")
 output = partial(option, rich_help_panel="Output")
+onnx = partial(option, rich_help_panel="An ONNX file")
 
 
 # -- what options take -------------------------------------------------------------------------
@@ -305,6 +307,43 @@ class GraphOptions(FileGraphOptions):
         "the graph of its exported kernels.",
         autocompletion=completion.models,
     )
+
+
+def _dimension(text: str) -> tuple[str, int]:
+    name, _, size = text.rpartition("=")
+    if not name or not size.isdecimal() or not 0 < int(size) <= MAX_SIZE:
+        raise InputError(f"--dim: expected NAME=N, such as sequence=32, got {text!r}")
+    return name, int(size)
+
+
+@group
+class OnnxOptions:
+    """What an ONNX file does not say of a training step."""
+
+    loss: str | None = onnx(
+        None,
+        "--loss NAME|MODULE:FUNCTION",
+        "The loss of an ONNX file: cross-entropy, mse, bce, nll, l1, or a function of an output "
+        "and a target.",
+    )
+    batch: int | None = onnx(
+        None,
+        "--batch N",
+        "Samples of a step, where the ONNX file leaves them open.",
+        parser=input_size,
+    )
+    dim: list[str] | None = onnx(
+        None,
+        "--dim NAME=N",
+        "Another dimension that the ONNX file leaves open; may be repeated.",
+    )
+
+    def step(self, batch: int | None = None) -> OnnxStep:
+        """Return what is said of the step; another option may have said the batch."""
+        from poetmodel.torch.target import OnnxStep
+
+        dims = tuple(map(_dimension, self.dim or ()))
+        return OnnxStep(loss=self.loss, batch=batch or self.batch, dims=dims)
 
 
 @group

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs
     from poetmodel.graph import Graph
     from poetmodel.torch.step.trace import Trace
+    from poetmodel.torch.target import OnnxStep
 
 _measuring = partial(options.option, rich_help_panel="How to measure")
 
@@ -74,15 +75,16 @@ class CostingOptions:
             )
         read_device(self.power_from)
 
-    def trace(self, target: str, optimizer: str | None = None) -> Trace:
-        """Trace what ``module:function`` returns; its output goes to stderr."""
+    def trace(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
+        """Trace what ``module:function`` returns, or an ONNX file; output goes to stderr."""
         from poetmodel.torch import trace
-        from poetmodel.torch.target import load_step, named_optimizer
+        from poetmodel.torch.target import default_name, load_step, named_optimizer
 
         with redirect_stdout(sys.stderr):
-            model, loss_fn, inputs = load_step(target)
+            model, loss_fn, inputs = load_step(target, onnx)
             chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
-            return trace(model, loss_fn, inputs, name=self.name, optimizer=chosen)
+            name = self.name or default_name(target)
+            return trace(model, loss_fn, inputs, name=name, optimizer=chosen)
 
     def costs(self, trace: Trace) -> tuple[Costs, tuple[str, ...]]:
         """Estimate or measure the costs of a trace, and return notes; output goes to stderr."""
@@ -134,9 +136,9 @@ class TraceOptions:
 
     target: str = options.argument(
         options.REQUIRED,
-        "MODULE:FUNCTION",
+        "MODULE:FUNCTION|ONNX",
         "A function without arguments that returns (model, loss_fn, inputs), with the target "
-        "as the last input. MODULE may be path/file.py.",
+        "as the last input. MODULE may be path/file.py. Or an ONNX file, *.onnx, with --loss.",
     )
     out: Path | None = options.output(
         None,
@@ -158,7 +160,12 @@ class TraceOptions:
 
 
 @options.command("poetmodel trace train:step --out net.graph.json")
-def trace(costing: CostingOptions, wanted: TraceOptions, output: options.OutputOptions) -> None:
+def trace(
+    costing: CostingOptions,
+    wanted: TraceOptions,
+    onnx: options.OnnxOptions,
+    output: options.OutputOptions,
+) -> None:
     """Capture a training step of a PyTorch module: forward pass, loss and backward pass."""
     costing.check()
     read_device(costing.device)
@@ -170,7 +177,7 @@ def trace(costing: CostingOptions, wanted: TraceOptions, output: options.OutputO
     check_outputs(("--out", out))
     check_outputs(("--out", profile_out))
     with live_line(wanted=not output.json, doing="capturing"):
-        traced = costing.trace(wanted.target, wanted.optimizer)
+        traced = costing.trace(wanted.target, onnx.step(), wanted.optimizer)
     if out is not None:
         traced.graph.save(out)
     costs: Costs | None = None
@@ -280,7 +287,7 @@ class EmulationOptions:
                 raise InputError(f"--{option}: is for --target qemu; give that too")
 
     def measured(
-        self, what: str, costing: CostingOptions, tile: str | None
+        self, what: str, onnx: OnnxStep, costing: CostingOptions, tile: str | None
     ) -> tuple[Graph, Costs, tuple[str, ...]]:
         """Export a step, run it on the emulated board, and return graph, costs and notes."""
         from poetmodel.export.exporting import DEVICE, in_tiles
@@ -288,7 +295,7 @@ class EmulationOptions:
 
         if costing.power_from is not None:
             raise InputError("--power-from is for times of this host; with --target qemu: --power")
-        step = in_tiles(step_of(what, name=costing.name, optimizer=self.optimizer), tile)
+        step = in_tiles(step_of(what, onnx, name=costing.name, optimizer=self.optimizer), tile)
         profile = emulated_profile(
             step,
             device=costing.device or DEVICE,
@@ -306,12 +313,26 @@ class ProfileOptions:
 
     what: str = options.argument(
         options.REQUIRED,
-        "MODULE:FUNCTION|GRAPH|STEP",
+        "MODULE:FUNCTION|ONNX|GRAPH|STEP",
         "As for 'poetmodel trace'; with --device also a graph file or a built-in network; with "
         "--target qemu also a step file.",
         autocompletion=completion.models,
     )
     out: Path | None = options.output(None, "--out FILE", "Write the profile, *.csv.")
+
+
+def _said(
+    what: str, onnx: options.OnnxOptions, sizes: options.FileGraphOptions
+) -> tuple[OnnxStep, options.FileGraphOptions]:
+    """Return what is said of the step of an ONNX file, its batch too, and what is of a network."""
+    from poetmodel.torch.target import is_captured, is_onnx
+
+    if is_onnx(what):
+        return onnx.step(sizes.batch), replace(sizes, batch=None)
+    said = onnx.step()
+    if said.given and not is_captured(what):
+        raise InputError(f"{said.given[0]}: is for ONNX files; {what} is none")
+    return said, sizes
 
 
 @options.command("poetmodel profile mlp --device mkr1000 --out mlp.csv")
@@ -320,18 +341,20 @@ def profile(
     costing: CostingOptions,
     emulating: EmulationOptions,
     wanted: ProfileOptions,
+    onnx: Annotated[options.OnnxOptions, options.without("batch")],
     output: options.OutputOptions,
 ) -> None:
     """Measure a training step, on this host or an emulated board: times and energies."""
     costing.check()
     emulating.check()
     what, out = wanted.what, wanted.out
-    from poetmodel.torch.target import is_target
+    from poetmodel.torch.target import is_captured
 
+    said, sizes = _said(what, onnx, sizes)
     emulated, tile = emulating.target == ProfileTarget.QEMU, sizes.tile
     if emulated:
         sizes = replace(sizes, tile=None)
-    if (emulated or is_target(what)) and sizes.shape.given:
+    if (emulated or is_captured(what)) and sizes.shape.given:
         raise InputError(
             f"{what}, {' '.join(sizes.shape.options)}: the function gives the inputs of a step; "
             "leave the option out"
@@ -339,10 +362,10 @@ def profile(
     check_outputs(("--out", out), inputs=(what,))
     if emulated:
         with live_line(wanted=not output.json, doing="building and running"):
-            graph, costs, notes = emulating.measured(what, costing, tile)
-    elif is_target(what):
+            graph, costs, notes = emulating.measured(what, said, costing, tile)
+    elif is_captured(what):
         with live_line(wanted=not output.json, doing="capturing and measuring"):
-            traced = costing.trace(what)
+            traced = costing.trace(what, said)
             graph = traced.graph
             costs, notes = costing.costs(traced)
     elif costing.device is not None:

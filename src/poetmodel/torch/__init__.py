@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from poetmodel.torch.compilation import Step, compile
     from poetmodel.torch.dynamo.backend import Backend, backend, partitioner
     from poetmodel.torch.exporting import export
+    from poetmodel.torch.keras import from_keras
+    from poetmodel.torch.onnx.module import from_onnx
     from poetmodel.torch.runtime.certificate import Certificate
     from poetmodel.torch.runtime.profiling import Profile, measure
     from poetmodel.torch.state.exported import load_state, save_state
@@ -33,6 +35,8 @@ _HOMES: Final = {
     "capture": "capturing.joint",
     "compile": "compilation",
     "export": "exporting",
+    "from_keras": "keras",
+    "from_onnx": "onnx.module",
     "load_state": "state.exported",
     "measure": "runtime.profiling",
     "partitioner": "dynamo.backend",
@@ -54,6 +58,8 @@ __all__ = [
     "capture",
     "compile",
     "export",
+    "from_keras",
+    "from_onnx",
     "load_state",
     "measure",
     "partitioner",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
     import torch
 
-FORM: Final = (
-    "module:function or path/file.py:function, a function without arguments that returns "
-    "(model, loss_fn, inputs)"
-)
+_PLACE: Final = "module:function or path/file.py:function"
+FORM: Final = f"{_PLACE}, a function without arguments that returns (model, loss_fn, inputs)"
 """What a target looks like."""
+_LOSS: Final = f"{_PLACE}, a function of an output and its target"
+"""What a loss of one's own looks like."""
 
 _PARTS: Final = 3
 
@@ -42,27 +43,82 @@ def is_target(text: str) -> bool:
     return bool(head and colon and function.isidentifier())
 
 
-def load_step(target: str) -> Loaded:
-    """Import a module, of the current folder too, and call its function.
+def is_onnx(text: str) -> bool:
+    """Return whether a text is the name of an ONNX file."""
+    return text.lower().endswith(".onnx")
 
-    Raises `InputError` if there is no such function, it fails, or it returns something else.
+
+def is_captured(text: str) -> bool:
+    """Return whether PyTorch captures what a text names: a function, or an ONNX file."""
+    return is_onnx(text) or is_target(text)
+
+
+def default_name(text: str) -> str | None:
+    """Return the name of a step that has none: an ONNX file's own; None for the model's class."""
+    return Path(text).stem if is_onnx(text) else None
+
+
+def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
+    """Import a module, of the current folder too, and call its function; or read an ONNX file.
+
+    Raises `InputError` if there is no such function, it fails, or it returns something else; or if
+    the file cannot be read, or what is said of its step does not fit.
     """
     require_torch()
+    if is_onnx(target):
+        from poetmodel.torch.onnx.step import onnx_step
+
+        onnx = onnx or OnnxStep()
+        return onnx_step(target, onnx.loss, function=_loss, batch=onnx.batch, dims=dict(onnx.dims))
+    given = () if onnx is None else onnx.given
+    if given:
+        raise InputError(f"{given[0]}: is for ONNX files; {target} gives model, loss and inputs")
     if not is_target(target):
-        raise InputError(f"{shown(target)}: expected {FORM}")
+        raise InputError(f"{shown(target)}: expected {FORM}, or an ONNX file, *.onnx")
+    with _imported(target) as function:
+        returned = function()
+    return _step(target, returned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxStep:
+    """What an ONNX file does not say of a training step."""
+
+    loss: str | None = None
+    batch: int | None = None
+    dims: tuple[tuple[str, int], ...] = ()
+    """Sizes of other open dimensions, by name."""
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that state something."""
+        stated = {"--loss": self.loss, "--batch": self.batch, "--dim": self.dims or None}
+        return tuple(option for option, value in stated.items() if value is not None)
+
+
+@contextmanager
+def _imported(target: str, form: str = FORM) -> Iterator[Callable[..., Any]]:
+    """Import a module, of the current folder too; inside, its function may import as well."""
     head, _, name = target.rpartition(":")
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
         with _told(target):
-            module = _load_file(Path(head)) if head.endswith(".py") else _load_module(head)
+            is_file = head.endswith(".py")
+            module = _load_file(Path(head), form) if is_file else _load_module(head, form)
             function = getattr(module, name, None)
             if not callable(function):
                 raise InputError(f"{target}: {head} has no function {name!r}")
-            returned = function()
+            yield function
     finally:
         sys.path.remove(folder)
-    return _step(target, returned)
+
+
+def _loss(target: str) -> Callable[..., Any]:
+    if not is_target(target):
+        raise InputError(f"--loss {shown(target)}: expected {_LOSS}")
+    with _imported(target, _LOSS) as function:
+        return function
 
 
 def named_optimizer(
@@ -99,20 +155,20 @@ def _step(target: str, returned: object) -> Loaded:
     return model, loss_fn, tuple(inputs)
 
 
-def _load_module(name: str) -> ModuleType:
+def _load_module(name: str, form: str) -> ModuleType:
     try:
         known = find_spec(name) is not None
     except (ModuleNotFoundError, ValueError):
         known = False
     if not known:
-        raise InputError(f"there is no module {name!r} here or installed; expected {FORM}")
+        raise InputError(f"there is no module {name!r} here or installed; expected {form}")
     return import_module(name)
 
 
-def _load_file(path: Path) -> ModuleType:
+def _load_file(path: Path, form: str) -> ModuleType:
     spec = spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise InputError(f"{path}: no such file; expected {FORM}")
+        raise InputError(f"{path}: no such file; expected {form}")
     module = module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)

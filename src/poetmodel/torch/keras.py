@@ -1,0 +1,152 @@
+"""``from_keras``: a model of Keras 3 as a module whose tensors are its own."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from poetmodel.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def from_keras(model: Any) -> KerasModule:
+    """Return a model of Keras 3, on its torch back end, as a module that trains.
+
+    Both share their weights: what trains the module trains the model, which can be saved by Keras
+    at any time.
+
+    Parameters
+    ----------
+    model : keras.Model
+        A model that is built. Keras must have been imported with ``KERAS_BACKEND=torch``.
+
+    Returns
+    -------
+    KerasModule
+        In training mode; its parameters are the trainable variables, under their paths.
+
+    Raises
+    ------
+    MissingExtraError
+        If Keras is not installed.
+    InputError
+        If Keras runs on another back end, or this is no model, it is not built, or it adds losses.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None and find_spec("keras") is None:
+        raise MissingExtraError(
+            "taking over a model of Keras needs the package keras, not installed here; "
+            'pip install "poetmodel[keras]" installs it'
+        )
+    if keras is None or not isinstance(model, keras.Model):
+        raise InputError(f"from_keras: expected a keras.Model, got a {type(model).__name__}")
+    if keras.config.backend() != "torch":
+        raise InputError(
+            f"from_keras: Keras runs on its back end {keras.config.backend()}; set the environment "
+            "variable KERAS_BACKEND to torch before Python imports keras"
+        )
+    if not model.built:
+        raise InputError(
+            f"from_keras: {model.name} has no weights yet; call it once on a batch, or begin it "
+            "with keras.Input"
+        )
+    if model.losses:
+        raise InputError(
+            f"from_keras: {model.name} adds losses of its own, such as those of a "
+            "kernel_regularizer; leave them out, and give the optimizer weight_decay"
+        )
+    seeded = [layer.name for layer in model._flatten_layers() if _is_seeded(layer)]  # noqa: SLF001
+    if seeded:
+        raise InputError(
+            f"from_keras: {model.name}: the layer {seeded[0]} has a seed of its own, and would "
+            "draw the same in each compiled step; leave its seed out"
+        )
+    return KerasModule(model)
+
+
+_SEED: Final = "seed_generator_state"
+"""What the path of a variable ends in that has the state of random draws."""
+
+
+def _is_seeded(layer: Any) -> bool:
+    """Return whether a layer draws random numbers from a seed that its user has chosen."""
+    generator = getattr(layer, "seed_generator", None)
+    return getattr(generator, "_initial_seed", None) is not None
+
+
+class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
+    """A model of Keras whose variables are parameters and buffers. `from_keras` makes it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        # No submodule: its layers read variables, which a capture cannot exchange.
+        self._call = _without_state(model)
+        self._trained = [
+            self._registered(variable, trained=True) for variable in model.trainable_variables
+        ]
+        # Layers without a seed draw from PyTorch's generator, whatever their own state is.
+        self._others = [
+            variable.value.data
+            if variable.path.endswith(_SEED)
+            else self._registered(variable, trained=False)
+            for variable in model.non_trainable_variables
+        ]
+
+    def _registered(self, variable: Any, *, trained: bool) -> str:
+        """Keep the tensor of a variable under its path; return the name."""
+        name: str = variable.path.replace(".", "_")
+        while hasattr(self, name):
+            name += "_"
+        if trained:
+            self.register_parameter(name, variable.value)
+        else:
+            self.register_buffer(name, variable.value.data)
+        return name
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Return what the model returns; several inputs are in the order of ``model.inputs``."""
+        trained = [getattr(self, name) for name in self._trained]
+        others = [getattr(self, x) if isinstance(x, str) else x for x in self._others]
+        output, news = self._call(trained, others, inputs, self.training)
+        if self.training:
+            for old, new in zip(others, news, strict=True):
+                if new is not old and new.is_floating_point():
+                    old.copy_(new.detach())
+        return output
+
+
+def _without_state(model: Any) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
+    """Return the model as a function of its variables, which Dynamo need not look into."""
+
+    def call(
+        trained: list[torch.Tensor],
+        others: list[torch.Tensor],
+        inputs: tuple[torch.Tensor, ...],
+        training: bool,  # noqa: FBT001
+    ) -> tuple[Any, list[torch.Tensor]]:
+        given = _arranged(model, inputs)
+        output, news = model.stateless_call(trained, others, *given, training=training)
+        return output, list(news)
+
+    found: Callable[..., tuple[Any, list[torch.Tensor]]] = torch._dynamo.nonstrict_trace(call)  # noqa: SLF001
+    return found
+
+
+def _arranged(model: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """Return inputs as a model takes them: a functional one takes several as one structure."""
+    structure = getattr(model, "_inputs_struct", None)
+    if structure is None:
+        return inputs
+    from keras import tree
+
+    if len(inputs) != len(tree.flatten(structure)):
+        raise InputError(
+            f"{model.name}: expected {len(tree.flatten(structure))} inputs, got {len(inputs)}"
+        )
+    return (tree.pack_sequence_as(structure, list(inputs)),)

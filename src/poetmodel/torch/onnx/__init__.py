@@ -1,0 +1,1 @@
+"""ONNX files as modules that train: one small function for each operator, in a registry."""

@@ -1,0 +1,404 @@
+"""``from_onnx``: an ONNX file as a module whose weights are parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from poetmodel.errors import InputError
+from poetmodel.torch.onnx import norms, pointwise, recurrent, reductions, shapes, spatial
+from poetmodel.torch.onnx.operators import MOST_NUMBERS, OPERATORS, Node, plain, tensor
+from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, array_of, read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    import numpy as np
+
+FAMILIES: Final = (norms, pointwise, recurrent, reductions, shapes, spatial)
+"""The modules that register operators."""
+ENDINGS: Final = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
+"""Operators whose input a loss takes better than their output."""
+_INTEGERS: Final = {2, 3, 5, 6, 7}
+_TRUTH: Final = 9
+
+
+def from_onnx(path: str | Path, *, logits: bool = False) -> OnnxModule:
+    """Return the network of an ONNX file as a module that trains.
+
+    Floating initializers are parameters, under their names: those of a model that PyTorch exported
+    are the names of its parameters. Running statistics of a batch norm are buffers, which
+    ``train()`` updates as PyTorch does. Scalars, limits, exponents and constants that are written
+    into the code are not trained. Half and double precision become float32.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file of opset 13 to 23. Dimensions of inputs may be symbolic.
+    logits : bool
+        In training mode leave a Softmax, LogSoftmax or Sigmoid at the end to the loss: the module
+        then returns its input. In evaluation mode it returns what the file says.
+
+    Returns
+    -------
+    OnnxModule
+        In training mode. It returns the floating outputs of the file, a tuple if there are several.
+
+    Raises
+    ------
+    MissingExtraError
+        If the package onnx is not installed.
+    InputError
+        If the file cannot be read, or has operators that are not known: names all, and their nodes.
+
+    Notes
+    -----
+    An initializer that several nodes use is one parameter, unless all its elements are equal:
+    exporters let what happens to be equal, such as the zeros of new biases, share one.
+    """
+    record = read_file(path, is_known=lambda name: name == "Constant" or name in OPERATORS)
+    return OnnxModule(record, logits=logits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A node, where its inputs are, and which values nothing reads after it."""
+
+    node: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    done: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Use:
+    """What the nodes of a file do with a constant."""
+
+    numbers: int = 0
+    weights: int = 0
+    statistics: int = 0
+    others: list[tuple[str, int]] = field(default_factory=list)
+
+
+class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
+    """The network of an ONNX file. `from_onnx` makes it."""
+
+    def __init__(self, record: FileRecord, *, logits: bool = False) -> None:
+        super().__init__()
+        self.file = str(record.path)
+        """Where it comes from."""
+        self.given = record.inputs
+        """The inputs of the file."""
+        self.outputs = record.outputs
+        """Names of the outputs that the module returns."""
+        self.nodes = nn.ModuleDict()
+        self.held: dict[str, tuple[str, ...]] = {}
+        """Where the tensors are that the file holds, by name."""
+        self.numbers: dict[str, Any] = {}
+        """Constants that are no tensors, by name."""
+        self.steps: tuple[_Step, ...] = ()
+        record = _Constants(self, record).placed()
+        for node in record.nodes:
+            self.nodes[node.name] = Node(node, opset=record.opset)
+        self.steps = tuple(_steps(record))
+        self.ending: Node | None = self._ending()
+        """The Softmax, LogSoftmax or Sigmoid that makes the only output."""
+        if logits and self.ending is None:
+            raise InputError(
+                f"{record.path}: logits: it ends in no Softmax, LogSoftmax or Sigmoid that could "
+                "be left to the loss; leave logits out"
+            )
+        self.logits = logits
+        """Whether the ending is left to the loss in training mode."""
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Return the floating outputs for the inputs of the file, in its order."""
+        self._check(inputs)
+        values: dict[str, Any] = dict(self.numbers)
+        values.update(zip((given.name for given in self.given), inputs, strict=True))
+        for name, place in self.held.items():
+            values[name] = reduce(getattr, place, self)
+        skipped = self.ending.name if self.logits and self.training and self.ending else None
+        for step in self.steps:
+            found = [values[name] if name else None for name in step.inputs]
+            result: Any = found[0] if step.node == skipped else self.nodes[step.node](*found)
+            if len(step.outputs) == 1:
+                values[step.outputs[0]] = result
+            else:
+                values.update(zip(step.outputs, result, strict=False))
+            for name in step.done:
+                del values[name]
+        outputs = tuple(tensor(values[name]) for name in self.outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def example_inputs(
+        self, *, batch: int | None = None, dims: Mapping[str, int] | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Return inputs of the right shapes: random numbers, zeros for whole ones.
+
+        Parameters
+        ----------
+        batch : int, optional
+            What the first dimension of the inputs is, where the file leaves it open.
+        dims : mapping of str to int, optional
+            Other dimensions that the file leaves open, by name.
+
+        Raises
+        ------
+        InputError
+            If a dimension is open still, is fixed, or is not there: names it.
+        """
+        chosen = dict(dims or {})
+        first = {i.shape[0] for i in self.given if i.shape and isinstance(i.shape[0], str)}
+        if batch is not None and not first:
+            sizes = ", ".join(sorted({str(i.shape[0]) for i in self.given if i.shape}))
+            raise InputError(
+                f"{self.file}: batch: the file fixes it at {sizes}; leave it out, or export the "
+                "network with a dynamic first dimension"
+            )
+        if batch is not None:
+            chosen |= dict.fromkeys(sorted(map(str, first)), batch)
+        names = {d for i in self.given for d in i.shape if isinstance(d, str)}
+        unknown, missing = sorted(chosen.keys() - names), sorted(names - chosen.keys())
+        if unknown:
+            raise InputError(
+                f"{self.file}: it has no open dimension {unknown[0]!r}; it has "
+                f"{', '.join(map(repr, sorted(names))) or 'none'}"
+            )
+        if missing:
+            told = " and ".join(
+                f"{name!r} ({'--batch N' if name in first else f'--dim {name}=N'})"
+                for name in missing
+            )
+            raise InputError(
+                f"{self.file}: the dimension {told} is open; say how large it is, in Python by "
+                "batch= and dims="
+            )
+        draw = torch.Generator().manual_seed(0)
+        return tuple(self._example(given, chosen, draw) for given in self.given)
+
+    def _example(
+        self, given: InputRecord, chosen: Mapping[str, int], draw: torch.Generator
+    ) -> torch.Tensor:
+        shape = [chosen[size] if isinstance(size, str) else size for size in given.shape]
+        if given.elements in _INTEGERS:
+            return torch.zeros(shape, dtype=torch.int64)
+        if given.elements == _TRUTH:
+            return torch.ones(shape, dtype=torch.bool)
+        return torch.randn(shape, generator=draw)
+
+    def _check(self, inputs: tuple[torch.Tensor, ...]) -> None:
+        """Raise unless inputs have the shapes of the file."""
+        if len(inputs) != len(self.given):
+            names = ", ".join(repr(given.name) for given in self.given)
+            raise InputError(f"{self.file}: expected its inputs {names}, got {len(inputs)}")
+        for given, value in zip(self.given, inputs, strict=True):
+            shape = given.shape
+            fixed = len(shape) == value.ndim and all(
+                isinstance(size, str) or size == found
+                for size, found in zip(shape, value.shape, strict=True)
+            )
+            if not fixed:
+                raise InputError(
+                    f"{self.file}: input {given.name!r}: expected the shape "
+                    f"({', '.join(map(str, shape))}), got ({', '.join(map(str, value.shape))})"
+                )
+
+    def _ending(self) -> Node | None:
+        if len(self.outputs) != 1:
+            return None
+        (name,) = self.outputs
+        makers = [step for step in self.steps if name in step.outputs]
+        reads = Counter(name for step in self.steps for name in step.inputs)
+        if not makers or reads[name]:
+            return None
+        node: Node = self.nodes[makers[0].node]
+        return node if node.operator in ENDINGS else None
+
+
+def _steps(record: FileRecord) -> Iterator[_Step]:
+    """Yield what is run, with the values that nothing reads any more."""
+    last = {name: k for k, node in enumerate(record.nodes) for name in node.inputs if name}
+    for k, node in enumerate(record.nodes):
+        done = tuple(
+            name
+            for name in dict.fromkeys(filter(None, node.inputs))
+            if last[name] == k and name not in record.outputs
+        )
+        yield _Step(node.name, node.inputs, node.outputs, done)
+
+
+class _Constants:
+    """Where the initializers and constants of a file go: parameters, buffers, numbers."""
+
+    def __init__(self, module: OnnxModule, record: FileRecord) -> None:
+        self.module = module
+        self.record = record
+        self.arrays = dict(record.initializers)
+        self.written = set(self.arrays)
+        """Constants that are initializers, not written into the code."""
+        self.uses: dict[str, _Use] = {}
+
+    def placed(self) -> FileRecord:
+        """Register all constants, and return the file without the nodes that make them."""
+        nodes = [node for node in self.record.nodes if not self._is_taken(node)]
+        renamed: dict[str, str] = {}
+        nodes = [node for node in nodes if not self._is_alias(node, renamed)]
+        nodes = [
+            replace(node, inputs=tuple(renamed.get(name, name) for name in node.inputs))
+            for node in nodes
+        ]
+        self._count(nodes)
+        nodes = [self._apart(node) for node in reversed(nodes)][::-1]
+        self.uses.clear()
+        self._count(nodes)
+        outputs = tuple(renamed.get(name, name) for name in self.record.outputs)
+        for name in dict.fromkeys((*self.uses, *outputs)):
+            if name in self.arrays:
+                self._place(name, self.arrays[name], self.uses.get(name, _Use()))
+        self.module.outputs = outputs
+        return replace(self.record, nodes=tuple(nodes), outputs=outputs)
+
+    def _is_taken(self, node: NodeRecord) -> bool:
+        """Take the value of a Constant node; return whether it was one."""
+        if node.operator != "Constant":
+            return False
+        import numpy as np
+
+        ((key, value),) = node.attributes.items()
+        if key == "value":
+            found = array_of(value, self.record.path)
+        elif key in ("value_float", "value_floats", "value_int", "value_ints"):
+            found = np.asarray(value, np.float32 if "float" in key else np.int64)
+        else:
+            raise InputError(
+                f"{self.record.path}: node {node.name!r} (Constant): {key} is not known; expected "
+                "numbers"
+            )
+        self.arrays[node.outputs[0]] = found
+        return True
+
+    def _is_alias(self, node: NodeRecord, renamed: dict[str, str]) -> bool:
+        """Resolve another name of a constant; return whether a node was one."""
+        if node.operator != "Identity":
+            return False
+        source = renamed.get(node.inputs[0], node.inputs[0])
+        if source not in self.arrays:
+            return False
+        (name,) = node.outputs
+        if _is_uniform(self.arrays[source]) and source in self.written:
+            self.arrays[name] = self.arrays[source]
+            self.written.add(name)
+        else:
+            renamed[name] = source
+        return True
+
+    def _count(self, nodes: list[NodeRecord]) -> None:
+        for node in nodes:
+            kind = OPERATORS[node.operator]
+            for position, name in enumerate(node.inputs):
+                if name not in self.arrays:
+                    continue
+                use = self.uses.setdefault(name, _Use())
+                if position in kind.numbers:
+                    use.numbers += 1
+                elif position in kind.statistics:
+                    use.statistics += 1
+                elif position in kind.weights:
+                    use.weights += 1
+                else:
+                    use.others.append((node.operator, position))
+
+    def _apart(self, node: NodeRecord) -> NodeRecord:
+        """Give a node constants of its own where it shares them by chance.
+
+        Each batch norm has its own statistics, and weights that are equal throughout are equal by
+        chance.
+        """
+        kind = OPERATORS[node.operator]
+        inputs = list(node.inputs)
+        for position, name in enumerate(inputs):
+            own = position in kind.statistics or (
+                position in kind.weights and name in self.arrays and _is_uniform(self.arrays[name])
+            )
+            use = self.uses.get(name)
+            if not own or use is None:
+                continue
+            if use.weights + use.statistics > 1:
+                again = f"{name}_{use.weights + use.statistics}"
+                self.arrays[again] = self.arrays[name].copy()
+                if name in self.written:
+                    self.written.add(again)
+                inputs[position] = again
+                if position in kind.statistics:
+                    use.statistics -= 1
+                else:
+                    use.weights -= 1
+        return replace(node, inputs=tuple(inputs))
+
+    def _place(self, name: str, value: np.ndarray, use: _Use) -> None:
+        """Make a constant a parameter, a buffer, or numbers."""
+        floating = value.dtype.kind == "f"
+        if floating and use.statistics:
+            self._register(name, torch.from_numpy(value.copy()), trained=False)
+        elif floating and value.ndim and self._is_weight(name, use):
+            self._register(name, torch.from_numpy(value.copy()), trained=True)
+        elif use.numbers or value.size <= MOST_NUMBERS:
+            self.module.numbers[name] = plain(value)
+        else:
+            self._register(name, torch.from_numpy(value.copy()), trained=False)
+
+    def _is_weight(self, name: str, use: _Use) -> bool:
+        """Return whether a constant is trained: it is used where a weight can stand.
+
+        One that is written into the code is a weight only where nothing else stands.
+        """
+        if name not in self.written:
+            return bool(use.weights) and not _is_uniform(self.arrays[name])
+        return bool(use.weights) or any(place not in _SETTINGS for place in use.others)
+
+    def _register(self, name: str, value: torch.Tensor, *, trained: bool) -> None:
+        """Keep a tensor under its name, each part of which is a module."""
+        *path, last = [part for part in name.split(".") if part] or ["weight"]
+        module: nn.Module = self.module
+        place = []
+        for part in path:
+            part = _free(module, part, inner=True)  # noqa: PLW2901
+            if part not in module._modules:  # noqa: SLF001
+                module.add_module(part, _Names())
+            module = module._modules[part]  # noqa: SLF001
+            place.append(part)
+        last = _free(module, last, inner=False)
+        if trained:
+            module.register_parameter(last, nn.Parameter(value))
+        else:
+            module.register_buffer(last, value)
+        self.module.held[name] = (*place, last)
+
+
+_SETTINGS: Final = frozenset(
+    (("Clip", 1), ("Clip", 2), ("Pow", 1), ("Where", 1), ("Where", 2), ("CastLike", 1))
+)
+"""Inputs of operators that are floating, and no weights."""
+
+
+class _Names(nn.Module):  # type: ignore[misc, unused-ignore]
+    """Holds the parameters whose names begin alike."""
+
+
+def _free(module: nn.Module, name: str, *, inner: bool) -> str:
+    """Return a name that a module has free, or one that is a holder of names."""
+    while hasattr(module, name) and not (inner and isinstance(getattr(module, name), _Names)):
+        name += "_"
+    return name
+
+
+def _is_uniform(value: np.ndarray) -> bool:
+    """Return whether several floating elements are all equal."""
+    return bool(value.dtype.kind == "f" and value.size and (value == value.flat[0]).all())

@@ -1,0 +1,184 @@
+"""Recurrent operators, step by step as PyTorch's own are captured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn import functional
+
+from poetmodel.torch.onnx.operators import Node, operator, tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Cell = Callable[[torch.Tensor, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]
+    Function = Callable[[torch.Tensor], torch.Tensor]
+
+_FUNCTIONS: Final[dict[str, Function]] = {
+    "Relu": functional.relu,
+    "Sigmoid": torch.sigmoid,
+    "Softsign": functional.softsign,
+    "Tanh": torch.tanh,
+}
+
+
+class _Weights:
+    """The weights of one direction: what goes to the inputs, what to the state."""
+
+    def __init__(self, w: torch.Tensor, r: torch.Tensor, b: torch.Tensor | None) -> None:
+        self.inputs, self.state, self.hidden = w, r, r.shape[-1]
+        self.biases: tuple[torch.Tensor | None, ...] = (None, None)
+        if b is not None:
+            self.biases = b.chunk(2)
+
+
+def _run(
+    node: Node,
+    x: torch.Tensor,
+    given: tuple[Any, ...],
+    *,
+    first: tuple[Any, ...],
+    lengths: Any,
+    cell: Callable[[_Weights, tuple[Function, ...], int], Cell],
+) -> Any:
+    """Run the directions of a recurrent operator: Y, and the last value of each state."""
+    if node.get("layout", 0):
+        x = x.transpose(0, 1)
+        first = tuple(None if h is None else tensor(h, x).transpose(0, 1) for h in first)
+    _check(node, lengths, len(x))
+    names = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+    ways = names[node.get("direction", "forward")]
+    w, r, b = ((None,) * len(ways) if each is None else tensor(each, x).unbind(0) for each in given)
+    outputs, last = [], []
+    for direction, backward in enumerate(ways):
+        weights = _Weights(w[direction], r[direction], b[direction])
+        functions = _functions(node, direction, len(ways))
+        step = cell(weights, functions, direction)
+        state = tuple(
+            x.new_zeros(x.shape[1], weights.hidden) if h is None else tensor(h, x)[direction]
+            for h in first
+        )
+        every = functional.linear(x, weights.inputs, weights.biases[0]).unbind(0)
+        seen = []
+        for now in every[:: -1 if backward else 1]:
+            state = step(now, state)
+            seen.append(state[0])
+        outputs.append(torch.stack(seen[:: -1 if backward else 1]))
+        last.append(state)
+    y = torch.stack(outputs, 1)
+    ends = [torch.stack([state[k] for state in last]) for k in range(len(first))]
+    if node.get("layout", 0):
+        y, ends = y.permute(2, 0, 1, 3), [h.transpose(0, 1) for h in ends]
+    found = (y, *ends)[: node.wanted]
+    return found[0] if node.wanted == 1 else found
+
+
+def _check(node: Node, lengths: Any, steps: int) -> None:
+    constant = lengths if isinstance(lengths, tuple) else (None,)
+    if lengths is not None and any(length != steps for length in constant):
+        raise node.refused(
+            "its sequences have lengths of their own; expected all of one length, without "
+            "sequence_lens"
+        )
+    for attribute in ("clip", "input_forget"):
+        if node.get(attribute, 0):
+            raise node.refused(f"{attribute} is not known; leave it out")
+
+
+_DEFAULTS: Final = {
+    "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh"), "RNN": ("Tanh",)
+}  # fmt: skip
+
+
+def _functions(node: Node, direction: int, directions: int) -> tuple[Function, ...]:
+    names = node.get("activations") or _DEFAULTS[node.operator] * directions
+    each = len(names) // directions
+    named = names[direction * each : (direction + 1) * each]
+    unknown = [name for name in named if name not in _FUNCTIONS]
+    if unknown:
+        raise node.refused(f"its activation {unknown[0]} is not known; expected Tanh or Sigmoid")
+    return tuple(_FUNCTIONS[name] for name in named)
+
+
+@operator("RNN", weights=(1, 2, 3))
+def _rnn(
+    node: Node, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
+) -> Any:
+    def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
+        def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            old = functional.linear(state[0], weights.state, weights.biases[1])
+            return (functions[0](given + old),)
+
+        return step
+
+    return _run(node, x, (w, r, b), first=(h,), lengths=lengths, cell=cell)
+
+
+@operator("GRU", weights=(1, 2, 3))
+def _gru(
+    node: Node, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
+) -> Any:
+    """Run a GRU; gates are in the order of ONNX: update, reset, new."""
+
+    def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
+        gate, new = functions
+        parts = (2 * weights.hidden, weights.hidden)
+        bias = weights.biases[1]
+
+        def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            (h,) = state
+            to_z, to_reset, to_new = given.chunk(3, 1)
+            of_z, of_reset, of_new = functional.linear(h, weights.state, bias).chunk(3, 1)
+            z, reset = gate(to_z + of_z), gate(to_reset + of_reset)
+            made = new(to_new + reset * of_new)
+            return (made + z * (h - made),)
+
+        def step_reset_first(
+            given: torch.Tensor, state: tuple[torch.Tensor, ...]
+        ) -> tuple[torch.Tensor, ...]:
+            (h,) = state
+            both, third = weights.state.split(parts)
+            low, high = (None, None) if bias is None else bias.split(parts)
+            to_z, to_reset, to_new = given.chunk(3, 1)
+            of_z, of_reset = functional.linear(h, both, low).chunk(2, 1)
+            z, reset = gate(to_z + of_z), gate(to_reset + of_reset)
+            made = new(to_new + functional.linear(reset * h, third, high))
+            return (made + z * (h - made),)
+
+        return step if node.get("linear_before_reset", 0) else step_reset_first
+
+    return _run(node, x, (w, r, b), first=(h,), lengths=lengths, cell=cell)
+
+
+@operator("LSTM", weights=(1, 2, 3, 7))
+def _lstm(
+    node: Node,
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any = None,
+    lengths: Any = None,
+    h: Any = None,
+    c: Any = None,
+    peepholes: Any = None,
+) -> Any:
+    """Run an LSTM; gates are in the order of ONNX: input, output, forget, cell."""
+
+    def cell(weights: _Weights, functions: tuple[Function, ...], direction: int) -> Cell:
+        gate, new, out = functions
+        eyes = (None,) * 3 if peepholes is None else peepholes[direction].chunk(3)
+
+        def seen(value: torch.Tensor, eye: Any, cell: torch.Tensor) -> torch.Tensor:
+            return value if eye is None else value + eye * cell
+
+        def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            h, c = state
+            total = given + functional.linear(h, weights.state, weights.biases[1])
+            i, o, f, made = total.chunk(4, 1)
+            c = gate(seen(f, eyes[2], c)) * c + gate(seen(i, eyes[0], c)) * new(made)
+            return gate(seen(o, eyes[1], c)) * out(c), c
+
+        return step
+
+    return _run(node, x, (w, r, b), first=(h, c), lengths=lengths, cell=cell)

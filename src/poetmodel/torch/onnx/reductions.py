@@ -1,0 +1,114 @@
+"""Operators that sum up or choose along axes, and products of matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn import functional
+
+from poetmodel.torch.onnx.operators import Node, axes_of, axis_of, operator, tensor, tensors, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Reduction = Callable[[torch.Tensor, list[int], bool], torch.Tensor]
+
+
+def _product(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:  # noqa: FBT001
+    for axis in sorted(axes, reverse=True):
+        x = torch.prod(x, axis, keepdim=keep)
+    return x
+
+
+def _extremum(function: Callable[..., torch.Tensor]) -> Reduction:
+    def run(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:  # noqa: FBT001
+        if x.dtype is torch.bool:
+            return function(x.to(torch.uint8), axes, keep).to(torch.bool)
+        return function(x, axes, keep)
+
+    return run
+
+
+_REDUCTIONS: Final[dict[str, Reduction]] = {
+    "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keep),
+    "ReduceL2": lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep),
+    "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keep).log(),
+    "ReduceLogSumExp": torch.logsumexp,
+    "ReduceMax": _extremum(torch.amax),
+    "ReduceMean": torch.mean,
+    "ReduceMin": _extremum(torch.amin),
+    "ReduceProd": _product,
+    "ReduceSum": torch.sum,
+    "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keep),
+}
+
+
+@operator(*_REDUCTIONS, numbers=(1,))
+def _reduce(node: Node, x: Any, axes: Any = None) -> torch.Tensor:
+    x = tensor(x)
+    over = axes_of(node, axes, rank=x.ndim)
+    if not over and node.get("noop_with_empty_axes", 0):
+        return x
+    keep = bool(node.get("keepdims", 1))
+    return _REDUCTIONS[node.operator](x, over or list(range(x.ndim)), keep)
+
+
+@operator("ArgMax", "ArgMin")
+def _argument(node: Node, x: torch.Tensor) -> torch.Tensor:
+    axis, keep = axis_of(node, x.ndim), bool(node.get("keepdims", 1))
+    function = torch.argmax if node.operator == "ArgMax" else torch.argmin
+    if node.get("select_last_index", 0):
+        found: torch.Tensor = x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keep)
+        return found
+    return function(x, axis, keepdim=keep)
+
+
+@operator("CumSum", numbers=(1,))
+def _cumulated(node: Node, x: Any, axis: Any) -> torch.Tensor:
+    (along,) = whole(node, axis, "axis")
+    x = tensor(x)
+    x = x.flip(along) if node.get("reverse", 0) else x
+    found = torch.cumsum(x, along, dtype=x.dtype)
+    if node.get("exclusive", 0):
+        first = torch.zeros_like(x.narrow(along, 0, 1))
+        found = torch.cat((first, found.narrow(along, 0, x.shape[along] - 1)), along)
+    return found.flip(along) if node.get("reverse", 0) else found
+
+
+@operator("TopK", numbers=(1,))
+def _top(node: Node, x: torch.Tensor, count: Any) -> Any:
+    (k,) = whole(node, count, "number of elements")
+    axis = axis_of(node, x.ndim, -1)
+    found = torch.topk(
+        x, k, axis, largest=bool(node.get("largest", 1)), sorted=bool(node.get("sorted", 1))
+    )
+    return tuple(found)[: node.wanted] if node.wanted > 1 else found[0]
+
+
+# -- products ----------------------------------------------------------------------------------
+
+
+@operator("MatMul", weights=(1,))
+def _matmul(_: Node, x: Any, y: Any) -> torch.Tensor:
+    x, y = tensors(x, y)
+    return torch.matmul(x, y)
+
+
+@operator("Gemm", weights=(1, 2))
+def _gemm(node: Node, x: Any, w: Any, c: Any = None) -> torch.Tensor:
+    """Return ``alpha x w + beta c``: a linear layer wherever it is one."""
+    x, w, c = tensors(x, w, c)
+    x = x.T if node.get("transA", 0) else x
+    w = w if node.get("transB", 0) else w.T
+    alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
+    if alpha == 1.0 and (c is None or (beta == 1.0 and c.shape == w.shape[:1])):
+        return functional.linear(x, w, c)
+    y = functional.linear(x, w)
+    y = y if alpha == 1.0 else alpha * y
+    return y if c is None else y + (c if beta == 1.0 else beta * c)
+
+
+@operator("Einsum")
+def _einsum(node: Node, *values: Any) -> torch.Tensor:
+    return torch.einsum(node.get("equation"), *tensors(*values))

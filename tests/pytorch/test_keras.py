@@ -1,0 +1,181 @@
+"""Models of Keras 3 as modules: its numbers, and steps that keep a budget."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+keras = pytest.importorskip("keras")
+
+from torch.nn import functional  # noqa: E402
+
+import poetmodel.torch as pmt  # noqa: E402
+from kit.export_agreement import Exported, Target, lowered  # noqa: E402
+from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kit.messages import Told
+
+pytestmark = [pytest.mark.torch, pytest.mark.large]
+layers = keras.layers
+Step = tuple[Any, tuple[torch.Tensor, ...]]
+
+
+def convolutions() -> Step:
+    """Return a network with batch norms, and a batch of images."""
+    x = given = keras.Input((8, 8, 3))
+    for width, stride in ((8, 1), (16, 2)):
+        x = layers.Conv2D(width, 3, strides=stride, padding="same")(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+    x = layers.Dense(10)(layers.GlobalAveragePooling2D()(x))
+    return keras.Model(given, x), (torch.randn(4, 8, 8, 3), torch.randint(0, 10, (4,)))
+
+
+def sequences() -> Step:
+    """Return a network of an embedding and two recurrent layers, and a batch of tokens."""
+    given = keras.Input((5,), dtype="int32")
+    x = layers.GRU(8, return_sequences=True)(layers.Embedding(20, 8)(given))
+    x = layers.Dense(4)(layers.LSTM(8)(x))
+    return keras.Model(given, x), (torch.randint(0, 20, (3, 5)), torch.randint(0, 4, (3,)))
+
+
+def two_inputs() -> Step:
+    """Return a functional network with two inputs, which it names, and a batch of both."""
+    first, second = keras.Input((8,), name="first"), keras.Input((6,), name="second")
+    parts = [layers.Dense(5, activation=a)(x) for a, x in (("relu", first), ("tanh", second))]
+    x = layers.Dense(3)(layers.Concatenate()(parts))
+    model = keras.Model({"first": first, "second": second}, x)
+    return model, (torch.randn(4, 8), torch.randn(4, 6), torch.randint(0, 3, (4,)))
+
+
+MODELS: dict[str, Callable[[], Step]] = {
+    "convolutions": convolutions,
+    "sequences": sequences,
+    "two inputs": two_inputs,
+}
+
+
+def module(name: str) -> tuple[Any, Any, tuple[torch.Tensor, ...]]:
+    """Return a model of Keras, its module, and a batch."""
+    keras.utils.set_random_seed(0)
+    model, inputs = MODELS[name]()
+    return model, pmt.from_keras(model), inputs
+
+
+def called(model: Any, inputs: tuple[torch.Tensor, ...], *, training: bool) -> torch.Tensor:
+    """Return what Keras makes of inputs."""
+    given = dict(zip(("first", "second"), inputs, strict=True)) if len(inputs) > 1 else inputs[0]
+    return model(given, training=training)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_module_is_the_model(name: str) -> None:
+    """Outputs, gradients and running statistics are Keras', and both train the same tensors."""
+    model, mine, (*x, y) = module(name)
+    assert torch.equal(mine.eval()(*x), called(model, x, training=False))
+    before = [variable.value.detach().numpy().copy() for variable in model.non_trainable_variables]
+    functional.cross_entropy(mine.train()(*x), y).backward()
+    found = [parameter.grad.clone() for parameter in mine.parameters()]
+    after = [variable.value.detach().numpy().copy() for variable in model.non_trainable_variables]
+    for variable, value in zip(model.non_trainable_variables, before, strict=True):
+        variable.assign(value)
+    mine.zero_grad()
+    functional.cross_entropy(called(model, x, training=True), y).backward()
+    assert all(map(torch.equal, found, (v.value.grad for v in model.trainable_variables)))
+    for variable, value in zip(model.non_trainable_variables, after, strict=True):
+        if "seed" not in variable.path:
+            assert variable.value.numpy() == pytest.approx(value, rel=1e-6, abs=1e-7)
+    torch.optim.SGD(mine.parameters(), lr=0.1).step()
+    assert torch.equal(mine.eval()(*x), called(model, x, training=False))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_compile_and_backend_have_eager_bits(name: str) -> None:
+    """A compiled step, and a compiled module, have the numbers of the module itself."""
+    _, mine, (*x, y) = module(name)
+    with pmt.compile(mine, functional.cross_entropy, (*x, y), ram="100%", device="rpi4b") as step:
+        assert step.verify().equal
+    functional.cross_entropy(mine(*x), y).backward()
+    eager = [parameter.grad.clone() for parameter in mine.parameters()]
+    mine.zero_grad()
+    backend = pmt.backend(ram="100%", device="rpi4b")
+    run = torch.compile(mine, backend=backend, fullgraph=True, dynamic=False)
+    functional.cross_entropy(run(*x), y).backward()
+    assert all(map(torch.equal, eager, (parameter.grad for parameter in mine.parameters())))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_c_trains_as_keras(name: str, tmp_path: Path) -> None:
+    """Exported C has the losses of three steps of the module, in single precision."""
+    _, mine, inputs = module(name)
+    step = lowered((mine, functional.cross_entropy, inputs), "sgd", name="keras")
+    *x, y = inputs
+    exported = Exported(step, tmp_path).run([inputs], 3, target=Target.HOST)
+    updates = torch.optim.SGD(mine.parameters(), lr=0.01)
+    for loss in exported.losses.values():
+        updates.zero_grad()
+        expected = functional.cross_entropy(mine(*x), y)
+        assert loss == pytest.approx(expected.item(), rel=1e-5)
+        expected.backward()
+        updates.step()
+
+
+def test_dropout_draws_anew() -> None:
+    """Layers without a seed draw from PyTorch's generator, in a compiled step too."""
+    given = keras.Input((64,))
+    mine = pmt.from_keras(keras.Model(given, layers.Dropout(0.5)(layers.Dense(64)(given))))
+    x = torch.randn(2, 64)
+    assert not torch.equal(mine(x), mine(x))
+    inputs = (x, torch.randn(2, 64))
+    with pmt.compile(mine, functional.mse_loss, inputs, ram="100%", device="rpi4b") as step:
+        assert step.verify().equal
+
+
+REFUSED = {
+    "no model": lambda: 3,
+    "not built": lambda: keras.Sequential([layers.Dense(2)], name="net"),
+    "seeded": lambda: keras.Sequential(
+        [keras.Input((4,)), layers.Dropout(0.1, seed=1, name="drop")], name="net"
+    ),
+    "losses": lambda: keras.Sequential(
+        [keras.Input((4,)), layers.Dense(2, kernel_regularizer="l2")], name="net"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_models_that_cannot_be_taken(case: str, told: Told) -> None:
+    """What is wrong and what to do, in a sentence."""
+    with told.raises(InputError):
+        pmt.from_keras(REFUSED[case]())
+
+
+def test_number_of_inputs_is_checked() -> None:
+    """A functional model says how many it takes."""
+    _, mine, (x, *_) = module("two inputs")
+    with pytest.raises(InputError, match="expected 2 inputs, got 1"):
+        mine(x)
+
+
+def test_missing_package_is_said(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+    """One sentence with how to get it."""
+    monkeypatch.delitem(sys.modules, "keras")
+    monkeypatch.setattr("poetmodel.torch.keras.find_spec", lambda _: None)
+    with told.raises(MissingExtraError):
+        pmt.from_keras(3)
+
+
+def test_another_back_end_is_refused(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+    """The variable to set is named; no other back end is installed here."""
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    with told.raises(InputError):
+        pmt.from_keras(keras.Sequential([keras.Input((4,)), layers.Dense(2)]))
