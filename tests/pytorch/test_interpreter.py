@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,6 @@ from kit.traced_models import Residual, images, rows  # noqa: E402
 from poetmodel.torch import trace  # noqa: E402
 from poetmodel.torch.capturing import replay as interpreter  # noqa: E402
 from poetmodel.torch.capturing.replay import (  # noqa: E402
-    _peaks,
     call,
     heap_peak_bytes,
     kernel_of,
@@ -200,50 +198,6 @@ def test_operations_that_fail_on_copies_get_their_own_values() -> None:
     traced = trace(*rows(nn.Linear(4, 4), nn.Linear(4, 4), by=forward))
     assert any(node.op.endswith("grow") for node in traced.graph.nodes)
     assert not sampled(traced.joint, call)
-
-
-@dataclass(frozen=True)
-class Event:
-    """An event of the profiler: a change of memory, or a span with a name."""
-
-    label: str
-    begin: int
-    length: int = 0
-    size: int = 0
-
-    def name(self) -> str:
-        """Return what it is."""
-        return self.label
-
-    def start_ns(self) -> int:
-        """Return when it begins [ns]."""
-        return self.begin
-
-    def duration_ns(self) -> int:
-        """Return how long it lasts [ns]."""
-        return self.length
-
-    def nbytes(self) -> int:
-        """Return the change [B]."""
-        return self.size
-
-
-def test_peaks_count_what_happens_inside_a_unit() -> None:
-    """The highest running sum inside each span counts; what is between spans does not."""
-    events = [
-        Event("[memory]", 5, size=1000),
-        Event("poetmodel.unit.0", 10, length=10),
-        Event("aten::mm", 11, length=8),
-        Event("[memory]", 12, size=100),
-        Event("[memory]", 13, size=300),
-        Event("[memory]", 14, size=-300),
-        Event("[memory]", 25, size=-1000),
-        Event("poetmodel.unit.1", 30, length=10),
-        Event("[memory]", 31, size=-100),
-        Event("[memory]", 32, size=40),
-    ]
-    assert _peaks(events[::-1]) == {0: 400, 1: 0}
-    assert _peaks([]) == {}
 
 
 def test_workspace_is_what_the_operation_frees_again(capfd: pytest.CaptureFixture[str]) -> None:

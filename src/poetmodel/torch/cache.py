@@ -40,7 +40,7 @@ from poetmodel.schedule.relations import GraphIdentity
 from poetmodel.solver.facade import DEFAULT
 from poetmodel.solver.outcome import Outcome, accepted, finish
 from poetmodel.solver.request import Request
-from poetmodel.torch.capturing.replay import storage_key, workspace_bytes
+from poetmodel.torch.capturing.replay import storage_key
 from poetmodel.torch.capturing.signature import InputKind
 from poetmodel.torch.runtime.convolutions import Divided, divided_units, in_parts, kernels_told
 from poetmodel.torch.runtime.profiling import (
@@ -288,13 +288,12 @@ class KnownStep(Schedules):
         found = self._cache.read("step", key)
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
             if found is not None:
-                made = {int(place): Made.from_list(each) for place, each in found["made"]}
-                return trace_of(joint, units_of(joint, known=made), found["workspace_bytes"])
+                made = {int(place): Made.from_list(each) for place, each in found}
+                return trace_of(joint, units_of(joint, known=made))
         parts = units_of(joint)
-        workspace = workspace_bytes(joint, parts)
         plain = [[place, each.to_list()] for place, each in parts.made.items()]
-        self._cache.write("step", key, {"made": plain, "workspace_bytes": list(workspace)})
-        return trace_of(joint, parts, workspace)
+        self._cache.write("step", key, plain)
+        return trace_of(joint, parts)
 
     def in_parts(self, trace: Trace, *, budget_bytes: int) -> tuple[Trace, int]:
         """Return the step with large convolutions in parts, and how many these are."""

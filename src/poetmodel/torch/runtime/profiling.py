@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 
 MEASURED_BEFORE: Final = "all this was measured by an earlier compile, and read from the cache"
-LEAST_STEPS: Final = 3
+MEASURING_S: Final = 2.0
+"""Time after which no further step is timed [s]."""
+LEAST_STEPS: Final = 2
 """Steps that are timed whatever they take: a single one may have met a busy machine."""
 NOTABLE: Final = 0.1
 """Times that differ by more than this share of the smaller one are explained."""
