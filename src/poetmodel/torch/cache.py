@@ -166,6 +166,8 @@ def _header(kind: str, key: str, content: bytes) -> dict[str, Any]:
 
 # -- what compiles keep ------------------------------------------------------------------------
 
+_SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
+"""What a schedule is kept as: pairs, and spans in place of the many pairs that they stand for."""
 START_S: Final = 2.0
 """Most time to make a start of a schedule for other shapes [s]."""
 
@@ -193,8 +195,15 @@ class Schedules:
         if found is None:
             return None
         try:
-            identity = GraphIdentity.of(problem.graph)
-            candidate = accepted(problem, Schedule.of_entries(found["schedule"], identity))
+            known: dict[str, Any] = {
+                name: [tuple(map(int, each)) for each in found["schedule"][name]] for name in _SPANS
+            }
+            schedule = Schedule.of_spans(
+                **known,
+                resident=map(int, found["schedule"]["resident"]),
+                identity=GraphIdentity.of(problem.graph),
+            )
+            candidate = accepted(problem, schedule)
             request = Request(time_limit_s=found["time_limit_s"], gap=gap)
             outcome = Outcome(
                 termination=Termination(found["termination"]),
@@ -241,7 +250,7 @@ class Schedules:
         if before is not None and _rank(before) < _rank(result):
             return
         content = {
-            "schedule": schedule.entries(has_state=True),
+            "schedule": {name: getattr(schedule, name) for name in (*_SPANS, "resident")},
             "bound": result.proven_bound,
             "termination": str(result.termination),
             "time_limit_s": result.time_limit_s,
