@@ -198,6 +198,30 @@ def test_a_time_that_is_not_the_planned_one_is_explained(
     assert found.to_dict()["reasons"] == list(found.reasons)
 
 
+@pytest.mark.parametrize(("most_s", "runs"), [(0.0, 2), (60.0, certificate.REPEATS)])
+def test_long_steps_run_no_more_often_than_they_must(
+    most_s: float, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for the results and once for the peak of the heap; short ones for the least time too."""
+    step = compile(*rows(nn.Linear(4, 4)), ram="100%", cache=False)
+    counted = []
+
+    class Counted(certificate._Timed):
+        """A step that tells of its runs."""
+
+        def __init__(self, work: Any) -> None:
+            super().__init__(work)
+            counted.append(self)
+
+    monkeypatch.setattr(certificate, "_Timed", Counted)
+    monkeypatch.setattr(certificate, "MEASURING_S", most_s)
+    found = step.verify()
+    assert [len(each.times) for each in counted] == [runs, runs]
+    eager, ours = counted
+    assert found.eager_time_s == min(eager.times)[0]
+    assert found.time_s == min(ours.times)[0]
+
+
 def test_a_board_plan_is_not_held_against_this_host(verified: tuple[Any, Step]) -> None:
     """Its times are another machine's: there is nothing to explain."""
     assert verified[1].verify().reasons == ()

@@ -223,6 +223,31 @@ def test_workspace_is_what_the_operation_frees_again(capfd: pytest.CaptureFixtur
     assert "USDT" not in capfd.readouterr().err
 
 
+def test_a_form_is_measured_once_with_full_caches() -> None:
+    """What takes a workspace runs again, for the first time is not the usual one."""
+    runs: list[int] = []
+
+    def scratch(x: torch.Tensor) -> torch.Tensor:
+        runs.append(len(x))
+        return x + torch.ones(500 if len(runs) > 1 else 4000).sum()
+
+    operation = torch.library.custom_op(
+        "poetmodel_test::cached", scratch, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    operation.register_fake(torch.empty_like)
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    target = torch.ops.poetmodel_test.cached.default
+    first, second = graph.call_function(target, (x,)), graph.call_function(target, (x,))
+    workspaces = interpreter.Workspaces()
+    for node in (first, second):
+        value = workspaces(node, (torch.zeros(8),), {})
+        assert value.tolist() == [500.0] * 8
+    assert workspaces.sizes_bytes[first] == workspaces.sizes_bytes[second]
+    assert 2000 <= workspaces.sizes_bytes[first] + 8 * 4 <= 2000 + 8 * 4 + 4
+    assert len(runs) == 3
+
+
 def work() -> None:
     """Hold 3 MB at most: two tensors of 1 MB, and their sum before the first is let go."""
     one = torch.ones(250_000)

@@ -115,7 +115,7 @@ def measure(
         Steps that are timed, of which the least counts, and times that each page is moved, of
         which the median does. In each, expensive operations of one form are timed once.
     most_s : float
-        Time after which no further step is begun, of at least three [s].
+        Time after which no further step is begun, of at least two [s].
     threads : int, optional
         Threads that compute; by default as many as PyTorch is set to (`torch.get_num_threads`).
     power_from : Device, optional
