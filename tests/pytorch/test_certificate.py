@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -176,16 +175,51 @@ def test_a_time_that_is_not_the_planned_one_is_explained(
     costs = measure(trace(*own), folder=None, repeats=1).costs
     step = compile(*own, ram="100%", profile=costs, cache=False)
     planned_s = step.compiled.check.makespan_s
-    times = cycle([planned_s * eager, planned_s * ours])
-    monkeypatch.setattr(
-        certificate, "_timed", lambda work: (work(), (taken := next(times), taken))[1]
-    )
+    times = iter([planned_s * eager, planned_s * ours])
+
+    class Known(certificate._Timed):
+        """A step that takes a known time."""
+
+        def __init__(self, step: Any) -> None:
+            super().__init__(step)
+            self.taken_s = next(times)
+
+        def __call__(self, **options: Any) -> Any:
+            value = super().__call__(**options)
+            self.times[-1] = (self.taken_s, self.taken_s)
+            return value
+
+    monkeypatch.setattr(certificate, "_Timed", Known)
     found = step.verify()
     assert len(found.reasons) == len(reasons)
     for reason, words in zip(found.reasons, reasons, strict=True):
         assert reason.startswith(words)
         assert reason in found.summary()
     assert found.to_dict()["reasons"] == list(found.reasons)
+
+
+@pytest.mark.parametrize(("most_s", "runs"), [(0.0, 2), (60.0, certificate.REPEATS)])
+def test_long_steps_run_no_more_often_than_they_must(
+    most_s: float, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for the results and once for the peak of the heap; short ones for the least time too."""
+    step = compile(*rows(nn.Linear(4, 4)), ram="100%", cache=False)
+    counted = []
+
+    class Counted(certificate._Timed):
+        """A step that tells of its runs."""
+
+        def __init__(self, work: Any) -> None:
+            super().__init__(work)
+            counted.append(self)
+
+    monkeypatch.setattr(certificate, "_Timed", Counted)
+    monkeypatch.setattr(certificate, "MEASURING_S", most_s)
+    found = step.verify()
+    assert [len(each.times) for each in counted] == [runs, runs]
+    eager, ours = counted
+    assert found.eager_time_s == min(eager.times)[0]
+    assert found.time_s == min(ours.times)[0]
 
 
 def test_a_board_plan_is_not_held_against_this_host(verified: tuple[Any, Step]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,6 @@ from kit.traced_models import Residual, images, rows  # noqa: E402
 from poetmodel.torch import trace  # noqa: E402
 from poetmodel.torch.capturing import replay as interpreter  # noqa: E402
 from poetmodel.torch.capturing.replay import (  # noqa: E402
-    _peaks,
     call,
     heap_peak_bytes,
     kernel_of,
@@ -202,50 +200,6 @@ def test_operations_that_fail_on_copies_get_their_own_values() -> None:
     assert not sampled(traced.joint, call)
 
 
-@dataclass(frozen=True)
-class Event:
-    """An event of the profiler: a change of memory, or a span with a name."""
-
-    label: str
-    begin: int
-    length: int = 0
-    size: int = 0
-
-    def name(self) -> str:
-        """Return what it is."""
-        return self.label
-
-    def start_ns(self) -> int:
-        """Return when it begins [ns]."""
-        return self.begin
-
-    def duration_ns(self) -> int:
-        """Return how long it lasts [ns]."""
-        return self.length
-
-    def nbytes(self) -> int:
-        """Return the change [B]."""
-        return self.size
-
-
-def test_peaks_count_what_happens_inside_a_unit() -> None:
-    """The highest running sum inside each span counts; what is between spans does not."""
-    events = [
-        Event("[memory]", 5, size=1000),
-        Event("poetmodel.unit.0", 10, length=10),
-        Event("aten::mm", 11, length=8),
-        Event("[memory]", 12, size=100),
-        Event("[memory]", 13, size=300),
-        Event("[memory]", 14, size=-300),
-        Event("[memory]", 25, size=-1000),
-        Event("poetmodel.unit.1", 30, length=10),
-        Event("[memory]", 31, size=-100),
-        Event("[memory]", 32, size=40),
-    ]
-    assert _peaks(events[::-1]) == {0: 400, 1: 0}
-    assert _peaks([]) == {}
-
-
 def test_workspace_is_what_the_operation_frees_again(capfd: pytest.CaptureFixture[str]) -> None:
     """An operation that needs a scratch tensor of a known size is charged with just that."""
     scratch = 1000
@@ -267,6 +221,31 @@ def test_workspace_is_what_the_operation_frees_again(capfd: pytest.CaptureFixtur
     # At its peak it has the ones and their sum; its output comes after and fits in their place.
     assert node.workspace_bytes + node.output_bytes == (scratch + 1) * 8
     assert "USDT" not in capfd.readouterr().err
+
+
+def test_a_form_is_measured_once_with_full_caches() -> None:
+    """What takes a workspace runs again, for the first time is not the usual one."""
+    runs: list[int] = []
+
+    def scratch(x: torch.Tensor) -> torch.Tensor:
+        runs.append(len(x))
+        return x + torch.ones(500 if len(runs) > 1 else 4000).sum()
+
+    operation = torch.library.custom_op(
+        "poetmodel_test::cached", scratch, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    operation.register_fake(torch.empty_like)
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    target = torch.ops.poetmodel_test.cached.default
+    first, second = graph.call_function(target, (x,)), graph.call_function(target, (x,))
+    workspaces = interpreter.Workspaces()
+    for node in (first, second):
+        value = workspaces(node, (torch.zeros(8),), {})
+        assert value.tolist() == [500.0] * 8
+    assert workspaces.sizes_bytes[first] == workspaces.sizes_bytes[second]
+    assert 2000 <= workspaces.sizes_bytes[first] + 8 * 4 <= 2000 + 8 * 4 + 4
+    assert len(runs) == 3
 
 
 def work() -> None:

@@ -40,7 +40,7 @@ from poetmodel.schedule.relations import GraphIdentity
 from poetmodel.solver.facade import DEFAULT
 from poetmodel.solver.outcome import Outcome, accepted, finish
 from poetmodel.solver.request import Request
-from poetmodel.torch.capturing.replay import storage_key, workspace_bytes
+from poetmodel.torch.capturing.replay import storage_key
 from poetmodel.torch.capturing.signature import InputKind
 from poetmodel.torch.runtime.convolutions import Divided, divided_units, in_parts, kernels_told
 from poetmodel.torch.runtime.profiling import (
@@ -166,6 +166,8 @@ def _header(kind: str, key: str, content: bytes) -> dict[str, Any]:
 
 # -- what compiles keep ------------------------------------------------------------------------
 
+_SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
+"""What a schedule is kept as: pairs, and spans in place of the many pairs that they stand for."""
 START_S: Final = 2.0
 """Most time to make a start of a schedule for other shapes [s]."""
 
@@ -193,8 +195,15 @@ class Schedules:
         if found is None:
             return None
         try:
-            identity = GraphIdentity.of(problem.graph)
-            candidate = accepted(problem, Schedule.of_entries(found["schedule"], identity))
+            known: dict[str, Any] = {
+                name: [tuple(map(int, each)) for each in found["schedule"][name]] for name in _SPANS
+            }
+            schedule = Schedule.of_spans(
+                **known,
+                resident=map(int, found["schedule"]["resident"]),
+                identity=GraphIdentity.of(problem.graph),
+            )
+            candidate = accepted(problem, schedule)
             request = Request(time_limit_s=found["time_limit_s"], gap=gap)
             outcome = Outcome(
                 termination=Termination(found["termination"]),
@@ -241,7 +250,7 @@ class Schedules:
         if before is not None and _rank(before) < _rank(result):
             return
         content = {
-            "schedule": schedule.entries(has_state=True),
+            "schedule": {name: getattr(schedule, name) for name in (*_SPANS, "resident")},
             "bound": result.proven_bound,
             "termination": str(result.termination),
             "time_limit_s": result.time_limit_s,
@@ -288,13 +297,12 @@ class KnownStep(Schedules):
         found = self._cache.read("step", key)
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
             if found is not None:
-                made = {int(place): Made.from_list(each) for place, each in found["made"]}
-                return trace_of(joint, units_of(joint, known=made), found["workspace_bytes"])
+                made = {int(place): Made.from_list(each) for place, each in found}
+                return trace_of(joint, units_of(joint, known=made))
         parts = units_of(joint)
-        workspace = workspace_bytes(joint, parts)
         plain = [[place, each.to_list()] for place, each in parts.made.items()]
-        self._cache.write("step", key, {"made": plain, "workspace_bytes": list(workspace)})
-        return trace_of(joint, parts, workspace)
+        self._cache.write("step", key, plain)
+        return trace_of(joint, parts)
 
     def in_parts(self, trace: Trace, *, budget_bytes: int) -> tuple[Trace, int]:
         """Return the step with large convolutions in parts, and how many these are."""

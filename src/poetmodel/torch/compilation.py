@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import torch
 
+from poetmodel.clock import rare_collections
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
@@ -375,7 +376,8 @@ class Step:
 
     def _compile(self, inputs: Inputs) -> Compiled:
         first = self._compiled[0] if self._compiled else None
-        with enough_memory(type(self._model).__name__), stages_shown() as tell:
+        name = type(self._model).__name__
+        with enough_memory(name), rare_collections(), stages_shown() as tell:
             compiled = Compiled(
                 self._model, self._loss_fn, inputs, self._options, first=first, tell=tell
             )

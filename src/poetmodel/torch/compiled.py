@@ -27,7 +27,7 @@ from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.comparison import check_agreement
 from poetmodel.torch.runtime.convolutions import kernels_told
-from poetmodel.torch.runtime.profiling import Profile, measure
+from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
 from poetmodel.torch.runtime.runner import Runner
 from poetmodel.torch.state.pages import make_folder, release_memory
 from poetmodel.torch.step.joining import joined
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from poetmodel.torch.runtime.certificate import Certificate
     from poetmodel.torch.state.store import StateStore
 
-MEASURING_S: Final = 2.0
-"""Time after which no further step is timed [s]."""
 FIRST_S: Final = 3.0
 """Time to solve before the first step where the schedule is refined beside training [s]."""
 

@@ -10,7 +10,6 @@ import os
 import sys
 import tempfile
 import weakref
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from contextlib import contextmanager
 from functools import cache
@@ -21,18 +20,17 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.autograd.profiler import profile, record_function
+from torch.autograd.profiler import profile
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from poetmodel.torch.capturing.signature import InputKind, Joint
 from poetmodel.torch.errors import RAISED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
-    from poetmodel.torch.step.units import Units
+    from poetmodel.torch.capturing.signature import Joint
 
     Execute = Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -101,12 +99,12 @@ def is_counted(node: fx.Node) -> bool:
 
 
 class Sampler:
-    """Executes the first of the expensive operations of a form, and copies its outputs for others.
+    """Executes the first of the expensive operations of a form, whose outputs stand for all others.
 
     Expensive are convolutions, matrix products, attention, and what makes large tensors: nearly
-    all of the time of a step. Their times and workspaces do not depend on values. The copies are
-    values of the right kind, but not those of the step, random numbers among them: `sampled` runs
-    it in full where an operation fails on them.
+    all of the time of a step. Their times and workspaces do not depend on values. The outputs are
+    of the right kind, but not those of the step, random numbers among them: `sampled` runs it in
+    full where an operation fails on them.
     """
 
     def __init__(self, joint: Joint, execute: Execute) -> None:
@@ -121,10 +119,10 @@ class Sampler:
         self._first: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
         """Of each form that is to come again: the first one, its true form, and its outputs."""
         self.like: dict[fx.Node, fx.Node] = {}
-        """Of each operation that was not executed the one whose outputs it has copies of."""
+        """Of each operation that was not executed the one whose outputs stand for its own."""
 
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Return the outputs of an operation, or copies of those of one like it."""
+        """Return the outputs of an operation, or those of one like it."""
         form = self._forms.get(node)
         if form is None:
             return self._execute(node, arguments, keywords)
@@ -133,7 +131,7 @@ class Sampler:
         true = form_of(node.target, arguments, keywords)
         if kept is not None and kept[1] == true:
             self.like[node] = kept[0]
-            return _copies(kept[2])
+            return kept[2]
         value = self._execute(node, arguments, keywords)
         if self._left[form] and _is_new(value, (arguments, keywords)):
             self._first[form] = (node, true, value)
@@ -167,7 +165,7 @@ def sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
     except RAISED:
         if not sampler.like:
             raise
-        replay(joint, execute)  # what failed may have failed on the copies
+        replay(joint, execute)  # it may have failed on the outputs of others
         return {}
     return sampler.like
 
@@ -197,20 +195,6 @@ def _is_new(value: Any, inputs: Any) -> bool:
     there = {storage_key(tensor) for tensor in tensors_in(inputs)}
     made = tensors_in(value)
     return all(t.device.type == "cpu" and storage_key(t) not in there for t in made)
-
-
-def _copies(value: Any) -> Any:
-    """Return outputs that lie in memory as others do, with the same values."""
-    made: dict[int, torch.UntypedStorage] = {}
-
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        key = storage_key(tensor)
-        if key not in made:
-            made[key] = tensor.untyped_storage().clone()
-        empty = torch.empty(0, dtype=tensor.dtype)
-        return empty.set_(made[key], tensor.storage_offset(), tensor.shape, tensor.stride())
-
-    return _pytree.tree_map_only(torch.Tensor, copy, value)
 
 
 # -- kernels -----------------------------------------------------------------------------------
@@ -312,36 +296,52 @@ def _multiplied(noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 # -- memory ------------------------------------------------------------------------------------
 
-_MARK: Final = "poetmodel.unit."
 _MEMORY: Final = "[memory]"
 """Name of the events that tell of memory taken and given back."""
 _NOTICE: Final = b"USDT:"
 """How lines begin that the profiler writes to stderr on every start and stop."""
 
 
-def workspace_bytes(joint: Joint, parts: Units) -> tuple[int, ...]:
-    """Measure the workspace of each unit, with the memory events of PyTorch's profiler.
+class Workspaces:
+    """Executes operations, and measures what each form of them takes beside its outputs.
 
-    It is the highest total of allocations during the operation, less its outputs [B]; 0 on the
-    ``meta`` device, where nothing is computed. The caches of libraries are full: the units were
-    found by running the step. Only memory that goes through PyTorch's allocator is seen; that
-    includes the scratchpads of oneDNN convolutions, which are the largest.
+    It is the highest total of allocations during the operation, less its outputs. One that takes
+    anything is executed again, for the first time fills the caches of libraries. Only memory that
+    goes through PyTorch's allocator is seen; that includes the scratchpads of oneDNN convolutions,
+    which are the largest.
     """
-    if any(joint.value(a).is_meta for a in joint.of(InputKind.PARAMETER)):
-        return (0,) * len(parts.units)
-    numbers = {unit.node: unit.index for unit in parts.units}
 
-    def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if node not in numbers:
-            return call(node, arguments, keywords)
-        with record_function(f"{_MARK}{numbers[node]}"):
-            return call(node, arguments, keywords)
+    def __init__(self) -> None:
+        self.sizes_bytes: dict[fx.Node, int] = {}
+        """Of each operation that was executed [B]; views take nothing."""
+        self._forms: dict[Hashable, int] = {}
 
-    like: dict[fx.Node, fx.Node] = {}
-    peaks = _peaks(_events(lambda: like.update(sampled(joint, execute))))
-    peaks |= {numbers[node]: peaks.get(numbers[first], 0) for node, first in like.items()}
-    sizes = [sum(parts.storages[index].bytes for index in unit.storages) for unit in parts.units]
-    return tuple(max(0, peaks.get(k, 0) - size) for k, size in enumerate(sizes))
+    def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Return the outputs of an operation."""
+        if node.target is getitem or getattr(node.target, "is_view", False):
+            return call(node, arguments, keywords)
+        form = form_of(node.target, arguments, keywords)
+        if form in self._forms:
+            value = call(node, arguments, keywords)
+        else:
+            value, size = self._measured(node, arguments, keywords)
+            if size:
+                del value
+                value, size = self._measured(node, arguments, keywords)
+            self._forms[form] = size
+        self.sizes_bytes[node] = self._forms[form]
+        return value
+
+    def _measured(
+        self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[Any, int]:
+        """Return the outputs of an operation, and what it took beside them [B]."""
+        values: list[Any] = []
+        peak_bytes = heap_peak_bytes(lambda: values.append(call(node, arguments, keywords)))
+        there = {storage_key(tensor) for tensor in tensors_in((arguments, keywords))}
+        made = {storage_key(t): t.untyped_storage().nbytes() for t in tensors_in(values)}
+        own = sum(size for key, size in made.items() if key not in there)
+        return values[0], max(0, peak_bytes - own)
 
 
 def heap_peak_bytes(work: Callable[[], object]) -> int:
@@ -350,39 +350,11 @@ def heap_peak_bytes(work: Callable[[], object]) -> int:
     By the memory events of PyTorch's profiler: tensors and workspaces, less what is freed. What was
     there before does not count.
     """
-    return _highest(_changes(_events(work)))
-
-
-def _peaks(events: Sequence[Any]) -> dict[int, int]:
-    """Return for each marked unit the highest running sum of its allocations [B]."""
-    changes = _changes(events)
-    peaks: dict[int, int] = {}
-    for event in events:
-        if event.name().startswith(_MARK):
-            begin, length = event.start_ns(), event.duration_ns()
-            first = bisect_left(changes, begin, key=itemgetter(0))
-            last = bisect_right(changes, begin + length, key=itemgetter(0))
-            number = int(event.name().removeprefix(_MARK))
-            peaks[number] = _highest(changes[first:last])
-    return peaks
-
-
-def _events(work: Callable[[], object]) -> Sequence[Any]:
-    """Return the events that PyTorch's profiler records while something runs."""
     with _without_notices(), profile(profile_memory=True) as recorded:
         work()
-    events: Sequence[Any] = recorded.kineto_results.events()
-    return events
-
-
-def _changes(events: Iterable[Any]) -> list[tuple[int, int]]:
-    """Return when memory was taken and given back [ns], and how much [B], in order."""
-    found = [(event.start_ns(), event.nbytes()) for event in events if event.name() == _MEMORY]
-    return sorted(found, key=itemgetter(0))
-
-
-def _highest(changes: Iterable[tuple[int, int]]) -> int:
-    """Return the highest running sum of sizes, 0 or more."""
+    events = (event for event in recorded.kineto_results.events() if event.name() == _MEMORY)
+    changes: list[tuple[int, int]] = [(event.start_ns(), event.nbytes()) for event in events]
+    changes.sort(key=itemgetter(0))
     return max(accumulate((size for _, size in changes), initial=0))
 
 

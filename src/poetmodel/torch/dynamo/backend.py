@@ -8,6 +8,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import partitioners
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
+from poetmodel.clock import rare_collections
 from poetmodel.device import Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.cache import Cache
@@ -172,7 +173,8 @@ class Backend(PlannedGraphs):
             inference_compiler=self._inference,
             partition_fn=self._partition,
         )
-        with native_operators(), _use_lazy_graph_module(should_use=True):  # no code is run of it
+        lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
+        with native_operators(), lazy, rare_collections():
             return compile_(module, inputs, **options)
 
     def _operations(self, graph: fx.Graph, forward_outputs: int | None) -> Operations:

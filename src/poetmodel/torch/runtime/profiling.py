@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 
 MEASURED_BEFORE: Final = "all this was measured by an earlier compile, and read from the cache"
-LEAST_STEPS: Final = 3
+MEASURING_S: Final = 2.0
+"""Time after which no further step is timed [s]."""
+LEAST_STEPS: Final = 2
 """Steps that are timed whatever they take: a single one may have met a busy machine."""
 NOTABLE: Final = 0.1
 """Times that differ by more than this share of the smaller one are explained."""
@@ -113,7 +115,7 @@ def measure(
         Steps that are timed, of which the least counts, and times that each page is moved, of
         which the median does. In each, expensive operations of one form are timed once.
     most_s : float
-        Time after which no further step is begun, of at least three [s].
+        Time after which no further step is begun, of at least two [s].
     threads : int, optional
         Threads that compute; by default as many as PyTorch is set to (`torch.get_num_threads`).
     power_from : Device, optional

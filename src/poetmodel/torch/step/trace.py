@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Instruction, Op
 from poetmodel.torch.capturing.joint import capture
-from poetmodel.torch.capturing.replay import is_counted, storage_key, workspace_bytes
+from poetmodel.torch.capturing.replay import is_counted, storage_key
 from poetmodel.torch.capturing.signature import InputKind, Joint
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.step.training_units import TrainingUnits
@@ -71,7 +71,7 @@ def trace(
     name : str, optional
         Name of the graph; by default the class of `model`.
     measure_workspace : bool
-        Whether to measure the memory that operations need beside their outputs; takes a run.
+        Whether to measure the memory that operations need beside their outputs.
     optimizer : torch.optim.Optimizer, optional
         Make its step a part of the graph: SGD, Adam or AdamW. Parameters, moments and buffers are
         then state tensors, each parameter has an update at its place, operators may run in place,
@@ -93,9 +93,7 @@ def trace(
     joint = captured_step(
         model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
     )
-    parts = units_of(joint)
-    workspace = workspace_bytes(joint, parts) if measure_workspace else (0,) * len(parts.units)
-    return trace_of(joint, parts, workspace)
+    return trace_of(joint, units_of(joint, measured=measure_workspace))
 
 
 def captured_step(
@@ -116,20 +114,25 @@ def captured_step(
     return joint
 
 
-def units_of(joint: Joint, *, known: Mapping[int, Made] | None = None) -> Units:
-    """Return the units of a captured step: by running it, or from what is known of such a run."""
-    return (Units if joint.optimizer is None else TrainingUnits)(joint, known=known)
+def units_of(
+    joint: Joint, *, known: Mapping[int, Made] | None = None, measured: bool = True
+) -> Units:
+    """Return the units of a captured step: by running it, or from what is known of such a run.
+
+    On the ``meta`` device nothing is computed, and no workspace measured.
+    """
+    kind = Units if joint.optimizer is None else TrainingUnits
+    meta = any(joint.value(a).is_meta for a in joint.of(InputKind.PARAMETER))
+    return kind(joint, known=known, measured=measured and not meta)
 
 
-def trace_of(joint: Joint, parts: Units, workspace: Sequence[int]) -> Trace:
-    """Return the trace of a captured step with the workspace of each unit [B]."""
-    return Trace(joint=joint, parts=parts, graph=_graph(joint, parts, workspace))
+def trace_of(joint: Joint, parts: Units) -> Trace:
+    """Return the trace of a captured step."""
+    return Trace(joint=joint, parts=parts, graph=_graph(joint, parts))
 
 
-def _graph(joint: Joint, parts: Units, workspace: Sequence[int]) -> Graph:
-    nodes = tuple(
-        _node(parts, unit, extra) for unit, extra in zip(parts.units, workspace, strict=True)
-    )
+def _graph(joint: Joint, parts: Units) -> Graph:
+    nodes = tuple(_node(parts, unit) for unit in parts.units)
     forward = [unit for unit in parts.units if unit.phase is Phase.FORWARD]
     counted = sum(unit.flops for unit in forward if is_counted(unit.node))
     trained = _distinct(
@@ -148,9 +151,9 @@ def _graph(joint: Joint, parts: Units, workspace: Sequence[int]) -> Graph:
     )
 
 
-def _node(parts: Units, unit: Unit, workspace_bytes: int) -> Node:
+def _node(parts: Units, unit: Unit) -> Node:
     """Return the node of a unit; an update needs what it says, and a source nothing."""
-    storages = parts.storages
+    storages, workspace_bytes = parts.storages, unit.workspace_bytes
     if isinstance(parts, TrainingUnits) and isinstance(unit.node.target, Update):
         workspace_bytes = parts.update_workspace_bytes(unit)
     replaced = [storages[index].replaces for index in unit.storages]

@@ -32,12 +32,14 @@ class TrainingUnits(Units):
     nothing reads what their readers make: until then these may be recomputed, as batch norm.
     """
 
-    def __init__(self, joint: Joint, *, known: Mapping[int, Made] | None = None) -> None:
+    def __init__(
+        self, joint: Joint, *, known: Mapping[int, Made] | None = None, measured: bool = True
+    ) -> None:
         self._fits: dict[fx.Node, tuple[bool, bool]] = {}
         """Of each update whether its gradient lies as its parameter does, and fills its memory."""
         self.last: tuple[int, ...] = ()
         """For each storage the last unit that makes or reads it."""
-        super().__init__(joint, known=known)
+        super().__init__(joint, known=known, measured=measured)
 
     def _begin(self) -> None:
         """Add a unit for each storage that is there before the step."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from poetmodel.graph import Phase
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.replay import (
     Sampler,
+    Workspaces,
     call,
     is_counted,
     replay,
@@ -73,6 +74,8 @@ class Made:
     """Of each new output in which of these it lies, and how."""
     flops: int
     moved_bytes: int
+    workspace_bytes: int
+    """What it takes beside that while it runs [B]."""
     gradient_fits: tuple[bool, bool] | None = None
     """Of an update whether its gradient lies as its parameter does, and fills its memory."""
 
@@ -90,12 +93,13 @@ class Made:
             for number, layout in self.outputs
         ]
         fits = None if self.gradient_fits is None else list(self.gradient_fits)
-        return [list(self.sizes_bytes), outputs, self.flops, self.moved_bytes, fits]
+        counts = [self.flops, self.moved_bytes, self.workspace_bytes]
+        return [list(self.sizes_bytes), outputs, *counts, fits]
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Made:
         """Return what `to_list` has made plain values of."""
-        sizes, outputs, flops, moved_bytes, fits = values
+        sizes, outputs, flops, moved_bytes, workspace_bytes, fits = values
         layouts = (
             TensorLayout(
                 position=position,
@@ -112,6 +116,7 @@ class Made:
             outputs=tuple(zip(numbers, layouts, strict=True)),
             flops=flops,
             moved_bytes=moved_bytes,
+            workspace_bytes=workspace_bytes,
             gradient_fits=None if fits is None else (fits[0], fits[1]),
         )
 
@@ -162,6 +167,8 @@ class Unit:
     flops: int
     moved_bytes: int
     """Bytes that it reads, parameters too, and writes [B]."""
+    workspace_bytes: int = 0
+    """What it takes beside its tensors while it runs; 0 too where that was not measured [B]."""
     in_place: tuple[tuple[int, int], ...] = ()
     """What it makes that may take over the memory of something it reads: numbers of both."""
 
@@ -193,9 +200,12 @@ class Units:
     carries. A sum of gradients carries none of its own: it belongs to the innermost module that
     holds all that it adds. Raises `CaptureError` if an operation fails, or returns an input beside
     something new. What is `known` of an earlier capture of the same graph spares the run.
+    Workspaces are 0 unless they are `measured`.
     """
 
-    def __init__(self, joint: Joint, *, known: Mapping[int, Made] | None = None) -> None:
+    def __init__(
+        self, joint: Joint, *, known: Mapping[int, Made] | None = None, measured: bool = True
+    ) -> None:
         self._joint = joint
         self._order = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
         self._paths = _all_paths(joint)
@@ -213,7 +223,7 @@ class Units:
         self._done: set[fx.Node] = set()
         self._begin()
         if known is None:
-            self._run()
+            self._run(measured=measured)
         else:
             nodes = list(joint.graph_module.graph.nodes)
             for place, made in known.items():
@@ -227,15 +237,18 @@ class Units:
             self.emissions.append(Emission(result=result, reads=reads, after=after))
         self.emissions.sort(key=lambda e: len(self.units) if e.after is None else e.after)
 
-    def _run(self) -> None:
+    def _run(self, *, measured: bool) -> None:
         """Run the step, with equal operations computed once."""
-        sampler = Sampler(self._joint, call)
+        workspaces = Workspaces()
+        compute: Execute = workspaces if measured else call
+        sampler = Sampler(self._joint, compute)
         try:
-            replay(self._joint, partial(self._execute, sampler))
+            replay(self._joint, partial(self._execute, sampler, sampler.like, workspaces))
         except CaptureError:
             if not sampler.like:
                 raise
-            replay(self._joint, partial(self._execute, call))  # it may have failed on the copies
+            # It may have failed on the outputs of others.
+            replay(self._joint, partial(self._execute, compute, {}, workspaces))
 
     def _begin(self) -> None:
         """Do what comes before the operations."""
@@ -246,6 +259,8 @@ class Units:
     def _execute(
         self,
         compute: Execute,
+        like: Mapping[fx.Node, fx.Node],
+        workspaces: Workspaces,
         node: fx.Node,
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
@@ -259,8 +274,13 @@ class Units:
                 f"with {type(error).__name__}: {reason}; try one ordinary training step first"
             ) from error
         if node.target is not operator.getitem and node not in self._done:
-            made = self._observe(node, arguments, keywords, value)
+            if node in like:  # what it makes is not there
+                made = self.made.get(self._order[like[node]])
+            else:
+                made = self._observe(node, arguments, keywords, value)
             if made is not None:
+                size = workspaces.sizes_bytes.get(like.get(node, node), 0)
+                made = replace(made, workspace_bytes=size)
                 self._add(node, made)
                 self.made[self._order[node]] = made
             self._done.add(node)
@@ -300,6 +320,7 @@ class Units:
             outputs=tuple(outputs),
             flops=_flops(node, arguments, keywords, value),
             moved_bytes=read_bytes + sum(sizes.values()),
+            workspace_bytes=0,
         )
 
     def _add(self, node: fx.Node, made: Made) -> None:
@@ -336,6 +357,7 @@ class Units:
                 random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
                 flops=made.flops,
                 moved_bytes=made.moved_bytes,
+                workspace_bytes=made.workspace_bytes,
             )
         )
 
