@@ -21,13 +21,6 @@ typedef struct {
     int32_t accumulate; /* whether the sums begin with what is in the result */
 } pm_correlation;
 
-/* Within a larger function compilers run out of registers for these sums. */
-#ifdef __GNUC__
-#define PM_OUT_OF_LINE __attribute__((noinline))
-#else
-#define PM_OUT_OF_LINE
-#endif
-
 #define PM_SUM_TAPS(LOAD, ...)                                 \
     for (int32_t k = c->channels; k > 0; k--) {                \
         const pm_real *x_row = x, *w_row = w;                  \
