@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import pytest
 
 import poetmodel.export
+from kit.small_networks import captured
 from kit.toy_export import needs
 from poetmodel.export.board import MACHINES, Target, execute
 from poetmodel.export.kernels import prototypes
 from poetmodel.export.measuring import emulated_profile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from poetmodel.export.step import LoweredStep
 
 pytestmark = pytest.mark.slow
 
@@ -142,61 +138,18 @@ def test_most_kernels_are_quicker(instructions: dict[str, float]) -> None:
     assert sorted(instructions.values())[len(instructions) // 2] < MOST_PER_MAC / 2
 
 
-def perceptron(batch: int) -> Any:
-    """Return three linear layers, the shape of a batch, and their loss."""
-    from torch import nn
-
-    layers = (nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
-    return nn.Sequential(*layers), (batch, 64)
-
-
-def lenet() -> Any:
-    """Return two convolutions and two linear layers."""
-    from torch import nn
-
-    return nn.Sequential(
-        *(nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10)),
-    ), (1, 1, 28, 28)
-
-
-def normalized() -> Any:
-    """Return two convolutions with batch norms."""
-    from torch import nn
-
-    return nn.Sequential(
-        *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(256, 10)),
-    ), (4, 1, 16, 16)
-
-
-def captured(network: Callable[[], Any]) -> LoweredStep:
-    """Return a step of a network with plain SGD."""
-    torch = pytest.importorskip("torch")
-    from poetmodel.torch.lowering.step import lower
-
-    torch.manual_seed(0)
-    model, shape = network()
-    inputs = (torch.randn(shape), torch.randint(0, 10, shape[:1]))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    return lower(model, torch.nn.functional.cross_entropy, inputs, optimizer=optimizer)
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("network", "most"),
+    ("name", "most"),
     [
-        (lambda: perceptron(1), 280_000),
-        (lambda: perceptron(8), 1_200_000),
-        (lenet, 4_400_000),
-        (normalized, 5_500_000),
+        ("perceptron", 280_000),
+        ("perceptron in batches", 1_200_000),
+        ("lenet", 4_400_000),
+        ("batch norms", 5_500_000),
     ],
-    ids=["perceptron", "perceptron in batches", "lenet", "batch norms"],
 )
-def test_steps_are_quick(network: Callable[[], Any], most: int) -> None:
+def test_steps_are_quick(name: str, most: int) -> None:
     """All nodes of a step that is computed once take no more instructions than this."""
     needs(Target.M4)
-    found = emulated_profile(captured(network), device="nrf52840")
+    found = emulated_profile(captured(name), device="nrf52840")
     assert sum(found.instructions.values()) <= most
