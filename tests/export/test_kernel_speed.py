@@ -9,9 +9,11 @@ from typing import Final
 import pytest
 
 import poetmodel.export
+from kit.small_networks import captured
 from kit.toy_export import needs
 from poetmodel.export.board import MACHINES, Target, execute
 from poetmodel.export.kernels import prototypes
+from poetmodel.export.measuring import emulated_profile
 
 pytestmark = pytest.mark.slow
 
@@ -134,3 +136,20 @@ def test_most_kernels_are_quicker(instructions: dict[str, float]) -> None:
     """The median is below half of that."""
     assert len(instructions) == len(cases())
     assert sorted(instructions.values())[len(instructions) // 2] < MOST_PER_MAC / 2
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("perceptron", 280_000),
+        ("perceptron in batches", 1_200_000),
+        ("lenet", 4_400_000),
+        ("batch norms", 5_500_000),
+    ],
+)
+def test_steps_are_quick(name: str, most: int) -> None:
+    """All nodes of a step that is computed once take no more instructions than this."""
+    needs(Target.M4)
+    found = emulated_profile(captured(name), device="nrf52840")
+    assert sum(found.instructions.values()) <= most

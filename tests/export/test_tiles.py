@@ -149,6 +149,13 @@ def test_tiles_are_state_with_gradients_and_updates_of_their_own() -> None:
     assert graph.flops == step.graph.flops
 
 
+def test_tiles_have_channels_in_fours() -> None:
+    """Kernels take four at once: tiles that have room for six of ten channels have four."""
+    step = lowered(convolutions, "momentum")
+    found = next(value for value in tiled(step, 6 * 216).states if value.name == "2.weight")
+    assert found.pieces == tuple(Ref(f"2.weight[{k}]") for k in ("0:4", "4:8", "8:10"))
+
+
 def test_tiles_lower_the_least_ram() -> None:
     """No node needs a weight and its gradient: the update of the largest layer was the floor."""
     step = lowered(autoencoder, "adam")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
@@ -39,12 +40,23 @@ def kernel_names() -> frozenset[str]:
 
 def parameters(kernel: str) -> tuple[str, ...]:
     """Return the types of what a kernel takes, such as ``const pm_real *``."""
+    return tuple(_LAST_WORD.sub("", declared).strip() for declared in _declared(kernel))
+
+
+@cache
+def parameter_names(kernel: str) -> tuple[str, ...]:
+    """Return what a kernel calls its parameters."""
+    return tuple(_LAST_WORD.findall(declared)[0] for declared in _declared(kernel))
+
+
+def _declared(kernel: str) -> Iterator[str]:
+    """Yield the parameters of a kernel as its source has them."""
     text = kernel_source(kernel)
     (declared,) = (
         prototype for prototype in _PROTOTYPE.findall(text) if f" {kernel}(" in prototype
     )
-    listed = declared[declared.index("(") + 1 : -1].split(",")
-    return tuple(_LAST_WORD.sub("", " ".join(prototype.split())).strip() for prototype in listed)
+    for part in declared[declared.index("(") + 1 : -1].split(","):
+        yield " ".join(part.split())
 
 
 def kernel_source(name: str) -> str:

@@ -7,7 +7,6 @@ over the clock; energy is that time times a power. Transfers are estimated from 
 from __future__ import annotations
 
 import math
-import re
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from poetmodel.errors import InputError
 from poetmodel.export.board import MACHINES, Target, build, require, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
+from poetmodel.export.instructions import INSTRUCTIONS_PER_CYCLE, clock_hz
 from poetmodel.export.step import DataType
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op
@@ -35,12 +35,8 @@ if TYPE_CHECKING:
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.step import LoweredStep
 
-INSTRUCTIONS_PER_CYCLE: Final = 1.0
-"""What is assumed unless another number is given: one, the most that a Cortex-M3 or M4 can do. No
-wait for memory or a branch is counted, so that real times are longer."""
 MACHINE_RAM_BYTES: Final = 4 * 2**20
 """RAM of the emulated boards [B]."""
-_CLOCK: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +90,7 @@ def emulated_profile(
         If the code does not fit into the emulated board, or fails there.
     """
     board = load_device(device) if isinstance(device, str) else device
-    clock_hz, power_w = _clock_hz(board, clock), _power_w(board, power)
+    hertz, power_w = _clock_hz(board, clock), _power_w(board, power)
     if not 0 < instructions_per_cycle < math.inf:
         raise InputError(
             f"instructions per cycle: expected a number above 0, got {instructions_per_cycle}"
@@ -102,7 +98,7 @@ def emulated_profile(
     if core not in tuple(map(str, MACHINES)):
         raise InputError(f"core: expected one of {', '.join(MACHINES)}, got {core!r}")
     instructions = _instructions(step, board, Target(core), time_limit_s)
-    per_s = clock_hz * instructions_per_cycle
+    per_s = hertz * instructions_per_cycle
     compute = {
         name: Cost(count / per_s, count / per_s * power_w) for name, count in instructions.items()
     }
@@ -112,7 +108,7 @@ def emulated_profile(
         instructions=instructions,
         notes=(
             f"compute times: instructions of the exported code for a Cortex-{core.upper()}, "
-            f"counted by QEMU, {instructions_per_cycle:g} a cycle at {clock_hz / 1e6:g} MHz; an "
+            f"counted by QEMU, {instructions_per_cycle:g} a cycle at {hertz / 1e6:g} MHz; an "
             "emulator knows no waits for memory",
             f"compute energies: these times, {power_w:g} W",
             f"page costs: estimated for device {board.key or board.name}",
@@ -122,14 +118,14 @@ def emulated_profile(
 
 def _clock_hz(device: Device, clock: str | float | None) -> float:
     if clock is None:
-        said = _CLOCK.search(device.core)
+        said = clock_hz(device)
         if said is None:
             raise InputError(f"clock: device {device.name} does not say it; give it, such as 64MHz")
-        clock = said.group()
-    clock_hz = parse_frequency(clock, field="clock")
-    if clock_hz == 0:
+        return said
+    given = parse_frequency(clock, field="clock")
+    if given == 0:
         raise InputError("clock: expected a frequency above 0")
-    return clock_hz
+    return given
 
 
 def _power_w(device: Device, power: str | float | None) -> float:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     Rule = Callable[[list[Argument], int, "Range"], bool]
 
+BLOCK: Final = 4
+"""Channels that kernels take at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tileable:
@@ -96,6 +99,7 @@ def _rows(buffer: Buffer, shape: tuple[int, ...], tile_bytes: int) -> tuple[tupl
     if prod(shape) != buffer.elements or buffer.bytes <= tile_bytes or shape[0] == 1:
         return ()
     rows = max(1, tile_bytes // (buffer.bytes // shape[0]))
+    rows -= rows % BLOCK if rows > BLOCK else 0
     ends = [*range(0, shape[0], rows), shape[0]]
     return tuple(pairwise(ends))
 

@@ -42,7 +42,7 @@ void pm_conv2d(pm_real *out, const pm_real *x, const pm_real *w, const pm_real *
             const int32_t group = (first + done) / results, left = (group + 1) * results - first - done;
             const int32_t now = left < count - done ? left : count - done;
             pm_correlate(&c, out + done * out_plane, x + group * channels * plane, w + done * c.w_result,
-                         bias ? bias + done : bias, now, 1);
+                         bias ? bias + done : bias, now, 1, 1);
             done += now;
         }
         out += out_step;

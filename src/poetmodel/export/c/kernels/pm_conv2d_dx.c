@@ -51,7 +51,7 @@ static void pm_group(pm_real *dx, const pm_real *dy, const pm_real *w, const int
         c.channels = 1;
         c.w_across = channels;
         c.out_step = 1;
-        pm_correlate(&c, dx, dy, w, 0, channels, 0);
+        pm_correlate(&c, dx, dy, w, 0, channels, 0, -1);
         return;
     }
     for (int32_t i = 0; i < stride_h && i < shape[PM_IN_H]; i++) {
@@ -72,7 +72,7 @@ static void pm_group(pm_real *dx, const pm_real *dy, const pm_real *w, const int
                 c.w_across = channels;
                 c.channels = 1;
             }
-            pm_correlate(&c, dx + i * shape[PM_IN_W] + j, dy, w + tap_h * shape[PM_WINDOW_W] + tap_w, 0, channels, 0);
+            pm_correlate(&c, dx + i * shape[PM_IN_W] + j, dy, w + tap_h * shape[PM_WINDOW_W] + tap_w, 0, channels, 0, -1);
         }
     }
 }

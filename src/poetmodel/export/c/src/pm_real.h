@@ -63,6 +63,13 @@ typedef PM_REAL pm_real;
 #define PM_RINT(x) rintf(x)
 #endif
 
+/* For sums of many numbers at once: within a larger function compilers run out of registers for them. */
+#ifdef __GNUC__
+#define PM_OUT_OF_LINE __attribute__((noinline))
+#else
+#define PM_OUT_OF_LINE
+#endif
+
 /* The second argument where either is NaN; PM_MAX(0, x) thus lets NaN through. Arguments may be evaluated twice. */
 #define PM_MAX(x, y) ((x) > (y) ? (x) : (y))
 #define PM_MIN(x, y) ((x) < (y) ? (x) : (y))

@@ -1,0 +1,217 @@
+"""Fill the table of instructions that estimates of exported steps take: which an emulator counts.
+
+``python bench/mcu/instructions.py`` writes ``src/poetmodel/export/instructions.json``, in minutes.
+Needs PyTorch, GCC for Arm and QEMU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import nn
+from torch.nn import functional
+
+BENCH: Final = Path(__file__).resolve().parents[1]
+if str(BENCH) not in sys.path:
+    sys.path.append(str(BENCH))
+
+import poetmodel.export  # noqa: E402
+from mcu.networks import NETWORKS  # noqa: E402
+from poetmodel.export.exporting import in_tiles  # noqa: E402
+from poetmodel.export.instructions import OTHER, TABLE, counted, node_calls  # noqa: E402
+from poetmodel.export.measuring import emulated_profile  # noqa: E402
+from poetmodel.torch.lowering.step import lower  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from poetmodel.export.step import LoweredStep
+
+DEVICE: Final = "nrf52840"
+TOO_LARGE: Final = "mobilenetv2-035"
+"""A network whose step, all of it kept, does not run on the emulated board."""
+DIGITS: Final = 4
+"""Significant digits that the table has."""
+ROUNDING: Final = 100
+"""Instructions that a short call may be off, as its clock counts in steps of 40."""
+COMMON: Final = ("call", "row", "element", "result")
+"""What is written of kernels that no step here calls: medians of the others."""
+
+FUNCTIONS: Final[Sequence[Callable[[torch.Tensor], torch.Tensor]]] = (
+    torch.abs, torch.exp, torch.sin, torch.cos, torch.tanh, torch.sigmoid, torch.erf, torch.ceil,
+    torch.floor, torch.round, torch.sign, torch.expm1, functional.relu, functional.elu,
+    functional.gelu, functional.silu, functional.mish, functional.softplus, functional.softshrink,
+    functional.hardshrink, functional.hardsigmoid, functional.hardswish, functional.hardtanh,
+    functional.leaky_relu, functional.logsigmoid, lambda x: functional.gelu(x, approximate="tanh"),
+    lambda x: x.clamp(-0.5, 0.5), lambda x: x**3, lambda x: x * x, lambda x: x + 2.5,
+    lambda x: torch.sqrt(1 + x * x), lambda x: torch.rsqrt(1 + x * x), lambda x: 1 / (2 + x * x),
+    lambda x: torch.log(1 + x * x), lambda x: torch.log1p(x * x), lambda x: (1 + x * x) ** 0.3,
+    lambda x: x / (3 + x * x), lambda x: torch.maximum(x, -x), lambda x: torch.minimum(x, -x),
+    lambda x: torch.where(x > 0, x, 2 * x), lambda x: torch.lerp(x, -x, 0.3),
+    lambda x: torch.addcmul(x, x, x), lambda x: torch.addcdiv(x, x, 3 + x * x),
+    lambda x: x.masked_fill(x > 0, 1.0), lambda x: x.softmax(-1), lambda x: x.log_softmax(-1),
+    lambda x: x.cumsum(-1), lambda x: x.t().contiguous().t(), lambda x: x - x.sum(0),
+    lambda x: x - x.mean(-1, keepdim=True), lambda x: x.tril(),
+    lambda x: x - x.amax(-1, keepdim=True), lambda x: x - x.logsumexp(-1, keepdim=True),
+    lambda x: x - x.var(-1, keepdim=True), lambda x: x - x.norm(dim=-1, keepdim=True),
+    lambda x: torch.cat((x[:, 1:], x[:, :1]), 1),
+    lambda x: functional.dropout(x, 0.3, training=True),
+)  # fmt: skip
+"""Functions of a matrix, each of whose results is as large."""
+LOSSES: Final[Sequence[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = (
+    functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss,
+    functional.binary_cross_entropy_with_logits,
+    lambda x, y: functional.binary_cross_entropy(x.sigmoid(), y),
+)  # fmt: skip
+
+
+class Functions(nn.Module):  # type: ignore[misc, unused-ignore]
+    """A linear layer, and the sum of all functions of what it makes."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+        self.slope = nn.PReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum."""
+        y = 0.1 * self.layer(x)
+        total = self.slope(y)
+        for function in FUNCTIONS:
+            total = total + function(y)
+        return total
+
+
+def every_loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the sum of all losses."""
+    return torch.stack([loss(x, y) for loss in LOSSES]).sum()
+
+
+def planes(width: int, groups: int) -> nn.Module:
+    """Return layers of images: windows, strides, groups, pools, norms."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, width, 5, padding=2), nn.BatchNorm2d(width), nn.ReLU()),
+        *(nn.Conv2d(width, width, 3, groups=groups), nn.GroupNorm(2, width), nn.AvgPool2d(2)),
+        *(nn.Conv2d(width, width + 3, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(3, 1, 1)),
+        *(nn.Upsample(scale_factor=2), nn.ConvTranspose2d(width + 3, 5, 3, stride=2), nn.Tanh()),
+        *(nn.Conv2d(5, width, 3, padding=2, dilation=2), nn.ReLU6()),
+        *(nn.Upsample(scale_factor=1.5, mode="bilinear"), nn.ReflectionPad2d(1)),
+        *(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.Conv2d(width, 9, 1)),
+        *(nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(81, 7)),
+    )
+
+
+def optimizers(parameters: list[nn.Parameter]) -> Iterator[torch.optim.Optimizer]:
+    """Yield each rule of updates."""
+    yield torch.optim.SGD(parameters, lr=0.01, weight_decay=0.1)
+    yield torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    yield torch.optim.Adam(parameters, lr=0.01)
+    yield torch.optim.AdamW(parameters, lr=0.01, amsgrad=True)
+
+
+def perceptron(*widths: int) -> nn.Sequential:
+    """Return linear layers with ReLU between them."""
+    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+    return nn.Sequential(*(part for layer in layers for part in (nn.ReLU(), layer)))
+
+
+def steps() -> Iterator[LoweredStep]:
+    """Yield the steps whose nodes are counted."""
+    entropy = functional.cross_entropy
+    for rows, width in ((3, 10), (9, 31)):
+        inputs = (torch.randn(rows, 6), torch.rand(rows, width))
+        yield lowered(Functions(6, width), every_loss, inputs)
+    for batch, size, width, groups in ((1, 15, 8, 2), (2, 20, 6, 1), (3, 12, 12, 3)):
+        inputs = (torch.randn(batch, 3, size, size), torch.randint(0, 7, (batch,)))
+        yield lowered(planes(width, groups), entropy, inputs)
+    for batch in (1, 3, 8):
+        inputs = (torch.randn(batch, 37), torch.randint(0, 9, (batch,)))
+        yield lowered(perceptron(37, 50, 33, 9), entropy, inputs)
+    for batch in (1, 6):
+        model = perceptron(37, 300, 9)
+        inputs = (torch.randn(batch, 37), torch.randint(0, 9, (batch,)))
+        yield in_tiles(lowered(model, entropy, inputs), "1KiB")
+        for optimizer in optimizers(list(model.parameters())):
+            yield lowered(model, entropy, inputs, optimizer)
+    for name, make in NETWORKS.items():
+        if name == TOO_LARGE:
+            continue
+        torch.manual_seed(0)
+        step = lowered(*make())
+        yield step
+        if name in ("ds-cnn", "autoencoder", "resnet8-thin"):
+            yield in_tiles(step, "4KiB")
+
+
+def lowered(
+    model: nn.Module,
+    loss: Any,
+    inputs: tuple[torch.Tensor, ...],
+    optimizer: torch.optim.Optimizer | None = None,
+) -> LoweredStep:
+    """Return a step, updated by plain SGD unless another rule is given."""
+    rule = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    return lower(model, loss, inputs, optimizer=rule)
+
+
+def fitted(samples: Sequence[tuple[Counter[tuple[str, str]], int]]) -> dict[str, dict[str, float]]:
+    """Return for each kernel and what it repeats the instructions that fit relative errors best."""
+    columns = sorted({column for counts, _ in samples for column in counts})
+    index = {column: k for k, column in enumerate(columns)}
+    matrix = np.zeros((len(samples), len(columns)))
+    for row, (counts, instructions) in enumerate(samples):
+        for column, count in counts.items():
+            matrix[row, index[column]] = count / (instructions + ROUNDING)
+    wanted = np.array([n / (n + ROUNDING) for _, n in samples])
+    scales = np.maximum(np.linalg.norm(matrix, axis=0), 1e-12)
+    values = nnls(matrix / scales, wanted, maxiter=100 * len(columns))[0] / scales
+    found: dict[str, dict[str, float]] = {}
+    for (kernel, what), value in zip(columns, values, strict=True):
+        each = found.setdefault(kernel, {})
+        if value:
+            each[what] = float(f"{value:.{DIGITS}g}")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Count, fit and write; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    default = Path(poetmodel.export.__file__).parent / TABLE
+    parser.add_argument("--out", type=Path, default=default)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.manual_seed(0)
+    samples = []
+    for step in steps():
+        counts = emulated_profile(step, device=DEVICE).instructions
+        for name, calls in node_calls(step):
+            work: Counter[tuple[str, str]] = Counter()
+            for call in calls:
+                kernel, repeated = counted(call)
+                work.update({(kernel, what): n for what, n in repeated.items()})
+            samples.append((work, counts[name]))
+        logging.info("%s: %d nodes so far", step.graph.name, len(samples))
+    table = fitted(samples)
+    known = [[row[what] for row in table.values() if what in row] for what in COMMON]
+    table[OTHER] = {
+        what: float(f"{median(values):.{DIGITS}g}")
+        for what, values in zip(COMMON, known, strict=True)
+    }
+    text = json.dumps(table, indent=0, sort_keys=True)
+    options.out.write_text(f"{text}\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,392 @@
+"""Instructions of kernels on a Cortex-M with an FPU, estimated: no emulator is needed for these.
+
+A call is counted in what its kernel repeats: blocks, rows, taps, elements. A table has the
+instructions of each of these, as ``bench/mcu/instructions.py`` finds them with an emulator.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.device import Costs
+from poetmodel.device.costs import Cost
+from poetmodel.export.kernels import parameter_names
+from poetmodel.export.step import Call, Ref
+from poetmodel.units import parse_frequency
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from poetmodel.device import Device
+    from poetmodel.export.step import LoweredStep
+
+TABLE: Final = "instructions.json"
+"""The file beside this module."""
+OTHER: Final = "other"
+"""What the table calls kernels that it does not have."""
+INSTRUCTIONS_PER_CYCLE: Final = 1.0
+"""What is assumed unless another number is given: one, the most that a Cortex-M3 or M4 can do. No
+wait for memory or a branch is counted, so that real times are longer."""
+_CLOCK: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
+_CORES: Final = re.compile(r"Cortex-M(4|7|33)")
+"""Cores that run what the table counts."""
+_BLOCK: Final = 4
+"""Rows, columns, channels or places that kernels take at once."""
+_SLIDING: Final = (3, 5)
+"""Columns of the windows that slide: see ``pm_correlate.h``."""
+
+
+@cache
+def table() -> dict[str, dict[str, float]]:
+    """Return for each kernel the instructions of what it repeats."""
+    text = (files("poetmodel.export") / TABLE).read_text(encoding="utf-8")
+    found: dict[str, dict[str, float]] = json.loads(text)
+    return found
+
+
+def costs_on(step: LoweredStep, device: Device) -> Costs:
+    """Estimate the costs of a step on a device, by its kernels where the table is for its core.
+
+    Returns
+    -------
+    Costs
+        Of a Cortex-M with an FPU whose clock and power are known: the time of each node is its
+        instructions over the clock, its energy that time the power. Of any other device, and of
+        transfers, as `Costs.estimate`.
+    """
+    estimated = Costs.estimate(step.graph, device)
+    clock, power_w = clock_hz(device), device.compute.power_w
+    if clock is None or power_w is None or _CORES.search(device.core) is None:
+        return estimated
+    per_s = clock * INSTRUCTIONS_PER_CYCLE
+    compute = {
+        name: Cost(count / per_s, count / per_s * power_w)
+        for name, count in node_instructions(step).items()
+    }
+    return replace(estimated, compute=compute)
+
+
+def clock_hz(device: Device) -> float | None:
+    """Return the clock that a device names with its core [Hz]; None where it names none."""
+    said = _CLOCK.search(device.core)
+    return None if said is None else parse_frequency(said.group(), field="clock")
+
+
+def node_instructions(step: LoweredStep) -> dict[str, float]:
+    """Return the estimated instructions of one computation of each node that computes."""
+    return {name: sum(map(call_instructions, calls)) for name, calls in node_calls(step)}
+
+
+def node_calls(step: LoweredStep) -> Iterator[tuple[str, tuple[Call, ...]]]:
+    """Yield each node that computes with its calls, but for copies of what is changed in place."""
+    for node, calls in zip(step.graph.nodes, step.calls, strict=True):
+        if not node.is_state:
+            yield node.name, tuple(call for call in calls if _copied(call) not in node.in_place)
+
+
+def _copied(call: Call) -> tuple[str, str] | None:
+    """Return the buffer that a call makes a copy in, and that of which."""
+    match call:
+        case Call("pm_copy", (Ref(to), Ref(of), *_)):
+            return to, of
+    return None
+
+
+def call_instructions(call: Call) -> float:
+    """Return the estimated instructions of a call."""
+    name, counts = counted(call)
+    known = table()
+    each = next(known[key] for key in (name, call.kernel, OTHER) if key in known)
+    return sum(each.get(what, 0.0) * count for what, count in counts.items())
+
+
+def counted(call: Call) -> tuple[str, Counter[str]]:
+    """Return what a call is in the table, and how often it does what its kernel repeats."""
+    given = dict(zip(parameter_names(call.kernel), call.arguments, strict=True))
+    counts = Counter({"call": 1})
+    _COUNTS.get(call.kernel, _count_elements)(counts, given)
+    decays = given.get("decay", 0.0) != 0 or given.get("sign", 1.0) != 1
+    return f"{call.kernel}, decay" if decays else call.kernel, counts
+
+
+# -- elements ------------------------------------------------------------------------------------
+
+
+def _count_elements(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    """Count elements, rows of a shape table, and results that many elements become."""
+    if "shape" in given:
+        sizes = _sizes(given["shape"])
+        counts.update(element=math.prod(sizes), row=math.prod(sizes[1:]))
+    elif isinstance(given.get("outer"), tuple):
+        results = math.prod(_sizes(given["outer"]))
+        inner = _sizes(given["inner"]) if "inner" in given else _inside(given)
+        counts.update(
+            result=results, row=results * math.prod(inner[1:]), element=results * math.prod(inner)
+        )
+    elif "outer" in given:
+        rows = given["outer"] * given["rows"]
+        counts.update(row=rows, element=rows * given["size"])
+    elif "batch" in given:
+        _count_planes(counts, given)
+    elif "m" in given:
+        counts.update(row=given["m"], element=given["m"] * given["n"])
+    else:
+        counts.update(element=given.get("n", 1))
+
+
+def _inside(given: Mapping[str, Any]) -> list[int]:
+    return [given["n"]] if "n" in given else [given["columns"], given["rows"]]
+
+
+def _sizes(shape: tuple[int, ...]) -> list[int]:
+    """Return the sizes of a shape table, the innermost first: see ``pm_each.h``."""
+    rank, *rest = shape
+    return rest[:: len(rest) // rank]
+
+
+def _count_planes(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    """Count planes, their places, and the elements that windows see."""
+    planes = given["batch"] * given.get("channels", given.get("count", 1))
+    counts.update(plane=planes)
+    if "plane" in given:
+        counts.update(result=given["channels"], element=planes * given["plane"])
+        return
+    counts.update(row=planes * given["height"], element=planes * given["height"] * given["width"])
+    if "x_height" in given:
+        counts.update(x=planes * given["x_height"] * given["x_width"])
+    if "row_step" in given or "divisor" in given:
+        seen = [_seen(given[way], given) for way in ("rows", "columns")]
+        counts.update(window_row=planes * given["width"] * seen[0], seen=planes * math.prod(seen))
+
+
+def _seen(windows: tuple[int, ...], given: Mapping[str, Any]) -> int:
+    """Return how many rows or columns all windows see: a list has their begins and ends."""
+    numbers = 2 if "row_step" in given else 3
+    starts, ends = windows[::numbers], windows[1::numbers]
+    return sum(end - start for start, end in zip(starts, ends, strict=True))
+
+
+# -- products of matrices ------------------------------------------------------------------------
+
+
+def _count_product(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    m, k, n, batch = (given.get(name, 1) for name in ("m", "k", "n", "batch"))
+    if k == 1:
+        name = "outer, added" if given.get("accumulate") else "outer"
+        counts.update({f"{name} row": batch * m, name: batch * m * n})
+        return
+    by = _lying(given)
+    rows, columns = divmod(m, _BLOCK), divmod(n, _BLOCK)
+    blocks = {
+        "4x4": batch * rows[0] * columns[0],
+        "1x4": batch * rows[1] * columns[0],
+        "1x1": batch * m * columns[1],
+    }
+    for name, times in blocks.items():
+        counts[name] += times
+        counts[f"{name} step" + (f" by {by}" if name != "1x1" else "")] += times * k
+
+
+def _lying(given: Mapping[str, Any]) -> str:
+    """Return which way a product goes through its factors: see ``pm_mm.h``."""
+    if given["a_column"] == 1 and given["b_row"] == 1:
+        return "rows"
+    if given["b_column"] == 1:
+        return "columns"
+    return "steps"
+
+
+# -- convolutions --------------------------------------------------------------------------------
+
+
+def _taps(place: int, size: int, taps: int, step: int) -> range:
+    """Return which taps fall into the input: ``pm_taps``."""
+    inside = [k for k in range(taps) if 0 <= place + k * step < size]
+    return range(inside[0], inside[-1] + 1) if inside else range(0)
+
+
+def _axes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return size, places, window, stride, padding and dilation, down and across."""
+    return [
+        (shape[1 + k], shape[4 + k], shape[6 + k], shape[8 + k], shape[10 + k], shape[12 + k])
+        for k in range(2)
+    ]
+
+
+class _Line:
+    """One direction of a correlation: places of the result, and the taps that each sees."""
+
+    def __init__(
+        self, places: int, start: int, step: int, size: int, taps: int, tap_step: int
+    ) -> None:
+        self.step, self.tap_step, self.window = step, tap_step, taps
+        self.taps = [len(_taps(start + k * step, size, taps, tap_step)) for k in range(places)]
+
+
+def _count_correlation(
+    counts: Counter[str], down: _Line, across: _Line, channels: int, results: int, *, slides: bool
+) -> None:
+    """Count the sums of ``pm_correlate``: of four channels or one, at four places or one."""
+    rows, places = sum(down.taps), len(down.taps)
+    whole = [taps == across.window for taps in across.taps]
+    for times, fours in zip(divmod(results, _BLOCK), (True, False), strict=True):
+        counts["line"] += times * places
+        k = 0
+        while k < len(whole) and times:
+            four = across.step in (1, 2) and len(whole) - k >= _BLOCK and whole[k] and whole[k + 3]
+            name = f"{4 if fours else 1}x{4 if four else 1}"
+            if fours and slides and (not four or (across.step == 1 and across.window in _SLIDING)):
+                name += " sliding"
+            elif four:
+                name += f" by {across.step}"
+            counts[name] += times * places
+            counts[f"{name} row"] += times * rows * channels
+            counts[f"{name} tap"] += times * rows * channels * across.taps[k]
+            k += _BLOCK if four else 1
+
+
+def _count_convolution(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    shape = given["shape"]
+    groups, channels = shape[14], shape[0] // shape[14]
+    (height, rows, window_h, stride_h, pad_h, dilation_h), across = _axes(shape)
+    width, columns, window_w, stride_w, pad_w, dilation_w = across
+    down = _Line(rows, -pad_h, stride_h, height, window_h, dilation_h)
+    line = _Line(columns, -pad_w, stride_w, width, window_w, dilation_w)
+    summed = channels
+    if window_h == window_w == 1 and pad_h == pad_w == 0:
+        # All channels are the taps of one window.
+        plane, summed = height * width, 1
+        line = _Line(columns, 0, stride_w, channels * plane, channels, plane)
+        if stride_h == stride_w == 1:
+            down = _Line(1, 0, 1, 1, 1, 1)
+            line = _Line(plane, 0, 1, channels * plane, channels, plane)
+    for results in _groups(given["first"], given["count"], shape[3] // groups):
+        for _ in range(given["batch"]):
+            _count_correlation(counts, down, line, summed, results, slides=line.tap_step == 1)
+
+
+def _groups(first: int, count: int, results: int) -> Iterator[int]:
+    """Yield how many channels of a range each group has."""
+    done = 0
+    while done < count:
+        now = min(results - (first + done) % results, count - done)
+        yield now
+        done += now
+
+
+def _count_input_gradient(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    shape = given["shape"]
+    channels = shape[0] // shape[14]
+    axes = _axes(shape)
+    pointwise = all(axis[2] == 1 and axis[4] == 0 for axis in axes)
+    plane, out_plane = math.prod(shape[1:3]), math.prod(shape[4:6])
+    for summed in _groups(given["first"], given["count"], shape[3] // shape[14]):
+        for _ in range(given["batch"]):
+            if pointwise and all(axis[3] == 1 for axis in axes):
+                lines = [
+                    (_Line(1, 0, 1, 1, 1, 1), _Line(plane, 0, 1, summed * plane, summed, plane), 1)
+                ]
+            else:
+                lines = [
+                    (down, across, between)
+                    for down, _ in _phases(*axes[0])
+                    for across, between in _phases(*axes[1])
+                ]
+            for down, columns, between in lines:
+                across, times = columns, summed if down.window and columns.window else 0
+                if pointwise and times:
+                    times = 1
+                    across = _Line(len(columns.taps), 0, 1, summed * out_plane, summed, out_plane)
+                slides = between == 1 and across.tap_step == -1
+                _count_correlation(counts, down, across, times, channels, slides=slides)
+
+
+def _phases(
+    size: int, places: int, window: int, stride: int, pad: int, dilation: int
+) -> Iterator[tuple[_Line, int]]:
+    """Yield the places of the input that see the same taps, and how far apart these are."""
+    for i in range(min(stride, size)):
+        tap = next(
+            (t for t in range(min(window, stride)) if (i + pad - t * dilation) % stride == 0), -1
+        )
+        between = stride // math.gcd(stride, dilation)
+        taps = 0 if tap < 0 else -(-(window - tap) // between)
+        start = 0 if tap < 0 else (i + pad - tap * dilation) // stride
+        step = -(between * dilation) // stride
+        yield _Line(-(-(size - i) // stride), start, 1, places, taps, step), between
+
+
+def _windows(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yield for each tap of a window at how many rows and columns it falls into the image."""
+    (height, rows, window_h, stride_h, pad_h, dilation_h), across = _axes(shape)
+    width, columns, window_w, stride_w, pad_w, dilation_w = across
+    for h in range(window_h):
+        down = len(_taps(h * dilation_h - pad_h, height, rows, stride_h))
+        for v in range(window_w):
+            yield down, len(_taps(v * dilation_w - pad_w, width, columns, stride_w))
+
+
+def _count_weight_gradient(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    shape, batch = given["shape"], given["batch"]
+    channels = shape[0] // shape[14]
+    groups = list(_groups(given["first"], given["count"], shape[3] // shape[14]))
+    in_line = shape[5] == shape[2] and shape[9] == 1 and shape[8] == 1
+    for rows, columns in _windows(shape):
+        counts["tap"] += len(groups)
+        if rows and columns == shape[5] and in_line:
+            rows, columns = 1, rows * columns  # noqa: PLW2901 - one long row
+        for results in groups:
+            if batch == rows == columns == 1:
+                counts.update(point=results * channels)
+                continue
+            fours, ones = divmod(results, _BLOCK)
+            blocks = {
+                "4x4": fours * (channels // _BLOCK),
+                "1x4": fours * (channels % _BLOCK),
+                "1x1": ones * channels,
+            }
+            for name, times in blocks.items():
+                counts[name] += times
+                counts[f"{name} row"] += times * batch * rows
+                counts[f"{name} place"] += times * batch * rows * columns
+
+
+def _count_depthwise(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    shape, planes = given["shape"], given["batch"] * given["count"]
+    counts.update(cleared=planes * math.prod(shape[4:6]))
+    if shape[6:14] == (3, 3, 1, 1, 1, 1, 1, 1):
+        counts.update({"3x3 row": planes * shape[1], "3x3": planes * shape[1] * shape[2]})
+        return
+    for rows, columns in _windows(shape):
+        counts.update(tap=planes, row=planes * rows, element=planes * rows * columns)
+
+
+def _count_strided(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    shape = given["shape"]
+    planes = given["batch"] * given["count"] * (shape[0] // shape[14])
+    counts.update(result=given["batch"] * given["count"] * math.prod(shape[4:6]))
+    for rows, columns in _windows(shape):
+        counts.update(tap=planes, row=planes * rows, element=planes * rows * columns)
+
+
+_COUNTS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {
+    "pm_mm": _count_product,
+    "pm_mm_sgd": _count_product,
+    "pm_bmm": _count_product,
+    "pm_conv2d": _count_convolution,
+    "pm_conv2d_dx": _count_input_gradient,
+    "pm_conv2d_dw": _count_weight_gradient,
+    "pm_depthwise": _count_depthwise,
+    "pm_depthwise_dx": _count_depthwise,
+    "pm_depthwise_dw": _count_depthwise,
+    "pm_conv2d_strided": _count_strided,
+    "pm_conv2d_dx_strided": _count_strided,
+    "pm_conv2d_dw_strided": _count_strided,
+}
