@@ -8,13 +8,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.torch.errors import CaptureError, PageError, require_torch
+from poetmodel.torch.errors import CaptureError, PageError, require_executorch, require_torch
 
 if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint import capture
     from poetmodel.torch.capturing.signature import Joint
     from poetmodel.torch.compilation import Step, compile
     from poetmodel.torch.dynamo.backend import Backend, backend, partitioner
+    from poetmodel.torch.executorch.program import ExecutorchProgram, to_executorch
     from poetmodel.torch.exporting import export
     from poetmodel.torch.runtime.certificate import Certificate
     from poetmodel.torch.runtime.profiling import Profile, measure
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _HOMES: Final = {
     "Backend": "dynamo.backend",
     "Certificate": "runtime.certificate",
+    "ExecutorchProgram": "executorch.program",
     "Joint": "capturing.signature",
     "Profile": "runtime.profiling",
     "Step": "compilation",
@@ -38,6 +40,7 @@ _HOMES: Final = {
     "partitioner": "dynamo.backend",
     "recover": "state.recovery",
     "save_state": "state.exported",
+    "to_executorch": "executorch.program",
     "trace": "step.trace",
 }
 
@@ -45,6 +48,7 @@ __all__ = [
     "Backend",
     "CaptureError",
     "Certificate",
+    "ExecutorchProgram",
     "Joint",
     "PageError",
     "Profile",
@@ -59,6 +63,7 @@ __all__ = [
     "partitioner",
     "recover",
     "save_state",
+    "to_executorch",
     "trace",
 ]
 
@@ -66,6 +71,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         require_torch()
+        if _HOMES[name].startswith("executorch."):
+            require_executorch()
         value = getattr(import_module(f"poetmodel.torch.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
