@@ -7,10 +7,7 @@ This is ExecuTorch's own way to training: ``torch.export``, ``_export_forward_ba
 from __future__ import annotations
 
 import copy
-import logging
-import warnings
 from collections.abc import Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -37,12 +34,12 @@ from poetmodel.torch.capturing.inputs import (
     unflatten,
 )
 from poetmodel.torch.capturing.joint import LOSS
-from poetmodel.torch.capturing.replay import temporarily
 from poetmodel.torch.dynamo.operations import fake, module_of
 from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.executorch import quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from executorch.exir import EdgeProgramManager
     from torch.export import ExportedProgram
@@ -92,15 +89,6 @@ def edge_program(
         edge = _edge(_export_forward_backward(exported))
     _check(name, edge.exported_program().graph)
     return edge
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep what PyTorch and ExecuTorch warn and log about their own code to themselves."""
-    root = logging.getLogger()
-    with warnings.catch_warnings(), temporarily(root.setLevel, logging.ERROR, root.level):
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _with_loss(

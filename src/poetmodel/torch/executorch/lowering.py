@@ -23,7 +23,7 @@ from poetmodel.placement.placing import place_blocks
 from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.torch.capturing.replay import temporarily
-from poetmodel.torch.executorch.edge import quiet
+from poetmodel.torch.executorch import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

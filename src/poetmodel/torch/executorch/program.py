@@ -16,8 +16,10 @@ from poetmodel.files import check_writable, write_bytes
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op, check_plan
 from poetmodel.plan.arena import check_arena
+from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import unit_remark
+from poetmodel.result import Status
 from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.fitting import plan_and_place
 from poetmodel.torch.executorch.edge import Tidy, edge_program
@@ -28,11 +30,16 @@ from poetmodel.units import format_bytes, format_seconds, parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from executorch.exir import EdgeProgramManager
+
     from poetmodel.device import Device
     from poetmodel.plan import Plan
+    from poetmodel.plan.arena import Arena
     from poetmodel.result import SolveResult
     from poetmodel.solver.request import OnProgress
     from poetmodel.torch.capturing.inputs import Inputs
+    from poetmodel.torch.executorch.lowering import Lowered
+    from poetmodel.torch.executorch.planning import Captured
 
 DEVICE: Final = "rpi4b"
 """The device whose rates say how long an operation takes, unless another is named."""
@@ -164,19 +171,7 @@ def to_executorch(  # noqa: PLR0913 - one way in, and most of its parameters hav
         minimize="time",
     )
     options = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
-    for _ in range(_TRIES):
-        result, plan = _fitted(problem, options, name, step.resident_bytes)
-        names = (step.graph.nodes[k].name for op, k in plan.program if op == Op.COMPUTE)
-        ordered = edge.transform([InOrder(names, step.operations)])
-        made = lowered(ordered, is_ours=True, external_weights=external_weights)
-        excess = made.arena_bytes - budget_bytes
-        if excess <= 0:
-            break
-        problem = replace(problem, ram=problem.usable_ram_bytes - excess)
-    else:
-        raise VerificationError(
-            [f"{name}: the arena of the file is {excess:,} B above the budget of {budget_bytes:,}"]
-        )
+    result, plan, made = _made(problem, options, edge, step, external_weights=external_weights)
     files = {file: made.program}
     if external_weights:
         files[file.with_suffix(".ptd")] = made.weights
@@ -201,13 +196,37 @@ def to_executorch(  # noqa: PLR0913 - one way in, and most of its parameters hav
     )
 
 
+def _made(
+    problem: Problem,
+    options: Mapping[str, Any],
+    edge: EdgeProgramManager,
+    step: Captured,
+    *,
+    external_weights: bool,
+) -> tuple[SolveResult, Plan, Lowered]:
+    """Return a schedule, its plan and its program; solve again where the file's arena is larger."""
+    room, excess = problem.usable_ram_bytes, 0
+    for _ in range(_TRIES):
+        result, plan = _fitted(problem, options, step)
+        names = (step.graph.nodes[k].name for op, k in plan.program if op == Op.COMPUTE)
+        ordered = edge.transform([InOrder(names, step.operations)])
+        made = lowered(ordered, is_ours=True, external_weights=external_weights)
+        excess = made.arena_bytes - step.resident_bytes - room
+        if excess <= 0:
+            return result, plan, made
+        problem = replace(problem, ram=problem.usable_ram_bytes - excess)
+    raise VerificationError(  # a fault of ours, never to be passed on
+        [f"{step.graph.name}: the arena of the file is {excess:,} B above the budget"]
+    )
+
+
 def _fitted(
-    problem: Problem, options: Mapping[str, Any], name: str, resident_bytes: int
+    problem: Problem, options: Mapping[str, Any], step: Captured
 ) -> tuple[SolveResult, Plan]:
     """Return a schedule whose addresses fit, with its plan; raise `BudgetError` where none does."""
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
     if plan is None or arena is None:
-        raise BudgetError(_too_little(problem, options, name, resident_bytes))
+        result, plan, arena = _least(problem, options, step, result)
     faults = (
         *check_plan(problem.graph, problem.costs, plan).violations,
         *check_arena(problem.graph, plan, arena).violations,
@@ -217,27 +236,40 @@ def _fitted(
     return result, plan
 
 
-def _too_little(
-    problem: Problem, options: Mapping[str, Any], name: str, resident_bytes: int
-) -> str:
-    """Return why a budget cannot be kept, with the least one that can."""
-    least = solve(replace(problem, ram="100%", minimize="ram"), **options)
-    _, arena = plan_and_place(
+def _least(
+    problem: Problem, options: Mapping[str, Any], step: Captured, failed: SolveResult
+) -> tuple[SolveResult, Plan, Arena]:
+    """Return the schedule with the least RAM; where it exceeds the budget, say by how much."""
+    room = problem.usable_ram_bytes
+    least = solve(replace(problem, ram="100%", minimize="ram"), **{**options, "gap": 0.0})
+    schedule = least.require_schedule()
+    plan, arena = plan_and_place(
         problem.graph,
         problem.costs,
-        least.require_schedule(),
+        schedule,
         mode=StorageMode.BLOCKING,
         ram_budget_bytes=None,
+        room_bytes=room,
     )
+    if arena.bytes <= room:
+        verdict = verify(problem, schedule, plan=plan)
+        found = replace(
+            failed,
+            schedule=schedule,
+            simulation=verdict.simulation,
+            violations=verdict.violations,
+            status=Status.FEASIBLE,
+            reason="",
+        )
+        return found, plan, arena
     budget_bytes, enough_bytes, needed_bytes = (
-        size + resident_bytes
-        for size in (problem.usable_ram_bytes, arena.bytes, ceil(least.bound or 0.0))
+        size + step.resident_bytes for size in (room, arena.bytes, ceil(least.bound or 0.0))
     )
     remark = unit_remark(budget_bytes, needed_bytes)
-    text = f"ram: {format_bytes(budget_bytes)} is too little for the arena of {name}"
+    text = f"ram: {format_bytes(budget_bytes)} is too little for the arena of {step.graph.name}"
     if needed_bytes >= enough_bytes:
-        return f"{text}: the least is ram={enough_bytes}{remark}"
-    return (
+        raise BudgetError(f"{text}: the least is ram={enough_bytes}{remark}")
+    raise BudgetError(
         f"{text}: ram={enough_bytes} is enough, and less than {needed_bytes:,} B never is{remark}"
     )
 
