@@ -26,4 +26,5 @@ def quiet() -> Iterator[None]:
 
 
 with quiet():
-    import executorch.exir  # noqa: F401 - it names libraries that it would like to have
+    import executorch.exir
+    import executorch.runtime  # noqa: F401 - both tell what they would like to have

@@ -13,6 +13,7 @@ from executorch.exir.memory_planning import (
     MemoryAlgoResult,
     MemoryPlanningAlgorithmSuite,
     SpecAllocResult,
+    greedy,
 )
 from executorch.exir.passes import MemoryPlanningPass
 from torch.export.graph_signature import OutputKind
@@ -45,6 +46,8 @@ class Lowered:
     program: bytes
     weights: bytes
     """The file of the parameters that are trained; empty where they are in the program."""
+    greedy_bytes: int
+    """The size of the arena with the addresses of ExecuTorch's greedy planner [B]."""
 
     @property
     def arena_bytes(self) -> int:
@@ -62,7 +65,8 @@ def lowered(
     time_limit: float = 10.0,
 ) -> Lowered:
     """Return a program with addresses that ExecuTorch chose, or that are ours."""
-    suite = MemoryPlanningAlgorithmSuite([_Placement(time_limit)] if is_ours else None)
+    placement = _Placement(time_limit, is_ours=is_ours)
+    suite = MemoryPlanningAlgorithmSuite([placement])
     config = ExecutorchBackendConfig(
         memory_planning_pass=MemoryPlanningPass(suite, alignment=ALIGNMENT),
         external_mutable_weights=external_weights,
@@ -74,7 +78,8 @@ def lowered(
         made = copy.deepcopy(edge).to_executorch(config)
     # What writes it to a file names that after nothing of ours.
     data = made._tensor_data if external_weights else {}  # noqa: SLF001
-    return Lowered(made.buffer, b"".join(map(bytes, data.values())))
+    weights = b"".join(map(bytes, data.values()))
+    return Lowered(made.buffer, weights, placement.greedy_bytes)
 
 
 def _counted(found: dict[str, Any], methods: Mapping[str, ExportedProgram]) -> dict[str, Any]:
@@ -97,29 +102,25 @@ class _Placement:
 
     __name__ = "poetmodel"
 
-    def __init__(self, time_limit: float) -> None:
-        self._time_limit = time_limit
+    def __init__(self, time_limit: float, *, is_ours: bool) -> None:
+        self._time_limit, self._is_ours = time_limit, is_ours
+        self.greedy_bytes = 0
 
     def __call__(
-        self,
-        alignment: int,
-        specs: Iterable[TensorSpec],
-        module: Any,  # noqa: ARG002 - as ExecuTorch calls it
-        signature: Any,  # noqa: ARG002
-        extra_padding: int = 0,
+        self, alignment: int, specs: Iterable[TensorSpec], *others: Any
     ) -> MemoryAlgoResult:
         """Return a number of a memory and an offset for each tensor."""
         placed = list(specs)
-        for spec in placed:
-            spec.realign(alignment)
+        found = greedy(alignment, placed, *others)
+        self.greedy_bytes = sum(found.bufsizes)
+        if not self._is_ours:
+            return found
         length = 1 + max((spec.lifetime[1] for spec in placed), default=0)
         blocks = [_block(number, spec, length) for number, spec in enumerate(placed)]
         offsets, size, _ = place_blocks(blocks, length, time_limit=self._time_limit)
-        found = {
-            spec: SpecAllocResult(1, number, offset)
-            for number, (spec, offset) in enumerate(zip(placed, offsets, strict=True))
-        }
-        return MemoryAlgoResult(found, [0, size + extra_padding])
+        numbered = enumerate(zip(placed, offsets, strict=True))
+        chosen = {spec: SpecAllocResult(1, number, at) for number, (spec, at) in numbered}
+        return MemoryAlgoResult(chosen, [0, size])
 
 
 def _block(number: int, spec: TensorSpec, length: int) -> Block:

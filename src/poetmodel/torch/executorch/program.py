@@ -62,6 +62,8 @@ class ExecutorchProgram:
     100 % of a budget [B]."""
     executorch_bytes: int
     """The arena of the program that ExecuTorch makes by itself, with its greedy planner [B]."""
+    greedy_bytes: int
+    """The arena of this program with the addresses of that planner [B]."""
     resident_bytes: int
     """Parameters that are trained and buffers that change, which are a part of the arena [B]."""
     status: str
@@ -184,6 +186,7 @@ def to_executorch(  # noqa: PLR0913 - one way in, and most of its parameters hav
         arena_bytes=made.arena_bytes,
         keep_all_bytes=keep_all_bytes,
         executorch_bytes=own_bytes,
+        greedy_bytes=made.greedy_bytes,
         resident_bytes=step.resident_bytes,
         status=str(result.status),
         gap=result.gap,
