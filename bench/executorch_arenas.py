@@ -121,7 +121,7 @@ def measured(name: str, share: float, limit_s: float) -> dict[str, Any]:
             made = write(ram=int(enough(refused)))
         theirs, ours = (trained(program, inputs) for program in (own.program, path.read_bytes()))
     equal = [key for key, value in theirs.items() if torch.equal(value, ours[key])]
-    facts = {key: value for key, value in made.to_dict().items() if key not in {"name", "files"}}
+    facts = {key: value for key, value in made.to_dict().items() if key not in {"name", "path"}}
     return {**facts, "refused": refused, "equal": len(equal), "compared": len(theirs)}
 
 

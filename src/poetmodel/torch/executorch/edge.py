@@ -34,7 +34,7 @@ from poetmodel.torch.capturing.inputs import (
     unflatten,
 )
 from poetmodel.torch.capturing.joint import LOSS
-from poetmodel.torch.dynamo.operations import fake, module_of
+from poetmodel.torch.dynamo.operations import fake
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.executorch import quiet
 
@@ -80,7 +80,7 @@ def edge_program(
     Raises
     ------
     CaptureError
-        If the step cannot be exported, or an operator has no kernel: names it and its module.
+        If the step cannot be exported, or an operator has no kernel: names it.
     """
     refuse(name, step_faults(model, loss_fn, inputs))
     with quiet(), rare_collections(), explained(name), sdpa_kernel(SDPBackend.MATH):
@@ -168,17 +168,12 @@ def operator_of(node: fx.Node) -> Any:
 
 def _check(name: str, graph: fx.Graph) -> None:
     """Raise unless all operators of an edge program have kernels."""
-    absent: dict[str, set[str]] = {}
-    for node in graph.nodes:
-        operator = operator_of(node)
-        if not _has_kernel(operator):
-            absent.setdefault(str(operator), set()).add(module_of(node))
+    operators = dict.fromkeys(operator_of(node) for node in graph.nodes)
+    absent = [str(operator) for operator in operators if not _has_kernel(operator)]
     if absent:
-        told = listed(
-            f"{operator} (in {listed(sorted(paths))})" if paths - {""} else operator
-            for operator, paths in absent.items()
+        raise CaptureError(
+            f"{name}: ExecuTorch has no kernel for {listed(absent)}; use another layer there"
         )
-        raise CaptureError(f"{name}: ExecuTorch has no kernel for {told}; use another layer there")
 
 
 class Tidy(PassBase):  # type: ignore[misc, unused-ignore]

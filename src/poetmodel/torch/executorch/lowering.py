@@ -41,11 +41,9 @@ _INDEX: Final = "__et_training_{}_index_"
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What the files of a program have in them."""
+    """What the file of a program has in it."""
 
     program: bytes
-    weights: bytes
-    """The file of the parameters that are trained; empty where they are in the program."""
     greedy_bytes: int
     """The size of the arena with the addresses of ExecuTorch's greedy planner [B]."""
 
@@ -57,29 +55,20 @@ class Lowered:
         return sum(step.non_const_buffer_sizes)
 
 
-def lowered(
-    edge: EdgeProgramManager,
-    *,
-    is_ours: bool,
-    external_weights: bool = False,
-    time_limit: float = 10.0,
-) -> Lowered:
+def lowered(edge: EdgeProgramManager, *, is_ours: bool, time_limit: float = 10.0) -> Lowered:
     """Return a program with addresses that ExecuTorch chose, or that are ours."""
     placement = _Placement(time_limit, is_ours=is_ours)
     suite = MemoryPlanningAlgorithmSuite([placement])
-    config = ExecutorchBackendConfig(
-        memory_planning_pass=MemoryPlanningPass(suite, alignment=ALIGNMENT),
-        external_mutable_weights=external_weights,
-    )
+    planning = MemoryPlanningPass(suite, alignment=ALIGNMENT)
     before = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
     setter = lambda value: setattr(_emit_program, "_get_training_metadata", value)  # noqa: E731
     counted = lambda methods: _counted(before(methods), methods)  # noqa: E731
     with quiet(), rare_collections(), temporarily(setter, counted, before):
-        made = copy.deepcopy(edge).to_executorch(config)
-    # What writes it to a file names that after nothing of ours.
-    data = made._tensor_data if external_weights else {}  # noqa: SLF001
-    weights = b"".join(map(bytes, data.values()))
-    return Lowered(made.buffer, weights, placement.greedy_bytes)
+        # It changes what it makes a program of.
+        made = copy.deepcopy(edge).to_executorch(
+            ExecutorchBackendConfig(memory_planning_pass=planning)
+        )
+    return Lowered(made.buffer, placement.greedy_bytes)
 
 
 def _counted(found: dict[str, Any], methods: Mapping[str, ExportedProgram]) -> dict[str, Any]:

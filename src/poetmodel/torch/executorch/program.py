@@ -52,8 +52,7 @@ class ExecutorchProgram:
     """A program of ExecuTorch as it was written. All sizes are of its arena."""
 
     name: str
-    files: tuple[Path, ...]
-    """The program, and the file of its weights where these are apart."""
+    path: Path
     ram_budget_bytes: int
     arena_bytes: int
     """What the file asks for: at most the budget [B]."""
@@ -80,7 +79,7 @@ class ExecutorchProgram:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, without the result."""
         found = {key: value for key, value in vars(self).items() if key != "result"}
-        return found | {"files": [str(path) for path in self.files]}
+        return found | {"path": str(self.path)}
 
     def __str__(self) -> str:
         proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
@@ -94,7 +93,7 @@ class ExecutorchProgram:
         )
 
 
-def to_executorch(  # noqa: PLR0913 - one way in, and most of its parameters have defaults
+def to_executorch(
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor] | None,
     inputs: Inputs,
@@ -102,7 +101,6 @@ def to_executorch(  # noqa: PLR0913 - one way in, and most of its parameters hav
     ram: str | int,
     path: str | Path,
     optimizer: torch.optim.Optimizer | None = None,
-    external_weights: bool = False,
     device: str | Device = DEVICE,
     time_limit: float = 60.0,
     gap: float = 0.01,
@@ -127,8 +125,6 @@ def to_executorch(  # noqa: PLR0913 - one way in, and most of its parameters hav
         An SGD of all parameters that are trained, the one optimizer that ExecuTorch has. The
         program makes gradients with it or without; the result says how to make the same optimizer
         in ExecuTorch's runtime, which keeps its moments beside the arena.
-    external_weights : bool
-        Whether parameters that are trained lie in a file ``*.ptd`` beside the program.
     device : str or Device
         Whose rates say how long an operation takes.
     time_limit : float
@@ -150,7 +146,7 @@ def to_executorch(  # noqa: PLR0913 - one way in, and most of its parameters hav
     BudgetError
         If the budget is too small: says the least that is known to do.
     CaptureError
-        If the step cannot be exported, or an operator has no kernel: names it and its module.
+        If the step cannot be exported, or an operator has no kernel: names it.
     InputError
         If the path or the optimizer is none of these, or pages are asked for.
     """
@@ -173,15 +169,11 @@ def to_executorch(  # noqa: PLR0913 - one way in, and most of its parameters hav
         minimize="time",
     )
     options = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
-    result, plan, made = _made(problem, options, edge, step, external_weights=external_weights)
-    files = {file: made.program}
-    if external_weights:
-        files[file.with_suffix(".ptd")] = made.weights
-    for target, content in files.items():
-        write_bytes(target, content)
+    result, plan, made = _made(problem, budget_bytes, options, edge, step)
+    write_bytes(file, made.program)
     return ExecutorchProgram(
         name=name,
-        files=tuple(files),
+        path=file,
         ram_budget_bytes=budget_bytes,
         arena_bytes=made.arena_bytes,
         keep_all_bytes=keep_all_bytes,
@@ -201,20 +193,19 @@ def to_executorch(  # noqa: PLR0913 - one way in, and most of its parameters hav
 
 def _made(
     problem: Problem,
+    budget_bytes: int,
     options: Mapping[str, Any],
     edge: EdgeProgramManager,
     step: Captured,
-    *,
-    external_weights: bool,
 ) -> tuple[SolveResult, Plan, Lowered]:
     """Return a schedule, its plan and its program; solve again where the file's arena is larger."""
-    room, excess = problem.usable_ram_bytes, 0
+    excess = 0
     for _ in range(_TRIES):
-        result, plan = _fitted(problem, options, step)
+        result, plan = _fitted(problem, budget_bytes, options, step)
         names = (step.graph.nodes[k].name for op, k in plan.program if op == Op.COMPUTE)
         ordered = edge.transform([InOrder(names, step.operations)])
-        made = lowered(ordered, is_ours=True, external_weights=external_weights)
-        excess = made.arena_bytes - step.resident_bytes - room
+        made = lowered(ordered, is_ours=True)
+        excess = made.arena_bytes - budget_bytes
         if excess <= 0:
             return result, plan, made
         problem = replace(problem, ram=problem.usable_ram_bytes - excess)
@@ -224,12 +215,12 @@ def _made(
 
 
 def _fitted(
-    problem: Problem, options: Mapping[str, Any], step: Captured
+    problem: Problem, budget_bytes: int, options: Mapping[str, Any], step: Captured
 ) -> tuple[SolveResult, Plan]:
     """Return a schedule whose addresses fit, with its plan; raise `BudgetError` where none does."""
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
     if plan is None or arena is None:
-        result, plan, arena = _least(problem, options, step, result)
+        result, plan, arena = _least(problem, budget_bytes, options, step, result)
     faults = (
         *check_plan(problem.graph, problem.costs, plan).violations,
         *check_arena(problem.graph, plan, arena).violations,
@@ -240,7 +231,11 @@ def _fitted(
 
 
 def _least(
-    problem: Problem, options: Mapping[str, Any], step: Captured, failed: SolveResult
+    problem: Problem,
+    budget_bytes: int,
+    options: Mapping[str, Any],
+    step: Captured,
+    failed: SolveResult,
 ) -> tuple[SolveResult, Plan, Arena]:
     """Return the schedule with the least RAM; where it exceeds the budget, say by how much."""
     room = problem.usable_ram_bytes
@@ -265,8 +260,8 @@ def _least(
             reason="",
         )
         return found, plan, arena
-    budget_bytes, enough_bytes, needed_bytes = (
-        size + step.resident_bytes for size in (room, arena.bytes, ceil(least.bound or 0.0))
+    enough_bytes, needed_bytes = (
+        size + step.resident_bytes for size in (arena.bytes, ceil(least.bound or 0.0))
     )
     remark = unit_remark(budget_bytes, needed_bytes)
     text = f"ram: {format_bytes(budget_bytes)} is too little for the arena of {step.graph.name}"
