@@ -71,7 +71,7 @@ def trained(program: bytes, inputs: Sequence[torch.Tensor]) -> dict[str, torch.T
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is experimental
-        step, optimizer, losses = load(program), None, []
+        step, optimizer, losses, gradients = load(program), None, [], {}
         for number in range(STEPS):
             batch = _batch(inputs, number)
             losses += step.forward_backward("forward", batch)
