@@ -26,6 +26,7 @@ def run(network: str, share: float, budget: int, arena: int, **more: Any) -> dic
         "equal": 9,
         "compared": 9,
         "device": "rpi4b",
+        "limit_s": 30.0,
         **more,
     }
 

@@ -152,11 +152,12 @@ def trained_loss(path: Path, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def test_the_runtime_gets_the_options_of_the_optimizer(tmp_path: Path) -> None:
-    """SGD with momentum and decay trains as PyTorch's does, to rounding; the rest stays."""
+    """SGD with momentum and decay trains as PyTorch's does, to rounding; hooks run once."""
     from executorch.extension.training import _load_for_executorch_for_training as load
     from executorch.extension.training import get_sgd_optimizer
 
     model, path = small(), tmp_path / "step.pte"
+    model.register_forward_pre_hook(lambda _, given: (2 * given[0],))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
     made = pmt.to_executorch(

@@ -118,6 +118,7 @@ def _with_loss(
 
     step = copy.copy(model)
     step.forward = forward
+    vars(step).update(_forward_hooks={}, _forward_pre_hooks={})  # the model itself runs its own
     if isinstance(loss_fn, torch.nn.Module):
         vars(step)["_modules"] = {**model._modules, LOSS: loss_fn}  # noqa: SLF001 - of a copy
     return step, tuple(value for value in flat if isinstance(value, torch.Tensor))
