@@ -8,6 +8,7 @@ grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``) a
 that of whole steps, the last ``*-step-costs.jsonl`` for what compiled steps cost, the last
 ``*-constraints.jsonl`` for
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
+``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last
 ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/built-in-steps.md``, the last ``*-compared.jsonl`` for ``docs/compared.md`` and the
 README's table of methods, the last ``*-mcu.jsonl`` for ``docs/what-trains-where.md`` and
@@ -46,6 +47,7 @@ from result_pages import (  # noqa: E402
     constraints,
     coverage,
     curve,
+    executorch,
     figures,
     grid,
     step_costs,
@@ -71,6 +73,7 @@ TESTED_PAGE: Final = ROOT / "docs" / "tested.md"
 ABLATION_PAGE: Final = ROOT / "bench" / "lazy-records.md"
 COMPARED_PAGE: Final = ROOT / "docs" / "compared.md"
 PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
+EXECUTORCH_PAGE: Final = ROOT / "docs" / "how-to" / "executorch.md"
 README: Final = ROOT / "README.md"
 
 
@@ -130,6 +133,12 @@ def due() -> dict[Path, str]:
         text = PLANS_PAGE.read_text(encoding="utf-8")
         found = addresses.block(placed, placed_source)
         pages[PLANS_PAGE] = replace_block(text, "fragmentation", found)
+    arenas_source, arenas = read_newest("*-executorch.jsonl")
+    if arenas:
+        text = EXECUTORCH_PAGE.read_text(encoding="utf-8")
+        pages[EXECUTORCH_PAGE] = replace_block(
+            text, "arenas", executorch.block(arenas, arenas_source)
+        )
     claims = _claims(exported)
     if claims:
         text = INDEX.read_text(encoding="utf-8")

@@ -10,3 +10,5 @@ collect_ignore = [
     for name, library in {"huggingface": "transformers", "lightning": "lightning"}.items()
     if not find_spec(library)
 ]
+if not find_spec("executorch"):
+    collect_ignore_glob.append("poetmodel/torch/executorch/*")

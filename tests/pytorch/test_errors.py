@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import poetmodel.torch as front
 from poetmodel.errors import BackendUnavailableError
 from poetmodel.torch import errors
 
@@ -45,6 +46,35 @@ def test_new_torch_is_accepted(found: str, monkeypatch: pytest.MonkeyPatch) -> N
     """Builds and later releases count as what they are."""
     monkeypatch.setattr(errors, "version", lambda _: found)
     assert errors.require_torch() == found
+
+
+@pytest.mark.parametrize("found", [None, "1.6.0"])
+def test_executorch_is_asked_for_by_its_extra(
+    found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is missing, or another release, the message says how to get the right one."""
+
+    def installed(_: str) -> str:
+        if found is None:
+            raise PackageNotFoundError
+        return found
+
+    monkeypatch.setattr(errors, "version", installed)
+    what = "ExecuTorch is not installed" if found is None else r"ExecuTorch 1\.6\.0 is installed"
+    with pytest.raises(
+        BackendUnavailableError, match=rf"^{what}, .* pip install 'poetmodel\[executorch\]'$"
+    ):
+        errors.require_executorch()
+
+
+@pytest.mark.torch
+def test_programs_of_executorch_need_its_extra() -> None:
+    """The name is there; without the package using it says how to get it."""
+    pytest.importorskip("torch")
+    if find_spec("executorch") is not None:
+        pytest.skip("ExecuTorch is installed here")
+    with pytest.raises(BackendUnavailableError, match=r"poetmodel\[executorch\]"):
+        getattr(front, "to_executorch")  # noqa: B009 - a name that is loaded on use
 
 
 def test_importing_the_front_end_does_not_import_torch() -> None:

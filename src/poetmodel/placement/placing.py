@@ -15,7 +15,10 @@ from poetmodel.plan.arena import ALIGNMENT, Arena, Placed, check_alignment
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from poetmodel.graph import Graph
+    from poetmodel.placement.lifetimes import Block
     from poetmodel.plan import Plan
 
 
@@ -57,19 +60,32 @@ def place(
     if check.violations:
         raise PlanError(check.violations)
     blocks = blocks_of(graph, plan, alignment)
-    bound = lower_bound_bytes(blocks, len(plan.program))
-    throughout = [block for block in blocks if block.is_throughout]
-    others = [block for block in blocks if not block.is_throughout]
-    # What is there throughout lies at the bottom: anywhere else it would only cut RAM in two.
-    offsets = list(accumulate((block.spans[0].bytes for block in throughout), initial=0))
-    base = offsets.pop()
-    until_s = time.monotonic() + time_limit
-    packing = Packing.of(others)
-    offsets_above = search(others, packing, bound=bound - base, until_s=until_s, seed=seed)
-    placed = zip((*throughout, *others), (*offsets, *(offsets_above + base).tolist()), strict=True)
+    offsets, size, bound = place_blocks(blocks, len(plan.program), time_limit=time_limit, seed=seed)
+    placed = zip(blocks, offsets, strict=True)
     return Arena(
-        bytes=base + packing.top(offsets_above),
+        bytes=size,
         lower_bound_bytes=bound,
         alignment=alignment,
         offsets=tuple(sorted(Placed(*of, at) for block, at in placed for of in block.contents)),
     )
+
+
+def place_blocks(
+    blocks: Sequence[Block], length: int, *, time_limit: float, seed: int = 0
+) -> tuple[list[int], int, int]:
+    """Return offsets of blocks, the size of what holds them, and a lower bound on it [B].
+
+    They live in a program of this length; `time_limit` and `seed` are as for `place`.
+    """
+    bound = lower_bound_bytes(blocks, length)
+    throughout = [k for k, block in enumerate(blocks) if block.is_throughout]
+    others = [k for k, block in enumerate(blocks) if not block.is_throughout]
+    # What is there throughout lies at the bottom: anywhere else it would only cut RAM in two.
+    sizes = (blocks[k].spans[0].bytes for k in throughout)
+    *offsets, base = accumulate(sizes, initial=0)
+    until_s = time.monotonic() + time_limit
+    moving = [blocks[k] for k in others]
+    packing = Packing.of(moving)
+    above = search(moving, packing, bound=bound - base, until_s=until_s, seed=seed)
+    found = dict(zip((*throughout, *others), (*offsets, *(above + base).tolist()), strict=True))
+    return [found[k] for k in range(len(blocks))], base + packing.top(above), bound

@@ -8,13 +8,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.torch.errors import CaptureError, PageError, require_torch
+from poetmodel.torch.errors import CaptureError, PageError, require_executorch, require_torch
 
 if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint import capture
     from poetmodel.torch.capturing.signature import Joint
     from poetmodel.torch.compilation import Step, compile
     from poetmodel.torch.dynamo.backend import Backend, backend, partitioner
+    from poetmodel.torch.executorch.program import ExecutorchProgram, to_executorch
     from poetmodel.torch.exporting import export
     from poetmodel.torch.keras import from_keras
     from poetmodel.torch.onnx.module import from_onnx
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES: Final = {
     "Backend": "dynamo.backend",
     "Certificate": "runtime.certificate",
+    "ExecutorchProgram": "executorch.program",
     "Joint": "capturing.signature",
     "Profile": "runtime.profiling",
     "Step": "compilation",
@@ -42,6 +44,7 @@ _HOMES: Final = {
     "partitioner": "dynamo.backend",
     "recover": "state.recovery",
     "save_state": "state.exported",
+    "to_executorch": "executorch.program",
     "trace": "step.trace",
 }
 
@@ -49,6 +52,7 @@ __all__ = [
     "Backend",
     "CaptureError",
     "Certificate",
+    "ExecutorchProgram",
     "Joint",
     "PageError",
     "Profile",
@@ -65,6 +69,7 @@ __all__ = [
     "partitioner",
     "recover",
     "save_state",
+    "to_executorch",
     "trace",
 ]
 
@@ -72,6 +77,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         require_torch()
+        if _HOMES[name].startswith("executorch."):
+            require_executorch()
         value = getattr(import_module(f"poetmodel.torch.{_HOMES[name]}"), name)
         globals()[name] = value
         return value

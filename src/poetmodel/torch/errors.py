@@ -24,6 +24,10 @@ RAISED: Final = (Exception,)
 """What a user's or PyTorch's code raises: anything, also classes of a user's own."""
 
 
+EXECUTORCH: Final = "1.5"
+"""The release of ExecuTorch whose programs are made."""
+
+
 class CaptureError(InputError):
     """A module, loss or input that cannot be captured as one graph."""
 
@@ -63,6 +67,21 @@ def require_torch() -> str:
             f"PyTorch {found} is too old: tracing needs torch {LEAST} or newer"
         )
     return found
+
+
+def require_executorch() -> None:
+    """Raise `BackendUnavailableError` unless the release of ExecuTorch is there that is used."""
+    advice = "pip install 'poetmodel[executorch]'"
+    try:
+        found = version("executorch")
+    except PackageNotFoundError:
+        raise BackendUnavailableError(
+            f"ExecuTorch is not installed, and its programs are made with it: {advice}"
+        ) from None
+    if not found.startswith(f"{EXECUTORCH}."):
+        raise BackendUnavailableError(
+            f"ExecuTorch {found} is installed, and programs are made with {EXECUTORCH}: {advice}"
+        )
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from torch.utils.flop_counter import flop_registry
 from poetmodel.torch.errors import RAISED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.torch.capturing.signature import Joint
 
@@ -96,6 +96,33 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
 def is_counted(node: fx.Node) -> bool:
     """Return whether an operation is a convolution, matrix product or attention."""
     return getattr(node.target, "overloadpacket", None) in flop_registry
+
+
+def flops_of(target: Any, arguments: Sequence[Any], keywords: dict[str, Any], value: Any) -> int:
+    """Return the FLOP of one operation that makes a value of its arguments.
+
+    Convolutions, matrix products and attention as ``torch.utils.flop_counter`` counts them. It
+    knows nothing else; any other operation counts one FLOP per element of its largest operand, so
+    that devices without a memory bandwidth do not take it for free.
+    """
+    if target is torch.ops.aten.convolution_backward.default:
+        return _gradient_flops(*arguments[:3], transposed=arguments[7], wanted=arguments[-1])
+    formula = flop_registry.get(getattr(target, "overloadpacket", None))
+    if formula is not None:
+        return int(formula(*arguments, **keywords, out_val=value))
+    sizes = [tensor.numel() for tensor in tensors_in((arguments, keywords, value))]
+    return max(sizes, default=0)
+
+
+def _gradient_flops(
+    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *, transposed: bool, wanted: Sequence[bool]
+) -> int:
+    """Return the FLOP of a convolution's gradients: each takes as many as the convolution.
+
+    PyTorch's counter takes that of the weight for one over all channels, whatever the groups.
+    """
+    each = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
+    return 2 * int(each) * sum(wanted[:2])
 
 
 class Sampler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import fx
 from torch.utils import _pytree
-from torch.utils.flop_counter import flop_registry
 
 from poetmodel.torch.capturing.replay import kernel_of, storage_key, tensors_in
 from poetmodel.torch.errors import CaptureError
@@ -47,6 +47,26 @@ def storage_of(node: fx.Node) -> int | None:
 def is_write(node: fx.Node) -> bool:
     """Return whether a node is there for an argument that it writes."""
     return node.target is torch.ops.aten.copy_.default
+
+
+def operator_name(node: fx.Node) -> str:
+    """Return the name of the operator of a node, without its overload."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return str(schema.name).rpartition("::")[2]
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def node_names(nodes: Iterable[fx.Node]) -> list[str]:
+    """Return a name of each node: its module and operator, with a number where it repeats."""
+    seen = Counter[str]()
+    names = []
+    for node in nodes:
+        module, operator_ = module_of(node), operator_name(node)
+        stem = f"{module}/{operator_}" if module else operator_
+        seen[stem] += 1
+        names.append(f"{stem}#{seen[stem]}" if seen[stem] > 1 else stem)
+    return names
 
 
 def module_of(node: fx.Node) -> str:
@@ -222,19 +242,6 @@ def ancestors(results: Iterable[Any]) -> set[fx.Node]:
             reached.add(node)
             pending.extend(node.all_input_nodes)
     return reached
-
-
-def flops_of(node: fx.Node) -> int:
-    """Return the FLOP of an operation, as ``torch.utils.flop_counter`` counts them.
-
-    What it does not know counts one for each element of its largest operand.
-    """
-    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake)
-    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if formula is not None:
-        return int(formula(*arguments, **keywords, out_val=fake(node)))
-    sizes = (tensor.numel() for tensor in tensors_in((arguments, keywords, fake(node))))
-    return max(sizes, default=0)
 
 
 # -- dropout: its mask is drawn once, and what it drops is computed again --------------------------

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from torch import fx
+
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, VerificationError
 from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
@@ -15,13 +17,14 @@ from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
 from poetmodel.solver import solve
 from poetmodel.torch.cache import Schedules, is_settled
+from poetmodel.torch.capturing.replay import flops_of
 from poetmodel.torch.dynamo.costs import CALL_S, this_machine
 from poetmodel.torch.dynamo.operations import (
     Operation,
     Operations,
     fake,
-    flops_of,
-    module_of,
+    node_names,
+    operator_name,
     storage_of,
 )
 from poetmodel.units import format_bytes, format_seconds, parse_size
@@ -29,8 +32,6 @@ from poetmodel.units import format_bytes, format_seconds, parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from torch import fx
 
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
@@ -220,7 +221,7 @@ def _graph(operations: Operations, workspaces: Sequence[int]) -> tuple[Graph, di
 
     The name of the graph says nothing, so that one that is captured again is known.
     """
-    names = _names(operations)
+    names = node_names(operation.node for operation in operations.operations)
     tensor_of = {
         key: f"{names[k]}:{number}" if len(operation.makes) > 1 else names[k]
         for k, operation in enumerate(operations.operations)
@@ -251,35 +252,18 @@ def _node(
     workspace_bytes: int,
 ) -> Node:
     moved = sum(sizes[key] for key in (*operation.makes, *operation.reads))
+    arguments, keywords = fx.node.map_arg((operation.node.args, operation.node.kwargs), fake)
     return Node(
         name=name,
-        op=_op(operation),
+        op=operator_name(operation.node),
         phase=Phase.BACKWARD if operation.is_backward else Phase.FORWARD,
         inputs=tuple(tensor_of[key] for key in operation.reads),
         outputs=tuple(Tensor(name=tensor_of[key], bytes=sizes[key]) for key in operation.makes),
         workspace_bytes=workspace_bytes,
-        flops=flops_of(operation.node),
+        flops=flops_of(operation.node.target, arguments, keywords, fake(operation.node)),
         bytes_moved=moved,
         recomputable=operation.is_repeatable,
     )
-
-
-def _op(operation: Operation) -> str:
-    target = operation.node.target
-    packet = getattr(target, "overloadpacket", target)
-    return str(getattr(packet, "__name__", packet))
-
-
-def _names(operations: Operations) -> list[str]:
-    """Return a name of each operation: its module and operator, with a number where it repeats."""
-    seen = Counter[str]()
-    names = []
-    for operation in operations.operations:
-        module, op = module_of(operation.node), _op(operation)
-        stem = f"{module}/{op}" if module else op
-        seen[stem] += 1
-        names.append(f"{stem}#{seen[stem]}" if seen[stem] > 1 else stem)
-    return names
 
 
 def _costs(graph: Graph, wanted: Wanted, device: Device, times_s: Sequence[float]) -> Costs:

@@ -17,7 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from poetmodel.graph import Phase
 from poetmodel.torch.capturing.joint import LOSS
@@ -25,7 +24,7 @@ from poetmodel.torch.capturing.replay import (
     Sampler,
     Workspaces,
     call,
-    is_counted,
+    flops_of,
     replay,
     storage_key,
     tensors_in,
@@ -318,7 +317,7 @@ class Units:
         return Made(
             sizes_bytes=tuple(sizes.values()),
             outputs=tuple(outputs),
-            flops=_flops(node, arguments, keywords, value),
+            flops=flops_of(node.target, arguments, keywords, value),
             moved_bytes=read_bytes + sum(sizes.values()),
             workspace_bytes=0,
         )
@@ -394,33 +393,6 @@ class Units:
                 pending.extend(node.all_input_nodes)
         order = sorted(views, key=self._order.__getitem__)
         return Reading(storages=tuple(sorted(storages)), views=tuple(order))
-
-
-def _flops(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any) -> int:
-    """Return the FLOP of one operation.
-
-    Convolutions, matrix products and attention as ``torch.utils.flop_counter`` counts them. It
-    knows nothing else; any other operation counts one FLOP per element of its largest operand, so
-    that devices without a memory bandwidth do not take it for free.
-    """
-    if node.target is torch.ops.aten.convolution_backward.default:
-        return _gradient_flops(*arguments[:3], transposed=arguments[7], wanted=arguments[-1])
-    if is_counted(node):
-        formula = flop_registry[node.target.overloadpacket]
-        return int(formula(*arguments, **keywords, out_val=value))
-    sizes = [tensor.numel() for tensor in tensors_in((arguments, keywords, value))]
-    return max(sizes, default=0)
-
-
-def _gradient_flops(
-    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *, transposed: bool, wanted: Sequence[bool]
-) -> int:
-    """Return the FLOP of a convolution's gradients: each takes as many as the convolution.
-
-    PyTorch's counter takes that of the weight for one over all channels, whatever the groups.
-    """
-    each = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
-    return 2 * int(each) * sum(wanted[:2])
 
 
 # -- names and phases ---------------------------------------------------------------------------

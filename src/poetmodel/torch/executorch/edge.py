@@ -1,0 +1,213 @@
+"""A module and its loss as ExecuTorch's edge program: forward pass, loss and gradients.
+
+This is ExecuTorch's own way to training: ``torch.export``, ``_export_forward_backward``,
+``to_edge``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from executorch.exir import EdgeCompileConfig, to_edge
+from executorch.exir.dialects._ops import ops as edge_operators
+from executorch.exir.operator.convert import to_out_variant
+from executorch.exir.program._program import _default_decomposition_table
+from executorch.runtime import Runtime
+from torch import fx
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+from torch.export.experimental import _export_forward_backward
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from poetmodel.clock import rare_collections
+from poetmodel.errors import listed
+from poetmodel.torch.capturing.inputs import (
+    flatten,
+    loss_in,
+    refuse,
+    step_faults,
+    takes_keywords,
+    unflatten,
+)
+from poetmodel.torch.capturing.joint import LOSS
+from poetmodel.torch.dynamo.operations import fake
+from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.executorch import quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from executorch.exir import EdgeProgramManager
+    from torch.export import ExportedProgram
+
+    from poetmodel.torch.capturing.inputs import Inputs
+
+_aten: Final = torch.ops.aten
+_VIEW: Final = edge_operators.edge.aten.view_copy.default
+
+_WRONG: Final = frozenset({_aten.max_pool2d_with_indices_backward.default})
+"""Operators whose kernel is not to be used: it adds to whatever its output held before."""
+
+_RESHAPES: Final = frozenset(
+    (
+        _aten.alias_copy.default,
+        _aten.detach_copy.default,
+        _aten.squeeze_copy.dim,
+        _aten.squeeze_copy.dims,
+        _aten.unsqueeze_copy.default,
+        _aten.view_copy.default,
+    )
+)
+"""Copies of an input with at most another shape. Of these ExecuTorch runs ``view_copy`` without a
+copy, unless it is a result."""
+
+
+def edge_program(
+    name: str,
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Inputs,
+) -> EdgeProgramManager:
+    """Return the edge program of a training step, for ExecuTorch's own kernels.
+
+    Its inputs are the tensors among `inputs`, flat. Its results are new values of buffers, the
+    loss, and the gradients of what is trained.
+
+    Raises
+    ------
+    CaptureError
+        If the step cannot be exported, or an operator has no kernel: names it.
+    """
+    refuse(name, step_faults(model, loss_fn, inputs))
+    with quiet(), rare_collections(), explained(name), sdpa_kernel(SDPBackend.MATH):
+        step, tensors = _with_loss(name, model, loss_fn, inputs)
+        exported = torch.export.export(step, tensors, strict=False)
+        edge = _edge(_export_forward_backward(exported))
+    _check(name, edge.exported_program().graph)
+    return edge
+
+
+def _with_loss(
+    name: str,
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Inputs,
+) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """Return a module from the tensors among inputs to the loss, and these tensors.
+
+    It is a copy of the model with another ``forward``, so that parameters keep their names.
+    """
+    flat, form = flatten(inputs)
+    given = inputs if loss_fn is None or isinstance(inputs, Mapping) else inputs[:-1]
+    by_name = takes_keywords(model, given)
+
+    def forward(*tensors: torch.Tensor) -> Any:
+        values = iter(tensors)
+        filled = [next(values) if isinstance(v, torch.Tensor) else v for v in flat]
+        batch = unflatten(filled, form)
+        arguments = batch if loss_fn is None else batch[:-1]
+        output = model(**arguments[0]) if by_name else model(*arguments)
+        loss: torch.Tensor = loss_in(
+            name, output if loss_fn is None else loss_fn(output, batch[-1])
+        )
+        return loss
+
+    step = copy.copy(model)
+    step.forward = forward
+    vars(step).update(_forward_hooks={}, _forward_pre_hooks={})  # the model itself runs its own
+    if isinstance(loss_fn, torch.nn.Module):
+        vars(step)["_modules"] = {**model._modules, LOSS: loss_fn}  # noqa: SLF001 - of a copy
+    return step, tuple(value for value in flat if isinstance(value, torch.Tensor))
+
+
+def _edge(joint: ExportedProgram) -> EdgeProgramManager:
+    """Return an edge program whose operators have kernels, as far as PyTorch takes others apart."""
+    table = _default_decomposition_table()
+
+    def learn(graph: fx.Graph) -> bool:
+        calls = (operator_of(node) for node in graph.nodes)
+        more = {
+            operator: decomposition_table[operator]
+            for operator in set(calls) & (decomposition_table.keys() - table.keys())
+            if not _has_kernel(operator)
+        }
+        table.update(more)
+        return bool(more)
+
+    while True:
+        while learn(joint.graph):
+            joint = joint.run_decompositions(table)
+        edge = to_edge(joint, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+        if not learn(edge.exported_program().graph):
+            return edge
+        joint = joint.run_decompositions(table)
+
+
+def _has_kernel(operator: Any) -> bool:
+    """Return whether ExecuTorch's portable kernels have an operator, and have it right.
+
+    A view counts: it becomes a copy, of which that is asked again.
+    """
+    if not isinstance(operator, OpOverload) or operator.is_view:
+        return True
+    try:
+        schema = to_out_variant(operator)[0]._schema  # noqa: SLF001 - its only name
+    except RuntimeError:
+        return False
+    known = Runtime.get().operator_registry.operator_names
+    return operator not in _WRONG and f"{schema.name}.{schema.overload_name}" in known
+
+
+def operator_of(node: fx.Node) -> Any:
+    """Return the operator of PyTorch that a node of an edge program calls."""
+    return getattr(node.target, "_op", node.target)
+
+
+def _check(name: str, graph: fx.Graph) -> None:
+    """Raise unless all operators of an edge program have kernels."""
+    operators = dict.fromkeys(operator_of(node) for node in graph.nodes)
+    absent = [str(operator) for operator in operators if not _has_kernel(operator)]
+    if absent:
+        raise CaptureError(
+            f"{name}: ExecuTorch has no kernel for {listed(absent)}; use another layer there"
+        )
+
+
+class Tidy(PassBase):  # type: ignore[misc, unused-ignore]
+    """Leaves out copies that nobody needs: reshapes become views, two transpositions none.
+
+    Results have the same bits.
+    """
+
+    def call(self, module: fx.GraphModule) -> PassResult:
+        """Change the graph of a module."""
+        for node in module.graph.nodes:
+            operator = operator_of(node)
+            if operator in _RESHAPES and fake(node).is_contiguous():
+                node.target, node.kwargs = _VIEW, {}
+                node.args = (node.args[0], list(fake(node).shape))
+            elif operator is _aten.permute_copy.default:
+                source, dims = node.args
+                if operator_of(source) is operator and _undo(source.args[1], dims):
+                    node.replace_all_uses_with(source.args[0])
+        module.graph.eliminate_dead_code()
+        module.recompile()
+        return PassResult(module, modified=True)
+
+
+def _undo(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Return whether a permutation after another one puts dimensions where they were."""
+    return [first[dim] % len(first) for dim in second] == list(range(len(first)))
+
+
+def is_view(node: fx.Node) -> bool:
+    """Return whether a node of an edge program shows memory of another, without a copy."""
+    return (
+        node.target is _VIEW
+        and fake(node).is_contiguous()
+        and all(user.op != "output" for user in node.users)
+    )

@@ -1,0 +1,315 @@
+"""`to_executorch`: a module, its loss and a budget become a program of ExecuTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from poetmodel.device import Costs, StorageMode
+from poetmodel.device.io import load_device
+from poetmodel.errors import BudgetError, InputError, VerificationError, shown
+from poetmodel.files import check_writable, write_bytes
+from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.plan import Op, check_plan
+from poetmodel.plan.arena import check_arena
+from poetmodel.planner import verify
+from poetmodel.problem import Problem
+from poetmodel.problem.infeasibility import unit_remark
+from poetmodel.result import Status
+from poetmodel.solver import fit_arena, solve
+from poetmodel.solver.fitting import plan_and_place
+from poetmodel.torch.executorch.edge import Tidy, edge_program
+from poetmodel.torch.executorch.lowering import lowered
+from poetmodel.torch.executorch.planning import InOrder, captured
+from poetmodel.units import format_bytes, format_seconds, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from executorch.exir import EdgeProgramManager
+
+    from poetmodel.device import Device
+    from poetmodel.plan import Plan
+    from poetmodel.plan.arena import Arena
+    from poetmodel.result import SolveResult
+    from poetmodel.solver.request import OnProgress
+    from poetmodel.torch.capturing.inputs import Inputs
+    from poetmodel.torch.executorch.lowering import Lowered
+    from poetmodel.torch.executorch.planning import Captured
+
+DEVICE: Final = "rpi4b"
+"""The device whose rates say how long an operation takes, unless another is named."""
+_TRIES: Final = 4
+"""How often a program is made at most: again with less RAM where its arena exceeds the budget."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorchProgram:
+    """A program of ExecuTorch as it was written. All sizes are of its arena."""
+
+    name: str
+    path: Path
+    ram_budget_bytes: int
+    arena_bytes: int
+    """What the file asks for: at most the budget [B]."""
+    keep_all_bytes: int
+    """The most that the same program has in its arena at once where nothing is computed again;
+    100 % of a budget [B]."""
+    executorch_bytes: int
+    """The arena of the program that ExecuTorch makes by itself, with its greedy planner [B]."""
+    greedy_bytes: int
+    """The arena of this program with the addresses of that planner [B]."""
+    resident_bytes: int
+    """Parameters that are trained and buffers that change, which are a part of the arena [B]."""
+    status: str
+    gap: float | None
+    overhead: float
+    """Time of what is computed again, as a fraction of one pass."""
+    recomputed: int
+    solve_s: float
+    device: str
+    sgd: Mapping[str, Any] | None
+    """What ``get_sgd_optimizer`` takes beside the parameters; None without an optimizer."""
+    result: SolveResult = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values, without the result."""
+        found = {key: value for key, value in vars(self).items() if key != "result"}
+        return found | {"path": str(self.path)}
+
+    def __str__(self) -> str:
+        proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
+        return (
+            f"{self.name}: arena {format_bytes(self.arena_bytes)} of "
+            f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}, "
+            f"ExecuTorch's own {format_bytes(self.executorch_bytes)}; "
+            f"{format_bytes(self.resident_bytes)} are parameters and buffers), "
+            f"{self.recomputed} recomputed, overhead {self.overhead:.1%}{proved} on {self.device}, "
+            f"{self.status}, solved in {format_seconds(self.solve_s)}"
+        )
+
+
+def to_executorch(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., torch.Tensor] | None,
+    inputs: Inputs,
+    *,
+    ram: str | int,
+    path: str | Path,
+    optimizer: torch.optim.Optimizer | None = None,
+    device: str | Device = DEVICE,
+    time_limit: float = 60.0,
+    gap: float = 0.01,
+    on_progress: OnProgress | None = None,
+    storage: str | Path | None = None,
+    paging: bool | None = None,
+) -> ExecutorchProgram:
+    """Write a training step as a program of ExecuTorch whose arena keeps a budget.
+
+    Parameters
+    ----------
+    model, loss_fn, inputs
+        As for `compile`; the shapes of the inputs are those of every batch. The program takes the
+        tensors among the inputs in their order, those of a mapping in that of its sorted keys.
+    ram : str or int
+        The budget for the arena of the program: parameters that are trained, buffers that change,
+        inputs, activations, gradients. Bytes, a size such as ``256KiB``, or a percentage of what
+        the step has there when everything is kept.
+    path : str or Path
+        The file to write, ``*.pte``.
+    optimizer : torch.optim.Optimizer, optional
+        An SGD of all parameters that are trained, the one optimizer that ExecuTorch has. The
+        program makes gradients with it or without; the result says how to make the same optimizer
+        in ExecuTorch's runtime, which keeps its moments beside the arena.
+    device : str or Device
+        Whose rates say how long an operation takes.
+    time_limit : float
+        Wall time for schedules and addresses [s].
+    gap : float
+        Gap of the overhead at which the solver stops.
+    on_progress : callable, optional
+        As for `poetmodel.solve`: called with the progress of each solve.
+    storage, paging
+        Not to be given: a program of ExecuTorch has no pages.
+
+    Returns
+    -------
+    ExecutorchProgram
+        What was written, with its sizes and the result of the solve.
+
+    Raises
+    ------
+    BudgetError
+        If the budget is too small: says the least that is known to do.
+    CaptureError
+        If the step cannot be exported, or an operator has no kernel: names it.
+    InputError
+        If the path or the optimizer is none of these, or pages are asked for.
+    """
+    file = Path(path)
+    _check_arguments(file, storage, paging)
+    sgd = None if optimizer is None else _sgd_options(optimizer, model, loss_fn)
+    found = load_device(device) if isinstance(device, str) else device
+    name = type(model).__name__
+    edge = edge_program(name, model, loss_fn, inputs)
+    own_bytes = lowered(edge, is_ours=False).arena_bytes
+    edge = edge.transform([Tidy()])
+    step = captured(edge.exported_program(), name=name)
+    keep_all_bytes = checkpoint_all_peak_bytes(step.graph) + step.resident_bytes
+    budget_bytes = parse_size(ram, field="ram", whole_bytes=keep_all_bytes)
+    problem = Problem(
+        step.graph,
+        Costs.estimate(step.graph, found),
+        ram=max(1, budget_bytes - step.resident_bytes),
+        paging=False,
+        minimize="time",
+    )
+    options = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
+    result, plan, made = _made(problem, budget_bytes, options, edge, step)
+    write_bytes(file, made.program)
+    return ExecutorchProgram(
+        name=name,
+        path=file,
+        ram_budget_bytes=budget_bytes,
+        arena_bytes=made.arena_bytes,
+        keep_all_bytes=keep_all_bytes,
+        executorch_bytes=own_bytes,
+        greedy_bytes=made.greedy_bytes,
+        resident_bytes=step.resident_bytes,
+        status=str(result.status),
+        gap=result.gap,
+        overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
+        recomputed=sum(op == Op.COMPUTE for op, _ in plan.program) - len(step.graph.nodes),
+        solve_s=result.solve_s,
+        device=found.key or found.name,
+        sgd=sgd,
+        result=result,
+    )
+
+
+def _made(
+    problem: Problem,
+    budget_bytes: int,
+    options: Mapping[str, Any],
+    edge: EdgeProgramManager,
+    step: Captured,
+) -> tuple[SolveResult, Plan, Lowered]:
+    """Return a schedule, its plan and its program; solve again where the file's arena is larger."""
+    excess = 0
+    for _ in range(_TRIES):
+        result, plan = _fitted(problem, budget_bytes, options, step)
+        names = (step.graph.nodes[k].name for op, k in plan.program if op == Op.COMPUTE)
+        ordered = edge.transform([InOrder(names, step.operations)])
+        made = lowered(ordered, is_ours=True)
+        excess = made.arena_bytes - budget_bytes
+        if excess <= 0:
+            return result, plan, made
+        problem = replace(problem, ram=problem.usable_ram_bytes - excess)
+    raise VerificationError(  # a fault of ours, never to be passed on
+        [f"{step.graph.name}: the arena of the file is {excess:,} B above the budget"]
+    )
+
+
+def _fitted(
+    problem: Problem, budget_bytes: int, options: Mapping[str, Any], step: Captured
+) -> tuple[SolveResult, Plan]:
+    """Return a schedule whose addresses fit, with its plan; raise `BudgetError` where none does."""
+    result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
+    if plan is None or arena is None:
+        result, plan, arena = _least(problem, budget_bytes, options, step, result)
+    faults = (
+        *check_plan(problem.graph, problem.costs, plan).violations,
+        *check_arena(problem.graph, plan, arena).violations,
+    )
+    if faults:  # a fault of ours, never to be passed on
+        raise VerificationError(faults)
+    return result, plan
+
+
+def _least(
+    problem: Problem,
+    budget_bytes: int,
+    options: Mapping[str, Any],
+    step: Captured,
+    failed: SolveResult,
+) -> tuple[SolveResult, Plan, Arena]:
+    """Return the schedule with the least RAM; where it exceeds the budget, say by how much."""
+    room = problem.usable_ram_bytes
+    least = solve(replace(problem, ram="100%", minimize="ram"), **{**options, "gap": 0.0})
+    schedule = least.require_schedule()
+    plan, arena = plan_and_place(
+        problem.graph,
+        problem.costs,
+        schedule,
+        mode=StorageMode.BLOCKING,
+        ram_budget_bytes=None,
+        room_bytes=room,
+    )
+    if arena.bytes <= room:
+        verdict = verify(problem, schedule, plan=plan)
+        found = replace(
+            failed,
+            schedule=schedule,
+            simulation=verdict.simulation,
+            violations=verdict.violations,
+            status=Status.FEASIBLE,
+            reason="",
+        )
+        return found, plan, arena
+    enough_bytes, needed_bytes = (
+        size + step.resident_bytes for size in (arena.bytes, ceil(least.bound or 0.0))
+    )
+    remark = unit_remark(budget_bytes, needed_bytes)
+    text = f"ram: {format_bytes(budget_bytes)} is too little for the arena of {step.graph.name}"
+    if needed_bytes >= enough_bytes:
+        raise BudgetError(f"{text}: the least is ram={enough_bytes}{remark}")
+    raise BudgetError(
+        f"{text}: ram={enough_bytes} is enough, and less than {needed_bytes:,} B never is{remark}"
+    )
+
+
+def _check_arguments(file: Path, storage: object, paging: object) -> None:
+    """Raise unless pages are not asked for, and the file can be written."""
+    if storage is not None or paging:
+        asked = "paging" if storage is None else "storage"
+        raise InputError(
+            f"{asked}: a program of ExecuTorch has all in its arena and cannot page; leave it out, "
+            "or write C that pages with pmt.export"
+        )
+    if file.suffix != ".pte":
+        raise InputError(f"path: expected a file *.pte, got {shown(str(file))}")
+    check_writable(file)
+
+
+def _sgd_options(optimizer: torch.optim.Optimizer, *parts: object) -> dict[str, Any]:
+    """Return the options of ExecuTorch's SGD for an optimizer of some modules."""
+    for fault in _sgd_faults(optimizer, parts):
+        raise InputError(f"optimizer: {fault}")
+    (group,) = optimizer.param_groups
+    options = {key: float(group[key]) for key in ("lr", "momentum", "dampening", "weight_decay")}
+    return {**options, "nesterov": bool(group["nesterov"])}
+
+
+def _sgd_faults(optimizer: torch.optim.Optimizer, parts: tuple[object, ...]) -> Iterator[str]:
+    """Yield why ExecuTorch has no such optimizer."""
+    if type(optimizer) is not torch.optim.SGD:
+        yield (
+            f"ExecuTorch's training runtime has SGD alone, got {type(optimizer).__name__}; give a "
+            "torch.optim.SGD, or none and use the gradients"
+        )
+    groups = optimizer.param_groups
+    if len(groups) != 1:
+        yield f"ExecuTorch's SGD has one group of parameters, got {len(groups)}; give one"
+    if groups[0]["maximize"]:
+        yield "ExecuTorch's SGD has no maximize; give the negative loss"
+    modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+    trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+    if trained != {id(parameter) for parameter in groups[0]["params"]}:
+        yield (
+            "expected all parameters that require a gradient, and no others; switch requires_grad "
+            "off for what is not to be trained"
+        )

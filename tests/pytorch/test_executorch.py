@@ -1,0 +1,258 @@
+"""Programs of ExecuTorch keep their budget, and train with the bits of ExecuTorch's own program.
+
+These tests run in the environment that `tox -e executorch` makes.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("executorch", reason="needs the extra executorch: tox -e executorch")
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import poetmodel.torch as pmt
+from executorch_arenas import NETWORKS, enough, trained
+from mcu import networks
+from poetmodel.errors import BudgetError, InputError
+from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.torch.executorch import program as writing
+from poetmodel.torch.executorch.edge import Tidy, edge_program
+from poetmodel.torch.executorch.lowering import lowered
+from poetmodel.torch.executorch.planning import captured
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from executorch.exir import EdgeProgramManager
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of ExecuTorch, about what is experimental
+
+PROVED_LARGER = {"mlp"}
+"""Weights and their gradients are most of what it has in its arena: no order keeps 60 %."""
+
+MODELS = NETWORKS | {"resnet8": networks.thin_resnet8}
+
+
+@cache
+def exported(name: str) -> tuple[networks.Training, EdgeProgramManager]:
+    """Return a network, its loss and inputs, and its edge program."""
+    torch.manual_seed(0)
+    made = MODELS[name]()
+    return made, edge_program(name, *made)
+
+
+def write(name: str, path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    """Write the program of a network, which is exported once for all tests."""
+    made, edge = exported(name)
+    monkeypatch.setattr(writing, "edge_program", lambda *_: edge)
+    return pmt.to_executorch(*made, path=path, **{"time_limit": 10, "gap": 0.1, **options})
+
+
+def planned_bytes(path: Path) -> int:
+    """Return the memory that a file asks for, as its runtime reads it."""
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    plans = deserialize_pte_binary(path.read_bytes()).program.execution_plan
+    (step,) = (plan for plan in plans if plan.name == "forward")
+    return sum(step.non_const_buffer_sizes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_program_keeps_its_budget_and_has_the_bits_of_executorchs_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 60 % of its arena, or the least that is proved: losses, gradients, weights of 20 steps."""
+    (_, _, inputs), edge = exported(name)
+    own = lowered(edge, is_ours=False)
+    path = tmp_path / "step.pte"
+    ram = int(0.6 * own.arena_bytes)
+    if name in PROVED_LARGER:
+        with pytest.raises(BudgetError, match=r"is too little .*: the least is ram=") as told:
+            write(name, path, monkeypatch, ram=ram)
+        ram = int(enough(str(told.value)))
+    made = write(name, path, monkeypatch, ram=ram)
+    assert made.path == path
+    assert planned_bytes(path) == made.arena_bytes <= made.ram_budget_bytes
+    assert made.executorch_bytes == own.arena_bytes == own.greedy_bytes
+    assert made.arena_bytes <= made.greedy_bytes
+    theirs, ours = (trained(program, inputs) for program in (own.program, path.read_bytes()))
+    assert theirs.keys() == ours.keys()
+    assert [key for key in theirs if not torch.equal(theirs[key], ours[key])] == []
+    assert len(set(theirs["losses"].tolist())) > 1
+
+
+@pytest.mark.parametrize("name", ["cnn", "bert-block"])
+def test_gradients_are_those_of_pytorch(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To rounding, in the second step of a program too, which finds memory as the first left it."""
+    from executorch.extension.training import _load_for_executorch_for_training as load
+
+    (model, loss_fn, inputs), _ = exported(name)
+    write(name, tmp_path / "step.pte", monkeypatch, ram="80%")
+    step = load(str(tmp_path / "step.pte"))
+    for _ in range(2):
+        (loss,) = step.forward_backward("forward", inputs)
+    expected = loss_fn(model(*inputs[:-1]), inputs[-1])
+    gradients = torch.autograd.grad(expected, list(model.parameters()))
+    torch.testing.assert_close(loss.reshape(()), expected.detach())
+    found = step.named_gradients()
+    assert list(found) == [path for path, _ in model.named_parameters()]
+    for path, gradient in zip(found, gradients, strict=True):
+        torch.testing.assert_close(found[path], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_percentage_is_of_what_the_same_program_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 % is keep-all, which needs no more than it has at once: nothing is computed again."""
+    made = write("cnn", tmp_path / "step.pte", monkeypatch, ram="100%")
+    step = captured(exported("cnn")[1].transform([Tidy()]).exported_program(), name="cnn")
+    assert made.keep_all_bytes == checkpoint_all_peak_bytes(step.graph) + step.resident_bytes
+    assert made.ram_budget_bytes == made.arena_bytes == made.keep_all_bytes
+    assert (made.recomputed, made.overhead) == (0, 0)
+
+
+def small() -> nn.Module:
+    """Return a small classifier, one layer of which is not trained."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[2].requires_grad_(requires_grad=False)
+    return model
+
+
+BATCH = (torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
+
+
+def test_a_budget_that_is_too_small_is_told_with_the_least(tmp_path: Path) -> None:
+    """One sentence; what it says is enough is enough, and nothing less is."""
+    path = tmp_path / "step.pte"
+    write = partial(pmt.to_executorch, small(), functional.cross_entropy, BATCH, path=path)
+    told = r"^ram: 64 B is too little for the arena of Sequential: the least is ram=\d+"
+    with pytest.raises(BudgetError, match=told) as raised:
+        write(ram=64)
+    assert not path.exists()
+    least = int(enough(str(raised.value)))
+    assert planned_bytes(write(ram=least).path) == least
+    with pytest.raises(BudgetError, match=f"the least is ram={least}$"):
+        write(ram=least - 1)
+
+
+def trained_loss(path: Path, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return the loss of a program's first step."""
+    from executorch.extension.training import _load_for_executorch_for_training as load
+
+    (loss,) = load(str(path)).forward_backward("forward", inputs)
+    return loss
+
+
+def test_the_runtime_gets_the_options_of_the_optimizer(tmp_path: Path) -> None:
+    """SGD with momentum and decay trains as PyTorch's does, to rounding; hooks run once."""
+    from executorch.extension.training import _load_for_executorch_for_training as load
+    from executorch.extension.training import get_sgd_optimizer
+
+    model, path = small(), tmp_path / "step.pte"
+    model.register_forward_pre_hook(lambda _, given: (2 * given[0],))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
+    made = pmt.to_executorch(
+        model, functional.cross_entropy, BATCH, ram="100%", path=path, optimizer=optimizer
+    )
+    step, theirs = load(str(path)), None
+    for _ in range(3):
+        step.forward_backward("forward", BATCH)
+        theirs = theirs or get_sgd_optimizer(step.named_parameters(), **made.sgd)
+        theirs.step(step.named_gradients())
+        optimizer.zero_grad()
+        functional.cross_entropy(model(BATCH[0]), BATCH[1]).backward()
+        optimizer.step()
+    weights = step.named_parameters()
+    assert list(weights) == ["0.weight", "0.bias", "4.weight", "4.bias"]
+    for name, value in weights.items():
+        torch.testing.assert_close(value, model.get_parameter(name).detach())
+
+
+def test_a_batch_by_name_and_a_loss_with_parameters(tmp_path: Path) -> None:
+    """The program takes the tensors in the order of the names, and trains the loss too."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, *, x: torch.Tensor, labels: torch.Tensor, scale: float) -> Any:
+            return {"loss": scale * functional.cross_entropy(self.layer(x), labels)}
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return functional.cross_entropy(output * self.weight, target)
+
+    model, path = Named(), tmp_path / "step.pte"
+    batch = {"x": BATCH[0], "scale": 2.0, "labels": BATCH[1]}
+    pmt.to_executorch(model, None, batch, ram="100%", path=path)
+    torch.testing.assert_close(
+        trained_loss(path, (BATCH[1], BATCH[0])).reshape(()), model(**batch)["loss"].detach()
+    )
+    made = pmt.to_executorch(small(), Scaled(), BATCH, ram="100%", path=path)
+    assert made.resident_bytes == (8 * 4 + 8 + 3 * 8 + 4 + 4) * 4
+
+
+REFUSED = {
+    "pages": (
+        {"storage": "scratch/"},
+        "storage: a program of ExecuTorch has all in its arena and cannot page",
+    ),
+    "paging": (
+        {"paging": True},
+        "paging: a program of ExecuTorch has all in its arena and cannot page",
+    ),
+    "another file": ({"path": "step.bin"}, "path: expected a file [*].pte, got 'step.bin'"),
+    "no size": ({"ram": "much"}, "ram: expected"),
+    "adam": (
+        {"optimizer": torch.optim.Adam},
+        "optimizer: ExecuTorch's training runtime has SGD alone, got Adam",
+    ),
+    "the wrong way": (
+        {"optimizer": partial(torch.optim.SGD, maximize=True)},
+        "optimizer: ExecuTorch's SGD has no maximize",
+    ),
+    "not all": (
+        {"optimizer": lambda parameters: torch.optim.SGD(list(parameters)[:1])},
+        "optimizer: expected all parameters that require a gradient",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_executorch_has_not_is_refused(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one sentence, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    options, told = REFUSED[case]
+    model = nn.Linear(4, 3)
+    given = {"ram": "100%", "path": "step.pte", **options}
+    if "optimizer" in given:
+        given["optimizer"] = given["optimizer"](model.parameters())
+    with pytest.raises(InputError, match=f"^{told}"):
+        pmt.to_executorch(model, functional.cross_entropy, BATCH, **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_operator_without_a_kernel_is_named(tmp_path: Path) -> None:
+    """It says which, in one sentence."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.AvgPool1d(2), nn.Linear(2, 3))
+    told = r"^Sequential: ExecuTorch has no kernel for aten\.avg_pool2d_backward\.default; "
+    with pytest.raises(pmt.CaptureError, match=told):
+        pmt.to_executorch(
+            model, functional.cross_entropy, BATCH, ram="100%", path=tmp_path / "step.pte"
+        )
