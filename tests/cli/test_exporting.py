@@ -53,3 +53,31 @@ def test_what_was_proved_and_what_wears_is_said(tmp_path: Path) -> None:
     state = invoke("state", tmp_path / "commits", "--json").json
     in_ram = sum(tensor["bytes"] for tensor in state if tensor["home"] == "ram")
     assert written["commits"] == written["plain"] + in_ram + 16
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ((), "--ram"),
+        (("--ram", "60%", "--commit"), "--commit"),
+        (("--ram", "60%", "--tile", "32KiB"), "--tile"),
+        (("--ram", "60%", "--weights", "binary"), "--weights"),
+    ],
+)
+def test_programs_of_executorch_are_made_by_few_options(
+    options: tuple[str, ...], field: str, tmp_path: Path
+) -> None:
+    """What such a program cannot have is refused before anything is imported or captured."""
+    out = tmp_path / "step.pte"
+    outcome = invoke("export", "m:f", "--target", "executorch", "--out", out, *options)
+    assert outcome.status == 2
+    assert outcome.err.startswith(f"error: {field}: ")
+    assert not out.exists()
+
+
+def test_captured_steps_become_no_programs_of_executorch(tmp_path: Path) -> None:
+    """Their operators are kernels already."""
+    out = tmp_path / "step.pte"
+    outcome = invoke("export", STEP, "--target", "executorch", "--out", out)
+    assert outcome.status == 2
+    assert outcome.err.startswith("error: --target executorch: ")

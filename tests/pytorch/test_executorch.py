@@ -18,6 +18,7 @@ from torch.nn import functional
 
 import poetmodel.torch as pmt
 from executorch_arenas import NETWORKS, enough, trained
+from kit.commands import invoke
 from mcu import networks
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.graph import checkpoint_all_peak_bytes
@@ -141,6 +142,31 @@ def test_a_budget_that_is_too_small_is_told_with_the_least(tmp_path: Path) -> No
     assert planned_bytes(write(ram=least).path) == least
     with pytest.raises(BudgetError, match=f"the least is ram={least}$"):
         write(ram=least - 1)
+
+
+STEP_FILE = """
+import torch
+from torch import nn
+
+
+def step():
+    torch.manual_seed(0)
+    layers = (nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    batch = torch.randn(8, 16), torch.randint(0, 4, (8,))
+    return nn.Sequential(*layers), nn.functional.cross_entropy, batch
+"""
+
+
+def test_the_command_line_writes_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a function that returns a model, its loss and a batch."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "step_file.py").write_text(STEP_FILE)
+    how = ("--ram", "100%", "--optimizer", "momentum", "--json")
+    facts = invoke(
+        "export", "step_file:step", "--target", "executorch", "--out", "step.pte", *how
+    ).json
+    assert planned_bytes(tmp_path / "step.pte") == facts["arena_bytes"] == facts["keep_all_bytes"]
+    assert facts["sgd"]["momentum"] == 0.9
 
 
 def trained_loss(path: Path, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -6,15 +6,16 @@ import shlex
 import sys
 import time
 from contextlib import redirect_stdout
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer  # noqa: TC002 - typer itself reads the annotation
 
 from poetmodel.cli import completion, options
 from poetmodel.cli.inputs import check_outputs
-from poetmodel.cli.output import figures, live_line, print_json, print_written, show
+from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
 from poetmodel.errors import InputError, raised_as
 from poetmodel.report.presenter import percent, plural, row, wear_fact
 from poetmodel.units import format_bytes
@@ -40,6 +41,7 @@ class ExportTarget(StrEnum):
 
     C = "c"
     STEP = "step"
+    EXECUTORCH = "executorch"
 
 
 @options.group
@@ -55,10 +57,10 @@ class ExportOptions:
         ExportTarget.C,
         "--target",
         "c is a folder of C; step is a file of what was captured, with its weights, from which "
-        "a machine without PyTorch makes C.",
+        "a machine without PyTorch makes C; executorch is a program of ExecuTorch, *.pte.",
     )
     out: Path = options.output(
-        options.REQUIRED, "--out FOLDER", "Write the folder; for --target step the file."
+        options.REQUIRED, "--out FOLDER", "Write the folder; for other targets the file."
     )
     name: str | None = options.option(
         None, "--name NAME", "Name of the step. Default: the class of the model."
@@ -179,15 +181,19 @@ def export(
     from poetmodel.torch.target import is_captured
 
     captured = is_captured(wanted.what)
-    if wanted.target == ExportTarget.STEP:
+    if wanted.target != ExportTarget.C:
         if not captured:
             raise InputError(
-                f"--target step: {wanted.what} is no MODULE:FUNCTION or ONNX file to capture"
+                f"--target {wanted.target}: {wanted.what} is no MODULE:FUNCTION or ONNX file to "
+                "capture"
             )
         check_outputs(("--out", wanted.out))
     else:
         with raised_as(InputError, "--out"):
             check_folder(wanted.out)
+    if wanted.target == ExportTarget.EXECUTORCH:
+        _write_program(context, wanted, onnx.step(), planned, output)
+        return
     shown = not output.json
     with live_line(wanted=shown, doing="capturing" if captured else "reading"):
         step = step_of(
@@ -228,6 +234,60 @@ def export(
         print_json(summary(deployment))
     else:
         show(figures(f"{deployment.step.graph.name} as C", facts))
+    print_written(wanted.out)
+
+
+_GROUPS: Final = (options.OnnxOptions, options.OutputOptions)
+_OF_PROGRAMS: Final = frozenset(
+    ("what", "target", "out", "optimizer", "ram", "device", "no_paging", "time_limit", "gap")
+) | {entry.name for group in _GROUPS for entry in fields(group)}
+"""The options that a program of ExecuTorch is made by."""
+
+
+def _write_program(
+    context: typer.Context,
+    wanted: ExportOptions,
+    onnx: OnnxStep,
+    planned: DeviceOptions,
+    output: options.OutputOptions,
+) -> None:
+    """Write a program of ExecuTorch, and say what it takes."""
+    stated = {
+        str(parameter.name): parameter.opts[0]
+        for parameter in context.command.params
+        if (source := context.get_parameter_source(str(parameter.name)))
+        and source.name == "COMMANDLINE"
+    }
+    for name, option in stated.items():
+        if name not in _OF_PROGRAMS:
+            raise InputError(f"{option}: a program of ExecuTorch is made without; leave it out")
+    if planned.ram is None:
+        raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
+    from poetmodel import torch as pmt
+    from poetmodel.torch.target import load_step, named_optimizer
+
+    to_executorch = pmt.to_executorch  # refused before anything is captured
+    with redirect_stdout(sys.stderr):
+        model, loss_fn, inputs = load_step(wanted.what, onnx)
+    chosen = wanted.optimizer and named_optimizer(wanted.optimizer, model, loss_fn)
+    device: dict[str, Any] = {"device": planned.device} if "device" in stated else {}
+    with live_line(wanted=not output.json, doing="solving and placing") as on_progress:
+        program = to_executorch(
+            model,
+            loss_fn,
+            inputs,
+            ram=planned.ram,
+            path=wanted.out,
+            optimizer=chosen,
+            time_limit=planned.time_limit,
+            gap=planned.gap,
+            on_progress=on_progress,
+            **device,
+        )
+    if output.json:
+        print_json(program.to_dict())
+    else:
+        print_text(str(program))
     print_written(wanted.out)
 
 
