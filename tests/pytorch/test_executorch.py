@@ -171,6 +171,15 @@ def trained_loss(path: Path, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return loss
 
 
+@pytest.mark.parametrize("loss_fn", [functional.mse_loss, lambda o, t: ((o - t) ** 3).mean()])
+def test_powers_have_kernels(loss_fn: Any, tmp_path: Path) -> None:
+    """Of whose overloads ExecuTorch keeps no list."""
+    batch = torch.randn(5, 4), torch.randn(5, 3)
+    path = tmp_path / "step.pte"
+    made = pmt.to_executorch(small(), loss_fn, batch, ram="100%", path=path)
+    assert planned_bytes(path) == made.arena_bytes
+
+
 def test_the_runtime_gets_the_options_of_the_optimizer(tmp_path: Path) -> None:
     """SGD with momentum and decay trains as PyTorch's does, to rounding; hooks run once."""
     from executorch.extension.training import _load_for_executorch_for_training as load

@@ -546,6 +546,15 @@ def _value_shape() -> Any:
     return linear(nodes=nodes, held=[numpy_helper.from_array(whole(0), "zero")])
 
 
+def _unregistered() -> Any:
+    nodes = [
+        helper.make_node("Blur", ["x"], ["a"], name="first"),
+        helper.make_node("Det", ["a"], ["b"], name="second"),
+        helper.make_node("Blur", ["b"], ["y"], name="third"),
+    ]
+    return linear(nodes=nodes, held=[])
+
+
 def _own_domain() -> Any:
     file = linear(nodes=[helper.make_node("FusedGemm", ["x", "w"], ["y"], domain="com.microsoft")])
     file.opset_import.append(helper.make_opsetid("com.microsoft", 1))
@@ -569,6 +578,7 @@ def _external() -> Any:
 
 REFUSED = {
     "all unknown operators": _unknown,
+    "operators that ONNX has not": _unregistered,
     "quantized": _quantized,
     "control flow": _branches,
     "another domain": _own_domain,
@@ -631,6 +641,20 @@ def test_steps_that_cannot_be_taken(
     monkeypatch.chdir(tmp_path)
     saved(tmp_path, linear())
     done = invoke("export", "network.onnx", *WRONG[case], "--out", "c")
+    assert done.status == 2
+    told(done.err)
+    assert not (tmp_path / "c").exists()
+
+
+def test_sizes_that_a_node_cannot_take_are_refused(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node is named, and the sizes that were given."""
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path, linear(shape=("N", "F")))
+    done = invoke(
+        "export", "network.onnx", "--loss", "mse", "--batch", "2", "--dim", "F=5", "--out", "c"
+    )
     assert done.status == 2
     told(done.err)
     assert not (tmp_path / "c").exists()

@@ -102,7 +102,8 @@ class DeviceOptions:
     device: str = options.what(
         "nrf52840",
         "--device NAME|FILE",
-        "A built-in device (see 'poetmodel devices'), or a device file, *.toml.",
+        "A built-in device (see 'poetmodel devices'), or a device file, *.toml. For ExecuTorch "
+        "rpi4b unless it is given.",
         autocompletion=completion.devices,
     )
     profile: str | None = options.what(
@@ -112,7 +113,7 @@ class DeviceOptions:
         None,
         "--ram SIZE",
         "All RAM of the step, stack and inputs included: 256KiB, or 50% of keep-all. Default: "
-        "the device's.",
+        "the device's. For ExecuTorch the arena, without a default.",
     )
     stack: str = options.limit("1536B", "--stack SIZE", "What to reserve for the stack.")
     tile: str | None = options.limit(
@@ -175,7 +176,7 @@ def export(
     planned: DeviceOptions,
     output: options.OutputOptions,
 ) -> None:
-    """Make a folder of C that trains on a device: its program, kernels, weights and drivers."""
+    """Make a folder of C that trains on a device, or a program of ExecuTorch."""
     called_s = context.obj or time.monotonic()
     from poetmodel.export.folder import check_folder
     from poetmodel.torch.target import is_captured
@@ -288,6 +289,8 @@ def _write_program(
         print_json(program.to_dict())
     else:
         print_text(str(program))
+        if program.sgd is not None:
+            print_text(f"get_sgd_optimizer takes {dict(program.sgd)} beside the parameters")
     print_written(wanted.out)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -154,12 +155,16 @@ def _has_kernel(operator: Any) -> bool:
     """
     if not isinstance(operator, OpOverload) or operator.is_view:
         return True
-    try:
-        schema = to_out_variant(operator)[0]._schema  # noqa: SLF001 - its only name
-    except RuntimeError:
-        return False
+    schema = operator._schema  # noqa: SLF001 - its only name
+    overload = f"{schema.overload_name}_out".lstrip("_")
+    with suppress(AssertionError):  # ExecuTorch cannot tell the overloads of ``pow`` apart
+        try:
+            schema = to_out_variant(operator)[0]._schema  # noqa: SLF001 - its only name
+        except RuntimeError:
+            return False
+        overload = schema.overload_name
     known = Runtime.get().operator_registry.operator_names
-    return operator not in _WRONG and f"{schema.name}.{schema.overload_name}" in known
+    return operator not in _WRONG and f"{schema.name}.{overload}" in known
 
 
 def operator_of(node: fx.Node) -> Any:

@@ -169,7 +169,8 @@ def _checked(path: Path, model: Any) -> Any:
             checker.check_model(model)
     except checker.ValidationError as error:
         reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
-        if "is deprecated" in reason:  # such as the group norm of opset 18: known all the same
+        # Such as the group norm of opset 18, which is known; unknown ones are named together.
+        if "is deprecated" in reason or "No Op registered" in reason:
             return model
         raise InputError(f"{path}: ONNX's own check refuses the file: {reason}") from error
     return model

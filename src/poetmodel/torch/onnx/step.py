@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 from torch.nn import functional
 
-from poetmodel.errors import InputError, shown
+from poetmodel.errors import InputError, PoetModelError, shown
 from poetmodel.torch.onnx.module import OnnxModule, from_onnx
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def onnx_step(
         raise InputError(f"--loss {shown(loss)}: expected {_named()}")
     model = from_onnx(path)
     inputs = model.example_inputs(batch=batch, dims=dims)
-    with torch.no_grad():
-        made = model.eval()(*inputs)
-    model.train()
+    made = _outputs(path, model, inputs)
     if loss not in _LOSSES:
         own = function(loss)
         return model, own, (*inputs, _own_target(loss, own, made))
@@ -77,6 +75,38 @@ def onnx_step(
     find_loss, target = _LOSSES[loss]
     shaped = _Output(path, loss, made, model.ending if model.logits else None)
     return model, find_loss(shaped), (*inputs, target(shaped))
+
+
+def _outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> Any:
+    """Return what the network makes of inputs; where it cannot, say in which node."""
+    reached = ""
+
+    def enter(name: str) -> Callable[..., None]:
+        def note(*_: object) -> None:
+            nonlocal reached
+            reached = name
+
+        return note
+
+    hooks = [node.register_forward_pre_hook(enter(name)) for name, node in model.nodes.items()]
+    try:
+        with torch.no_grad():
+            return model.eval()(*inputs)
+    except PoetModelError:
+        raise
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        shapes = ", ".join(
+            f"{given.name} {list(x.shape)}" for given, x in zip(model.given, inputs, strict=True)
+        )
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(
+            f"{path}: node {reached!r} takes no inputs of these sizes ({shapes}): {reason}; give "
+            "others by --batch and --dim"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train()
 
 
 def _named() -> str:
