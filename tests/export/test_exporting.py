@@ -31,6 +31,8 @@ def test_state_that_is_read_in_place_needs_no_ram(tmp_path: Path) -> None:
     limits = {"ram": "16KiB", "tile": None, "optimizer": optimizer}
     made = export(*training, folder=tmp_path, device="nano33ble", **limits)
     assert made.plan.memory_mapped
+    assert repr(made).startswith("Deployment('Sequential', 16.00 KiB RAM, ")
+    assert len(repr(made)) < 200
     document = json.loads((tmp_path / "manifest.json").read_text())
     assert document["budget"]["ram_bytes"] == 16 * 1024
     assert "optimizer=torch.optim.SGD(model.parameters(), lr=0.1)" in document["command"]

@@ -9,9 +9,11 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.errors import shown
 from poetmodel.plan import Op
 from poetmodel.plan.arena import ALIGNMENT, aligned
 from poetmodel.schedule.machine import BEFORE
+from poetmodel.units import brief, format_bytes
 
 RUNTIME_BYTES: Final = 512
 """What the C library, the page driver and `pm_run` may take of RAM [B]: 172 were the most that was
@@ -76,6 +78,12 @@ class Deployment:
     weights: WeightsFormat = WeightsFormat.C
     shared_kernels: str | None = None
     """The folder of kernels that steps share, from the folder of this one on; None: it has all."""
+
+    def __repr__(self) -> str:
+        instructions = f"{len(self.plan.program)} instructions"
+        return brief(
+            self, shown(self.step.graph.name), f"{format_bytes(self.ram_bytes)} RAM", instructions
+        )
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
