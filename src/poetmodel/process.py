@@ -136,7 +136,7 @@ class WorkerProcess:
         *arguments: Any,
         on_news: Callable[[Any], None] | None = None,
     ) -> Future[Any]:
-        """Call a function in the process, with a `Job` and the arguments.
+        """Call a function in the process, with a `WorkerJob` and the arguments.
 
         The future has what it returns or raises, with the traceback as a note, or
         `ProcessEndedError`. `on_news` gets what the job tells, in a thread of its own; what it
@@ -226,7 +226,7 @@ def _load(stream: IO[bytes]) -> tuple[Any, ...] | None:
 # -- in the process --------------------------------------------------------------------------------
 
 
-class Job:
+class WorkerJob:
     """A job as the function that does it sees it."""
 
     def __init__(self, tell: Callable[[Any], None]) -> None:
@@ -247,17 +247,17 @@ class _Service:
 
     def __init__(self, source: IO[bytes], target: IO[bytes]) -> None:
         self.source, self.target = source, target
-        self.calls: SimpleQueue[tuple[int, Job, bytes]] = SimpleQueue()
+        self.calls: SimpleQueue[tuple[int, WorkerJob, bytes]] = SimpleQueue()
         self.outbox: SimpleQueue[bytes] = SimpleQueue()
-        self.job: Job | None = None
+        self.job: WorkerJob | None = None
 
     def listen(self) -> None:
         """Take what comes until the other process is gone; nobody waits for what is done then."""
-        job = Job(lambda _: None)
+        job = WorkerJob(lambda _: None)
         while (frame := _load(self.source)) is not None:
             kind, number, payload = frame
             if kind == "call":
-                job = Job(partial(self.say, number, "news"))
+                job = WorkerJob(partial(self.say, number, "news"))
                 self.calls.put((number, job, payload))
             elif kind == "message":
                 job.inbox.put(payload)
@@ -276,7 +276,7 @@ class _Service:
         """Say something of a job."""
         self.outbox.put(pickle.dumps((number, kind, pickle.dumps(value))))
 
-    def interrupt(self, job: Job) -> None:
+    def interrupt(self, job: WorkerJob) -> None:
         """Interrupt a job that goes on, as Ctrl-C would."""
         if self.job is job:
             _thread.interrupt_main()

@@ -11,22 +11,22 @@ from poetmodel.errors import InputError, VerificationError
 from poetmodel.solver.lazy.primal_worker import search_schedules
 
 if TYPE_CHECKING:
-    from poetmodel.process import Job
+    from poetmodel.process import WorkerJob
 
 
-def number(_: Job) -> int:
+def number(_: WorkerJob) -> int:
     """Return the number of the process."""
     return os.getpid()
 
 
-def echo(job: Job, *arguments: Any) -> tuple[Any, ...]:
+def echo(job: WorkerJob, *arguments: Any) -> tuple[Any, ...]:
     """Tell each argument, and return all."""
     for argument in arguments:
         job.tell(argument)
     return arguments
 
 
-def noisy(_: Job) -> str:
+def noisy(_: WorkerJob) -> str:
     """Print where only pickles may come from, and read what is not for it."""
     os.write(1, b"noise")
     for stream in (sys.stdout, sys.stderr):
@@ -35,13 +35,13 @@ def noisy(_: Job) -> str:
     return "done"
 
 
-def noisy_search(job: Job, *arguments: Any) -> None:
+def noisy_search(job: WorkerJob, *arguments: Any) -> None:
     """Search for schedules as the primal worker does, after printing."""
     noisy(job)
     search_schedules(job, *arguments)
 
 
-def answering(job: Job) -> None:
+def answering(job: WorkerJob) -> None:
     """Tell what each message says, until that is "end"."""
     while True:
         for message in job.messages():
@@ -57,7 +57,7 @@ def endless(*_: Any) -> NoReturn:
         time.sleep(0.01)
 
 
-def attentive(job: Job) -> str:
+def attentive(job: WorkerJob) -> str:
     """Wait until nobody wants it any more."""
     job.tell("begun")
     while not job.cancelled:
@@ -71,24 +71,24 @@ def failing(*_: Any) -> NoReturn:
     raise LookupError(msg)
 
 
-def refusing(_: Job) -> NoReturn:
+def refusing(_: WorkerJob) -> NoReturn:
     """Raise an error with several faults."""
     raise InputError(["one", "two"])
 
 
-def rejecting(_: Job) -> NoReturn:
+def rejecting(_: WorkerJob) -> NoReturn:
     """Raise an error that another process cannot make again."""
     raise VerificationError(["one", "two"])
 
 
-def ending(_: Job, *arguments: Any) -> NoReturn:
+def ending(_: WorkerJob, *arguments: Any) -> NoReturn:
     """End the process in the middle of the job."""
     del arguments
     os.kill(os.getpid(), 9)
     raise AssertionError
 
 
-def leaving(_: Job) -> NoReturn:
+def leaving(_: WorkerJob) -> NoReturn:
     """Leave Python."""
     sys.exit("left")
 
@@ -100,6 +100,6 @@ class Unreadable:
         return (int, ("no number",))
 
 
-def unreadable(_: Job) -> Unreadable:
+def unreadable(_: WorkerJob) -> Unreadable:
     """Return what cannot be read."""
     return Unreadable()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from poetmodel.process import Job
+    from poetmodel.process import WorkerJob
 
     Workers = tuple[Executor, Callable[[], int]]
     """Who does runs, and how many of them at a time."""
@@ -58,7 +58,7 @@ class LocalProcesses(Executor):
             process.close()
 
 
-def _called(_: Job, function: Callable[..., Any], *arguments: Any) -> Any:
+def _called(_: WorkerJob, function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from poetmodel.explore.tasks import Frame
-    from poetmodel.process import Job
+    from poetmodel.process import WorkerJob
 
     Told = Callable[[Frame], None]
 
@@ -187,7 +187,7 @@ class WorkerPool:
 # -- in the processes ------------------------------------------------------------------------------
 
 
-def load(_: Job, niceness: int) -> None:
+def load(_: WorkerJob, niceness: int) -> None:
     """Import all that jobs need, once and before the first one, and give way to others then."""
     import poetmodel.explore.exports
     import poetmodel.solver.lazy
@@ -196,7 +196,7 @@ def load(_: Job, niceness: int) -> None:
     os.nice(niceness)
 
 
-def perform(job: Job, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
+def perform(job: WorkerJob, catalogue: str, values: dict[str, Any], body: bytes) -> Frame:
     """Do what a job names, and return the reply."""
     from poetmodel.explore import answers, exports, tasks
     from poetmodel.explore.choice import Catalogue

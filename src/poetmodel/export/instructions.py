@@ -47,8 +47,8 @@ _SLIDING: Final = (3, 5)
 def table() -> dict[str, dict[str, float]]:
     """Return for each kernel the instructions of what it repeats."""
     text = (files("poetmodel.export") / TABLE).read_text(encoding="utf-8")
-    found: dict[str, dict[str, float]] = json.loads(text)
-    return found
+    rows: dict[str, dict[str, float]] = json.loads(text)
+    return rows
 
 
 def costs_on(step: LoweredStep, device: Device) -> Costs:
@@ -103,8 +103,8 @@ def call_instructions(call: Call) -> float:
     """Return the estimated instructions of a call."""
     name, counts = counted(call)
     known = table()
-    each = next(known[key] for key in (name, call.kernel, OTHER) if key in known)
-    return sum(each.get(what, 0.0) * count for what, count in counts.items())
+    weights = next(known[key] for key in (name, call.kernel, OTHER) if key in known)
+    return sum(weights.get(what, 0.0) * count for what, count in counts.items())
 
 
 def counted(call: Call) -> tuple[str, Counter[str]]:
@@ -206,9 +206,9 @@ def _lying(given: Mapping[str, Any]) -> str:
 # -- convolutions --------------------------------------------------------------------------------
 
 
-def _taps(place: int, size: int, taps: int, step: int) -> range:
+def _taps(position: int, size: int, taps: int, step: int) -> range:
     """Return which taps fall into the input: ``pm_taps``."""
-    inside = [k for k in range(taps) if 0 <= place + k * step < size]
+    inside = [k for k in range(taps) if 0 <= position + k * step < size]
     return range(inside[0], inside[-1] + 1) if inside else range(0)
 
 

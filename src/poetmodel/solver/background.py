@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from poetmodel.problem import Problem
-    from poetmodel.process import Job
+    from poetmodel.process import WorkerJob
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import SolveProgress
 
@@ -96,7 +96,9 @@ def _ended(process: WorkerProcess, job: Future[None]) -> None:
 # -- in the process --------------------------------------------------------------------------------
 
 
-def refine(job: Job, problem: Problem, start: Schedule, time_limit: float, gap: float) -> None:
+def refine(
+    job: WorkerJob, problem: Problem, start: Schedule, time_limit: float, gap: float
+) -> None:
     """Solve; tell each better schedule as a result on the way, and the last one."""
     with suppress(OSError, AttributeError):  # Windows has no niceness
         os.nice(NICENESS)

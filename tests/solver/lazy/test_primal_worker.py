@@ -25,7 +25,7 @@ from poetmodel.heuristics.greedy import page_everything
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.process import Job, WorkerProcess
+from poetmodel.process import WorkerJob, WorkerProcess
 from poetmodel.solver.lazy import LazyParams, primal_worker
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.primal_worker import (
@@ -222,7 +222,7 @@ class Peer:
 
     def __init__(self, problem: Problem, state: ProofState | None = None, **choices: Any) -> None:
         self.found: list[FoundSchedule] = []
-        self.job = Job(self.found.append)
+        self.job = WorkerJob(self.found.append)
         request = Request(**{"gap": 0.0, "time_limit_s": 300.0, "threads": 2, **choices})
         self.search = PrimalSearch(self.job, problem, request, LazyParams())
         self.search.take(state or ProofState(bound=0.0, columns=0))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from poetmodel.problem import Problem
-    from poetmodel.process import Job
+    from poetmodel.process import WorkerJob
     from poetmodel.schedule import Schedule
     from poetmodel.solver.lazy.params import LazyParams
     from poetmodel.solver.request import Request, SolveProgress
@@ -178,7 +178,9 @@ class PrimalWorker:
 class PrimalSearch:
     """The primal heuristic in its process: messages come with its job, schedules go as news."""
 
-    def __init__(self, job: Job, problem: Problem, request: Request, params: LazyParams) -> None:
+    def __init__(
+        self, job: WorkerJob, problem: Problem, request: Request, params: LazyParams
+    ) -> None:
         self.job = job
         request = replace(request, on_progress=self._report, started_s=time.monotonic())
         self.session = Session(problem, request, params=params)
@@ -220,7 +222,7 @@ class PrimalSearch:
 
 
 def search_schedules(
-    job: Job, problem: Problem, request: Request, params: LazyParams, state: ProofState
+    job: WorkerJob, problem: Problem, request: Request, params: LazyParams, state: ProofState
 ) -> None:
     """Search for schedules for the solve in another process, until that has enough."""
     with rare_collections():

@@ -40,7 +40,7 @@ _INDEX: Final = "__et_training_{}_index_"
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
+class LoweredProgram:
     """What the file of a program has in it."""
 
     program: bytes
@@ -55,7 +55,7 @@ class Lowered:
         return sum(step.non_const_buffer_sizes)
 
 
-def lowered(edge: EdgeProgramManager, *, is_ours: bool, time_limit: float = 10.0) -> Lowered:
+def lowered(edge: EdgeProgramManager, *, is_ours: bool, time_limit: float = 10.0) -> LoweredProgram:
     """Return a program with addresses that ExecuTorch chose, or that are ours."""
     placement = _Placement(time_limit, is_ours=is_ours)
     suite = MemoryPlanningAlgorithmSuite([placement])
@@ -68,7 +68,7 @@ def lowered(edge: EdgeProgramManager, *, is_ours: bool, time_limit: float = 10.0
         made = copy.deepcopy(edge).to_executorch(
             ExecutorchBackendConfig(memory_planning_pass=planning)
         )
-    return Lowered(made.buffer, placement.greedy_bytes)
+    return LoweredProgram(made.buffer, placement.greedy_bytes)
 
 
 def _counted(found: dict[str, Any], methods: Mapping[str, ExportedProgram]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.solver.request import OnProgress
     from poetmodel.torch.capturing.inputs import Inputs
-    from poetmodel.torch.executorch.lowering import Lowered
+    from poetmodel.torch.executorch.lowering import LoweredProgram
     from poetmodel.torch.executorch.planning import Captured
 
 DEVICE: Final = "rpi4b"
@@ -197,7 +197,7 @@ def _made(
     options: Mapping[str, Any],
     edge: EdgeProgramManager,
     step: Captured,
-) -> tuple[SolveResult, Plan, Lowered]:
+) -> tuple[SolveResult, Plan, LoweredProgram]:
     """Return a schedule, its plan and its program; solve again where the file's arena is larger."""
     excess = 0
     for _ in range(_TRIES):

@@ -12,7 +12,7 @@ from torch import nn
 
 from poetmodel.errors import InputError
 from poetmodel.torch.onnx import norms, pointwise, recurrent, reductions, shapes, spatial
-from poetmodel.torch.onnx.operators import MOST_NUMBERS, OPERATORS, Node, plain, tensor
+from poetmodel.torch.onnx.operators import MOST_NUMBERS, OPERATORS, OnnxNode, plain, tensor
 from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, array_of, read_file
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self.steps: tuple[_Step, ...] = ()
         record = _Constants(self, record).placed()
         for node in record.nodes:
-            self.nodes[node.name] = Node(node, opset=record.opset)
+            self.nodes[node.name] = OnnxNode(node, opset=record.opset)
         self.steps = tuple(_steps(record))
-        self.ending: Node | None = self._ending()
+        self.ending: OnnxNode | None = self._ending()
         """The Softmax, LogSoftmax or Sigmoid that makes the only output."""
         if logits and self.ending is None:
             raise InputError(
@@ -210,7 +210,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
                     f"({', '.join(map(str, shape))}), got ({', '.join(map(str, value.shape))})"
                 )
 
-    def _ending(self) -> Node | None:
+    def _ending(self) -> OnnxNode | None:
         if len(self.outputs) != 1:
             return None
         (name,) = self.outputs
@@ -218,7 +218,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         reads = Counter(name for step in self.steps for name in step.inputs)
         if not makers or reads[name]:
             return None
-        node: Node = self.nodes[makers[0].node]
+        node: OnnxNode = self.nodes[makers[0].node]
         return node if node.operator in ENDINGS else None
 
 

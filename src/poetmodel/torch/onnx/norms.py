@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from poetmodel.torch.onnx.operators import Node, axis_of, operator, tensor
+from poetmodel.torch.onnx.operators import OnnxNode, axis_of, operator, tensor
 
 
 @operator("BatchNormalization", weights=(1, 2), statistics=(3, 4))
-def _batch_norm(node: Node, x: torch.Tensor, *given: Any) -> Any:
+def _batch_norm(node: OnnxNode, x: torch.Tensor, *given: Any) -> Any:
     """Normalize by the batch while the module trains, else by the running statistics.
 
     The momentum of ONNX is the share of the old statistics, that of PyTorch is that of the new.
@@ -25,7 +25,7 @@ def _batch_norm(node: Node, x: torch.Tensor, *given: Any) -> Any:
 
 
 @operator("LayerNormalization", weights=(1, 2))
-def _layer_norm(node: Node, x: torch.Tensor, scale: Any, bias: Any = None) -> Any:
+def _layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any = None) -> Any:
     shape = x.shape[axis_of(node, x.ndim, -1) :]
     epsilon = node.get("epsilon", 1e-5)
     scale = tensor(scale, x)
@@ -37,14 +37,14 @@ def _layer_norm(node: Node, x: torch.Tensor, scale: Any, bias: Any = None) -> An
 
 
 @operator("RMSNormalization", weights=(1,))
-def _rms_norm(node: Node, x: torch.Tensor, scale: Any) -> torch.Tensor:
+def _rms_norm(node: OnnxNode, x: torch.Tensor, scale: Any) -> torch.Tensor:
     axes = list(range(axis_of(node, x.ndim, -1), x.ndim))
     mean = (x * x).mean(axes, keepdim=True)
     return x * torch.rsqrt(mean + node.get("epsilon", 1e-5)) * tensor(scale, x)
 
 
 @operator("InstanceNormalization", weights=(1, 2))
-def _instance_norm(node: Node, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
+def _instance_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
     return functional.group_norm(
         x, x.shape[1], tensor(scale, x), tensor(bias, x), node.get("epsilon", 1e-5)
     )
@@ -55,7 +55,7 @@ _OF_CHANNELS = 21
 
 
 @operator("GroupNormalization", weights=(1, 2))
-def _group_norm(node: Node, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
+def _group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch.Tensor:
     groups = node.get("num_groups")
     scale, bias = tensor(scale, x), tensor(bias, x)
     if node.opset < _OF_CHANNELS:
@@ -65,21 +65,21 @@ def _group_norm(node: Node, x: torch.Tensor, scale: Any, bias: Any) -> torch.Ten
 
 
 @operator("MeanVarianceNormalization")
-def _standardized(node: Node, x: torch.Tensor) -> torch.Tensor:
+def _standardized(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     axes = list(node.get("axes", (0, 2, 3)))
     apart = x - x.mean(axes, keepdim=True)
     return apart / ((apart * apart).mean(axes, keepdim=True).sqrt() + 1e-9)
 
 
 @operator("LpNormalization")
-def _lp_norm(node: Node, x: torch.Tensor) -> torch.Tensor:
+def _lp_norm(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     axis, p = axis_of(node, x.ndim, -1), node.get("p", 2)
     norm = torch.linalg.vector_norm(x, p, [axis], keepdim=True)
     return x / torch.where(norm == 0, 1.0, norm)
 
 
 @operator("LRN")
-def _local_response(node: Node, x: torch.Tensor) -> torch.Tensor:
+def _local_response(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     """Divide by the squares of neighbouring channels."""
     size = node.get("size")
     before = math.floor((size - 1) / 2)

@@ -72,7 +72,7 @@ def operator(
     return register
 
 
-class Node(nn.Module):  # type: ignore[misc, unused-ignore]
+class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
     """A node of a file: an operator with its attributes. A capture tells its name."""
 
     def __init__(self, record: NodeRecord, *, opset: int) -> None:
@@ -211,12 +211,12 @@ def operands(x: Any, y: Any) -> tuple[Any, Any]:
     return first, second
 
 
-def whole(node: Node, value: Any, what: str) -> list[int]:
+def whole(node: OnnxNode, value: Any, what: str) -> list[int]:
     """Return whole numbers; raise if they depend on the values of tensors."""
     return [int(each) for each in real(node, value, what)]
 
 
-def real(node: Node, value: Any, what: str) -> list[float]:
+def real(node: OnnxNode, value: Any, what: str) -> list[float]:
     """Return numbers in their order; raise if they depend on the values of tensors."""
     if isinstance(value, torch.Tensor):
         raise node.refused(
@@ -226,13 +226,13 @@ def real(node: Node, value: Any, what: str) -> list[float]:
     return list(value) if isinstance(value, tuple) else [value]
 
 
-def axes_of(node: Node, value: Any, *, rank: int) -> list[int] | None:
+def axes_of(node: OnnxNode, value: Any, *, rank: int) -> list[int] | None:
     """Return the axes that a node names by an input or an attribute, from 0; None without any."""
     given = node.get("axes") if value is None else tuple(whole(node, value, "axes"))
     return None if given is None else [axis % rank for axis in given]
 
 
-def axis_of(node: Node, rank: int, default: int = 0, name: str = "axis") -> int:
+def axis_of(node: OnnxNode, rank: int, default: int = 0, name: str = "axis") -> int:
     """Return an axis, from 0."""
     return int(node.get(name, default)) % max(rank, 1)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn import functional
 
-from poetmodel.torch.onnx.operators import Node, operands, operator, real, tensor, tensors
+from poetmodel.torch.onnx.operators import OnnxNode, operands, operator, real, tensor, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,18 +100,18 @@ _folded("Sum", torch.add)
 
 
 @operator("Mean")
-def _mean(_: Node, *values: Any) -> torch.Tensor:
+def _mean(_: OnnxNode, *values: Any) -> torch.Tensor:
     return reduce(torch.add, tensors(*values)) / len(values)
 
 
 @operator("Mod")
-def _mod(node: Node, x: Any, y: Any) -> torch.Tensor:
+def _mod(node: OnnxNode, x: Any, y: Any) -> torch.Tensor:
     x, y = tensors(x, y)
     return torch.fmod(x, y) if node.get("fmod", 0) else torch.remainder(x, y)
 
 
 @operator("Where")
-def _where(_: Node, condition: Any, x: Any, y: Any) -> torch.Tensor:
+def _where(_: OnnxNode, condition: Any, x: Any, y: Any) -> torch.Tensor:
     values = [tensor(v) if isinstance(v, tuple) else v for v in (x, y)]
     if not any(map(torch.is_tensor, values)):
         values = list(tensors(*values))
@@ -120,7 +120,7 @@ def _where(_: Node, condition: Any, x: Any, y: Any) -> torch.Tensor:
 
 
 @operator("Cast", "CastLike")
-def _cast(node: Node, x: Any, like: Any = None) -> Any:
+def _cast(node: OnnxNode, x: Any, like: Any = None) -> Any:
     """Change the type; floating numbers keep theirs, since all computing is in one."""
     if node.operator == "Cast":
         kind = _KINDS.get(node.get("to"))
@@ -163,7 +163,7 @@ _KINDS: Final[dict[int, torch.dtype]] = {
 
 
 @operator("Clip")
-def _clip(_: Node, x: Any, low: Any = None, high: Any = None) -> torch.Tensor:
+def _clip(_: OnnxNode, x: Any, low: Any = None, high: Any = None) -> torch.Tensor:
     x = tensor(x)
     if low is None and high is None:
         return x
@@ -178,7 +178,7 @@ def _clip(_: Node, x: Any, low: Any = None, high: Any = None) -> torch.Tensor:
 def _with_numbers(name: str, function: Callable[..., Any], **defaults: float) -> None:
     """Register an activation whose attributes are the further arguments of a function."""
 
-    def run(node: Node, x: Any) -> torch.Tensor:
+    def run(node: OnnxNode, x: Any) -> torch.Tensor:
         result: torch.Tensor = function(
             tensor(x), *(node.get(key, value) for key, value in defaults.items())
         )
@@ -209,13 +209,13 @@ _with_numbers("ThresholdedRelu", partial(functional.threshold, value=0.0), alpha
 
 
 @operator("Gelu")
-def _gelu(node: Node, x: Any) -> torch.Tensor:
+def _gelu(node: OnnxNode, x: Any) -> torch.Tensor:
     result: torch.Tensor = functional.gelu(x, approximate=node.get("approximate", "none"))
     return result
 
 
 @operator("PRelu", weights=(1,))
-def _prelu(_: Node, x: Any, slope: Any) -> torch.Tensor:
+def _prelu(_: OnnxNode, x: Any, slope: Any) -> torch.Tensor:
     x, slope = tensors(x, slope)
     over = (1,) * (x.ndim - slope.ndim) + tuple(slope.shape)
     if slope.numel() == 1 or (x.ndim > 1 and over == (1, x.shape[1], *(1,) * (x.ndim - 2))):
@@ -224,13 +224,13 @@ def _prelu(_: Node, x: Any, slope: Any) -> torch.Tensor:
 
 
 @operator("Softmax", "LogSoftmax")
-def _softmax(node: Node, x: torch.Tensor) -> torch.Tensor:
+def _softmax(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     function = functional.softmax if node.operator == "Softmax" else functional.log_softmax
     return function(x, dim=node.get("axis", -1))
 
 
 @operator("Dropout", numbers=(1, 2))
-def _dropout(node: Node, x: torch.Tensor, ratio: Any = None, _: Any = None) -> Any:
+def _dropout(node: OnnxNode, x: torch.Tensor, ratio: Any = None, _: Any = None) -> Any:
     """Drop elements while the module trains; what the file says of its mode is not for training."""
     share = 0.5 if ratio is None else real(node, ratio, "ratio")[0]
     return node.only_first(functional.dropout(x, share, node.training))

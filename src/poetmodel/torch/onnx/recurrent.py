@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn import functional
 
-from poetmodel.torch.onnx.operators import Node, operator, tensor
+from poetmodel.torch.onnx.operators import OnnxNode, operator, tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ class _Weights:
 
 
 def _run(
-    node: Node,
+    node: OnnxNode,
     x: torch.Tensor,
     given: tuple[Any, ...],
     *,
@@ -74,7 +74,7 @@ def _run(
     return found[0] if node.wanted == 1 else found
 
 
-def _check(node: Node, lengths: Any, steps: int) -> None:
+def _check(node: OnnxNode, lengths: Any, steps: int) -> None:
     constant = lengths if isinstance(lengths, tuple) else (None,)
     if lengths is not None and any(length != steps for length in constant):
         raise node.refused(
@@ -91,7 +91,7 @@ _DEFAULTS: Final = {
 }  # fmt: skip
 
 
-def _functions(node: Node, direction: int, directions: int) -> tuple[Function, ...]:
+def _functions(node: OnnxNode, direction: int, directions: int) -> tuple[Function, ...]:
     names = node.get("activations") or _DEFAULTS[node.operator] * directions
     each = len(names) // directions
     named = names[direction * each : (direction + 1) * each]
@@ -103,7 +103,7 @@ def _functions(node: Node, direction: int, directions: int) -> tuple[Function, .
 
 @operator("RNN", weights=(1, 2, 3))
 def _rnn(
-    node: Node, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
+    node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
     def cell(weights: _Weights, functions: tuple[Function, ...], _: int) -> Cell:
         def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -117,7 +117,7 @@ def _rnn(
 
 @operator("GRU", weights=(1, 2, 3))
 def _gru(
-    node: Node, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
+    node: OnnxNode, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None
 ) -> Any:
     """Run a GRU; gates are in the order of ONNX: update, reset, new."""
 
@@ -153,7 +153,7 @@ def _gru(
 
 @operator("LSTM", weights=(1, 2, 3, 7))
 def _lstm(
-    node: Node,
+    node: OnnxNode,
     x: Any,
     w: Any,
     r: Any,

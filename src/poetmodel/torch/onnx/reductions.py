@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn import functional
 
-from poetmodel.torch.onnx.operators import Node, axes_of, axis_of, operator, tensor, tensors, whole
+from poetmodel.torch.onnx.operators import (
+    OnnxNode,
+    axes_of,
+    axis_of,
+    operator,
+    tensor,
+    tensors,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +53,7 @@ _REDUCTIONS: Final[dict[str, Reduction]] = {
 
 
 @operator(*_REDUCTIONS, numbers=(1,))
-def _reduce(node: Node, x: Any, axes: Any = None) -> torch.Tensor:
+def _reduce(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
     x = tensor(x)
     over = axes_of(node, axes, rank=x.ndim)
     if not over and node.get("noop_with_empty_axes", 0):
@@ -55,7 +63,7 @@ def _reduce(node: Node, x: Any, axes: Any = None) -> torch.Tensor:
 
 
 @operator("ArgMax", "ArgMin")
-def _argument(node: Node, x: torch.Tensor) -> torch.Tensor:
+def _argument(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     axis, keep = axis_of(node, x.ndim), bool(node.get("keepdims", 1))
     function = torch.argmax if node.operator == "ArgMax" else torch.argmin
     if node.get("select_last_index", 0):
@@ -65,7 +73,7 @@ def _argument(node: Node, x: torch.Tensor) -> torch.Tensor:
 
 
 @operator("CumSum", numbers=(1,))
-def _cumulated(node: Node, x: Any, axis: Any) -> torch.Tensor:
+def _cumulated(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
     (along,) = whole(node, axis, "axis")
     x = tensor(x)
     x = x.flip(along) if node.get("reverse", 0) else x
@@ -77,7 +85,7 @@ def _cumulated(node: Node, x: Any, axis: Any) -> torch.Tensor:
 
 
 @operator("TopK", numbers=(1,))
-def _top(node: Node, x: torch.Tensor, count: Any) -> Any:
+def _top(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
     (k,) = whole(node, count, "number of elements")
     axis = axis_of(node, x.ndim, -1)
     found = torch.topk(
@@ -90,13 +98,13 @@ def _top(node: Node, x: torch.Tensor, count: Any) -> Any:
 
 
 @operator("MatMul", weights=(1,))
-def _matmul(_: Node, x: Any, y: Any) -> torch.Tensor:
+def _matmul(_: OnnxNode, x: Any, y: Any) -> torch.Tensor:
     x, y = tensors(x, y)
     return torch.matmul(x, y)
 
 
 @operator("Gemm", weights=(1, 2))
-def _gemm(node: Node, x: Any, w: Any, c: Any = None) -> torch.Tensor:
+def _gemm(node: OnnxNode, x: Any, w: Any, c: Any = None) -> torch.Tensor:
     """Return ``alpha x w + beta c``: a linear layer wherever it is one."""
     x, w, c = tensors(x, w, c)
     x = x.T if node.get("transA", 0) else x
@@ -110,5 +118,5 @@ def _gemm(node: Node, x: Any, w: Any, c: Any = None) -> torch.Tensor:
 
 
 @operator("Einsum")
-def _einsum(node: Node, *values: Any) -> torch.Tensor:
+def _einsum(node: OnnxNode, *values: Any) -> torch.Tensor:
     return torch.einsum(node.get("equation"), *tensors(*values))

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from poetmodel.torch.onnx.operators import (
-    Node,
+    OnnxNode,
     axes_of,
     axis_of,
     flat,
@@ -24,17 +24,17 @@ from poetmodel.torch.onnx.operators import (
 
 
 @operator("Shape")
-def _shape(node: Node, x: Any) -> tuple[int, ...]:
+def _shape(node: OnnxNode, x: Any) -> tuple[int, ...]:
     return shape_of(x)[node.get("start", 0) : node.get("end")]
 
 
 @operator("Size")
-def _size(_: Node, x: Any) -> int:
+def _size(_: OnnxNode, x: Any) -> int:
     return volume(shape_of(x))
 
 
 @operator("Reshape", numbers=(1,))
-def _reshape(node: Node, x: Any, shape: Any) -> torch.Tensor:
+def _reshape(node: OnnxNode, x: Any, shape: Any) -> torch.Tensor:
     x = tensor(x)
     sizes = whole(node, shape, "shape")
     if not node.get("allowzero", 0):
@@ -43,14 +43,14 @@ def _reshape(node: Node, x: Any, shape: Any) -> torch.Tensor:
 
 
 @operator("Flatten")
-def _flatten(node: Node, x: torch.Tensor) -> torch.Tensor:
+def _flatten(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     axis = node.get("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(volume(x.shape[:axis]), volume(x.shape[axis:]))
 
 
 @operator("Squeeze", numbers=(1,))
-def _squeeze(node: Node, x: Any, axes: Any = None) -> torch.Tensor:
+def _squeeze(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
     x = tensor(x)
     over = axes_of(node, axes, rank=x.ndim)
     over = [axis for axis, size in enumerate(x.shape) if size == 1] if over is None else over
@@ -58,7 +58,7 @@ def _squeeze(node: Node, x: Any, axes: Any = None) -> torch.Tensor:
 
 
 @operator("Unsqueeze", numbers=(1,))
-def _unsqueeze(node: Node, x: Any, axes: Any) -> torch.Tensor:
+def _unsqueeze(node: OnnxNode, x: Any, axes: Any) -> torch.Tensor:
     x = tensor(x)
     over = axes_of(node, axes, rank=x.ndim + len(whole(node, axes, "axes"))) or []
     sizes = list(x.shape)
@@ -68,31 +68,31 @@ def _unsqueeze(node: Node, x: Any, axes: Any) -> torch.Tensor:
 
 
 @operator("Transpose")
-def _transpose(node: Node, x: Any) -> torch.Tensor:
+def _transpose(node: OnnxNode, x: Any) -> torch.Tensor:
     x = tensor(x)
     return x.permute(node.get("perm", tuple(range(x.ndim))[::-1]))
 
 
 @operator("Expand", numbers=(1,))
-def _expand(node: Node, x: Any, shape: Any) -> torch.Tensor:
+def _expand(node: OnnxNode, x: Any, shape: Any) -> torch.Tensor:
     x = tensor(x)
     return x.expand(torch.broadcast_shapes(x.shape, whole(node, shape, "shape")))
 
 
 @operator("Tile", numbers=(1,))
-def _tile(node: Node, x: Any, repeats: Any) -> torch.Tensor:
+def _tile(node: OnnxNode, x: Any, repeats: Any) -> torch.Tensor:
     return tensor(x).repeat(whole(node, repeats, "repeats"))
 
 
 @operator("Concat")
-def _concat(node: Node, *values: Any) -> torch.Tensor:
+def _concat(node: OnnxNode, *values: Any) -> torch.Tensor:
     found = tensors(*values)
     return torch.cat(found, axis_of(node, found[0].ndim))
 
 
 @operator("Split", numbers=(1,))
 def _split(
-    node: Node, x: torch.Tensor, sizes: Any = None
+    node: OnnxNode, x: torch.Tensor, sizes: Any = None
 ) -> tuple[torch.Tensor, ...] | torch.Tensor:
     axis = axis_of(node, x.ndim)
     if sizes is None:
@@ -109,7 +109,7 @@ def _split(
 
 
 @operator("SplitToSequence", numbers=(1,))
-def _split_to_sequence(node: Node, x: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
+def _split_to_sequence(node: OnnxNode, x: torch.Tensor, sizes: Any = None) -> list[torch.Tensor]:
     axis = axis_of(node, x.ndim)
     if sizes is None:
         parts = torch.split(x, 1, axis)
@@ -119,23 +119,23 @@ def _split_to_sequence(node: Node, x: torch.Tensor, sizes: Any = None) -> list[t
 
 
 @operator("SequenceConstruct")
-def _sequence(_: Node, *values: Any) -> list[torch.Tensor]:
+def _sequence(_: OnnxNode, *values: Any) -> list[torch.Tensor]:
     return list(tensors(*values))
 
 
 @operator("SequenceAt", numbers=(1,))
-def _at(node: Node, values: list[torch.Tensor], position: Any) -> torch.Tensor:
+def _at(node: OnnxNode, values: list[torch.Tensor], position: Any) -> torch.Tensor:
     return values[whole(node, position, "position")[0]]
 
 
 @operator("ConcatFromSequence")
-def _concat_sequence(node: Node, values: list[torch.Tensor]) -> torch.Tensor:
+def _concat_sequence(node: OnnxNode, values: list[torch.Tensor]) -> torch.Tensor:
     function = torch.stack if node.get("new_axis", 0) else torch.cat
     return function(values, node.get("axis"))
 
 
 @operator("Slice", numbers=(1, 2, 3, 4))
-def _slice(node: Node, x: Any, *given: Any) -> torch.Tensor:
+def _slice(node: OnnxNode, x: Any, *given: Any) -> torch.Tensor:
     x = tensor(x)
     starts, ends, *rest = (
         None if each is None else whole(node, each, what)
@@ -161,13 +161,13 @@ def _sliced(x: torch.Tensor, axis: int, part: slice) -> torch.Tensor:
 
 
 @operator("Trilu", numbers=(1,))
-def _trilu(node: Node, x: Any, diagonal: Any = None) -> torch.Tensor:
+def _trilu(node: OnnxNode, x: Any, diagonal: Any = None) -> torch.Tensor:
     (k,) = [0] if diagonal is None else whole(node, diagonal, "diagonal")
     return (torch.triu if node.get("upper", 1) else torch.tril)(tensor(x), k)
 
 
 @operator("DepthToSpace")
-def _depth_to_space(node: Node, x: torch.Tensor) -> torch.Tensor:
+def _depth_to_space(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     n, channels, height, width = x.shape
     size = node.get("blocksize")
     inner = channels // size**2
@@ -179,7 +179,7 @@ def _depth_to_space(node: Node, x: torch.Tensor) -> torch.Tensor:
 
 
 @operator("SpaceToDepth")
-def _space_to_depth(node: Node, x: torch.Tensor) -> torch.Tensor:
+def _space_to_depth(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     n, channels, height, width = x.shape
     size = node.get("blocksize")
     parts = x.reshape(n, channels, height // size, size, width // size, size)
@@ -189,7 +189,7 @@ def _space_to_depth(node: Node, x: torch.Tensor) -> torch.Tensor:
 
 
 @operator("Pad", numbers=(1, 2, 3))
-def _pad(node: Node, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
+def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
     x = tensor(x)
     widths = whole(node, pads, "pads")
     over = axes_of(node, axes, rank=x.ndim) or list(range(x.ndim))
@@ -250,7 +250,7 @@ def _from_the_front(indices: torch.Tensor, size: int) -> torch.Tensor:
 
 
 @operator("Gather", weights=(0,))
-def _gather(node: Node, x: Any, indices: Any) -> torch.Tensor:
+def _gather(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
     x = tensor(x)
     axis = axis_of(node, x.ndim)
     size = x.shape[axis]
@@ -265,14 +265,14 @@ def _gather(node: Node, x: Any, indices: Any) -> torch.Tensor:
 
 
 @operator("GatherElements")
-def _gather_elements(node: Node, x: Any, indices: Any) -> torch.Tensor:
+def _gather_elements(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
     x, indices = tensors(x, indices)
     axis = axis_of(node, x.ndim)
     return torch.gather(x, axis, _from_the_front(indices.to(torch.int64), x.shape[axis]))
 
 
 @operator("GatherND")
-def _gather_nd(node: Node, x: Any, indices: Any) -> torch.Tensor:
+def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
     if node.get("batch_dims", 0):
         raise node.refused("batch_dims is not 0, which is not known")
     x, indices = tensors(x, indices)
@@ -281,7 +281,7 @@ def _gather_nd(node: Node, x: Any, indices: Any) -> torch.Tensor:
 
 
 @operator("ScatterElements")
-def _scatter_elements(node: Node, x: Any, indices: Any, updates: Any) -> torch.Tensor:
+def _scatter_elements(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
     x, indices, updates = tensors(x, indices, updates)
     axis = axis_of(node, x.ndim)
     at = _from_the_front(indices.to(torch.int64), x.shape[axis])
@@ -297,7 +297,7 @@ _REDUCED: Final = {"mul": "prod", "max": "amax", "min": "amin"}
 
 
 @operator("ScatterND")
-def _scatter_nd(node: Node, x: Any, indices: Any, updates: Any) -> torch.Tensor:
+def _scatter_nd(node: OnnxNode, x: Any, indices: Any, updates: Any) -> torch.Tensor:
     kind = node.get("reduction", "none")
     if kind not in ("none", "add"):
         raise node.refused(f"reduction is {kind!r}; expected none or add")
@@ -307,7 +307,7 @@ def _scatter_nd(node: Node, x: Any, indices: Any, updates: Any) -> torch.Tensor:
 
 
 @operator("OneHot", numbers=(1, 2))
-def _one_hot(node: Node, indices: Any, depth: Any, values: Any) -> torch.Tensor:
+def _one_hot(node: OnnxNode, indices: Any, depth: Any, values: Any) -> torch.Tensor:
     (size,) = whole(node, depth, "depth")
     off, on = real(node, values, "values")
     indices = tensor(indices)
@@ -322,7 +322,7 @@ def _one_hot(node: Node, indices: Any, depth: Any, values: Any) -> torch.Tensor:
 
 
 @operator("ConstantOfShape", numbers=(0,))
-def _filled(node: Node, shape: Any) -> torch.Tensor:
+def _filled(node: OnnxNode, shape: Any) -> torch.Tensor:
     from onnx import numpy_helper
 
     value = node.get("value")
@@ -331,12 +331,12 @@ def _filled(node: Node, shape: Any) -> torch.Tensor:
 
 
 @operator("Range", numbers=(0, 1, 2))
-def _range(node: Node, *limits: Any) -> torch.Tensor:
+def _range(node: OnnxNode, *limits: Any) -> torch.Tensor:
     return torch.arange(*(real(node, each, "range")[0] for each in limits))
 
 
 @operator("EyeLike")
-def _eye(node: Node, x: torch.Tensor) -> torch.Tensor:
+def _eye(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     rows, columns = shape_of(x)
     places = torch.arange(columns) - torch.arange(rows)[:, None]
     return (places == node.get("k", 0)).to(torch.get_default_dtype())

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from poetmodel.torch.onnx.operators import Node, axes_of, operator, real, taken, whole
+from poetmodel.torch.onnx.operators import OnnxNode, axes_of, operator, real, taken, whole
 
 _CONVOLUTIONS: Final = (functional.conv1d, functional.conv2d, functional.conv3d)
 _TRANSPOSED: Final = (
@@ -23,7 +23,7 @@ _MEANS: Final = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_po
 class _Window:
     """The window of a node: its size, strides, dilations, and the padding before and after."""
 
-    def __init__(self, node: Node, x: torch.Tensor, size: tuple[int, ...]) -> None:
+    def __init__(self, node: OnnxNode, x: torch.Tensor, size: tuple[int, ...]) -> None:
         self.size = size
         self.strides: tuple[int, ...] = tuple(node.get("strides", (1,) * len(size)))
         self.dilations: tuple[int, ...] = tuple(node.get("dilations", (1,) * len(size)))
@@ -35,7 +35,7 @@ class _Window:
                 for axis, (before, after) in enumerate(self.pads)
             ]
 
-    def _pads(self, node: Node) -> list[tuple[int, int]]:
+    def _pads(self, node: OnnxNode) -> list[tuple[int, int]]:
         auto, count = node.get("auto_pad", "NOTSET"), len(self.size)
         if auto.startswith("SAME"):
             totals = [self._total(axis) for axis in range(count)]
@@ -78,7 +78,7 @@ class _Window:
 
 
 @operator("Conv", weights=(1, 2))
-def _convolution(node: Node, x: torch.Tensor, w: torch.Tensor, b: Any = None) -> torch.Tensor:
+def _convolution(node: OnnxNode, x: torch.Tensor, w: torch.Tensor, b: Any = None) -> torch.Tensor:
     window = _Window(node, x, tuple(w.shape[2:]))
     pads = window.symmetric
     if pads is None:
@@ -96,7 +96,7 @@ def _bias(b: Any, x: torch.Tensor) -> torch.Tensor | None:
 
 
 @operator("ConvTranspose", weights=(1, 2))
-def _transposed(node: Node, x: torch.Tensor, w: torch.Tensor, b: Any = None) -> torch.Tensor:
+def _transposed(node: OnnxNode, x: torch.Tensor, w: torch.Tensor, b: Any = None) -> torch.Tensor:
     size = tuple(w.shape[2:])
     count = len(size)
     window = _Window(node, x, size)
@@ -128,7 +128,7 @@ def _cut(window: _Window, axis: int, more: int, wanted: int, *, upper: bool) -> 
 
 
 @operator("MaxPool")
-def _max_pool(node: Node, x: torch.Tensor) -> Any:
+def _max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
     pads = window.symmetric
@@ -139,7 +139,7 @@ def _max_pool(node: Node, x: torch.Tensor) -> Any:
 
 
 @operator("AveragePool")
-def _average_pool(node: Node, x: torch.Tensor) -> torch.Tensor:
+def _average_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     size = tuple(node.get("kernel_shape"))
     window = _Window(node, x, size)
     if any(step != 1 for step in window.dilations):
@@ -157,17 +157,17 @@ def _average_pool(node: Node, x: torch.Tensor) -> torch.Tensor:
 
 
 @operator("GlobalAveragePool")
-def _global_average(_: Node, x: torch.Tensor) -> torch.Tensor:
+def _global_average(_: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     return x.mean(tuple(range(2, x.ndim)), keepdim=True)
 
 
 @operator("GlobalMaxPool")
-def _global_maximum(_: Node, x: torch.Tensor) -> torch.Tensor:
+def _global_maximum(_: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     return x.amax(tuple(range(2, x.ndim)), keepdim=True)
 
 
 @operator("LpPool")
-def _lp_pool(node: Node, x: torch.Tensor) -> torch.Tensor:
+def _lp_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     size, p = tuple(node.get("kernel_shape")), node.get("p", 2)
     window = _Window(node, x, size)
     total = _MEANS[len(size) - 1](window.padded(x.abs() ** p), size, window.strides)
@@ -179,7 +179,7 @@ def _lp_pool(node: Node, x: torch.Tensor) -> torch.Tensor:
 
 @operator("Resize", numbers=(1, 2, 3))
 def _resize(
-    node: Node, x: torch.Tensor, _: Any = None, scales: Any = None, sizes: Any = None
+    node: OnnxNode, x: torch.Tensor, _: Any = None, scales: Any = None, sizes: Any = None
 ) -> torch.Tensor:
     """Resize by PyTorch's operator where it does the same, else axis by axis by indices."""
     mode = node.get("mode", "nearest")
@@ -204,12 +204,12 @@ def _resize(
     return x
 
 
-def _axes(node: Node, x: torch.Tensor, given: list[Any]) -> list[int]:
+def _axes(node: OnnxNode, x: torch.Tensor, given: list[Any]) -> list[int]:
     found = axes_of(node, None, rank=x.ndim)
     return list(range(x.ndim))[: len(given)] if found is None else found
 
 
-def _factors(node: Node, x: torch.Tensor, scales: Any, sizes: Any) -> list[float]:
+def _factors(node: OnnxNode, x: torch.Tensor, scales: Any, sizes: Any) -> list[float]:
     """Return by how much each axis grows."""
     factors = [1.0] * x.ndim
     if sizes is None:
@@ -231,7 +231,7 @@ def _factors(node: Node, x: torch.Tensor, scales: Any, sizes: Any) -> list[float
 
 
 def _by_pytorch(
-    node: Node, x: torch.Tensor, lengths: list[int], factors: list[float]
+    node: OnnxNode, x: torch.Tensor, lengths: list[int], factors: list[float]
 ) -> torch.Tensor | None:
     """Return what `functional.interpolate` makes; None where it would compute something else."""
     plain = list(x.shape[:2]) == lengths[:2] and all(
@@ -251,7 +251,7 @@ def _by_pytorch(
     return functional.interpolate(x, lengths[2:], mode=named, align_corners=how == "align_corners")
 
 
-def _cubic(node: Node, x: torch.Tensor, lengths: list[int], how: str) -> torch.Tensor:
+def _cubic(node: OnnxNode, x: torch.Tensor, lengths: list[int], how: str) -> torch.Tensor:
     known = node.get("cubic_coeff_a", -0.75) == -0.75  # noqa: PLR2004 - PyTorch's own
     if x.ndim != 4 or how not in ("half_pixel", "align_corners") or not known:  # noqa: PLR2004
         raise node.refused(f"cubic with {how} is known for images and cubic_coeff_a -0.75 alone")
@@ -275,7 +275,7 @@ def _sources(size: int, length: int, factor: float, how: str) -> list[float]:
 
 
 def _along(
-    node: Node, x: torch.Tensor, axis: int, places: list[float], *, linear: bool
+    node: OnnxNode, x: torch.Tensor, axis: int, places: list[float], *, linear: bool
 ) -> torch.Tensor:
     last = x.shape[axis] - 1
 
@@ -293,7 +293,7 @@ def _along(
     return at(lower) * (1 - share) + at([low + 1 for low in lower]) * share
 
 
-def _nearest(node: Node, place: float) -> int:
+def _nearest(node: OnnxNode, place: float) -> int:
     mode = node.get("nearest_mode", "round_prefer_floor")
     if mode in ("floor", "ceil"):
         return math.floor(place) if mode == "floor" else math.ceil(place)

@@ -14,7 +14,7 @@ from poetmodel.torch.onnx.module import OnnxModule, from_onnx
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poetmodel.torch.onnx.operators import Node
+    from poetmodel.torch.onnx.operators import OnnxNode
 
     Loss: TypeAlias = Callable[..., torch.Tensor]
 
@@ -113,7 +113,7 @@ def _named() -> str:
     return f"{', '.join(_LOSSES)}, or a function as module:function"
 
 
-def _check_ending(path: str, loss: str, ending: Node | None) -> None:
+def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
     """Raise if a loss does not take what a file ends in."""
     kind = None if ending is None else ending.operator
     where = "" if ending is None else f" ({ending.name!r})"
@@ -133,7 +133,7 @@ def _check_ending(path: str, loss: str, ending: Node | None) -> None:
 class _Output:
     """What a model returns, for a loss that has a name."""
 
-    def __init__(self, path: str, loss: str, made: torch.Tensor, ending: Node | None) -> None:
+    def __init__(self, path: str, loss: str, made: torch.Tensor, ending: OnnxNode | None) -> None:
         self.made = made
         self.flat = False
         """Whether classes are in the last of several dimensions."""
