@@ -14,12 +14,12 @@ import torch
 from kit.eager_steps import eager_step
 from kit.shared_objects import build
 from kit.toy_export import needs
+from poetmodel.device.io import load_device
 from poetmodel.export.board import ProgramRun, Target, run
-from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+from poetmodel.export.deployment import STACK_BYTES, alignment_on, reserved_bytes
 from poetmodel.export.exporting import export_step
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
-from poetmodel.plan.arena import ALIGNMENT
 from poetmodel.solver.fitting import aligned_graph
 from poetmodel.torch.lowering.step import lower
 
@@ -281,7 +281,10 @@ class Exported:
         self, step: LoweredStep, folder: Path, *, share: float | None = None, **options: Any
     ) -> None:
         if share is not None:
-            options["ram"] = _ram_bytes(step, share, paging=options.get("paging", True))
+            board = options.get("device")
+            device = load_device(board) if isinstance(board, str) else board
+            paging = options.get("paging", True)
+            options["ram"] = _ram_bytes(step, share, alignment_on(device), paging=paging)
         settings = {"gap": 0.5, "time_limit": 120.0} | (options or SCHEDULES["keep-all"])
         self.folder = folder
         self.deployment = export_step(step, folder, **settings)
@@ -346,8 +349,8 @@ class Exported:
         return b"".join(x.numpy().astype(_type(value, target)).tobytes() for value, x in pairs)
 
 
-def _ram_bytes(step: LoweredStep, share: float, *, paging: bool) -> int:
-    graph = aligned_graph(step.graph, ALIGNMENT)
+def _ram_bytes(step: LoweredStep, share: float, alignment: int, *, paging: bool) -> int:
+    graph = aligned_graph(step.graph, alignment)
     state = 0 if paging else sum(graph.tensor_bytes[i] for i in graph.state_tensors)
     most = checkpoint_all_peak_bytes(graph)
     least = min(most, floor(graph).bytes + state)
