@@ -15,35 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit import jobs
+from kit.patience import PATIENCE_S, gone, until
 from poetmodel.errors import InputError, PoetModelError
 from poetmodel.process import ProcessEndedError, WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-PATIENCE_S = 120.0
-"""How long anything may take on a machine that is busy [s]."""
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no such signals")
-
-
-def until(condition: Callable[[], object]) -> bool:
-    """Wait until something holds; return whether it came to that."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def gone(pid: int) -> bool:
-    """Return whether there is no such process, not even one that waits to be heard of."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 @pytest.fixture

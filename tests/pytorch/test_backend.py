@@ -255,7 +255,7 @@ print(len(back.plans))
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_inductor_compiles_where_pyomo_was_loaded_first(tmp_path: Path) -> None:
-    """Pyomo's stand-ins for optional packages do not end Inductor's pickling."""
+    """Pyomo's mock modules of optional packages do not end Inductor's pickling."""
     done = subprocess.run(
         [sys.executable, "-c", PYOMO_FIRST],
         env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},

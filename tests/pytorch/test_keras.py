@@ -169,7 +169,7 @@ def test_number_of_inputs_is_checked() -> None:
 def test_missing_package_is_said(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """One sentence with how to get it."""
     monkeypatch.delitem(sys.modules, "keras")
-    monkeypatch.setattr("poetmodel.torch.keras.find_spec", lambda _: None)
+    monkeypatch.setattr("poetmodel.torch.errors.find_spec", lambda _: None)
     with told.raises(MissingExtraError):
         pmt.from_keras(3)
 

@@ -674,6 +674,6 @@ def test_options_of_files_are_for_files(
 
 def test_missing_package_is_said(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
     """One sentence with how to get it."""
-    monkeypatch.setattr("poetmodel.torch.onnx.reading.find_spec", lambda _: None)
+    monkeypatch.setattr("poetmodel.torch.errors.find_spec", lambda _: None)
     with told.raises(InputError):
         pmt.from_onnx("network.onnx")

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kit import jobs
+from kit.patience import PATIENCE_S, gone, until
 from kit.worked import comb_graph, even_costs
 from poetmodel.heuristics.greedy import page_everything
 from poetmodel.problem import Problem
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from poetmodel.schedule import Schedule
-
-PATIENCE_S = 120.0
-"""How long anything may take on a machine that is busy [s]."""
 
 
 def comb_problem() -> tuple[Problem, Schedule]:
@@ -48,23 +45,6 @@ def pid_of(solving: BackgroundSolve) -> int:
     """Return the number of the process of a solve."""
     assert solving._process is not None
     return solving._process.pid
-
-
-def gone(number: int) -> bool:
-    """Return whether there is no such process, not even one that waits to be heard of."""
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def until_gone(number: int) -> bool:
-    """Wait until there is no such process; return whether it came to that."""
-    until = time.monotonic() + PATIENCE_S
-    while not gone(number) and time.monotonic() < until:
-        time.sleep(0.05)
-    return gone(number)
 
 
 def test_the_result_is_that_of_a_solve() -> None:
@@ -100,7 +80,7 @@ def test_it_ends_with_its_object(monkeypatch: pytest.MonkeyPatch) -> None:
     solving = begin()
     number = pid_of(solving)
     del solving
-    assert until_gone(number)
+    assert until(lambda: gone(number))
 
 
 def test_a_fork_has_no_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +124,7 @@ def test_the_process_does_not_outlive_its_owner() -> None:
     owner.wait()
     owner.stdout.close()
     owner.stdin.close()
-    assert until_gone(number)
+    assert until(lambda: gone(number))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +141,8 @@ def test_a_process_that_fails_is_told_of(
     with caplog.at_level(logging.WARNING):
         solving = begin()
         assert solving.wait(PATIENCE_S)
-        assert until_gone(pid_of(solving))
+        number = pid_of(solving)
+        assert until(lambda: gone(number))
     assert solving.take() is None
     assert words in caplog.text
 

@@ -8,10 +8,16 @@ import sys
 import traceback
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import BackendUnavailableError, InputError, PoetModelError
+from poetmodel.errors import (
+    BackendUnavailableError,
+    InputError,
+    MissingExtraError,
+    PoetModelError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -67,6 +73,15 @@ def require_torch() -> str:
             f"PyTorch {found} is too old: tracing needs torch {LEAST} or newer"
         )
     return found
+
+
+def require_package(package: str, what: str) -> None:
+    """Raise `MissingExtraError` unless a package is installed that is an extra by its own name."""
+    if find_spec(package) is None:
+        raise MissingExtraError(
+            f"{what} needs the package {package}, not installed here; "
+            f'pip install "poetmodel[{package}]" installs it'
+        )
 
 
 def require_executorch() -> None:

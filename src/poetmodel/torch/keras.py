@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 
-from poetmodel.errors import InputError, MissingExtraError
+from poetmodel.errors import InputError
+from poetmodel.torch.errors import require_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,11 +39,8 @@ def from_keras(model: Any) -> KerasModule:
         If Keras runs on another back end, or this is no model, it is not built, or it adds losses.
     """
     keras = sys.modules.get("keras")
-    if keras is None and find_spec("keras") is None:
-        raise MissingExtraError(
-            "taking over a model of Keras needs the package keras, not installed here; "
-            'pip install "poetmodel[keras]" installs it'
-        )
+    if keras is None:
+        require_package("keras", "taking over a model of Keras")
     if keras is None or not isinstance(model, keras.Model):
         raise InputError(f"from_keras: expected a keras.Model, got a {type(model).__name__}")
     if keras.config.backend() != "torch":

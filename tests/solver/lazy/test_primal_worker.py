@@ -17,6 +17,7 @@ import pytest
 
 from kit import jobs
 from kit.instances import scarce_problem, seeded
+from kit.patience import PATIENCE_S, until
 from kit.relaxation import CLOSE, random_rows, run_rounds, solved
 from kit.rotation import Part, parts
 from kit.worked import comb_graph, even_costs
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from poetmodel.solver.outcome import Candidate
     from poetmodel.solver.request import SolveProgress
 
-PATIENCE_S = 120.0
-"""How long anything may take on a machine that is busy [s]."""
 AT_ONCE = LazyParams(worker_start_s=0.0)
 """Start the process without waiting for the solve to get older."""
 
@@ -77,16 +76,6 @@ def answer_of(session: Session, grouping: Grouping) -> Schedule:
     x = solved(relaxation).x
     assert x is not None
     return relaxation.disaggregate(x).schedule()
-
-
-def until(condition: Callable[[], object]) -> bool:
-    """Wait until something holds; return whether it came to that."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @pytest.fixture

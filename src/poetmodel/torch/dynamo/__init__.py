@@ -13,10 +13,10 @@ import torch  # noqa: F401
 
 
 def _let_pickle_find_torch() -> None:
-    """Put Pyomo's stand-ins for optional packages behind PyTorch in ``sys.modules``.
+    """Put Pyomo's mock modules of optional packages behind PyTorch in ``sys.modules``.
 
     Inductor pickles its graphs. For an object that names no module, ``torch.contiguous_format``
-    say, pickle asks all modules in turn, and a stand-in of a package that is not installed answers
+    say, pickle asks all modules in turn, and the mock of a package that is not installed answers
     with an error that is no ``AttributeError``. So a process that loads Pyomo before PyTorch could
     not compile by Inductor at all.
     """

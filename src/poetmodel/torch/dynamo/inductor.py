@@ -24,7 +24,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from poetmodel.errors import BudgetError
 from poetmodel.torch.capturing.replay import heap_peak_bytes, tensors_in
 from poetmodel.torch.dynamo.backend import Backend, require_one_graph
-from poetmodel.torch.dynamo.operations import TANGENTS, Operations, ancestors, fake, storage_of
+from poetmodel.torch.dynamo.operations import (
+    TANGENTS,
+    Operations,
+    ancestors,
+    fake,
+    operator_name,
+    storage_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,15 +94,17 @@ class Inlining:
         if not all(map(self._is_fusible, readers)):
             return False
         large = sum(2 * size >= size_bytes for size in read_bytes)
-        if large > MOST_READS or (len(readers) > 1 and (large > 1 or _op(node) == "cat")):
+        if large > MOST_READS or (len(readers) > 1 and (large > 1 or operator_name(node) == "cat")):
             return False
-        is_drawn = any(_op(source) == "inductor_random" for source in node.all_input_nodes)
+        is_drawn = any(
+            operator_name(source) == "inductor_random" for source in node.all_input_nodes
+        )
         return not (is_drawn and node in self._forward and not readers <= self._forward)
 
     def _is_fusible(self, node: fx.Node) -> bool:
         if self._kinds.is_random(node):
             return False
-        return self._kinds.is_fusible(node) or _op(node) in _DRAWN
+        return self._kinds.is_fusible(node) or operator_name(node) in _DRAWN
 
     def _views(self, node: fx.Node) -> Iterator[fx.Node]:
         """Yield the nodes that show the storage of one."""
@@ -106,17 +115,12 @@ class Inlining:
 
 
 def _is_reduction(node: fx.Node) -> bool:
-    return torch.Tag.reduction in getattr(node.target, "tags", ()) or _op(node) in _SCANS
+    return torch.Tag.reduction in getattr(node.target, "tags", ()) or operator_name(node) in _SCANS
 
 
 def _elements(node: fx.Node) -> int:
     """Return how many elements the largest tensor of a node has."""
     return max((tensor.numel() for tensor in tensors_in(fake(node))), default=0)
-
-
-def _op(node: fx.Node) -> str:
-    packet = getattr(node.target, "overloadpacket", node.target)
-    return str(getattr(packet, "__name__", packet))
 
 
 class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]

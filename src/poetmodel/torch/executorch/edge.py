@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -157,12 +156,13 @@ def _has_kernel(operator: Any) -> bool:
         return True
     schema = operator._schema  # noqa: SLF001 - its only name
     overload = f"{schema.overload_name}_out".lstrip("_")
-    with suppress(AssertionError):  # ExecuTorch cannot tell the overloads of ``pow`` apart
-        try:
-            schema = to_out_variant(operator)[0]._schema  # noqa: SLF001 - its only name
-        except RuntimeError:
-            return False
+    try:
+        schema = to_out_variant(operator)[0]._schema  # noqa: SLF001 - its only name
         overload = schema.overload_name
+    except AssertionError:
+        pass  # ExecuTorch cannot tell the overloads of ``pow`` apart; the name says it
+    except RuntimeError:
+        return False
     known = Runtime.get().operator_registry.operator_names
     return operator not in _WRONG and f"{schema.name}.{overload}" in known
 

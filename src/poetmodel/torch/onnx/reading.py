@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, MissingExtraError, listed
+from poetmodel.errors import InputError, listed
+from poetmodel.torch.errors import require_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,15 +64,6 @@ class FileRecord:
     """In float32 where they are floating."""
 
 
-def require_onnx() -> None:
-    """Raise `MissingExtraError` unless the package onnx is installed."""
-    if find_spec("onnx") is None:
-        raise MissingExtraError(
-            "reading ONNX files needs the package onnx, not installed here; "
-            'pip install "poetmodel[onnx]" installs it'
-        )
-
-
 def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecord:
     """Read a file of ONNX, without what no floating output needs.
 
@@ -83,7 +74,7 @@ def read_file(path: str | Path, *, is_known: Callable[[str], bool]) -> FileRecor
     InputError
         If it is no such file, is damaged, or has something that cannot be trained: says what.
     """
-    require_onnx()
+    require_package("onnx", "reading ONNX files")
     path = Path(path)
     model = _load(path)
     opset = _opset(path, model)
