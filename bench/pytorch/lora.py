@@ -2,7 +2,7 @@
 
 ``python bench/pytorch/lora.py --out bench/results/$(date +%F)-lora.jsonl`` runs three processes.
 `EAGER` trains with plain PyTorch. `FIRST` compiles the step and fills a cache; it takes several
-times the model. `SECOND` starts from weights in a mapped file and from that cache, with all frozen
+times the model. `SECOND` starts from weights in mapped files and from that cache, with all frozen
 weights on storage, and trains. The record says what each held, and whether the trained parameters
 are those of eager PyTorch, bit by bit.
 
@@ -38,8 +38,6 @@ EAGER, FIRST, SECOND = "eager", "first", "second"
 WIDTH, HEADS, GROUPS, INNER, TOKENS = 2048, 32, 4, 5632, 32_000
 RANK, SCALE = 8, 2.0
 SEED = 0
-COPIED_BYTES: Final = 2**20
-"""Weights below this are copied out of the mapped file [B]."""
 
 
 class Adapted(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -132,18 +130,27 @@ def batch_of(length: int) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tens
     return (tokens, torch.cat((angles, angles), -1).bfloat16()), wanted
 
 
-def model_in(path: Path, layers: int) -> Llama:
-    """Return the model whose weights are in a file, which is mapped; make the file if need be."""
+def save(folder: Path, layers: int) -> None:
+    """Write the weights of a new model, each to a file of its own."""
     torch.set_default_dtype(torch.bfloat16)
-    if not path.exists():
-        torch.manual_seed(SEED)
-        torch.save(Llama(layers).state_dict(), path)
+    torch.manual_seed(SEED)
+    for name, weight in Llama(layers).state_dict().items():
+        (folder / name).write_bytes(weight.view(torch.int16).numpy().tobytes())
+
+
+def model_in(folder: Path, layers: int) -> Llama:
+    """Return the model whose weights are in files, each mapped by itself."""
+    torch.set_default_dtype(torch.bfloat16)
     with torch.device("meta"):
         model = Llama(layers)
-    model.load_state_dict(torch.load(path, mmap=True), assign=True)
+    weights = {
+        name: torch.from_file(
+            str(folder / name), shared=False, size=weight.numel(), dtype=weight.dtype
+        ).view(weight.shape)
+        for name, weight in model.state_dict().items()
+    }
+    model.load_state_dict(weights, assign=True)
     for name, parameter in model.named_parameters():
-        if parameter.nbytes < COPIED_BYTES:  # which stay in RAM, and the whole file with them
-            parameter.data = parameter.data.clone()
         parameter.requires_grad_(is_adapter(name))
     return model
 
@@ -152,7 +159,7 @@ def run(role: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train in this process; return what it took."""
     give_back_at_once()
     torch.set_num_threads(1)
-    model = model_in(folder / "weights.pt", options.layers)
+    model = model_in(folder / "weights", options.layers)
     inputs, wanted = batch_of(options.length)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3)
@@ -235,7 +242,8 @@ def main() -> int:
     options = parsed(parser, "lora.jsonl", None)
     records = latest(options.out)
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        model_in(Path(folder) / "weights.pt", options.layers)
+        (Path(folder) / "weights").mkdir()
+        save(Path(folder) / "weights", options.layers)
         given = ("--layers", options.layers, "--length", options.length, "--steps", options.steps)
         for role in (EAGER, FIRST, SECOND):
             command = [sys.executable, __file__, "--role", role, "--folder", folder, *given]
