@@ -107,9 +107,17 @@ def planes(width: int, groups: int) -> nn.Module:
         *(nn.Upsample(scale_factor=2), nn.ConvTranspose2d(width + 3, 5, 3, stride=2), nn.Tanh()),
         *(nn.Conv2d(5, width, 3, padding=2, dilation=2), nn.ReLU6()),
         *(nn.Upsample(scale_factor=1.5, mode="bilinear"), nn.ReflectionPad2d(1)),
-        *(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.Conv2d(width, 9, 1)),
+        *(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.LeakyReLU()),
+        *(nn.AvgPool2d(3, 1, 1), nn.Hardsigmoid(), nn.Conv2d(width, 9, 1), settled(9)),
         *(nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(81, 7)),
     )
+
+
+def settled(width: int) -> nn.Module:
+    """Return a batch norm in evaluation, of which the bias alone is trained."""
+    norm = nn.BatchNorm2d(width).eval()
+    norm.weight.requires_grad_(False)
+    return norm
 
 
 def optimizers(parameters: list[nn.Parameter]) -> Iterator[torch.optim.Optimizer]:
@@ -131,10 +139,12 @@ def steps() -> Iterator[LoweredStep]:
     entropy = functional.cross_entropy
     for rows, width in ((3, 10), (9, 31)):
         inputs = (torch.randn(rows, 6), torch.rand(rows, width))
-        yield lowered(Functions(6, width), every_loss, inputs)
+        for masks in (True, False):
+            yield lowered(Functions(6, width), every_loss, inputs, masks=masks)
     for batch, size, width, groups in ((1, 15, 8, 2), (2, 20, 6, 1), (3, 12, 12, 3)):
         inputs = (torch.randn(batch, 3, size, size), torch.randint(0, 7, (batch,)))
-        yield lowered(planes(width, groups), entropy, inputs)
+        for masks in (True, False):
+            yield lowered(planes(width, groups), entropy, inputs, masks=masks)
     for batch in (1, 3, 8):
         inputs = (torch.randn(batch, 37), torch.randint(0, 9, (batch,)))
         yield lowered(perceptron(37, 50, 33, 9), entropy, inputs)
@@ -159,10 +169,12 @@ def lowered(
     loss: Any,
     inputs: tuple[torch.Tensor, ...],
     optimizer: torch.optim.Optimizer | None = None,
+    *,
+    masks: bool = True,
 ) -> LoweredStep:
     """Return a step, updated by plain SGD unless another rule is given."""
     rule = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
-    return lower(model, loss, inputs, optimizer=rule)
+    return lower(model, loss, inputs, optimizer=rule, masks=masks)
 
 
 def fitted(samples: Sequence[tuple[Counter[tuple[str, str]], int]]) -> dict[str, dict[str, float]]:
