@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -116,7 +116,7 @@ def planes(width: int, groups: int) -> nn.Module:
 def settled(width: int) -> nn.Module:
     """Return a batch norm in evaluation, of which the bias alone is trained."""
     norm = nn.BatchNorm2d(width).eval()
-    norm.weight.requires_grad_(False)
+    norm.weight.requires_grad_(requires_grad=False)
     return norm
 
 
@@ -137,14 +137,13 @@ def perceptron(*widths: int) -> nn.Sequential:
 def steps() -> Iterator[LoweredStep]:
     """Yield the steps whose nodes are counted."""
     entropy = functional.cross_entropy
-    for rows, width in ((3, 10), (9, 31)):
+    for (rows, width), masks in product(((3, 10), (9, 31)), (True, False)):
         inputs = (torch.randn(rows, 6), torch.rand(rows, width))
-        for masks in (True, False):
-            yield lowered(Functions(6, width), every_loss, inputs, masks=masks)
-    for batch, size, width, groups in ((1, 15, 8, 2), (2, 20, 6, 1), (3, 12, 12, 3)):
+        yield lowered(Functions(6, width), every_loss, inputs, masks=masks)
+    images = ((1, 15, 8, 2), (2, 20, 6, 1), (3, 12, 12, 3))
+    for (batch, size, width, groups), masks in product(images, (True, False)):
         inputs = (torch.randn(batch, 3, size, size), torch.randint(0, 7, (batch,)))
-        for masks in (True, False):
-            yield lowered(planes(width, groups), entropy, inputs, masks=masks)
+        yield lowered(planes(width, groups), entropy, inputs, masks=masks)
     for batch in (1, 3, 8):
         inputs = (torch.randn(batch, 37), torch.randint(0, 9, (batch,)))
         yield lowered(perceptron(37, 50, 33, 9), entropy, inputs)
