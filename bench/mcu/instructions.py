@@ -1,6 +1,7 @@
 """Fill the table of instructions that estimates of exported steps take: which an emulator counts.
 
-``python bench/mcu/instructions.py`` writes ``src/poetmodel/export/instructions.json``, in minutes.
+``python bench/mcu/instructions.py`` writes ``src/poetmodel/export/instructions.json``, in minutes;
+with ``--new`` it adds the kernels that this lacks.
 Needs PyTorch, GCC for Arm and QEMU.
 """
 
@@ -200,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(poetmodel.export.__file__).parent / TABLE
     parser.add_argument("--out", type=Path, default=default)
+    parser.add_argument("--new", action="store_true", help="rows that the table has stay")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.manual_seed(0)
@@ -219,6 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what: float(f"{median(values):.{DIGITS}g}")
         for what, values in zip(COMMON, known, strict=True)
     }
+    if options.new:
+        table |= json.loads(default.read_text(encoding="utf-8"))
     text = json.dumps(table, indent=0, sort_keys=True)
     options.out.write_text(f"{text}\n", encoding="utf-8")
     return 0
