@@ -5,6 +5,9 @@ are 0. */
 
 #include "pm_each.h"
 
+/* Does something for each bit of a byte. */
+#define PM_EIGHT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+
 typedef struct {
     uint8_t *to;
     uint32_t byte; /* the bits that are not written yet */
