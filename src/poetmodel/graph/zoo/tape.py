@@ -218,7 +218,9 @@ class Tape:
 
     def _with_state(self, options: StateOptions) -> list[Node]:
         """Return the nodes of a step with every parameter and moment as a state tensor."""
-        recorded = masked(options.prepared(self._recorded))
+        recorded = options.prepared(self._recorded)
+        if options.is_partial:
+            recorded = masked(recorded)
         state = StateTensors(options.rule)
         forward = list(self._forward(recorded, state))
         return [*forward, *BackwardPass(recorded, fused=self._fused, state=state).nodes]
