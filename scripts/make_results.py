@@ -8,8 +8,8 @@ grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``) a
 that of whole steps, the last ``*-step-costs.jsonl`` for what compiled steps cost, the last
 ``*-constraints.jsonl`` for
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
-``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last
-``*-trains.jsonl`` and ``*-against.jsonl`` for
+``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last ``*-masks.jsonl`` for
+a part of ``docs/how-to/training-step.md``, the last ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/built-in-steps.md``, the last ``*-compared.jsonl`` for ``docs/compared.md`` and the
 README's table of methods, the last ``*-mcu.jsonl`` for ``docs/what-trains-where.md`` and
 the README's table of boards, the last ``*-coverage.jsonl`` for ``docs/pytorch-models.md``, the
@@ -50,6 +50,7 @@ from result_pages import (  # noqa: E402
     executorch,
     figures,
     grid,
+    masks,
     step_costs,
     tested,
     training,
@@ -74,6 +75,7 @@ ABLATION_PAGE: Final = ROOT / "bench" / "lazy-records.md"
 COMPARED_PAGE: Final = ROOT / "docs" / "compared.md"
 PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
 EXECUTORCH_PAGE: Final = ROOT / "docs" / "how-to" / "executorch.md"
+STEP_PAGE: Final = ROOT / "docs" / "how-to" / "training-step.md"
 README: Final = ROOT / "README.md"
 
 
@@ -139,6 +141,10 @@ def due() -> dict[Path, str]:
         pages[EXECUTORCH_PAGE] = replace_block(
             text, "arenas", executorch.block(arenas, arenas_source)
         )
+    masks_source, saved = read_newest("*-masks.jsonl")
+    if saved:
+        text = STEP_PAGE.read_text(encoding="utf-8")
+        pages[STEP_PAGE] = replace_block(text, "masks", masks.block(saved, masks_source))
     claims = _claims(exported)
     if claims:
         text = INDEX.read_text(encoding="utf-8")

@@ -70,9 +70,11 @@ def test_sites_differ() -> None:
     ]
     loss = torch.nn.functional.mse_loss
     step = lower(torch.nn.Sequential(*layers), loss, (torch.ones(3, 4), torch.ones(3, 4)))
-    calls = [call for made in step.calls for call in made if call.kernel == "pm_dropout"]
-    found = [call.arguments[4:] for call in calls]
-    assert found == [(0, 2**23, 2.0), (1, round(0.2 * 2**24), 1.25)]
+    calls = [call for made in step.calls for call in made]
+    drawn = [call.arguments[2:] for call in calls if call.kernel == "pm_dropout_bits"]
+    assert drawn == [(0, 2**23), (1, round(0.2 * 2**24))]
+    factors = [call.arguments[-1] for call in calls if call.kernel == "pm_bits_scale"]
+    assert sorted(factors) == [1.25, 1.25, 2.0, 2.0]
 
 
 class Masked(torch.nn.Module):

@@ -11,14 +11,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from kit.kernel_calls import Memory  # noqa: E402
+from kit.kernel_calls import executed  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from poetmodel.export.step import LoweredStep
 
 pytestmark = pytest.mark.torch
 ROWS, WIDTH = 4, 6
@@ -180,19 +178,6 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         real(ROWS, WIDTH),
     ),
 }
-
-
-def executed(step: LoweredStep, *inputs: Any, steps: int = 1) -> Memory:
-    """Return all buffers after some steps on the same batch."""
-    memory = Memory(step.buffers, learning_rate=step.learning_rate or 0.0)
-    for name, values in step.values.items():
-        memory[name][...] = values
-    for value, tensor in zip(step.inputs, inputs, strict=True):
-        memory[value.pieces[0].buffer][...] = tensor.reshape(-1).numpy()
-    for _ in range(steps):
-        for node, calls in zip(step.graph.nodes, step.calls, strict=True):
-            memory.execute(calls, workspace_bytes=node.workspace_bytes)
-    return memory
 
 
 def check(model: Any, loss: Callable[..., Any], *inputs: Any, tolerance: float = 1e-12) -> None:

@@ -229,6 +229,13 @@ def _batch_norm_backward(op: Lowering) -> None:
     mean, scale = op.args[5:7] if training else op.args[3:5]
     dx = op.output() if op.has_output(0) else dy
     op.elementwise = op.has_output(0)
+    if not training and not op.has_output(1):
+        steps, sizes = _channels(op, dx, dy)
+        op.call(
+            "pm_batch_norm_fixed_backward", _wanted(op, 0), _wanted(op, 2), dy,
+            _given(op, op.args[2]), _given(op, scale), steps, *sizes, float(epsilon),
+        )  # fmt: skip
+        return
     steps, sizes = _channels(op, dx, dy, x)
     op.call(
         "pm_batch_norm_backward", *(_wanted(op, position) for position in range(3)), dy, x,

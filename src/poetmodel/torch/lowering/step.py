@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.export.fusing import fused
+from poetmodel.export.masks import masked
 from poetmodel.export.step import Buffer, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.torch.capturing.inputs import positional, refuse
@@ -49,8 +50,11 @@ def lower(
     name: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     clip_grad_norm: float | None = None,
+    masks: bool = True,
 ) -> LoweredStep:
     """Capture a training step and lower it to calls of kernels; parameters as for `trace`.
+
+    Without `masks` it saves for its backward pass what PyTorch saves: for comparisons.
 
     Raises
     ------
@@ -62,7 +66,8 @@ def lower(
     split_convolutions(joint)
     if optimizer is not None:
         joint = with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
-    return Lowered(joint).step()
+    step = Lowered(joint).step()
+    return masked(step) if masks else step
 
 
 class Lowered:
