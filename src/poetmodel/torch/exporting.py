@@ -41,7 +41,8 @@ def export(
     name : str, optional
         Name of the step; by default the class of `model`.
     optimizer : torch.optim.Optimizer, optional
-        Update parameters as SGD, Adam or AdamW would. Without it the step hands out gradients.
+        Update parameters as it would: one that `trace` takes, all its groups and their settings
+        included. Without it the step hands out gradients.
     clip_grad_norm : float, optional
         Clip the norm of all gradients together. Needs an `optimizer`.
     infer : bool

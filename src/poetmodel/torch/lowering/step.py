@@ -381,7 +381,7 @@ def _begins_with_gradient(argument: InputSpec) -> bool:
         return False
     groups = held.optimizer.param_groups
     group = next(each for each in groups if any(p is held.parameter for p in each["params"]))
-    return bool(group["dampening"])
+    return bool(group.get("dampening"))
 
 
 def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:

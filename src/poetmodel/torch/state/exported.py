@@ -8,6 +8,7 @@ import torch
 
 from poetmodel.errors import InputError
 from poetmodel.export.state import read_state, state_paths, state_tensors, write_state
+from poetmodel.torch.step.optimizers import OptimizerSlot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,8 +79,8 @@ def save_state(
     path : str or Path
         The exported folder, where ``state.bin`` is written; or the file to write.
     optimizer : torch.optim.Optimizer, optional
-        Whose moments are written; where it has taken no step they are 0. Needed where the folder
-        has some.
+        Whose moments are written; where it has taken no step they are those that it begins with.
+        Needed where the folder has some.
     folder : str or Path, optional
         The exported folder, where the file is to lie elsewhere.
 
@@ -96,9 +97,9 @@ def save_state(
         raise InputError(f"optimizer: the folder keeps {min(moments)!r} too; give the optimizer")
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     for name, parameter, key in _moments(model, moments, optimizer):
-        value = {} if optimizer is None else optimizer.state.get(parameter, {})
-        moment = torch.as_tensor(value.get(key, torch.zeros(shapes[name])))
-        arrays[name] = moment.detach().cpu().numpy().reshape(shapes[name])
+        if optimizer is not None:
+            moment = OptimizerSlot(optimizer, parameter, key).value()
+            arrays[name] = moment.detach().cpu().numpy().reshape(shapes[name])
     write_state(file, tensors, arrays)
 
 
