@@ -287,6 +287,13 @@ def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> Look
     return found
 
 
+def random_site(node: fx.Node) -> int:
+    """Return which of the random operators of its graph a node is."""
+    seeded = torch.Tag.nondeterministic_seeded
+    sites = [each for each in node.graph.nodes if seeded in getattr(each.target, "tags", ())]
+    return sites.index(node)
+
+
 def copy(op: Lowering, out: Look, x: Look) -> None:
     """Add a call that copies a tensor, changing its type where they differ."""
     x = x.broadcast(out.shape)

@@ -59,6 +59,7 @@ def lower(
     """
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, positional(inputs), name=name)
+    refuse(joint.name, _unguarded(joint))
     split_convolutions(joint)
     if optimizer is not None:
         joint = with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
@@ -355,7 +356,10 @@ class Lowered:
 def _unguarded(joint: Joint) -> Iterator[str]:
     """Yield which values the step depends on that C has no guards for."""
     for place in joint.checked:
-        yield f"{place} checks numbers, which cannot be exported; leave it out"
+        yield (
+            f"{place} checks numbers, which cannot be exported; leave it out (validate_args=False "
+            "for a distribution)"
+        )
     for read in joint.read.reads:
         where = f" at {read.place}" if read.place else ""
         yield (
