@@ -351,6 +351,26 @@ def test_words(batch: int) -> None:
     check(Words(), functional.cross_entropy, words, torch.tensor([2, 0][:batch]))
 
 
+class Bags(nn.Module):
+    """Bags of words, each begins at an offset."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.bags, self.last = nn.EmbeddingBag(11, WIDTH, mode=mode), nn.Linear(WIDTH, 3)
+
+    def forward(self, words: Any, offsets: Any) -> Any:
+        """Return a score for each class of each bag."""
+        return self.last(self.bags(words, offsets).tanh())
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_words(mode: str) -> None:
+    """Bags of words, one of them without any."""
+    torch.manual_seed(0)
+    words, offsets = torch.tensor([4, 9, 4, 0, 1, 2, 10]), torch.tensor([0, 3, 3])
+    check(Bags(mode), functional.cross_entropy, words, offsets, torch.tensor([2, 0, 1]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_patches(batch: int) -> None:

@@ -303,6 +303,15 @@ def copy(op: Lowering, out: Look, x: Look) -> None:
         op.call(f"pm_{_WORDS[x.type]}_to_{_WORDS[out.type]}", out, x, table(op, out, x))
 
 
+def in_order(op: Lowering, look: Look) -> Look:
+    """Return a tensor whose elements lie in order: a copy in workspace if need be."""
+    if look.is_contiguous:
+        return look
+    found = workspace(op, look.shape, look.type)
+    copy(op, found, look)
+    return found
+
+
 def fill(op: Lowering, out: Look, number: float) -> None:
     """Add a call that gives a dense tensor one value."""
     if not out.is_dense:

@@ -12,12 +12,12 @@ from poetmodel.export.step import DataType
 from poetmodel.torch.lowering.operands import (
     Lowering,
     copy,
+    in_order,
     lowers,
     only,
     operand,
     table,
     without,
-    workspace,
     wrapped,
 )
 
@@ -165,21 +165,12 @@ def _distances(op: Lowering, kernel: str, given: Sequence[Any], order: float, x:
     """Call a kernel on all pairs of rows of two operands: `x`, and the next one."""
     if order not in (1, 2):
         op.refuse(f"expected distances of order 1 or 2, got {order:g}")
-    looks = [_in_order(op, op.value(each)) for each in given]
+    looks = [in_order(op, op.value(each)) for each in given]
     *batch, rows, n = looks[x].shape
     *others, columns, _ = looks[x + 1].shape
     if batch != others:
         op.refuse(f"expected as many batches of one as of the other, got {batch} and {others}")
     op.call(kernel, op.output(), *looks, math.prod(batch), rows, columns, n, int(order))
-
-
-def _in_order(op: Lowering, look: Look) -> Look:
-    """Return a tensor whose elements lie in order: a copy in workspace if need be."""
-    if look.is_contiguous:
-        return look
-    found = workspace(op, look.shape)
-    copy(op, found, look)
-    return found
 
 
 # -- rows ---------------------------------------------------------------------------------------
