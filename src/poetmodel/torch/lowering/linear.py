@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.export.step import Condition
 from poetmodel.torch.lowering.operands import (
     Look,
     Lowering,
@@ -21,7 +22,13 @@ from poetmodel.torch.lowering.operands import (
     workspace,
 )
 from poetmodel.torch.step.optimizers import NADAM_DECAY, Adagrad, Adam, NAdam, RmsProp, Sgd
-from poetmodel.torch.step.updates import BufferUpdate, GradientNorm, ParameterUpdate
+from poetmodel.torch.step.updates import (
+    AccumulatingUpdate,
+    BatchCount,
+    BufferUpdate,
+    GradientNorm,
+    ParameterUpdate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -270,13 +277,36 @@ def _weight(op: Lowering, weight: Any) -> tuple[Look | Argument, int]:
 def _lower_parameter_update(op: Lowering) -> None:
     state, gradients, rate, *factors = op.args
     looks = [op.value(each) for each in state]
+    _update(op, looks, _gradient(op, gradients, looks[0], factors), rate)
+
+
+def _update(op: Lowering, looks: Sequence[Look], gradient: Look, rate: Any) -> None:
     parameter = looks[0]
     moments = [look for look in looks if look.shape == parameter.shape]
     if not parameter.is_dense or not all(look.lies_like(parameter) for look in moments):
         op.refuse("expected a parameter without gaps, and moments that lie like it")
-    gradient = _gradient(op, gradients, parameter, factors)
     rule = op.node.target.rule
     _UPDATES[type(rule)](op, rule, looks, gradient, op.learning_rate(rate))
+
+
+@lowers(AccumulatingUpdate)
+def _lower_accumulating_update(op: Lowering) -> None:
+    state, gradients, rate, count, *factors = op.args
+    *looks, total = (op.value(each) for each in state)
+    if not total.is_dense:
+        op.refuse("expected a parameter without gaps")
+    op.call("pm_accumulate", total, _gradient(op, gradients, total, ()), total.elements)
+    op.where = Condition(op.value(count).ref, op.node.target.batches - 1)
+    summed_bytes, op.workspace_bytes = op.workspace_bytes, 0
+    _update(op, looks, _gradient(op, (state[-1],), total, factors), rate)
+    fill(op, total, 0)
+    op.workspace_bytes = max(op.workspace_bytes, summed_bytes)
+
+
+@lowers(BatchCount)
+def _lower_batch_count(op: Lowering) -> None:
+    ((count,),) = op.args
+    op.call("pm_count_to", op.value(count), 1, op.node.target.batches)
 
 
 def _sgd(

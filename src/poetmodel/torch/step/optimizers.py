@@ -426,6 +426,17 @@ class OptimizerSlot:
             self.optimizer.state.pop(self.parameter, None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstValue:
+    """What an exported step keeps beside the optimizer, as it is before the first step."""
+
+    first: torch.Tensor
+
+    def value(self) -> torch.Tensor:
+        """Return it."""
+        return self.first
+
+
 # -- what an optimizer holds, on its way into a step and back ----------------------------------
 
 

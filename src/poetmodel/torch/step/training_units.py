@@ -203,6 +203,11 @@ class TrainingUnits(Units):
                 waits.append(reader.index)
                 if isinstance(unit.node.target, BufferUpdate):
                     waits += [last[made] for made in reader.storages]
+            waits += [
+                place
+                for k, place in places.items()
+                if not set(replaced).isdisjoint(self.units[k].reads.storages)
+            ]
             places[unit.index] = max(waits)
         return places
 
