@@ -171,6 +171,9 @@ def _results(readme: str) -> dict[Path, str]:
     whole_source, whole = read_newest("*-whole-step.jsonl")
     if whole:
         sections.append(training.whole_section(whole, whole_source))
+    lora_source, adapted = read_newest("*-lora.jsonl")
+    if adapted:
+        sections.append(training.lora_section(adapted, lora_source))
     costs_source, costs = read_newest("*-step-costs.jsonl")
     if costs:
         sections.append(step_costs.section(costs, costs_source))

@@ -224,9 +224,9 @@ class _FittingSearch:
                 continue
             plan, arena = self._placed(result.schedule, budget)
             if arena.bytes <= self.usable_bytes:
-                found = self._fitted(first, result, plan, arena)
-                if not found.result.violations:
-                    return found
+                fitted = self._fitted(first, result, plan, arena)
+                if not fitted.result.violations:
+                    return fitted
                 low = budget  # such as a deadline that the plan misses in less RAM
                 continue
             high = min(budget, result.peak_ram_bytes or 0)
@@ -253,9 +253,9 @@ class _FittingSearch:
             placed = self._placed(result.require_schedule(), self.usable_bytes)
             if placed[1].bytes <= self.usable_bytes:
                 result = replace(result, build_s=0.0, solve_s=0.0)
-                found = self._fitted(first, result, *placed)
-                if not found.result.violations:
-                    return found
+                fitted = self._fitted(first, result, *placed)
+                if not fitted.result.violations:
+                    return fitted
         return Fitted(first, plan, arena)
 
     def _quickly(self, first: SolveResult, rounded: Problem, high: int) -> Fitted | None:
@@ -265,20 +265,20 @@ class _FittingSearch:
         problems = [_with_ram(rounded, high - high // part) for part in QUICK]
         reached = first.require_schedule()
         ways: list[tuple[Callable[[Problem], Schedule | None], Problem]] = [
-            *((partial(_refitted, schedule=reached), each) for each in problems),
-            *((_greedy, each) for each in problems),
+            *((partial(_refitted, schedule=reached), problem) for problem in problems),
+            *((_greedy, problem) for problem in problems),
             (page_everything, problems[0]),
         ]
         for make, less in ways:
-            made = make(less)
-            if made is None:
+            schedule = make(less)
+            if schedule is None:
                 continue
-            plan, arena = self._placed(made, less.usable_ram_bytes)
+            plan, arena = self._placed(schedule, less.usable_ram_bytes)
             if arena.bytes <= self.usable_bytes:
-                result = replace(first, schedule=made, build_s=0.0, solve_s=0.0)
-                found = self._fitted(first, result, plan, arena)
-                if not found.result.violations:
-                    return found
+                result = replace(first, schedule=schedule, build_s=0.0, solve_s=0.0)
+                fitted = self._fitted(first, result, plan, arena)
+                if not fitted.result.violations:
+                    return fitted
         return None
 
     def _solved(self, stated: Problem, ratio: float, **more: Any) -> SolveResult:
@@ -318,7 +318,7 @@ class _FittingSearch:
         """Return what was found with less RAM as a result of the problem as stated."""
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
-        found = replace(
+        fitted = replace(
             result,
             problem=self.problem,
             schedule=schedule,
@@ -329,7 +329,7 @@ class _FittingSearch:
             build_s=first.build_s + result.build_s,
             solve_s=first.solve_s + result.solve_s,
         )
-        return Fitted(_judged(found), plan, arena)
+        return Fitted(_judged(fitted), plan, arena)
 
     def _infeasible(self, result: SolveResult) -> SolveResult:
         """Return the proof, a result of the problem with sizes rounded up, in its words."""
@@ -363,13 +363,13 @@ class _FittingSearch:
         return f"the {format_bytes(self.usable_bytes)} that tensors may use"
 
 
-def _judged(found: SolveResult) -> SolveResult:
+def _judged(result: SolveResult) -> SolveResult:
     """Return a result with the status that its value and bound give it."""
-    proved = (found.gap or 0.0) <= found.requested_gap
-    ended = found.termination
+    proved = (result.gap or 0.0) <= result.requested_gap
+    ended = result.termination
     if proved or ended == Termination.PROVED:
         ended = Termination.PROVED if proved else Termination.STALLED
-    return replace(found, status=Status.OPTIMAL if proved else Status.FEASIBLE, termination=ended)
+    return replace(result, status=Status.OPTIMAL if proved else Status.FEASIBLE, termination=ended)
 
 
 def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
@@ -409,7 +409,7 @@ def aligned_graph(graph: Graph, alignment: int) -> Graph:
             node,
             workspace_bytes=aligned(node.workspace_bytes, alignment),
             outputs=tuple(
-                replace(one, bytes=aligned(one.bytes, alignment)) for one in node.outputs
+                replace(tensor, bytes=aligned(tensor.bytes, alignment)) for tensor in node.outputs
             ),
         )
         for node in graph.nodes
