@@ -292,7 +292,7 @@ def _update(op: Lowering, looks: Sequence[Look], gradient: Look, rate: Any) -> N
 @lowers(AccumulatingUpdate)
 def _lower_accumulating_update(op: Lowering) -> None:
     state, gradients, rate, count, *factors = op.args
-    *looks, total = (op.value(each) for each in state)
+    *looks, total = map(op.value, state)
     if not total.is_dense:
         op.refuse("expected a parameter without gaps")
     op.call("pm_accumulate", total, _gradient(op, gradients, total, ()), total.elements)

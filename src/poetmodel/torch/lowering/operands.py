@@ -300,7 +300,7 @@ def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> Look
 def random_site(node: fx.Node) -> int:
     """Return which of the random operators of its graph a node is."""
     seeded = torch.Tag.nondeterministic_seeded
-    sites = [each for each in node.graph.nodes if seeded in getattr(each.target, "tags", ())]
+    sites = [other for other in node.graph.nodes if seeded in getattr(other.target, "tags", ())]
     return sites.index(node)
 
 
@@ -317,9 +317,9 @@ def in_order(op: Lowering, look: Look) -> Look:
     """Return a tensor whose elements lie in order: a copy in workspace if need be."""
     if look.is_contiguous:
         return look
-    found = workspace(op, look.shape, look.type)
-    copy(op, found, look)
-    return found
+    ordered = workspace(op, look.shape, look.type)
+    copy(op, ordered, look)
+    return ordered
 
 
 def fill(op: Lowering, out: Look, number: float) -> None:

@@ -42,7 +42,7 @@ def _lower_normal_functional(op: Lowering) -> None:
 def _lower_normal(op: Lowering) -> None:
     out = op.output()
     _draw(op, "pm_normal", 0.0, 1.0)
-    deviation, mean = (operand(op, each).broadcast(out.shape) for each in op.args[1::-1])
+    deviation, mean = (operand(op, value).broadcast(out.shape) for value in op.args[1::-1])
     op.call("pm_mul", out, out, deviation, table(op, out, out, deviation))
     op.call("pm_add", out, out, mean, table(op, out, out, mean), 1.0)
 

@@ -308,7 +308,7 @@ def _bags(
     numbers: Sequence[int],
 ) -> None:
     """Call a kernel on bags: indices, where each begins; `numbers` of bags, columns, and others."""
-    index, offset = (in_order(op, op.value(each)) for each in bags)
+    index, offset = (in_order(op, op.value(tensor)) for tensor in bags)
     factors: Look | int = 0 if weights is None else in_order(op, op.value(weights))
     count, *others = numbers
     sizes = (count, offset.elements, index.elements, *others)

@@ -322,7 +322,7 @@ class Lowered:
     def _read(self, lowering: Lowering | None) -> tuple[str, ...]:
         """Return the buffers that calls name: a kernel may need less than PyTorch's operator."""
         calls = () if lowering is None else lowering.calls
-        return tuple(dict.fromkeys(name for made in calls for name in made.buffers))
+        return tuple(dict.fromkeys(name for call in calls for name in call.buffers))
 
     def _tensor(self, number: int) -> Tensor:
         storage = self.parts.storages[number]

@@ -379,9 +379,9 @@ class _Extension:
 
     def _accumulate(self) -> fx.Node:
         """Add the sums of gradients so far; return how many batches they are of."""
-        for key, each in self.trained.items():
-            zero = torch.zeros_like(each.parameter, requires_grad=False)
-            name = f"{each.arguments[0].name}.{GRADIENT}"
+        for key, trained in self.trained.items():
+            zero = torch.zeros_like(trained.parameter, requires_grad=False)
+            name = f"{trained.arguments[0].name}.{GRADIENT}"
             self.totals[key] = (self._argument(name, FirstValue(zero)),)
         return self._argument(BATCHES, FirstValue(torch.tensor(0)))
 
