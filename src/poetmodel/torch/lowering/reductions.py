@@ -165,7 +165,7 @@ def _distances(op: Lowering, kernel: str, given: Sequence[Any], order: float, x:
     """Call a kernel on all pairs of rows of two operands: `x`, and the next one."""
     if order not in (1, 2):
         op.refuse(f"expected distances of order 1 or 2, got {order:g}")
-    looks = [in_order(op, op.value(operand)) for operand in given]
+    looks = [in_order(op, op.value(value)) for value in given]
     *batch, rows, n = looks[x].shape
     *others, columns, _ = looks[x + 1].shape
     if batch != others:
