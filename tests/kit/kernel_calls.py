@@ -120,6 +120,8 @@ class Memory:
         self.buffers[WORKSPACE] = Buffer(elements=size, type=DataType.REAL)
         self._arrays[WORKSPACE] = np.full(size + 2 * _GUARD, np.nan)
         for call in calls:
+            if call.where and self[call.where.counter.buffer][0] != call.where.value:
+                continue
             kept: list[Any] = []
             arguments = [self._argument(a, kept) for a in call.arguments]
             function = built(call.kernel)

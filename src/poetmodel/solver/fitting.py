@@ -6,12 +6,13 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.clock import time_limit as limited
 from poetmodel.device import StorageMode
 from poetmodel.errors import TimeLimitError
-from poetmodel.heuristics.greedy import construct, page_everything
+from poetmodel.heuristics.greedy import construct, page_everything, refitted
 from poetmodel.placement import place
 from poetmodel.plan.arena import ALIGNMENT, aligned, check_alignment
 from poetmodel.planner import make_plan, verify
@@ -215,7 +216,7 @@ class _FittingSearch:
             if self.clock.remaining_s() <= 2 * self.placing_s:
                 quick = self._quickly(first, rounded, high)
                 return quick or Fitted(self._failed(first), None, None)
-            result = self._solved(_with_ram(rounded, budget), 1 / 2)
+            result = self._from(first, _with_ram(rounded, budget))
             if result.schedule is None or result.violations:
                 if result.status == Status.INFEASIBLE and budget == self.usable_bytes:
                     return Fitted(self._infeasible(result), None, None)
@@ -262,10 +263,13 @@ class _FittingSearch:
         if first.method != "optimal":  # the answer of a baseline would not be its own
             return None
         problems = [_with_ram(rounded, high - high // part) for part in QUICK]
-        for make, less in (
+        reached = first.require_schedule()
+        ways: list[tuple[Callable[[Problem], Schedule | None], Problem]] = [
+            *((partial(_refitted, schedule=reached), problem) for problem in problems),
             *((_greedy, problem) for problem in problems),
             (page_everything, problems[0]),
-        ):
+        ]
+        for make, less in ways:
             schedule = make(less)
             if schedule is None:
                 continue
@@ -282,6 +286,13 @@ class _FittingSearch:
         limit_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
         result = self.solve(stated, time_limit=limit_s, **{**self.options, **more})
         return replace(result, time_limit_s=self.clock.time_limit_s)
+
+    def _from(self, first: SolveResult, less: Problem) -> SolveResult:
+        """Solve with less RAM, from what the first solve has reached if it was cut short."""
+        start = None
+        if first.method == "optimal" and first.termination == Termination.TIME_LIMIT:
+            start = _refitted(less, first.require_schedule())
+        return self._solved(less, 1 / 2, **({} if start is None else {"start": start}))
 
     def _placed(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
         """Plan a schedule within a budget, and place it."""
@@ -363,6 +374,12 @@ def _judged(result: SolveResult) -> SolveResult:
 
 def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
     return replace(problem, ram=usable_bytes + problem.resident_bytes)
+
+
+def _refitted(problem: Problem, schedule: Schedule) -> Schedule | None:
+    with limited(QUICK_S / 2), suppress(TimeLimitError):
+        return refitted(problem, schedule, most_s=QUICK_S / 4)
+    return None
 
 
 def _greedy(problem: Problem) -> Schedule | None:
