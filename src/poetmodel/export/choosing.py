@@ -13,17 +13,17 @@ J. N. Hooker and G. Ottosson, "Logic-based Benders decomposition", Mathematical 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import Costs
 from poetmodel.device.costs import FREE
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, listed, shown
 from poetmodel.export.relaxation import Cut, Relaxation
 from poetmodel.problem.infeasibility import limits_in_words
-from poetmodel.result import Status
+from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
-from poetmodel.solver.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
+    from poetmodel.solver.request import Request
 
 CLOSED: Final = 1e-9
 """Gap at which a score is the best, whatever gap was asked for."""
@@ -42,6 +43,8 @@ LONGEST_CHECK_RATIO: Final = 0.2
 """Most time for the question whether a set has a schedule, as a share of what is left."""
 LONGEST_REFUTATION_RATIO: Final = 0.05
 """The same for a part of a refuted set."""
+_MOST_NAMED: Final = 4
+"""How many names one message lists."""
 ANY: Final = 1.0
 """A gap that every schedule has."""
 
@@ -78,7 +81,6 @@ def select(
     scores: Mapping[str, float],
     *,
     request: Request,
-    profile: bool = False,
 ) -> Selection:
     """Find the layers with the highest sum of scores whose training keeps all limits.
 
@@ -94,8 +96,6 @@ def select(
         Of each layer, 0 or more. A layer with score 0 stays as it is.
     request : Request
         How to solve, and for how long.
-    profile : bool
-        Whether costs are measured ones, by the names of the graph.
 
     Notes
     -----
@@ -106,7 +106,7 @@ def select(
     deadline. A question that the solver leaves open excludes nothing: the set is put aside, and its
     score stays in the bound.
     """
-    return _Search(freezable, problem, layers, scores, request, profile=profile).run()
+    return _Search(freezable, problem, layers, scores, request).run()
 
 
 class _Search:
@@ -119,10 +119,8 @@ class _Search:
         layers: Mapping[str, Sequence[str]],
         scores: Mapping[str, float],
         request: Request,
-        *,
-        profile: bool,
     ) -> None:
-        self.freezable, self.request, self.profile = freezable, request, profile
+        self.freezable, self.request = freezable, request
         self.problem = problem.resolved()
         self.relaxation = Relaxation(
             freezable=freezable,
@@ -143,6 +141,11 @@ class _Search:
         """Solve relaxations until the best set is known, or time is up."""
         if not self.relaxation.layers:
             raise InputError("scores: all are 0, so that no set is better than another")
+        with suppress(KeyboardInterrupt):  # the best set so far stays
+            self._search()
+        return self._selection()
+
+    def _search(self) -> None:
         self._start()
         while not self._is_closed() and self.request.remaining_s() > 0:
             proposed = self._propose()
@@ -156,9 +159,6 @@ class _Search:
                 self.open[frozenset(proposed)] = self._score(proposed)
                 self._exclude(proposed)
                 self._repair(proposed)
-            else:
-                continue
-        return self._selection()
 
     def _propose(self) -> tuple[str, ...] | None:
         """Return the best set that nothing excludes; None where there is none, or time is up."""
@@ -219,13 +219,13 @@ class _Search:
     # -- sets that have a schedule -----------------------------------------------------------------
 
     def _start(self) -> None:
-        """Try the last layers, as many as can be trained, and those with most score for their cost."""
+        """Try as many of the last layers as can be trained, and of those that score most for it."""
         able = [layer for layer in self.relaxation.layers if layer not in self.relaxation.excluded]
         self._try_longest(able[::-1])
         self._try_longest(sorted(able, key=self._density, reverse=True))
 
     def _repair(self, layers: Collection[str]) -> None:
-        """Try as many of some layers as can be trained, those of most score for their cost first."""
+        """Try as many of some layers as can be trained, those that score most for it first."""
         self._try_longest(sorted(layers, key=self._density, reverse=True))
 
     def _try_longest(self, layers: Sequence[str]) -> None:
@@ -267,7 +267,6 @@ class _Search:
             self.known[key] = Status.FEASIBLE if found else result.status
             if found and self._score(layers) > self._score(self.best):
                 self.best, self.result = layers, result
-                self.request.report(-self._score(layers), -self.bound)
         return self.known[key]
 
     def _parameters(self, layers: Iterable[str]) -> list[str]:
@@ -275,7 +274,7 @@ class _Search:
 
     def _solved(self, stated: Problem, ratio: float, *, gap: float = ANY) -> SolveResult:
         limit_s = max(ratio * self.request.remaining_s(), 1e-2)
-        return solve(
+        result = solve(
             stated,
             backend=self.request.backend,
             time_limit=limit_s,
@@ -283,19 +282,13 @@ class _Search:
             threads=self.request.threads,
             seed=self.request.seed,
         )
+        if result.termination == Termination.INTERRUPTED:
+            raise KeyboardInterrupt
+        return result
 
     def _problem(self, graph: Graph, **limits: Any) -> Problem:
-        """Return the problem of a part of the graph."""
-        given = self.problem
-        stated: dict[str, Any] = {
-            "ram": given.ram_budget_bytes,
-            "deadline": given.deadline_s,
-            "energy_budget": given.energy_budget_j,
-            "aux_bytes": given.aux_limit_bytes,
-            "minimize": "energy",
-        }
-        costs = costs_for(graph, given.costs, profile=self.profile)
-        return replace(given, graph=graph, costs=costs, **stated | limits)
+        costs = costs_for(graph, self.problem)
+        return replace(self.problem, graph=graph, costs=costs, **{"minimize": "energy", **limits})
 
     # -- sets that have none -----------------------------------------------------------------------
 
@@ -386,10 +379,51 @@ class _Search:
         self.relaxation.cuts.append(Cut(layers=frozenset(layers), exactly=True))
 
 
-def costs_for(graph: Graph, costs: Costs, *, profile: bool) -> Costs:
-    """Return the costs of a part of a graph: estimates of its device, or those measured of it."""
-    if not profile and costs.device is not None:
-        return Costs.estimate(graph, costs.device)
+def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
+    """Return the parameters of each layer: of each module, or each parameter alone.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Of the parameters, with the paths of their modules.
+    per : {'layer', 'tensor'}
+        What is trained or frozen as a whole. A parameter without a module is a layer of its own.
+    """
+    if per not in ("layer", "tensor"):
+        raise InputError(f"per: expected layer or tensor, got {per!r}")
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        layer = (name.rpartition(".")[0] or name) if per == "layer" else name
+        found[layer] = (*found.get(layer, ()), name)
+    return found
+
+
+def check_scores(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:
+    """Raise unless there is a score for each layer, and for nothing else, and all are 0 or more."""
+    unknown = [shown(name) for name in scores if name not in layers]
+    missing = [shown(name) for name in layers if name not in scores]
+    wrong = [shown(name) for name, score in scores.items() if not 0 <= score < math.inf]
+    known = listed([shown(name) for name in layers], most=_MOST_NAMED)
+    if unknown:
+        raise InputError(
+            f"{source}: no layer is called {listed(unknown, most=_MOST_NAMED)}; expected {known}"
+        )
+    if missing:
+        raise InputError(
+            f"{source}: no score for {listed(missing, most=_MOST_NAMED)}; give 0 for what is to "
+            "stay as it is"
+        )
+    if wrong:
+        raise InputError(
+            f"{source}: score of {listed(wrong, most=_MOST_NAMED)}: expected a number of 0 or more"
+        )
+
+
+def costs_for(graph: Graph, problem: Problem) -> Costs:
+    """Return the costs of a part of a problem's graph: estimated anew, or those that it states."""
+    costs, device = problem.costs, problem.costs.device
+    if device is not None and costs == Costs.estimate(problem.graph, device):
+        return Costs.estimate(graph, device)
     computing = [node.name for node in graph.nodes if not node.is_state]
     return replace(
         costs,
@@ -397,4 +431,17 @@ def costs_for(graph: Graph, costs: Costs, *, profile: bool) -> Costs:
         pages=None
         if costs.pages is None
         else {tensor.name: costs.pages[tensor.name] for tensor in graph.tensors},
+    )
+
+
+def renamed(costs: Costs, graph: Graph, other: Graph) -> Costs:
+    """Return the costs of a graph for another one, which differs in names alone."""
+    nodes = dict(zip(graph.node_index, other.node_index, strict=True))
+    tensors = dict(zip(graph.tensor_index, other.tensor_index, strict=True))
+    return replace(
+        costs,
+        compute={nodes[name]: cost for name, cost in costs.compute.items()},
+        pages=None
+        if costs.pages is None
+        else {tensors[name]: cost for name, cost in costs.pages.items()},
     )

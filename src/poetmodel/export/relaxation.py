@@ -335,7 +335,7 @@ class _Program:
         row |= {column: into[i] + out[i] for i, column in self.paged.items()}
 
     def _time(self, apart: Collection[str] = ()) -> tuple[dict[int, float], float]:
-        """Return the time of a pass and of transfers of state, but of some layers; and its limit."""
+        """Return the time of a pass and of transfers, but of some layers' state; and its limit."""
         table, moved = self.problem.table, dict[int, float]()
         if self.problem.deadline_counts == DeadlineCounts.SERIAL:
             moved = self._moved(table.page_in_time_s, table.page_out_time_s, apart)
