@@ -175,6 +175,7 @@ def _deliver(choice: Choice, files: ChoiceFiles, *, json: bool, total_s: float) 
         table = result_table(choice.result, total_s=total_s, read_s=0.0)
         show(figures("What to train", _facts(choice)), table)
     print_room_warnings(choice.result.room)
+    print_warnings([choice.note] if choice.note else [])
     if files.step is not None and choice.step is not None:
         from poetmodel.export.io import save_step
 

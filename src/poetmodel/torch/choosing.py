@@ -62,6 +62,8 @@ class Choice:
     """The schedule of the step in which all else is frozen; without a set, why."""
     step: LoweredStep | None
     """That step, as `export` captures it; None without a set."""
+    note: str = ""
+    """Why nothing is proved, in words, where the sets were compared on graphs of other nodes."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -107,6 +109,7 @@ class Choice:
                 "bound": self.bound,
                 "gap": self.gap,
                 "scores": dict(self.scores),
+                "note": self.note,
                 "statistics": dict(self.selection.statistics),
             }
         }
@@ -178,7 +181,8 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     modes, so that a batch norm in training mode goes on to renew its statistics.
 
     The sets are compared on graphs that are derived from one capture. The chosen one is captured
-    again, as `export` would, and must be the same.
+    again, as `export` would. PyTorch may choose other operators where a weight is frozen (such as
+    for products of batches); then the bound is the sum of all scores, and `Choice.note` says so.
     """
     if optimizer is None:
         trainable = [p for p in _parameters(model, loss_fn).values() if p.requires_grad]
@@ -204,11 +208,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         captured = lower(model, loss_fn, inputs, name=name, optimizer=optimizer)
     derived = freezable.trained(chosen)
     if shape_of(derived) != shape_of(captured.graph):
-        raise CaptureError(
-            f"{step.graph.name}: the step that trains {listed(selection.layers)} is captured with "
-            "other nodes than the step that trains all has for these, so that nothing is proved of "
-            "it; leave layers out of the scores' sum by freezing them first (requires_grad_(False))"
-        )
+        return _without_proof(captured, problem.resolved(), clock, selection, chosen, found)
     start = None if selection.result is None else selection.result.schedule
     result = _scheduled(captured, derived, problem.resolved(), clock, start)
     return Choice(
@@ -326,3 +326,32 @@ def _scheduled(
         start=start and replace(start, identity=GraphIdentity.of(step.graph)),
     )
     return replace(result, time_limit_s=clock.time_limit_s)
+
+
+def _without_proof(
+    step: LoweredStep,
+    problem: Problem,
+    clock: Request,
+    selection: Selection,
+    chosen: tuple[str, ...],
+    scores: Mapping[str, float],
+) -> Choice:
+    """Return a choice whose step has other nodes than those that the sets were compared on."""
+    costs = problem.costs
+    if costs.device is None or costs != Costs.estimate(problem.graph, costs.device):
+        raise CaptureError(
+            f"{step.graph.name}: the step that trains {listed(selection.layers)} has other nodes "
+            "than the step whose costs the profile has; leave the profile out"
+        )
+    unproved = replace(selection, bound=float(sum(scores.values())), status=Status.FEASIBLE)
+    return Choice(
+        selection=unproved,
+        parameters=chosen,
+        scores=scores,
+        result=_scheduled(step, step.graph, problem, clock, None),
+        step=step,
+        note=(
+            "PyTorch captures the chosen step with other operators than the one that trains all: "
+            "the schedule is that of the chosen step, and nothing is proved of other sets"
+        ),
+    )
