@@ -8,7 +8,8 @@ grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``) a
 that of whole steps, the last ``*-step-costs.jsonl`` for what compiled steps cost, the last
 ``*-constraints.jsonl`` for
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
-``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last
+``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last ``*-choice.jsonl`` for
+a part of ``docs/how-to/choose.md`` and its chart, the last
 ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/built-in-steps.md``, the last ``*-compared.jsonl`` for ``docs/compared.md`` and the
 README's table of methods, the last ``*-mcu.jsonl`` for ``docs/what-trains-where.md`` and
@@ -43,6 +44,7 @@ from result_pages import (  # noqa: E402
     boards,
     cases,
     charts,
+    choice,
     compared,
     constraints,
     coverage,
@@ -74,6 +76,7 @@ ABLATION_PAGE: Final = ROOT / "bench" / "lazy-records.md"
 COMPARED_PAGE: Final = ROOT / "docs" / "compared.md"
 PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
 EXECUTORCH_PAGE: Final = ROOT / "docs" / "how-to" / "executorch.md"
+CHOICE_PAGE: Final = ROOT / "docs" / "how-to" / "choose.md"
 README: Final = ROOT / "README.md"
 
 
@@ -139,6 +142,11 @@ def due() -> dict[Path, str]:
         pages[EXECUTORCH_PAGE] = replace_block(
             text, "arenas", executorch.block(arenas, arenas_source)
         )
+    choices_source, choices = read_newest("*-choice.jsonl")
+    if choices:
+        text = CHOICE_PAGE.read_text(encoding="utf-8")
+        found = choice.block(choices, choices_source)
+        pages[CHOICE_PAGE] = replace_block(text, "choice", found)
     claims = _claims(exported)
     if claims:
         text = INDEX.read_text(encoding="utf-8")
@@ -204,7 +212,9 @@ def charts_due() -> dict[Path, Chart]:
     _, exported = read_newest("*-mcu.jsonl")
     _, losses = read_newest("*-curve.jsonl")
     _, beside = read_newest("*-compared.jsonl")
+    _, choices = read_newest("*-choice.jsonl")
     found = {
+        PAGE.parent / choice.CHART: choice.chart(choices),
         PAGE.with_name(cases.TIMES_CHART): charts.times(solved),
         PAGE.with_name(cases.STEPS_CHART): charts.steps(trained),
         PAGE.with_name(training.WHOLE_STEPS_CHART): charts.whole_steps(whole),
