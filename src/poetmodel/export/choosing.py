@@ -209,11 +209,12 @@ class _Search:
         limits = limits_in_words(self.problem)
         if not proved:
             return f"no layer was found in time that can be trained within {limits}"
-        of = self.relaxation
+        of, nothing = self.relaxation, f"no layer can be trained within {limits}"
+        if len(of.excluded) < len(of.layers):
+            return nothing
         least = min(of.layers, key=of.floor_bytes)
         return (
-            f"no layer can be trained within {limits}; the least RAM that one needs is "
-            f"{of.floor_bytes(least):,} B, of {least!r}"
+            f"{nothing}; the least RAM that one needs is {of.floor_bytes(least):,} B, of {least!r}"
         )
 
     # -- sets that have a schedule -----------------------------------------------------------------
