@@ -9,7 +9,8 @@ that of whole steps, the last ``*-step-costs.jsonl`` for what compiled steps cos
 ``*-constraints.jsonl`` for
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
 ``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last ``*-masks.jsonl`` for
-a part of ``docs/how-to/training-step.md``, the last ``*-trains.jsonl`` and ``*-against.jsonl`` for
+a part of ``docs/how-to/training-step.md``, the last ``*-choice.jsonl`` for a part of
+``docs/how-to/choose.md`` and its chart, the last ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/built-in-steps.md``, the last ``*-compared.jsonl`` for ``docs/compared.md`` and the
 README's table of methods, the last ``*-mcu.jsonl`` for ``docs/what-trains-where.md`` and
 the README's table of boards, the last ``*-coverage.jsonl`` for ``docs/pytorch-models.md``, the
@@ -43,6 +44,7 @@ from result_pages import (  # noqa: E402
     boards,
     cases,
     charts,
+    choice,
     compared,
     constraints,
     coverage,
@@ -76,6 +78,7 @@ COMPARED_PAGE: Final = ROOT / "docs" / "compared.md"
 PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
 EXECUTORCH_PAGE: Final = ROOT / "docs" / "how-to" / "executorch.md"
 STEP_PAGE: Final = ROOT / "docs" / "how-to" / "training-step.md"
+CHOICE_PAGE: Final = ROOT / "docs" / "how-to" / "choose.md"
 README: Final = ROOT / "README.md"
 
 
@@ -145,6 +148,11 @@ def due() -> dict[Path, str]:
     if saved:
         text = STEP_PAGE.read_text(encoding="utf-8")
         pages[STEP_PAGE] = replace_block(text, "masks", masks.block(saved, masks_source))
+    choices_source, choices = read_newest("*-choice.jsonl")
+    if choices:
+        text = CHOICE_PAGE.read_text(encoding="utf-8")
+        found = choice.block(choices, choices_source)
+        pages[CHOICE_PAGE] = replace_block(text, "choice", found)
     claims = _claims(exported)
     if claims:
         text = INDEX.read_text(encoding="utf-8")
@@ -213,7 +221,9 @@ def charts_due() -> dict[Path, Chart]:
     _, exported = read_newest("*-mcu.jsonl")
     _, losses = read_newest("*-curve.jsonl")
     _, beside = read_newest("*-compared.jsonl")
+    _, choices = read_newest("*-choice.jsonl")
     found = {
+        PAGE.parent / choice.CHART: choice.chart(choices),
         PAGE.with_name(cases.TIMES_CHART): charts.times(solved),
         PAGE.with_name(cases.STEPS_CHART): charts.steps(trained),
         PAGE.with_name(training.WHOLE_STEPS_CHART): charts.whole_steps(whole),

@@ -14,6 +14,13 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import poetmodel as pm  # noqa: E402
+from kit.export_agreement import (  # noqa: E402
+    SCHEDULES,
+    Exported,
+    batches_like,
+    lowered,
+    torch_steps,
+)
 from kit.kernel_calls import executed  # noqa: E402
 from kit.networks import trainings  # noqa: E402
 from kit.random_masks import kept  # noqa: E402
@@ -24,6 +31,7 @@ from poetmodel.torch.lowering.step import lower  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from kit.kernel_calls import Memory
     from poetmodel.export.step import LoweredStep
@@ -316,3 +324,28 @@ def test_masks_are_paged_and_made_again() -> None:
     plan = make_plan(problem.graph, problem.costs, result.require_schedule(), mode="blocking")
     found = executed(after, *training[2], steps=3, program=plan.program)
     assert bits(after, found) == bits(before, executed(before, *training[2], steps=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["biases", "first"])
+@pytest.mark.parametrize("schedule", ["recomputed", "blocking", "dma"])
+def test_programs_train_as_torch(which: str, schedule: str, tmp_path: Path) -> None:
+    """Exported, a network that is trained in part is PyTorch's, within whatever budget."""
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1), nn.ReLU6(), nn.Conv2d(8, 8, 3, padding=1), nn.LeakyReLU(),
+        nn.AvgPool2d(2), nn.Hardsigmoid(), nn.Flatten(), nn.Linear(72, 5),
+    ]  # fmt: skip
+    inputs = (torch.randn(3, 2, 12, 12), torch.randint(0, 5, (3,)))
+    training = (nn.Sequential(*layers), functional.cross_entropy, inputs)
+    train(training[0], which)
+    batches = batches_like(inputs, 2)
+    step = lowered(training, "sgd")
+    assert "pm_above_bits" in kernels(step)
+    exported = Exported(step, tmp_path, **SCHEDULES[schedule])
+    found, expected = exported.outcome(batches, 4), torch_steps(training, batches, 4, "sgd")
+    if which == "biases":  # in evaluation a norm counts no batches
+        del expected.tensors["1.num_batches_tracked"]
+    apart = found.differences(expected)
+    assert max(apart.values()) <= 1e-12, apart

@@ -8,6 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from poetmodel import __version__
 from poetmodel.cli import (
+    choosing,
     diff,
     doctor,
     explain,
@@ -146,6 +147,7 @@ def _start(
 for _command in (
     solve.solve,
     limits.limits,
+    choosing.choose,
     plan.plan,
     tracing.trace,
     tracing.profile,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import csv
+import io
 import json
 import math
 from dataclasses import replace
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import Field
 
-from poetmodel.errors import InputError, raised_as
+from poetmodel.errors import InputError, raised_as, shown
 from poetmodel.export.kernels import kernel_names, parameters
 from poetmodel.export.step import (
     WORKSPACE,
@@ -372,3 +374,33 @@ def _array(step: LoweredStep, name: str, coded: str) -> np.ndarray:
     if len(data) != buffer.bytes:
         raise InputError(f"values: {name!r} has {len(data)} B, its buffer {buffer.bytes} B")
     return np.frombuffer(data, dtype=buffer.type.stored)
+
+
+def load_scores(path: Path) -> dict[str, float]:
+    """Read a file of scores, a CSV with the columns ``name`` and ``score``.
+
+    Raises `InputError` if it cannot be read, names something twice, or a score is no number.
+    """
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    with raised_as(InputError, str(path)):
+        try:
+            rows = [row for row in reader if row]
+        except csv.Error as error:
+            raise InputError(f"is no CSV file: {error}") from error
+        header, *lines = rows or [[]]
+        if [column.strip() for column in header] != ["name", "score"]:
+            raise InputError("expected the columns name,score in the first line")
+        scores: dict[str, float] = {}
+        for line in lines:
+            if len(line) != len(header):
+                raise InputError(f"expected a name and a score, got {','.join(line)!r}")
+            name, text = (cell.strip() for cell in line)
+            if name in scores:
+                raise InputError(f"{shown(name)} comes twice; give each layer one score")
+            try:
+                scores[name] = float(text)
+            except ValueError:
+                raise InputError(
+                    f"score of {shown(name)}: expected a number of 0 or more, got {text!r}"
+                ) from None
+    return scores

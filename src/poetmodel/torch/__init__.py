@@ -13,6 +13,7 @@ from poetmodel.torch.errors import CaptureError, PageError, require_executorch, 
 if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint import capture
     from poetmodel.torch.capturing.signature import Joint
+    from poetmodel.torch.choosing import Choice, choose
     from poetmodel.torch.compilation import Step, compile
     from poetmodel.torch.dynamo.backend import Backend, backend, partitioner
     from poetmodel.torch.executorch.program import ExecutorchProgram, to_executorch
@@ -29,12 +30,14 @@ _HOMES: Final = {
     "Backend": "dynamo.backend",
     "Certificate": "runtime.certificate",
     "ExecutorchProgram": "executorch.program",
+    "Choice": "choosing",
     "Joint": "capturing.signature",
     "Profile": "runtime.profiling",
     "Step": "compilation",
     "Trace": "step.trace",
     "backend": "dynamo.backend",
     "capture": "capturing.joint",
+    "choose": "choosing",
     "compile": "compilation",
     "export": "exporting",
     "from_keras": "keras",
@@ -52,6 +55,7 @@ __all__ = [
     "Backend",
     "CaptureError",
     "Certificate",
+    "Choice",
     "ExecutorchProgram",
     "Joint",
     "PageError",
@@ -60,6 +64,7 @@ __all__ = [
     "Trace",
     "backend",
     "capture",
+    "choose",
     "compile",
     "export",
     "from_keras",

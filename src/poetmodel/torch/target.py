@@ -25,6 +25,9 @@ FORM: Final = f"{_PLACE}, a function without arguments that returns (model, loss
 _LOSS: Final = f"{_PLACE}, a function of an output and its target"
 """What a loss of one's own looks like."""
 
+_BATCH: Final = f"{_PLACE}, a function without arguments that returns the inputs of a step"
+"""What gives a batch."""
+
 _PARTS: Final = 3
 
 Loaded: TypeAlias = "tuple[torch.nn.Module, Callable[..., torch.Tensor] | None, tuple[Any, ...]]"
@@ -119,6 +122,21 @@ def _loss(target: str) -> Callable[..., Any]:
         raise InputError(f"--loss {shown(target)}: expected {_LOSS}")
     with _imported(target, _LOSS) as function:
         return function
+
+
+def load_batch(target: str) -> tuple[Any, ...]:
+    """Import a module, of the current folder too, and return the inputs that its function gives.
+
+    Raises `InputError` if there is no such function, it fails, or it returns something else.
+    """
+    if not is_target(target):
+        raise InputError(f"--batch-of {shown(target)}: expected {_BATCH}")
+    with _imported(target, _BATCH) as function:
+        returned = function()
+    if not isinstance(returned, tuple | list):
+        kind = type(returned).__name__
+        raise InputError(f"{target}: expected it to return a tuple of inputs, got a {kind}")
+    return tuple(returned)
 
 
 def named_optimizer(

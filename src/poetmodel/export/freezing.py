@@ -1,0 +1,244 @@
+"""Steps in which only some parameters are trained: what the updates of the others need is left out.
+
+A step that was captured with all parameters has all nodes of those with few. To freeze a parameter
+is to take out its update, and then what nothing reads any more; its value is a constant then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from poetmodel.export.step import LoweredStep, Ref
+from poetmodel.graph import Graph, Node, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+BUFFER_UPDATE: Final = "copy_"
+"""The operator of updates that no gradient has a part in: of running statistics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Freezable:
+    """A step with the updates of all parameters, from whose graph those with few are made."""
+
+    step: LoweredStep
+
+    @cached_property
+    def parameters(self) -> Mapping[str, tuple[str, ...]]:
+        """The state tensors of each parameter: itself or its tiles, and what its update keeps."""
+        updated = {
+            tensor.replaces
+            for node in self.graph.nodes
+            if node.phase == Phase.UPDATE and node.op != BUFFER_UPDATE
+            for tensor in node.outputs
+        }
+        tensors: dict[str, tuple[str, ...]] = {}
+        for state in self.step.states:  # parameters, then what an optimizer keeps of them
+            pieces = tuple(ref.buffer for ref in state.pieces)
+            if updated.issuperset(pieces):
+                owner = state.name.rpartition(".")[0]
+                name = owner if owner in tensors else state.name
+                tensors[name] = (*tensors.get(name, ()), *pieces)
+        return tensors
+
+    @property
+    def graph(self) -> Graph:
+        """The graph in which all are trained."""
+        return self.step.graph
+
+    def trained(self, names: Collection[str]) -> Graph:
+        """Return the graph of the step in which only these parameters are trained.
+
+        It is that of a step that is captured so, but for names: see `shape_of`.
+        """
+        return replace(self.graph, nodes=tuple(_in_order(self.restricted(names))))
+
+    def padded(self, names: Collection[str]) -> Graph:
+        """Return a graph that has a schedule within limits if one of more parameters has one.
+
+        Nodes that are left out are empty ones here, so that all such graphs have the same stages.
+        Updates of buffers are left out, since these come earlier where fewer nodes follow: there is
+        an empty node wherever one may come.
+
+        Notes
+        -----
+        Let A be a part of B. Take a schedule of the graph that trains B. It is one of the padded
+        graph of B: where a node is missing, a stage begins that computes nothing and holds what the
+        next one begins with. Now leave out of each relation what is not in the padded graph of A.
+        Each node that is left has its inputs, since the graph of A has all that its nodes read, and
+        these are no other tensors than before. No step holds more, and none is added. So RAM, time,
+        energy and storage are at most those of before, and the schedule is valid. Without the empty
+        nodes this would not follow: stages would join, and one stage computes no node twice.
+        """
+        nodes = self._restricted(self.needed(names) - self.renewals)
+        stages: list[Node] = []
+        for k, node in enumerate(self.graph.nodes):
+            stages.append(nodes.get(k) or _empty(node.name))
+            stages += [_empty(f"{node.name}, {place}") for place in range(self._renewed_after[k])]
+        return replace(self.graph, nodes=tuple(stages))
+
+    def restricted(self, names: Collection[str]) -> tuple[Node, ...]:
+        """Return the nodes of `trained` in the order of the whole graph."""
+        return tuple(self._restricted(self.needed(names)).values())
+
+    def needed(self, names: Collection[str]) -> frozenset[int]:
+        """Return the nodes of a step that trains only these parameters, by their numbers here."""
+        return self.always.union(*(self.needed_for[name] for name in names))
+
+    @cached_property
+    def needed_for(self) -> Mapping[str, frozenset[int]]:
+        """For each parameter the nodes that its update needs, and the state that this replaces."""
+        updates: dict[str, set[int]] = {name: set() for name in self.parameters}
+        for k, name in self.owner.items():
+            updates[name].add(k)
+        return {name: self._ancestors(nodes) for name, nodes in updates.items()}
+
+    @cached_property
+    def always(self) -> frozenset[int]:
+        """The nodes of every step: those that the loss needs, and new values of buffers."""
+        graph = self.graph
+        loss = graph.node_of[graph.tensor_index[self.step.loss.buffer]]
+        return self._ancestors({loss, *(k for k in self.renewals if not self._is_state(k))})
+
+    @cached_property
+    def renewals(self) -> frozenset[int]:
+        """The updates of buffers, and these."""
+        nodes = enumerate(self.graph.nodes)
+        updates = {k for k, node in nodes if node.phase == Phase.UPDATE and k not in self.owner}
+        return frozenset(updates | self._replaced_by(updates))
+
+    @cached_property
+    def _renewed_after(self) -> Counter[int]:
+        """How many updates of buffers may come after a node, by what of it is trained."""
+        graph = self.graph
+        places: Counter[int] = Counter()
+        for u in self.renewals:
+            read = [i for i in graph.outputs_of[u] if i in graph.state_of]
+            readers = {k for i in read for k in graph.users_of[graph.state_of[i]]}
+            makers = {graph.node_of[i] for i in graph.inputs_of[u]}
+            made = (i for k in readers - {u} for i in graph.outputs_of[k])
+            places.update(readers | makers | {k for i in made for k in graph.users_of[i]})
+        return places
+
+    @cached_property
+    def owner(self) -> Mapping[int, str]:
+        """For each update of a parameter the parameter."""
+        graph = self.graph
+        of = {buffer: name for name, buffers in self.parameters.items() for buffer in buffers}
+        replaced = ((new, graph.tensors[old].name) for old, new in graph.replacement_of.items())
+        return {graph.node_of[new]: of[name] for new, name in replaced if name in of}
+
+    def _ancestors(self, roots: Collection[int]) -> frozenset[int]:
+        """Return nodes and all that they need, and of state what they replace."""
+        graph, found, left = self.graph, set(roots), list(roots)
+        while left:
+            for i in graph.inputs_of[left.pop()]:
+                k = graph.node_of[i]
+                if k not in found and not self._is_state(k):
+                    found.add(k)
+                    left.append(k)
+        return frozenset(found | self._replaced_by(found))
+
+    def _is_state(self, k: int) -> bool:
+        return self.graph.nodes[k].is_state
+
+    def _replaced_by(self, nodes: Collection[int]) -> set[int]:
+        """Return the state that some of the nodes replace."""
+        graph = self.graph
+        made = (i for k in nodes for i in graph.outputs_of[k])
+        return {graph.node_of[graph.state_of[i]] for i in made if i in graph.state_of}
+
+    def _restricted(self, kept: Collection[int]) -> dict[int, Node]:
+        """Return the nodes that are kept, without what nothing makes or reads any more."""
+        graph = self.graph
+        nodes = {k: graph.nodes[k] for k in sorted(kept)}
+        made = {tensor.name for node in nodes.values() for tensor in node.outputs}
+        read = {name for node in nodes.values() for name in node.inputs} | {self.step.loss.buffer}
+        found = {}
+        for k, node in nodes.items():
+            inputs, outputs, moved = node.inputs, node.outputs, node.bytes_moved
+            if node.phase == Phase.BACKWARD:
+                outputs = tuple(tensor for tensor in outputs if tensor.name in read)
+            if outputs != node.outputs:
+                moved = moved and moved - node.output_bytes + sum(t.bytes for t in outputs)
+                inputs = self.read_for(k, {tensor.name for tensor in outputs})
+            there = {tensor.name for tensor in outputs}
+            found[k] = replace(
+                node,
+                inputs=tuple(name for name in inputs if name in made),
+                outputs=outputs,
+                bytes_moved=moved,
+                in_place=tuple((y, x) for y, x in node.in_place if y in there),
+            )
+        return found
+
+    def read_for(self, k: int, wanted: Collection[str]) -> tuple[str, ...]:
+        """Return what a node reads for some of its outputs: calls for others alone are left out."""
+        node = self.graph.nodes[k]
+        others = {tensor.name for tensor in node.outputs}.difference(wanted)
+        named = set()
+        for call in self.step.calls[k]:
+            buffers = {a.buffer for a in call.arguments if isinstance(a, Ref)}
+            if buffers.isdisjoint(others) or not buffers.isdisjoint(wanted):
+                named |= buffers
+        return tuple(name for name in node.inputs if name in named)
+
+
+def _empty(name: str) -> Node:
+    """Return a node that computes nothing: a stage."""
+    return Node(name=name, op="none", phase=Phase.BACKWARD)
+
+
+def _in_order(nodes: Sequence[Node]) -> Iterator[Node]:
+    """Yield nodes in the order of a capture.
+
+    Buffers are renewed once nothing reads what their readers make; state comes in front of its
+    first reader.
+    """
+    renewals = [node for node in nodes if node.phase == Phase.UPDATE and node.op == BUFFER_UPDATE]
+    state = {node.outputs[0].name: node for node in nodes if node.is_state}
+    number = {node.outputs[0].name: k for k, node in enumerate(nodes) if node.is_state}
+    computed = [n for n in nodes if not n.is_state and n not in renewals]
+    last: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    for k, node in enumerate(computed):
+        last |= {tensor.name: k for tensor in node.outputs}
+        last |= dict.fromkeys(node.inputs, k)
+        for name in node.inputs:
+            readers.setdefault(name, []).append(k)
+    makers = {tensor.name: k for k, node in enumerate(computed) for tensor in node.outputs}
+    after: dict[int, list[tuple[int, Node]]] = {}
+    for node in renewals:
+        ks = [k for t in node.outputs for k in readers.get(str(t.replaces), ())]
+        waits = [*ks, *(makers[name] for name in node.inputs if name in makers)]
+        waits += [last[tensor.name] for k in ks for tensor in computed[k].outputs]
+        after.setdefault(max(waits), []).append((min(waits), node))
+    for k, node in enumerate(computed):
+        due = sorted(after.get(k, []), key=lambda pair: pair[0])
+        for each in (node, *(renewal for _, renewal in due)):
+            found = sorted((name for name in each.inputs if name in state), key=number.__getitem__)
+            yield from map(state.pop, found)
+            yield each
+
+
+def shape_of(graph: Graph) -> list[tuple[Any, ...]]:
+    """Return all of a graph that schedules and costs depend on: its nodes, but for their names."""
+    index = graph.tensor_index
+    return [
+        (
+            node.op,
+            node.phase,
+            graph.inputs_of[k],
+            [(t.bytes, None if t.replaces is None else index[t.replaces]) for t in node.outputs],
+            node.workspace_bytes,
+            node.flops,
+            node.recomputable,
+            node.bytes_moved,
+            [(index[y], index[x]) for y, x in node.in_place],
+        )
+        for k, node in enumerate(graph.nodes)
+    ]

@@ -1,0 +1,357 @@
+"""``choose``: which layers of a model to train on a device, proved."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from poetmodel.device import Costs, Device
+from poetmodel.device.io import load_device, load_profile
+from poetmodel.errors import InputError, listed
+from poetmodel.export.choosing import (
+    Selection,
+    check_scores,
+    costs_for,
+    layers_of,
+    renamed,
+    select,
+)
+from poetmodel.export.freezing import Freezable, shape_of
+from poetmodel.export.io import load_scores
+from poetmodel.problem import Problem
+from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.schedule import GraphIdentity
+from poetmodel.solver import solve
+from poetmodel.solver.request import Request
+from poetmodel.torch.capturing.inputs import positional
+from poetmodel.torch.capturing.joint import LOSS
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.lowering.step import lower
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from poetmodel.export.step import LoweredStep
+    from poetmodel.graph import Graph
+    from poetmodel.schedule import Schedule
+
+    Loss = Callable[..., torch.Tensor] | None
+
+GRADIENT_NORM: Final = "gradient-norm"
+"""The scores that are norms of gradients."""
+SELECTION_RATIO: Final = 0.8
+"""Share of the time limit for the choice; the rest is for the schedule of the chosen set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A set of layers to train, what is proved of all others, and a schedule for it."""
+
+    selection: Selection
+    """The layers, and the proof."""
+    parameters: tuple[str, ...]
+    """The parameters of these layers; all others are frozen."""
+    scores: Mapping[str, float]
+    """Of each layer."""
+    result: SolveResult
+    """The schedule of the step in which all else is frozen; without a set, why."""
+    step: LoweredStep | None
+    """That step, as `export` captures it; None without a set."""
+    note: str = ""
+    """Why nothing is proved, in words, where the sets were compared on graphs of other nodes."""
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """What to train, in the order of the model; none where no set was found."""
+        return self.selection.layers
+
+    @property
+    def score(self) -> float:
+        """The sum of the scores of what is trained."""
+        return self.selection.score
+
+    @property
+    def bound(self) -> float:
+        """No set that keeps the limits has a higher sum."""
+        return self.selection.bound
+
+    @property
+    def gap(self) -> float:
+        """(bound - score) / bound, 0 where both are 0."""
+        return self.selection.gap
+
+    @property
+    def status(self) -> Status:
+        """What is proved: ``optimal`` within the gap that was asked for.
+
+        ``infeasible`` means that nothing can be trained.
+        """
+        return self.selection.status
+
+    def freeze(self, model: torch.nn.Module) -> None:
+        """Let a model train what was chosen: set ``requires_grad`` of all its parameters."""
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in self.parameters)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a solve says, with the set under ``choice``, as plain values."""
+        return self.result.to_dict() | {
+            "choice": {
+                "status": str(self.status),
+                "layers": list(self.layers),
+                "parameters": list(self.parameters),
+                "score": self.score,
+                "bound": self.bound,
+                "gap": self.gap,
+                "scores": dict(self.scores),
+                "note": self.note,
+                "statistics": dict(self.selection.statistics),
+            }
+        }
+
+
+def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters have defaults
+    model: torch.nn.Module,
+    loss_fn: Loss,
+    inputs: Sequence[Any],
+    *,
+    scores: Mapping[str, float] | str | Path,
+    batch: Sequence[Any] | None = None,
+    per: str = "layer",
+    device: str | Device | None = None,
+    profile: str | Path | Costs | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    name: str | None = None,
+    backend: str = "highs",
+    time_limit: float = 60.0,
+    gap: float = 1e-4,
+    threads: int = 1,
+    seed: int = 0,
+    **limits: Any,
+) -> Choice:
+    """Choose the layers whose training has the highest sum of scores within the limits, proved.
+
+    Parameters
+    ----------
+    model, loss_fn, inputs
+        As for `export`. What does not require a gradient stays frozen.
+    scores : mapping, path or 'gradient-norm'
+        What it is worth to train each layer, 0 or more; a CSV file ``name,score``; or the norm of
+        the gradient of its parameters.
+    batch : sequence, optional
+        For ``gradient-norm``: the inputs whose gradient counts. Default: `inputs`.
+    per : {'layer', 'tensor'}
+        What is trained or frozen as a whole: the parameters of a module, or each one.
+    device : str or Device, optional
+        Whose costs, storage and RAM count.
+    profile : str, Path or Costs, optional
+        Measured costs of the step that trains all, in place of the device's estimates.
+    optimizer : torch.optim.Optimizer, optional
+        Of all parameters. Default: SGD.
+    name : str, optional
+        Name of the step; by default the class of `model`.
+    backend, time_limit, gap, threads, seed
+        As for `poetmodel.solve`. The gap is that of the score, and of the schedule of the set.
+        Capturing comes on top of the time.
+    **limits
+        Limits as for `poetmodel.Problem`: ``ram``, ``deadline``, ``deadline_counts``,
+        ``aux_bytes``, ``energy_budget``, ``recompute``, ``paging``, and what to ``minimize``.
+        Percentages are of the step that trains all.
+
+    Returns
+    -------
+    Choice
+        The set, its score, the bound, and a schedule. All parameters require gradients as before.
+
+    Raises
+    ------
+    CaptureError
+        If the step cannot be captured, or an operator has no kernel.
+    InputError
+        If a score is missing, wrong, or of something that is not there.
+
+    Notes
+    -----
+    To freeze a layer is ``requires_grad_(False)``: its weights are constants. Modules stay in their
+    modes, so that a batch norm in training mode goes on to renew its statistics.
+
+    The sets are compared on graphs that are derived from one capture. The chosen one is captured
+    again, as `export` would. PyTorch may choose other operators where a weight is frozen (such as
+    for products of batches); then the bound is the sum of all scores, and `Choice.note` says so.
+    """
+    if optimizer is None:
+        trainable = [p for p in _parameters(model, loss_fn).values() if p.requires_grad]
+        optimizer = torch.optim.SGD(trainable) if trainable else None
+    step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer)
+    freezable = Freezable(step=step)
+    layers = layers_of(freezable.parameters, per)
+    found = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
+    problem = Problem(step.graph, _costs(step, device, profile), **limits)
+    clock = Request(backend=backend, time_limit_s=time_limit, gap=gap, threads=threads, seed=seed)
+    selection = select(
+        freezable,
+        problem,
+        layers,
+        found,
+        request=replace(clock, time_limit_s=SELECTION_RATIO * time_limit),
+    )
+    chosen = tuple(name for layer in selection.layers for name in layers[layer])
+    if not chosen:
+        nothing = _without_set(problem, selection, clock)
+        return Choice(selection=selection, parameters=(), scores=found, result=nothing, step=None)
+    with _training(_parameters(model, loss_fn), chosen):
+        captured = lower(model, loss_fn, inputs, name=name, optimizer=optimizer)
+    derived = freezable.trained(chosen)
+    if shape_of(derived) != shape_of(captured.graph):
+        return _without_proof(captured, problem.resolved(), clock, selection, chosen, found)
+    start = None if selection.result is None else selection.result.schedule
+    result = _scheduled(captured, derived, problem.resolved(), clock, start)
+    return Choice(
+        selection=selection, parameters=chosen, scores=found, result=result, step=captured
+    )
+
+
+def gradient_norms(
+    layers: Mapping[str, Sequence[str]],
+    model: torch.nn.Module,
+    loss_fn: Loss,
+    batch: Sequence[Any],
+) -> dict[str, float]:
+    """Return for each layer the norm of the gradients of its parameters together.
+
+    The model, its buffers and its gradients stay as they are.
+    """
+    own, own_loss = copy.deepcopy((model, loss_fn))
+    parameters = _parameters(own, own_loss)
+    own.zero_grad()
+    given = positional(batch)
+    output = own(*(given if own_loss is None else given[:-1]))
+    loss = output if own_loss is None else own_loss(output, given[-1])
+    wanted = [name for names in layers.values() for name in names]
+    gradients = torch.autograd.grad(loss, [parameters[name] for name in wanted], allow_unused=True)
+    of = dict(zip(wanted, gradients, strict=True))
+    norms = {}
+    for layer, names in layers.items():
+        there = [of[name] for name in names if of[name] is not None]
+        norms[layer] = float(torch.nn.utils.get_total_norm(there)) if there else 0.0
+    return norms
+
+
+def _scores(
+    given: Mapping[str, float] | str | Path,
+    layers: Mapping[str, Sequence[str]],
+    model: torch.nn.Module,
+    loss_fn: Loss,
+    batch: Sequence[Any],
+) -> dict[str, float]:
+    if given == GRADIENT_NORM:
+        found = gradient_norms(layers, model, loss_fn, batch)
+        source = GRADIENT_NORM
+    elif isinstance(given, str | Path):
+        found, source = load_scores(Path(given)), str(given)
+    else:
+        found, source = dict(given), "scores"
+    check_scores(found, layers, source)
+    return {layer: float(found[layer]) for layer in layers}
+
+
+def _costs(
+    step: LoweredStep, device: str | Device | None, profile: str | Path | Costs | None
+) -> Costs:
+    board = load_device(device) if isinstance(device, str) else device
+    if isinstance(profile, Costs):
+        return profile if board is None else replace(profile, device=board)
+    if profile is not None:
+        return load_profile(profile, device=board)
+    if board is None:
+        raise InputError("no costs: give device, such as nrf52840, or profile, a file of costs")
+    return Costs.estimate(step.graph, board)
+
+
+def _parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters of a step by the names that a capture gives them."""
+    found = dict(model.named_parameters())
+    if isinstance(loss_fn, torch.nn.Module):
+        found |= {f"{LOSS}.{name}": p for name, p in loss_fn.named_parameters()}
+    return found
+
+
+@contextmanager
+def _training(
+    parameters: Mapping[str, torch.nn.Parameter], chosen: Collection[str]
+) -> Iterator[None]:
+    """Freeze all but some parameters inside."""
+    before = {name: p.requires_grad for name, p in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in chosen)
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(before[name])
+
+
+def _without_set(problem: Problem, selection: Selection, clock: Request) -> SolveResult:
+    proved = selection.status == Status.INFEASIBLE
+    return SolveResult(
+        problem=problem,
+        status=selection.status,
+        termination=Termination.PROVED if proved else Termination.TIME_LIMIT,
+        reason=selection.reason,
+        backend=clock.backend,
+        time_limit_s=clock.time_limit_s,
+        requested_gap=clock.gap,
+        solve_s=clock.elapsed_s(),
+    )
+
+
+def _scheduled(
+    step: LoweredStep, derived: Graph, problem: Problem, clock: Request, start: Schedule | None
+) -> SolveResult:
+    """Return the schedule of a step whose graph is a derived one, but for names."""
+    costs = costs_for(derived, problem)
+    stated = replace(problem, graph=step.graph, costs=renamed(costs, derived, step.graph))
+    result = solve(
+        stated,
+        backend=clock.backend,
+        time_limit=max(clock.remaining_s(), 1e-2),
+        gap=clock.gap,
+        threads=clock.threads,
+        seed=clock.seed,
+        start=start and replace(start, identity=GraphIdentity.of(step.graph)),
+    )
+    return replace(result, time_limit_s=clock.time_limit_s)
+
+
+def _without_proof(
+    step: LoweredStep,
+    problem: Problem,
+    clock: Request,
+    selection: Selection,
+    chosen: tuple[str, ...],
+    scores: Mapping[str, float],
+) -> Choice:
+    """Return a choice whose step has other nodes than those that the sets were compared on."""
+    costs = problem.costs
+    if costs.device is None or costs != Costs.estimate(problem.graph, costs.device):
+        raise CaptureError(
+            f"{step.graph.name}: the step that trains {listed(selection.layers)} has other nodes "
+            "than the step whose costs the profile has; leave the profile out"
+        )
+    unproved = replace(selection, bound=float(sum(scores.values())), status=Status.FEASIBLE)
+    return Choice(
+        selection=unproved,
+        parameters=chosen,
+        scores=scores,
+        result=_scheduled(step, step.graph, problem, clock, None),
+        step=step,
+        note=(
+            "PyTorch captures the chosen step with other operators than the one that trains all: "
+            "the schedule is that of the chosen step, and nothing is proved of other sets"
+        ),
+    )
