@@ -140,10 +140,10 @@ def due() -> dict[Path, str]:
             f"{compared.lead(beside)}: [the table](#how-much-better-than-what)."
         )
         readme = replace_block(readme, "lead", lead)
-    for pattern, page, name, block in BLOCKS:
+    for pattern, page, name, part in BLOCKS:
         made_of, kept = read_newest(pattern)
         if kept:
-            pages[page] = replace_block(page.read_text("utf-8"), name, block(kept, made_of))
+            pages[page] = replace_block(page.read_text("utf-8"), name, part(kept, made_of))
     claims = _claims(exported)
     if claims:
         text = INDEX.read_text(encoding="utf-8")
