@@ -38,7 +38,8 @@ solves where these do not fit, each with half of what is left."""
 QUICK_S: Final = 5.0
 """Most time for a greedy schedule where the addresses of none that was found fit in time [s]."""
 QUICK: Final = (48, 12)
-"""It is made with a part like these of the RAM taken off, in turn, until one fits."""
+"""The parts of the RAM that are taken off: where the best schedule so far is repaired, and where
+one is made anew."""
 MARGIN: Final = 256
 """Where there was no time to prove the best schedule, a part like this of the RAM is taken off
 beside the excess: one solve more would cost more."""
@@ -262,13 +263,12 @@ class _FittingSearch:
         """Return a schedule made in no time with clearly less RAM, if its addresses fit."""
         if first.method != "optimal":  # the answer of a baseline would not be its own
             return None
-        problems = [_with_ram(rounded, high - high // part) for part in QUICK]
-        reached = first.require_schedule()
-        ways: list[tuple[Callable[[Problem], Schedule | None], Problem]] = [
-            *((partial(_refitted, schedule=reached), problem) for problem in problems),
-            *((_greedy, problem) for problem in problems),
-            (page_everything, problems[0]),
-        ]
+        slightly, clearly = (_with_ram(rounded, high - high // part) for part in QUICK)
+        ways: tuple[tuple[Callable[[Problem], Schedule | None], Problem], ...] = (
+            (partial(_refitted, schedule=first.require_schedule()), slightly),
+            (_greedy, clearly),
+            (page_everything, slightly),
+        )
         for make, less in ways:
             schedule = make(less)
             if schedule is None:
@@ -291,7 +291,8 @@ class _FittingSearch:
         """Solve with less RAM, from what the first solve has reached if it was cut short."""
         start = None
         if first.method == "optimal" and first.termination == Termination.TIME_LIMIT:
-            start = _refitted(less, first.require_schedule())
+            most_s = min(QUICK_S, self.clock.remaining_s() / 4)
+            start = _refitted(less, first.require_schedule(), most_s=most_s)
         return self._solved(less, 1 / 2, **({} if start is None else {"start": start}))
 
     def _placed(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
@@ -376,9 +377,9 @@ def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
     return replace(problem, ram=usable_bytes + problem.resident_bytes)
 
 
-def _refitted(problem: Problem, schedule: Schedule) -> Schedule | None:
-    with limited(QUICK_S / 2), suppress(TimeLimitError):
-        return refitted(problem, schedule, most_s=QUICK_S / 4)
+def _refitted(problem: Problem, schedule: Schedule, *, most_s: float = QUICK_S) -> Schedule | None:
+    with limited(most_s), suppress(TimeLimitError):
+        return refitted(problem, schedule, most_s=most_s / 2)
     return None
 
 
