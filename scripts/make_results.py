@@ -60,7 +60,7 @@ from result_pages import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from result_pages.drawing import Chart
 
@@ -80,6 +80,13 @@ EXECUTORCH_PAGE: Final = ROOT / "docs" / "how-to" / "executorch.md"
 STEP_PAGE: Final = ROOT / "docs" / "how-to" / "training-step.md"
 CHOICE_PAGE: Final = ROOT / "docs" / "how-to" / "choose.md"
 README: Final = ROOT / "README.md"
+BLOCKS: Final[tuple[tuple[str, Path, str, Callable[[Any, str], str]], ...]] = (
+    ("*-addresses.jsonl", PLANS_PAGE, "fragmentation", addresses.block),
+    ("*-executorch.jsonl", EXECUTORCH_PAGE, "arenas", executorch.block),
+    ("*-masks.jsonl", STEP_PAGE, "masks", masks.block),
+    ("*-choice.jsonl", CHOICE_PAGE, "choice", choice.block),
+)
+"""Records that a part of a page is made of: that part, and what makes it."""
 
 
 def read_newest(pattern: str) -> tuple[str, list[dict[str, Any]]]:
@@ -133,26 +140,10 @@ def due() -> dict[Path, str]:
             f"{compared.lead(beside)}: [the table](#how-much-better-than-what)."
         )
         readme = replace_block(readme, "lead", lead)
-    placed_source, placed = read_newest("*-addresses.jsonl")
-    if placed:
-        text = PLANS_PAGE.read_text(encoding="utf-8")
-        found = addresses.block(placed, placed_source)
-        pages[PLANS_PAGE] = replace_block(text, "fragmentation", found)
-    arenas_source, arenas = read_newest("*-executorch.jsonl")
-    if arenas:
-        text = EXECUTORCH_PAGE.read_text(encoding="utf-8")
-        pages[EXECUTORCH_PAGE] = replace_block(
-            text, "arenas", executorch.block(arenas, arenas_source)
-        )
-    masks_source, saved = read_newest("*-masks.jsonl")
-    if saved:
-        text = STEP_PAGE.read_text(encoding="utf-8")
-        pages[STEP_PAGE] = replace_block(text, "masks", masks.block(saved, masks_source))
-    choices_source, choices = read_newest("*-choice.jsonl")
-    if choices:
-        text = CHOICE_PAGE.read_text(encoding="utf-8")
-        found = choice.block(choices, choices_source)
-        pages[CHOICE_PAGE] = replace_block(text, "choice", found)
+    for pattern, page, name, part in BLOCKS:
+        made_of, kept = read_newest(pattern)
+        if kept:
+            pages[page] = replace_block(page.read_text("utf-8"), name, part(kept, made_of))
     claims = _claims(exported)
     if claims:
         text = INDEX.read_text(encoding="utf-8")
