@@ -36,6 +36,12 @@ APART = {"share": 0.6, "equal": False, "within": True, "written_bytes": 0}
 BEYOND = {"share": 0.6, "equal": True, "within": False, "written_bytes": 0}
 RECORDS: dict[str, tuple[dict[str, Any], ...]] = {
     "works": (record(),),
+    "both doors": (
+        record(back_end={"status": WORKS, "share": 0.6, "within": True, "recomputed": 3}),
+        record("timm ViT", back_end={"status": REFUSED, "reason": "a sentence"}),
+        record("timm Mixer", back_end={"status": DIFFERS, "share": 0.8}),
+        record("timm RegNet", status=REFUSED, reason="why", back_end={"status": WORKS, "share": 1}),
+    ),
     "no smaller budget": (record(budget=None),),
     "refused": (record(), record("timm ViT", status=REFUSED, reason="a | b <c> _d_")),
     "not tried": (record(), record("timm ViT", status="failed")),
