@@ -355,8 +355,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--method", action="append", default=[], help="a method of one's own, too: FILE.py:FUNCTION"
     )
     options = parsed(parser, "compared.jsonl", arguments)
-    for name in options.method:
-        method(name)  # an error here, and not in every run
+    try:
+        for name in options.method:
+            method(name)  # an error here, and not in every run
+    except PoetModelError as error:
+        parser.error(str(error))
     chosen = [
         run for run in runs(options.kind or KINDS, options.method) if options.only in run.name
     ]

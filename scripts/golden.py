@@ -178,7 +178,7 @@ def folders() -> Entries:
     """Yield every file of exported C."""
     step = Path("digits.step.json")
     step.write_bytes((ROOT / "docs" / step).read_bytes())
-    for share in ("100%", "90%", "80%", "60%"):
+    for share in ("100%", "95%", "90%", "88%"):
         for options in ((), ("--commit",), ("--tile", "2KiB")):
             name = " ".join((share, *options))
             out = Path(f"folder {name}")

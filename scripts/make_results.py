@@ -8,9 +8,9 @@ grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``) a
 that of whole steps, the last ``*-step-costs.jsonl`` for what compiled steps cost, the last
 ``*-constraints.jsonl`` for
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
-``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last ``*-choice.jsonl`` for
-a part of ``docs/how-to/choose.md`` and its chart, the last
-``*-trains.jsonl`` and ``*-against.jsonl`` for
+``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last ``*-masks.jsonl`` for
+a part of ``docs/how-to/training-step.md``, the last ``*-choice.jsonl`` for a part of
+``docs/how-to/choose.md`` and its chart, the last ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/built-in-steps.md``, the last ``*-compared.jsonl`` for ``docs/compared.md`` and the
 README's table of methods, the last ``*-mcu.jsonl`` for ``docs/what-trains-where.md`` and
 the README's table of boards, the last ``*-coverage.jsonl`` for ``docs/pytorch-models.md``, the
@@ -52,6 +52,7 @@ from result_pages import (  # noqa: E402
     executorch,
     figures,
     grid,
+    masks,
     step_costs,
     tested,
     training,
@@ -59,7 +60,7 @@ from result_pages import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from result_pages.drawing import Chart
 
@@ -76,8 +77,16 @@ ABLATION_PAGE: Final = ROOT / "bench" / "lazy-records.md"
 COMPARED_PAGE: Final = ROOT / "docs" / "compared.md"
 PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
 EXECUTORCH_PAGE: Final = ROOT / "docs" / "how-to" / "executorch.md"
+STEP_PAGE: Final = ROOT / "docs" / "how-to" / "training-step.md"
 CHOICE_PAGE: Final = ROOT / "docs" / "how-to" / "choose.md"
 README: Final = ROOT / "README.md"
+BLOCKS: Final[tuple[tuple[str, Path, str, Callable[[Any, str], str]], ...]] = (
+    ("*-addresses.jsonl", PLANS_PAGE, "fragmentation", addresses.block),
+    ("*-executorch.jsonl", EXECUTORCH_PAGE, "arenas", executorch.block),
+    ("*-masks.jsonl", STEP_PAGE, "masks", masks.block),
+    ("*-choice.jsonl", CHOICE_PAGE, "choice", choice.block),
+)
+"""Records that a part of a page is made of: that part, and what makes it."""
 
 
 def read_newest(pattern: str) -> tuple[str, list[dict[str, Any]]]:
@@ -131,22 +140,10 @@ def due() -> dict[Path, str]:
             f"{compared.lead(beside)}: [the table](#how-much-better-than-what)."
         )
         readme = replace_block(readme, "lead", lead)
-    placed_source, placed = read_newest("*-addresses.jsonl")
-    if placed:
-        text = PLANS_PAGE.read_text(encoding="utf-8")
-        found = addresses.block(placed, placed_source)
-        pages[PLANS_PAGE] = replace_block(text, "fragmentation", found)
-    arenas_source, arenas = read_newest("*-executorch.jsonl")
-    if arenas:
-        text = EXECUTORCH_PAGE.read_text(encoding="utf-8")
-        pages[EXECUTORCH_PAGE] = replace_block(
-            text, "arenas", executorch.block(arenas, arenas_source)
-        )
-    choices_source, choices = read_newest("*-choice.jsonl")
-    if choices:
-        text = CHOICE_PAGE.read_text(encoding="utf-8")
-        found = choice.block(choices, choices_source)
-        pages[CHOICE_PAGE] = replace_block(text, "choice", found)
+    for pattern, page, name, part in BLOCKS:
+        made_of, kept = read_newest(pattern)
+        if kept:
+            pages[page] = replace_block(page.read_text("utf-8"), name, part(kept, made_of))
     claims = _claims(exported)
     if claims:
         text = INDEX.read_text(encoding="utf-8")
@@ -179,6 +176,9 @@ def _results(readme: str) -> dict[Path, str]:
     whole_source, whole = read_newest("*-whole-step.jsonl")
     if whole:
         sections.append(training.whole_section(whole, whole_source))
+    lora_source, adapted = read_newest("*-lora.jsonl")
+    if adapted:
+        sections.append(training.lora_section(adapted, lora_source))
     costs_source, costs = read_newest("*-step-costs.jsonl")
     if costs:
         sections.append(step_costs.section(costs, costs_source))

@@ -1,6 +1,7 @@
 """Fill the table of instructions that estimates of exported steps take: which an emulator counts.
 
-``python bench/mcu/instructions.py`` writes ``src/poetmodel/export/instructions.json``, in minutes.
+``python bench/mcu/instructions.py`` writes ``src/poetmodel/export/instructions.json``, in minutes;
+with ``--new`` it adds the kernels that this lacks.
 Needs PyTorch, GCC for Arm and QEMU.
 """
 
@@ -11,7 +12,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -107,9 +108,17 @@ def planes(width: int, groups: int) -> nn.Module:
         *(nn.Upsample(scale_factor=2), nn.ConvTranspose2d(width + 3, 5, 3, stride=2), nn.Tanh()),
         *(nn.Conv2d(5, width, 3, padding=2, dilation=2), nn.ReLU6()),
         *(nn.Upsample(scale_factor=1.5, mode="bilinear"), nn.ReflectionPad2d(1)),
-        *(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.Conv2d(width, 9, 1)),
+        *(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.LeakyReLU()),
+        *(nn.AvgPool2d(3, 1, 1), nn.Hardsigmoid(), nn.Conv2d(width, 9, 1), settled(9)),
         *(nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(81, 7)),
     )
+
+
+def settled(width: int) -> nn.Module:
+    """Return a batch norm in evaluation, of which the bias alone is trained."""
+    norm = nn.BatchNorm2d(width).eval()
+    norm.weight.requires_grad_(requires_grad=False)
+    return norm
 
 
 def optimizers(parameters: list[nn.Parameter]) -> Iterator[torch.optim.Optimizer]:
@@ -129,12 +138,13 @@ def perceptron(*widths: int) -> nn.Sequential:
 def steps() -> Iterator[LoweredStep]:
     """Yield the steps whose nodes are counted."""
     entropy = functional.cross_entropy
-    for rows, width in ((3, 10), (9, 31)):
+    for (rows, width), masks in product(((3, 10), (9, 31)), (True, False)):
         inputs = (torch.randn(rows, 6), torch.rand(rows, width))
-        yield lowered(Functions(6, width), every_loss, inputs)
-    for batch, size, width, groups in ((1, 15, 8, 2), (2, 20, 6, 1), (3, 12, 12, 3)):
+        yield lowered(Functions(6, width), every_loss, inputs, masks=masks)
+    images = ((1, 15, 8, 2), (2, 20, 6, 1), (3, 12, 12, 3))
+    for (batch, size, width, groups), masks in product(images, (True, False)):
         inputs = (torch.randn(batch, 3, size, size), torch.randint(0, 7, (batch,)))
-        yield lowered(planes(width, groups), entropy, inputs)
+        yield lowered(planes(width, groups), entropy, inputs, masks=masks)
     for batch in (1, 3, 8):
         inputs = (torch.randn(batch, 37), torch.randint(0, 9, (batch,)))
         yield lowered(perceptron(37, 50, 33, 9), entropy, inputs)
@@ -159,10 +169,12 @@ def lowered(
     loss: Any,
     inputs: tuple[torch.Tensor, ...],
     optimizer: torch.optim.Optimizer | None = None,
+    *,
+    masks: bool = True,
 ) -> LoweredStep:
     """Return a step, updated by plain SGD unless another rule is given."""
     rule = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
-    return lower(model, loss, inputs, optimizer=rule)
+    return lower(model, loss, inputs, optimizer=rule, masks=masks)
 
 
 def fitted(samples: Sequence[tuple[Counter[tuple[str, str]], int]]) -> dict[str, dict[str, float]]:
@@ -189,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(poetmodel.export.__file__).parent / TABLE
     parser.add_argument("--out", type=Path, default=default)
+    parser.add_argument("--new", action="store_true", help="rows that the table has stay")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.manual_seed(0)
@@ -208,6 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what: float(f"{median(values):.{DIGITS}g}")
         for what, values in zip(COMMON, known, strict=True)
     }
+    if options.new:
+        table |= json.loads(default.read_text(encoding="utf-8"))
     text = json.dumps(table, indent=0, sort_keys=True)
     options.out.write_text(f"{text}\n", encoding="utf-8")
     return 0

@@ -517,7 +517,12 @@ TRIALS: Final[dict[str, Callable[[], Trial]]] = {
     "timm MLP-Mixer": partial(of_timm, "mixer_s32_224", img_size=64),
     "timm EfficientNet": partial(of_timm, "efficientnet_b0"),
     "timm ConvNeXt": partial(of_timm, "convnext_atto"),
+    "timm RegNet": partial(of_timm, "regnety_002"),
+    "timm PoolFormer": partial(of_timm, "poolformer_s12"),
     "torchvision ResNet-18": partial(of_torchvision, "resnet18"),
+    "torchvision DenseNet": partial(of_torchvision, "densenet121"),
+    "torchvision ShuffleNet": partial(of_torchvision, "shufflenet_v2_x0_5"),
+    "torchvision SqueezeNet": partial(of_torchvision, "squeezenet1_1"),
     "torchvision MobileNetV3": partial(of_torchvision, "mobilenet_v3_small"),
     "torchvision ViT": partial(
         lambda **sizes: of_torchvision("VisionTransformer", **sizes),
@@ -526,6 +531,7 @@ TRIALS: Final[dict[str, Callable[[], Trial]]] = {
     "torchvision Faster R-CNN": faster_rcnn,
     "diffusers UNet2D": diffusion,
     "segmentation-models-pytorch U-Net": partial(segmentation, "Unet"),
+    "segmentation-models-pytorch FPN": partial(segmentation, "FPN"),
     "segmentation-models-pytorch DeepLabV3+": partial(segmentation, "DeepLabV3Plus"),
     "MONAI UNet": volumes,
 }  # fmt: skip

@@ -325,6 +325,10 @@ def _told(problems: Sequence[Compared]) -> dict[str, Any]:
         "best": Row(BEST, problems),
         "best_name": BEST,
         "greedy": Row(GREEDY, problems),
+        "optimum": Row(OPTIMAL, problems),
+        "least": statistics.median(
+            problem.least_j / problem.optimum.record["baseline_energy_j"] for problem in problems
+        ),
         "optimal": OPTIMAL,
     }
 

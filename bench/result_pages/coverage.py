@@ -51,6 +51,16 @@ class ModelRecord(Line):
         return "differs in the smaller budget"
 
     @property
+    def back_end(self) -> str:
+        """How it fares with the back end of ``torch.compile``."""
+        told = self.record.get("back_end")
+        if told is None:
+            return "-"
+        if told["status"] == REFUSED:
+            return escaped(told["reason"])
+        return f"{told['share']:.0%}" if told["status"] == WORKS else "differs"
+
+    @property
     def reads(self) -> str:
         """Where it reads values of inputs."""
         places = (read["place"].partition(" ")[0] for read in self["read"])
@@ -90,7 +100,10 @@ def lead(records: Sequence[dict[str, Any]]) -> str:
     tried = [ModelRecord(record) for record in records]
     works, refused = sum(m.works for m in tried), sum(m.refused for m in tried)
     apart = len(tried) - works - refused
+    ends = [m.record["back_end"]["status"] for m in tried if m.record.get("back_end")]
     return (
         f"Of {len(tried)} models tried, {works} train as in eager PyTorch, bit for bit; "
-        f"{refused} are refused in a sentence" + (f", and {apart} differ." if apart else ".")
+        f"{refused} are refused in a sentence"
+        + (f", and {apart} differ." if apart else ".")
+        + (f" With `pmt.backend`, {ends.count(WORKS)} do." if ends else "")
     )

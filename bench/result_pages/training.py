@@ -226,6 +226,12 @@ def whole_section(records: Sequence[dict[str, Any]], source: str) -> str:
     )
 
 
+def lora_section(records: Sequence[dict[str, Any]], source: str) -> str:
+    """Return what the page of results says of a model that is larger than its process."""
+    by_role = {record["role"]: record for record in records}
+    return render("lora", source=source, records=records, run=by_role.__getitem__)
+
+
 def _context(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what both sections are made from."""
     runs = [TrainingRecord.of(record) for record in records]

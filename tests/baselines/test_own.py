@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
@@ -60,12 +61,27 @@ def reason(problem):
 
 
 VALUE = 3
+
+
+def leaves(problem):
+    print("what a method prints")
+    raise SystemExit(3)
+
+
+def two(problem, more):
+    return None
+
+
+async def later(problem):
+    return None
 '''
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a file of methods, which imports one beside it."""
+    monkeypatch.delitem(sys.modules, "neighbour", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "neighbour.py").write_text("STEP = 2\n", encoding="utf-8")
     path = tmp_path / "mine.py"
     path.write_text(MINE, encoding="utf-8")
@@ -172,6 +188,9 @@ def test_unknown_name_lists_own_methods() -> None:
         ("number", False, r"' returned int \(mine\.py, line 22\), not a Schedule$"),
         ("broken", True, r"its schedule is refused: R\[1,1\]: node .*; and \d+ more$"),
         ("outside", True, r"its schedule is refused: R\[0,9999\]: the graph has no such"),
+        ("leaves", False, r"' raised SystemExit: 3 \(mine\.py, line 47\)$"),
+        ("two", False, r"' raised TypeError: .* 'more' \(mine\.py, line 50\)$"),
+        ("later", False, r"' returned coroutine \(mine\.py, line 54\), not a Schedule$"),
     ],
 )
 def test_fault_is_one_sentence_with_its_place(
@@ -210,6 +229,14 @@ def test_file_that_cannot_be_used(tmp_path: Path, text: str, function: str, said
         method(f"{path}:{function}")
     with pytest.raises(InputError, match="No such file"):
         method(f"{tmp_path / 'absent.py'}:f")
+    with pytest.raises(InputError, match=r"say which function of the file: .*bad\.py:FUNCTION"):
+        method(str(path))
+
+
+def test_decorator_without_a_name_is_refused() -> None:
+    """``@pm.method`` alone says what it needs."""
+    with pytest.raises(InputError, match="give it a name"):
+        pm.method(checkpoint_all)
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -223,6 +250,13 @@ def test_solve_takes_a_file(mine: Path, tmp_path: Path) -> None:
     found = invoke(*SOLVE, "--method", f"{mine}:half", "--out", str(out), "--json")
     assert (found.status, found.json["problem"]["method"]) == (0, f"{mine}:half")
     assert invoke("verify", str(out), "--device", "rpi4b", "--quiet").status == 0
+
+
+def test_what_a_method_prints_is_no_part_of_the_answer(mine: Path) -> None:
+    """JSON on standard output stays JSON."""
+    mine.write_text(MINE + "\n\ndef loud(problem):\n    print(1)\n    return half(problem)\n")
+    found = invoke(*SOLVE, "--method", f"{mine}:loud", "--json")
+    assert (found.status, found.json["problem"]["method"]) == (0, f"{mine}:loud")
 
 
 @pytest.mark.parametrize(
@@ -250,6 +284,9 @@ def test_sweep_takes_a_file_and_runs_again_where_it_changed(mine: Path, tmp_path
         assert found.status == 0, found.err
         records = (out / "cells.jsonl").read_text(encoding="utf-8").splitlines()
         assert len(records) == count
+    (tmp_path / "neighbour.py").write_text("STEP = 2  # as before\n", encoding="utf-8")
+    assert invoke(*command, f"{mine}:half", "--out", str(out), "--quiet").status == 0
+    assert len((out / "cells.jsonl").read_text(encoding="utf-8").splitlines()) == count + 1
     pm.method("mine")(lambda problem: checkpoint_all(problem.graph))
     refused = invoke(*command, "mine", "--out", str(out), "--quiet")
     assert (refused.status, "known in this process alone" in refused.err) == (2, True)

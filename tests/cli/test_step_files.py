@@ -75,6 +75,29 @@ def test_other_sizes_are_refused(step: Path, told: Told) -> None:
 
 
 @pytest.mark.torch
+def test_sums_of_gradients_are_captured(tmp_path: Path, told: Told) -> None:
+    """``--accumulate`` belongs to the capture: a step file has it, and takes no other."""
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(
+        "import torch\n\n\ndef step():\n"
+        "    inputs = (torch.ones(2, 16), torch.zeros(2, 4))\n"
+        "    return torch.nn.Linear(16, 4), torch.nn.functional.mse_loss, inputs\n"
+    )
+    step, train = tmp_path / "net.step.json", f"{tmp_path / 'train.py'}:step"
+    options = ("--optimizer", "sgd", "--accumulate", "4")
+    made = invoke("export", train, *options, "--target", "step", "--out", step)
+    assert made.status == 0, made.err
+    folder = tmp_path / "firmware"
+    assert invoke("export", step, "--out", folder).status == 0
+    assert "#define PM_ACCUMULATE 4" in (folder / "include/pm.h").read_text(encoding="utf-8")
+    alone = invoke("export", train, "--accumulate", "2", "--out", folder)
+    assert (alone.status, "there is no optimizer to wait for" in alone.err) == (2, True)
+    again = invoke("export", step, "--accumulate", "2", "--out", folder)
+    assert again.status == 2
+    told(again.err)
+
+
+@pytest.mark.torch
 def test_tiles_are_those_of_export(tmp_path: Path) -> None:
     """With ``--tile`` the graph is that of the tiled kernels, which a schedule names too."""
     pytest.importorskip("torch")

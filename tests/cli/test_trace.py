@@ -88,7 +88,7 @@ def test_trace_with_an_optimizer(user: Path, name: str, moments: int) -> None:
 @pytest.mark.torch
 def test_trace_refuses_other_optimizers(user: Path, told: Told) -> None:
     """The message names those that there are."""
-    outcome = invoke("trace", "user_train.py:step", "--optimizer", "rmsprop")
+    outcome = invoke("trace", "user_train.py:step", "--optimizer", "adadelta")
     assert outcome.status == 2
     told(outcome.err)
     assert not list(user.glob("*.json"))

@@ -77,7 +77,7 @@ def test_gradients_are_those_of_torch(name: str, tmp_path: Path) -> None:
     assert max(apart.values()) <= CLOSE, apart
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", "groups"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "nadam", "rmsprop", "adagrad", "groups"])
 def test_state_is_that_of_torch(optimizer: str, tmp_path: Path) -> None:
     """After each of five steps parameters and moments are PyTorch's."""
     _, apart = compare("mlp", optimizer, tmp_path)
@@ -138,6 +138,14 @@ def test_schedules_train_as_torch(name: str, schedule: str, tmp_path: Path) -> N
         "dma": ops["wait"] > 0 and "storage" in homes,
         "mapped": "mapped" in homes,
     }[schedule], (ops, homes)
+    assert max(apart.values()) <= CLOSE, apart
+
+
+@pytest.mark.parametrize("optimizer", ["nadam", "rmsprop"])
+def test_optimizers_update_storage_that_is_read_like_ram(optimizer: str, tmp_path: Path) -> None:
+    """So it is where kernels of updates get their state in pieces."""
+    exported, apart = compare("mlp", optimizer, tmp_path, **SCHEDULES["mapped"])
+    assert "mapped" in {each["home"] for each in exported.manifest["states"]}
     assert max(apart.values()) <= CLOSE, apart
 
 

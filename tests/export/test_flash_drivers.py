@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 FLASH: Final = Path(__file__).with_name("library") / "flash"
 DRIVERS: Final = {"flash_area": "zephyr.c", "esp_partition": "esp.c"}
 PLANS: Final = {
-    "paged": {"ram": "80%", "recompute": False},
-    "commits": {"ram": "80%", "commit": True},
-    "mapped": {"ram": "76%", "device": "nano33ble", "commit": True},
+    "paged": {"ram": "90%", "recompute": False},
+    "commits": {"ram": "90%", "commit": True},
+    "mapped": {"ram": "90%", "device": "nano33ble", "commit": True},
 }
 C: Final = (
     "cc",

@@ -1,4 +1,4 @@
-"""Dropout in exported code: which elements it drops, and when it drops the same again."""
+"""Random numbers in exported code: those that are documented, in each step others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps  # noqa: E402
 from kit.export_agreement import lowered as lowered_step  # noqa: E402
 from kit.kernel_calls import Lowered, built, lowered  # noqa: E402
-from kit.random_masks import kept, words  # noqa: E402
+from kit.random_masks import kept, normal, uniform, words  # noqa: E402
 from kit.toy_export import needs  # noqa: E402
 from poetmodel.export.board import Target  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
@@ -70,9 +70,11 @@ def test_sites_differ() -> None:
     ]
     loss = torch.nn.functional.mse_loss
     step = lower(torch.nn.Sequential(*layers), loss, (torch.ones(3, 4), torch.ones(3, 4)))
-    calls = [call for made in step.calls for call in made if call.kernel == "pm_dropout"]
-    found = [call.arguments[4:] for call in calls]
-    assert found == [(0, 2**23, 2.0), (1, round(0.2 * 2**24), 1.25)]
+    calls = [call for made in step.calls for call in made]
+    drawn = [call.arguments[2:] for call in calls if call.kernel == "pm_dropout_bits"]
+    assert drawn == [(0, 2**23), (1, round(0.2 * 2**24))]
+    factors = [call.arguments[-1] for call in calls if call.kernel == "pm_bits_scale"]
+    assert sorted(factors) == [1.25, 1.25, 2.0, 2.0]
 
 
 class Masked(torch.nn.Module):
@@ -139,3 +141,78 @@ def test_bernoulli() -> None:
     found = lowered(aten.bernoulli.p, ones(2, 500), 0.3).execute()[0]
     want = torch.from_numpy(kept(0, 0, 1000, 0.7)).view(2, 500)
     assert torch.equal(found, want.double())
+
+
+@pytest.mark.parametrize("count", [1, 6, 7, 20001])
+def test_normal_and_uniform_numbers(count: int) -> None:
+    """They are those of the documented generator, and have its mean and its variance."""
+    like, step = torch.empty(count, dtype=torch.float64), 5
+    for operator, reference in (
+        (aten.randn_like.default, normal),
+        (aten.rand_like.default, uniform),
+    ):
+        operation = lowered(operator, like)
+        built(operation.operation.calls[0].kernel).random_step.value = step
+        found, want = operation.execute()[0], torch.from_numpy(reference(step, 0, count))
+        torch.testing.assert_close(found, want, rtol=1e-14, atol=1e-15)
+        if count > 20000:
+            centre, deviation = (0, 1) if operator is aten.randn_like.default else (0.5, 12**-0.5)
+            assert abs(found.mean() - centre) < 0.02
+            assert abs(found.std() - deviation) < 0.02
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3)])
+def test_scaled_and_shifted_numbers(shape: tuple[int, int]) -> None:
+    """A mean and a deviation may be numbers or tensors."""
+    torch.manual_seed(0)
+    a, b = torch.randn(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64)
+    z = torch.from_numpy(normal(0, 0, a.numel())).view(shape)
+    u = torch.from_numpy(uniform(0, 0, a.numel())).view(shape)
+    for operator, arguments, want in (
+        (aten.normal.Tensor_float, (a, 2.0), a + 2 * z),
+        (aten.normal.float_Tensor, (2.0, b), 2 + b * z),
+        (aten.normal.Tensor_Tensor, (a, b), a + b * z),
+        (aten.normal_functional.default, (a, 3.0, 2.0), 3 + 2 * z),
+        (aten.uniform.default, (a, -1.0, 3.0), 4 * u - 1),
+    ):
+        operation = lowered(operator, *arguments)
+        built(operation.operation.calls[0].kernel).random_step.value = 0
+        torch.testing.assert_close(operation.execute()[0], want, rtol=1e-13, atol=1e-13)
+
+
+class Variational(torch.nn.Module):
+    """An autoencoder with noise between its halves; `draw` makes that of a shape."""
+
+    def __init__(self, draw: Any) -> None:
+        super().__init__()
+        self.mean, self.spread = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+        self.decoder, self.draw = torch.nn.Linear(3, 6), draw
+
+    def forward(self, x: Any) -> Any:
+        """Return the loss: what is not rebuilt, and the divergence from the normal distribution."""
+        mean, spread = self.mean(x), self.spread(x)
+        rebuilt = self.decoder(mean + self.draw(spread) * (0.5 * spread).exp())
+        divergence = -0.5 * (1 + spread - mean.square() - spread.exp()).sum()
+        return torch.nn.functional.mse_loss(rebuilt, x, reduction="sum") + divergence
+
+
+@pytest.mark.parametrize(
+    ("target", "within"),
+    [(Target.HOST_DOUBLE, 1e-12), pytest.param(Target.HOST, 1e-5, marks=pytest.mark.slow)],
+)
+def test_training_with_noise(target: Target, within: float, tmp_path: Path) -> None:
+    """A variational autoencoder trains as PyTorch does with the documented noise."""
+    needs(target)
+    torch.manual_seed(0)
+    ours, steps = Variational(torch.randn_like), iter(range(9))
+    twin = Variational(
+        lambda like: torch.from_numpy(normal(next(steps), 0, like.numel())).view(like.shape)
+    )
+    twin.load_state_dict(ours.state_dict())
+    inputs = (torch.randn(5, 6),)
+    batches = batches_like(inputs, 2)
+    twin.__deepcopy__ = lambda _: twin  # its noise goes on from step to step
+    expected = torch_steps((twin, None, inputs), batches, 4, "momentum")
+    exported = Exported(lowered_step((ours, None, inputs), "momentum"), tmp_path)
+    apart = exported.outcome(batches, 4, target=target).differences(expected)
+    assert max(apart.values()) <= within, apart

@@ -43,7 +43,7 @@ def test_batch_norm_is_pytorchs(shape: tuple[int, ...], affine: bool) -> None:
     w, b = (normal(channels), normal(channels)) if affine else (None, None)
     mean, variance = normal(channels), normal(channels).abs()
     masks = [[True] * 3, [True, False, False]]
-    masks += [[False, True, True], [False, True, False]] if affine else []
+    masks += [[False, True, True], [False, True, False], [True, False, True]] if affine else []
     for x in layouts(normal(*shape)):
         for training in (True, False):
             check(

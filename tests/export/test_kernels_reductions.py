@@ -78,11 +78,44 @@ def test_positions(name: str) -> None:
 
 
 def test_norms() -> None:
-    """Euclidean norms; others are refused."""
+    """Norms of any order above 0; others are refused."""
     check(aten.linalg_vector_norm.default, real(3, 4), 2, [1], True)
     check(aten.linalg_vector_norm.default, real(3, 4))
-    with pytest.raises(CaptureError, match=r"linalg_vector_norm.*norm of order 2, got 1"):
-        lowered(aten.linalg_vector_norm.default, real(3, 4), 1, [1])
+    check(aten.norm.Scalar, real(3, 4))
+    for order in (1, 0.5, 3, float("inf")):
+        check(aten.linalg_vector_norm.default, real(3, 4).t(), order, [1])
+        check(aten.norm.ScalarOpt_dim, real(3, 4, 2), order, [2, 0], True)
+    for order in (0, -1):
+        with pytest.raises(CaptureError, match=rf"norm of an order above 0, got {order}"):
+            lowered(aten.linalg_vector_norm.default, real(3, 4), order, [1])
+
+
+def test_norms_of_what_is_no_number() -> None:
+    """The largest of numbers that have a NaN among them is NaN."""
+    x = torch.tensor([[1.0, float("nan"), -3.0], [1.0, -2.0, 0.5]], dtype=torch.float64)
+    check(aten.linalg_vector_norm.default, x, float("inf"), [1])
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0])
+def test_distances_of_all_pairs(order: float) -> None:
+    """Distances and their gradients, of batches too and of tensors that do not lie in order."""
+    for x, y in (
+        (real(4, 3), real(3, 5).t()),
+        (real(2, 4, 3), -real(2, 5, 3)),
+        (real(4, 3), torch.cat((real(4, 3)[1:], 2 * real(1, 3)))),  # some are 0
+    ):
+        check(aten._cdist_forward.default, x, y, order, None)
+        distances = torch.cdist(x, y, order)
+        gradient = real(*distances.shape)
+        check(aten._cdist_backward.default, gradient, x, y, order, distances)
+
+
+def test_other_distances_are_refused() -> None:
+    """The sentence says which there are."""
+    with pytest.raises(CaptureError, match="distances of order 1 or 2, got 3"):
+        lowered(aten._cdist_forward.default, real(4, 3), real(5, 3), 3.0, None)
+    with pytest.raises(CaptureError, match=r"as many batches .* got \[2\] and \[1\]"):
+        lowered(aten._cdist_forward.default, real(2, 4, 3), real(1, 5, 3), 2.0, None)
 
 
 def test_products_and_truth_values() -> None:

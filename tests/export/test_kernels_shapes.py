@@ -153,3 +153,40 @@ def test_gather_and_scatter(dimension: int) -> None:
         check(aten.scatter.value, tensor, dimension, index, 2.5)
         check(aten.scatter_add.default, tensor, dimension, index % 2, real(2, 3))
     check(aten.gather.default, torch.arange(12).view(3, 4), dimension, index)
+
+
+@pytest.mark.parametrize("padding", [-1, 4])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_bags(mode: int, weighted: bool, padding: int) -> None:
+    """Sums, means and maxima of bags of rows, also of none, and the gradient of the table."""
+    table, index = real(6, 3), torch.tensor([1, 4, 4, 0, 5, 4, 2, 1, 3])
+    weights = real(9) if weighted and mode == 0 else None
+    for offsets, last in (([0, 3, 3, 5], False), ([0, 2, 5, 6, 9], True), ([0], False)):
+        bags = (index, torch.tensor(offsets))
+        options = (False, mode, False, weights, last, padding)
+        made = aten._embedding_bag.default(table, *bags, *options)
+        found = lowered(aten._embedding_bag.default, table, *bags, *options).execute()
+        torch.testing.assert_close(found[0], made[0], rtol=1e-12, atol=1e-12)
+        most = found[3] if mode == 2 else made[3]
+        trained = table.clone().requires_grad_()
+        functional = torch.nn.functional.embedding_bag
+        out = functional(
+            index, trained, bags[1], mode=("sum", "mean", "max")[mode], per_sample_weights=weights,
+            include_last_offset=last, padding_idx=None if padding < 0 else padding,
+        )  # fmt: skip
+        gradient = real(*out.shape[::-1]).t()
+        out.backward(gradient)
+        arguments = (gradient, *bags, made[1], made[2], most.long(), 6, *options[:4], padding)
+        graph = lowered(aten._embedding_bag_backward.default, *arguments)
+        torch.testing.assert_close(graph.execute()[0], trained.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "place"), [("scale_grad_by_freq", 0), ("sparse", 2)])
+def test_bags_with_options_of_the_gradient_are_refused(name: str, place: int) -> None:
+    """The sentence names the option."""
+    options: list[Any] = [False, 0, False, None, False, -1]
+    options[place] = True
+    bags = (torch.tensor([1, 2]), torch.tensor([0]))
+    with pytest.raises(CaptureError, match=f"{name}=True has no kernel; leave it out"):
+        lowered(aten._embedding_bag.default, real(6, 3), *bags, *options)

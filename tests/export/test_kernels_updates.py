@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,8 +12,11 @@ from kit.kernel_calls import Memory  # noqa: E402
 from poetmodel.export.step import Buffer, DataType  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
 from poetmodel.torch.lowering.operands import Look, Lowering, lowering_of  # noqa: E402
-from poetmodel.torch.step.optimizers import rule_of  # noqa: E402
+from poetmodel.torch.step.optimizers import OptimizerSlot, rule_of  # noqa: E402
 from poetmodel.torch.step.updates import BufferUpdate, GradientNorm, ParameterUpdate  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.torch
 RATE = 0.03
@@ -32,7 +35,27 @@ OPTIMIZERS: dict[str, Any] = {
     "amsgrad": lambda p: torch.optim.Adam(p, RATE, amsgrad=True, maximize=True),
     "adamw": lambda p: torch.optim.AdamW(p, RATE, weight_decay=0.1),
     "adamw, amsgrad": lambda p: torch.optim.AdamW(p, RATE, betas=(0.3, 0.9), amsgrad=True),
+    "nadam": lambda p: torch.optim.NAdam(p, RATE, weight_decay=0.1, maximize=True),
+    "nadam, decoupled": lambda p: torch.optim.NAdam(
+        p, RATE, (0.3, 0.9), 1e-4, 0.1, momentum_decay=0.1, decoupled_weight_decay=True
+    ),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, RATE, weight_decay=0.1, maximize=True),
+    "rmsprop, centered": lambda p: torch.optim.RMSprop(p, RATE, 0.4, centered=True),
+    "rmsprop, momentum": lambda p: torch.optim.RMSprop(p, RATE, eps=1e-4, momentum=0.8),
+    "rmsprop, both": lambda p: torch.optim.RMSprop(p, RATE, momentum=0.8, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, RATE),
+    "adagrad, decay": lambda p: torch.optim.Adagrad(
+        p, RATE, 0.1, 0.1, initial_accumulator_value=0.3, maximize=True
+    ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _numbers_of_optimizers_in_double() -> Iterator[None]:
+    """Let PyTorch keep its numbers, such as NAdam's product of momenta, as doubles."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 class Lowered:
@@ -89,9 +112,7 @@ def trained(name: str, parameter: Any) -> tuple[Any, Any, dict[str, Any]]:
     parameter = parameter.clone().requires_grad_()
     optimizer = OPTIMIZERS[name]([parameter])
     rule = rule_of(optimizer.param_groups[0])
-    state = {key: torch.zeros_like(parameter, requires_grad=False) for key in rule.moments}
-    if "step" in state:
-        state["step"] = torch.zeros((), dtype=torch.float64)
+    state = {key: OptimizerSlot(optimizer, parameter, key).value() for key in rule.moments}
     if name == "dampening":
         state["momentum_buffer"].fill_(float("nan"))
     return parameter, optimizer, state
@@ -113,11 +134,11 @@ def test_five_steps(name: str) -> None:
         optimizer.step()
         torch.testing.assert_close(ours.got("w"), parameter.detach(), rtol=1e-12, atol=1e-12)
         for key in state:
-            want = optimizer.state[parameter][key].double()
+            want = optimizer.state[parameter][key]
             torch.testing.assert_close(ours.got(key), want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "nadam", "rmsprop", "adagrad"])
 def test_gradients_that_lie_otherwise(name: str) -> None:
     """Several gradients are summed, brought into the parameter's order, and clipped."""
     parameter, optimizer, state = trained(name, real(*SHAPE).t().contiguous().t())

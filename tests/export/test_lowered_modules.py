@@ -11,14 +11,13 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from kit.kernel_calls import Memory  # noqa: E402
+from kit.kernel_calls import executed  # noqa: E402
+from kit.rotation import quick  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from poetmodel.export.step import LoweredStep
 
 pytestmark = pytest.mark.torch
 ROWS, WIDTH = 4, 6
@@ -180,27 +179,69 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         real(ROWS, WIDTH),
     ),
 }
+SEVERAL: dict[str, tuple[Callable[..., Any], int, tuple[Any, ...]]] = {
+    "triplet margin": (functional.triplet_margin_loss, 3, ()),
+    "triplet margin, swap": (nn.TripletMarginLoss(margin=2, p=1, swap=True), 3, ()),
+    "triplet margin, another distance": (
+        nn.TripletMarginWithDistanceLoss(distance_function=nn.PairwiseDistance(p=3)), 3, ()
+    ),
+    "cosine embedding": (
+        nn.CosineEmbeddingLoss(margin=0.2), 2, (torch.tensor([1, -1, 1, -1]),)
+    ),
+    "contrastive": (
+        lambda x, y, same: (
+            same * functional.pairwise_distance(x, y).square()
+            + (1 - same) * functional.relu(2 - functional.pairwise_distance(x, y)).square()
+        ).mean(),
+        2, (torch.tensor([1.0, 0.0, 1.0, 0.0]),),
+    ),
+    "hardest of a batch": (
+        lambda x, same: functional.relu(
+            (torch.cdist(x, x) * same).amax(1) - (torch.cdist(x, x) + 99 * same).amin(1) + 1
+        ).mean(),
+        1, (torch.eye(2).repeat_interleave(2, 0).repeat_interleave(2, 1),),
+    ),
+    "margin ranking": (nn.MarginRankingLoss(0.1), 2, (torch.ones(ROWS, WIDTH),)),
+    "logits of pairs": (
+        lambda x, y: functional.cross_entropy(
+            functional.normalize(x) @ functional.normalize(y).t() / 0.1, torch.arange(ROWS)
+        ),
+        2, (),
+    ),
+    "distilled": (
+        lambda x, y: functional.kl_div(
+            (x / 2).log_softmax(1), (y / 2).log_softmax(1), reduction="batchmean", log_target=True
+        ),
+        1, (real(ROWS, WIDTH, seed=7),),
+    ),
+}  # fmt: skip
+"""Losses of several inputs: how many go through the network, and what more they take."""
 
 
-def executed(step: LoweredStep, *inputs: Any, steps: int = 1) -> Memory:
-    """Return all buffers after some steps on the same batch."""
-    memory = Memory(step.buffers, learning_rate=step.learning_rate or 0.0)
-    for name, values in step.values.items():
-        memory[name][...] = values
-    for value, tensor in zip(step.inputs, inputs, strict=True):
-        memory[value.pieces[0].buffer][...] = tensor.reshape(-1).numpy()
-    for _ in range(steps):
-        for node, calls in zip(step.graph.nodes, step.calls, strict=True):
-            memory.execute(calls, workspace_bytes=node.workspace_bytes)
-    return memory
+class Compared(nn.Module):
+    """A loss of what one network makes of several inputs."""
+
+    def __init__(self, loss: Callable[..., Any], through: int) -> None:
+        super().__init__()
+        self.network, self.loss, self.through = Between(torch.tanh), loss, through
+
+    def forward(self, *inputs: Any) -> Any:
+        """Return the loss."""
+        made = map(self.network, inputs[: self.through])
+        return self.loss(*made, *inputs[self.through :])
 
 
-def check(model: Any, loss: Callable[..., Any], *inputs: Any, tolerance: float = 1e-12) -> None:
+def check(
+    model: Any, loss: Callable[..., Any] | None, *inputs: Any, tolerance: float = 1e-12
+) -> None:
     """Hold loss and gradients of a step to PyTorch's, both in double from the same numbers."""
     step = lower(model, loss, inputs)
     memory = executed(step, *inputs)
-    *given, target = (t.double() if t.is_floating_point() else t for t in inputs)
-    expected = _twice_as_wide(loss)(model.double()(*given), target)
+    given = [t.double() if t.is_floating_point() else t for t in inputs]
+    targets = [] if loss is None else [given.pop()]
+    expected = model.double()(*given)
+    if loss is not None:
+        expected = _twice_as_wide(loss)(expected, *targets)
     expected.backward()
     found = torch.from_numpy(memory[step.loss.buffer])[step.loss.offset]
     torch.testing.assert_close(found, expected.detach(), rtol=tolerance, atol=tolerance)
@@ -236,6 +277,15 @@ def test_losses(name: str) -> None:
     torch.manual_seed(0)
     loss, target = LOSSES[name]
     check(Between(torch.tanh), loss, real(ROWS, WIDTH, seed=2), target)
+
+
+@pytest.mark.parametrize("name", quick(list(SEVERAL), ["triplet margin", "hardest of a batch"]))
+def test_losses_of_several_inputs(name: str) -> None:
+    """A loss that compares what one network makes of several inputs, and its gradient."""
+    torch.manual_seed(0)
+    loss, through, more = SEVERAL[name]
+    inputs = [real(ROWS, WIDTH, seed=2 + k) for k in range(through)]
+    check(Compared(loss, through), None, *inputs, *more)
 
 
 def test_attention() -> None:
@@ -286,6 +336,26 @@ def test_words(batch: int) -> None:
     check(Words(), functional.cross_entropy, words, torch.tensor([2, 0][:batch]))
 
 
+class Bags(nn.Module):
+    """Bags of words, each begins at an offset."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.bags, self.last = nn.EmbeddingBag(11, WIDTH, mode=mode), nn.Linear(WIDTH, 3)
+
+    def forward(self, words: Any, offsets: Any) -> Any:
+        """Return a score for each class of each bag."""
+        return self.last(self.bags(words, offsets).tanh())
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_words(mode: str) -> None:
+    """Bags of words, one of them without any."""
+    torch.manual_seed(0)
+    words, offsets = torch.tensor([4, 9, 4, 0, 1, 2, 10]), torch.tensor([0, 3, 3])
+    check(Bags(mode), functional.cross_entropy, words, offsets, torch.tensor([2, 0, 1]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_patches(batch: int) -> None:
@@ -316,6 +386,11 @@ def test_values_that_are_read_cannot_be_exported() -> None:
             y = super().forward(x)
             return y * 2 if (x > 0).all() else y
 
+    def checked(y: Any, t: Any) -> Any:
+        return -torch.distributions.Normal(y, torch.ones(1, 2)).log_prob(t).sum()
+
     inputs = (torch.ones(1, 3), torch.zeros(1, 2))
+    with pytest.raises(CaptureError, match=r"cannot be exported; .* \(validate_args=False"):
+        lower(nn.Linear(3, 2), checked, inputs)
     with pytest.raises(CaptureError, match=r"value that is read at .* \(True\) would be part of"):
         lower(Branching(3, 2), functional.mse_loss, inputs)

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 SOURCES: Final = Path(__file__).with_name("library")
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "kept": {"ram": "100%", "paging": False},
-    "commits": {"ram": "76%", "commit": True},
-    "file": {"ram": "76%", "commit": True, "weights": "binary"},
+    "commits": {"ram": "90%", "commit": True},
+    "file": {"ram": "90%", "commit": True, "weights": "binary"},
     "kws": {"ram": "100%", "paging": False, "prefix": "kws"},
-    "vww": {"ram": "76%", "commit": True, "prefix": "vww"},
+    "vww": {"ram": "90%", "commit": True, "prefix": "vww"},
 }
 BATCHES: Final = 3
 

@@ -27,6 +27,7 @@ RATE: Final = 0.01
 OPTIMIZERS: Final[dict[str, Any]] = {
     "momentum": lambda p: torch.optim.SGD(p, lr=RATE, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=RATE, eps=1e-3),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=RATE, eps=1e-3),
 }
 
 
@@ -134,8 +135,10 @@ def test_program_has_the_bits_of_the_file(exported: Any) -> None:
     assert program_state([], "state=one.bin") == state
 
 
-def test_moments_of_an_optimizer_without_a_step_are_zero(exported: Any, tmp_path: Path) -> None:
-    """Without an optimizer they cannot be known."""
+def test_moments_of_an_optimizer_without_a_step_are_the_first(
+    exported: Any, tmp_path: Path
+) -> None:
+    """They are 0, a product of none is 1; without an optimizer they cannot be known."""
     folder, make, _ = exported
     net = model()
     with pytest.raises(InputError, match="give the optimizer"):
@@ -145,7 +148,9 @@ def test_moments_of_an_optimizer_without_a_step_are_zero(exported: Any, tmp_path
     arrays = read_state(tmp_path / "a.bin", state_tensors(folder))
     own = {name for name, _ in (*net.named_parameters(), *net.named_buffers())}
     assert arrays.keys() > own
-    assert all(not arrays[name].any() for name in arrays.keys() - own)
+    products = {name for name in arrays if name.endswith("mu_product")}
+    assert all(arrays[name] == 1 for name in products)
+    assert all(not arrays[name].any() for name in arrays.keys() - own - products)
 
 
 def test_files_and_models_that_do_not_fit_are_refused(exported: Any, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kit.instances import random_instances, random_state_problems, scarce_problem
@@ -11,7 +13,7 @@ from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.heuristics import neighbourhood
-from poetmodel.heuristics.greedy import construct
+from poetmodel.heuristics.greedy import construct, refitted
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import WORST
 from poetmodel.heuristics.repair import RepairStyle
@@ -150,3 +152,17 @@ def test_with_state_it_finds_nearly_all_optima() -> None:
             assert found.value >= least.value - 1e-9
             optimal += found.value <= least.value + 1e-9
     assert optimal >= 0.9 * feasible > 36
+
+
+def test_a_schedule_is_refitted_to_less_ram() -> None:
+    """What keeps a budget is repaired to keep a smaller one, where there is such a schedule."""
+    graph = load_model("paper/resnet18-cifar")
+    costs = Costs.estimate(graph, Device.load("paper-m4"))
+    more, less = (Problem(graph, costs, ram=ram, paging=False) for ram in ("60%", "50%"))
+    schedule = construct(more)
+    assert schedule is not None
+    assert verify_schedule(less, schedule).violations
+    again = refitted(less, schedule)
+    assert again is not None
+    assert not verify_schedule(less, again).violations
+    assert refitted(replace(less, ram=less.floor.bytes - 1), schedule) is None

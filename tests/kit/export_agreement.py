@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from poetmodel.solver.fitting import aligned_graph
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from poetmodel.export.step import LoweredStep
@@ -51,6 +52,24 @@ OPTIMIZERS: dict[str, tuple[Make | None, float | None]] = {
     ),
     "adam": (lambda p: ADAM(p, lr=0.001, eps=1e-3, weight_decay=0.02), None),
     "adamw": (lambda p: ADAMW(p, lr=0.001, eps=1e-3, amsgrad=True), None),
+    "nadam": (
+        lambda p: torch.optim.NAdam(
+            p, lr=0.001, eps=1e-3, weight_decay=0.02, decoupled_weight_decay=True
+        ),
+        None,
+    ),
+    "rmsprop": (
+        lambda p: torch.optim.RMSprop(
+            p, lr=0.001, eps=1e-3, momentum=0.8, centered=True, weight_decay=0.02
+        ),
+        None,
+    ),
+    "adagrad": (
+        lambda p: torch.optim.Adagrad(
+            p, lr=0.001, lr_decay=0.1, initial_accumulator_value=0.25, maximize=True
+        ),
+        None,
+    ),
     "clipped": (lambda p: SGD(p, lr=0.01, momentum=0.9), 0.5),
     "groups": (two_groups, None),
 }  # fmt: skip
@@ -104,7 +123,7 @@ class Outcome:
 
 _KINDS = (
     "running_mean", "running_var", "num_batches_tracked", "momentum_buffer", "step", "exp_avg",
-    "exp_avg_sq", "max_exp_avg_sq",
+    "exp_avg_sq", "max_exp_avg_sq", "mu_product", "square_avg", "grad_avg", "sum",
 )  # fmt: skip
 
 
@@ -200,7 +219,8 @@ class _Twin:
         self._dtype = dtype
         self._model = copy.deepcopy(model).to(dtype)
         make, self._clip = OPTIMIZERS[optimizer]
-        self._updates = None if make is None else make(self._model.parameters())
+        with _numbers_of(dtype):
+            self._updates = None if make is None else make(self._model.parameters())
 
     def step(self, batch: tuple[torch.Tensor, ...]) -> float:
         """Train with a batch, and return the loss."""
@@ -210,7 +230,8 @@ class _Twin:
         if self._clip is not None:
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
         if self._updates is not None:
-            self._updates.step()
+            with _numbers_of(self._dtype):
+                self._updates.step()
         return loss
 
     def round(self, dtype: torch.dtype, draw: torch.Generator | None = None) -> None:
@@ -243,6 +264,14 @@ class _Twin:
             kept = self._updates.state[parameter].items()
             found |= {f"{name}.{key}": x for key, x in kept if x is not None}
         return found
+
+
+@contextmanager
+def _numbers_of(dtype: torch.dtype) -> Iterator[None]:
+    """Let an optimizer keep its numbers, such as NAdam's product of momenta, in a type."""
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

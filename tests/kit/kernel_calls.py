@@ -24,11 +24,16 @@ import poetmodel.export
 from kit.shared_objects import STORE
 from poetmodel.export.kernels import prototypes
 from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, Ref, ScaledLearningRate
+from poetmodel.plan import Op
 from poetmodel.torch import lowering
 from poetmodel.torch.lowering.operands import Look, Lowering, data_type, lowering_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from poetmodel.export.step import LoweredStep
+    from poetmodel.graph import Tensor
+    from poetmodel.plan import Program
 
 SOURCES: Final = Path(poetmodel.export.__file__).parent / "c"
 KERNELS: Final = SOURCES / "kernels"
@@ -115,6 +120,8 @@ class Memory:
         self.buffers[WORKSPACE] = Buffer(elements=size, type=DataType.REAL)
         self._arrays[WORKSPACE] = np.full(size + 2 * _GUARD, np.nan)
         for call in calls:
+            if call.where and self[call.where.counter.buffer][0] != call.where.value:
+                continue
             kept: list[Any] = []
             arguments = [self._argument(a, kept) for a in call.arguments]
             function = built(call.kernel)
@@ -142,6 +149,46 @@ class Memory:
                 assert np.array_equal(side, np.broadcast_to(poison, side.shape), equal_nan=True), (
                     f"buffer {name}: a kernel wrote beside it"
                 )
+
+
+def executed(
+    step: LoweredStep, *inputs: Any, steps: int = 1, program: Program | None = None
+) -> Memory:
+    """Return all buffers after some steps on the same batch.
+
+    Nodes run in order, or as a program of a plan says: what that frees is lost, and what it pages
+    in is what it paged out.
+    """
+    memory = Memory(step.buffers, learning_rate=step.learning_rate or 0.0)
+    for name, values in step.values.items():
+        memory[name][...] = values
+    for value, tensor in zip(step.inputs, inputs, strict=True):
+        memory[value.pieces[0].buffer][...] = tensor.reshape(-1).numpy()
+    stays = {*step.values, step.loss.buffer}
+    in_order = tuple((Op.COMPUTE, k) for k in range(len(step.graph.nodes)))
+    for number in range(steps):
+        stored: dict[str, np.ndarray] = {}
+        for op, index in in_order if program is None else program:
+            if op is Op.COMPUTE:
+                for call in step.calls[index]:
+                    built(call.kernel).random_step.value = number  # type: ignore[attr-defined]
+                size = step.graph.nodes[index].workspace_bytes
+                memory.execute(step.calls[index], workspace_bytes=size)
+            elif step.graph.tensors[index].name not in stays:
+                _move(memory, stored, op, step.graph.tensors[index])
+    return memory
+
+
+def _move(memory: Memory, stored: dict[str, np.ndarray], op: Op, tensor: Tensor) -> None:
+    """Page a tensor, or free it; a replacement lies where what it replaces does."""
+    if tensor.replaces is not None:
+        return
+    if op is Op.PAGE_OUT:
+        stored[tensor.name] = memory[tensor.name].copy()
+    elif op is Op.PAGE_IN:
+        memory[tensor.name][...] = stored[tensor.name]
+    elif op is Op.FREE:
+        memory[tensor.name][...] = _POISON[memory.buffers[tensor.name].type]
 
 
 @dataclass(frozen=True, kw_only=True)

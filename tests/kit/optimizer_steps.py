@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Make = Callable[[Any], torch.optim.Optimizer]
 
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+NADAM, RMSPROP, ADAGRAD = torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad
 
 OPTIMIZERS: dict[str, Make] = {
     "sgd": lambda p: SGD(p, lr=0.1),
@@ -38,6 +39,29 @@ OPTIMIZERS: dict[str, Make] = {
     "adamw": lambda p: ADAMW(p, lr=0.01),
     "amsgrad": lambda p: ADAMW(p, lr=0.01, amsgrad=True, betas=(0.8, 0.9), eps=1e-6),
     "adam, foreach": lambda p: ADAM(p, lr=0.01, weight_decay=0.1, foreach=True),
+    "adam, groups": lambda p: ADAMW(
+        [
+            dict(each, betas=(0.5 + 0.2 * k, 0.99), eps=10.0 ** -(4 + k), amsgrad=k == 1)
+            for k, each in enumerate(grouped(p))
+        ],
+        lr=0.01,
+    ),
+    "nadam": lambda p: NADAM(p, lr=0.01, weight_decay=0.1, maximize=True),
+    "nadam, decoupled": lambda p: NADAM(
+        p, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True, momentum_decay=0.1
+    ),
+    "nadam, foreach": lambda p: NADAM(p, lr=0.01, foreach=True),
+    "rmsprop": lambda p: RMSPROP(p, lr=0.01),
+    "rmsprop, momentum": lambda p: RMSPROP(
+        p, lr=0.01, alpha=0.9, momentum=0.8, weight_decay=0.1, maximize=True
+    ),
+    "rmsprop, centered": lambda p: RMSPROP(p, lr=0.01, centered=True, momentum=0.8),
+    "rmsprop, foreach": lambda p: RMSPROP(p, lr=0.01, centered=True, foreach=True),
+    "adagrad": lambda p: ADAGRAD(p, lr=0.01),
+    "adagrad, decay": lambda p: ADAGRAD(
+        p, lr=0.01, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.3, maximize=True
+    ),
+    "adagrad, foreach": lambda p: ADAGRAD(p, lr=0.01, lr_decay=0.1, foreach=True),
 }
 """Optimizers by name; each update must be eager's bit for bit."""
 

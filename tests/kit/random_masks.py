@@ -1,4 +1,4 @@
-"""The masks of dropout in exported code, computed another way: ``pm_random.h`` says how."""
+"""The random numbers of exported code, computed another way: ``pm_random.h`` says how."""
 
 from __future__ import annotations
 
@@ -29,3 +29,15 @@ def words(step: int, site: int, count: int, *, seed: int = 0) -> np.ndarray:
 def kept(step: int, site: int, count: int, dropped_ratio: float) -> np.ndarray:
     """Return which of so many elements are kept."""
     return (words(step, site, count) >> 8) >= round(dropped_ratio * 2**24)
+
+
+def uniform(step: int, site: int, count: int) -> np.ndarray:
+    """Return so many numbers from 0 to 1."""
+    return (words(step, site, count) >> 8) / 2.0**24
+
+
+def normal(step: int, site: int, count: int) -> np.ndarray:
+    """Return so many numbers of the standard normal distribution."""
+    pairs = uniform(step, site, count + count % 2).reshape(-1, 2)
+    radius, angle = np.sqrt(-2 * np.log(pairs[:, 0] + 2.0**-24)), 2 * np.pi * pairs[:, 1]
+    return np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=1).reshape(-1)[:count]

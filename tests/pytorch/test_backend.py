@@ -25,6 +25,8 @@ from torch._inductor.utils import fresh_cache  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
+from poetmodel.device import Device, StorageMode  # noqa: E402
+from poetmodel.device.hardware import Compute, Storage, Transfer  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
 from poetmodel.torch.capturing.replay import heap_peak_bytes  # noqa: E402
 from poetmodel.torch.dynamo import costs, pages, planning  # noqa: E402
@@ -186,12 +188,72 @@ def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]()
 
 
+def vit() -> Case:
+    """Return a vision transformer with dropout."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True, norm_first=True)
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = nn.Conv2d(3, 32, 4, 4)
+            self.places = nn.Parameter(0.02 * torch.randn(1, 64, 32))
+            self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(6))
+            self.head = nn.Linear(32, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.patches(x).flatten(2).transpose(1, 2) + self.places
+            for each in self.layers:
+                x = each(x)
+            return self.head(x.mean(1))
+
+    return Case(Patches(), classified, (torch.randn(8, 3, 32, 32), torch.randint(0, 10, (8,))))
+
+
+def bert() -> Case:
+    """Return BERT of transformers on texts of several lengths, with a mask."""
+    library = pytest.importorskip("transformers")
+    config = library.BertConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=4, num_attention_heads=4,
+        intermediate_size=64, problem_type="single_label_classification",
+    )  # fmt: skip
+    mask = torch.arange(24)[None] < torch.tensor([24, 9, 17, 5])[:, None]
+
+    def loss(model: nn.Module, tokens: torch.Tensor, mask: torch.Tensor, y: torch.Tensor) -> Any:
+        return model(input_ids=tokens, attention_mask=mask, labels=y).loss
+
+    batch = (torch.randint(0, 99, (4, 24)), mask.long(), torch.randint(0, 2, (4,)))
+    return Case(library.BertForSequenceClassification(config).train(), loss, batch)
+
+
+def gpt2() -> Case:
+    """Return GPT-2 small of transformers."""
+    library = pytest.importorskip("transformers")
+    model = library.GPT2LMHeadModel(library.GPT2Config())
+    model.loss_type = "ForCausalLM"  # Dynamo refuses what it logs otherwise
+
+    def loss(model: nn.Module, tokens: torch.Tensor) -> Any:
+        return model(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+    return Case(model.train(), loss, (torch.randint(0, 50_000, (1, 128)),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ram", ["60%", "50%", "40%"])
+@pytest.mark.parametrize("make", [cnn, unet, decoder, vit, bert, gpt2, autocast])
+def test_small_budgets_or_the_least(make: Callable[[], Case], ram: str) -> None:
+    """What a budget does not leave room for is refused, with one that is kept."""
+    torch.manual_seed(0)
+    check_budget(make(), ram)
+
+
 @pytest.mark.parametrize("ram", ["100%", "75%"])
 def test_steps_have_the_bits_of_eager_within_a_budget(case: Case, ram: str) -> None:
-    """Loss, gradients, buffers, generator; the allocator's peak is what was predicted.
+    """Loss, gradients, buffers, generator; the allocator's peak is what was predicted."""
+    check_budget(case, ram)
 
-    The kernels of some processors need workspaces that leave no 75 %: then the least.
-    """
+
+def check_budget(case: Case, ram: str) -> None:
+    """Train within a budget, or the least where the kernels of a processor leave no room for it."""
     try:
         case.compiled(ram, gap=0.1)[1](*case.batch)
     except BackendCompilerFailed:
@@ -541,3 +603,112 @@ def test_costs_come_from_where_they_are_asked(options: dict[str, Any]) -> None:
     model, step, back = case.compiled("60%", **options)
     assert same(trained(model, step, case.batch), case.eager())
     assert back.plans[0].device == options.get("device", back.plans[0].device)
+
+
+# -- plans for a device that is not here -----------------------------------------------------------
+
+
+class Blocks(nn.Module):
+    """Layers that are wider than they are deep, and a batch norm whose buffers are written."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a loss."""
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) + x
+        return self.norm(x).square().mean()
+
+
+def test_plan_for_another_device_runs_nothing() -> None:
+    """Parameters, buffers and gradients are as before."""
+    model = Blocks(64, 6)
+    before = [tensor.clone() for tensor in (*model.parameters(), *model.buffers())]
+    back = pmt.backend(ram="70%", device="a100", cache=False)
+
+    (record,) = back.plan_for(model, torch.zeros(512, 64))
+
+    assert back.plans == [record]
+    assert record.is_predicted
+    assert record.device == "a100"
+    assert record.predicted_peak_bytes <= record.ram_budget_bytes
+    assert record.recomputed > 0
+    assert "workspaces of kernels not counted" in back.summary()
+    after = (*model.parameters(), *model.buffers())
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_plan_for_another_device_is_that_of_the_captured_graph() -> None:
+    """Nothing but small workspaces tells the plan from that of a graph that is run."""
+    model = Blocks(64, 6)
+    batch = torch.ones(512, 64)
+    imagined = pmt.backend(ram=900_000, device="a100", cache=False)
+    run = pmt.backend(ram=900_000, device="a100", cache=False)
+
+    (planned,) = imagined.plan_for(model, batch)
+    torch._dynamo.reset()
+    torch.compile(model, backend=run, fullgraph=True, dynamic=False)(batch).backward()
+
+    (ran,) = run.plans
+    assert not ran.is_predicted
+    assert planned.keep_all_bytes == pytest.approx(ran.keep_all_bytes, rel=0.001)
+    assert 0 < planned.overhead <= 1.01 * ran.overhead  # what it does not count, it does not pay
+
+
+def test_model_without_memory_is_planned() -> None:
+    """A model that no machine here could hold."""
+    with torch.device("meta"):
+        model = Blocks(16384, 12)  # 12 GiB of parameters
+    back = pmt.backend(ram="60%", device="h100", cache=False)
+
+    (record,) = back.plan_for(model, torch.empty(65536, 16384, device="meta"))
+
+    assert record.given_bytes > 12 * 2**30
+    assert 40 * 2**30 < record.predicted_peak_bytes <= record.ram_budget_bytes
+
+
+def test_plan_for_another_device_pages_to_its_storage() -> None:
+    """Where computing is slow and the storage is quick, pages pay."""
+    rates = Transfer(latency_s=0.0, bytes_per_s=1e12, power_w=1.0)
+    storage = Storage(mode=StorageMode.DMA, page_in=rates, page_out=rates)
+    slow = Compute(flops_per_s=1e9, bytes_per_s=1e9, power_w=1.0)
+    device = Device(name="slow", ram_bytes=2**30, compute=slow, storage=storage)
+    batch = torch.empty(512, 64)
+
+    (paged,) = pmt.backend(ram="60%", device=device, cache=False).plan_for(
+        Blocks(64, 6), batch, paging=True
+    )
+    (kept,) = pmt.backend(ram="60%", device=device, cache=False).plan_for(Blocks(64, 6), batch)
+
+    assert paged.paged_out > 0
+    assert kept.paged_out == 0
+    assert paged.overhead < kept.overhead
+
+
+def test_budget_below_the_least_says_the_least_without_a_device() -> None:
+    """The error is the budget's own, as one sentence."""
+    back = pmt.backend(ram="1%", device="a100", cache=False)
+    with pytest.raises(BudgetError, match=r"the least is ram=|is enough"):
+        back.plan_for(Blocks(64, 6), torch.empty(512, 64))
+
+
+@pytest.mark.parametrize(
+    ("options", "paging", "expected"),
+    [
+        ({"costs": "measured"}, False, "nothing is run here"),
+        ({"kernels": "inductor"}, False, "without running them"),
+        ({}, True, "a device that has a storage"),
+    ],
+)
+def test_plans_for_another_device_that_make_no_sense_are_refused(
+    options: dict[str, Any], paging: bool, expected: str
+) -> None:
+    """One sentence says what is wrong, and nothing is planned."""
+    back = pmt.backend(ram="60%", cache=False, **options)
+    with pytest.raises(InputError, match=expected):
+        back.plan_for(Blocks(64, 6), torch.empty(512, 64), paging=paging)
+    assert back.plans == []

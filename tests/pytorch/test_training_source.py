@@ -26,8 +26,13 @@ if TYPE_CHECKING:
 nn = torch.nn
 pytestmark = pytest.mark.torch
 
-QUICK = (("sgd", None), ("nesterov", 0.1), ("amsgrad", None), ("adam, foreach", 0.1))
+QUICK = (
+    ("sgd", None), ("nesterov", 0.1), ("amsgrad", None), ("adam, foreach", 0.1),
+    ("nadam", None), ("rmsprop, centered", None), ("adagrad, decay", None),
+)  # fmt: skip
 """Optimizers and norms of gradients that the quick tests try."""
+MEASURED = ("sgd", "nesterov", "adam", "nadam, foreach", "rmsprop", "rmsprop, momentum", "adagrad")
+"""Optimizers whose memory is measured."""
 
 
 @pytest.mark.parametrize(
@@ -180,8 +185,8 @@ def deep() -> Any:
 @pytest.mark.parametrize(
     ("name", "clip"),
     quick(
-        [(name, clip) for name in ("sgd", "nesterov", "adam") for clip in (None, 0.1)],
-        [("nesterov", 0.1), ("adam", None)],
+        [(name, clip) for name in MEASURED for clip in (None, 0.1)],
+        [("nesterov", 0.1), ("adam", None), ("nadam, foreach", None), ("rmsprop, momentum", 0.1)],
     ),
 )
 @pytest.mark.parametrize("make", [wide, deep])

@@ -56,8 +56,8 @@ def _single(form: StandardForm) -> int | None:
     largest = np.bincount(row_of, weights=most, minlength=form.n_rows)
     slack = 1e-6 * (1.0 + np.bincount(row_of, weights=np.abs(matrix.data), minlength=form.n_rows))
     broken = (smallest > form.row_upper + slack) | (largest < form.row_lower - slack)
-    found = np.flatnonzero(broken)
-    return int(found[0]) if found.size else None
+    rows = np.flatnonzero(broken)
+    return int(rows[0]) if rows.size else None
 
 
 def _infeasible(form: StandardForm, rows: list[int], time_s: float) -> bool:

@@ -213,19 +213,19 @@ class Highs(Solver):
             most = min(most, bound - _REFUTED * max(1.0, abs(bound) / 1000))
         target = None if math.isinf(most) else form.sense * most
         remaining_s = math.inf if call.remaining_s is None else call.remaining_s
-        found = RawSolution(status=SolverStatus.TIME_LIMIT)
+        solution = RawSolution(status=SolverStatus.TIME_LIMIT)
         if remaining_s > 0.0 and not call.stopping:
-            found = self._without_presolve(call, min(remaining_s, _CONFIRMING_S), target)
-        if found.status is SolverStatus.OBJECTIVE_STOP:
+            solution = self._without_presolve(call, min(remaining_s, _CONFIRMING_S), target)
+        if solution.status is SolverStatus.OBJECTIVE_STOP:
             return None
-        if found.x is not None:
-            x = round_binaries(found.x, form)
+        if solution.x is not None:
+            x = round_binaries(solution.x, form)
             if form.sense * form.value(x) <= most and form.violation(x) <= limits.tolerance:
                 return None
-        if found.status not in _UNFINISHED:
+        if solution.status not in _UNFINISHED:
             return outcome
         call.write("poetmodel: what was proved was not confirmed without presolve\n")
-        proved = found.bound
+        proved = solution.bound
         if proved is not None and outcome.bound is not None:
             proved = form.sense * min(form.sense * proved, form.sense * outcome.bound)
         return replace(outcome, status=SolverStatus.OTHER_LIMIT, bound=proved)
@@ -297,10 +297,10 @@ def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
         _set(highspy, highs, name, value)
     fresh_scheduler(highspy)
     _load(highspy, highs, replace(form.relaxed(), objective=np.zeros(form.n_columns)))
-    done, found = highs.getIis()
-    if done == highspy.HighsStatus.kError or not found.valid_:
+    done, iis = highs.getIis()
+    if done == highspy.HighsStatus.kError or not iis.valid_:
         return None
-    return [int(i) for i in found.row_index_]
+    return [int(i) for i in iis.row_index_]
 
 
 def quiet_highs(highspy: Any) -> Any:
@@ -458,11 +458,11 @@ def _as_basis(highspy: Any, basis: Basis) -> Any:
 
 
 def _basis(highspy: Any, highs: Any) -> Basis | None:
-    found = highs.getBasis()
-    if not found.valid:
+    basis = highs.getBasis()
+    if not basis.valid:
         return None
     basic = highspy.HighsBasisStatus.kBasic
-    return Basis(columns=list(found.col_status), rows=list(found.row_status), basic=basic)
+    return Basis(columns=list(basis.col_status), rows=list(basis.row_status), basic=basic)
 
 
 def _collect(highspy: Any, highs: Any, resolved: _Resolved, status: SolverStatus) -> RawSolution:

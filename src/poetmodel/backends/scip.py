@@ -101,12 +101,12 @@ def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
     for name, value in (("iis/time", time_s), ("limits/time", time_s), ("iis/silent", True)):
         _set(model, name, value)
     try:
-        found = model.generateIIS()
+        iis = model.generateIIS()
     except Exception:  # noqa: BLE001 - PySCIPOpt knows nothing more specific
         return None
-    if not found.isSubscipInfeasible():
+    if not iis.isSubscipInfeasible():
         return None
-    return [int(row.name.removeprefix("c")) for row in found.getSubscip().getConss()]
+    return [int(row.name.removeprefix("c")) for row in iis.getSubscip().getConss()]
 
 
 @contextmanager

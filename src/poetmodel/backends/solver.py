@@ -173,8 +173,8 @@ class Solver(ABC):
         limits = replace(
             call.limits, time_s=remaining_s, objective_stop=None, objective_cutoff=None
         )
-        found = self.run(SolverCall(anything, limits, lambda _: not call.stopping)).status
-        return SolverStatus.UNBOUNDED if found is SolverStatus.OPTIMAL else found
+        status = self.run(SolverCall(anything, limits, lambda _: not call.stopping)).status
+        return SolverStatus.UNBOUNDED if status is SolverStatus.OPTIMAL else status
 
 
 def _examine(

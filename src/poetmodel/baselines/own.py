@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from contextlib import redirect_stdout
 from functools import cache, wraps
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -70,6 +71,8 @@ def method(
     InputError
         If the name is that of a shipped method, is empty, or has a space, a comma or a colon.
     """
+    if not isinstance(name, str):
+        raise InputError('method: give it a name: @pm.method("mine")')
     if not name or name in METHODS or _IN_NAMES.intersection(name) or name != "".join(name.split()):
         raise InputError(
             f"method {name!r}: expected a name without spaces, commas and colons that no shipped "
@@ -98,6 +101,8 @@ def own_method(name: str) -> Method | None:
     """
     if name in _registered:
         return _registered[name]
+    if name.endswith(_SUFFIX):
+        raise InputError(f"method {name!r}: say which function of the file: {name}:FUNCTION")
     path, _, function = name.rpartition(":")
     if path.endswith(_SUFFIX):
         return _of_file(name, Path(path), function)
@@ -119,14 +124,21 @@ def known_elsewhere(name: str) -> bool:
 
 
 def fingerprint(entry: Method) -> str:
-    """Return what changes when the file of a method of one's own does; "" for shipped methods."""
-    if entry.own is None:
+    """Return what changes when the file of a method of one's own does; "" for shipped methods.
+
+    The modules that are imported from the folder of that file belong to it.
+    """
+    file = "" if entry.own is None else _file_of(entry.own)
+    if not Path(file).is_file():  # also what is typed into a session
         return ""
-    try:
-        content = Path(inspect.getfile(inspect.unwrap(entry.own))).read_bytes()
-    except (OSError, TypeError):  # typed into a session
-        return ""
-    return hashlib.sha256(content).hexdigest()[:16]
+    folder = Path(file).resolve().parent
+    modules = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+    files = {Path(module).resolve() for module in modules if module.endswith(_SUFFIX)}
+    files = {path for path in files if path.parent == folder and path.is_file()}
+    digest = hashlib.sha256()
+    for path in sorted(files | {Path(file).resolve()}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 # -- where methods come from -----------------------------------------------------------------------
@@ -141,7 +153,7 @@ def _entry_points() -> tuple[EntryPoint, ...]:
 def _of_entry_point(point: EntryPoint) -> Method:
     try:
         function = point.load()
-    except Exception as error:  # noqa: BLE001 - whatever a package does when it is imported
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a package does
         _blame(f"method {point.name!r}: {point.value} cannot be imported:", error)
     return _entry(point.name, function)
 
@@ -176,7 +188,7 @@ def _module(name: str, path: Path, _stamp: int) -> ModuleType:
         sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001 - whatever the file does when it is imported
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file does
         del sys.modules[module_name]
         _blame(f"method {name!r}: {path.name} cannot be imported:", error, str(path))
     return module
@@ -205,32 +217,48 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[[Problem], Sch
     @wraps(function)
     def run(problem: Problem) -> Schedule:
         try:
-            schedule = function(problem)
+            with redirect_stdout(sys.stderr):  # what it prints is no part of an answer
+                schedule = function(problem)
         except (MethodNotApplicableError, TimeLimitError, TooLargeError):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever somebody else's function does
-            _blame(f"method {name!r} raised", error, _file_of(function))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever its function does
+            _blame(f"method {name!r} raised", error, function)
         if not isinstance(schedule, Schedule):
+            if inspect.iscoroutine(schedule):
+                schedule.close()
             kind = type(schedule).__name__
             raise OwnMethodError(
-                f"method {name!r} returned {kind} ({_begin_of(function)}), not a Schedule"
+                f"method {name!r} returned {kind}{_begin_of(function)}, not a Schedule"
             )
         return schedule
 
     return run
 
 
-def _blame(what: str, error: Exception, file: str = "") -> NoReturn:
-    """Raise an error that says in one sentence what went wrong in which file and line."""
+def _blame(what: str, error: BaseException, by: str | Callable[..., Any] = "") -> NoReturn:
+    """Raise an error that says in one sentence what went wrong in which file and line.
+
+    It was done by a file or a function. What is raised outside of its file is where the function
+    begins: it was called with the wrong arguments.
+    """
+    file = by if isinstance(by, str) else _file_of(by)
     if isinstance(error, SyntaxError):
-        name, line, message = error.filename, error.lineno, error.msg
+        message, line = error.msg, error.lineno
+        position = _position(error.filename or file, line)
     else:
+        message = str(error)
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename == file] or frames
-        name, line, message = own[-1].filename, own[-1].lineno, str(error)
+        own = [frame for frame in frames if frame.filename == file]
+        if own or isinstance(by, str):
+            position = _position((own or frames)[-1].filename, (own or frames)[-1].lineno)
+        else:
+            position = _begin_of(by)
     description = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    position = f"{Path(name or file).name}, line {line}"
-    raise OwnMethodError(f"{what} {' '.join(description.split())} ({position})") from error
+    raise OwnMethodError(f"{what} {' '.join(description.split())}{position}") from error
+
+
+def _position(file: str, line: int | None) -> str:
+    return f" ({Path(file).name})" if line is None else f" ({Path(file).name}, line {line})"
 
 
 def _file_of(function: Callable[..., Any]) -> str:
@@ -242,4 +270,4 @@ def _file_of(function: Callable[..., Any]) -> str:
 
 def _begin_of(function: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return "" if code is None else f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
+    return "" if code is None else _position(code.co_filename, code.co_firstlineno)

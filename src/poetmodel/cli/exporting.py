@@ -71,6 +71,13 @@ class ExportOptions:
         "Update the parameters, with PyTorch's defaults (momentum: SGD with 0.9). Default: hand "
         "out the gradients.",
     )
+    accumulate: int = options.option(
+        1,
+        "--accumulate N",
+        "Sum the gradients of N batches before an update, each divided by N: a step takes one "
+        "batch, and each N-th updates.",
+        parser=options.whole_number(),
+    )
     infer: bool = options.option(
         False,
         "--infer",
@@ -202,6 +209,7 @@ def export(
             onnx.step(),
             name=wanted.name,
             optimizer=wanted.optimizer,
+            accumulate=wanted.accumulate,
             infer=wanted.infer,
         )
     if wanted.target == ExportTarget.STEP:
@@ -300,6 +308,7 @@ def step_of(
     *,
     name: str | None,
     optimizer: options.OptimizerName | None,
+    accumulate: int = 1,
     infer: bool = False,
 ) -> LoweredStep:
     """Capture what ``module:function`` returns or an ONNX file has, or read a step file.
@@ -314,6 +323,7 @@ def step_of(
         given = (
             *(["--optimizer"] if optimizer else []),
             *(["--name"] if name else []),
+            *(["--accumulate"] if accumulate > 1 else []),
             *onnx.given,
         )
         if given:
@@ -334,7 +344,7 @@ def step_of(
         model, loss_fn, inputs = load_target(what, onnx)
         name = name or default_name(what)
         chosen = None if optimizer is None else named_optimizer(optimizer, model, loss_fn)
-        step = lower(model, loss_fn, inputs, name=name, optimizer=chosen)
+        step = lower(model, loss_fn, inputs, name=name, optimizer=chosen, accumulate=accumulate)
         return with_inference(step, model, loss_fn, inputs) if infer else step
 
 

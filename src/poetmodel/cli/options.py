@@ -227,6 +227,9 @@ class OptimizerName(StrEnum):
     MOMENTUM = "momentum"
     ADAM = "adam"
     ADAMW = "adamw"
+    NADAM = "nadam"
+    RMSPROP = "rmsprop"
+    ADAGRAD = "adagrad"
 
 
 # -- the groups --------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ LABEL: Final = "A"
 def draw(job: dict[str, Any], talk: Talk) -> Frame:
     """Draw the schedule that came along; reply with the answer, gzipped JSON."""
     subject = subject_of(job, talk)
-    found = facts(subject)
+    told = facts(subject)
     rows = list(decision_rows(subject.problem, subject.schedule))
     charts = {
         "timeline": timeline_chart(subject),
@@ -51,8 +51,8 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
         charts["addresses"] = address_chart(subject)
     drawn = {
         "charts": {name: chart for name, chart in charts.items() if chart is not None},
-        "answers": [asdict(answer) for answer in answers(found)],
-        "facts": found,
+        "answers": [asdict(answer) for answer in answers(told)],
+        "facts": told,
         "command": lines_of(job, talk, subject),
     }
     return Frame(body=gzipped(drawn))
@@ -239,7 +239,7 @@ def why(job: dict[str, Any], talk: Talk) -> Frame:
             "phase": str(Phase(node.phase)),
             "least_bytes": needs,
             "missing_bytes": max(0, needs - problem.ram_budget_bytes),
-            "held": sorted(held, key=lambda one: -one["bytes"]),
+            "held": sorted(held, key=lambda tensor: -tensor["bytes"]),
             "workspace_bytes": node.workspace_bytes,
             "state_bytes": resident,
             "shared_bytes": graph.shared_bytes(least.node, graph.inputs_of[least.node]),

@@ -97,9 +97,9 @@ class Catalogue:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Return the catalogue that `to_json` wrote."""
-        found = json.loads(text)
-        found["profiles"] = {name: tuple(pair) for name, pair in found["profiles"].items()}
-        return cls(**found)
+        values = json.loads(text)
+        values["profiles"] = {name: tuple(pair) for name, pair in values["profiles"].items()}
+        return cls(**values)
 
     def to_json(self) -> str:
         """Return it as text, for another process."""

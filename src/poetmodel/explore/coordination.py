@@ -78,35 +78,35 @@ class Coordinator:
     async def open(self, choice: Selection) -> Opened:
         """Return the problem of a choice with all its points."""
         name = self._choices.get(choice)
-        found = None if name is None else self.opened.get(name)
-        if found is None:
+        opened = None if name is None else self.opened.get(name)
+        if opened is None:
             task = self._reading.get(choice)
             if task is None:
                 task = self._reading[choice] = asyncio.create_task(self._read(choice))
                 task.add_done_callback(lambda _: self._reading.pop(choice, None))
-            found = await asyncio.shield(task)
-        self.opened.move_to_end(found.name)
-        return found
+            opened = await asyncio.shield(task)
+        self.opened.move_to_end(opened.name)
+        return opened
 
     async def _read(self, choice: Selection) -> Opened:
         reply = await self.drawers.do({"task": "prepare", "choice": choice.model_dump()})
         name = reply.values["problem"]
-        found = self.opened.get(name)
-        if found is None:
+        opened = self.opened.get(name)
+        if opened is None:
             points = await self.store.call(self.store.points, name)
-            found = Opened(name, reply.values, reply.body.decode().removesuffix("}"))
-            found.points = {point.id: _left(point) for point in points}
-            self.opened[name] = found
+            opened = Opened(name, reply.values, reply.body.decode().removesuffix("}"))
+            opened.points = {point.id: _left(point) for point in points}
+            self.opened[name] = opened
         self._choices[choice] = name
-        return found
+        return opened
 
     def problem(self, name: str) -> Opened:
         """Return an open problem."""
-        found = self.opened.get(name)
-        if found is None:
+        opened = self.opened.get(name)
+        if opened is None:
             msg = "this problem is not open here: choose model and device again"
             raise GoneError(msg)
-        return found
+        return opened
 
     def find(self, name: str) -> tuple[Opened, Point]:
         """Return a point of an open problem."""
@@ -120,9 +120,9 @@ class Coordinator:
 
     def session(self, name: str) -> PageSession:
         """Return a session, a new one if it is not known."""
-        found = self.sessions.setdefault(name, PageSession(name))
+        session = self.sessions.setdefault(name, PageSession(name))
         self.sessions.move_to_end(name)
-        return found
+        return session
 
     async def want(
         self,
@@ -281,7 +281,7 @@ class Coordinator:
                 if len(self.sessions) > KEPT_SESSIONS:
                     del self.sessions[session.name]
             for opened in self.opened.values():
-                opened.forget(self.solves.running.keys() | {one.wants for one in sessions})
+                opened.forget(self.solves.running.keys() | {session.wants for session in sessions})
             used = {session.problem for session in self.sessions.values()}
             for name in [name for name in self.opened if name not in used]:
                 busy = any(point in self.solves.running for point in self.opened[name].points)

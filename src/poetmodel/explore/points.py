@@ -95,22 +95,22 @@ class Point:
         """How much the end of its solve tells: 0 before it, 1 after it, 2 with a proof."""
         return self.is_over + self.is_proved
 
-    def take(self, found: dict[str, Any], schedule: bytes) -> None:
+    def take(self, figures: dict[str, Any], schedule: bytes) -> None:
         """Take over a schedule with its figures."""
-        self.figures(found)
+        self.figures(figures)
         if self.status is None or self.status in ("unknown", "infeasible"):
             self.status = "feasible"
         self.revise(schedule)
 
-    def figures(self, found: dict[str, Any]) -> None:
+    def figures(self, figures: dict[str, Any]) -> None:
         """Take over the figures of a schedule."""
         for name in FIGURES:
-            setattr(self, name, found[name])
+            setattr(self, name, figures[name])
 
     def end(self, ended: dict[str, Any], schedule: bytes, *, before_s: float) -> None:
         """Take over how a solve ended, with the best schedule; `before_s` went before it [s]."""
-        found = ended.get("found")
-        better = found is not None and (self.value is None or found["value"] <= self.value)
+        figures = ended.get("found")
+        better = figures is not None and (self.value is None or figures["value"] <= self.value)
         self.seconds = before_s + ended["build_s"] + ended["solve_s"]
         self.proof = {key: ended[key] for key in ("termination", "build_s", "versions")}
         self.proof["solve_s"] = before_s + ended["solve_s"]
@@ -119,8 +119,8 @@ class Point:
         if better or not schedule or ended["status"] == "optimal":
             self.status = ended["status"]
         self.reason = "" if schedule else ended["reason"]
-        if found is not None and better:
-            self.figures(found)
+        if figures is not None and better:
+            self.figures(figures)
         if self.value is not None:
             self.bound = min(self.bound, self.value)
         self.revise(schedule)

@@ -59,7 +59,7 @@ def serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, ending.asked)
     port = listening.getsockname()[1]
-    made = explorer(
+    app = explorer(
         port=port,
         store=store,
         catalogue=catalogue,
@@ -68,20 +68,20 @@ def serve(
         workers=workers,
     )
     config = uvicorn.Config(
-        made.app,
+        app.app,
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=STOP_S,
         lifespan="on",
     )
-    address = f"http://127.0.0.1:{port}/?token={made.token}"
-    server = _Server(config, made.coordinator, lambda: ready(address))
+    address = f"http://127.0.0.1:{port}/?token={app.token}"
+    server = _Server(config, app.coordinator, lambda: ready(address))
     try:
         ending.of(server)
         server.run([listening])
     finally:
-        made.store.close()
+        app.store.close()
 
 
 class _Ending:
@@ -181,9 +181,9 @@ class _Server(uvicorn.Server):
 
 def _version() -> str:
     """Return what tells this version's pictures from those of others: what makes them."""
-    found = hashlib.sha256((installed("poetmodel") or "").encode())
+    digest = hashlib.sha256((installed("poetmodel") or "").encode())
     for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):
         for path in sorted(files(package).iterdir(), key=lambda path: path.name):
             if path.name.endswith(".py"):
-                found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -132,11 +132,11 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.post("/api/problems")
     async def open_problem(choice: Selection) -> Response:
-        found = await coordinator.open(choice)
-        points = [found.told(point, brief=True) for point in found.front()]
+        opened = await coordinator.open(choice)
+        points = [opened.told(point, brief=True) for point in opened.front()]
         added = json.dumps({"points": points}, allow_nan=False)
         # The graph is JSON already, an object without its last brace.
-        return Response(f"{found.drawn}, {added[1:]}", media_type="application/json")
+        return Response(f"{opened.drawn}, {added[1:]}", media_type="application/json")
 
     @app.post("/api/points")
     async def want(wish: Wish) -> dict[str, Any]:
@@ -146,15 +146,15 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.get("/api/points/{point}")
     async def read_point(point: Name) -> dict[str, Any]:
-        opened, found = coordinator.find(point)
-        return opened.told(found)
+        opened, known = coordinator.find(point)
+        return opened.told(known)
 
     @app.get("/api/points/{point}/answer")
     async def answer(request: Request, point: Name, revision: int | None = None) -> Response:
-        _, found = coordinator.find(point)
-        if revision is not None and found.value is not None and revision != found.revision:
-            return RedirectResponse(f"/api/points/{point}/answer?revision={found.revision}")
-        tag = f'"{found.digest}-{coordinator.drawn_by}"'
+        _, known = coordinator.find(point)
+        if revision is not None and known.value is not None and revision != known.revision:
+            return RedirectResponse(f"/api/points/{point}/answer?revision={known.revision}")
+        tag = f'"{known.digest}-{coordinator.drawn_by}"'
         headers = {"Cache-Control": "private, no-cache", "ETag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
@@ -166,9 +166,9 @@ def application(  # noqa: C901 - the routes, each a few lines
 
     @app.get("/api/points/{point}/export/{kind}")
     async def export(point: Name, kind: Kind) -> Response:
-        made = await coordinator.export(point, kind)
-        headers = {"Content-Disposition": f'attachment; filename="{made.values["name"]}"'}
-        return Response(made.body, media_type=made.values["media"], headers=headers)
+        reply = await coordinator.export(point, kind)
+        headers = {"Content-Disposition": f'attachment; filename="{reply.values["name"]}"'}
+        return Response(reply.body, media_type=reply.values["media"], headers=headers)
 
     @app.get("/api/problems/{problem}/why")
     async def why(
@@ -229,9 +229,9 @@ def _sentences(app: FastAPI) -> None:
         allowed = Headers(error.headers).get("allow")
         if allowed is None:
             return say(error.status_code, f"{error.detail}: there is nothing at this address")
-        found = say(error.status_code, f"{request.method}: this address takes {allowed}")
-        found.headers["allow"] = allowed
-        return found
+        response = say(error.status_code, f"{request.method}: this address takes {allowed}")
+        response.headers["allow"] = allowed
+        return response
 
     @app.exception_handler(GoneError)
     def _gone(_: Request, error: GoneError) -> JSONResponse:

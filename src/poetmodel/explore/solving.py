@@ -82,7 +82,7 @@ class Solves:
             return
         if point.value is not None and point.value <= near.value:
             return  # one of its own came meanwhile
-        found = {name: getattr(near, name) for name in FIGURES}
+        figures = {name: getattr(near, name) for name in FIGURES}
         point.provisional, point.neighbour_bytes = True, near.ram_bytes
         point.lender = near.lender if near.provisional else (near.id, near.digest)
         point.bound = min(point.bound, near.value)
@@ -90,7 +90,7 @@ class Solves:
         if relative_gap(near.value, point.bound) <= self.search["gap"]:  # what is known proves it
             point.state, point.status, point.provisional = "done", "optimal", False
             point.proof["termination"] = "proved"
-        point.take(found, schedule)
+        point.take(figures, schedule)
         point.note()
         if not point.provisional:
             await self._save(point, schedule)
@@ -98,8 +98,8 @@ class Solves:
     async def schedule(self, point: Point) -> bytes:
         """Return the packed schedule of a point, which is another one's while it is provisional."""
         name = point.lender[0] if point.provisional and point.lender else point.id
-        found = self._schedules.get(name)
-        return await self.store.call(self.store.schedule, name) if found is None else found
+        schedule = self._schedules.get(name)
+        return await self.store.call(self.store.schedule, name) if schedule is None else schedule
 
     def job(self, task: str, opened: Opened, point: Point) -> dict[str, Any]:
         """Return a job of a worker about a point."""
@@ -171,8 +171,8 @@ class Solves:
 
         job = {**self.job("solve", opened, point), "search": self.search, "bound": point.bound}
         reply = await self.solvers.let(await self.solvers.take(), job, start, told)
-        found, schedule = reply.values.get("found"), reply.body
-        if found is None or (point.value is not None and point.value < found["value"]):
+        figures, schedule = reply.values.get("found"), reply.body
+        if figures is None or (point.value is not None and point.value < figures["value"]):
             schedule = await self.schedule(point)
         ended = replace(point, history=list(point.history))
         ended.end(reply.values, schedule, before_s=before_s)
@@ -182,16 +182,16 @@ class Solves:
             self._schedules[point.id] = schedule
         self.tell(opened, point, front=True)
 
-    def _take(self, opened: Opened, point: Point, found: dict[str, Any], schedule: bytes) -> None:
+    def _take(self, opened: Opened, point: Point, figures: dict[str, Any], schedule: bytes) -> None:
         """Take over a schedule that a worker found, if it is better than what is known."""
-        better = point.value is None or found["value"] < point.value
+        better = point.value is None or figures["value"] < point.value
         if better:
             point.provisional = False
-            point.take(found, schedule)
+            point.take(figures, schedule)
             point.proof = point.proof or dict(NO_PROOF)
             self._schedules[point.id] = schedule
             self._go(self._save(point, schedule))
-        elif point.provisional and found["value"] == point.value:
+        elif point.provisional and figures["value"] == point.value:
             self._own(point, schedule)
         point.note()
         self.tell(opened, point, front=better)

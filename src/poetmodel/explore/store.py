@@ -80,11 +80,11 @@ class PointStore:
                 f"--store {self.path}: is a database, but no store of the explorer; give another "
                 "file"
             )
-        found = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-        if found is not None and found[0] != str(FORMAT):
+        stated = connection.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        if stated is not None and stated[0] != str(FORMAT):
             raise InputError(
                 f"--store {self.path}: was written by another version of poetmodel (format "
-                f"{found[0]}, expected {FORMAT}); give another file"
+                f"{stated[0]}, expected {FORMAT}); give another file"
             )
 
     async def call(self, function: Callable[..., _Result], *given: Any) -> _Result:
@@ -109,8 +109,8 @@ class PointStore:
                 "INSERT OR IGNORE INTO meta VALUES ('token', ?), ('format', ?)",
                 (secrets.token_urlsafe(24), str(FORMAT)),
             )
-        found = dict(connection.execute("SELECT key, value FROM meta"))
-        return str(found["token"])
+        meta = dict(connection.execute("SELECT key, value FROM meta"))
+        return str(meta["token"])
 
     def points(self, problem: str) -> list[Point]:
         """Return all points of a problem."""
@@ -176,8 +176,8 @@ class PointStore:
 
     def check(self) -> str:
         """Return ``ok``, or what SQLite finds wrong with the file."""
-        with closing(self._connection.execute("PRAGMA integrity_check")) as found:
-            return str(found.fetchone()[0])
+        with closing(self._connection.execute("PRAGMA integrity_check")) as rows:
+            return str(rows.fetchone()[0])
 
 
 def _point(row: tuple[str]) -> Point:

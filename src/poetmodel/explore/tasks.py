@@ -82,12 +82,12 @@ def read_problem(job: dict[str, Any], talk: Talk) -> Problem:
 
 @lru_cache(maxsize=KEPT_GRAPHS)
 def _read(catalogue: str, choice: str) -> StatedProblem:
-    found = Catalogue.from_json(catalogue)
+    known = Catalogue.from_json(catalogue)
     wanted = Selection.model_validate_json(choice)
     with time_limit(READ_S):
-        source = found.source(wanted)
-        costs = found.costs(source.graph, wanted)
-        problem = found.problem(wanted, source.graph, costs)
+        source = known.source(wanted)
+        costs = known.costs(source.graph, wanted)
+        problem = known.problem(wanted, source.graph, costs)
     return StatedProblem(wanted, source, problem)
 
 
@@ -172,10 +172,10 @@ def begin(job: dict[str, Any], talk: Talk) -> Frame:
         return Frame(values={"obstacle": reason})
     best: tuple[Schedule, Simulation] | None = None
     for make in (trivial, _greedy, page_everything):
-        made = make(problem)
-        found = None if made is None else verify(problem, made)
-        if made is not None and found is not None and found.valid:
-            best = made, found.simulation
+        answer = make(problem)
+        verdict = None if answer is None else verify(problem, answer)
+        if answer is not None and verdict is not None and verdict.valid:
+            best = answer, verdict.simulation
             break
     if best is None:
         return Frame()
@@ -227,9 +227,9 @@ class _Progress:
         verdict = verify(self.problem, schedule)
         if not verdict.valid:
             return
-        found = figures(self.problem, verdict.simulation)
-        self.value = found["value"]
-        self._tell({"found": found}, pack_schedule(self.problem.graph, schedule), seconds)
+        known = figures(self.problem, verdict.simulation)
+        self.value = known["value"]
+        self._tell({"found": known}, pack_schedule(self.problem.graph, schedule), seconds)
 
     def _tell(self, values: dict[str, Any], body: bytes, seconds: float) -> None:
         self.told_s = time.monotonic()
@@ -265,6 +265,6 @@ def solve(job: dict[str, Any], talk: Talk) -> Frame:
     }
     if result.schedule is None or result.simulation is None:
         return Frame(values=reply)
-    found = figures(problem, result.simulation)
+    known = figures(problem, result.simulation)
     body = pack_schedule(problem.graph, result.schedule)
-    return Frame(values=reply | {"found": found}, body=body)
+    return Frame(values=reply | {"found": known}, body=body)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
 from poetmodel.export.deployment import inference_slot
+from poetmodel.export.kernels import parameters
 from poetmodel.export.step import WORKSPACE, Call, DataType, Ref, ScaledLearningRate
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
@@ -192,7 +193,13 @@ class ProgramSource:
         return False
 
     def _line(self, call: Call) -> str:
-        return f"{call.kernel}({', '.join(map(self._word, call.arguments))});"
+        return self._made(call, f"{call.kernel}({', '.join(map(self._word, call.arguments))});")
+
+    def _made(self, call: Call, line: str) -> str:
+        """Return what makes a call where it is to be made."""
+        if call.where is None:
+            return line
+        return f"if (*{self._pointer(call.where.counter)} == {call.where.value}) {line}"
 
     def _copied(self, node: str, call: Call) -> str:
         """Return what writes a tensor to state that the core reads where it lies: one new value."""
@@ -220,6 +227,7 @@ class ProgramSource:
         """
         refs = [a for a in call.arguments if isinstance(a, Ref)]
         count, *others = call.arguments[len(refs) :]
+        types = parameters(call.kernel)
         pieces: dict[int, str] = {}
         names = []
         for k, ref in enumerate(refs):
@@ -227,7 +235,8 @@ class ProgramSource:
                 names.append(f"(const pm_real *){self._pointer(ref)} + first")
                 continue
             buffer = self.step.buffers[ref.buffer]
-            if ref.buffer in written & self._mapped and not buffer.elements == 1 != count:
+            changed = not types[k].startswith("const") and ref.buffer in written & self._mapped
+            if changed and not buffer.elements == 1 != count:
                 pieces[k] = buffer.type.c_name
                 names.append(f"piece{k}")
             else:
@@ -240,7 +249,7 @@ class ProgramSource:
             size = f"(size_t)n * sizeof piece{k}[0]"
             yield f"        memcpy(piece{k}, {self._word(refs[k])} + first, {size});"
         words = ", ".join([*names, "n", *map(self._word, others)])
-        yield f"        {call.kernel}({words});"
+        yield f"        {self._made(call, f'{call.kernel}({words});')}"
         for k in pieces:
             slot = f"PM_NEW({self._slot[refs[k].buffer]})"
             size = f"(uint32_t)sizeof piece{k}[0]"

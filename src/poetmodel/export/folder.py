@@ -181,6 +181,7 @@ def manifest(
         "alignment": arena.alignment,
         "learning_rate": step.learning_rate,
         "updates": step.learning_rate is not None,
+        **({"accumulate": step.accumulate} if step.accumulate > 1 else {}),
         "commit": deployment.commit,
         "memory_mapped": plan.memory_mapped,
         "mode": str(plan.mode),

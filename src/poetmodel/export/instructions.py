@@ -376,10 +376,23 @@ def _count_strided(counts: Counter[str], given: Mapping[str, Any]) -> None:
         counts.update(tap=planes, row=planes * rows, element=planes * rows * columns)
 
 
+def _count_pairs(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    results = math.prod(given[name] for name in ("batches", "rows", "columns"))
+    counts.update(result=results, element=results * given["n"])
+
+
+def _count_bags(counts: Counter[str], given: Mapping[str, Any]) -> None:
+    counts.update(result=given["bags"] * given["n"], element=given["count"] * given["n"])
+
+
 _COUNTS: Final[dict[str, Callable[[Counter[str], Mapping[str, Any]], None]]] = {
     "pm_mm": _count_product,
     "pm_mm_sgd": _count_product,
     "pm_bmm": _count_product,
+    "pm_cdist": _count_pairs,
+    "pm_cdist_backward": _count_pairs,
+    "pm_embedding_bag": _count_bags,
+    "pm_embedding_bag_backward": _count_bags,
     "pm_conv2d": _count_convolution,
     "pm_conv2d_dx": _count_input_gradient,
     "pm_conv2d_dw": _count_weight_gradient,

@@ -21,6 +21,7 @@ from poetmodel.export.step import (
     Argument,
     Buffer,
     Call,
+    Condition,
     DataType,
     LoweredStep,
     NamedTensor,
@@ -54,9 +55,15 @@ class _Real(Strict):
 _Argument = Annotated[int | float | list[int] | _Ref | _Rate | _Real, Field(union_mode="smart")]
 
 
+class _Condition(Strict):
+    counter: _Ref
+    value: Index
+
+
 class _Call(Strict):
     kernel: str
     arguments: list[_Argument]
+    where: _Condition | None = None
 
 
 class _Buffer(Strict):
@@ -84,6 +91,7 @@ class _StepFile(Strict):
     loss: _Ref
     values: dict[str, str]
     learning_rate: float | None = None
+    accumulate: Annotated[int, Field(ge=1)] = 1
     versions: dict[str, str] = Field(default_factory=dict)
     output: _Value | None = None
     inference: _StepFile | None = None
@@ -99,13 +107,7 @@ def _document(step: LoweredStep) -> dict[str, object]:
         "format": STEP_FORMAT,
         "version": VERSION,
         "graph": graph_to_dict(step.graph),
-        "calls": [
-            [
-                {"kernel": call.kernel, "arguments": [_written(a) for a in call.arguments]}
-                for call in calls
-            ]
-            for calls in step.calls
-        ],
+        "calls": [list(map(_written_call, calls)) for calls in step.calls],
         "buffers": {
             name: {"elements": buffer.elements, "type": str(buffer.type)}
             for name, buffer in step.buffers.items()
@@ -119,6 +121,8 @@ def _document(step: LoweredStep) -> dict[str, object]:
         "learning_rate": step.learning_rate,
         "versions": dict(step.versions),
     }
+    if step.accumulate > 1:
+        document["accumulate"] = step.accumulate
     if step.output is not None:
         document["output"] = _value(step.output)
     if step.inference is not None:
@@ -127,6 +131,17 @@ def _document(step: LoweredStep) -> dict[str, object]:
 
 
 _LISTS: Final = ("inputs", "states", "gradients")
+
+
+def _written_call(call: Call) -> dict[str, object]:
+    entry: dict[str, object] = {
+        "kernel": call.kernel,
+        "arguments": [_written(a) for a in call.arguments],
+    }
+    if call.where is None:
+        return entry
+    where = {"counter": _written(call.where.counter), "value": call.where.value}
+    return entry | {"where": where}
 
 
 def _written(argument: Argument) -> object:
@@ -170,6 +185,7 @@ def _step(document: _StepFile, outside: Collection[str] = ()) -> LoweredStep:
         loss=Ref(document.loss.buffer, document.loss.offset),
         values={},
         learning_rate=document.learning_rate,
+        accumulate=document.accumulate,
         versions=document.versions,
         output=None if document.output is None else _read_value(document.output),
     )
@@ -185,7 +201,11 @@ def _step(document: _StepFile, outside: Collection[str] = ()) -> LoweredStep:
 
 
 def _call(call: _Call) -> Call:
-    return Call(call.kernel, tuple(map(_read, call.arguments)))
+    where = None
+    if call.where is not None:
+        counter = call.where.counter
+        where = Condition(Ref(counter.buffer, counter.offset), call.where.value)
+    return Call(call.kernel, tuple(map(_read, call.arguments)), where)
 
 
 def _read(argument: object) -> Argument:
@@ -296,6 +316,7 @@ def _call_faults(
     if call.kernel not in kernel_names():
         yield "there is no such kernel"
         return
+    yield from _condition_faults(step, call.where, readable)
     types = parameters(call.kernel)
     if len(types) != len(call.arguments):
         yield f"expected {len(types)} arguments, got {len(call.arguments)}"
@@ -309,6 +330,20 @@ def _call_faults(
                 yield f"{argument.buffer!r} is neither read nor made by its node"
             elif "const" not in wanted and argument.buffer not in written:
                 yield f"{argument.buffer!r} is written, and not made by its node"
+
+
+def _condition_faults(
+    step: LoweredStep, where: Condition | None, readable: Collection[str]
+) -> Iterator[str]:
+    """Yield why a call cannot depend on a counter."""
+    if where is None:
+        return
+    name = where.counter.buffer
+    yield from _ref_faults(step, where.counter)
+    if name not in readable:
+        yield f"where: {name!r} is not read by its node"
+    elif step.buffers[name].type is not DataType.INT32:
+        yield f"where: expected integers in {name!r}"
 
 
 def _fits(step: LoweredStep, wanted: str, argument: Argument) -> bool:

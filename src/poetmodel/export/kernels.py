@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 SOURCES: Final[Traversable] = files("poetmodel.export") / "c"
 """The C that is copied."""
-RANDOM: Final = frozenset(("pm_dropout", "pm_bernoulli"))
+RANDOM: Final = frozenset(
+    ("pm_dropout", "pm_dropout_bits", "pm_bernoulli", "pm_normal", "pm_uniform")
+)
 """Kernels whose numbers depend on the number of the step: see ``pm_random.h``."""
 SHARED: Final = "poetmodel"
 """What the names of shared kernels begin with, in place of a step's prefix."""

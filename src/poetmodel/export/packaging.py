@@ -30,7 +30,7 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
         "UPPER": deployment.prefix.upper(),
         "DEVICE": plan.device or "no device",
         "RAM": format_bytes(deployment.ram_bytes),
-        "WHAT": "updates all trained parameters" if trains else "hands out the gradients",
+        "WHAT": _what(step),
         "ROWS": "\n".join(f"| {what} | {size:,} |" for what, size in deployment.ram_map().items()),
         "INPUTS": inputs,
         "POINTERS": ", ".join(f"x{k}" for k in range(len(step.inputs))),
@@ -50,6 +50,18 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
         "COMMIT": _COMMIT if deployment.commit else "",
         "INFER": _inference(step.inference),
     }
+
+
+def _what(step: LoweredStep) -> str:
+    """Return what a step does with the gradients."""
+    if step.learning_rate is None:
+        return "hands out the gradients"
+    if step.accumulate == 1:
+        return "updates all trained parameters"
+    return (
+        "adds the gradients of one batch to those in the state; with each "
+        f"{step.accumulate} batches it updates all trained parameters once"
+    )
 
 
 def _sketch(deployment: Deployment) -> Iterator[tuple[str, str]]:

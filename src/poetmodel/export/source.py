@@ -85,6 +85,11 @@ class StepSource:
             "MAPPED": (int(deployment.plan.memory_mapped), "whether the core reads storage"),
             "COMMIT": (int(deployment.commit), "whether state has two generations on storage"),
             "RANDOM": (int(self._draws), "whether it draws random numbers"),
+            **(
+                {"ACCUMULATE": (step.accumulate, "batches are one update")}
+                if step.accumulate > 1
+                else {}
+            ),
             "STEP_ID": (f"0x{step.graph.sha256[:8]}u", "the graph"),
         }
         lines = [
@@ -99,6 +104,7 @@ class StepSource:
             resume=_RESUME_DECLARATION if deployment.commit else "",
             gradients=_GRADIENT_DECLARATION if step.gradients else "",
             infer="" if deployment.inference is None else _INFER_DECLARATION,
+            accumulate=_ACCUMULATE_COMMENT if step.accumulate > 1 else "",
         )
 
     def _names(self, taken: set[str]) -> Iterator[str]:
@@ -332,7 +338,7 @@ int pm_init(void);
 
 /* One training step: `inputs` in the order of manifest.json, reals as pm_real, integers int32_t.
    `lr` is the learning rate of the optimizer's first group of trained parameters; that of each
-   other group stays the same multiple of it as when this was exported.
+   other group stays the same multiple of it as when this was exported.{accumulate}
    With PM_TORN some state is new already; with any other error all state is as before. */
 int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
 
@@ -353,6 +359,10 @@ int pm_write_state(int index, const pm_real *from);
 
 #endif
 """
+
+_ACCUMULATE_COMMENT: Final = """
+   Each call adds its gradients, divided by PM_ACCUMULATE, to those in the state; the one that is
+   the PM_ACCUMULATE-th since the last update updates, at its learning rate."""
 
 _RESUME_DECLARATION: Final = """
 /* In place of pm_init after a restart: the state of the last whole step, or PM_ERROR_EMPTY. */

@@ -72,12 +72,28 @@ Argument: TypeAlias = Ref | ScaledLearningRate | int | float | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """That an integer is a number."""
+
+    counter: Ref
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One call of a kernel."""
 
     kernel: str
     """The name of a function, and of the file in ``c/kernels`` that has it."""
     arguments: tuple[Argument, ...]
+    where: Condition | None = None
+    """When it is made; None where it always is."""
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """The buffers that it names, each once."""
+        named = [a.buffer for a in self.arguments if isinstance(a, Ref)]
+        return tuple(dict.fromkeys([*named, *([self.where.counter.buffer] if self.where else [])]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +148,8 @@ class LoweredStep:
     """For each state tensor and each constant its elements before the first step."""
     learning_rate: float | None = None
     """That of the optimizer's first group of trained parameters now; None without updates."""
+    accumulate: int = 1
+    """Over how many batches gradients are summed before an update."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of what captured it."""
     output: NamedTensor | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Final
@@ -78,7 +78,9 @@ def tileable(step: LoweredStep, tile_bytes: int) -> Iterator[Tileable]:
         shapes = {values[name].shape if name in values else None for name in states}
         shape = shapes.pop()
         rows = () if shape is None or shapes else _rows(step.buffers[states[0]], shape, tile_bytes)
-        gradients = [n for n in node.inputs if n not in replaced and n in graph.tensor_index]
+        others = (n for n in node.inputs if n not in replaced and n in graph.tensor_index)
+        counters = {call.where.counter.buffer for call in step.calls[k] if call.where}
+        gradients = [name for name in others if name not in counters]
         if not rows or len(gradients) != 1 or gradients[0] in kept:
             continue
         i = graph.tensor_index[gradients[0]]
@@ -143,7 +145,7 @@ def _updates_by_element(step: LoweredStep, p: Tileable, whole: set[str]) -> bool
         if names <= set(p.counters):
             counted |= names
         elif (
-            counted
+            names & counted
             or by_element(call, tiles, p.range(0)) is None
             or any(name not in whole and step.buffers[name].elements != 1 for name in names)
         ):
@@ -183,7 +185,7 @@ def in_range(call: Call, whole: str, tile: str, part: Range) -> Call | None:
     if not rule(arguments, places[0], part):
         return None
     arguments[places[0]] = Ref(tile)
-    return Call(call.kernel, tuple(arguments))
+    return replace(call, arguments=tuple(arguments))
 
 
 def by_element(call: Call, tiles: Mapping[str, str], part: Range) -> Call | None:
@@ -199,7 +201,7 @@ def by_element(call: Call, tiles: Mapping[str, str], part: Range) -> Call | None
     if not plain or not whole or count != part.channels * part.row:
         return None
     renamed = (Ref(tiles.get(ref.buffer, ref.buffer)) for ref in refs)
-    return Call(call.kernel, (*renamed, part.count * part.row, *numbers))
+    return replace(call, arguments=(*renamed, part.count * part.row, *numbers))
 
 
 def _advance(arguments: list[Argument], position: int, elements: int) -> None:

@@ -131,7 +131,12 @@ class _Tiling:
             index = [graph.tensor_index[name] for name in p.states]
             readers = {k for i in index for k in graph.users_of[i]} - {p.updates}
             made_by = {graph.node_of[i] for i in graph.inputs_of[p.makes]}
-            last = max({*readers, *made_by})
+            counted = {
+                graph.node_of[graph.tensor_index[call.where.counter.buffer]]
+                for call in self.whole.calls[p.updates]
+                if call.where is not None
+            }
+            last = max({*readers, *made_by, *counted})
             parameters.setdefault(last, []).append(p)
         return parameters
 
@@ -278,7 +283,7 @@ class _Tiling:
         """Yield what counts the steps of a parameter, after all of its tiles."""
         once = tuple(call for call in self.whole.calls[p.updates] if self._counts(call, p))
         if once:
-            yield self._count(p, self.graph.nodes[p.updates]), once
+            yield self._count(p, self.graph.nodes[p.updates], once), once
 
     def _held(self, name: str) -> Node:
         """Return the node that holds a state tensor."""
@@ -304,12 +309,12 @@ class _Tiling:
             bytes_moved=None if update.bytes_moved is None else p.share(update.bytes_moved, number),
         )
 
-    def _count(self, p: Tileable, update: Node) -> Node:
+    def _count(self, p: Tileable, update: Node, calls: tuple[Call, ...]) -> Node:
         outputs = tuple(tensor for tensor in update.outputs if tensor.replaces in p.counters)
         return replace(
             update,
             name=f"{update.name}[count]",
-            inputs=p.counters,
+            inputs=tuple(dict.fromkeys(name for call in calls for name in call.buffers)),
             outputs=outputs,
             flops=_COUNT_FLOPS,
             bytes_moved=None,

@@ -61,19 +61,19 @@ class EarlierRecomputation:
         partial, (t, k, _) = self.partial, late
         peak = int(partial.peaks()[t])
         served = (i for i in partial.graph.outputs_of[k] if partial.serves(i, t))
-        made = sum(partial.sizes[i] for i in served)
+        back_bytes = sum(partial.sizes[i] for i in served)
         moving = partial.remove(late)
         if int(partial.peaks()[t]) >= peak:
             return False
         mark = partial.mark()
         for stage in range(t - 1, max(k, t - 1 - STAGES), -1):
-            if stage < t - 1 and int(partial.row_bytes[stage + 1]) + made > self.limit_bytes:
+            if stage < t - 1 and int(partial.row_bytes[stage + 1]) + back_bytes > self.limit_bytes:
                 return False
             early = late._replace(stage=stage)
             if early in partial or early in self._moved:
                 continue
-            for one in moving:
-                moved = one._replace(stage=min(one.stage, stage))
+            for restoration in moving:
+                moved = restoration._replace(stage=min(restoration.stage, stage))
                 if moved not in partial and self.has_room_for(moved):
                     partial.add(moved)
             if self._excess() < before:

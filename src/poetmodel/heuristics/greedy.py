@@ -69,6 +69,22 @@ def with_wanted(
     return partial.schedule()
 
 
+def refitted(problem: Problem, schedule: Schedule, *, most_s: float = math.inf) -> Schedule | None:
+    """Return a schedule of a problem with more RAM, repaired to keep that of this one, or None.
+
+    The graphs have the same nodes and tensors; sizes may differ.
+    """
+    objective = PenalizedObjective(problem)
+    partial = objective.partial(restorations_of(problem.graph, schedule))
+    repair = Repair(problem, partial, objective.prices(0.0), problem.usable_ram_bytes)
+    repair.until_s = time.monotonic() + most_s
+    if not repair.fit():
+        return None
+    repair.satisfy()
+    repair.drop_needless()
+    return partial.schedule()
+
+
 def page_everything(problem: Problem) -> Schedule | None:
     """Return the schedule that pages everything out at once and in at each use, if that is allowed.
 

@@ -56,12 +56,12 @@ class _Trajectory:
         """Return whether to go on from a partial schedule that is not the best of all."""
         if score <= self.current:
             return True
-        found, current, best = score.excess, self.current.excess, self.best.excess
+        value, current, best = score.excess, self.current.excess, self.best.excess
         if best == 0:
-            if found > 0:
+            if value > 0:
                 return False
-            found, current, best = score.value, self.current.value, self.best.value
-        return found <= current * (1 + ACCEPTED_RISE) and found <= best * (1 + ACCEPTED_DISTANCE)
+            value, current, best = score.value, self.current.value, self.best.value
+        return value <= current * (1 + ACCEPTED_RISE) and value <= best * (1 + ACCEPTED_DISTANCE)
 
     def is_behind(self, best: Score) -> bool:
         """Return whether it has found nothing near the best of all."""

@@ -49,16 +49,16 @@ class OwnRows:
         if any(any(column) for column in problem.wanted):
             self.wanted = problem.wanted
         self.nodes = [
-            k for k, one in enumerate(problem.wanted.compute) if one and problem.may_recompute(k)
+            k for k, want in enumerate(problem.wanted.compute) if want and problem.may_recompute(k)
         ]
         """Nodes whose recomputation is wanted."""
         pages = problem.can_page
-        self.arriving = [i for i, one in enumerate(problem.wanted.page_in) if one and pages]
+        self.arriving = [i for i, wanted in enumerate(problem.wanted.page_in) if wanted and pages]
         """Tensors whose page-in is wanted."""
-        self.leaving = [i for i, one in enumerate(problem.wanted.page_out) if one and pages]
+        self.leaving = [i for i, wanted in enumerate(problem.wanted.page_out) if wanted and pages]
         """Tensors whose page-out is wanted."""
         self.leaving_home = [
-            i for i, one in enumerate(problem.wanted.storage_home) if one and pages
+            i for i, wanted in enumerate(problem.wanted.storage_home) if wanted and pages
         ]
         """State whose home is wanted on storage."""
 

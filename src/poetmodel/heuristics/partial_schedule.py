@@ -168,15 +168,15 @@ class PartialSchedule:
 
     def restorations(self) -> list[Restoration]:
         """Return all restorations, by stage, then homes on storage, and page-outs noted beside."""
-        found = [
+        restorations = [
             Restoration(t, item, again)
             for t in range(len(self.recomputed))
             for chosen, again in ((self.recomputed[t], True), (self.paged_in[t], False))
             for item in sorted(chosen)
         ]
         on_storage = (i for i in self.graph.state_tensors if i not in self.resident)
-        found += [Restoration.storage_home(self.graph, i) for i in on_storage]
-        return found + [Restoration.page_out(self.graph, i) for i in sorted(self.paged_out)]
+        restorations += [Restoration.storage_home(self.graph, i) for i in on_storage]
+        return restorations + [Restoration.page_out(self.graph, i) for i in sorted(self.paged_out)]
 
     def schedule(self) -> Schedule:
         """Return the schedule."""
@@ -308,7 +308,7 @@ class PartialSchedule:
             source = self.source(i, restoration.stage)
             if source is not None and self.is_useless(source):
                 self.remove(source)
-        return [one for one, _ in self._log[mark:]]
+        return [change for change, _ in self._log[mark:]]
 
     def is_useless(self, restoration: Restoration) -> bool:
         """Return whether a restoration serves no reader."""
@@ -429,14 +429,14 @@ class PartialSchedule:
         gaps = []
         previous = -1
         supplied = following = sources[0]
-        place, count, never = 0, len(sources), len(self.recomputed) + 1
+        index, count, never = 0, len(sources), len(self.recomputed) + 1
         for need in self._needs[i]:
             if need == previous:
                 continue
             while following <= need:
                 supplied = following
-                place += 1
-                following = sources[place] if place < count else never
+                index += 1
+                following = sources[index] if index < count else never
             if supplied != need:
                 last = previous if previous > supplied else supplied
                 first = last + 1 if last in own else last

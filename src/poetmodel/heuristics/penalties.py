@@ -124,4 +124,4 @@ class PenalizedObjective:
 
 def _only_added(coefficients: Coefficients) -> Coefficients:
     """Return coefficients with 0 for those that are negative."""
-    return Coefficients(*(tuple(max(0.0, one) for one in column) for column in coefficients))
+    return Coefficients(*(tuple(max(0.0, value) for value in column) for column in coefficients))

@@ -120,7 +120,7 @@ class Repair:
         chain = self.style.longest_chain if self._can_page else LONGEST_CHAIN
         count = np.concatenate(([0], np.cumsum(excess > 0))).tolist()
         caps = bool(partial.graph.state_tensors)
-        found = []
+        recoveries = []
         for i, first, need in partial.across(stage):
             check_time_limit()
             freed: Sequence[tuple[int, int]] = ((first, need),)
@@ -136,8 +136,8 @@ class Repair:
                 relief = sum(int(np.minimum(excess[a:b], size).sum()) for a, b in freed)
             else:
                 relief = size * sum(count[b] - count[a] for a, b in freed)
-            found.append((-relief / price if price > 0 else -math.inf, i, recovery))
-        return [recovery for _, _, recovery in sorted(found)]
+            recoveries.append((-relief / price if price > 0 else -math.inf, i, recovery))
+        return [recovery for _, _, recovery in sorted(recoveries)]
 
     def _storage_home(
         self, i: int, gap: tuple[int, int]
@@ -151,8 +151,8 @@ class Repair:
         home = Restoration.storage_home(graph, i)
         if not self.problem.can_page or not self._has_room_for(home):
             return None, ()
-        outer = [one for one in partial.gaps[i] if one[1] <= graph.node_of[i]]
-        outer += [one for one in partial.gaps[i] if one[1] == len(graph.nodes)]
+        outer = [span for span in partial.gaps[i] if span[1] <= graph.node_of[i]]
+        outer += [span for span in partial.gaps[i] if span[1] == len(graph.nodes)]
         price = self._price(home, adding=True)
         if gap in outer:
             return _Recovery(price, (home,)), outer
@@ -305,12 +305,12 @@ class Repair:
             check_time_limit()
             if not self._lower_excess(rows):
                 return
-        prices = {one: self._price(one, adding=True) for one in self._additions(rows)}
-        rewarded = [one for one in prices if prices[one] < 0]
-        for one in sorted(rewarded, key=prices.__getitem__):
+        prices = {item: self._price(item, adding=True) for item in self._additions(rows)}
+        rewarded = [item for item in prices if prices[item] < 0]
+        for item in sorted(rewarded, key=prices.__getitem__):
             while time.monotonic() < self.until_s:
                 check_time_limit()
-                if rows.change(partial.used, rows.uses(partial, one)) > 0 or not self._place(one):
+                if rows.change(partial.used, rows.uses(partial, item)) > 0 or not self._place(item):
                     break
 
     def place(self, wanted: Iterable[Restoration]) -> None:
@@ -322,28 +322,28 @@ class Repair:
         """Take the best move that lowers the excess; return whether there is one."""
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
-        for one in self._additions(rows):
-            gain = -rows.change(partial.used, rows.uses(partial, one))
+        for item in self._additions(rows):
+            gain = -rows.change(partial.used, rows.uses(partial, item))
             if gain > 0:
-                moves.append((self._rank(gain, self._price(one, adding=True)), 1, one))
-        for one in partial.restorations():
-            gain = -rows.change(partial.used, rows.uses(partial, one, adding=False))
+                moves.append((self._rank(gain, self._price(item, adding=True)), 1, item))
+        for item in partial.restorations():
+            gain = -rows.change(partial.used, rows.uses(partial, item, adding=False))
             if gain > 0:
-                moves.append((self._rank(gain, -self._price(one)), 0, one))
-        for _, adds, one in sorted(moves):
+                moves.append((self._rank(gain, -self._price(item)), 0, item))
+        for _, adds, item in sorted(moves):
             check_time_limit()
-            if self._lowers_excess(one, self._place if adds else self._drop):
-                gain = rows.change(partial.used, rows.uses(partial, one)) if adds else 0.0
-                while gain < 0 and self._lowers_excess(one, self._place):  # still the best one
-                    if rows.change(partial.used, rows.uses(partial, one)) > gain:
+            if self._lowers_excess(item, self._place if adds else self._drop):
+                gain = rows.change(partial.used, rows.uses(partial, item)) if adds else 0.0
+                while gain < 0 and self._lowers_excess(item, self._place):  # still the best one
+                    if rows.change(partial.used, rows.uses(partial, item)) > gain:
                         break
                 return True
         return False
 
-    def _lowers_excess(self, one: Restoration, take: Callable[[Restoration], bool]) -> bool:
+    def _lowers_excess(self, restoration: Restoration, take: Callable[[Restoration], bool]) -> bool:
         """Take a move if it can be taken and lowers the excess; return whether it does."""
         before, mark = self._excess(), self.partial.mark()
-        if take(one) and self._excess() < before:
+        if take(restoration) and self._excess() < before:
             return True
         self.partial.undo(mark)
         return False

@@ -27,10 +27,10 @@ def highest_step(partial: PartialSchedule, t: int) -> int:
             highest = max(highest, ram)
         if k == t or k in recomputed:
             is_there = not partial.resident.isdisjoint(graph.outputs_of[k])
-            made = 0 if is_there else graph.output_bytes[k]
-            step = ram + made + graph.nodes[k].workspace_bytes - saved.get(k, 0)
+            output_bytes = 0 if is_there else graph.output_bytes[k]
+            step = ram + output_bytes + graph.nodes[k].workspace_bytes - saved.get(k, 0)
             highest = max(highest, step)
-            ram += made - sum(sizes[i] for i in page.get(k, ()))
+            ram += output_bytes - sum(sizes[i] for i in page.get(k, ()))
         ram -= freed.get(k, 0)
     return highest
 

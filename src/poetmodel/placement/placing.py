@@ -87,5 +87,5 @@ def place_blocks(
     moving = [blocks[k] for k in others]
     packing = Packing.of(moving)
     above = search(moving, packing, bound=bound - base, until_s=until_s, seed=seed)
-    found = dict(zip((*throughout, *others), (*offsets, *(above + base).tolist()), strict=True))
-    return [found[k] for k in range(len(blocks))], base + packing.top(above), bound
+    offset_of = dict(zip((*throughout, *others), (*offsets, *(above + base).tolist()), strict=True))
+    return [offset_of[k] for k in range(len(blocks))], base + packing.top(above), bound

@@ -167,7 +167,8 @@ def _rivals(problem: Problem, names: Sequence[str], end_s: float) -> Iterator[Ri
         except TimeLimitError:
             yield Rival(method=name, reason=f"not done within {format_seconds(limit_s)}")
         except PoetModelError as error:
-            yield Rival(method=name, reason=str(error))
+            reason = str(error).removeprefix(f"method {name!r}").lstrip(": ")
+            yield Rival(method=name, reason=reason)
 
 
 def _rival(problem: Problem, entry: Method) -> Rival:
@@ -178,7 +179,8 @@ def _rival(problem: Problem, entry: Method) -> Rival:
         schedule, larger = _with_more_ram(problem, entry, error), True
     verdict = verify(problem, schedule)
     if verdict.simulation.violations:
-        return Rival(method=entry.name, reason="its schedule breaks a rule of execution")
+        first = verdict.simulation.violations[0]
+        return Rival(method=entry.name, reason=f"its schedule breaks a rule of execution: {first}")
     broken = tuple(_broken(problem, verdict.simulation, len(verdict.violations)))
     return Rival(method=entry.name, simulation=verdict.simulation, broken=broken, larger=larger)
 

@@ -293,9 +293,9 @@ class _Task:
             return best, False
         most_s = GREEDY_TIME_RATIO * request.time_limit_s
         for other in (replace(problem, paging=False), replace(problem, recompute=False)):
-            made = accepted(problem, construct(other, most_s=most_s))
-            if made is not None and (keeps is None or keeps(made.schedule)):
-                return made, True
+            rival = accepted(problem, construct(other, most_s=most_s))
+            if rival is not None and (keeps is None or keeps(rival.schedule)):
+                return rival, True
         return best, False
 
     def _settle(self, problem: Problem, request: Request, best: Candidate | None) -> Outcome | None:
@@ -326,27 +326,27 @@ class _Task:
             stated = problem.surrogate(reference_value=best.value)
         outcome = self._solve_once(stated, request, best)
         while outcome.termination in _SETTLED and request.remaining_s() > 0:
-            found = outcome.candidate
-            if found is None or found.violations or outcome.infeasible:
+            candidate = outcome.candidate
+            if candidate is None or candidate.violations or outcome.infeasible:
                 break
-            if is_closed(problem, found.value, outcome.bound, request.gap):
+            if is_closed(problem, candidate.value, outcome.bound, request.gap):
                 break
             reference, start = stated.objective.reference, None
-            if objective.is_sum and (reference is None or found.value < reference / 2):
-                stated, start = problem.surrogate(reference_value=found.value), found
+            if objective.is_sum and (reference is None or candidate.value < reference / 2):
+                stated, start = problem.surrogate(reference_value=candidate.value), candidate
             elif objective.in_bytes:
-                stated = stated.below_bytes(round(found.value))
+                stated = stated.below_bytes(round(candidate.value))
             else:
                 break
-            before, within = outcome, _never_behind(request, found, outcome.bound)
+            before, within = outcome, _never_behind(request, candidate, outcome.bound)
             try:
                 after = self._solve_once(stated, within, start, outcome.bound)
             except KeyboardInterrupt:
                 return replace(outcome, termination=Termination.INTERRUPTED)
             except TimeLimitError:
                 return replace(outcome, termination=Termination.TIME_LIMIT)
-            outcome = _joined(before, after, found)
-            if start is None and (outcome.bound, outcome.candidate) == (before.bound, found):
+            outcome = _joined(before, after, candidate)
+            if start is None and (outcome.bound, outcome.candidate) == (before.bound, candidate):
                 break
         return outcome
 
@@ -387,17 +387,17 @@ def _with_own_objective(
     """Return an outcome of a model's own objective, stated as a problem's, as one of the model."""
     from poetmodel.solver.added import own_objective
 
-    found, objective = outcome.candidate, own_objective(model)
-    if found is None or objective is None:
+    best, objective = outcome.candidate, own_objective(model)
+    if best is None or objective is None:
         return replace(outcome, bound=0.0)
     sign, baseline = objective.sense, stated.objective.baseline
     own = OwnObjective(
         name=objective.name,
         sense="minimize" if sign > 0 else "maximize",
-        value=sign * (baseline + found.value),
-        bound=sign * (baseline + reported_bound(stated, found, outcome.bound)),
+        value=sign * (baseline + best.value),
+        bound=sign * (baseline + reported_bound(stated, best, outcome.bound)),
     )
-    candidate = replace(verify_schedule(problem, found.schedule), own=own)
+    candidate = replace(verify_schedule(problem, best.schedule), own=own)
     return replace(outcome, candidate=candidate, bound=0.0)
 
 
@@ -407,7 +407,7 @@ def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outc
     What own constraints want for its own sake has no place in a relaxation's groups. Where nothing
     is left to enforce and it fits into no stage of the answer, only stages can tell.
     """
-    found, wants = before.candidate, any(any(column) for column in problem.wanted)
+    candidate, wants = before.candidate, any(any(column) for column in problem.wanted)
     if before.termination != Termination.STALLED or not wants or request.remaining_s() <= 0:
         return before
     if problem.stand_in.rows:
@@ -417,16 +417,16 @@ def _go_on_by_stage(problem: Problem, request: Request, before: Outcome) -> Outc
 
     if estimated_build_s(problem, "compact") > request.remaining_s():
         return before
-    within = request if found is None else _never_behind(request, found, before.bound)
+    within = request if candidate is None else _never_behind(request, candidate, before.bound)
     try:
-        after = build_and_solve(problem, within, "compact", start=found)
+        after = build_and_solve(problem, within, "compact", start=candidate)
     except KeyboardInterrupt:
         return replace(before, termination=Termination.INTERRUPTED)
     except TooLargeError:
         return before
     return replace(
         after,
-        candidate=_better(after.candidate, found),
+        candidate=_better(after.candidate, candidate),
         bound=max(before.bound, after.bound),
     ).with_parts([before, after])
 
@@ -438,25 +438,25 @@ def _is_resolved(problem: Problem, value: float) -> bool:
     return LEAST_UNITS <= value / problem.objective.unit <= MOST_UNITS
 
 
-def _never_behind(request: Request, found: Candidate, bound: float) -> Request:
+def _never_behind(request: Request, known: Candidate, bound: float) -> Request:
     """Return a request whose progress is never behind what is known already."""
 
     def report_best(progress: SolveProgress) -> bool | None:
         value, least = progress.incumbent, progress.bound
         least = bound if least is None else max(least, bound)
-        if value is not None and value < found.value:
+        if value is not None and value < known.value:
             return request.report(value, least, progress.schedule)
-        return request.report(found.value, min(least, found.value), found.schedule)
+        return request.report(known.value, min(least, known.value), known.schedule)
 
     return replace(request, on_progress=report_best)
 
 
-def _joined(before: Outcome, after: Outcome, found: Candidate) -> Outcome:
-    """Return what two solves found together, the second one of what is better than `found`."""
-    bound = found.value if after.infeasible else min(after.bound, found.value)
+def _joined(before: Outcome, after: Outcome, known: Candidate) -> Outcome:
+    """Return what two solves found together, the second one of what is better than `known`."""
+    bound = known.value if after.infeasible else min(after.bound, known.value)
     return replace(
         after,
-        candidate=_better(after.candidate, found),
+        candidate=_better(after.candidate, known),
         bound=max(before.bound, bound),
         infeasible=False,
     ).with_parts([before, after])
@@ -478,11 +478,11 @@ def _check_formulation(problem: Problem, formulation: str) -> None:
 
 def _with_reported(problem: Problem, outcome: Outcome, best: SolveProgress | None) -> Outcome:
     """Return an outcome that was cut short with the best schedule that was reported on the way."""
-    found, schedule = outcome.candidate, None if best is None else best.schedule
-    known = found is not None and found.schedule is schedule
+    candidate, schedule = outcome.candidate, None if best is None else best.schedule
+    known = candidate is not None and candidate.schedule is schedule
     if schedule is None or known or outcome.termination not in _CUT_SHORT:
         return outcome
-    return replace(outcome, candidate=_better(found, accepted(problem, schedule)))
+    return replace(outcome, candidate=_better(candidate, accepted(problem, schedule)))
 
 
 def _greedy(problem: Problem, request: Request) -> Candidate | None:
@@ -492,13 +492,13 @@ def _greedy(problem: Problem, request: Request) -> Candidate | None:
         return plain
     try:
         with time_limit(max(request.remaining_s() * LONGEST_GREEDY_TIME_RATIO, GRACE_S)):
-            made = construct(problem, most_s=request.time_limit_s * GREEDY_TIME_RATIO)
-            return _better(plain, accepted(problem, made))
+            schedule = construct(problem, most_s=request.time_limit_s * GREEDY_TIME_RATIO)
+            return _better(plain, accepted(problem, schedule))
     except (TimeLimitError, TooLargeError):  # on graphs of thousands of nodes
         return plain
 
 
-def _better(one: Candidate | None, other: Candidate | None) -> Candidate | None:
-    if one is None or other is None:
-        return one or other
-    return one if one.value <= other.value else other
+def _better(first: Candidate | None, other: Candidate | None) -> Candidate | None:
+    if first is None or other is None:
+        return first or other
+    return first if first.value <= other.value else other

@@ -6,12 +6,13 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.clock import time_limit as limited
 from poetmodel.device import StorageMode
 from poetmodel.errors import TimeLimitError
-from poetmodel.heuristics.greedy import construct, page_everything
+from poetmodel.heuristics.greedy import construct, page_everything, refitted
 from poetmodel.placement import place
 from poetmodel.plan.arena import ALIGNMENT, aligned, check_alignment
 from poetmodel.planner import make_plan, verify
@@ -37,7 +38,8 @@ solves where these do not fit, each with half of what is left."""
 QUICK_S: Final = 5.0
 """Most time for a greedy schedule where the addresses of none that was found fit in time [s]."""
 QUICK: Final = (48, 12)
-"""It is made with a part like these of the RAM taken off, in turn, until one fits."""
+"""The parts of the RAM that are taken off: where the best schedule so far is repaired, and where
+one is made anew."""
 MARGIN: Final = 256
 """Where there was no time to prove the best schedule, a part like this of the RAM is taken off
 beside the excess: one solve more would cost more."""
@@ -215,7 +217,7 @@ class _FittingSearch:
             if self.clock.remaining_s() <= 2 * self.placing_s:
                 quick = self._quickly(first, rounded, high)
                 return quick or Fitted(self._failed(first), None, None)
-            result = self._solved(_with_ram(rounded, budget), 1 / 2)
+            result = self._from(first, _with_ram(rounded, budget))
             if result.schedule is None or result.violations:
                 if result.status == Status.INFEASIBLE and budget == self.usable_bytes:
                     return Fitted(self._infeasible(result), None, None)
@@ -223,9 +225,9 @@ class _FittingSearch:
                 continue
             plan, arena = self._placed(result.schedule, budget)
             if arena.bytes <= self.usable_bytes:
-                found = self._fitted(first, result, plan, arena)
-                if not found.result.violations:
-                    return found
+                fitted = self._fitted(first, result, plan, arena)
+                if not fitted.result.violations:
+                    return fitted
                 low = budget  # such as a deadline that the plan misses in less RAM
                 continue
             high = min(budget, result.peak_ram_bytes or 0)
@@ -252,26 +254,31 @@ class _FittingSearch:
             placed = self._placed(result.require_schedule(), self.usable_bytes)
             if placed[1].bytes <= self.usable_bytes:
                 result = replace(result, build_s=0.0, solve_s=0.0)
-                found = self._fitted(first, result, *placed)
-                if not found.result.violations:
-                    return found
+                fitted = self._fitted(first, result, *placed)
+                if not fitted.result.violations:
+                    return fitted
         return Fitted(first, plan, arena)
 
     def _quickly(self, first: SolveResult, rounded: Problem, high: int) -> Fitted | None:
         """Return a schedule made in no time with clearly less RAM, if its addresses fit."""
         if first.method != "optimal":  # the answer of a baseline would not be its own
             return None
-        problems = [_with_ram(rounded, high - high // part) for part in QUICK]
-        for make, less in (*((_greedy, each) for each in problems), (page_everything, problems[0])):
-            made = make(less)
-            if made is None:
+        slightly, clearly = (_with_ram(rounded, high - high // part) for part in QUICK)
+        ways: tuple[tuple[Callable[[Problem], Schedule | None], Problem], ...] = (
+            (partial(_refitted, schedule=first.require_schedule()), slightly),
+            (_greedy, clearly),
+            (page_everything, slightly),
+        )
+        for make, less in ways:
+            schedule = make(less)
+            if schedule is None:
                 continue
-            plan, arena = self._placed(made, less.usable_ram_bytes)
+            plan, arena = self._placed(schedule, less.usable_ram_bytes)
             if arena.bytes <= self.usable_bytes:
-                result = replace(first, schedule=made, build_s=0.0, solve_s=0.0)
-                found = self._fitted(first, result, plan, arena)
-                if not found.result.violations:
-                    return found
+                result = replace(first, schedule=schedule, build_s=0.0, solve_s=0.0)
+                fitted = self._fitted(first, result, plan, arena)
+                if not fitted.result.violations:
+                    return fitted
         return None
 
     def _solved(self, stated: Problem, ratio: float, **more: Any) -> SolveResult:
@@ -279,6 +286,14 @@ class _FittingSearch:
         limit_s = max(ratio * (self.clock.remaining_s() - self.placing_s), 1e-3)
         result = self.solve(stated, time_limit=limit_s, **{**self.options, **more})
         return replace(result, time_limit_s=self.clock.time_limit_s)
+
+    def _from(self, first: SolveResult, less: Problem) -> SolveResult:
+        """Solve with less RAM, from what the first solve has reached if it was cut short."""
+        start = None
+        if first.method == "optimal" and first.termination == Termination.TIME_LIMIT:
+            most_s = min(QUICK_S, self.clock.remaining_s() / 4)
+            start = _refitted(less, first.require_schedule(), most_s=most_s)
+        return self._solved(less, 1 / 2, **({} if start is None else {"start": start}))
 
     def _placed(self, schedule: Schedule, budget: int) -> tuple[Plan, Arena]:
         """Plan a schedule within a budget, and place it."""
@@ -304,7 +319,7 @@ class _FittingSearch:
         """Return what was found with less RAM as a result of the problem as stated."""
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
-        found = replace(
+        fitted = replace(
             result,
             problem=self.problem,
             schedule=schedule,
@@ -315,7 +330,7 @@ class _FittingSearch:
             build_s=first.build_s + result.build_s,
             solve_s=first.solve_s + result.solve_s,
         )
-        return Fitted(_judged(found), plan, arena)
+        return Fitted(_judged(fitted), plan, arena)
 
     def _infeasible(self, result: SolveResult) -> SolveResult:
         """Return the proof, a result of the problem with sizes rounded up, in its words."""
@@ -349,17 +364,23 @@ class _FittingSearch:
         return f"the {format_bytes(self.usable_bytes)} that tensors may use"
 
 
-def _judged(found: SolveResult) -> SolveResult:
+def _judged(result: SolveResult) -> SolveResult:
     """Return a result with the status that its value and bound give it."""
-    proved = (found.gap or 0.0) <= found.requested_gap
-    ended = found.termination
+    proved = (result.gap or 0.0) <= result.requested_gap
+    ended = result.termination
     if proved or ended == Termination.PROVED:
         ended = Termination.PROVED if proved else Termination.STALLED
-    return replace(found, status=Status.OPTIMAL if proved else Status.FEASIBLE, termination=ended)
+    return replace(result, status=Status.OPTIMAL if proved else Status.FEASIBLE, termination=ended)
 
 
 def _with_ram(problem: Problem, usable_bytes: int) -> Problem:
     return replace(problem, ram=usable_bytes + problem.resident_bytes)
+
+
+def _refitted(problem: Problem, schedule: Schedule, *, most_s: float = QUICK_S) -> Schedule | None:
+    with limited(most_s), suppress(TimeLimitError):
+        return refitted(problem, schedule, most_s=most_s / 2)
+    return None
 
 
 def _greedy(problem: Problem) -> Schedule | None:
@@ -389,7 +410,7 @@ def aligned_graph(graph: Graph, alignment: int) -> Graph:
             node,
             workspace_bytes=aligned(node.workspace_bytes, alignment),
             outputs=tuple(
-                replace(one, bytes=aligned(one.bytes, alignment)) for one in node.outputs
+                replace(tensor, bytes=aligned(tensor.bytes, alignment)) for tensor in node.outputs
             ),
         )
         for node in graph.nodes

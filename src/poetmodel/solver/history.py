@@ -29,7 +29,7 @@ class History:
     def watch(self, progress: SolveProgress) -> bool | None:
         """Take note of a report, pass it on, and return the answer."""
         values = (progress.incumbent, progress.bound)
-        if values != (None, None) and all(each is None or isfinite(each) for each in values):
+        if values != (None, None) and all(figure is None or isfinite(figure) for figure in values):
             self._add((progress.seconds, *values))
         if progress.schedule is not None and progress.incumbent is not None:
             known = None if self.best is None else self.best.incumbent
@@ -71,9 +71,9 @@ class History:
             del moments[1:-1:2]
 
 
-def _least(one: float | None, other: float | None) -> float | None:
-    return min((value for value in (one, other) if value is not None), default=None)
+def _least(first: float | None, other: float | None) -> float | None:
+    return min((value for value in (first, other) if value is not None), default=None)
 
 
-def _most(one: float | None, other: float | None) -> float | None:
-    return max((value for value in (one, other) if value is not None), default=None)
+def _most(first: float | None, other: float | None) -> float | None:
+    return max((value for value in (first, other) if value is not None), default=None)

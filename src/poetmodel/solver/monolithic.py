@@ -251,7 +251,7 @@ class _ModelSolve:
             after = self._ask(values)
             if after is None:
                 return _cut_short(raw), None
-            bounds = [found.bound for found in (raw, after) if found.bound is not None]
+            bounds = [solution.bound for solution in (raw, after) if solution.bound is not None]
             raw = replace(
                 after,
                 bound=max(bounds, default=None) if self.as_stated else after.bound,

@@ -146,13 +146,13 @@ def is_refuted(problem: Problem, outcome: Outcome) -> bool:
 
     Rounding errors apart; bytes have none.
     """
-    found = outcome.candidate
-    if found is None or found.violations or found.own is not None:
+    candidate = outcome.candidate
+    if candidate is None or candidate.violations or candidate.own is not None:
         return False
     slack = EQUAL_BYTES
     if not problem.objective.in_bytes:
-        slack = EQUAL * abs(found.value) + EQUAL_IN_ALL * abs(problem.objective.baseline)
-    return outcome.infeasible or outcome.bound > found.value + slack
+        slack = EQUAL * abs(candidate.value) + EQUAL_IN_ALL * abs(problem.objective.baseline)
+    return outcome.infeasible or outcome.bound > candidate.value + slack
 
 
 def without_proof(problem: Problem, outcome: Outcome) -> Outcome:

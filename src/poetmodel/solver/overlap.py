@@ -124,8 +124,8 @@ class _ShareSearch:
         outcome = self.attempt(self.problem.surrogate(transfer_share=share), within, begin)
         self.solved.append((share, outcome))
         self._raise_bound(share, outcome.bound)
-        found = outcome.candidate
-        keeps = found is not None and self._take(found.schedule, found.own, share=share)
+        candidate = outcome.candidate
+        keeps = candidate is not None and self._take(candidate.schedule, candidate.own, share=share)
         return outcome, keeps
 
     def _raise_bound(self, share: float, bound: float) -> None:
@@ -170,7 +170,9 @@ class _ShareSearch:
         return verify_schedule(self.problem, schedule, planning_s=planning_s)
 
     def _done(self) -> bool:
-        interrupted = any(one.termination == Termination.INTERRUPTED for _, one in self.solved)
+        interrupted = any(
+            outcome.termination == Termination.INTERRUPTED for _, outcome in self.solved
+        )
         if interrupted or self.request.remaining_s() <= 0:
             return True
         if self.best is None:

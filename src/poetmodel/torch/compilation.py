@@ -109,9 +109,9 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         loss that a step returns is not divided.
     optimizer : torch.optim.Optimizer, optional
         Make its step a part of the step: each parameter is updated as soon as its gradient is
-        there, which then goes. SGD, Adam or AdamW. The budget counts parameters, buffers, inputs
-        and the state of the optimizer too. Where they do not all have room and tensors may be
-        paged, the solver decides which of them lie in `storage`, and steps read and write them.
+        there, which then goes. One that `trace` takes. The budget counts parameters, buffers,
+        inputs and the state of the optimizer too. Where they do not all have room and tensors may
+        be paged, the solver decides which of them lie in `storage`, and steps read and write them.
     clip_grad_norm : float, optional
         Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``. Needs an `optimizer`.

@@ -27,6 +27,7 @@ def export(
     name: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     clip_grad_norm: float | None = None,
+    accumulate: int = 1,
     infer: bool = False,
     **options: Any,
 ) -> Deployment:
@@ -41,9 +42,13 @@ def export(
     name : str, optional
         Name of the step; by default the class of `model`.
     optimizer : torch.optim.Optimizer, optional
-        Update parameters as SGD, Adam or AdamW would. Without it the step hands out gradients.
+        Update parameters as it would: one that `trace` takes, all its groups and their settings
+        included. Without it the step hands out gradients.
     clip_grad_norm : float, optional
         Clip the norm of all gradients together. Needs an `optimizer`.
+    accumulate : int
+        Over how many batches gradients are summed before an update, as by ``(loss / n).backward()``
+        for each: ``pm_step`` takes one of them, and each n-th call updates. The sums are state.
     infer : bool
         Export ``pm_infer`` too: the forward pass of `model` in evaluation mode, with the state as
         it is after any number of steps. It writes what the model returns.
@@ -59,6 +64,8 @@ def export(
 
     Raises
     ------
+    InputError
+        If an option has no such value, or `accumulate` no optimizer.
     CaptureError
         If the step cannot be captured, or an operator has no kernel: names each, and its module.
     BudgetError
@@ -67,12 +74,19 @@ def export(
         If no schedule keeps the limits, or none was found in time.
     """
     step = lower(
-        model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
+        model,
+        loss_fn,
+        inputs,
+        name=name,
+        optimizer=optimizer,
+        clip_grad_norm=clip_grad_norm,
+        accumulate=accumulate,
     )
     if infer:
         step = with_inference(step, model, loss_fn, inputs)
         options["infer"] = True
-    shown = {"name": name, "clip_grad_norm": clip_grad_norm}
+    several = accumulate if accumulate > 1 else None
+    shown = {"name": name, "clip_grad_norm": clip_grad_norm, "accumulate": several}
     shown = {key: value for key, value in shown.items() if value is not None}
     options.setdefault("command", _command(model, optimizer, shown | options, folder))
     return export_step(step, Path(folder), **options)

@@ -32,8 +32,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         As for `poetmodel.torch.compile`.
     whole_step : bool
         Make the updates of the optimizer, and clipping, a part of the step: the budget counts
-        parameters, gradients and the state of the optimizer too. SGD, Adam or AdamW that is not
-        fused (``optim="adamw_torch"``), without accumulation; no norm of gradients is logged.
+        parameters, gradients and the state of the optimizer too. One that `poetmodel.torch.trace`
+        takes, not fused (``optim="adamw_torch"``), without accumulation; no norm of gradients is
+        logged.
     **options
         Other parameters of `poetmodel.torch.compile`, such as ``storage``, and of
         ``transformers.Trainer``. By default ``dynamic="retrace"``.

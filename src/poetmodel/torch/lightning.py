@@ -34,8 +34,8 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         As for `poetmodel.torch.compile`.
     whole_step : bool
         Make the updates of the optimizer, and clipping, a part of the step: the budget counts
-        parameters, gradients and the state of the optimizer too. One SGD, Adam or AdamW, without
-        accumulation; hooks find no gradients.
+        parameters, gradients and the state of the optimizer too. One optimizer that
+        `poetmodel.torch.trace` takes, without accumulation; hooks find no gradients.
     accelerator, checkpoint_io, precision_plugin
         As for ``lightning.pytorch.strategies.SingleDeviceStrategy``.
     **options

@@ -155,6 +155,9 @@ def named_optimizer(
         "momentum": lambda each: optim.SGD(each, momentum=0.9),
         "adam": optim.Adam,
         "adamw": optim.AdamW,
+        "nadam": optim.NAdam,
+        "rmsprop": optim.RMSprop,
+        "adagrad": optim.Adagrad,
     }
     return made[name](list(parameters)) if parameters else None
 

@@ -393,6 +393,61 @@ def test_norm_belongs_to_the_layer_before_it() -> None:
     } | {"fc.weight", "fc.bias"}  # fmt: skip
 
 
+def chain(train: str, *, kind: str = "relu") -> Graph:
+    """Return four layers of 64 features on 32 rows, each with an activation, and a loss."""
+    tape = Tape("chain", batch_size=32, state="sgd", train=train, in_place=True)
+    x = tape.input("input", 32, 64)
+    for number in range(1, 5):
+        x = tape.record(linear(f"fc{number}", x, features=64))
+        x = tape.record(activation(f"act{number}", x, kind=kind))
+    return tape.classify("last", x, classes=2)
+
+
+@pytest.mark.parametrize("kind", ["relu", "relu6"])
+def test_masks_stand_for_values_that_no_gradient_reads(kind: str) -> None:
+    """Where weights are trained, the next layer's gradient reads them; of biases none does."""
+    assert not [node for node in chain("*.weight", kind=kind).nodes if node.op == "mask"]
+    graph = chain("biases", kind=kind)
+    nodes = {node.name: node for node in graph.nodes}
+    masks = [node for node in graph.nodes if node.op == "mask"]
+    assert [node.name for node in masks] == [f"act{k}.mask" for k in range(1, 5)]
+    for mask in masks:
+        activation_name = mask.name.removesuffix(".mask")
+        assert mask.inputs == (activation_name,)
+        assert mask.output_bytes == 32 * 64 // 8
+        gradient = nodes[f"{activation_name}.grad_input"]
+        assert gradient.inputs[1:] == (mask.name,)
+    assert "mask" not in {node.op for node in chain("biases", kind="tanh").nodes}
+
+
+def test_masks_take_what_arithmetic_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four results of 32 x 64 reals, N = 8 KiB, are kept for the backward pass, or masks of 256 B.
+
+    With values, the peak is where the loss has arrived at them: all four, the gradient of the last
+    (N), and those of the two logits (256 B) and of their bias (8 B). With masks, it is at the bias
+    of the last hidden layer (256 B): the gradient that arrived there, the one made of it (2 N), and
+    the masks of the three layers before.
+    """
+    masks = chain("biases")
+    monkeypatch.setattr("poetmodel.graph.zoo.tape.masked", list)
+    values = chain("biases")
+    state = values.state_bytes
+    assert checkpoint_all_peak_bytes(values) - state == 5 * 8192 + 256 + 8
+    assert checkpoint_all_peak_bytes(masks) - state == 2 * 8192 + 256 + 3 * 256
+
+
+def test_dropout_keeps_a_bit_of_an_element() -> None:
+    """Of 10 elements both directions read 2 B where a part is trained; where all is, 10 B."""
+    for train, size in (("*.bias", 2), ("all", 10)):
+        tape = Tape("dropped", batch_size=2, state="sgd", train=train)
+        x = tape.record(linear("fc", tape.input("input", 2, 3), features=5))
+        graph = tape.classify("last", tape.drop("drop", x, rate=0.5), classes=2)
+        nodes = {node.name: node for node in graph.nodes}
+        assert nodes["drop.mask"].output_bytes == size
+        assert nodes["drop"].inputs == ("fc", "drop.mask")
+        assert nodes["drop.grad_input"].inputs[1:] == ("drop.mask",)
+
+
 def test_biases_alone_keep_no_inputs_of_layers() -> None:
     """With biases trained alone, no convolution's or norm's input is read by the backward pass."""
     graph = made("resnet18-cifar", state="sgd", train="biases")

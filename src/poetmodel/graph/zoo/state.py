@@ -89,7 +89,9 @@ FROZEN: Final = "frozen"
 STATES: Final = (*RULES, FROZEN)
 """What the state of a step may be: that of an optimizer, or weights that are only read."""
 
-_PATTERNS: Final = {"all": "*", "biases": "*.bias"}
+ALL: Final = "all"
+"""What is trained where nothing else is said."""
+_PATTERNS: Final = {ALL: "*", "biases": "*.bias"}
 """The patterns of parameters that have a name."""
 
 # Per channel: square and invert the deviation, subtract epsilon, unbias 4; blend both 6.
@@ -102,7 +104,7 @@ class StateOptions:
 
     rule: UpdateRule | None
     """The optimizer; None where nothing is trained."""
-    train: str = "all"
+    train: str = ALL
     """``all``, ``last-N``, ``biases``, or a pattern of names of weights or layers."""
     tile_bytes: int | None = None
     """Largest piece of a weight [B]; None for whole weights."""
@@ -139,7 +141,12 @@ class StateOptions:
         tile_bytes = None if tile is None else parse_size(tile, field="tile")
         if tile_bytes == 0:
             raise InputError("tile: expected a size above 0 bytes, such as 32KiB")
-        return cls(rule=RULES.get(state), train=train or "all", tile_bytes=tile_bytes)
+        return cls(rule=RULES.get(state), train=train or ALL, tile_bytes=tile_bytes)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether only some of the parameters are trained."""
+        return self.rule is not None and self.train != ALL
 
     def prepared(self, recorded: Sequence[Declaration]) -> list[Declaration]:
         """Return operators as they are with this state: trained in part, and in tiles."""

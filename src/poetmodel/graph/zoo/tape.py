@@ -13,6 +13,7 @@ from poetmodel.errors import InputError
 from poetmodel.graph.structure import Graph, Node, Phase, Tensor
 from poetmodel.graph.zoo import operators
 from poetmodel.graph.zoo.declaration import INDEX_BYTES, ITEM_BYTES, Value, Weight, require_counts
+from poetmodel.graph.zoo.masks import differentiable, masked
 from poetmodel.graph.zoo.operators import batch_norm
 from poetmodel.graph.zoo.state import OPTIMIZERS, StateOptions, StateTensors, update_node
 
@@ -218,6 +219,8 @@ class Tape:
     def _with_state(self, options: StateOptions) -> list[Node]:
         """Return the nodes of a step with every parameter and moment as a state tensor."""
         recorded = options.prepared(self._recorded)
+        if options.is_partial:
+            recorded = masked(recorded)
         state = StateTensors(options.rule)
         forward = list(self._forward(recorded, state))
         return [*forward, *BackwardPass(recorded, fused=self._fused, state=state).nodes]
@@ -298,7 +301,7 @@ class BackwardPass:
         self._fused = fused
         self._updated = updated
         self._state = state
-        self._differentiable = _differentiable(recorded)
+        self._differentiable = differentiable(recorded)
         self._contributions: dict[str, list[Value]] = {}
         self._of_weights: dict[str, list[str]] = {}
         self._uses = Counter(weight.name for use in recorded for weight in use.weights)
@@ -434,13 +437,3 @@ class BackwardPass:
         if ready:
             name = ready[0][0].name if len(ready) == 1 else declaration.name
             self.nodes += self._state.update(f"{name}.update", ready)
-
-
-def _differentiable(recorded: Sequence[Declaration]) -> frozenset[str]:
-    """Return the tensors whose gradients are wanted: all that is computed with trained weights."""
-    differentiable: set[str] = set()
-    for use in recorded:
-        trained = any(not isinstance(part.of, Value) for part in use.parts)
-        if trained or any(value.name in differentiable for value in use.inputs):
-            differentiable.add(use.outputs[0].name)
-    return frozenset(differentiable)

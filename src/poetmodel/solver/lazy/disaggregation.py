@@ -111,14 +111,14 @@ class Disaggregation:
         for i, begin, end in self.spans:
             begins.setdefault(begin, []).append(i)
             ends.setdefault(end + 1, []).append(i)
-        found: dict[int, set[int]] = {}
+        present_at: dict[int, set[int]] = {}
         present: set[int] = set()
         for t in range(len(self.graph.nodes) + 1):
             present.difference_update(ends.get(t, ()))
             present.update(begins.get(t, ()))
             if t in wanted:
-                found[t] = set(present)
-        return {t: (found[t], found[t + 1]) for t in stages}
+                present_at[t] = set(present)
+        return {t: (present_at[t], present_at[t + 1]) for t in stages}
 
     def _stage_steps(
         self, t: int, again: list[int], arrive: list[int], held: tuple[set[int], set[int]]
@@ -126,9 +126,9 @@ class Disaggregation:
         graph, sizes = self.graph, self.graph.tensor_bytes
         before, after = held
         computed = set(again)
-        made = {i for k in again for i in graph.outputs_of[k]}
+        outputs = {i for k in again for i in graph.outputs_of[k]}
         last: dict[int, int] = {}
-        for i in before | made | set(arrive):
+        for i in before | outputs | set(arrive):
             uses = [j for j in graph.users_of[i] if j == t or j in computed]
             last[i] = len(graph.nodes) if i in after else max([graph.node_of[i], *uses])
         for k in sorted({*again, *(graph.node_of[i] for i in arrive)}):
@@ -214,13 +214,13 @@ class _Disaggregator:
         for t in stages:
             for i in graph.inputs_of[t]:
                 readers.setdefault(i, []).append(t)
-        made = self._recompute(group, readers)
+        stage_of = self._recompute(group, readers)
         for i in self.arrive[group] - self.enter[group]:
             stage = self._need(group, i, readers)
             if stage is not None:
                 self.result.paged_in.append((stage, i))
                 self._hold(group, i, stage, readers)
-        for i, stage in made.items():
+        for i, stage in stage_of.items():
             self._hold(group, i, stage, readers)
         for i in self.enter[group]:
             self._hold(group, i, stages[0] - 1, readers)
@@ -235,7 +235,7 @@ class _Disaggregator:
         Their stages join the readers of their inputs.
         """
         graph = self.graph
-        made: dict[int, int] = {}
+        stage_of: dict[int, int] = {}
         for k in sorted(self.again[group], reverse=True):
             missing = [
                 i
@@ -248,10 +248,10 @@ class _Disaggregator:
                 continue  # nobody needs what it makes
             stage = min(stage, self.last_stages[k])
             self.result.recomputed.append((stage, k))
-            made.update((i, stage) for i in missing)
+            stage_of.update((i, stage) for i in missing)
             for i in graph.inputs_of[k]:
                 readers.setdefault(i, []).append(stage)
-        return made
+        return stage_of
 
     def _need(self, group: int, i: int, readers: dict[int, list[int]]) -> int | None:
         """Return the stage of the group that needs tensor `i` first, or None."""

@@ -60,10 +60,10 @@ def add_cuts(session: Session, relaxation: Relaxation) -> LinearAnswer:
             break
         solved = relaxation.all_cuts()
         relaxation.drop_slack(raw.x)
-        found = relaxation.separate(raw.x, params.cut_violation)
-        if not found:
+        violated = relaxation.separate(raw.x, params.cut_violation)
+        if not violated:
             break
-        relaxation.cuts += found
+        relaxation.cuts += violated
         basis = carried_basis(raw.basis, relaxation, solved)
     return answer
 

@@ -142,14 +142,14 @@ class PrimalWorker:
             raise BackendError(msg) from error
 
     def _update(self) -> ProofState:
-        session, best, found = self.session, self.session.bounds.incumbent, None
+        session, best, news = self.session, self.session.bounds.incumbent, None
         if best is not None and best.value < self._known:
             self._known = best.value
-            found = FoundSchedule(best.schedule, best.value)
+            news = FoundSchedule(best.schedule, best.value)
         return ProofState(
             bound=session.bounds.lower,
             columns=session.columns,
-            found=found,
+            found=news,
             answer=self._answers.popleft() if self._answers else None,
         )
 

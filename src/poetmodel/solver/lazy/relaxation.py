@@ -182,8 +182,8 @@ class Relaxation:
 
     def separate(self, x: NDArray[Any], least: float) -> list[Cut]:
         """Return cuts of all families that a point violates by more than `least`."""
-        found = (separator.separate(x, least) for separator in self.separators.values())
-        return [cut for cuts in found for cut in cuts]
+        families = (separator.separate(x, least) for separator in self.separators.values())
+        return [cut for cuts in families for cut in cuts]
 
     def drop_slack(self, x: NDArray[Any]) -> None:
         """Drop the cuts that are not tight at a point, but for those that last."""
@@ -191,7 +191,7 @@ class Relaxation:
 
     def separate_lasting(self, x: NDArray[Any], least: float) -> bool:
         """Add the cuts that last and that a point violates; return whether there are any."""
-        lasting = (one for one in self.separators.values() if one.lasting)
+        lasting = (family for family in self.separators.values() if family.lasting)
         cuts = [cut for separator in lasting for cut in separator.separate(x, least)]
         self.lasting += cuts
         return bool(cuts)
@@ -210,13 +210,13 @@ class Relaxation:
         self.lasting = self._restated(coarser.lasting)
 
     def _restated(self, cuts: Sequence[Cut]) -> list[Cut]:
-        found: dict[tuple[tuple[float, int], ...], Cut] = {}
+        restated: dict[tuple[tuple[float, int], ...], Cut] = {}
         for cut in cuts:
             check_time_limit()
             if cut.name in self.separators:
                 for again in self.separators[cut.name].restate(cut):
-                    found.setdefault(tuple(again.terms), again)
-        return list(found.values())
+                    restated.setdefault(tuple(again.terms), again)
+        return list(restated.values())
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return what a solution decides."""
@@ -243,7 +243,7 @@ class Relaxation:
     def wanted(self, x: NDArray[np.float64], result: Disaggregation) -> list[Restoration]:
         """Return what a solution counts for its own sake, and what is nowhere in its schedule."""
         graph, wants = self.problem.graph, self.problem.wanted
-        found: list[Restoration] = []
+        restorations: list[Restoration] = []
         for beside, groups, placed, recompute in (
             (self.recomputed_beside, self.recomputed, result.recomputed, True),
             (self.paged_in_beside, self.paged_in, result.paged_in, False),
@@ -259,8 +259,8 @@ class Relaxation:
                 if item in lacking:
                     lacking[item] -= 1
             for item, times in lacking.items():
-                found += [Restoration(-1, item, recompute)] * times
-        return found + [
+                restorations += [Restoration(-1, item, recompute)] * times
+        return restorations + [
             Restoration.page_out(graph, i)
             for i, column in self.paged_out.items()
             if wants.page_out[i] and x[column] > 0.5  # noqa: PLR2004

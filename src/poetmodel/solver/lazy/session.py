@@ -218,14 +218,14 @@ class Session:
             relaxation = Relaxation.build(
                 self.problem, grouping, self.recomputable, restoring=restoring
             )
-            found: list[Separator] = []
+            separators: list[Separator] = []
             if "rounding" in params.cuts:
-                found.append(RoundingSeparator(relaxation, params.most_sums, self.done))
+                separators.append(RoundingSeparator(relaxation, params.most_sums, self.done))
             if "interval" in params.cuts:
-                found.append(IntervalSeparator(relaxation, params.cuts_per_round))
+                separators.append(IntervalSeparator(relaxation, params.cuts_per_round))
             if restoring:
-                found.append(RecomputeMemorySeparator(relaxation, params.cuts_per_round))
-            relaxation.separators = {separator.family: separator for separator in found}
+                separators.append(RecomputeMemorySeparator(relaxation, params.cuts_per_round))
+            relaxation.separators = {separator.family: separator for separator in separators}
             if coarser is not None:
                 relaxation.take_over(coarser)
         with self.lock:

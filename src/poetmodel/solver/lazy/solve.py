@@ -111,9 +111,9 @@ def _together(last: Outcome, parts: Sequence[Outcome]) -> Outcome:
     """Return the last of several sessions with the figures of all."""
     figures = dict(last.statistics)
     for name, combine in (("rounds", sum), ("columns", max), ("rows", max)):
-        found = [part.statistics[name] for part in parts if name in part.statistics]
-        if found:
-            figures[name] = combine(found)
+        values = [part.statistics[name] for part in parts if name in part.statistics]
+        if values:
+            figures[name] = combine(values)
     return replace(last, statistics=figures).with_parts(parts)
 
 
@@ -167,14 +167,14 @@ def find_fastest(problem: Problem, request: Request, bound: float, params: LazyP
     most = problem.deadline_s - problem.pass_time_s
     ceiling = most + MARGIN * problem.deadline_s
     fastest = problem.without(Quantity.TIME, minimize=Quantity.TIME)
-    found = False
+    kept = False
 
     def watch(progress: SolveProgress) -> bool:
-        nonlocal found
-        found = found or (progress.incumbent is not None and progress.incumbent <= most)
+        nonlocal kept
+        kept = kept or (progress.incumbent is not None and progress.incumbent <= most)
         tell = request.on_progress
         known = SolveProgress(seconds=progress.seconds, incumbent=None, bound=bound)
-        return not found and (tell is None or tell(known) is not False)
+        return not kept and (tell is None or tell(known) is not False)
 
     limit_s = request.elapsed_s() + FASTEST_TIME_RATIO * request.remaining_s()
     within = replace(request, time_limit_s=limit_s, on_progress=watch)
@@ -187,6 +187,6 @@ def find_fastest(problem: Problem, request: Request, bound: float, params: LazyP
     start = None if best is None else accepted(problem, best.schedule)
     no_schedule = start is None and (outcome.infeasible or outcome.bound >= ceiling)
     termination = outcome.termination
-    if found and termination == Termination.INTERRUPTED:
+    if kept and termination == Termination.INTERRUPTED:
         termination = Termination.STALLED
     return replace(outcome, termination=termination, candidate=start, infeasible=no_schedule)

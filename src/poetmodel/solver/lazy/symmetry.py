@@ -151,12 +151,12 @@ def _classes(
     if (uses < 0.0).any() or not np.isfinite(tops).all():
         return []
     binary = form.integer & (form.lower == 0.0) & (form.upper == 1.0)
-    found: dict[tuple[float, ...], list[int]] = {}
+    alike: dict[tuple[float, ...], list[int]] = {}
     for j in np.flatnonzero(binary & ((form.objective > 0.0) | (uses > 0.0).any(axis=0))):
-        found.setdefault((form.objective[j], *uses[:, j]), []).append(int(j))
+        alike.setdefault((form.objective[j], *uses[:, j]), []).append(int(j))
     classes = []
     best = np.inf if cutoff is None else cutoff - form.offset
-    for (cost, *use), members in found.items():
+    for (cost, *use), members in alike.items():
         pairs = [(cost, best), *zip(use, tops, strict=True)]
         share = max((part / top for part, top in pairs if part > 0.0 and top > 0.0), default=0.0)
         caps = (int(top / part + ROUNDING) for part, top in pairs if part > 0.0 and top < np.inf)

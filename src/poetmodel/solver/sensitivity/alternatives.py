@@ -156,11 +156,11 @@ def find_alternatives(
     tensors = (i, *twins)
     changed = [ChangedProblem(problem=_forbidding(problem, tensors, way, before)) for way in ways]
     results = solve_variants(changed, time_limit=time_limit, threads=threads)
-    found = [
+    alternatives = [
         _alternative(problem, tensors, way, before, result)
         for way, result in zip_longest(ways, results)
     ]
-    return tuple(reversed(found))
+    return tuple(reversed(alternatives))
 
 
 def value_of_ram(
@@ -175,18 +175,18 @@ def value_of_ram(
         for size in more
     ]
     results = solve_variants(variants, time_limit=time_limit, threads=threads, start=schedule)
-    found = []
+    answers = []
     for size, result in zip_longest(more, results):
         after_j = None if result is None else result.energy_j
         bound_j = None if result is None else result.objective_bound
-        found.append(
+        answers.append(
             MoreRam(
                 more_bytes=size,
                 saved_j=None if after_j is None else energy_j - after_j,
                 most_j=energy_j - (problem.baseline_energy_j if bound_j is None else bound_j),
             )
         )
-    return tuple(found)
+    return tuple(answers)
 
 
 def _forbidding(

@@ -47,7 +47,7 @@ class _ConflictSearch:
 
     def fails(self, kept: list[Stated]) -> bool:
         """Return whether it is proven that no schedule keeps these limits."""
-        others = [each for each in self.all if each not in kept]
+        others = [stated for stated in self.all if stated not in kept]
         problem = freed(self.problem, *others, minimize=Quantity.ENERGY)
         if any(verify(problem, schedule).valid for schedule in self.known):
             return False
@@ -99,17 +99,17 @@ def find_conflict(
     limits = list(stated_limits(problem))
     search = _ConflictSearch(problem=problem, time_limit=time_limit, threads=threads)
     search.all = [*limits, *rules.values()]
-    found = search.least([], search.all, asked=False)
+    conflict = search.least([], search.all, asked=False)
     complete = search.complete
-    if complete and any(isinstance(each, tuple) and len(each) > 1 for each in found):
+    if complete and any(isinstance(stated, tuple) and len(stated) > 1 for stated in conflict):
         search.all = [*limits, *((row,) for row in problem.constraints)]
-        single = [each for each in search.all if each in found or _is_of(each, found)]
+        single = [stated for stated in search.all if stated in conflict or _is_of(stated, conflict)]
         refined = search.least([], single, asked=False)
-        if search.complete and sum(each not in limits for each in refined) <= MOST_ROWS:
+        if search.complete and sum(stated not in limits for stated in refined) <= MOST_ROWS:
             return refined, True
-    return found, complete
+    return conflict, complete
 
 
-def _is_of(one: Stated, found: list[Stated]) -> bool:
+def _is_of(row: Stated, conflict: list[Stated]) -> bool:
     """Return whether a single row is among rows that go together."""
-    return any(isinstance(each, tuple) and one[0] in each for each in found)
+    return any(isinstance(stated, tuple) and row[0] in stated for stated in conflict)

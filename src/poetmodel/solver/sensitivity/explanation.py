@@ -163,14 +163,14 @@ def explain_infeasible(
         )
     left_s = ends_s - time.monotonic()
     remedies = find_remedies(problem, conflict=conflict, time_limit=left_s, threads=threads)
-    rows = [name_of(each) for each in conflict or () if isinstance(each, tuple)]
+    rows = [name_of(stated) for stated in conflict or () if isinstance(stated, tuple)]
     undecided = [] if irreducible or not rows else [UNDECIDED]
     return Explanation(
         reason=result.reason,
         obstacles=tuple(obstacles(problem)),
         remedies=remedies,
         rows=tuple(rows),
-        limits=tuple(LIMITS[each] for each in LIMITS if rows and each in (conflict or ())),
+        limits=tuple(LIMITS[limit] for limit in LIMITS if rows and limit in (conflict or ())),
         notes=(*undecided, *_notes(problem, remedies)),
     )
 

@@ -38,9 +38,9 @@ class Limit:
     """The schedule with the least amount, and the proof."""
 
     def __repr__(self) -> str:
-        found = "none" if self.value is None else f"{self.value:.6g}"
+        value = "none" if self.value is None else f"{self.value:.6g}"
         proof = "proven" if self.proven else f"bound {self.bound}"
-        return brief(self, shown(self.name), f"least {self.quantity} {found}, {proof}")
+        return brief(self, shown(self.name), f"least {self.quantity} {value}, {proof}")
 
     @property
     def quantity(self) -> Quantity:
@@ -143,7 +143,7 @@ def find_limits(
     ]
     results = solve_variants(variants, time_limit=time_limit, backend=backend, threads=threads)
     return tuple(
-        Limit(name=name, result=found) for name, found in zip(named, results, strict=False)
+        Limit(name=name, result=result) for name, result in zip(named, results, strict=False)
     )
 
 
@@ -219,13 +219,13 @@ def used_limits(
     limits = [quantity for quantity, (allowed, _) in amounts.items() if allowed is not None]
 
     def solved(variants: dict[Quantity, Problem]) -> dict[Quantity, SolveResult]:
-        found = solve_variants(
+        results = solve_variants(
             [ChangedProblem(problem=changed, gap=gap) for changed in variants.values()],
             time_limit=time_limit * len(variants),
             least_s=LEAST_S,
             start=result.schedule,
         )
-        return dict(zip(variants, found, strict=False))
+        return dict(zip(variants, results, strict=False))
 
     freed = solved({quantity: problem.without(quantity) for quantity in limits})
     hopeless = [q for q in freed if _is_infeasible(result) and _is_infeasible(freed[q])]
@@ -255,8 +255,8 @@ def _state(result: SolveResult, freed: SolveResult | None) -> LimitState:
             return LimitState.OPEN
         return LimitState.SLACK if freed.schedule is None else LimitState.AT_LIMIT
     value, bound = result.objective_value or 0.0, result.proven_bound
-    found, least = freed.objective_value, freed.proven_bound
-    if found is not None and found < bound - EQUAL * abs(bound):
+    freed_value, least = freed.objective_value, freed.proven_bound
+    if freed_value is not None and freed_value < bound - EQUAL * abs(bound):
         return LimitState.AT_LIMIT
     within_gap = result.requested_gap * (value - result.problem.objective.baseline)
     if least >= value - max(EQUAL * abs(value), within_gap):

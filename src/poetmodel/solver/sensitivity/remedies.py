@@ -174,9 +174,9 @@ class Remedy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, SI."""
-        found = asdict(self) | {"proven": self.proven, "tensors": list(self.tensors)}
+        values = asdict(self) | {"proven": self.proven, "tensors": list(self.tensors)}
         others = () if self.constraint is not None else ("constraint", "side", "unit")
-        return {key: value for key, value in found.items() if key not in others}
+        return {key: value for key, value in values.items() if key not in others}
 
 
 class _Attempt(NamedTuple):
@@ -252,7 +252,7 @@ def _attempts(problem: Problem, conflict: Sequence[Stated] | None) -> Iterator[_
     if small is not None:
         read = partial(_remedy, problem, Change.BATCH)
         yield _Attempt(Change.BATCH, ChangedProblem(problem=small, gap=1.0), read)
-    for rows in [each for each in conflict or () if isinstance(each, tuple)]:
+    for rows in [stated for stated in conflict or () if isinstance(stated, tuple)]:
         without = freed(problem, rows, minimize=Quantity.ENERGY)
         variant = ChangedProblem(problem=without, gap=1.0)
         row = rows[0]
@@ -282,7 +282,7 @@ def _storage_used(graph: Graph) -> Iterator[tuple[str, float]]:
 def freed(problem: Problem, *limits: Stated, **changes: Any) -> Problem:
     """Return a problem without some of its limits and own constraints, with other `changes`."""
     quantities = [kind.quantity for change, kind in AMOUNTS.items() if change in limits]
-    dropped = {row for each in limits if isinstance(each, tuple) for row in each}
+    dropped = {row for stated in limits if isinstance(stated, tuple) for row in stated}
     return problem.without(
         *quantities,
         paging=problem.paging or Change.PAGING in limits,
@@ -325,18 +325,18 @@ def _of_one_sample(problem: Problem) -> Problem | None:
     return replace(problem.resolved(), graph=small, costs=Costs.estimate(small, device))
 
 
-def _remedy(problem: Problem, change: Change, found: SolveResult) -> Remedy:
-    works = found.schedule is not None
-    decided = works or found.status == Status.INFEASIBLE
-    kind, simulation = AMOUNTS.get(change), found.simulation
+def _remedy(problem: Problem, change: Change, result: SolveResult) -> Remedy:
+    works = result.schedule is not None
+    decided = works or result.status == Status.INFEASIBLE
+    kind, simulation = AMOUNTS.get(change), result.simulation
     allowed = None if kind is None else getattr(problem, kind.allowed)
     remedy = Remedy(change=change, works=works if decided else None, allowed=allowed)
     if kind is None or simulation is None:
         return remedy
-    limit, graph = Limit(name=change, result=found), problem.graph
+    limit, graph = Limit(name=change, result=result), problem.graph
     amount = simulation.aux_used_bytes if change == Change.STORAGE else limit.value
-    nearest = _accepted_from(problem, kind, found, amount or 0.0)
-    bound = limit.bound if found.problem.minimize != OWN else _whole_bound(found)
+    nearest = _accepted_from(problem, kind, result, amount or 0.0)
+    bound = limit.bound if result.problem.minimize != OWN else _whole_bound(result)
     above_minimum = change == Change.RAM and obstacle(problem) is None
     return replace(
         remedy,
@@ -348,26 +348,26 @@ def _remedy(problem: Problem, change: Change, found: SolveResult) -> Remedy:
     )
 
 
-def _row_remedy(problem: Problem, rows: Rows, found: SolveResult) -> Remedy:
+def _row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
     row = rows[0]
-    works = found.schedule is not None
-    decided = works or found.status == Status.INFEASIBLE
+    works = result.schedule is not None
+    decided = works or result.status == Status.INFEASIBLE
     remedy = Remedy(
         change=Change.CONSTRAINT,
         works=works if decided else None,
         constraint=name_of(rows),
         unit=unit_of(row.terms.items()),
     )
-    value = found.objective_value
+    value = result.objective_value
     if value is None or not _is_one_sided(rows):
         return remedy
     side, sign = ("upper", 1) if row.lower is None else ("lower", -1)
-    least = found.to_dict()["objective"]["bound"]
+    least = result.to_dict()["objective"]["bound"]
     if all(isinstance(weight, int) for weight in row.terms.values()) and isinstance(value, int):
-        least = _whole_bound(found)
+        least = _whole_bound(result)
     elif least >= value - RELATIVE_TOLERANCE * abs(value):
         least = value
-    nearest = _accepted_limit(problem, row, side, sign * value, found)
+    nearest = _accepted_limit(problem, row, side, sign * value, result)
     proven = nearest is not None and least == value
     return replace(
         remedy,
@@ -379,36 +379,36 @@ def _row_remedy(problem: Problem, rows: Rows, found: SolveResult) -> Remedy:
     )
 
 
-def _whole_bound(found: SolveResult) -> float:
+def _whole_bound(result: SolveResult) -> float:
     """Return the bound of an own objective whose values are whole numbers, rounded up."""
-    objective = found.to_dict()["objective"]
+    objective = result.to_dict()["objective"]
     value, least = objective["value"], objective["bound"]
     whole: float = min(value, math.ceil(least - ROUNDED * max(1.0, abs(least))))
     return whole
 
 
 def _accepted_limit(
-    problem: Problem, row: Constraint, side: str, value: float, found: SolveResult
+    problem: Problem, row: Constraint, side: str, value: float, result: SolveResult
 ) -> float | None:
     """Return a value as the limit of a constraint with which the verifier accepts a schedule."""
     others = freed(problem, (row,)).constraints
     for limit in (value if isinstance(value, int) else float(f"{value:.{DIGITS}g}"), value):
         limits: dict[str, Any] = {side: limit}
         stated = replace(problem, constraints=(*others, replace(row, **limits)))
-        if verify(stated, found.require_schedule()).valid:
+        if verify(stated, result.require_schedule()).valid:
             return limit
     return None
 
 
 def _accepted_from(
-    problem: Problem, kind: _Amount, found: SolveResult, amount: float
+    problem: Problem, kind: _Amount, result: SolveResult, amount: float
 ) -> float | None:
     """Return the least amount tried, from `amount`, as whose limit the verifier accepts a schedule.
 
     Transfers that run beside the computing take longer in less RAM: a schedule that was found with
     plenty of it may miss a deadline in no more than its own peak.
     """
-    schedule = found.require_schedule()
+    schedule = result.require_schedule()
 
     def accepts(limit: float) -> bool:
         stated = int(limit) if kind.unit == "bytes" else float(f"{limit:.{DIGITS}g}")
@@ -419,7 +419,7 @@ def _accepted_from(
         return amount
     if kind.quantity != Quantity.RAM:
         return None
-    low, high = int(amount), found.problem.ram_budget_bytes
+    low, high = int(amount), result.problem.ram_budget_bytes
     if high <= low or not accepts(high):
         return None
     for _ in range(HALVINGS):

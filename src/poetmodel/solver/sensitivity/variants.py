@@ -55,10 +55,10 @@ def solve_variants(
     ends_s = time.monotonic() + time_limit
     search = partial(solve, backend=backend, threads=threads)
     results: list[SolveResult] = []
-    for place, variant in enumerate(variants):
+    for index, variant in enumerate(variants):
         best = _best(results, variant.problem) or start
         left_s = ends_s - time.monotonic()
-        share_s = max(least_s, left_s / (len(variants) - place))
+        share_s = max(least_s, left_s / (len(variants) - index))
         if variant.paging_first:
             share_s /= 2
             tight = _paged_at_minimum_ram(variant.problem)
@@ -106,17 +106,17 @@ def _with_inherited_bound(result: SolveResult, results: Sequence[SolveResult]) -
     return replace(result, objective_bound=max([result.objective_bound, *bounds]))
 
 
-def _is_relaxation(one: Problem, other: Problem) -> bool:
+def _is_relaxation(first: Problem, other: Problem) -> bool:
     """Return whether one problem is another with less of its limits."""
     return (
-        one.graph is other.graph
-        and one.costs is other.costs
-        and one.minimize == other.minimize
-        and (one.minimize != OWN or one.own_objective == other.own_objective)
-        and _rows(one) <= _rows(other)
-        and one.recompute >= other.recompute
-        and one.can_page >= other.can_page
-        and all(map(ge, _limits(one), _limits(other)))
+        first.graph is other.graph
+        and first.costs is other.costs
+        and first.minimize == other.minimize
+        and (first.minimize != OWN or first.own_objective == other.own_objective)
+        and _rows(first) <= _rows(other)
+        and first.recompute >= other.recompute
+        and first.can_page >= other.can_page
+        and all(map(ge, _limits(first), _limits(other)))
     )
 
 

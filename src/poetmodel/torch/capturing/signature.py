@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.capturing.inputs import Inputs, OutputForm
     from poetmodel.torch.capturing.values import ValueGuards
-    from poetmodel.torch.step.optimizers import LearningRate, OptimizerSlot
+    from poetmodel.torch.step.optimizers import FirstValue, LearningRate, OptimizerSlot
 
 BODY: Final = "model"
 """Where the user's module lies in the captured one."""
@@ -91,7 +91,7 @@ class InputSpec:
     """For people: the path below the user's module, or ``inputs[0]``."""
     position: int = 0
     """For a user's input its place among the flat inputs."""
-    held: OptimizerSlot | LearningRate | None = None
+    held: OptimizerSlot | LearningRate | FirstValue | None = None
     """Where the value is that an optimizer holds; None for others."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch._dynamo.backends.common import aot_autograd
@@ -13,11 +14,12 @@ from poetmodel.device import Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.surroundings import native_operators
+from poetmodel.torch.dynamo.fakes import capture, predicted
 from poetmodel.torch.dynamo.operations import Operations, split_dropout
-from poetmodel.torch.dynamo.planning import MEASURED, Wanted
+from poetmodel.torch.dynamo.planning import MEASURED, PlanRecord, Wanted
 from poetmodel.torch.dynamo.rewriting import PlannedGraphs
 from poetmodel.torch.dynamo.running import interpreted
-from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.runtime.profiling import measure_paging
 from poetmodel.torch.state.pages import make_folder
 
@@ -164,12 +166,66 @@ class Backend(PlannedGraphs):
 
     __name__ = "poetmodel"
 
+    def __init__(
+        self,
+        wanted: Wanted,
+        storage: str | Path | None = None,
+        *,
+        is_generated: Callable[[fx.Node], bool] | None = None,
+        is_predicted: bool = False,
+    ) -> None:
+        super().__init__(wanted, storage, is_generated=is_generated, is_predicted=is_predicted)
+        self._run = predicted if is_predicted else interpreted
+
+    def plan_for(
+        self, model: Callable[..., Any], *inputs: Any, paging: bool = False
+    ) -> list[PlanRecord]:
+        """Plan what ``torch.compile`` would capture of a call, for a device that is not here.
+
+        Nothing is run and no tensor has memory, so a model may be larger than this machine. Tensors
+        have the sizes that PyTorch predicts; the workspaces of kernels are not known and not part
+        of the peak.
+
+        Parameters
+        ----------
+        model : callable
+            The function to compile, or a module, whose parameters may be on the device ``meta``.
+        *inputs
+            What it is called with; tensors on the device ``meta`` count as the processor's.
+        paging : bool
+            Whether tensors may be paged to the storage of the back end's device. A page waits for
+            its transfer, so the plan is slower than one that overlaps both.
+
+        Returns
+        -------
+        list of PlanRecord
+            One for each graph; `plans` and `summary` have them too.
+
+        Raises
+        ------
+        BudgetError
+            If the budget is too small: says the least that is known to do.
+        InputError
+            If times are to be measured, kernels are Inductor's, or no device has a storage.
+        """
+        wanted = self._wanted
+        storage = None if wanted.device is None else wanted.device.storage
+        if wanted.costs == MEASURED:
+            raise InputError(f"costs: nothing is run here that could be {MEASURED}")
+        if paging and storage is None:
+            raise InputError("paging: give the back end a device that has a storage")
+        planner = Backend(replace(wanted, paging=storage if paging else None), is_predicted=True)
+        with explained("plan_for"):
+            capture(planner, model, inputs)
+        self._planned += planner._planned
+        return planner.plans
+
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
         require_one_graph()
         compile_ = aot_autograd(
-            fw_compiler=interpreted,
-            bw_compiler=interpreted,
+            fw_compiler=self._run,
+            bw_compiler=self._run,
             inference_compiler=self._inference,
             partition_fn=self._partition,
         )
@@ -199,7 +255,7 @@ class Backend(PlannedGraphs):
 
     def _inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         graph, _saved = self.rewritten(self._operations(module.graph, None))
-        return interpreted(_make_graph_module(module, graph))
+        return self._run(_make_graph_module(module, graph))
 
 
 def require_one_graph() -> None:

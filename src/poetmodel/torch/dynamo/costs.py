@@ -136,10 +136,8 @@ class Forms:
                 arguments, keywords = fx.node.map_arg((node.args, node.kwargs), there.__getitem__)
                 function = function_of(node)
                 if self._is_generated is not None:
-                    if node in position and is_write(node):
-                        forms[position[node]] = _form(())
-                    elif node in position and self._is_generated(node):
-                        forms[position[node]] = _form(there[node])
+                    if node in position and (is_write(node) or self._is_generated(node)):
+                        forms[position[node]] = _predicted(node)
                     elif node in position:
                         forms[position[node]] = self._form_of(function, arguments, keywords)
                     continue
@@ -180,6 +178,16 @@ class Forms:
             filled = torch.ones if value.is_floating_point() else torch.zeros
             memory = self._ones[value.dtype] = filled(span, dtype=value.dtype)
         return memory.as_strided(value.shape, value.stride())
+
+
+def predicted_forms(operations: Operations) -> list[Form]:
+    """Return what each operation of a graph makes by PyTorch's prediction, without workspaces."""
+    return [_predicted(operation.node) for operation in operations.operations]
+
+
+def _predicted(node: fx.Node) -> Form:
+    value = () if is_write(node) else fake(node)
+    return _form(_pytree.tree_map_only(torch.Tensor, _without_memory, value))
 
 
 def _without_memory(value: torch.Tensor) -> torch.Tensor:

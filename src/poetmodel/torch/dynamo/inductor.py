@@ -21,7 +21,7 @@ from torch.utils import _pytree
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 
-from poetmodel.errors import BudgetError
+from poetmodel.errors import BudgetError, InputError
 from poetmodel.torch.capturing.replay import heap_peak_bytes, tensors_in
 from poetmodel.torch.dynamo.backend import Backend, require_one_graph
 from poetmodel.torch.dynamo.operations import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch import fx
 
-    from poetmodel.torch.dynamo.planning import Wanted
+    from poetmodel.torch.dynamo.planning import PlanRecord, Wanted
     from poetmodel.torch.dynamo.rewriting import PlannedGraphs
 
 MOST_READS: Final = 4
@@ -256,6 +256,10 @@ class InductorBackend(Backend):
 
     def __init__(self, wanted: Wanted) -> None:
         super().__init__(wanted, is_generated=is_generated)
+
+    def plan_for(self, *_: Any, **_options: Any) -> list[PlanRecord]:
+        """Refuse: what kernels take that Inductor writes is known once they were run."""
+        raise InputError("kernels: nothing can be planned for Inductor's without running them")
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""

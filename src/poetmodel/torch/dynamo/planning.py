@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from poetmodel.device.hardware import Storage
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
     from poetmodel.solver.request import SolveProgress
@@ -72,6 +73,8 @@ class PlanRecord:
     given_bytes: int
     """Parameters, buffers and inputs, which the budget does not count [B]."""
     device: str
+    is_predicted: bool
+    """Whether sizes are PyTorch's predictions and workspaces are not counted: nothing was run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -80,13 +83,14 @@ class PlanRecord:
     def __str__(self) -> str:
         proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         pages = f", {self.paged_out} paged out" if self.paged_out else ""
+        predicted = ", workspaces of kernels not counted" if self.is_predicted else ""
         return (
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}; "
             f"beside it {format_bytes(self.given_bytes)} of parameters and inputs), "
             f"{self.recomputed} recomputed{pages}, "
             f"overhead {self.overhead:.1%}{proved} on {self.device}, "
-            f"{self.status}, solved in {format_seconds(self.solve_s)}"
+            f"{self.status}, solved in {format_seconds(self.solve_s)}{predicted}"
         )
 
 
@@ -108,7 +112,7 @@ class Wanted:
     ram: str | int
     device: Device | None
     costs: str | None
-    paging: Paging | None
+    paging: Paging | Storage | None
     time_limit: float
     gap: float
     on_progress: Callable[[SolveProgress], bool | None] | None
@@ -122,6 +126,7 @@ def plan(
     *,
     name: str,
     reserved_bytes: int = 0,
+    is_predicted: bool = False,
 ) -> Planned:
     """Plan a graph, whose operations have these forms, within its budget less what is reserved.
 
@@ -174,6 +179,7 @@ def plan(
         solve_s=result.solve_s,
         given_bytes=_given_bytes(operations),
         device=device.key or device.name,
+        is_predicted=is_predicted,
     )
     return Planned(
         steps=tuple(_steps(operations, graph, made, tensor_of)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.errors import InputError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
-from poetmodel.torch.dynamo.costs import Forms
+from poetmodel.torch.dynamo.costs import Forms, predicted_forms
 from poetmodel.torch.dynamo.emission import Emitter
 from poetmodel.torch.dynamo.pages import SlotFile
 from poetmodel.torch.dynamo.planning import MEASURED, Planned, PlanRecord, Wanted, plan, write_page
@@ -39,6 +39,8 @@ class PlannedGraphs:
         Folder for pages.
     is_generated : callable, optional
         Whether a compiler writes the kernel of a node; by default all are PyTorch's.
+    is_predicted : bool
+        Whether nothing is run, and all tensors have the sizes that PyTorch predicts.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class PlannedGraphs:
         storage: str | Path | None = None,
         *,
         is_generated: Callable[[fx.Node], bool] | None = None,
+        is_predicted: bool = False,
     ) -> None:
+        self._is_predicted = is_predicted
         self._planned: list[Planned] = []
         self._wanted = wanted
         self._forms = Forms(wanted.cache, timed=wanted.costs == MEASURED, is_generated=is_generated)
@@ -111,8 +115,15 @@ class PlannedGraphs:
             If the budget is too small: says the least that is known to do.
         """
         name = f"graph {len(self._planned)}"
-        forms = self._forms.of(operations)
-        planned = plan(operations, forms, self._wanted, name=name, reserved_bytes=reserved_bytes)
+        forms = predicted_forms(operations) if self._is_predicted else self._forms.of(operations)
+        planned = plan(
+            operations,
+            forms,
+            self._wanted,
+            name=name,
+            reserved_bytes=reserved_bytes,
+            is_predicted=self._is_predicted,
+        )
         self._planned.append(planned)
         _LOG.info("%s", planned.record)
         emitter = Emitter(operations, -1 if self._file is None else self._file.number)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.export.step import Condition
 from poetmodel.torch.lowering.operands import (
     Look,
     Lowering,
@@ -20,14 +21,20 @@ from poetmodel.torch.lowering.operands import (
     without,
     workspace,
 )
-from poetmodel.torch.step.optimizers import Adam
-from poetmodel.torch.step.updates import BufferUpdate, GradientNorm, ParameterUpdate
+from poetmodel.torch.step.optimizers import NADAM_DECAY, Adagrad, Adam, NAdam, RmsProp, Sgd
+from poetmodel.torch.step.updates import (
+    AccumulatingUpdate,
+    BatchCount,
+    BufferUpdate,
+    GradientNorm,
+    ParameterUpdate,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from poetmodel.export.step import Argument, ScaledLearningRate
-    from poetmodel.torch.step.optimizers import Sgd
+    from poetmodel.torch.step.optimizers import Rule
 
 aten: Final = torch.ops.aten
 
@@ -270,14 +277,36 @@ def _weight(op: Lowering, weight: Any) -> tuple[Look | Argument, int]:
 def _lower_parameter_update(op: Lowering) -> None:
     state, gradients, rate, *factors = op.args
     looks = [op.value(each) for each in state]
+    _update(op, looks, _gradient(op, gradients, looks[0], factors), rate)
+
+
+def _update(op: Lowering, looks: Sequence[Look], gradient: Look, rate: Any) -> None:
     parameter = looks[0]
     moments = [look for look in looks if look.shape == parameter.shape]
     if not parameter.is_dense or not all(look.lies_like(parameter) for look in moments):
         op.refuse("expected a parameter without gaps, and moments that lie like it")
-    gradient = _gradient(op, gradients, parameter, factors)
     rule = op.node.target.rule
-    step = _adam if isinstance(rule, Adam) else _sgd
-    step(op, rule, looks, gradient, op.learning_rate(rate))
+    _UPDATES[type(rule)](op, rule, looks, gradient, op.learning_rate(rate))
+
+
+@lowers(AccumulatingUpdate)
+def _lower_accumulating_update(op: Lowering) -> None:
+    state, gradients, rate, count, *factors = op.args
+    *looks, total = map(op.value, state)
+    if not total.is_dense:
+        op.refuse("expected a parameter without gaps")
+    op.call("pm_accumulate", total, _gradient(op, gradients, total, ()), total.elements)
+    op.where = Condition(op.value(count).ref, op.node.target.batches - 1)
+    summed_bytes, op.workspace_bytes = op.workspace_bytes, 0
+    _update(op, looks, _gradient(op, (state[-1],), total, factors), rate)
+    fill(op, total, 0)
+    op.workspace_bytes = max(op.workspace_bytes, summed_bytes)
+
+
+@lowers(BatchCount)
+def _lower_batch_count(op: Lowering) -> None:
+    ((count,),) = op.args
+    op.call("pm_count_to", op.value(count), 1, op.node.target.batches)
 
 
 def _sgd(
@@ -296,22 +325,68 @@ def _adam(
 ) -> None:
     parameter, steps, *moments = looks
     beta1, beta2 = map(float, rule.betas)
-    decay = float(rule.weight_decay)
-    added, shrunk = (0.0, decay) if rule.decoupled else (decay, 0.0)
     op.call(
         "pm_amsgrad" if rule.amsgrad else "pm_adam",
-        parameter,
-        *moments,
-        gradient,
-        steps,
-        gradient.elements,
-        rate,
-        -1.0 if rule.maximize else 1.0,
-        added,
-        shrunk,
-        *(1.0 - beta1, beta2, 1.0 - beta2, _log(beta1), _log(beta2), float(rule.eps)),
-    )
+        parameter, *moments, gradient, steps, gradient.elements, rate, *_decay(rule),
+        1.0 - beta1, beta2, 1.0 - beta2, _log(beta1), _log(beta2), float(rule.eps),
+    )  # fmt: skip
     op.call("pm_add_one", steps, 1)
+
+
+def _nadam(
+    op: Lowering, rule: NAdam, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
+) -> None:
+    parameter, steps, product, *moments = looks
+    beta1, beta2 = map(float, rule.betas)
+    momentum = (beta1, rule.momentum_decay * math.log(NADAM_DECAY))
+    op.call(
+        "pm_nadam",
+        parameter, *moments, gradient, steps, product, gradient.elements, rate, *_decay(rule),
+        *momentum, 1.0 - beta1, beta2, 1.0 - beta2, _log(beta2), float(rule.eps),
+    )  # fmt: skip
+    op.call("pm_nadam_count", steps, product, 1, *momentum)
+
+
+def _rmsprop(
+    op: Lowering, rule: RmsProp, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
+) -> None:
+    parameter, steps, *moments = looks
+    momentum = (float(rule.momentum),) if rule.momentum > 0 else ()
+    sign, decay, _ = _decay(rule)
+    op.call(
+        f"pm_rmsprop{'_momentum' if momentum else ''}{'_centered' if rule.centered else ''}",
+        parameter, *moments, gradient, gradient.elements, rate, sign, decay,
+        float(rule.alpha), 1.0 - rule.alpha, *momentum, float(rule.eps),
+    )  # fmt: skip
+    op.call("pm_add_one", steps, 1)
+
+
+def _adagrad(
+    op: Lowering, rule: Adagrad, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
+) -> None:
+    parameter, steps, total = looks
+    sign, decay, _ = _decay(rule)
+    op.call(
+        "pm_adagrad",
+        parameter, total, gradient, steps, gradient.elements, rate, sign, decay,
+        float(rule.lr_decay), float(rule.eps),
+    )  # fmt: skip
+    op.call("pm_add_one", steps, 1)
+
+
+_UPDATES: Final[dict[type[Rule], Callable[..., None]]] = {
+    Sgd: _sgd,
+    Adam: _adam,
+    NAdam: _nadam,
+    RmsProp: _rmsprop,
+    Adagrad: _adagrad,
+}
+
+
+def _decay(rule: Adam | NAdam | RmsProp | Adagrad) -> tuple[float, float, float]:
+    """Return the sign of the gradient, and the decay that is added to it or shrinks the weight."""
+    sign, decay = -1.0 if rule.maximize else 1.0, float(rule.weight_decay)
+    return (sign, 0.0, decay) if rule.decouples else (sign, decay, 0.0)
 
 
 def _log(number: float) -> float:

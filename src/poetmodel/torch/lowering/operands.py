@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 from torch import fx
 
-from poetmodel.export.step import WORKSPACE, Argument, Call, DataType, Ref, ScaledLearningRate
+from poetmodel.export.step import (
+    WORKSPACE,
+    Argument,
+    Call,
+    Condition,
+    DataType,
+    Ref,
+    ScaledLearningRate,
+)
 from poetmodel.torch.capturing.signature import in_module
 from poetmodel.torch.errors import CaptureError
 
@@ -135,6 +143,8 @@ class Lowering:
         self.args: tuple[Any, ...] = _with_defaults(node)
         """The arguments in the order of the schema, defaults filled in."""
         self.calls: list[Call] = []
+        self.where: Condition | None = None
+        """When the calls that follow are made."""
         self.workspace_bytes = 0
         self.elementwise = False
         """Whether each element of the output is computed from those at its place, so that it may
@@ -162,7 +172,7 @@ class Lowering:
     def call(self, kernel: str, *arguments: Argument | Look) -> None:
         """Add a call; a look stands for the pointer to its first element."""
         found = tuple(a.ref if isinstance(a, Look) else a for a in arguments)
-        self.calls.append(Call(kernel, found))
+        self.calls.append(Call(kernel, found, self.where))
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise `CaptureError` with operator, module and reason."""
@@ -287,6 +297,13 @@ def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> Look
     return found
 
 
+def random_site(node: fx.Node) -> int:
+    """Return which of the random operators of its graph a node is."""
+    seeded = torch.Tag.nondeterministic_seeded
+    sites = [other for other in node.graph.nodes if seeded in getattr(other.target, "tags", ())]
+    return sites.index(node)
+
+
 def copy(op: Lowering, out: Look, x: Look) -> None:
     """Add a call that copies a tensor, changing its type where they differ."""
     x = x.broadcast(out.shape)
@@ -294,6 +311,15 @@ def copy(op: Lowering, out: Look, x: Look) -> None:
         op.call(f"pm_copy{SUFFIX[x.type]}", out, x, table(op, out, x))
     else:
         op.call(f"pm_{_WORDS[x.type]}_to_{_WORDS[out.type]}", out, x, table(op, out, x))
+
+
+def in_order(op: Lowering, look: Look) -> Look:
+    """Return a tensor whose elements lie in order: a copy in workspace if need be."""
+    if look.is_contiguous:
+        return look
+    ordered = workspace(op, look.shape, look.type)
+    copy(op, ordered, look)
+    return ordered
 
 
 def fill(op: Lowering, out: Look, number: float) -> None:

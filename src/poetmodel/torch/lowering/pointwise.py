@@ -22,6 +22,7 @@ from poetmodel.torch.lowering.operands import (
     lowers,
     operand,
     part,
+    random_site,
     table,
     wrapped,
 )
@@ -421,14 +422,6 @@ def _lower_copy(op: Lowering) -> None:
 
 # -- dropout -----------------------------------------------------------------------------------
 
-_RANDOM: Final = (aten.native_dropout.default, aten.bernoulli.p)
-
-
-def _site(node: fx.Node) -> int:
-    """Return which of the random operators of its graph a node is."""
-    sites = [each for each in node.graph.nodes if each.target in _RANDOM]
-    return sites.index(node)
-
 
 def _threshold(dropped_ratio: float) -> int:
     """Return what the 24 bits of an element that is dropped are below."""
@@ -446,11 +439,11 @@ def _lower_native_dropout(op: Lowering) -> None:
         return
     factor = 0.0 if ratio == 1 else 1.0 / (1.0 - ratio)
     shape = table(op, out, mask, x)
-    op.call("pm_dropout", out, mask, x, shape, _site(op.node), _threshold(ratio), factor)
+    op.call("pm_dropout", out, mask, x, shape, random_site(op.node), _threshold(ratio), factor)
 
 
 @lowers(aten.bernoulli.p)
 def _lower_bernoulli(op: Lowering) -> None:
     out = op.output()
     number = _threshold(1.0 - op.args[1])
-    op.call("pm_bernoulli", out, out.elements, _site(op.node), number)
+    op.call("pm_bernoulli", out, out.elements, random_site(op.node), number)

@@ -12,6 +12,7 @@ from poetmodel.export.step import DataType
 from poetmodel.torch.lowering.operands import (
     Lowering,
     copy,
+    in_order,
     lowers,
     only,
     operand,
@@ -137,12 +138,39 @@ def _lower_var(op: Lowering) -> None:
         _reduce(op, "pm_sum", given, float(count), position=1)
 
 
-@lowers(aten.linalg_vector_norm.default)
-def _lower_linalg_vector_norm(op: Lowering) -> None:
-    order, given = op.args[1], op.args[2]
-    if order != 2:  # noqa: PLR2004 - the Euclidean norm
-        op.refuse(f"expected the norm of order 2, got {order}")
-    _reduce(op, "pm_norm", given)
+@lowers(aten.linalg_vector_norm.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim)
+def _lower_norm(op: Lowering) -> None:
+    order = 2.0 if op.args[1] is None else float(op.args[1])
+    given = op.args[2] if len(op.args) > 2 else None  # noqa: PLR2004 - norm.Scalar has two
+    if order <= 0:
+        op.refuse(f"expected a norm of an order above 0, got {order:g}")
+    if order == 2:  # noqa: PLR2004 - the Euclidean norm
+        _reduce(op, "pm_norm", given)
+    else:
+        _reduce(op, "pm_norm_of", given, order)
+
+
+@lowers(aten._cdist_forward.default)
+def _lower_cdist(op: Lowering) -> None:
+    _distances(op, "pm_cdist", op.args[:2], op.args[2])
+
+
+@lowers(aten._cdist_backward.default)
+def _lower_cdist_backward(op: Lowering) -> None:
+    gradient, x, y, order, distances = op.args
+    _distances(op, "pm_cdist_backward", (gradient, x, y, distances), order, 1)
+
+
+def _distances(op: Lowering, kernel: str, given: Sequence[Any], order: float, x: int = 0) -> None:
+    """Call a kernel on all pairs of rows of two operands: `x`, and the next one."""
+    if order not in (1, 2):
+        op.refuse(f"expected distances of order 1 or 2, got {order:g}")
+    looks = [in_order(op, op.value(value)) for value in given]
+    *batch, rows, n = looks[x].shape
+    *others, columns, _ = looks[x + 1].shape
+    if batch != others:
+        op.refuse(f"expected as many batches of one as of the other, got {batch} and {others}")
+    op.call(kernel, op.output(), *looks, math.prod(batch), rows, columns, n, int(order))
 
 
 # -- rows ---------------------------------------------------------------------------------------
@@ -229,6 +257,13 @@ def _batch_norm_backward(op: Lowering) -> None:
     mean, scale = op.args[5:7] if training else op.args[3:5]
     dx = op.output() if op.has_output(0) else dy
     op.elementwise = op.has_output(0)
+    if not training and not op.has_output(1):
+        steps, sizes = _channels(op, dx, dy)
+        op.call(
+            "pm_batch_norm_fixed_backward", _wanted(op, 0), _wanted(op, 2), dy,
+            _given(op, op.args[2]), _given(op, scale), steps, *sizes, float(epsilon),
+        )  # fmt: skip
+        return
     steps, sizes = _channels(op, dx, dy, x)
     op.call(
         "pm_batch_norm_backward", *(_wanted(op, position) for position in range(3)), dy, x,

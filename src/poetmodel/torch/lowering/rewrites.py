@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.torch.capturing.signature import InputKind
+
 if TYPE_CHECKING:
     from torch import fx
 
     from poetmodel.torch.capturing.signature import Joint
-
 
 _BIAS: Final = 2
 """Which result of a convolution's backward is the gradient of its bias."""
@@ -41,6 +42,19 @@ def split_convolutions(joint: Joint) -> None:
                 for user in picks:
                     user.args = (part, position)
         graph.erase_node(node)
+
+
+def divide_loss(joint: Joint, by: int) -> None:
+    """Let gradients be those of the loss divided by a number; the loss stays as it is."""
+    graph = joint.graph_module.graph
+    first = next(node for node in graph.nodes if node.op == "call_function")
+    for argument in joint.of(InputKind.TANGENT):
+        with graph.inserting_before(first):
+            share = graph.call_function(torch.ops.aten.div.Scalar, (argument.node, float(by)))
+        share.meta = dict(argument.node.meta)
+        argument.node.replace_all_uses_with(
+            share, delete_user_cb=lambda user, own=share: user is not own
+        )
 
 
 def _sum_over_places(user: fx.Node, node: fx.Node) -> None:

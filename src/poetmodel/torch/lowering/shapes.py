@@ -16,6 +16,7 @@ from poetmodel.torch.lowering.operands import (
     Lowering,
     copy,
     fill,
+    in_order,
     lowers,
     operand,
     part,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 aten: Final = torch.ops.aten
+_MAXIMUM: Final = 2
+"""How PyTorch numbers the maximum among the modes of an ``EmbeddingBag``."""
 
 # -- pieces -------------------------------------------------------------------------------------
 
@@ -266,6 +269,50 @@ def _lower_embedding_dense_backward(op: Lowering) -> None:
     there = _spread(without(out, (0,)), 0, gradient.shape, len(index.shape))
     index = _along(index, gradient.shape, 0)
     _scatter(op, there, gradient, index, out.strides[0], count, padding, accumulate=True)
+
+
+@lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def _lower_embedding_bag(op: Lowering) -> None:
+    w, *bags, by_frequency, mode, sparse, weights, _, padding = op.args
+    _refuse_of_bags(op, by_frequency, sparse)
+    out, w = op.output(), op.value(w)
+    if not w.is_contiguous:
+        op.refuse("expected a table whose rows lie in order")
+    most: Look | int = op.output(3) if mode == _MAXIMUM and op.has_output(3) else 0
+    _bags(op, "pm_embedding_bag", (out, most, w), bags, weights, (*out.shape, mode, padding))
+
+
+@lowers(aten._embedding_bag_backward.default)
+def _lower_embedding_bag_backward(op: Lowering) -> None:
+    gradient, *bags, _, _, most, _, by_frequency, mode, sparse, weights, padding = op.args
+    _refuse_of_bags(op, by_frequency, sparse)
+    dw, gradient = op.output(), in_order(op, op.value(gradient))
+    fill(op, dw, 0)
+    rows: Look | int = op.value(most) if mode == _MAXIMUM else 0
+    numbers = (*gradient.shape, mode, padding)
+    _bags(op, "pm_embedding_bag_backward", (dw, gradient, rows), bags, weights, numbers)
+
+
+def _refuse_of_bags(op: Lowering, by_frequency: bool, sparse: bool) -> None:  # noqa: FBT001
+    for name, given in (("scale_grad_by_freq", by_frequency), ("sparse", sparse)):
+        if given:
+            op.refuse(f"{name}=True has no kernel; leave it out")
+
+
+def _bags(
+    op: Lowering,
+    kernel: str,
+    tensors: Sequence[Look | int],
+    bags: Sequence[Any],
+    weights: Any,
+    numbers: Sequence[int],
+) -> None:
+    """Call a kernel on bags: indices, where each begins; `numbers` of bags, columns, and others."""
+    index, offset = (in_order(op, op.value(tensor)) for tensor in bags)
+    factors: Look | int = 0 if weights is None else in_order(op, op.value(weights))
+    count, *others = numbers
+    sizes = (count, offset.elements, index.elements, *others)
+    op.call(kernel, *tensors, index, offset, factors, *sizes)
 
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)

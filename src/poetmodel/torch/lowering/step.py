@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from poetmodel.errors import InputError, shown
 from poetmodel.export.fusing import fused
-from poetmodel.export.step import Buffer, DataType, LoweredStep, NamedTensor, Ref
+from poetmodel.export.masks import masked
+from poetmodel.export.step import Buffer, DataType, LoweredStep, NamedTensor
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.torch.capturing.inputs import positional, refuse
 from poetmodel.torch.capturing.joint import capture
@@ -23,7 +26,7 @@ from poetmodel.torch.lowering.operands import (
     data_type,
     lowering_of,
 )
-from poetmodel.torch.lowering.rewrites import split_convolutions
+from poetmodel.torch.lowering.rewrites import divide_loss, split_convolutions
 from poetmodel.torch.step.optimizers import OptimizerSlot
 from poetmodel.torch.step.training_units import TrainingUnits
 from poetmodel.torch.step.updates import with_optimizer
@@ -49,20 +52,44 @@ def lower(
     name: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     clip_grad_norm: float | None = None,
+    accumulate: int = 1,
+    masks: bool = True,
 ) -> LoweredStep:
     """Capture a training step and lower it to calls of kernels; parameters as for `trace`.
+
+    With `accumulate` the step sums gradients of so many batches before it updates, each of the loss
+    divided by that number. Without `masks` it saves for its backward pass what PyTorch saves: for
+    comparisons.
 
     Raises
     ------
     CaptureError
         If the step cannot be captured, or an operator has no kernel: names each, and its module.
     """
+    check_accumulate(accumulate, optimizer)
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, positional(inputs), name=name)
+    refuse(joint.name, _unguarded(joint))
     split_convolutions(joint)
+    if accumulate > 1:
+        divide_loss(joint, accumulate)
     if optimizer is not None:
-        joint = with_optimizer(joint, optimizer, clip_grad_norm=clip_grad_norm)
-    return Lowered(joint).step()
+        joint = with_optimizer(
+            joint, optimizer, clip_grad_norm=clip_grad_norm, accumulate=accumulate
+        )
+    step = replace(Lowered(joint).step(), accumulate=accumulate)
+    return masked(step) if masks else step
+
+
+def check_accumulate(number: object, optimizer: object | None) -> None:
+    """Raise `InputError` unless a step can update after so many batches."""
+    if type(number) is not int or number < 1:
+        raise InputError(f"accumulate: expected a number of batches from 1, got {shown(number)}")
+    if number > 1 and optimizer is None:
+        raise InputError(
+            "accumulate: there is no optimizer to wait for; give one, or sum the gradients that "
+            "the step hands out"
+        )
 
 
 class Lowered:
@@ -299,8 +326,7 @@ class Lowered:
     def _read(self, lowering: Lowering | None) -> tuple[str, ...]:
         """Return the buffers that calls name: a kernel may need less than PyTorch's operator."""
         calls = () if lowering is None else lowering.calls
-        named = (a.buffer for made in calls for a in made.arguments if isinstance(a, Ref))
-        return tuple(dict.fromkeys(named))
+        return tuple(dict.fromkeys(name for call in calls for name in call.buffers))
 
     def _tensor(self, number: int) -> Tensor:
         storage = self.parts.storages[number]
@@ -355,7 +381,10 @@ class Lowered:
 def _unguarded(joint: Joint) -> Iterator[str]:
     """Yield which values the step depends on that C has no guards for."""
     for place in joint.checked:
-        yield f"{place} checks numbers, which cannot be exported; leave it out"
+        yield (
+            f"{place} checks numbers, which cannot be exported; leave it out (validate_args=False "
+            "for a distribution)"
+        )
     for read in joint.read.reads:
         where = f" at {read.place}" if read.place else ""
         yield (
@@ -381,7 +410,7 @@ def _begins_with_gradient(argument: InputSpec) -> bool:
         return False
     groups = held.optimizer.param_groups
     group = next(each for each in groups if any(p is held.parameter for p in each["params"]))
-    return bool(group["dampening"])
+    return bool(group.get("dampening"))
 
 
 def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from poetmodel.errors import InputError
 from poetmodel.export.state import read_state, state_paths, state_tensors, write_state
+from poetmodel.torch.step.optimizers import OptimizerSlot
+from poetmodel.torch.step.updates import BATCHES, GRADIENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +37,8 @@ def load_state(
         The model that was exported, or another one of the same parameters and buffers, which get
         the values.
     optimizer : torch.optim.Optimizer, optional
-        Its state gets the moments of the file, which are left out otherwise.
+        Its state gets the moments of the file, which are left out otherwise. Where the program sums
+        gradients of several batches, those so far are in ``.grad``; None after an update.
     folder : str or Path, optional
         The exported folder, where the file lies elsewhere.
 
@@ -48,7 +52,8 @@ def load_state(
     arrays = read_state(file, tensors)
     values = {tensor.name: torch.tensor(arrays[tensor.name]) for tensor in tensors}
     pairs = list(_pairs(model, tensors))
-    moments = {tensor.name for tensor in tensors} - {name for name, _ in pairs}
+    sums = dict(_sums(model, tensors))
+    moments = {tensor.name for tensor in tensors} - {name for name, _ in pairs} - sums.keys()
     kept = list(_moments(model, moments, optimizer))
     with torch.no_grad():
         for name, own in pairs:
@@ -57,6 +62,9 @@ def load_state(
             if optimizer is not None:
                 like = values[name].to(parameter.dtype if values[name].ndim else torch.float32)
                 optimizer.state[parameter][key] = like
+    for name, parameter in sums.items():
+        if parameter is not None:
+            parameter.grad = values[name].to(parameter.dtype) if arrays[BATCHES] else None
 
 
 def save_state(
@@ -78,8 +86,9 @@ def save_state(
     path : str or Path
         The exported folder, where ``state.bin`` is written; or the file to write.
     optimizer : torch.optim.Optimizer, optional
-        Whose moments are written; where it has taken no step they are 0. Needed where the folder
-        has some.
+        Whose moments are written; where it has taken no step they are those that it begins with.
+        Needed where the folder has some. A program that sums gradients of several batches begins
+        with the first of them.
     folder : str or Path, optional
         The exported folder, where the file is to lie elsewhere.
 
@@ -91,14 +100,15 @@ def save_state(
     file, home = state_paths(path, folder)
     tensors = state_tensors(home)
     arrays = {name: own.detach().cpu().numpy() for name, own in _pairs(model, tensors)}
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    arrays |= {name: np.zeros(shapes[name]) for name, _ in _sums(model, tensors)}
     moments = {tensor.name for tensor in tensors} - arrays.keys()
     if moments and optimizer is None:
         raise InputError(f"optimizer: the folder keeps {min(moments)!r} too; give the optimizer")
-    shapes = {tensor.name: tensor.shape for tensor in tensors}
     for name, parameter, key in _moments(model, moments, optimizer):
-        value = {} if optimizer is None else optimizer.state.get(parameter, {})
-        moment = torch.as_tensor(value.get(key, torch.zeros(shapes[name])))
-        arrays[name] = moment.detach().cpu().numpy().reshape(shapes[name])
+        if optimizer is not None:
+            moment = OptimizerSlot(optimizer, parameter, key).value()
+            arrays[name] = moment.detach().cpu().numpy().reshape(shapes[name])
     write_state(file, tensors, arrays)
 
 
@@ -118,6 +128,19 @@ def _pairs(
                 f"{list(mine.shape)} of the model"
             )
         yield tensor.name, mine
+
+
+def _sums(
+    model: torch.nn.Module, tensors: Sequence[ExportedTensor]
+) -> Iterator[tuple[str, torch.nn.Parameter | None]]:
+    """Yield the sums of gradients of a folder, each with its parameter; how many are in them."""
+    if any(tensor.name == BATCHES for tensor in tensors):
+        own = dict(model.named_parameters(remove_duplicate=False))
+        for tensor in tensors:
+            of, _, key = tensor.name.rpartition(".")
+            if key == GRADIENT and of in own:
+                yield tensor.name, own[of]
+        yield BATCHES, None
 
 
 def _moments(

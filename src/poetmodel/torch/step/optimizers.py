@@ -1,4 +1,4 @@
-"""Optimizers: what a step of SGD, Adam or AdamW does to one parameter, in the memory of its state.
+"""Optimizers: what a step of one does to one parameter, in the memory of its state.
 
 The operations and their order are those of ``torch.optim``, so that every bit is the same. What
 eager PyTorch makes new memory for is written over the gradient, which nobody reads after it.
@@ -6,7 +6,7 @@ eager PyTorch makes new memory for is written over the gradient, which nobody re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import torch
@@ -18,8 +18,18 @@ from poetmodel.torch.capturing.signature import InputKind, Joint
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-ACCEPTED: Final = "torch.optim.SGD, torch.optim.Adam or torch.optim.AdamW"
+ACCEPTED: Final = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+)
 """The optimizers whose updates can be traced."""
+NADAM_DECAY: Final = 0.96
+"""What the momentum of NAdam approaches its full value by, in each step, to the power of a setting:
+see Dozat, Incorporating Nesterov Momentum into Adam (2016)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +41,8 @@ class Sgd:
     dampening: float
     nesterov: bool
     maximize: bool
+
+    needs_scratch: ClassVar[bool] = False
 
     @property
     def op(self) -> str:
@@ -81,14 +93,20 @@ class Adam:
     weight_decay: float
     amsgrad: bool
     maximize: bool
-    decoupled: bool
+    decoupled_weight_decay: bool
 
     writes_gradient: ClassVar[bool] = True
+    needs_scratch: ClassVar[bool] = False
+
+    @property
+    def decouples(self) -> bool:
+        """Whether the weight decay is none of the gradient."""
+        return self.decoupled_weight_decay
 
     @property
     def op(self) -> str:
         """The name of the operator."""
-        return "adamw" if self.decoupled else "adam"
+        return "adamw" if self.decoupled_weight_decay else "adam"
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -98,8 +116,7 @@ class Adam:
     @property
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
-        decay = (1 if self.decoupled else 2) if self.weight_decay else 0
-        return 13 + decay + self.amsgrad
+        return 13 + self.amsgrad + _decay_flops(self)
 
     def update(
         self, state: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float, *, first: bool
@@ -108,57 +125,230 @@ class Adam:
         del first
         parameter, count, mean, square, *largest = state
         beta1, beta2 = self.betas
-        if self.maximize:
-            gradient.neg_()
         count.add_(1)
-        if self.weight_decay and self.decoupled:
-            parameter.mul_(1 - lr * self.weight_decay)
-        elif self.weight_decay:
-            gradient.add_(parameter, alpha=self.weight_decay)
+        _prepare(self, parameter, gradient, lr)
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         for most in largest:
             torch.maximum(most, square, out=most)
             square = most
-        # On the meta device there is no number, and any will do.
-        steps = 1.0 if count.is_meta else count.item()
+        steps = _number(count)
         step_size = lr / (1 - beta1**steps)
         root = (1 - beta2**steps) ** 0.5
         denominator = torch.sqrt(square, out=gradient).div_(root).add_(self.eps)
         parameter.addcdiv_(mean, denominator, value=-step_size)
 
 
-Rule: TypeAlias = Sgd | Adam
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NAdam:
+    """A step of ``torch.optim.NAdam``: Adam with Nesterov's momentum."""
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    momentum_decay: float
+    maximize: bool
+    decoupled_weight_decay: bool
+    foreach: bool | None
+
+    op: ClassVar[str] = "nadam"
+    moments: ClassVar[tuple[str, ...]] = ("step", "mu_product", "exp_avg", "exp_avg_sq")
+    needs_scratch: ClassVar[bool] = True
+
+    @property
+    def decouples(self) -> bool:
+        """Whether the weight decay is none of the gradient."""
+        return self.decoupled_weight_decay
+
+    @property
+    def writes_gradient(self) -> bool:
+        """Whether it changes the gradient."""
+        return _changes_gradient(self)
+
+    @property
+    def flops_per_element(self) -> int:
+        """FLOP for each element of the parameter."""
+        return 16 + _decay_flops(self)
+
+    def update(
+        self, state: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float, *, first: bool
+    ) -> None:
+        """Update parameter, count of steps, product of momenta and moments."""
+        del first
+        parameter, count, product, mean, square = state
+        beta1, beta2 = self.betas
+        count.add_(1)
+        steps = _number(count)
+        _prepare(self, parameter, gradient, lr)
+        momentum, following = (
+            beta1 * (1.0 - 0.5 * NADAM_DECAY ** (number * self.momentum_decay))
+            for number in (steps, steps + 1)
+        )
+        product.mul_(momentum)
+        mean.lerp_(gradient, 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        if self.foreach:  # PyTorch's other way has other bits
+            denominator = square.sqrt().div_((1 - beta2**steps) ** 0.5)
+        else:
+            denominator = square.div(1 - beta2**steps).sqrt_()
+        denominator.add_(self.eps)
+        # On the meta device there is no number, and any will do that is no 1.
+        so_far = 0.5 if product.is_meta else product.item()
+        parameter.addcdiv_(gradient, denominator, value=-lr * (1.0 - momentum) / (1.0 - so_far))
+        parameter.addcdiv_(mean, denominator, value=-lr * following / (1.0 - so_far * following))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RmsProp:
+    """A step of ``torch.optim.RMSprop``."""
+
+    alpha: float
+    eps: float
+    weight_decay: float
+    momentum: float
+    centered: bool
+    maximize: bool
+
+    op: ClassVar[str] = "rmsprop"
+    decouples: ClassVar[bool] = False
+    needs_scratch: ClassVar[bool] = True
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
+        averaged = ("momentum_buffer",) if self.momentum > 0 else ()
+        return ("step", "square_avg", *averaged, *(("grad_avg",) if self.centered else ()))
+
+    @property
+    def writes_gradient(self) -> bool:
+        """Whether it changes the gradient."""
+        return _changes_gradient(self)
+
+    @property
+    def flops_per_element(self) -> int:
+        """FLOP for each element of the parameter."""
+        return 9 + 5 * self.centered + 2 * (self.momentum > 0) + _decay_flops(self)
+
+    def update(
+        self, state: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float, *, first: bool
+    ) -> None:
+        """Update parameter, count of steps and moments; these are 0 before the first step."""
+        del first
+        parameter, count, square, *others = state
+        count.add_(1)
+        _prepare(self, parameter, gradient, lr)
+        square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
+        if self.centered:
+            mean = others.pop()
+            mean.lerp_(gradient, 1 - self.alpha)
+            denominator = square.addcmul(mean, mean, value=-1).sqrt_()
+        else:
+            denominator = square.sqrt()
+        denominator.add_(self.eps)
+        for buffer in others:
+            buffer.mul_(self.momentum).addcdiv_(gradient, denominator)
+            parameter.add_(buffer, alpha=-lr)
+        if not others:
+            parameter.addcdiv_(gradient, denominator, value=-lr)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adagrad:
+    """A step of ``torch.optim.Adagrad``."""
+
+    lr_decay: float
+    eps: float
+    weight_decay: float
+    maximize: bool
+
+    op: ClassVar[str] = "adagrad"
+    moments: ClassVar[tuple[str, ...]] = ("step", "sum")
+    decouples: ClassVar[bool] = False
+    needs_scratch: ClassVar[bool] = True
+
+    @property
+    def writes_gradient(self) -> bool:
+        """Whether it changes the gradient."""
+        return _changes_gradient(self)
+
+    @property
+    def flops_per_element(self) -> int:
+        """FLOP for each element of the parameter."""
+        return 7 + _decay_flops(self)
+
+    def update(
+        self, state: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float, *, first: bool
+    ) -> None:
+        """Update parameter, count of steps and sum of squares."""
+        del first
+        parameter, count, total = state
+        count.add_(1)
+        _prepare(self, parameter, gradient, lr)
+        rate = lr / (1 + (_number(count) - 1) * self.lr_decay)
+        total.addcmul_(gradient, gradient, value=1)
+        parameter.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
+
+
+def _changes_gradient(rule: NAdam | RmsProp | Adagrad) -> bool:
+    return rule.maximize or bool(rule.weight_decay and not rule.decouples)
+
+
+def _decay_flops(rule: Adam | NAdam | RmsProp | Adagrad) -> int:
+    """Return the FLOP of weight decay for each element."""
+    return (1 if rule.decouples else 2) if rule.weight_decay else 0
+
+
+def _prepare(
+    rule: Adam | NAdam | RmsProp | Adagrad,
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    lr: float,
+) -> None:
+    """Give the gradient its sign, and let the weights decay."""
+    if rule.maximize:
+        gradient.neg_()
+    if rule.weight_decay and rule.decouples:
+        parameter.mul_(1 - lr * rule.weight_decay)
+    elif rule.weight_decay:
+        gradient.add_(parameter, alpha=rule.weight_decay)
+
+
+def _number(count: torch.Tensor) -> float:
+    """Return a count of steps; on the meta device there is no number, and any will do."""
+    return 1.0 if count.is_meta else count.item()
+
+
+Rule: TypeAlias = Sgd | Adam | NAdam | RmsProp | Adagrad
 """What an optimizer does to the parameters of one group."""
+
+_RULES: Final[Mapping[str, type[Rule]]] = {
+    "momentum_decay": NAdam,
+    "betas": Adam,
+    "alpha": RmsProp,
+    "lr_decay": Adagrad,
+    "dampening": Sgd,
+}
+"""Rules by a setting; a group's is the first one whose setting it has."""
 
 
 def rule_of(group: Mapping[str, Any]) -> Rule:
     """Return what an optimizer does to the parameters of a group that has no `group_faults`."""
-    if "betas" not in group:
-        return Sgd(
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            dampening=group["dampening"],
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-        )
-    return Adam(
-        betas=tuple(group["betas"]),
-        eps=group["eps"],
-        weight_decay=group["weight_decay"],
-        amsgrad=group["amsgrad"],
-        maximize=group["maximize"],
-        decoupled=group["decoupled_weight_decay"],
-    )
+    kind = next(kind for key, kind in _RULES.items() if key in group)
+    settings = {field.name: group[field.name] for field in fields(kind)}
+    if "betas" in settings:
+        settings["betas"] = tuple(settings["betas"])
+    return kind(**settings)
 
 
 def optimizer_faults(optimizer: object) -> Iterator[str]:
     """Yield why the updates of an optimizer cannot be traced, whatever its model is."""
     kind = type(optimizer)
-    if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+    if kind not in ACCEPTED:
         # A class of the same name may be a user's own.
         got = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else ""
-        yield f"expected {ACCEPTED}, got {got or shown(optimizer)}"
+        *names, last = (known.__name__ for known in ACCEPTED)
+        wanted = f"{', '.join(names)} or {last} of torch.optim"
+        yield f"expected {wanted}, got {got or shown(optimizer)}"
         return
     found: Any = optimizer
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -217,10 +407,12 @@ class OptimizerSlot:
         if not self.is_new:
             found: torch.Tensor = self.optimizer.state[self.parameter][self.key]
             return found
-        if self.key == "step":
+        if self.key in ("step", "mu_product"):
             wide = torch.get_default_dtype() == torch.float64
-            return torch.tensor(0.0, dtype=torch.float64 if wide else torch.float32, device="cpu")
-        return torch.zeros_like(self.parameter, requires_grad=False)
+            kind = torch.float64 if wide else torch.float32
+            return torch.tensor(float(self.key == "mu_product"), dtype=kind, device="cpu")
+        first = self.optimizer.defaults["initial_accumulator_value"] if self.key == "sum" else 0.0
+        return torch.full_like(self.parameter, first, requires_grad=False)
 
     def keep(self, value: torch.Tensor) -> None:
         """Let the optimizer have what a first step has made."""
@@ -232,6 +424,17 @@ class OptimizerSlot:
         kept.pop(self.key, None)
         if not kept:
             self.optimizer.state.pop(self.parameter, None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstValue:
+    """What an exported step keeps beside the optimizer, as it is before the first step."""
+
+    first: torch.Tensor
+
+    def value(self) -> torch.Tensor:
+        """Return it."""
+        return self.first
 
 
 # -- what an optimizer holds, on its way into a step and back ----------------------------------

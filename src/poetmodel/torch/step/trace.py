@@ -73,9 +73,10 @@ def trace(
     measure_workspace : bool
         Whether to measure the memory that operations need beside their outputs.
     optimizer : torch.optim.Optimizer, optional
-        Make its step a part of the graph: SGD, Adam or AdamW. Parameters, moments and buffers are
-        then state tensors, each parameter has an update at its place, operators may run in place,
-        and batch and learning rate are inputs. Without it the graph ends with the gradients.
+        Make its step a part of the graph: SGD, Adam, AdamW, NAdam, RMSprop or Adagrad. Parameters,
+        moments and buffers are then state tensors, each parameter has an update at its place,
+        operators may run in place, and batch and learning rate are inputs. Without it the graph
+        ends with the gradients.
     clip_grad_norm : float, optional
         Clip the norm of all gradients together, as ``torch.nn.utils.clip_grad_norm_`` does with
         ``model.parameters()``: all updates wait for it. Needs an `optimizer`.

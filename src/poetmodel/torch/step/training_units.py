@@ -150,7 +150,7 @@ class TrainingUnits(Units):
         return whole and self.last[made[0]] == unit.index
 
     def update_workspace_bytes(self, unit: Unit) -> int:
-        """Return what an update needs beside its gradient: another one, or nothing [B]."""
+        """Return what an update needs beside its gradient: others of its size, or nothing [B]."""
         update: Any = unit.node.target
         if not isinstance(update, ParameterUpdate):
             return 0
@@ -158,7 +158,8 @@ class TrainingUnits(Units):
         writes = update.writes_gradient(unit.node.args[1:])
         layout = self.storages[unit.storages[0]].layouts[0]
         copied = not fits or (writes and not self.owns_gradient(unit))
-        return math.prod(layout.shape) * layout.dtype.itemsize if copied else 0
+        gradient_bytes: int = math.prod(layout.shape) * layout.dtype.itemsize
+        return gradient_bytes * (copied + update.rule.needs_scratch)
 
     # -- the order -------------------------------------------------------------------------------
 
@@ -202,6 +203,11 @@ class TrainingUnits(Units):
                 waits.append(reader.index)
                 if isinstance(unit.node.target, BufferUpdate):
                     waits += [last[made] for made in reader.storages]
+            waits += [
+                place
+                for k, place in places.items()
+                if not set(replaced).isdisjoint(self.units[k].reads.storages)
+            ]
             places[unit.index] = max(waits)
         return places
 

@@ -7,7 +7,6 @@ state. As part of the graph it makes new tensors; a program writes them where th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +25,7 @@ from poetmodel.torch.capturing.signature import (
 )
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.step.optimizers import (
+    FirstValue,
     LearningRate,
     OptimizerSlot,
     Rule,
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 CLIPPED: Final = 1e-6
 """What ``torch.nn.utils.clip_grad_norm_`` adds to the norm, lest it divides by 0."""
+
+GRADIENT: Final = "grad"
+"""What the sum of the gradients of a parameter is called, after the parameter."""
+BATCHES: Final = "accumulated_batches"
+"""What is called how many batches such sums are of."""
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -150,6 +155,42 @@ class ParameterUpdate(Update):
         self.rule.update(state, gradient, rate.item(), first=options.get("first", False))
 
 
+class AccumulatingUpdate(ParameterUpdate):
+    """The optimizer's step of one parameter by the sum of its gradients over some batches.
+
+    The last tensor of its state is the sum so far. Another argument, after the learning rate, is
+    how many batches that is: with the last one come the update, and a sum of 0.
+    """
+
+    def __init__(self, rule: Rule, batches: int) -> None:
+        super().__init__(rule)
+        self.batches = batches
+
+    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
+        """Add the gradients, and update where the batch is the last one; `others` as above."""
+        gradients, rate, count, *factors = others
+        *kept, total = state
+        for gradient in gradients:
+            total.add_(gradient)
+        if count.item() == self.batches - 1:
+            super().replace(kept, (total,), rate, *factors, **{**options, "owned": False})
+            total.zero_()
+
+
+class BatchCount(Update):
+    """Counts batches, from 0 again after the last one before an update."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__("count")
+        self.batches = batches
+
+    def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
+        """Count one."""
+        del others, options
+        (count,) = state
+        count.add_(1).remainder_(self.batches)
+
+
 # -- in a captured graph -----------------------------------------------------------------------
 
 
@@ -165,9 +206,15 @@ class _Trained:
 
 
 def with_optimizer(
-    joint: Joint, optimizer: torch.optim.Optimizer, *, clip_grad_norm: float | None = None
+    joint: Joint,
+    optimizer: torch.optim.Optimizer,
+    *,
+    clip_grad_norm: float | None = None,
+    accumulate: int = 1,
 ) -> Joint:
     """Return a captured step that ends with the step of an optimizer; the loss is its only result.
+
+    With `accumulate` it sums gradients of so many batches before the optimizer's step.
 
     Raises `CaptureError` if PyTorch would do what updates of the parameters do not.
     """
@@ -182,7 +229,7 @@ def with_optimizer(
     )
     trained = _trained(joint)
     refuse(joint.name, _faults(joint, optimizer, trained, clip_grad_norm))
-    return _Extension(joint, optimizer, trained).extended(clip_grad_norm)
+    return _Extension(joint, optimizer, trained, accumulate).extended(clip_grad_norm)
 
 
 def _trained(joint: Joint) -> dict[int, _Trained]:
@@ -258,17 +305,24 @@ class _Extension:
     """A captured graph on its way to one with updates."""
 
     def __init__(
-        self, joint: Joint, optimizer: torch.optim.Optimizer, trained: dict[int, _Trained]
+        self,
+        joint: Joint,
+        optimizer: torch.optim.Optimizer,
+        trained: dict[int, _Trained],
+        accumulate: int,
     ) -> None:
         self.joint = joint
         self.graph = joint.graph_module.graph
         self.optimizer = optimizer
         self.trained = trained
+        self.batches = accumulate
         self.new: list[InputSpec] = []
-        self.names: Counter[str] = Counter()
+        self.totals: dict[int, tuple[fx.Node, ...]] = {}
+        """The sum of the gradients of a parameter so far, by its identity."""
 
     def extended(self, clip_grad_norm: float | None) -> Joint:
         """Put the operations in front of the graph's output."""
+        count = self._accumulate() if self.batches > 1 else None
         factors = () if clip_grad_norm is None else (self._norm(float(clip_grad_norm)),)
         self._update_buffers()
         groups = self.optimizer.param_groups
@@ -278,7 +332,9 @@ class _Extension:
                 name = f"lr[{number}]" if len(groups) > 1 else "lr"
                 rate = self._argument(name, LearningRate(self.optimizer, number))
                 for each in found:
-                    self._update(each, rule_of(group), rate, factors)
+                    self._update(each, rule_of(group), rate, factors, count)
+        if count is not None:
+            self._operation(BODY, BatchCount(self.batches), [count])
         returned = (OutputKind.LOSS, OutputKind.OUTPUT)
         results = tuple(r for r in self.joint.results if r.kind in returned)
         self.graph.output_node().args = (tuple(result.node for result in results),)
@@ -300,12 +356,12 @@ class _Extension:
             if not (own or draws or node.users):
                 self.graph.erase_node(node)
 
-    def _argument(self, name: str, held: LearningRate | OptimizerSlot) -> fx.Node:
-        """Add an input of the graph that the optimizer holds."""
+    def _argument(self, name: str, held: LearningRate | OptimizerSlot | FirstValue) -> fx.Node:
+        """Add an input of the graph that the optimizer holds, or the step beside it."""
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             node = self.graph.placeholder(f"optimizer_{len(self.new)}")
-        moment = isinstance(held, OptimizerSlot)
-        kind = InputKind.MOMENT if moment else InputKind.LEARNING_RATE
+        is_rate = isinstance(held, LearningRate)
+        kind = InputKind.LEARNING_RATE if is_rate else InputKind.MOMENT
         self.new.append(InputSpec(kind=kind, node=node, target="", name=name, held=held))
         return node
 
@@ -317,12 +373,25 @@ class _Extension:
 
     def _norm(self, max_norm: float) -> fx.Node:
         found = tuple(self.trained.values())
-        gradients = [each.gradients for each in found]
+        gradients = [[*self.totals.get(id(each.parameter), ()), *each.gradients] for each in found]
         parameters = [each.parameter for each in found]
         return self._operation(BODY, GradientNorm(max_norm, parameters), gradients)
 
+    def _accumulate(self) -> fx.Node:
+        """Add the sums of gradients so far; return how many batches they are of."""
+        for key, trained in self.trained.items():
+            zero = torch.zeros_like(trained.parameter, requires_grad=False)
+            name = f"{trained.arguments[0].name}.{GRADIENT}"
+            self.totals[key] = (self._argument(name, FirstValue(zero)),)
+        return self._argument(BATCHES, FirstValue(torch.tensor(0)))
+
     def _update(
-        self, each: _Trained, rule: Rule, rate: fx.Node, factors: tuple[fx.Node, ...]
+        self,
+        each: _Trained,
+        rule: Rule,
+        rate: fx.Node,
+        factors: tuple[fx.Node, ...],
+        count: fx.Node | None,
     ) -> None:
         argument = each.arguments[0]
         moments = [
@@ -331,9 +400,13 @@ class _Extension:
             )
             for key in rule.moments
         ]
-        state = [argument.node, *moments]
+        state = [argument.node, *moments, *self.totals.get(id(each.parameter), ())]
         update = ParameterUpdate(rule)
-        self._operation(argument.target, update, state, each.gradients, rate, *factors)
+        others = (rate, *factors)
+        if count is not None:
+            update = AccumulatingUpdate(rule, self.batches)
+            others = (rate, count, *factors)
+        self._operation(argument.target, update, state, each.gradients, *others)
 
     def _update_buffers(self) -> None:
         """Add an operation for each module whose buffers change."""

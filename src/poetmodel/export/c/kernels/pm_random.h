@@ -1,11 +1,13 @@
-/* Random numbers for dropout: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as
+/* Random numbers: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as
    1, 2, 3", SC 2011), a function of numbers and no sequence with a state.
 
    Word w of block b at a site of a step is word w of Philox with the counter (b, site, 0, 0) and the
    key (pm_random_step, PM_SEED). Sites are the random operators of a step in their order, beginning
    with 0; element e of an operator has word e % 4 of block e / 4. The same mask thus comes again when
-   an operator is recomputed within a step, and another one in each step. An element is dropped where
-   the upper 24 bits of its word are below the ratio times 2^24. */
+   an operator is recomputed within a step, and another one in each step. Of each word the upper 24
+   bits count. Dropout: an element is dropped where they are below the ratio times 2^24. Uniform: they
+   are times 2^-24. Normal: of two words u and v that are uniform, sqrt(-2 log(u + 2^-24)) times the
+   cosine, then the sine, of 2 pi v (Box and Muller). */
 #ifndef PM_RANDOM_H
 #define PM_RANDOM_H
 
@@ -20,6 +22,12 @@ extern uint32_t pm_random_step; /* the number of the step, which the step counts
 typedef struct {
     uint32_t word[4];
 } pm_random_block;
+
+/* A number from 0 to 1, below it. */
+static inline pm_real pm_random_unit(uint32_t word)
+{
+    return (pm_real)(word >> 8) * PM_C(0x1p-24);
+}
 
 static inline pm_random_block pm_random(uint32_t block, uint32_t site)
 {

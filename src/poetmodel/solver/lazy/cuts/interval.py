@@ -66,8 +66,8 @@ class IntervalSeparator:
         """Return cuts that a point violates by more than `least`, the most violated first."""
         point = _FractionalPoint(self.relaxation, x)
         cuts: dict[tuple[tuple[float, int], ...], Cut] = {}
-        for found in point.violations(least)[: 2 * self.most]:
-            for cut in self.state(point.origin(found)):
+        for violation in point.violations(least)[: 2 * self.most]:
+            for cut in self.state(point.origin(violation)):
                 cuts.setdefault(tuple(cut.terms), cut)
             if len(cuts) >= self.most:
                 break
@@ -185,7 +185,7 @@ class _FractionalPoint:
 
     def violations(self, least: float) -> list[_Violation]:
         """Return what the point violates by more than `least`, the worst first."""
-        found: list[_Violation] = []
+        violations: list[_Violation] = []
         readers: dict[int, list[int]] = {}
         for j in range(len(self.graph.nodes)):
             readers.setdefault(self.group_of[j], []).append(j)
@@ -207,8 +207,8 @@ class _FractionalPoint:
                 missing = value - supply[i]
                 first = int(missing.argmax())
                 if missing[first] > least:
-                    found.append(_Violation(float(missing[first]), i, first + 1, last, reader))
-        return sorted(found, key=lambda entry: -entry.amount)
+                    violations.append(_Violation(float(missing[first]), i, first + 1, last, reader))
+        return sorted(violations, key=lambda entry: -entry.amount)
 
     def _supply(self, last: int) -> dict[int, NDArray[np.float64]]:
         """Return `F` of each tensor for the intervals [1..last-1, last], by first group."""
@@ -235,19 +235,19 @@ class _FractionalPoint:
                 supply[i] = value
         return supply
 
-    def origin(self, found: _Violation) -> IntervalOrigin:
+    def origin(self, violation: _Violation) -> IntervalOrigin:
         """Return the cut of a violation in terms of the graph."""
         grouping = self.relaxation.grouping
-        chain, ends = self._chain(found.tensor, found.first, found.last)
-        reader = found.reader
+        chain, ends = self._chain(violation.tensor, violation.first, violation.last)
+        reader = violation.reader
         if reader is None:
-            users = self.graph.users_of[found.tensor]
-            reader = next(j for j in users if self.group_of[j] == found.last)
+            users = self.graph.users_of[violation.tensor]
+            reader = next(j for j in users if self.group_of[j] == violation.last)
         return IntervalOrigin(
-            first_stage=grouping.first_stage[found.first],
-            last_stage=reader if found.reader is None else grouping.last_stage[found.last],
+            first_stage=grouping.first_stage[violation.first],
+            last_stage=reader if violation.reader is None else grouping.last_stage[violation.last],
             reader=reader,
-            again=found.reader is not None,
+            again=violation.reader is not None,
             chain=chain,
             ends_in_recomputation=ends,
         )

@@ -140,7 +140,7 @@ class RecomputeMemorySeparator:
         With each come those that the point would violate if it recomputed the node elsewhere.
         """
         point = _StayPoint(self, x)
-        found: list[tuple[float, Cut]] = []
+        entries: list[tuple[float, Cut]] = []
         columns = self.relaxation.recomputed
         wanted = {}
         for (group, k), column in columns.items():
@@ -148,15 +148,15 @@ class RecomputeMemorySeparator:
                 continue
             entry = self._worst(point, group, k, 0.0, least)
             if entry is not None:
-                found.append(entry)
+                entries.append(entry)
                 wanted[k] = float(x[column])
         for (group, k), column in columns.items():
             if k in wanted and x[column] <= PRESENT:
                 entry = self._worst(point, group, k, wanted[k], least)
                 if entry is not None:
-                    found.append(entry)
-        found.sort(key=lambda entry: -entry[0])
-        return [cut for _, cut in found[: self.most]]
+                    entries.append(entry)
+        entries.sort(key=lambda entry: -entry[0])
+        return [cut for _, cut in entries[: self.most]]
 
     def _worst(
         self, point: _StayPoint, group: int, k: int, more: float, least: float
@@ -187,11 +187,11 @@ class RecomputeMemorySeparator:
 
     def stays(self, group: int, until: int) -> dict[int, _Stay]:
         """Return what stays in RAM from the beginning of a group up to a stage of it."""
-        found = dict(self.leaving[group])
+        stays = dict(self.leaving[group])
         for i, (stage, stay) in self.read[group].items():
             if stage >= until:
-                found[i] = stay
-        return found
+                stays[i] = stay
+        return stays
 
     # -- rows ----------------------------------------------------------------------------------
 

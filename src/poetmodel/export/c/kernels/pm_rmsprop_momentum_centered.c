@@ -1,0 +1,10 @@
+/* As pm_rmsprop, by the variance of gradients and with momentum */
+#include "pm_rmsprop_body.h"
+#include "pm_kernels.h"
+
+void pm_rmsprop_momentum_centered(pm_real *w, pm_real *square, pm_real *buffer, pm_real *mean, const pm_real *gradient,
+                                  int32_t n, pm_real lr, pm_real sign, pm_real decay, pm_real alpha, pm_real fresh,
+                                  pm_real momentum, pm_real eps)
+{
+    pm_rmsprop_step(w, square, buffer, mean, gradient, n, lr, sign, decay, alpha, fresh, momentum, eps);
+}

@@ -1,0 +1,193 @@
+"""Gradients summed over several batches before an update: as PyTorch's loop, and through resets."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+import poetmodel.torch as pmt  # noqa: E402
+from kit.export_agreement import SCHEDULES, Exported, batches_like  # noqa: E402
+from poetmodel.errors import InputError  # noqa: E402
+from poetmodel.export.board import Target  # noqa: E402
+from poetmodel.export.io import load_step, save_step  # noqa: E402
+from poetmodel.torch.lowering.step import lower  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+COUNT = "accumulated_batches"
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.1),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-3),
+}
+
+
+def training(*, norms: bool = True) -> tuple[Any, Any, Any]:
+    """Return a model, its loss, and inputs."""
+    torch.manual_seed(0)
+    norm = [nn.BatchNorm1d(8)] if norms else []
+    model = nn.Sequential(nn.Linear(6, 8), *norm, nn.Tanh(), nn.Linear(8, 4))
+    return model, functional.mse_loss, (torch.randn(5, 6), torch.randn(5, 4))
+
+
+def exported(
+    folder: Path,
+    name: str,
+    batches: int,
+    *,
+    clip: float | None = None,
+    norms: bool = True,
+    **options: Any,
+) -> Exported:
+    """Return a step that sums gradients of so many batches, as a folder."""
+    model, loss_fn, inputs = training(norms=norms)
+    step = lower(
+        model, loss_fn, inputs, optimizer=OPTIMIZERS[name](model.parameters()),
+        clip_grad_norm=clip, accumulate=batches,
+    )  # fmt: skip
+    return Exported(step, folder, **options)
+
+
+def looped(
+    given: Any, name: str, every: Any, steps: int, batches: int, *, clip: float | None = None
+) -> tuple[list[float], Any, Any]:
+    """Train as PyTorch's users do, in the type of the batches; return losses and what is left."""
+    model, loss_fn, _ = given
+    model = copy.deepcopy(model).to(every[0][0].dtype)
+    optimizer, losses = OPTIMIZERS[name](model.parameters()), []
+    for k in range(steps):
+        x, y = every[k % len(every)]
+        loss = loss_fn(model(x), y)
+        losses.append(loss.item())
+        (loss / batches).backward()
+        if (k + 1) % batches == 0:
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses, model, optimizer
+
+
+def apart(found: Any, losses: list[float], model: Any, optimizer: Any) -> float:
+    """Return the largest difference of losses, parameters, sums of gradients, and moments."""
+    expected = {name: value.detach() for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        expected[f"{name}.grad"] = gradient
+        moments = optimizer.state.get(parameter, {}).items()
+        expected |= {f"{name}.{key}": value for key, value in moments if value is not None}
+    assert expected.keys() <= found.tensors.keys() - {COUNT}
+    pairs = [(found.tensors[name], value.numpy()) for name, value in expected.items()]
+    pairs.append((np.array(found.losses), np.array(losses)))
+    return max(float(np.abs(mine - its).max(initial=0.0)) for mine, its in pairs)
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "all kept": ("sgd", {}),
+    "momentum": ("momentum", {}),
+    "clipped": ("rmsprop", {"clip": 0.1}),
+    "in tiles": ("adam", {"tile": 64, "ram": "90%", "norms": False}),
+    "on storage": ("adam", {"share": 0.2}),
+    "on storage that is read like RAM": ("adam", SCHEDULES["mapped"]),
+    "with commits": ("momentum", {"share": 0.2, "commit": True}),
+    "with commits on such storage": ("adam", {**SCHEDULES["mapped"], "commit": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sums_are_those_of_the_loop_of_pytorch(case: str, tmp_path: Path) -> None:
+    """After each batch all is as after it in the loop: three batches are an update."""
+    name, options = CASES[case]
+    program = exported(tmp_path, name, 3, **options)
+    assert program.manifest["accumulate"] == 3
+    given = training(norms=options.get("norms", True))
+    every, clip = batches_like(given[2], 4), options.get("clip")
+    for steps in (2, 3, 4, 7):
+        found = program.outcome(every, steps)
+        assert found.tensors[COUNT] == steps % 3
+        assert apart(found, *looped(given, name, every, steps, 3, clip=clip)) < 1e-12, steps
+
+
+@pytest.mark.parametrize("batches", [2, 5])
+def test_sums_in_single_precision(batches: int, tmp_path: Path) -> None:
+    """So they are, to rounding, in the build for the device."""
+    program, given = exported(tmp_path, "momentum", batches), training()
+    every = [tuple(x.float() for x in batch) for batch in batches_like(given[2], 4)]
+    found = program.outcome(every, 11, target=Target.HOST)
+    assert apart(found, *looped(given, "momentum", every, 11, batches)) < 1e-5
+
+
+@pytest.mark.parametrize("before", [1, 2, 3, 4])
+def test_training_goes_on_in_the_middle_of_a_sum(before: int, tmp_path: Path) -> None:
+    """After a reset, and from a file of state, it has the bits of one that went on."""
+    program, given = exported(tmp_path, "adam", 3, share=0.2, commit=True), training()
+    every = batches_like(given[2], 8)
+    options: Any = {"target": Target.HOST}
+    whole = program.run(every, 7, **options)
+    first = program.run(every, before, **options).require_success()
+    rest = program.run(every, 7 - before, words=("resume",), **options)
+    (tmp_path / "first.bin").write_bytes(first.state)
+    again = program.run(every[before:], 7 - before, words=("state=first.bin",), **options)
+    assert whole.state == rest.state == again.state
+    assert [*first.losses.values(), *rest.losses.values()] == [*whole.losses.values()]
+
+
+def test_a_model_has_the_sums_as_its_gradients(tmp_path: Path) -> None:
+    """PyTorch goes on with the batches that are missing; a file that it saves begins with none."""
+    program, given = exported(tmp_path, "adam", 3), training()
+    every = [tuple(x.float() for x in batch) for batch in batches_like(given[2], 8)]
+    state = program.run(every, 5, target=Target.HOST).require_success().state
+    (tmp_path / "state.bin").write_bytes(state)
+    model, loss_fn, _ = training()
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    pmt.load_state(tmp_path, model, optimizer=optimizer)
+    (loss_fn(model(every[5][0]), every[5][1]) / 3).backward()
+    optimizer.step()
+    _, other, _ = looped(given, "adam", every, 6, 3)
+    for mine, its in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
+    pmt.save_state(model, tmp_path, optimizer=optimizer)
+    optimizer.zero_grad()
+    pmt.load_state(tmp_path, model, optimizer=optimizer)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_step_files_have_what_depends_on_the_count(tmp_path: Path) -> None:
+    """A step that is read is the step that was written; what cannot be is refused."""
+    model, loss_fn, inputs = training()
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    step = lower(model, loss_fn, inputs, optimizer=optimizer, accumulate=3)
+    save_step(step, tmp_path / "a.step.json")
+    read = load_step(tmp_path / "a.step.json")
+    assert (read.calls, read.accumulate) == (step.calls, 3)
+    text = (tmp_path / "a.step.json").read_text(encoding="utf-8")
+    other = text.replace(f'"counter": {{"buffer": "{COUNT}"', '"counter": {"buffer": "0.bias"')
+    (tmp_path / "b.step.json").write_text(other, encoding="utf-8")
+    with pytest.raises(InputError, match=r"where: '0\.bias' is not read by its node"):
+        load_step(tmp_path / "b.step.json")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"accumulate": 0}, "accumulate: expected a number of batches from 1, got 0"),
+        ({"accumulate": 2.0}, r"from 1, got 2\.0"),
+        ({"accumulate": 2}, "there is no optimizer to wait for; give one"),
+    ],
+)
+def test_what_cannot_be_summed(given: Any, message: str, tmp_path: Path) -> None:
+    """The sentence says what is expected."""
+    model, loss_fn, inputs = training()
+    with pytest.raises(InputError, match=message):
+        pmt.export(model, loss_fn, inputs, folder=tmp_path / "firmware", **given)
