@@ -171,11 +171,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Record all networks within all budgets; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="networks whose name contains this")
+    parser.add_argument("--ram", action="append", choices=BUDGETS, help="default: all")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of each choice")
     options = parsed(parser, "choice.jsonl", arguments)
     file = latest(options.out)
     for network in NETWORKS:
-        for ram in BUDGETS if options.only in network else ():
+        for ram in (options.ram or BUDGETS) if options.only in network else ():
             made = measure(ChoiceRun(network=network, ram=ram, limit_s=options.limit))
             file.add(made)
             sys.stdout.write(f"{made['name']}: {made['status']}, {made['score']:.4g}\n")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 COMMANDS = (
     "solve",
     "limits",
+    "choose",
     "plan",
     "trace",
     "profile",

@@ -41,6 +41,10 @@ EXTRA: Final = 2e-6
 relaxation lets it through no more."""
 LONGEST_CHECK_RATIO: Final = 0.2
 """Most time for the question whether a set has a schedule, as a share of what is left."""
+LONGEST_TRIAL_RATIO: Final = 0.03
+"""The same for a set that is tried without being proposed."""
+TRIALS_RATIO: Final = 0.25
+"""Share of the time after which no more sets are tried before the first is proposed."""
 LONGEST_REFUTATION_RATIO: Final = 0.05
 """The same for a part of a refuted set."""
 _MOST_NAMED: Final = 4
@@ -135,7 +139,7 @@ class _Search:
         """Scores of the sets of which nothing is known."""
         self.known: dict[frozenset[str], Status] = {}
         self.bound = self._score(self.relaxation.layers)
-        self.tried = 0
+        self.tried = self.proposals = 0
 
     def run(self) -> Selection:
         """Solve relaxations until the best set is known, or time is up."""
@@ -151,7 +155,7 @@ class _Search:
             proposed = self._propose()
             if proposed is None:
                 break
-            status = self._try(proposed)
+            status = self._try(proposed, LONGEST_CHECK_RATIO)
             if status == Status.INFEASIBLE:
                 self.relaxation.cuts.append(self._refutation(frozenset(proposed)))
                 self._repair(proposed)
@@ -171,6 +175,7 @@ class _Search:
             return None
         if solution.bound is not None:
             self.bound = min(self.bound, max(left, solution.bound * self.relaxation.unit))
+        self.proposals += 1
         proposed = self.relaxation.chosen(solution)
         settled = (Status.FEASIBLE, Status.OPTIMAL)
         return None if not proposed or self.known.get(frozenset(proposed)) in settled else proposed
@@ -223,7 +228,7 @@ class _Search:
         """Try as many of the last layers as can be trained, and of those that score most for it."""
         able = [layer for layer in self.relaxation.layers if layer not in self.relaxation.excluded]
         self._try_longest(able[::-1])
-        self._try_longest(sorted(able, key=self._density, reverse=True))
+        self._try_in_turn(sorted(able, key=self._density, reverse=True))
 
     def _repair(self, layers: Collection[str]) -> None:
         """Try as many of some layers as can be trained, those that score most for it first."""
@@ -232,13 +237,35 @@ class _Search:
     def _try_longest(self, layers: Sequence[str]) -> None:
         """Look by halves for the longest beginning of a list that can be trained."""
         low, high = 0, len(layers) + 1
-        while high - low > 1 and self.request.remaining_s() > 0:
+        while high - low > 1 and self._has_time():
             middle = (low + high) // 2
-            obvious = not self._may_fit(layers[:middle])
-            if not obvious and self._try(self._ordered(layers[:middle])) == Status.FEASIBLE:
+            if self._can_train(layers[:middle]):
                 low = middle
             else:
                 high = middle
+
+    def _try_in_turn(self, layers: Sequence[str]) -> None:
+        """Add layers of a list, many at a time, wherever those before can be trained with them."""
+        chosen: list[str] = []
+        first, size = 0, len(layers)
+        while first < len(layers) and self._has_time():
+            if self._can_train([*chosen, *layers[first : first + size]]):
+                chosen += layers[first : first + size]
+                first += size
+                size *= 2
+            elif size == 1:
+                first += 1
+            else:
+                size = (size + 1) // 2
+
+    def _has_time(self) -> bool:
+        """Return whether there is time to try a set that is not proposed."""
+        request = self.request
+        trials = 1.0 if self.proposals else TRIALS_RATIO
+        return request.elapsed_s() < trials * request.time_limit_s
+
+    def _can_train(self, layers: Sequence[str]) -> bool:
+        return self._may_fit(layers) and self._try(self._ordered(layers)) == Status.FEASIBLE
 
     def _may_fit(self, layers: Collection[str]) -> bool:
         """Return whether no limit rules a set out at once."""
@@ -256,14 +283,14 @@ class _Search:
         taken += of.pass_s([layer]) / (self.problem.deadline_s or self.problem.pass_time_s or 1.0)
         return self.scores[layer] / max(taken, CLOSED)
 
-    def _try(self, layers: tuple[str, ...]) -> Status:
-        """Ask the solver whether a set has a schedule."""
+    def _try(self, layers: tuple[str, ...], ratio: float = LONGEST_TRIAL_RATIO) -> Status:
+        """Ask the solver whether a set has a schedule, within a share of the time that is left."""
         key = frozenset(layers)
-        if key not in self.known:
+        if self.known.get(key, Status.UNKNOWN) == Status.UNKNOWN:
             self.tried += 1
             graph = self.freezable.trained(self._parameters(layers))
             stated = self._problem(graph)
-            result = self._solved(stated, LONGEST_CHECK_RATIO)
+            result = self._solved(stated, ratio)
             found = result.schedule is not None
             self.known[key] = Status.FEASIBLE if found else result.status
             if found and self._score(layers) > self._score(self.best):
