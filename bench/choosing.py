@@ -70,7 +70,14 @@ class Sets:
         self.scores = gradient_norms(self.layers, self.model, self.loss_fn, batch)
         self.model.eval()
         optimizer = torch.optim.SGD(self.model.parameters())
-        step = lower(self.model, self.loss_fn, self.inputs, name=run.network, optimizer=optimizer)
+        step = lower(
+            self.model,
+            self.loss_fn,
+            self.inputs,
+            name=run.network,
+            optimizer=optimizer,
+            masks=False,
+        )
         self.freezable = Freezable(step=step)
         costs = pm.Costs.estimate(step.graph, pm.Device.load(run.device))
         self.problem = pm.Problem(step.graph, costs, ram=run.ram, paging=False).resolved()

@@ -97,7 +97,9 @@ def freezable(name: str, optimizer: str = "sgd") -> Freezable:
     torch.manual_seed(0)
     model, inputs = NETWORKS[name]()
     made = OPTIMIZERS[optimizer](model.parameters())
-    return Freezable(step=lower(model, functional.cross_entropy, inputs, optimizer=made))
+    return Freezable(
+        step=lower(model, functional.cross_entropy, inputs, optimizer=made, masks=False)
+    )
 
 
 def problem_of(step: Freezable, device: str, **limits: Any) -> Problem:
@@ -154,7 +156,7 @@ def test_derived_graph_is_that_of_a_capture(name: str, optimizer: str) -> None:
             parameter.requires_grad_(each in chosen)
         trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
         made = OPTIMIZERS[optimizer](trained)
-        captured = lower(model, functional.cross_entropy, inputs, optimizer=made)
+        captured = lower(model, functional.cross_entropy, inputs, optimizer=made, masks=False)
         assert shape_of(step.trained(chosen)) == shape_of(captured.graph), chosen
 
 
@@ -271,7 +273,9 @@ def test_best_set_of_random_chains(
     model = nn.Sequential(*layers)
     made = torch.optim.SGD(model.parameters())
     inputs = (torch.randn(2, sizes[0]), LABELS)
-    step = Freezable(step=lower(model, functional.cross_entropy, inputs, optimizer=made))
+    step = Freezable(
+        step=lower(model, functional.cross_entropy, inputs, optimizer=made, masks=False)
+    )
     given_limits = {"ram": f"{ram}%", "paging": paging}
     if deadline is not None:
         given_limits["deadline"] = f"{deadline}%"

@@ -61,7 +61,7 @@ class Choice:
     result: SolveResult
     """The schedule of the step in which all else is frozen; without a set, why."""
     step: LoweredStep | None
-    """That step, as `export` captures it; None without a set."""
+    """That step, captured without masks; None without a set."""
     note: str = ""
     """Why nothing is proved, in words, where the sets were compared on graphs of other nodes."""
 
@@ -180,14 +180,15 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     To freeze a layer is ``requires_grad_(False)``: its weights are constants. Modules stay in their
     modes, so that a batch norm in training mode goes on to renew its statistics.
 
-    The sets are compared on graphs that are derived from one capture. The chosen one is captured
-    again, as `export` would. PyTorch may choose other operators where a weight is frozen (such as
-    for products of batches); then the bound is the sum of all scores, and `Choice.note` says so.
+    The sets are compared on graphs that are derived from one capture, and the chosen one is
+    captured again. Both are without masks, since which masks pay depends on what is trained.
+    PyTorch may choose other operators where a weight is frozen (such as for products of batches);
+    then the bound is the sum of all scores, and `Choice.note` says so.
     """
     if optimizer is None:
         trainable = [p for p in _parameters(model, loss_fn).values() if p.requires_grad]
         optimizer = torch.optim.SGD(trainable) if trainable else None
-    step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer)
+    step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     freezable = Freezable(step=step)
     layers = layers_of(freezable.parameters, per)
     found = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
@@ -205,7 +206,7 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         nothing = _without_set(problem, selection, clock)
         return Choice(selection=selection, parameters=(), scores=found, result=nothing, step=None)
     with _training(_parameters(model, loss_fn), chosen):
-        captured = lower(model, loss_fn, inputs, name=name, optimizer=optimizer)
+        captured = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     derived = freezable.trained(chosen)
     if shape_of(derived) != shape_of(captured.graph):
         return _without_proof(captured, problem.resolved(), clock, selection, chosen, found)
