@@ -126,6 +126,15 @@ def test_training_has_the_same_bits(which: str) -> None:
     check(before, after, *training[2])
 
 
+def test_small_activations_in_a_row_take_no_more() -> None:
+    """What another gradient reads anyway is read, where a mask of it would save nothing."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Hardtanh(), nn.Linear(2, 4))
+    training = model, functional.cross_entropy, (torch.ones(2, 2), torch.tensor([1, 1]))
+    train(model, "biases")
+    before, after = steps(training, "biases")
+    assert checkpoint_all_peak_bytes(after.graph) <= checkpoint_all_peak_bytes(before.graph)
+
+
 @given(training=trainings(), which=st.sampled_from(sorted(TRAINED)))
 @settings(max_examples=25)
 def test_random_networks_have_the_same_bits(training: Any, which: str) -> None:

@@ -128,6 +128,12 @@ def _takes_less(new: Buffer, old: Tensor) -> bool:
     return -(-new.bytes // ALIGNMENT) < -(-old.bytes // ALIGNMENT)
 
 
+def _has_mask(step: LoweredStep, tensor: str, shape: Argument) -> bool:
+    """Return whether bits of a tensor take less memory than it."""
+    old = step.graph.tensors[step.graph.tensor_index[tensor]]
+    return _takes_less(_bits(_Loop.of(shape).elements), old)
+
+
 def _only_call(step: LoweredStep, k: int) -> Call:
     """Return the call of a node that has one alone; else one of no kernel."""
     calls = step.calls[k]
@@ -217,8 +223,9 @@ def _read_results(step: LoweredStep) -> LoweredStep:
     for k, node in enumerate(step.graph.nodes):
         match _only_call(step, k):
             case Call(kernel, (out, arriving, Ref() as x, shape, *numbers)) if kernel in _RESULTS:
-                if not _slopes(step, x.buffer):
-                    continue
+                slopes = _slopes(step, x.buffer)
+                if not slopes or not (len(slopes) == 1 or _has_mask(step, x.buffer, shape)):
+                    continue  # others keep it
                 found = _result(step, _RESULTS[kernel], x, _Loop.of(shape), tuple(numbers))
                 if found is not None:
                     y, loop = found
