@@ -49,7 +49,7 @@ SLOW = ("bench",)
 """Commands whose example takes long."""
 SERVING = ("explore",)
 """Commands that serve until they are stopped, and print an address, not a result."""
-TRAINED = {"trace": ("trace",), "export": ("export", "state")}
+TRAINED = {"trace": ("trace",), "export": ("export", "state"), "choose": ("choose",)}
 """Commands whose example takes a module with a training step, and those that read what it wrote."""
 OF_TRAINED = {command for commands in TRAINED.values() for command in commands}
 NEEDS = {"trace": ("torch",), "report": ("jinja2", "plotly"), "bench": ("matplotlib",)}

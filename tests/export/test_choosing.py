@@ -350,9 +350,9 @@ def test_layers_are_modules() -> None:
     [
         ({"a": 1.0, "b": 1.0, "c": 1.0}, "f.csv: no layer is called 'c'; expected 'a', 'b'"),
         ({"a": 1.0}, "f.csv: no score for 'b'; give 0"),
-        ({"a": 1.0, "b": -1.0}, "f.csv: score of 'b': expected a number of 0 or more"),
-        ({"a": math.nan, "b": 1.0}, "f.csv: score of 'a': expected a number of 0 or more"),
-        ({"a": math.inf, "b": 1.0}, "f.csv: score of 'a': expected a number of 0 or more"),
+        ({"a": 1.0, "b": -1.0}, "f.csv: the score of 'b' is -1; expected 0 or more"),
+        ({"a": math.nan, "b": 1.0}, "f.csv: the score of 'a' is nan; expected 0 or more"),
+        ({"a": math.inf, "b": 1.0}, "f.csv: the score of 'a' is inf; expected 0 or more"),
     ],
 )
 def test_wrong_scores_are_named(scores: dict[str, float], message: str) -> None:

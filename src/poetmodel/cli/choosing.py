@@ -86,9 +86,7 @@ class ChoiceFiles:
     )
 
 
-@options.command(
-    "poetmodel choose train:step --device nrf52840 --ram 256KiB --no-paging --scores gradient-norm"
-)
+@options.command("poetmodel choose train:step --device nrf52840 --scores gradient-norm")
 def choose(
     context: typer.Context,
     wanted: ChoiceOptions,
@@ -192,7 +190,7 @@ def _facts(choice: Choice) -> Iterator[Fact]:
         "choice", str(choice.status), f"{plural(choice.selection.statistics['sets'], 'set')} tried"
     )
     yield row("score", f"{choice.score:.6g}", f"{percent(choice.score / whole)} of all scores")
-    yield row("proven bound", f"{choice.bound:.6g}", "no set within the limits scores more")
+    yield row("proven bound", f"{choice.bound:.6g}", "no set scores more in steps without masks")
     yield row("gap", percent(choice.gap, digits=3), "of the bound")
     yield row("trained", plural(len(choice.layers), "layer"), _words(choice.layers))
     frozen = [layer for layer in choice.scores if layer not in choice.layers]

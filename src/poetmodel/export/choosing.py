@@ -430,7 +430,9 @@ def check_scores(scores: Mapping[str, float], layers: Collection[str], source: s
     """Raise unless there is a score for each layer, and for nothing else, and all are 0 or more."""
     unknown = [shown(name) for name in scores if name not in layers]
     missing = [shown(name) for name in layers if name not in scores]
-    wrong = [shown(name) for name, score in scores.items() if not 0 <= score < math.inf]
+    wrong = [
+        f"{shown(name)} is {score:g}" for name, score in scores.items() if not 0 <= score < math.inf
+    ]
     known = listed([shown(name) for name in layers], most=_MOST_NAMED)
     if unknown:
         raise InputError(
@@ -443,7 +445,7 @@ def check_scores(scores: Mapping[str, float], layers: Collection[str], source: s
         )
     if wrong:
         raise InputError(
-            f"{source}: score of {listed(wrong, most=_MOST_NAMED)}: expected a number of 0 or more"
+            f"{source}: the score of {listed(wrong, most=_MOST_NAMED)}; expected 0 or more"
         )
 
 

@@ -30,7 +30,7 @@ from poetmodel.solver import solve
 from poetmodel.solver.request import Request
 from poetmodel.torch.capturing.inputs import positional
 from poetmodel.torch.capturing.joint import LOSS
-from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
@@ -231,10 +231,13 @@ def gradient_norms(
     parameters = _parameters(own, own_loss)
     own.zero_grad()
     given = positional(batch)
-    output = own(*(given if own_loss is None else given[:-1]))
-    loss = output if own_loss is None else own_loss(output, given[-1])
     wanted = [name for names in layers.values() for name in names]
-    gradients = torch.autograd.grad(loss, [parameters[name] for name in wanted], allow_unused=True)
+    with explained(GRADIENT_NORM):
+        output = own(*(given if own_loss is None else given[:-1]))
+        loss = output if own_loss is None else own_loss(output, given[-1])
+        gradients = torch.autograd.grad(
+            loss, [parameters[name] for name in wanted], allow_unused=True
+        )
     of = dict(zip(wanted, gradients, strict=True))
     norms = {}
     for layer, names in layers.items():
