@@ -14,13 +14,13 @@ import typer
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
-from poetmodel.cli.inputs import check_outputs, device_warnings, read_device
+from poetmodel.cli.inputs import NO_COSTS, check_outputs, device_warnings, read_device
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.errors import InputError
 from poetmodel.report.presenter import percent, plural, row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from poetmodel.report.presenter import Fact
     from poetmodel.torch.choosing import Choice
@@ -101,10 +101,7 @@ def choose(
     called_s = context.obj or time.monotonic()
     device = read_device(costing.device)
     if device is None and costing.profile is None:
-        raise InputError(
-            "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or "
-            "--profile FILE"
-        )
+        raise InputError(NO_COSTS)
     if wanted.batch_of is not None and wanted.scores != GRADIENT_NORM:
         raise InputError(f"--batch-of: is for --scores {GRADIENT_NORM}; leave it out")
     check_outputs(
@@ -192,13 +189,9 @@ def _facts(choice: Choice) -> Iterator[Fact]:
     yield row("score", f"{choice.score:.6g}", f"{percent(choice.score / whole)} of all scores")
     yield row("proven bound", f"{choice.bound:.6g}", "no set scores more in steps without masks")
     yield row("gap", percent(choice.gap, digits=3), "of the bound")
-    yield row("trained", plural(len(choice.layers), "layer"), _words(choice.layers))
+    yield row("trained", plural(len(choice.layers), "layer"), ", ".join(choice.layers))
     frozen = [layer for layer in choice.scores if layer not in choice.layers]
-    yield row("frozen", plural(len(frozen), "layer"), _words(frozen))
-
-
-def _words(names: Sequence[str]) -> str:
-    return ", ".join(names)
+    yield row("frozen", plural(len(frozen), "layer"), ", ".join(frozen))
 
 
 def _status(choice: Choice) -> ExitStatus:

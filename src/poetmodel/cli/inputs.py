@@ -35,6 +35,10 @@ MEMORY_FIGURES: Final = ("peak_ram_bytes",)
 """Figures of a file that need no costs."""
 LEAST_PYTORCH_BYTES: Final = 2**26
 """Devices with less RAM do not run PyTorch [B]."""
+NO_COSTS: Final = (
+    "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or --profile FILE"
+)
+"""What is said where neither is given."""
 MEASURED_COSTS: Final = "; give --profile if it was solved with measured costs"
 """What to do where the costs of a file are taken from its device."""
 
@@ -228,10 +232,7 @@ def read_costs(graph: Graph, given: CostOptions, *, named: str | None = None) ->
 
         return load_profile(given.profile, device=device)
     if device is None:
-        raise InputError(
-            "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or "
-            "--profile FILE"
-        )
+        raise InputError(NO_COSTS)
     return Costs.estimate(graph, device)
 
 

@@ -291,9 +291,9 @@ class _Search:
             graph = self.freezable.trained(self._parameters(layers))
             stated = self._problem(graph)
             result = self._solved(stated, ratio)
-            found = result.schedule is not None
-            self.known[key] = Status.FEASIBLE if found else result.status
-            if found and self._score(layers) > self._score(self.best):
+            scheduled = result.schedule is not None
+            self.known[key] = Status.FEASIBLE if scheduled else result.status
+            if scheduled and self._score(layers) > self._score(self.best):
                 self.best, self.result = layers, result
         return self.known[key]
 
@@ -419,11 +419,11 @@ def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:
     """
     if per not in ("layer", "tensor"):
         raise InputError(f"per: expected layer or tensor, got {per!r}")
-    found: dict[str, tuple[str, ...]] = {}
+    layers: dict[str, tuple[str, ...]] = {}
     for name in names:
         layer = (name.rpartition(".")[0] or name) if per == "layer" else name
-        found[layer] = (*found.get(layer, ()), name)
-    return found
+        layers[layer] = (*layers.get(layer, ()), name)
+    return layers
 
 
 def check_scores(scores: Mapping[str, float], layers: Collection[str], source: str) -> None:

@@ -78,7 +78,7 @@ class Freezable:
         stages: list[Node] = []
         for k, node in enumerate(self.graph.nodes):
             stages.append(nodes.get(k) or _empty(node.name))
-            stages += [_empty(f"{node.name}, {place}") for place in range(self._renewed_after[k])]
+            stages += [_empty(f"{node.name}, {number}") for number in range(self._renewed_after[k])]
         return replace(self.graph, nodes=tuple(stages))
 
     def restricted(self, names: Collection[str]) -> tuple[Node, ...]:
@@ -120,8 +120,8 @@ class Freezable:
             read = [i for i in graph.outputs_of[u] if i in graph.state_of]
             readers = {k for i in read for k in graph.users_of[graph.state_of[i]]}
             makers = {graph.node_of[i] for i in graph.inputs_of[u]}
-            made = (i for k in readers - {u} for i in graph.outputs_of[k])
-            places.update(readers | makers | {k for i in made for k in graph.users_of[i]})
+            outputs = (i for k in readers - {u} for i in graph.outputs_of[k])
+            places.update(readers | makers | {k for i in outputs for k in graph.users_of[i]})
         return places
 
     @cached_property
@@ -134,14 +134,14 @@ class Freezable:
 
     def _ancestors(self, roots: Collection[int]) -> frozenset[int]:
         """Return nodes and all that they need, and of state what they replace."""
-        graph, found, left = self.graph, set(roots), list(roots)
+        graph, reached, left = self.graph, set(roots), list(roots)
         while left:
             for i in graph.inputs_of[left.pop()]:
                 k = graph.node_of[i]
-                if k not in found and not self._is_state(k):
-                    found.add(k)
+                if k not in reached and not self._is_state(k):
+                    reached.add(k)
                     left.append(k)
-        return frozenset(found | self._replaced_by(found))
+        return frozenset(reached | self._replaced_by(reached))
 
     def _is_state(self, k: int) -> bool:
         return self.graph.nodes[k].is_state
@@ -149,16 +149,16 @@ class Freezable:
     def _replaced_by(self, nodes: Collection[int]) -> set[int]:
         """Return the state that some of the nodes replace."""
         graph = self.graph
-        made = (i for k in nodes for i in graph.outputs_of[k])
-        return {graph.node_of[graph.state_of[i]] for i in made if i in graph.state_of}
+        outputs = (i for k in nodes for i in graph.outputs_of[k])
+        return {graph.node_of[graph.state_of[i]] for i in outputs if i in graph.state_of}
 
     def _restricted(self, kept: Collection[int]) -> dict[int, Node]:
         """Return the nodes that are kept, without what nothing makes or reads any more."""
         graph = self.graph
         nodes = {k: graph.nodes[k] for k in sorted(kept)}
-        made = {tensor.name for node in nodes.values() for tensor in node.outputs}
+        available = {tensor.name for node in nodes.values() for tensor in node.outputs}
         read = {name for node in nodes.values() for name in node.inputs} | {self.step.loss.buffer}
-        found = {}
+        restricted = {}
         for k, node in nodes.items():
             inputs, outputs, moved = node.inputs, node.outputs, node.bytes_moved
             if node.phase == Phase.BACKWARD:
@@ -167,14 +167,14 @@ class Freezable:
                 moved = moved and moved - node.output_bytes + sum(t.bytes for t in outputs)
                 inputs = self.read_for(k, {tensor.name for tensor in outputs})
             there = {tensor.name for tensor in outputs}
-            found[k] = replace(
+            restricted[k] = replace(
                 node,
-                inputs=tuple(name for name in inputs if name in made),
+                inputs=tuple(name for name in inputs if name in available),
                 outputs=outputs,
                 bytes_moved=moved,
                 in_place=tuple((y, x) for y, x in node.in_place if y in there),
             )
-        return found
+        return restricted
 
     def read_for(self, k: int, wanted: Collection[str]) -> tuple[str, ...]:
         """Return what a node reads for some of its outputs: calls for others alone are left out."""
@@ -219,10 +219,12 @@ def _in_order(nodes: Sequence[Node]) -> Iterator[Node]:
         after.setdefault(max(waits), []).append((min(waits), node))
     for k, node in enumerate(computed):
         due = sorted(after.get(k, []), key=lambda pair: pair[0])
-        for each in (node, *(renewal for _, renewal in due)):
-            found = sorted((name for name in each.inputs if name in state), key=number.__getitem__)
-            yield from map(state.pop, found)
-            yield each
+        for following in (node, *(renewal for _, renewal in due)):
+            first = sorted(
+                (name for name in following.inputs if name in state), key=number.__getitem__
+            )
+            yield from map(state.pop, first)
+            yield following
 
 
 def shape_of(graph: Graph) -> list[tuple[Any, ...]]:

@@ -201,7 +201,7 @@ def _slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
     i = graph.tensor_index.get(tensor)
     if i is None or graph.nodes[graph.node_of[i]].phase not in (Phase.FORWARD, Phase.LOSS):
         return {}
-    found: dict[int, _Slope] = {}
+    slopes: dict[int, _Slope] = {}
     for k in graph.users_of[i]:
         if not _is_backward(graph.nodes[k]):
             continue
@@ -210,8 +210,8 @@ def _slopes(step: LoweredStep, tensor: str) -> dict[int, _Slope]:
         slope = _slope(call)
         if slope is None or slope.x.buffer != tensor or named.count(tensor) > 1:
             return {}
-        found[k] = slope
-    return found
+        slopes[k] = slope
+    return slopes
 
 
 def _read_results(step: LoweredStep) -> LoweredStep:
@@ -226,9 +226,9 @@ def _read_results(step: LoweredStep) -> LoweredStep:
                 slopes = _slopes(step, x.buffer)
                 if not slopes or not (len(slopes) == 1 or _has_mask(step, x.buffer, shape)):
                     continue  # others keep it
-                found = _result(step, _RESULTS[kernel], x, _Loop.of(shape), tuple(numbers))
-                if found is not None:
-                    y, loop = found
+                result = _result(step, _RESULTS[kernel], x, _Loop.of(shape), tuple(numbers))
+                if result is not None:
+                    y, loop = result
                     call = Call(kernel, (out, arriving, y, loop.over(0, 1, 2), *numbers))
                     changes.replaced[k] = (_reading(node, x.buffer, y.buffer), call)
     return changes.made()
@@ -345,7 +345,7 @@ def _swapped(step: LoweredStep, names: Mapping[str, str]) -> LoweredStep:
         replace(
             node,
             inputs=tuple(map(new, node.inputs)),
-            outputs=tuple(replace(made, name=new(made.name)) for made in node.outputs),
+            outputs=tuple(replace(tensor, name=new(tensor.name)) for tensor in node.outputs),
             in_place=tuple((new(y), new(x)) for y, x in node.in_place),
         )
         for node in step.graph.nodes
@@ -429,7 +429,7 @@ def _draw_bits(step: LoweredStep) -> LoweredStep:
         )
         changes.buffers[name] = bits
         changes.added[k] = (mask, Call("pm_dropout_bits", (Ref(name), loop.elements, *drawn)))
-        others = tuple(made for made in node.outputs if made.name != name)
+        others = tuple(tensor for tensor in node.outputs if tensor.name != name)
         applies = replace(node, inputs=(*node.inputs, name), outputs=others, bytes_moved=None)
         call = Call("pm_bits_scale", (out, x, Ref(name), loop.over(0, 2), factor))
         changes.replaced[k] = (applies, call)

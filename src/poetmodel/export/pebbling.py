@@ -69,8 +69,8 @@ class PebbleGame:
         while path:
             tensors, steps = path[-1]
             if not tensors or self._reached.get(tensors, limit + 1) <= limit:
-                for found, _ in path:
-                    self._reached[found] = min(limit, self._reached.get(found, limit))
+                for met, _ in path:
+                    self._reached[met] = min(limit, self._reached.get(met, limit))
                 return len(seen), None
             for needed, size in steps:
                 if size > limit:
@@ -90,22 +90,22 @@ class PebbleGame:
         graph, sizes = self.graph, self.graph.tensor_bytes
         for k in sorted({graph.node_of[i] for i in tensors}):
             node = graph.nodes[k]
-            made = tensors.intersection(graph.outputs_of[k])
-            read = self._read(k, made)
-            others = tensors - made
+            wanted = tensors.intersection(graph.outputs_of[k])
+            read = self._read(k, wanted)
+            others = tensors - wanted
             needed = others | read
             taken = sum(sizes[i] for i in needed) + node.workspace_bytes
-            made_now = made if node.phase == Phase.BACKWARD else graph.outputs_of[k]
+            made_now = wanted if node.phase == Phase.BACKWARD else graph.outputs_of[k]
             taken += sum(sizes[i] for i in made_now)
             taken -= graph.shared_bytes(k, read - others)
             yield needed, taken
 
-    def _read(self, k: int, made: frozenset[int]) -> frozenset[int]:
+    def _read(self, k: int, wanted: frozenset[int]) -> frozenset[int]:
         """Return what a node reads for some of its outputs, without state."""
         graph = self.graph
         inputs: tuple[int, ...] = graph.inputs_of[k]
-        if graph.nodes[k].phase == Phase.BACKWARD and len(made) < len(graph.outputs_of[k]):
-            names = self.freezable.read_for(k, {graph.tensors[i].name for i in made})
+        if graph.nodes[k].phase == Phase.BACKWARD and len(wanted) < len(graph.outputs_of[k]):
+            names = self.freezable.read_for(k, {graph.tensors[i].name for i in wanted})
             inputs = tuple(graph.tensor_index[name] for name in names)
         return frozenset(i for i in inputs if not self._is_state(i))
 

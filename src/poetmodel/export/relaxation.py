@@ -266,14 +266,14 @@ class _Program:
 
     def _resident(self) -> dict[int, int]:
         """Return for each state tensor that may be trained the column that has its home in RAM."""
-        found: dict[int, int] = {}
+        columns: dict[int, int] = {}
         for layer, state in self.of.state_of.items():
             for i in state:
-                found[i] = self.trained[layer]
+                columns[i] = self.trained[layer]
                 if self.problem.can_page:
-                    found[i] = self._column()
-                    self._limit({found[i]: 1.0, self.trained[layer]: -1.0}, 0.0)
-        return found
+                    columns[i] = self._column()
+                    self._limit({columns[i]: 1.0, self.trained[layer]: -1.0}, 0.0)
+        return columns
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -441,11 +441,11 @@ class _Program:
 
     def _again(self, tensors: Sequence[int]) -> dict[int, int]:
         """Return for nodes that may be recomputed after a moment the column that says so."""
-        found: dict[int, int] = {}
+        columns: dict[int, int] = {}
         for k in dict.fromkeys(self.graph.node_of[i] for i in tensors):
             if self.problem.may_recompute(k):
-                found[k] = self._part_of(self.recomputed, k)
-        return found
+                columns[k] = self._part_of(self.recomputed, k)
+        return columns
 
     def _back(self, i: int) -> list[int]:
         """Return the column that says whether a tensor is paged in after a moment, if it may be."""

@@ -39,7 +39,7 @@ QUICK_S: Final = 5.0
 """Most time for a greedy schedule where the addresses of none that was found fit in time [s]."""
 QUICK: Final = (48, 12)
 """The parts of the RAM that are taken off: where the best schedule so far is repaired, and where
-one is made anew."""
+another is built."""
 MARGIN: Final = 256
 """Where there was no time to prove the best schedule, a part like this of the RAM is taken off
 beside the excess: one solve more would cost more."""

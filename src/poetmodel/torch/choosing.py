@@ -191,29 +191,29 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
     step = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     freezable = Freezable(step=step)
     layers = layers_of(freezable.parameters, per)
-    found = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
+    worth = _scores(scores, layers, model, loss_fn, inputs if batch is None else batch)
     problem = Problem(step.graph, _costs(step, device, profile), **limits)
     clock = Request(backend=backend, time_limit_s=time_limit, gap=gap, threads=threads, seed=seed)
     selection = select(
         freezable,
         problem,
         layers,
-        found,
+        worth,
         request=replace(clock, time_limit_s=SELECTION_RATIO * time_limit),
     )
     chosen = tuple(name for layer in selection.layers for name in layers[layer])
     if not chosen:
         nothing = _without_set(problem, selection, clock)
-        return Choice(selection=selection, parameters=(), scores=found, result=nothing, step=None)
+        return Choice(selection=selection, parameters=(), scores=worth, result=nothing, step=None)
     with _training(_parameters(model, loss_fn), chosen):
         captured = lower(model, loss_fn, inputs, name=name, optimizer=optimizer, masks=False)
     derived = freezable.trained(chosen)
     if shape_of(derived) != shape_of(captured.graph):
-        return _without_proof(captured, problem.resolved(), clock, selection, chosen, found)
+        return _without_proof(captured, problem.resolved(), clock, selection, chosen, worth)
     start = None if selection.result is None else selection.result.schedule
     result = _scheduled(captured, derived, problem.resolved(), clock, start)
     return Choice(
-        selection=selection, parameters=chosen, scores=found, result=result, step=captured
+        selection=selection, parameters=chosen, scores=worth, result=result, step=captured
     )
 
 
@@ -254,14 +254,14 @@ def _scores(
     batch: Sequence[Any],
 ) -> dict[str, float]:
     if given == GRADIENT_NORM:
-        found = gradient_norms(layers, model, loss_fn, batch)
+        values = gradient_norms(layers, model, loss_fn, batch)
         source = GRADIENT_NORM
     elif isinstance(given, str | Path):
-        found, source = load_scores(Path(given)), str(given)
+        values, source = load_scores(Path(given)), str(given)
     else:
-        found, source = dict(given), "scores"
-    check_scores(found, layers, source)
-    return {layer: float(found[layer]) for layer in layers}
+        values, source = dict(given), "scores"
+    check_scores(values, layers, source)
+    return {layer: float(values[layer]) for layer in layers}
 
 
 def _costs(
@@ -279,10 +279,10 @@ def _costs(
 
 def _parameters(model: torch.nn.Module, loss_fn: Loss) -> dict[str, torch.nn.Parameter]:
     """Return the parameters of a step by the names that a capture gives them."""
-    found = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     if isinstance(loss_fn, torch.nn.Module):
-        found |= {f"{LOSS}.{name}": p for name, p in loss_fn.named_parameters()}
-    return found
+        parameters |= {f"{LOSS}.{name}": p for name, p in loss_fn.named_parameters()}
+    return parameters
 
 
 @contextmanager

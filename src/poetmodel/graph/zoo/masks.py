@@ -21,12 +21,12 @@ _BITS: Final = 8
 
 def differentiable(recorded: Sequence[Declaration]) -> frozenset[str]:
     """Return the tensors whose gradients are wanted: all that is computed with trained weights."""
-    found: set[str] = set()
+    wanted: set[str] = set()
     for use in recorded:
         trained = any(not isinstance(part.of, Value) for part in use.parts)
-        if trained or any(value.name in found for value in use.inputs):
-            found.add(use.outputs[0].name)
-    return frozenset(found)
+        if trained or any(value.name in wanted for value in use.inputs):
+            wanted.add(use.outputs[0].name)
+    return frozenset(wanted)
 
 
 def masked(recorded: Sequence[Declaration]) -> list[Declaration]:

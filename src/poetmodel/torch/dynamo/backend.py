@@ -166,16 +166,10 @@ class Backend(PlannedGraphs):
 
     __name__ = "poetmodel"
 
-    def __init__(
-        self,
-        wanted: Wanted,
-        storage: str | Path | None = None,
-        *,
-        is_generated: Callable[[fx.Node], bool] | None = None,
-        is_predicted: bool = False,
-    ) -> None:
-        super().__init__(wanted, storage, is_generated=is_generated, is_predicted=is_predicted)
-        self._run = predicted if is_predicted else interpreted
+    @property
+    def _compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
+        """What makes a function of a graph that was split off."""
+        return predicted if self._is_predicted else interpreted
 
     def plan_for(
         self, model: Callable[..., Any], *inputs: Any, paging: bool = False
@@ -224,8 +218,8 @@ class Backend(PlannedGraphs):
         """Compile a graph, as ``torch.compile`` asks for it."""
         require_one_graph()
         compile_ = aot_autograd(
-            fw_compiler=self._run,
-            bw_compiler=self._run,
+            fw_compiler=self._compiler,
+            bw_compiler=self._compiler,
             inference_compiler=self._inference,
             partition_fn=self._partition,
         )
@@ -255,7 +249,7 @@ class Backend(PlannedGraphs):
 
     def _inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         graph, _saved = self.rewritten(self._operations(module.graph, None))
-        return self._run(_make_graph_module(module, graph))
+        return self._compiler(_make_graph_module(module, graph))
 
 
 def require_one_graph() -> None:
