@@ -13,6 +13,7 @@ from poetmodel.errors import InputError, shown
 from poetmodel.export.fusing import fused
 from poetmodel.export.masks import masked
 from poetmodel.export.step import Buffer, DataType, LoweredStep, NamedTensor
+from poetmodel.export.unrolled import unrolled
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.torch.capturing.inputs import positional, refuse
 from poetmodel.torch.capturing.joint import capture
@@ -78,7 +79,7 @@ def lower(
             joint, optimizer, clip_grad_norm=clip_grad_norm, accumulate=accumulate
         )
     step = replace(Lowered(joint).step(), accumulate=accumulate)
-    return masked(step) if masks else step
+    return masked(unrolled(step)) if masks else step
 
 
 def check_accumulate(number: object, optimizer: object | None) -> None:
