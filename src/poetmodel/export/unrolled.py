@@ -7,29 +7,20 @@ as it is there. Numbers are summed in another order; nothing else changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import groupby
 from math import prod
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from poetmodel.export.fusing import fused, parted
-from poetmodel.export.kernels import parameter_names
+from poetmodel.export.loops import Loops, call_refs, is_by_element, loops_of, shape_table
 from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, LoweredStep, Ref
 from poetmodel.graph import Node, Phase, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from poetmodel.export.step import Argument
-
-    Numbers: TypeAlias = tuple[int, ...]
-
-_RANK: Final = 6
-"""Dimensions that a shape table may have: ``PM_RANK``."""
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 def unrolled(step: LoweredStep) -> LoweredStep:
@@ -44,166 +35,7 @@ def unrolled(step: LoweredStep) -> LoweredStep:
     if cut.pieces:
         found = _Rewriting(cut).step()
     added = _added(found)
-    return step if added is step or not cut.pieces and added is found else fused(added)
-
-
-# -- calls as loops --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loops:
-    """A call whose tensors are gone through by loops: in each dimension by steps [elements]."""
-
-    call: Call
-    sizes: Numbers
-    refs: tuple[Ref, ...]
-    steps: tuple[Numbers, ...]
-    """Of each tensor, in each dimension."""
-
-    def elements(self, number: int) -> np.ndarray:
-        """Return which elements of a tensor each pass reads or writes."""
-        found = np.array(self.refs[number].offset)
-        for size, step in zip(self.sizes, self.steps[number], strict=True):
-            found = found[..., None] + step * np.arange(size if step else 1)
-        return found
-
-    def part(self, dimension: int, first: int, count: int, stride: int) -> _Loops:
-        """Return some of the passes of a dimension."""
-        sizes = (*self.sizes[:dimension], count, *self.sizes[dimension + 1 :])
-        refs = tuple(
-            replace(ref, offset=ref.offset + first * steps[dimension])
-            for ref, steps in zip(self.refs, self.steps, strict=True)
-        )
-        steps = tuple(
-            (*each[:dimension], each[dimension] * stride, *each[dimension + 1 :])
-            for each in self.steps
-        )
-        return replace(self, sizes=sizes, refs=refs, steps=steps)
-
-    def as_call(self) -> Call | None:
-        """Return the call; None where the kernel cannot go so."""
-        return _FORMS[_form(self.call)][1](self)
-
-
-def _loops(call: Call) -> _Loops | None:
-    """Return a call as loops; None of a kernel that is none of these."""
-    form = _form(call)
-    return _FORMS[form][0](call) if form in _FORMS and call.where is None else None
-
-
-def _form(call: Call) -> str:
-    if call.kernel in _FORMS:
-        return call.kernel
-    refs = [a for a in call.arguments if isinstance(a, Ref)]
-    names, rest = parameter_names(call.kernel), call.arguments[len(refs) + 1 :]
-    table = call.arguments[len(refs)] if len(call.arguments) > len(refs) else None
-    if names[len(refs) : len(refs) + 1] != ("shape",) or not isinstance(table, tuple):
-        return ""
-    fits = 1 <= table[0] <= _RANK and len(table) == 1 + table[0] * (1 + len(refs))
-    return "each" if fits and all(isinstance(a, float) for a in rest) else ""
-
-
-def _ints(arguments: Iterable[Argument]) -> list[int]:
-    return [a for a in arguments if isinstance(a, int)]
-
-
-def _refs(call: Call) -> tuple[Ref, ...]:
-    return tuple(a for a in call.arguments if isinstance(a, Ref))
-
-
-def _columns(table: Argument) -> list[Numbers]:
-    """Return sizes, then the steps of each tensor, of a shape table: see ``pm_each.h``."""
-    if not isinstance(table, tuple):
-        raise TypeError(table)
-    rank, *rest = table
-    width = len(rest) // rank
-    return [tuple(rest[k::width]) for k in range(width)]
-
-
-def _table(columns: Sequence[Numbers]) -> Numbers | None:
-    """Return a shape table, without dimensions of size 1; None where it has too many."""
-    rows = [row for row in zip(*columns, strict=True) if row[0] != 1]
-    merged: list[list[int]] = []
-    for size, *steps in rows:
-        if merged and steps == [merged[-1][0] * step for step in merged[-1][1:]]:
-            merged[-1][0] *= size
-        else:
-            merged.append([size, *steps])
-    merged = merged or [[1] * len(columns)]
-    return (len(merged), *(n for row in merged for n in row)) if len(merged) <= _RANK else None
-
-
-def _read_each(call: Call) -> _Loops:
-    refs = _refs(call)
-    sizes, *steps = _columns(call.arguments[len(refs)])
-    return _Loops(call=call, sizes=sizes, refs=refs, steps=tuple(steps))
-
-
-def _write_each(loops: _Loops) -> Call | None:
-    table, count = _table((loops.sizes, *loops.steps)), len(loops.refs)
-    rest = loops.call.arguments[count + 1 :]
-    return table and replace(loops.call, arguments=(*loops.refs, table, *rest))
-
-
-def _read_product(call: Call) -> _Loops:
-    m, k, n, out_row, a_row, a_column, b_row, b_column, _ = _ints(call.arguments)
-    steps = (out_row, 0, 1), (a_row, a_column, 0), (0, b_row, b_column)
-    return _Loops(call=call, sizes=(m, k, n), refs=_refs(call), steps=steps)
-
-
-def _write_product(loops: _Loops) -> Call | None:
-    (out_row, _, column), (a_row, a_column, _), (_, b_row, b_column) = loops.steps
-    numbers = (*loops.sizes, out_row, a_row, a_column, b_row, b_column)
-    fits = column == 1 or loops.sizes[2] == 1
-    last = loops.call.arguments[-1]
-    return replace(loops.call, arguments=(*loops.refs, *numbers, last)) if fits else None
-
-
-def _read_sum(call: Call) -> _Loops:
-    sizes, out, x = _columns(call.arguments[2])
-    summed, inside = _columns(call.arguments[3])
-    steps = (*out, *(0 for _ in summed)), (*x, *inside)
-    return _Loops(call=call, sizes=(*sizes, *summed), refs=_refs(call), steps=steps)
-
-
-def _write_sum(loops: _Loops) -> Call | None:
-    rank = len(_columns(loops.call.arguments[2])[0])
-    out, x = loops.steps
-    outer = _table((loops.sizes[:rank], out[:rank], x[:rank]))
-    inner = _table((loops.sizes[rank:], x[rank:]))
-    rest = loops.call.arguments[4:]
-    return outer and inner and replace(loops.call, arguments=(*loops.refs, outer, inner, *rest))
-
-
-def _read_fill(call: Call) -> _Loops:
-    return _Loops(call=call, sizes=(_ints(call.arguments)[0],), refs=_refs(call), steps=((1,),))
-
-
-def _write_fill(loops: _Loops) -> Call | None:
-    fits = loops.steps == ((1,),)
-    arguments = (*loops.refs, *loops.sizes, *loops.call.arguments[2:])
-    return replace(loops.call, arguments=arguments) if fits else None
-
-
-def _read_rows(call: Call) -> _Loops:
-    m, n, row, step = _ints(call.arguments)
-    return _Loops(call=call, sizes=(m, n), refs=_refs(call), steps=((row, 1), (0, step)))
-
-
-def _write_rows(loops: _Loops) -> Call | None:
-    (row, column), (_, step) = loops.steps
-    fits = column == 1 or loops.sizes[1] == 1
-    return replace(loops.call, arguments=(*loops.refs, *loops.sizes, row, step)) if fits else None
-
-
-_FORMS: Final = {
-    "each": (_read_each, _write_each),
-    "pm_mm": (_read_product, _write_product),
-    "pm_sum": (_read_sum, _write_sum),
-    "pm_fill": (_read_fill, _write_fill),
-    "pm_fill_rows": (_read_rows, _write_rows),
-}
-"""What reads and writes the loops of kernels; ``each`` stands for those with one shape table."""
+    return step if added is step or (not cut.pieces and added is found) else fused(added)
 
 
 # -- pieces of tensors -----------------------------------------------------------------------------
@@ -222,7 +54,7 @@ class _Pieces:
         """Of one piece."""
         return self.outer * self.inner
 
-    def touched(self, loops: _Loops, number: int) -> tuple[int, _Loops] | None:
+    def touched(self, loops: Loops, number: int) -> tuple[int, Loops] | None:
         """Return the only piece that loops touch of a tensor, and the loops over that piece."""
         found = loops.elements(number)
         rows = found // self.inner
@@ -230,17 +62,10 @@ class _Pieces:
         if (rows % self.count != piece).any():
             return None
         inside = rows // self.count * self.inner + found % self.inner
-        first, steps = int(inside.flat[0]), []
-        for dimension, step in enumerate(loops.steps[number]):
-            line = np.moveaxis(inside, dimension, 0).reshape(inside.shape[dimension], -1)[:, 0]
-            steps.append(int(line[1] - line[0]) if len(line) > 1 else step)
-        ref = replace(loops.refs[number], offset=first)
-        refs = (*loops.refs[:number], ref, *loops.refs[number + 1 :])
-        every = (*loops.steps[:number], tuple(steps), *loops.steps[number + 1 :])
-        moved = replace(loops, refs=refs, steps=every)
-        return (piece, moved) if (moved.elements(number) == inside).all() else None
+        moved = loops.moved(number, loops.refs[number].buffer, inside)
+        return None if moved is None else (piece, moved)
 
-    def parts(self, loops: _Loops, number: int) -> Iterator[tuple[int, list[_Loops]]]:
+    def parts(self, loops: Loops, number: int) -> Iterator[tuple[int, list[Loops]]]:
         """Yield each dimension by which loops over a tensor can go piece by piece, with these."""
         for d, (size, step) in enumerate(zip(loops.sizes, loops.steps[number], strict=True)):
             if step == self.inner and size == self.count:
@@ -258,8 +83,9 @@ class _Part:
     """A call, or one of the calls that it becomes, and which pieces that touches."""
 
     call: Call
-    loops: _Loops
-    of: Mapping[str, int]
+    loops: Loops | None = None
+    """None where it touches no pieces."""
+    of: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +97,7 @@ class _Parts:
     """Whether its parts are summed, in one result."""
 
 
-def _inside(loops: _Loops, pieces: Mapping[str, _Pieces]) -> _Part | None:
+def _inside(loops: Loops, pieces: Mapping[str, _Pieces]) -> _Part | None:
     """Return a call that touches one piece of each tensor that is cut."""
     of: dict[str, int] = {}
     for number, ref in enumerate(loops.refs):
@@ -287,8 +113,8 @@ def _inside(loops: _Loops, pieces: Mapping[str, _Pieces]) -> _Part | None:
 def _parts(call: Call, pieces: Mapping[str, _Pieces]) -> _Parts | None:
     """Return what a call becomes where tensors are cut; None where it cannot be cut so."""
     if not pieces.keys() & set(call.buffers):
-        return _Parts(parts=(_Part(call=call, loops=_NOWHERE, of={}),))
-    loops = _loops(call)
+        return _Parts(parts=(_Part(call=call),))
+    loops = loops_of(call)
     if loops is None:
         return None
     whole = _inside(loops, pieces)
@@ -302,9 +128,6 @@ def _parts(call: Call, pieces: Mapping[str, _Pieces]) -> _Parts | None:
     return None
 
 
-_NOWHERE: Final = _Loops(call=Call("", ()), sizes=(), refs=(), steps=())
-
-
 class _Cut:
     """Which tensors of a step are cut into pieces, and what becomes of the nodes around them."""
 
@@ -312,6 +135,7 @@ class _Cut:
         self.step = step
         self.graph = step.graph
         self._kept = {step.loss.buffer, *(r.buffer for v in step.gradients for r in v.pieces)}
+        self._state = {self.graph.tensors[i].name for i in self.graph.state_tensors}
         self._around: dict[str, list[int]] = {}
         for k, calls in enumerate(step.calls):
             for name in dict.fromkeys(name for call in calls for name in call.buffers):
@@ -323,6 +147,7 @@ class _Cut:
         """For each node that touches a tensor in pieces its calls."""
         self.made: dict[int, list[_Parts]] = {}
         """For each node whose result is in pieces its calls."""
+        self._known: dict[tuple[int, tuple[tuple[str, _Pieces], ...]], list[_Parts] | None] = {}
         self._propose()
         while self.pieces and not self._settle():
             pass
@@ -342,10 +167,10 @@ class _Cut:
         return plain and not node.is_state and self.step.buffers[name].type is DataType.REAL
 
     def _propose(self) -> None:
-        """Cut the stacks over which weights' gradients are summed, and what goes along with them."""
+        """Cut stacks over which gradients of weights are summed, and what goes along with them."""
         for k in range(len(self.graph.nodes)):
             name, pieces = self._stack(k)
-            if pieces is not None and self._is_summed(name, pieces):
+            if pieces is not None and self._pays(name, pieces):
                 self._propose_around(name, pieces)
         counts = {pieces.count for pieces in self.pieces.values()}
         for tensor in self.graph.tensors if counts else ():
@@ -356,7 +181,7 @@ class _Cut:
     def _stack(self, k: int) -> tuple[str, _Pieces | None]:
         """Return the result of a node that copies pieces of one size, one after the other."""
         node, calls = self.graph.nodes[k], self.step.calls[k]
-        if len(calls) < 2 or len(node.outputs) != 1 or not self.is_copy(k):
+        if len(calls) <= 1 or len(node.outputs) != 1 or not self.is_copy(k):
             return "", None
         name = node.outputs[0].name
         inner, rest = divmod(self.step.buffers[name].elements, len(calls))
@@ -367,16 +192,24 @@ class _Cut:
         order = [each.parts[0].of.get(name) if each else None for each in found]
         return name, pieces if order == list(range(len(calls))) else None
 
-    def _is_summed(self, name: str, pieces: _Pieces) -> bool:
-        """Return whether pieces are summed up: by themselves, or times another activation."""
-        for k in self._around[name]:
-            for call in self.step.calls[k] if len(self.step.calls[k]) == 1 else ():
-                found = _parts(call, {name: pieces})
-                others = {ref.buffer for ref in _refs(call)[1:]} - {name}
-                state = {self.graph.tensors[i].name for i in self.graph.state_tensors}
-                if found and found.is_sum and call.kernel in _SUMS and not others & state:
-                    return True
-        return False
+    def _pays(self, name: str, pieces: _Pieces) -> bool:
+        """Return whether a stack takes more memory than what its pieces are summed up to."""
+        sums = {
+            call.arguments[0]
+            for k in self._around[name]
+            for call in self.step.calls[k]
+            if len(self.step.calls[k]) == 1 and self._sums_up(call, name, pieces)
+        }
+        results = [self.step.buffers[ref.buffer].bytes for ref in sums if isinstance(ref, Ref)]
+        return 0 < sum(results) < self.step.buffers[name].bytes
+
+    def _sums_up(self, call: Call, name: str, pieces: _Pieces) -> bool:
+        """Return whether a call sums pieces up: by themselves, or times another activation."""
+        found = _parts(call, {name: pieces})
+        others = {ref.buffer for ref in call_refs(call)[1:]} - {name}
+        return (
+            found is not None and found.is_sum and call.kernel in _SUMS and not others & self._state
+        )
 
     def _propose_around(self, name: str, pieces: _Pieces) -> None:
         """Cut a tensor, and those that calls go through beside it in the same loop."""
@@ -396,7 +229,7 @@ class _Cut:
         readers = [k for k in self._around[name] if k != self._maker(name)]
         for k in readers[:1]:
             for call in self.step.calls[k]:
-                loops = _loops(call) if name in call.buffers else None
+                loops = loops_of(call) if name in call.buffers else None
                 for number, ref in enumerate(loops.refs if loops else ()):
                     if loops and ref.buffer == name:
                         pairs = sorted(zip(loops.steps[number], loops.sizes, strict=True))
@@ -409,51 +242,73 @@ class _Cut:
     def _maker(self, name: str) -> int:
         return self.graph.node_of[self.graph.tensor_index[name]]
 
-    # -- what becomes of nodes -----------------------------------------------------------------------
+    # -- what becomes of nodes ---------------------------------------------------------------------
 
     def _settle(self) -> bool:
         """State what becomes of each node; leave tensors whole where that cannot be."""
         self.whole, self.parts, self.made = set(), {}, {}
         used: set[str] = set()
-        around = sorted({k for name in self.pieces for k in self._around[name]})
-        for k in reversed(around):
-            outputs = [t.name for t in self.graph.nodes[k].outputs if t.name in self.pieces]
-            if outputs:
-                made = self._calls(k, self.pieces)
-                if made is None or not _covers(made, outputs[0], self.pieces[outputs[0]]):
-                    return self._leave(outputs)
-                self.made[k] = made
-                used |= _read(made, outputs[0])
-                if outputs[0] not in self.whole:
-                    continue
-            read = {n: p for n, p in self.pieces.items() if n not in outputs}
-            for pieces in (read, {n: p for n, p in read.items() if not self._is_there(n)}):
-                parts = self._calls(k, pieces)
-                if parts is not None and self._may_be(k, parts):
-                    break
-            else:
-                return self._leave(self._touched(k, read))
-            self.parts[k] = parts
-            self.whole |= set(self._touched(k, read)) - set(pieces)
-            used |= _read(parts, "")
-        unread = [name for name in self.pieces if name not in used]
-        return not unread or self._leave(unread)
+        for k in sorted({k for name in self.pieces for k in self._around[name]}, reverse=True):
+            outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
+            cut = outputs & self.pieces.keys()
+            if cut and not self._takes(k, self.made, cut):
+                return self._leave(cut)
+            if (not cut or cut & self.whole) and not self._takes(k, self.parts, set()):
+                return self._leave(set(self._touched(k)) - outputs)
+            used |= self._read(k) - outputs
+        return used >= self.pieces.keys() or self._leave(self.pieces.keys() - used)
+
+    def _takes(self, k: int, to: dict[int, list[_Parts]], made: set[str]) -> bool:
+        """State the calls of a node whose result is in pieces, or whole; return whether it can be.
+
+        Pieces that are there anyway may also be taken as a whole.
+        """
+        others = {tensor.name for tensor in self.graph.nodes[k].outputs} - made
+        every = [name for name in self._touched(k) if name not in others]
+        for names in (every, [n for n in every if n in made or not self._is_there(n)]):
+            parts = self._calls(k, names)
+            if parts is not None and (_covers(parts, self.pieces, made) or self._may_be(k, parts)):
+                to[k] = parts
+                self.whole |= set(every) - set(names)
+                return True
+        return False
+
+    def _read(self, k: int) -> set[str]:
+        """Return which tensors a node takes in pieces."""
+        parts = (*self.made.get(k, ()), *self.parts.get(k, ()))
+        return {name for each in parts for part in each.parts for name in part.of}
+
+    def readers(self, name: str) -> list[list[_Part]]:
+        """Return for each piece of a tensor the parts of calls that read it."""
+        found: list[list[_Part]] = [[] for _ in range(self.pieces[name].count)]
+        maker = self._maker(name)
+        for k in self._around[name]:
+            made = self.made.get(k, []) if k != maker else []
+            for each in (*made, *self.parts.get(k, [])):
+                for part in each.parts:
+                    if name in part.of:
+                        found[part.of[name]].append(part)
+        return found
 
     def _leave(self, names: Iterable[str]) -> bool:
         for name in names:
             del self.pieces[name]
         return False
 
-    def _touched(self, k: int, pieces: Mapping[str, _Pieces]) -> list[str]:
+    def _touched(self, k: int) -> list[str]:
         named = {name for call in self.step.calls[k] for name in call.buffers}
-        return [name for name in pieces if name in named]
+        return [name for name in self.pieces if name in named]
 
     def _is_there(self, name: str) -> bool:
         return self.is_copy(self._maker(name))
 
-    def _calls(self, k: int, pieces: Mapping[str, _Pieces]) -> list[_Parts] | None:
-        found = [_parts(call, pieces) for call in self.step.calls[k]]
-        return [each for each in found if each is not None] if None not in found else None
+    def _calls(self, k: int, names: Sequence[str]) -> list[_Parts] | None:
+        """Return what becomes of the calls of a node where tensors are cut; None if nothing can."""
+        key = (k, tuple((name, self.pieces[name]) for name in names))
+        if key not in self._known:
+            found = [_parts(call, dict(key[1])) for call in self.step.calls[k]]
+            self._known[key] = None if None in found else [each for each in found if each]
+        return self._known[key]
 
     def _may_be(self, k: int, parts: list[_Parts]) -> bool:
         """Return whether a node whose result is whole can go so.
@@ -464,12 +319,12 @@ class _Cut:
         cut = [each for each in parts if len(each.parts) > 1]
         if not cut:
             return True
-        node, summed = self.graph.nodes[k], any(each.is_sum for each in cut)
+        node = self.graph.nodes[k]
         if len(node.outputs) != 1 or node.workspace_bytes or not node.recomputable:
             return False
-        if summed:
+        if any(each.is_sum for each in cut):
             return len(parts) == 1 and _is_plain_sum(self.step.calls[k][0])
-        return all(map(self._is_there, {name for each in cut for name in _read([each], "")}))
+        return all(self._is_there(n) for each in cut for part in each.parts for n in part.of)
 
 
 def _is_plain_sum(call: Call) -> bool:
@@ -495,24 +350,23 @@ def _beside(
     call: Call, name: str, pieces: _Pieces, buffers: Mapping[str, Buffer]
 ) -> Iterator[tuple[str, _Pieces]]:
     """Yield the other tensors of a call that goes piece by piece, and how these are cut then."""
-    loops = _loops(call)
+    loops = loops_of(call)
     if loops is None or name not in call.buffers or _inside(loops, {name: pieces}) is not None:
         return
     for number, ref in enumerate(loops.refs):
-        for d, parts in pieces.parts(loops, number) if ref.buffer == name else ():
+        for _, parts in pieces.parts(loops, number) if ref.buffer == name else ():
             if not all(_inside(part, {name: pieces}) for part in (parts[0], parts[-1])):
                 continue
-            for other, steps in zip(loops.refs, loops.steps, strict=True):
-                lengths = parts[0].sizes[d] if parts[1].refs != parts[0].refs else 1
+            for other in loops.refs:
                 between = _between(parts, other.buffer)
-                if other.buffer != name and between > 0 and lengths and steps[d]:
+                if other.buffer != name and between > 0:
                     outer, rest = divmod(buffers[other.buffer].elements, between * pieces.count)
                     if not rest and outer:
                         yield other.buffer, _Pieces(outer, pieces.count, between)
             return
 
 
-def _between(parts: Sequence[_Loops], name: str) -> int:
+def _between(parts: Sequence[Loops], name: str) -> int:
     """Return how far apart two parts begin in a tensor [elements]."""
     first, second = (
         next(ref.offset for ref in part.refs if ref.buffer == name) for part in parts[:2]
@@ -520,17 +374,14 @@ def _between(parts: Sequence[_Loops], name: str) -> int:
     return second - first
 
 
-def _covers(made: Sequence[_Parts], name: str, pieces: _Pieces) -> bool:
-    """Return whether calls write each piece of a tensor, and sum nothing up in one."""
-    written = [part.of.get(name) for each in made for part in each.parts]
-    alone = all(
-        len({part.of.get(name) for part in each.parts}) == len(each.parts) for each in made
-    )
-    return alone and set(written) == set(range(pieces.count))
-
-
-def _read(parts: Iterable[_Parts], made: str) -> set[str]:
-    return {name for each in parts for part in each.parts for name in part.of} - {made}
+def _covers(parts: Sequence[_Parts], pieces: Mapping[str, _Pieces], made: set[str]) -> bool:
+    """Return whether calls write each piece of their only result, and sum nothing up in one."""
+    if len(made) != 1:
+        return False
+    (name,) = made
+    written = [[part.of.get(name) for part in each.parts] for each in parts]
+    alone = all(len(set(each)) == len(each) for each in written)
+    return alone and {t for each in written for t in each} == set(range(pieces[name].count))
 
 
 # -- the step in pieces ----------------------------------------------------------------------------
@@ -556,8 +407,8 @@ class _Rewriting:
             for name, buffer in cut.step.buffers.items()
             if name not in cut.pieces or name in cut.whole
         }
-        self.lies: dict[str, Ref] = {}
-        """Pieces that are there already: where."""
+        self.lies: dict[str, tuple[str, np.ndarray]] = {}
+        """Pieces that are there already: which elements of what."""
         self.soon: list[_New] = []
         """Nodes that come as soon as what they read is there, in this order."""
         self.late: dict[str, _New] = {}
@@ -591,12 +442,14 @@ class _Rewriting:
         pieces = self.cut.pieces[result.name]
         parts = [part for each in self.cut.made[k] for part in each.parts]
         buffer = Buffer(elements=pieces.elements, type=self.whole.buffers[result.name].type)
+        readers = self.cut.readers(result.name)
         for t in range(pieces.count):
             mine, name = [part for part in parts if part.of[result.name] == t], _of(result.name, t)
             there = self._there(mine, pieces)
-            if there is not None:
+            if there is not None and all(
+                _moved(part.loops, result.name, there) for part in readers[t]
+            ):
                 self.lies[name] = there
-                self.ready[name] = self.ready.get(there.buffer, -1)
                 continue
             calls, read = self._renamed(mine)
             read.pop(name)
@@ -620,45 +473,59 @@ class _Rewriting:
             else:
                 self.late[name] = new
 
-    def _there(self, parts: Sequence[_Part], pieces: _Pieces) -> Ref | None:
-        """Return where a piece lies already, if all that makes it is a copy of that."""
+    def _there(self, parts: Sequence[_Part], pieces: _Pieces) -> tuple[str, np.ndarray] | None:
+        """Return where a piece lies already, if all that makes it is a copy of that.
+
+        Inputs of the step lie where they are to its end, and may lie in any way.
+        """
         if len(parts) != 1 or parts[0].call.kernel != "pm_copy":
             return None
-        _, x = self._renamed(parts)[0][0].arguments[:2]
-        loops = parts[0].loops
-        lies = zip(loops.sizes, *loops.steps, strict=True)
-        alike = all(size == 1 or to == of for size, to, of in lies) and loops.refs[0].offset == 0
-        if not isinstance(x, Ref) or not alike or prod(loops.sizes) != pieces.elements:
+        copy = self._loops_of(parts[0])
+        if copy is None:
             return None
-        i = self.graph.tensor_index.get(x.buffer)
-        if i is not None and self.graph.nodes[self.graph.node_of[i]].is_state:
+        to, of = (np.broadcast_to(copy.elements(k), copy.sizes) for k in range(2))
+        name = copy.refs[1].buffer
+        known = self.graph.tensor_index.get(name)
+        state = known is not None and self.graph.nodes[self.graph.node_of[known]].is_state
+        apart = name in self.ready and self.buffers[name].elements != pieces.elements
+        if state or apart or len(np.unique(to)) != pieces.elements:
             return None
-        mine = self.buffers[x.buffer].elements == pieces.elements
-        return x if x.buffer not in self.ready or mine else None
+        elements = np.empty(pieces.elements, dtype=int)
+        elements[to] = of
+        return name, elements
 
     def _renamed(self, parts: Sequence[_Part]) -> tuple[tuple[Call, ...], dict[str, None]]:
         """Return the calls of parts, with pieces by their names, and what they touch."""
         calls = []
         for part in parts:
-            arguments = tuple(
-                self._ref(a, part.of[a.buffer]) if isinstance(a, Ref) and a.buffer in part.of else a
-                for a in part.call.arguments
-            )
-            calls.append(replace(part.call, arguments=arguments))
+            loops = self._loops_of(part)
+            call = part.call if loops is None else loops.as_call()
+            if call is None:
+                raise TypeError(part)
+            calls.append(call)
         return tuple(calls), dict.fromkeys(name for call in calls for name in call.buffers)
 
-    def _ref(self, ref: Ref, t: int) -> Ref:
-        name = _of(ref.buffer, t)
-        there = self.lies.get(name, Ref(name))
-        return replace(there, offset=there.offset + ref.offset)
+    def _loops_of(self, part: _Part) -> Loops | None:
+        """Return the loops of a part, with pieces by their names, or where these lie."""
+        loops = part.loops
+        for name, t in part.of.items():
+            there = self.lies.get(_of(name, t))
+            loops = (
+                _renaming(loops, name, _of(name, t))
+                if there is None
+                else _moved(loops, name, there)
+            )
+        return loops
 
     def _in_place(self, out: str, calls: Sequence[Call]) -> tuple[tuple[str, str], ...]:
         """Return which input a result may take over: one that its only call goes through alike."""
-        loops = _loops(calls[0]) if len(calls) == 1 and _form(calls[0]) == "each" else None
+        loops = loops_of(calls[0]) if len(calls) == 1 and is_by_element(calls[0]) else None
         if loops is None or loops.refs[0] != Ref(out):
             return ()
         for ref, steps in zip(loops.refs[1:], loops.steps[1:], strict=True):
-            others = [s for r, s in zip(loops.refs, loops.steps, strict=True) if r.buffer == ref.buffer]
+            others = [
+                s for r, s in zip(loops.refs, loops.steps, strict=True) if r.buffer == ref.buffer
+            ]
             i = self.graph.tensor_index.get(ref.buffer)
             state = i is not None and self.graph.nodes[self.graph.node_of[i]].is_state
             if (
@@ -684,7 +551,7 @@ class _Rewriting:
         if not pairs and len(made) == 1:
             pairs = self._in_place(node.outputs[0].name, calls)
         inputs = tuple(n for n in touched if n in self.ready and n not in made)
-        updated = tuple(n for n in node.inputs if n in made or n in self.ready and n in touched)
+        updated = tuple(n for n in node.inputs if n in made or (n in self.ready and n in touched))
         self.others[k] = _New(
             node=replace(
                 node,
@@ -703,7 +570,8 @@ class _Rewriting:
             (call,), touched = self._renamed([part])
             touched.pop(result.name)
             read = tuple(name for name in touched if name in self.ready)
-            found.append((max(self.ready[name] for name in read), number, call, read))
+            ready = max((self.ready[name] for name in read), default=-1)
+            found.append((ready, number, call, read))
         before, links = "", [list(group) for _, group in groupby(sorted(found), lambda f: f[0])]
         for link in links:
             last = link is links[-1]
@@ -738,13 +606,13 @@ class _Rewriting:
         """Return calls that add a sum to what is there."""
         if call.kernel == "pm_mm":
             return [replace(_into(call, out), arguments=(Ref(out), *call.arguments[1:-1], 1))]
-        loops = _loops(call)
+        loops = loops_of(call)
         if loops is None:
             raise TypeError(call)
         count = self.whole.buffers[whole].elements
         rank = call.arguments[2][0] if isinstance(call.arguments[2], tuple) else 0
         if prod(loops.sizes[rank:]) == 1 and call.arguments[4] == 1.0:
-            table = _table((loops.sizes, loops.steps[0], loops.steps[0], loops.steps[1]))
+            table = shape_table((loops.sizes, loops.steps[0], loops.steps[0], loops.steps[1]))
             if table is not None:
                 return [Call("pm_add", (Ref(out), Ref(out), loops.refs[1], table, 1.0))]
         total = Call("pm_add", (Ref(out), Ref(out), Ref(WORKSPACE), (1, count, 1, 1, 1), 1.0))
@@ -758,7 +626,10 @@ class _Rewriting:
         soon = list(self.soon)
 
         def is_ready(new: _New) -> bool:
-            return all(name in there or name in self.late for name in new.node.inputs)
+            return all(
+                name in there or (name in self.late and is_ready(self.late[name]))
+                for name in new.node.inputs
+            )
 
         def with_inputs(new: _New) -> Iterator[_New]:
             for name in new.node.inputs:
@@ -779,6 +650,21 @@ class _Rewriting:
                 yield from with_inputs(now)
 
 
+def _renaming(loops: Loops | None, name: str, new: str) -> Loops | None:
+    if loops is None:
+        return None
+    refs = (replace(ref, buffer=new) if ref.buffer == name else ref for ref in loops.refs)
+    return replace(loops, refs=tuple(refs))
+
+
+def _moved(loops: Loops | None, name: str, there: tuple[str, np.ndarray]) -> Loops | None:
+    """Return loops that go through a piece where it lies; None where the kernel cannot do so."""
+    for number, ref in enumerate(loops.refs if loops else ()):
+        if loops is not None and ref.buffer == name:
+            loops = loops.moved(number, there[0], there[1][loops.elements(number)])
+    return None if loops is None or loops.as_call() is None else loops
+
+
 def _of(name: str, t: int) -> str:
     return f"{name}[{t}]"
 
@@ -797,78 +683,69 @@ def _into(call: Call, out: str) -> Call:
 def _added(step: LoweredStep) -> LoweredStep:
     """Let a product be summed in the memory of the gradient that it is added to.
 
-    Both are gradients of one weight, such as of two time steps.
+    Both are gradients of one weight, such as of two time steps. The node comes where the product
+    was: the other gradient is there.
     """
     graph = step.graph
     kept = {step.loss.buffer, *(ref.buffer for v in step.gradients for ref in v.pieces)}
-    nodes: list[tuple[Node, tuple[Call, ...]] | None] = []
-    gone: set[str] = set()
+    nodes: list[tuple[Node, tuple[Call, ...]]] = []
     where: dict[str, int] = {}
-    for k, pair in enumerate(zip(graph.nodes, step.calls, strict=True)):
-        node, calls = pair
-        new: tuple[Node, tuple[Call, ...]] = pair
+    gone: set[str] = set()
+    for k, (node, calls) in enumerate(zip(graph.nodes, step.calls, strict=True)):
         match calls:
-            case (Call("pm_add", (Ref(out, 0), Ref(x, 0), Ref(y, 0), (1, n, 1, 1, 1), 1.0)),):
-                operands = [name for name in (x, y) if name in where]
-                latest = max(operands, key=where.__getitem__, default="")
-                made = nodes[where[latest]] if latest else None
+            case (Call("pm_add", (Ref(out, 0), Ref(x, 0), Ref(y, 0), (1, n, 1, 1, 1), 1.0)),) if (
+                x != y and x in where and y in where
+            ):
+                before, product = sorted((x, y), key=where.__getitem__)
             case _:
-                made, latest, n, x, y, out = None, "", 0, "", "", ""
-        other = y if latest == x else x
+                before = product = out = ""
+                n = 0
+        maker, made = nodes[where[product]] if product else (node, calls)
         if (
-            made is not None
-            and x != y
-            and latest not in kept
-            and len(operands) == 2
-            and graph.users_of[graph.tensor_index[latest]] == (k,)
-            and _is_weight_gradient(made[1], latest, n)
-            and _is_gradient_sum(nodes[where[other]])
+            product not in kept
+            and product
+            and graph.users_of[graph.tensor_index[product]] == (k,)
+            and _is_weight_gradient(made, product, n)
+            and _is_gradient_sum(*nodes[where[before]])
         ):
-            nodes[where[latest]] = None
-            gone.add(latest)
-            product = made[1][0]
-            copy = Call("pm_copy", (Ref(out), Ref(other), (1, n, 1, 1)))
-            adding = replace(product, arguments=(Ref(out), *product.arguments[1:-1], 1))
-            new = (
-                replace(
-                    made[0],
-                    name=node.name,
-                    inputs=(*made[0].inputs, other),
-                    outputs=node.outputs,
-                    flops=made[0].flops + node.flops,
-                    bytes_moved=None,
-                    in_place=((out, other),),
-                ),
-                (copy, adding),
+            gone.add(product)
+            where[out] = where[product]
+            copy = Call("pm_copy", (Ref(out), Ref(before), (1, n, 1, 1)))
+            adding = replace(made[0], arguments=(Ref(out), *made[0].arguments[1:-1], 1))
+            joined = replace(
+                maker,
+                name=node.name,
+                inputs=(*maker.inputs, before),
+                outputs=node.outputs,
+                flops=maker.flops + node.flops,
+                bytes_moved=None,
+                in_place=((out, before),),
             )
-            # It comes where the product was: the other gradient is there.
-            nodes[where[latest]] = new
-            where[out] = where[latest]
-            continue
-        where.update((tensor.name, len(nodes)) for tensor in node.outputs)
-        nodes.append(new)
+            nodes[where[product]] = joined, (copy, adding)
+        else:
+            where.update((tensor.name, len(nodes)) for tensor in node.outputs)
+            nodes.append((node, calls))
     if not gone:
         return step
-    kept_nodes = [pair for pair in nodes if pair is not None]
     return replace(
         step,
-        graph=replace(graph, nodes=tuple(node for node, _ in kept_nodes)),
-        calls=tuple(calls for _, calls in kept_nodes),
+        graph=replace(graph, nodes=tuple(node for node, _ in nodes)),
+        calls=tuple(calls for _, calls in nodes),
         buffers={name: buffer for name, buffer in step.buffers.items() if name not in gone},
     )
 
 
 def _is_weight_gradient(calls: Sequence[Call], name: str, elements: int) -> bool:
-    """Return whether one product makes a gradient of a weight: it sums over rows of both factors."""
+    """Return whether one product makes a gradient of a weight: it sums over rows of factors."""
     match calls:
         case (Call("pm_mm", (Ref(out, 0), _, _, int(m), _, int(n), int(row), 1, _, _, 1, 0)),):
             return out == name and row == n and m * n == elements
     return False
 
 
-def _is_gradient_sum(made: tuple[Node, tuple[Call, ...]] | None) -> bool:
+def _is_gradient_sum(node: Node, calls: Sequence[Call]) -> bool:
     """Return whether a node makes the gradient of a weight, or adds to it."""
-    if made is None or made[0].phase != Phase.BACKWARD:
-        return False
-    *_, last = made[1]
-    return last.kernel == "pm_mm" and last.arguments[7] == last.arguments[10] == 1
+    match calls:
+        case (*_, Call("pm_mm", (_, _, _, _, _, _, _, 1, _, _, 1, _))):
+            return node.phase == Phase.BACKWARD
+    return False

@@ -1,0 +1,200 @@
+"""Calls of kernels as loops: how each goes through its tensors, and the call of other loops.
+
+For kernels that can begin, end and step anywhere: products of matrices, sums, copies, and what is
+computed element by element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+
+from poetmodel.export.kernels import parameter_names
+from poetmodel.export.step import Call, Ref
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from poetmodel.export.step import Argument
+
+    Numbers: TypeAlias = tuple[int, ...]
+
+_RANK: Final = 6
+"""Dimensions that a shape table may have: ``PM_RANK``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loops:
+    """A call whose tensors are gone through by loops: in each dimension by steps [elements]."""
+
+    call: Call
+    sizes: Numbers
+    refs: tuple[Ref, ...]
+    steps: tuple[Numbers, ...]
+    """Of each tensor, in each dimension."""
+
+    def elements(self, number: int) -> np.ndarray:
+        """Return which elements of a tensor each pass reads or writes."""
+        found = np.array(self.refs[number].offset)
+        for size, step in zip(self.sizes, self.steps[number], strict=True):
+            found = found[..., None] + step * np.arange(size if step else 1)
+        return found
+
+    def moved(self, number: int, buffer: str, elements: np.ndarray) -> Loops | None:
+        """Return loops that go through other elements of a tensor; None where no steps do."""
+        first, steps = int(elements.flat[0]), []
+        for dimension, step in enumerate(self.steps[number]):
+            line = np.moveaxis(elements, dimension, 0).reshape(elements.shape[dimension], -1)[:, 0]
+            steps.append(int(line[1] - line[0]) if len(line) > 1 else step)
+        refs = (*self.refs[:number], Ref(buffer, first), *self.refs[number + 1 :])
+        every = (*self.steps[:number], tuple(steps), *self.steps[number + 1 :])
+        found = replace(self, refs=refs, steps=every)
+        return found if (found.elements(number) == elements).all() else None
+
+    def part(self, dimension: int, first: int, count: int, stride: int) -> Loops:
+        """Return some of the passes of a dimension."""
+        sizes = (*self.sizes[:dimension], count, *self.sizes[dimension + 1 :])
+        refs = tuple(
+            replace(ref, offset=ref.offset + first * steps[dimension])
+            for ref, steps in zip(self.refs, self.steps, strict=True)
+        )
+        steps = tuple(
+            (*each[:dimension], each[dimension] * stride, *each[dimension + 1 :])
+            for each in self.steps
+        )
+        return replace(self, sizes=sizes, refs=refs, steps=steps)
+
+    def as_call(self) -> Call | None:
+        """Return the call; None where the kernel cannot go so."""
+        return _FORMS[_form(self.call)][1](self)
+
+
+def loops_of(call: Call) -> Loops | None:
+    """Return a call as loops; None of a kernel that is none of these."""
+    form = _form(call)
+    return _FORMS[form][0](call) if form in _FORMS and call.where is None else None
+
+
+def is_by_element(call: Call) -> bool:
+    """Return whether a kernel computes element by element: its result may be one of its inputs."""
+    return _form(call) == "each"
+
+
+def _form(call: Call) -> str:
+    if call.kernel in _FORMS:
+        return call.kernel
+    refs = [a for a in call.arguments if isinstance(a, Ref)]
+    names, rest = parameter_names(call.kernel), call.arguments[len(refs) + 1 :]
+    table = call.arguments[len(refs)] if len(call.arguments) > len(refs) else None
+    if names[len(refs) : len(refs) + 1] != ("shape",) or not isinstance(table, tuple):
+        return ""
+    fits = 1 <= table[0] <= _RANK and len(table) == 1 + table[0] * (1 + len(refs))
+    return "each" if fits and all(isinstance(a, float) for a in rest) else ""
+
+
+def _ints(arguments: Iterable[Argument]) -> list[int]:
+    return [a for a in arguments if isinstance(a, int)]
+
+
+def call_refs(call: Call) -> tuple[Ref, ...]:
+    """Return the pointers that a call has, in order."""
+    return tuple(a for a in call.arguments if isinstance(a, Ref))
+
+
+def _columns(table: Argument) -> list[Numbers]:
+    """Return sizes, then the steps of each tensor, of a shape table: see ``pm_each.h``."""
+    if not isinstance(table, tuple):
+        raise TypeError(table)
+    rank, *rest = table
+    width = len(rest) // rank
+    return [tuple(rest[k::width]) for k in range(width)]
+
+
+def shape_table(columns: Sequence[Numbers]) -> Numbers | None:
+    """Return a shape table, without dimensions of size 1; None where it has too many."""
+    rows = [row for row in zip(*columns, strict=True) if row[0] != 1]
+    merged: list[list[int]] = []
+    for size, *steps in rows:
+        if merged and steps == [merged[-1][0] * step for step in merged[-1][1:]]:
+            merged[-1][0] *= size
+        else:
+            merged.append([size, *steps])
+    merged = merged or [[1] * len(columns)]
+    return (len(merged), *(n for row in merged for n in row)) if len(merged) <= _RANK else None
+
+
+def _read_each(call: Call) -> Loops:
+    refs = call_refs(call)
+    sizes, *steps = _columns(call.arguments[len(refs)])
+    return Loops(call=call, sizes=sizes, refs=refs, steps=tuple(steps))
+
+
+def _write_each(loops: Loops) -> Call | None:
+    table, count = shape_table((loops.sizes, *loops.steps)), len(loops.refs)
+    rest = loops.call.arguments[count + 1 :]
+    return None if table is None else replace(loops.call, arguments=(*loops.refs, table, *rest))
+
+
+def _read_product(call: Call) -> Loops:
+    m, k, n, out_row, a_row, a_column, b_row, b_column, _ = _ints(call.arguments)
+    steps = (out_row, 0, 1), (a_row, a_column, 0), (0, b_row, b_column)
+    return Loops(call=call, sizes=(m, k, n), refs=call_refs(call), steps=steps)
+
+
+def _write_product(loops: Loops) -> Call | None:
+    (out_row, _, column), (a_row, a_column, _), (_, b_row, b_column) = loops.steps
+    numbers = (*loops.sizes, out_row, a_row, a_column, b_row, b_column)
+    fits = column == 1 or loops.sizes[2] == 1
+    last = loops.call.arguments[-1]
+    return replace(loops.call, arguments=(*loops.refs, *numbers, last)) if fits else None
+
+
+def _read_sum(call: Call) -> Loops:
+    sizes, out, x = _columns(call.arguments[2])
+    summed, inside = _columns(call.arguments[3])
+    steps = (*out, *(0 for _ in summed)), (*x, *inside)
+    return Loops(call=call, sizes=(*sizes, *summed), refs=call_refs(call), steps=steps)
+
+
+def _write_sum(loops: Loops) -> Call | None:
+    rank = len(_columns(loops.call.arguments[2])[0])
+    out, x = loops.steps
+    outer = shape_table((loops.sizes[:rank], out[:rank], x[:rank]))
+    inner = shape_table((loops.sizes[rank:], x[rank:]))
+    rest = loops.call.arguments[4:]
+    if outer is None or inner is None:
+        return None
+    return replace(loops.call, arguments=(*loops.refs, outer, inner, *rest))
+
+
+def _read_fill(call: Call) -> Loops:
+    return Loops(call=call, sizes=(_ints(call.arguments)[0],), refs=call_refs(call), steps=((1,),))
+
+
+def _write_fill(loops: Loops) -> Call | None:
+    fits = loops.steps == ((1,),)
+    arguments = (*loops.refs, *loops.sizes, *loops.call.arguments[2:])
+    return replace(loops.call, arguments=arguments) if fits else None
+
+
+def _read_rows(call: Call) -> Loops:
+    m, n, row, step = _ints(call.arguments)
+    return Loops(call=call, sizes=(m, n), refs=call_refs(call), steps=((row, 1), (0, step)))
+
+
+def _write_rows(loops: Loops) -> Call | None:
+    (row, column), (_, step) = loops.steps
+    fits = column == 1 or loops.sizes[1] == 1
+    return replace(loops.call, arguments=(*loops.refs, *loops.sizes, row, step)) if fits else None
+
+
+_FORMS: Final = {
+    "each": (_read_each, _write_each),
+    "pm_mm": (_read_product, _write_product),
+    "pm_sum": (_read_sum, _write_sum),
+    "pm_fill": (_read_fill, _write_fill),
+    "pm_fill_rows": (_read_rows, _write_rows),
+}
+"""What reads and writes the loops of kernels; ``each`` stands for those with one shape table."""
