@@ -53,17 +53,30 @@ class Loops:
         found = replace(self, refs=refs, steps=every)
         return found if (found.elements(number) == elements).all() else None
 
-    def part(self, dimension: int, first: int, count: int, stride: int) -> Loops:
-        """Return some of the passes of a dimension."""
-        sizes = (*self.sizes[:dimension], count, *self.sizes[dimension + 1 :])
+    def part(self, dimension: int, number: int, *, rows: int, count: int) -> Loops:
+        """Return some of the passes of a dimension: of each `count` times `rows` of them, `rows`.
+
+        `number` says which of the `count`. Rows and the rounds of them are dimensions of their own
+        where both are more than one.
+        """
+        rounds = self.sizes[dimension] // (rows * count)
+        new = [(rows, 1)] if rounds == 1 else [(rounds, rows * count)]
+        if rows > 1 and rounds > 1:
+            new.insert(0, (rows, 1))
         refs = tuple(
-            replace(ref, offset=ref.offset + first * steps[dimension])
+            replace(ref, offset=ref.offset + number * rows * steps[dimension])
             for ref, steps in zip(self.refs, self.steps, strict=True)
         )
         steps = tuple(
-            (*each[:dimension], each[dimension] * stride, *each[dimension + 1 :])
+            (
+                *each[:dimension],
+                *(each[dimension] * factor for _, factor in new),
+                *each[dimension + 1 :],
+            )
             for each in self.steps
         )
+        inside = (size for size, _ in new)
+        sizes = (*self.sizes[:dimension], *inside, *self.sizes[dimension + 1 :])
         return replace(self, sizes=sizes, refs=refs, steps=steps)
 
     def as_call(self) -> Call | None:
@@ -144,11 +157,11 @@ def _read_product(call: Call) -> Loops:
 
 
 def _write_product(loops: Loops) -> Call | None:
-    (out_row, _, column), (a_row, a_column, _), (_, b_row, b_column) = loops.steps
+    if len(loops.sizes) != len(_PRODUCT) or (loops.steps[0][2] != 1 and loops.sizes[2] > 1):
+        return None
+    (out_row, _, _), (a_row, a_column, _), (_, b_row, b_column) = loops.steps
     numbers = (*loops.sizes, out_row, a_row, a_column, b_row, b_column)
-    fits = column == 1 or loops.sizes[2] == 1
-    last = loops.call.arguments[-1]
-    return replace(loops.call, arguments=(*loops.refs, *numbers, last)) if fits else None
+    return replace(loops.call, arguments=(*loops.refs, *numbers, loops.call.arguments[-1]))
 
 
 def _read_sum(call: Call) -> Loops:
@@ -159,14 +172,13 @@ def _read_sum(call: Call) -> Loops:
 
 
 def _write_sum(loops: Loops) -> Call | None:
-    rank = len(_columns(loops.call.arguments[2])[0])
-    out, x = loops.steps
-    outer = shape_table((loops.sizes[:rank], out[:rank], x[:rank]))
-    inner = shape_table((loops.sizes[rank:], x[rank:]))
-    rest = loops.call.arguments[4:]
+    rows = list(zip(loops.sizes, *loops.steps, strict=True))
+    outer = shape_table(tuple(zip(*(row for row in rows if row[1]), strict=True)) or ((1,),) * 3)
+    summed = [(size, x) for size, out, x in rows if not out]
+    inner = shape_table(tuple(zip(*summed, strict=True)) or ((1,),) * 2)
     if outer is None or inner is None:
         return None
-    return replace(loops.call, arguments=(*loops.refs, outer, inner, *rest))
+    return replace(loops.call, arguments=(*loops.refs, outer, inner, *loops.call.arguments[4:]))
 
 
 def _read_fill(call: Call) -> Loops:
@@ -174,9 +186,10 @@ def _read_fill(call: Call) -> Loops:
 
 
 def _write_fill(loops: Loops) -> Call | None:
-    fits = loops.steps == ((1,),)
-    arguments = (*loops.refs, *loops.sizes, *loops.call.arguments[2:])
-    return replace(loops.call, arguments=arguments) if fits else None
+    match shape_table((loops.sizes, *loops.steps)):
+        case (1, elements, 1):
+            return replace(loops.call, arguments=(*loops.refs, elements, *loops.call.arguments[2:]))
+    return None
 
 
 def _read_rows(call: Call) -> Loops:
@@ -185,10 +198,16 @@ def _read_rows(call: Call) -> Loops:
 
 
 def _write_rows(loops: Loops) -> Call | None:
-    (row, column), (_, step) = loops.steps
-    fits = column == 1 or loops.sizes[1] == 1
-    return replace(loops.call, arguments=(*loops.refs, *loops.sizes, row, step)) if fits else None
+    if len(loops.sizes) != len(_ROWS) or (loops.steps[0][1] != 1 and loops.sizes[1] > 1):
+        return None
+    (row, _), (_, step) = loops.steps
+    return replace(loops.call, arguments=(*loops.refs, *loops.sizes, row, step))
 
+
+_PRODUCT: Final = ("m", "k", "n")
+"""Dimensions of a product."""
+_ROWS: Final = ("m", "n")
+"""Dimensions of rows that are filled."""
 
 _FORMS: Final = {
     "each": (_read_each, _write_each),

@@ -68,14 +68,13 @@ class _Pieces:
     def parts(self, loops: Loops, number: int) -> Iterator[tuple[int, list[Loops]]]:
         """Yield each dimension by which loops over a tensor can go piece by piece, with these."""
         for d, (size, step) in enumerate(zip(loops.sizes, loops.steps[number], strict=True)):
-            if step == self.inner and size == self.count:
-                yield d, [loops.part(d, t, 1, 1) for t in range(self.count)]
-            elif step == self.inner and size == self.count * self.outer:
-                yield d, [loops.part(d, t, self.outer, self.count) for t in range(self.count)]
-            elif step > 0 and self.outer == 1 and step * size == self.count * self.inner:
-                rows, rest = divmod(self.inner, step)
-                if not rest:
-                    yield d, [loops.part(d, t * rows, rows, 1) for t in range(self.count)]
+            rows, rest = divmod(self.inner, step) if step > 0 else (0, 1)
+            rows = min(rows, size // self.count)
+            if rows and not rest and size in (rows * self.count, rows * self.count * self.outer):
+                yield (
+                    d,
+                    [loops.part(d, t, rows=rows, count=self.count) for t in range(self.count)],
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

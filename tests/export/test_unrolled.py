@@ -1,0 +1,275 @@
+"""Unrolled networks: what is summed over all time steps is summed one by one, in less RAM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps  # noqa: E402
+from kit.kernel_calls import TOLERANCE, Memory, executed  # noqa: E402
+from poetmodel.export.instructions import node_instructions  # noqa: E402
+from poetmodel.export.loops import loops_of  # noqa: E402
+from poetmodel.export.step import Buffer, Call, DataType, Ref  # noqa: E402
+from poetmodel.export.unrolled import unrolled  # noqa: E402
+from poetmodel.graph import checkpoint_all_peak_bytes, floor  # noqa: E402
+from poetmodel.torch.lowering.step import lower  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from poetmodel.export.step import LoweredStep
+
+pytestmark = pytest.mark.torch
+
+CELLS: Final = (nn.GRU, nn.LSTM, nn.RNN)
+
+
+class Recurrent(nn.Module):
+    """A recurrent network with a linear layer behind its last step, or behind each."""
+
+    def __init__(
+        self, cell: Any, inputs: int, hidden: int, *, every: bool = False, **options: Any
+    ) -> None:
+        super().__init__()
+        self.cell = cell(inputs, hidden, **options)
+        directions = 2 if options.get("bidirectional") else 1
+        self.head = nn.Linear(directions * hidden, 3)
+        self.every = every
+
+    def forward(self, x: Any) -> Any:
+        """Return what the linear layer makes."""
+        y = self.cell(x)[0]
+        if self.every:
+            return self.head(y)
+        return self.head(y[:, -1] if self.cell.batch_first else y[-1])
+
+
+def recurrent(
+    cell: Any, steps: int, batch: int, inputs: int = 3, hidden: int = 4, **options: Any
+) -> Any:
+    """Return a training of a recurrent network: model, loss and inputs."""
+    torch.manual_seed(0)
+    options.setdefault("batch_first", True)
+    model = Recurrent(cell, inputs, hidden, **options)
+    sizes = (batch, steps) if options["batch_first"] else (steps, batch)
+    x = torch.randn(*sizes, inputs)
+    if options.get("every"):
+        return model, functional.mse_loss, (x, torch.randn(*sizes, 3))
+    return model, functional.cross_entropy, (x, torch.randint(0, 3, (batch,)))
+
+
+def steps_of(training: Any, optimizer: Any = torch.optim.SGD) -> tuple[LoweredStep, LoweredStep]:
+    """Return a step as it is captured, and one whose time steps are apart."""
+    model, loss, inputs = training
+    made = None if optimizer is None else optimizer(model.parameters(), lr=0.1)
+    before = lower(model, loss, inputs, optimizer=made, masks=False)
+    return before, unrolled(before)
+
+
+def left(step: LoweredStep, memory: Memory) -> dict[str, np.ndarray]:
+    """Return loss, gradients and state after some steps."""
+    values = {value.name: value for value in (*step.states, *step.gradients)}
+    found = {"loss": memory[step.loss.buffer]}
+    for name, value in values.items():
+        (ref,) = value.pieces
+        elements = int(np.prod(value.shape, dtype=int))
+        found[name] = memory[ref.buffer][ref.offset : ref.offset + elements]
+    return found
+
+
+def check(before: LoweredStep, after: LoweredStep, *inputs: Any, steps: int = 2) -> None:
+    """Hold losses, gradients and state of two steps to each other."""
+    expected = left(before, executed(before, *inputs, steps=steps))
+    found = left(after, executed(after, *inputs, steps=steps))
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(
+            found[name], values, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
+        )
+
+
+def peaks(step: LoweredStep) -> tuple[int, int]:
+    """Return keep-all and the least RAM of a step."""
+    return checkpoint_all_peak_bytes(step.graph), floor(step.graph).bytes
+
+
+@given(
+    cell=st.sampled_from(CELLS),
+    steps=st.integers(1, 6),
+    batch=st.integers(1, 3),
+    inputs=st.integers(1, 5),
+    hidden=st.integers(1, 5),
+    layers=st.integers(1, 2),
+    bidirectional=st.booleans(),
+    batch_first=st.booleans(),
+    every=st.booleans(),
+    dropout=st.sampled_from([0.0, 0.4]),
+    bias=st.booleans(),
+    optimizer=st.sampled_from([None, torch.optim.SGD, torch.optim.Adagrad]),
+)
+@settings(max_examples=25)
+def test_random_networks_train_as_captured(
+    cell: Any, steps: int, batch: int, inputs: int, hidden: int, layers: int, optimizer: Any,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Whatever the cell, its sizes and its optimizer, with dropout and both directions."""
+    if layers == 1:
+        options["dropout"] = 0.0
+    training = recurrent(cell, steps, batch, inputs, hidden, num_layers=layers, **options)
+    before, after = steps_of(training, optimizer)
+    check(before, after, *training[2])
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"every": True}])
+def test_no_stack_is_left(cell: Any, options: dict[str, Any]) -> None:
+    """Gradients of weights, gates and gradients of inputs need no tensor of all time steps.
+
+    So that keep-all and the least RAM fall.
+    """
+    training = recurrent(cell, 10, 4, 3, 4, **options)
+    before, after = steps_of(training)
+    largest = max(tensor.bytes for tensor in after.graph.tensors)
+    per_step = 4 * 4 * 4  # of a time step: batch times hidden reals
+    assert max(tensor.bytes for tensor in before.graph.tensors) >= 10 * per_step
+    assert largest < 10 * per_step
+    assert "stack" not in {node.op for node in after.graph.nodes}
+    assert all(new < old for new, old in zip(peaks(after), peaks(before), strict=True))
+    check(before, after, *training[2])
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_time_steps_apart_cost_few_instructions(cell: Any) -> None:
+    """What small products take more, gradients that are summed in place take less."""
+    for batch in (1, 8):
+        training = recurrent(cell, 12, batch, 8, 16)
+        old, new = (sum(node_instructions(step).values()) for step in steps_of(training))
+        assert new < 1.05 * old
+
+
+def test_gradients_that_take_more_than_their_stacks_are_summed_at_once() -> None:
+    """Two time steps of one sample are less than the gradient of a weight of five columns."""
+    before, after = steps_of(recurrent(nn.RNN, 2, 1, 5, 6))
+    stacks = [[n.name for n in step.graph.nodes if n.op == "stack"] for step in (before, after)]
+    assert stacks[0] == stacks[1] != []
+
+
+def test_other_networks_stay_as_they_are() -> None:
+    """Nothing is stacked in them, and no weight has two gradients."""
+    layers = (nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4))
+    convolutions = nn.Sequential(*layers), (torch.randn(2, 1, 6, 6), torch.tensor([1, 2]))
+    attention = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+    for model, inputs in (convolutions, (attention, (torch.randn(2, 5, 8), torch.ones(2, 5, 8)))):
+        loss = functional.cross_entropy if inputs[1].ndim == 1 else functional.mse_loss
+        step = lower(model, loss, inputs, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        assert unrolled(step) is step
+
+
+def test_shared_weights_are_summed_in_place() -> None:
+    """The second gradient of a weight goes into the first: no tensor has it alone."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 5)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(torch.tanh(self.layer(x)))
+
+    training = Twice(), functional.mse_loss, (torch.randn(3, 5), torch.randn(3, 5))
+    before, after = steps_of(training)
+    (adding,) = [
+        k
+        for k, calls in enumerate(after.calls)
+        if len(calls) == 2 and after.graph.nodes[k].op == "mm"
+    ]
+    node = after.graph.nodes[adding]
+    assert node.in_place == ((node.outputs[0].name, node.inputs[-1]),)
+    assert len(after.graph.nodes) == len(before.graph.nodes) - 1
+    check(before, after, *training[2])
+
+
+# -- loops -----------------------------------------------------------------------------------------
+
+CALLS: Final = {
+    "product": Call("pm_mm", (Ref("y"), Ref("x", 1), Ref("z"), 4, 3, 2, 5, 1, 4, 2, 1, 0)),
+    "sum": Call("pm_sum", (Ref("y"), Ref("x"), (1, 4, 2, 1), (2, 2, 4, 3, 8), 2.0)),
+    "fill": Call("pm_fill", (Ref("y", 2), 6, 0.5)),
+    "rows": Call("pm_fill_rows", (Ref("y"), Ref("x"), 2, 4, 6, 2)),
+    "copy": Call("pm_copy", (Ref("y"), Ref("x"), (3, 2, 1, 4, 3, 2, 1, 2, 6, 8))),
+    "elements": Call("pm_add", (Ref("y"), Ref("x", 3), Ref("z"), (2, 3, 1, 1, 0, 6, 3, 3, 1), 1.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_loops_go_through_what_kernels_do(name: str) -> None:
+    """One half of the passes of a dimension and the other do what the call does.
+
+    Halves are rows in the middle, or each second pass.
+    """
+    call = CALLS[name]
+    loops = loops_of(call)
+    assert loops is not None
+    whole = loops.as_call()
+    assert whole is not None
+    expected = results([call])
+    assert np.array_equal(results([whole]), expected, equal_nan=True)
+    for d in (k for k, size in enumerate(loops.sizes) if size % 2 == 0 and loops.steps[0][k]):
+        for rows in {1, loops.sizes[d] // 2}:
+            parts = [loops.part(d, t, rows=rows, count=2) for t in range(2)]
+            calls = [part.as_call() for part in parts]
+            in_one = name in ("fill", "rows") and loops.steps[0][d] == 1
+            assert (None in calls) == (in_one and rows == 1)  # elements one after the other
+            elements = [set(part.elements(0).flat) for part in parts]
+            assert elements[0] | elements[1] == set(np.flatnonzero(~np.isnan(expected)))
+            if None not in calls:
+                assert np.array_equal(results(calls), expected, equal_nan=True)
+
+
+def results(calls: list[Any]) -> np.ndarray:
+    """Return what calls leave in y; NaN where they write nothing."""
+    memory = Memory({name: Buffer(elements=40, type=DataType.REAL) for name in "xyz"})
+    for number, name in enumerate("xz"):
+        memory[name][...] = np.random.default_rng(number).normal(size=40)
+    memory.execute(calls)
+    return memory["y"].copy()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call("pm_log_softmax", (Ref("y"), Ref("x"), (1, 2, 4, 4), 4, 1, 1)),
+        Call("pm_bits_scale", (Ref("y"), Ref("x"), Ref("z"), (1, 8, 1, 1), 1.0)),
+        Call("pm_conv2d_dw", (Ref("y"), Ref("x"), Ref("z"), (1,) * 16, 1, 0, 1)),
+    ],
+)
+def test_other_kernels_are_no_loops(call: Call) -> None:
+    """What goes through its tensors in another way stays whole."""
+    assert loops_of(call) is None
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["keep-all", "recomputed", "blocking", "dma"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_exported_networks_train_as_pytorch_does(cell: Any, schedule: str, tmp_path: Path) -> None:
+    """In double, whatever is computed again or paged."""
+    training = recurrent(cell, 8, 2, 3, 4, num_layers=2)
+    model, loss, inputs = training
+    step = lower(model, loss, inputs, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+    batches = batches_like(inputs, 2)
+    program = Exported(step, tmp_path, **SCHEDULES[schedule])
+    expected = torch_steps(training, batches, 3, "sgd")
+    apart = program.outcome(batches, 3).differences(expected)
+    assert max(apart.values()) < TOLERANCE
