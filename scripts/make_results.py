@@ -53,6 +53,7 @@ from result_pages import (  # noqa: E402
     figures,
     grid,
     masks,
+    recurrent,
     step_costs,
     tested,
     training,
@@ -77,6 +78,7 @@ ABLATION_PAGE: Final = ROOT / "bench" / "lazy-records.md"
 COMPARED_PAGE: Final = ROOT / "docs" / "compared.md"
 PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
 EXECUTORCH_PAGE: Final = ROOT / "docs" / "how-to" / "executorch.md"
+EXPORT_PAGE: Final = ROOT / "docs" / "how-to" / "export.md"
 STEP_PAGE: Final = ROOT / "docs" / "how-to" / "training-step.md"
 CHOICE_PAGE: Final = ROOT / "docs" / "how-to" / "choose.md"
 README: Final = ROOT / "README.md"
@@ -84,6 +86,7 @@ BLOCKS: Final[tuple[tuple[str, Path, str, Callable[[Any, str], str]], ...]] = (
     ("*-addresses.jsonl", PLANS_PAGE, "fragmentation", addresses.block),
     ("*-executorch.jsonl", EXECUTORCH_PAGE, "arenas", executorch.block),
     ("*-masks.jsonl", STEP_PAGE, "masks", masks.block),
+    ("*-recurrent.jsonl", EXPORT_PAGE, "recurrent", recurrent.block),
     ("*-choice.jsonl", CHOICE_PAGE, "choice", choice.block),
 )
 """Records that a part of a page is made of: that part, and what makes it."""

@@ -23,6 +23,13 @@ def block(records: Sequence[Mapping[str, Any]], source: str) -> str:
         for (network, _), pair in both.items()
         if pair[False]["baseline_j"]
     }
+    steps = {network: pair for (network, _), pair in both.items()}
     return render(
-        "recurrent", records=records, rows=both, bases=bases, source=source, OPTIMAL=Status.OPTIMAL
+        "recurrent",
+        records=records,
+        rows=both,
+        steps=steps,
+        bases=bases,
+        source=source,
+        OPTIMAL=Status.OPTIMAL,
     )

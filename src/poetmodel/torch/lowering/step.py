@@ -59,8 +59,8 @@ def lower(
     """Capture a training step and lower it to calls of kernels; parameters as for `trace`.
 
     With `accumulate` the step sums gradients of so many batches before it updates, each of the loss
-    divided by that number. Without `masks` it saves for its backward pass what PyTorch saves: for
-    comparisons.
+    divided by that number. Without `masks` it saves for its backward pass what PyTorch saves, time
+    steps of recurrent layers in stacks: for comparisons.
 
     Raises
     ------
