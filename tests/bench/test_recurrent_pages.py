@@ -14,7 +14,12 @@ def run(share: int, *, apart: bool, **changes: Any) -> dict[str, Any]:
     """Return the record of an export that takes more energy as captured."""
     return {
         "recorded": "2026-11-26T10:00:00+00:00",
-        "machine": {"cpu": "cpu", "cores": 2, "python": "3.11.7", "versions": {"highspy": "1.15.1"}},
+        "machine": {
+            "cpu": "cpu",
+            "cores": 2,
+            "python": "3.11.7",
+            "versions": {"highspy": "1.15.1"},
+        },
         "load_average": 1.0,
         "cell": {"network": "GRU", "share": share, "apart": apart},
         "ram_bytes": 500 * share,

@@ -134,7 +134,7 @@ class _Cut:
         self.step = step
         self.graph = step.graph
         self._kept = {step.loss.buffer, *(r.buffer for v in step.gradients for r in v.pieces)}
-        self._state = {self.graph.tensors[i].name for i in self.graph.state_tensors}
+        self.state = {self.graph.tensors[i].name for i in self.graph.state_tensors}
         self._around: dict[str, list[int]] = {}
         for k, calls in enumerate(step.calls):
             for name in dict.fromkeys(name for call in calls for name in call.buffers):
@@ -207,7 +207,7 @@ class _Cut:
         found = _parts(call, {name: pieces})
         others = {ref.buffer for ref in call_refs(call)[1:]} - {name}
         return (
-            found is not None and found.is_sum and call.kernel in _SUMS and not others & self._state
+            found is not None and found.is_sum and call.kernel in _SUMS and not others & self.state
         )
 
     def _propose_around(self, name: str, pieces: _Pieces) -> None:
@@ -484,10 +484,8 @@ class _Rewriting:
             return None
         to, of = (np.broadcast_to(copy.elements(k), copy.sizes) for k in range(2))
         name = copy.refs[1].buffer
-        known = self.graph.tensor_index.get(name)
-        state = known is not None and self.graph.nodes[self.graph.node_of[known]].is_state
         apart = name in self.ready and self.buffers[name].elements != pieces.elements
-        if state or apart or len(np.unique(to)) != pieces.elements:
+        if name in self.cut.state or apart or len(np.unique(to)) != pieces.elements:
             return None
         elements = np.empty(pieces.elements, dtype=int)
         elements[to] = of
@@ -525,14 +523,12 @@ class _Rewriting:
             others = [
                 s for r, s in zip(loops.refs, loops.steps, strict=True) if r.buffer == ref.buffer
             ]
-            i = self.graph.tensor_index.get(ref.buffer)
-            state = i is not None and self.graph.nodes[self.graph.node_of[i]].is_state
             if (
                 steps == loops.steps[0]
                 and ref.offset == 0
                 and others == [steps]
                 and ref.buffer in self.ready
-                and not state
+                and ref.buffer not in self.cut.state
                 and self.buffers[ref.buffer] == self.buffers[out]
             ):
                 return ((out, ref.buffer),)
