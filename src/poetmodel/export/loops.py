@@ -37,10 +37,10 @@ class Loops:
 
     def elements(self, number: int) -> np.ndarray:
         """Return which elements of a tensor each pass reads or writes."""
-        found = np.array(self.refs[number].offset)
+        elements = np.array(self.refs[number].offset)
         for size, step in zip(self.sizes, self.steps[number], strict=True):
-            found = found[..., None] + step * np.arange(size if step else 1)
-        return found
+            elements = elements[..., None] + step * np.arange(size if step else 1)
+        return elements
 
     def moved(self, number: int, buffer: str, elements: np.ndarray) -> Loops | None:
         """Return loops that go through other elements of a tensor; None where no steps do."""
@@ -49,9 +49,9 @@ class Loops:
             line = np.moveaxis(elements, dimension, 0).reshape(elements.shape[dimension], -1)[:, 0]
             steps.append(int(line[1] - line[0]) if len(line) > 1 else step)
         refs = (*self.refs[:number], Ref(buffer, first), *self.refs[number + 1 :])
-        every = (*self.steps[:number], tuple(steps), *self.steps[number + 1 :])
-        found = replace(self, refs=refs, steps=every)
-        return found if (found.elements(number) == elements).all() else None
+        all_steps = (*self.steps[:number], tuple(steps), *self.steps[number + 1 :])
+        loops = replace(self, refs=refs, steps=all_steps)
+        return loops if (loops.elements(number) == elements).all() else None
 
     def part(self, dimension: int, number: int, *, rows: int, count: int) -> Loops:
         """Return some of the passes of a dimension: of each `count` times `rows` of them, `rows`.

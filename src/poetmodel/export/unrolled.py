@@ -30,12 +30,12 @@ def unrolled(step: LoweredStep) -> LoweredStep:
     time steps too: gates from inputs, and gradients of inputs. A product that is added to the
     gradient of a shared weight is summed in its memory.
     """
-    found = parted(step)
-    cut = _Cut(found)
+    rewritten = parted(step)
+    cut = _Cut(rewritten)
     if cut.pieces:
-        found = _Rewriting(cut).step()
-    added = _added(found)
-    return step if added is step or (not cut.pieces and added is found) else fused(added)
+        rewritten = _Rewriting(cut).step()
+    added = _added(rewritten)
+    return step if added is step or (not cut.pieces and added is rewritten) else fused(added)
 
 
 # -- pieces of tensors -----------------------------------------------------------------------------
@@ -56,12 +56,12 @@ class _Pieces:
 
     def touched(self, loops: Loops, number: int) -> tuple[int, Loops] | None:
         """Return the only piece that loops touch of a tensor, and the loops over that piece."""
-        found = loops.elements(number)
-        rows = found // self.inner
+        elements = loops.elements(number)
+        rows = elements // self.inner
         piece = int(rows.flat[0]) % self.count
         if (rows % self.count != piece).any():
             return None
-        inside = rows // self.count * self.inner + found % self.inner
+        inside = rows // self.count * self.inner + elements % self.inner
         moved = loops.moved(number, loops.refs[number].buffer, inside)
         return None if moved is None else (piece, moved)
 
@@ -101,10 +101,10 @@ def _inside(loops: Loops, pieces: Mapping[str, _Pieces]) -> _Part | None:
     of: dict[str, int] = {}
     for number, ref in enumerate(loops.refs):
         if ref.buffer in pieces:
-            found = pieces[ref.buffer].touched(loops, number)
-            if found is None or of.setdefault(ref.buffer, found[0]) != found[0]:
+            touched = pieces[ref.buffer].touched(loops, number)
+            if touched is None or of.setdefault(ref.buffer, touched[0]) != touched[0]:
                 return None
-            loops = found[1]
+            loops = touched[1]
     call = loops.as_call()
     return None if call is None else _Part(call=call, loops=loops, of=of)
 
@@ -121,9 +121,9 @@ def _parts(call: Call, pieces: Mapping[str, _Pieces]) -> _Parts | None:
         return _Parts(parts=(whole,))
     for number, ref in enumerate(loops.refs):
         for d, parts in pieces[ref.buffer].parts(loops, number) if ref.buffer in pieces else ():
-            found = [part for each in parts if (part := _inside(each, pieces)) is not None]
-            if len(found) == len(parts):
-                return _Parts(parts=tuple(found), is_sum=loops.steps[0][d] == 0)
+            cut = [part for piece in parts if (part := _inside(piece, pieces)) is not None]
+            if len(cut) == len(parts):
+                return _Parts(parts=tuple(cut), is_sum=loops.steps[0][d] == 0)
     return None
 
 
@@ -142,9 +142,9 @@ class _Cut:
         self.pieces: dict[str, _Pieces] = {}
         self.whole: set[str] = set()
         """Tensors in pieces that are also there as a whole: stacks that some nodes cannot cut."""
-        self.parts: dict[int, list[_Parts]] = {}
+        self.consumers: dict[int, list[_Parts]] = {}
         """For each node that touches a tensor in pieces its calls."""
-        self.made: dict[int, list[_Parts]] = {}
+        self.producers: dict[int, list[_Parts]] = {}
         """For each node whose result is in pieces its calls."""
         self._known: dict[tuple[int, tuple[tuple[str, _Pieces], ...]], list[_Parts] | None] = {}
         self._propose()
@@ -187,8 +187,8 @@ class _Cut:
         pieces = _Pieces(1, len(calls), inner)
         if rest or not inner or not self._may_cut(name):
             return "", None
-        found = [_parts(call, {name: pieces}) for call in calls]
-        order = [each.parts[0].of.get(name) if each else None for each in found]
+        copies = [_parts(call, {name: pieces}) for call in calls]
+        order = [copy.parts[0].of.get(name) if copy else None for copy in copies]
         return name, pieces if order == list(range(len(calls))) else None
 
     def _pays(self, name: str, pieces: _Pieces) -> bool:
@@ -204,10 +204,10 @@ class _Cut:
 
     def _sums_up(self, call: Call, name: str, pieces: _Pieces) -> bool:
         """Return whether a call sums pieces up: by themselves, or times another activation."""
-        found = _parts(call, {name: pieces})
+        parts = _parts(call, {name: pieces})
         others = {ref.buffer for ref in call_refs(call)[1:]} - {name}
         return (
-            found is not None and found.is_sum and call.kernel in _SUMS and not others & self.state
+            parts is not None and parts.is_sum and call.kernel in _SUMS and not others & self.state
         )
 
     def _propose_around(self, name: str, pieces: _Pieces) -> None:
@@ -245,28 +245,30 @@ class _Cut:
 
     def _settle(self) -> bool:
         """State what becomes of each node; leave tensors whole where that cannot be."""
-        self.whole, self.parts, self.made = set(), {}, {}
+        self.whole, self.consumers, self.producers = set(), {}, {}
         used: set[str] = set()
         for k in sorted({k for name in self.pieces for k in self._around[name]}, reverse=True):
             outputs = {tensor.name for tensor in self.graph.nodes[k].outputs}
             cut = outputs & self.pieces.keys()
-            if cut and not self._takes(k, self.made, cut):
+            if cut and not self._takes(k, self.producers, cut):
                 return self._leave(cut)
-            if (not cut or cut & self.whole) and not self._takes(k, self.parts, set()):
+            if (not cut or cut & self.whole) and not self._takes(k, self.consumers, set()):
                 return self._leave(set(self._touched(k)) - outputs)
             used |= self._read(k) - outputs
         return used >= self.pieces.keys() or self._leave(self.pieces.keys() - used)
 
-    def _takes(self, k: int, to: dict[int, list[_Parts]], made: set[str]) -> bool:
+    def _takes(self, k: int, to: dict[int, list[_Parts]], outputs: set[str]) -> bool:
         """State the calls of a node whose result is in pieces, or whole; return whether it can be.
 
         Pieces that are there anyway may also be taken as a whole.
         """
-        others = {tensor.name for tensor in self.graph.nodes[k].outputs} - made
+        others = {tensor.name for tensor in self.graph.nodes[k].outputs} - outputs
         every = [name for name in self._touched(k) if name not in others]
-        for names in (every, [n for n in every if n in made or not self._is_there(n)]):
+        for names in (every, [n for n in every if n in outputs or not self._is_copied(n)]):
             parts = self._calls(k, names)
-            if parts is not None and (_covers(parts, self.pieces, made) or self._may_be(k, parts)):
+            if parts is not None and (
+                _covers(parts, self.pieces, outputs) or self._may_be(k, parts)
+            ):
                 to[k] = parts
                 self.whole |= set(every) - set(names)
                 return True
@@ -274,20 +276,20 @@ class _Cut:
 
     def _read(self, k: int) -> set[str]:
         """Return which tensors a node takes in pieces."""
-        parts = (*self.made.get(k, ()), *self.parts.get(k, ()))
-        return {name for each in parts for part in each.parts for name in part.of}
+        parts = (*self.producers.get(k, ()), *self.consumers.get(k, ()))
+        return {name for call in parts for part in call.parts for name in part.of}
 
     def readers(self, name: str) -> list[list[_Part]]:
         """Return for each piece of a tensor the parts of calls that read it."""
-        found: list[list[_Part]] = [[] for _ in range(self.pieces[name].count)]
+        readers: list[list[_Part]] = [[] for _ in range(self.pieces[name].count)]
         maker = self._maker(name)
         for k in self._around[name]:
-            made = self.made.get(k, []) if k != maker else []
-            for each in (*made, *self.parts.get(k, [])):
-                for part in each.parts:
+            produced = self.producers.get(k, []) if k != maker else []
+            for call in (*produced, *self.consumers.get(k, [])):
+                for part in call.parts:
                     if name in part.of:
-                        found[part.of[name]].append(part)
-        return found
+                        readers[part.of[name]].append(part)
+        return readers
 
     def _leave(self, names: Iterable[str]) -> bool:
         for name in names:
@@ -298,15 +300,17 @@ class _Cut:
         named = {name for call in self.step.calls[k] for name in call.buffers}
         return [name for name in self.pieces if name in named]
 
-    def _is_there(self, name: str) -> bool:
+    def _is_copied(self, name: str) -> bool:
         return self.is_copy(self._maker(name))
 
     def _calls(self, k: int, names: Sequence[str]) -> list[_Parts] | None:
         """Return what becomes of the calls of a node where tensors are cut; None if nothing can."""
         key = (k, tuple((name, self.pieces[name]) for name in names))
         if key not in self._known:
-            found = [_parts(call, dict(key[1])) for call in self.step.calls[k]]
-            self._known[key] = None if None in found else [each for each in found if each]
+            calls = [_parts(call, dict(key[1])) for call in self.step.calls[k]]
+            self._known[key] = (
+                None if None in calls else [call_parts for call_parts in calls if call_parts]
+            )
         return self._known[key]
 
     def _may_be(self, k: int, parts: list[_Parts]) -> bool:
@@ -315,15 +319,15 @@ class _Cut:
         It takes one piece of each tensor, or sums pieces up. Where it puts pieces side by side it
         reads all at once, which is for those that are there anyway.
         """
-        cut = [each for each in parts if len(each.parts) > 1]
+        cut = [call for call in parts if len(call.parts) > 1]
         if not cut:
             return True
         node = self.graph.nodes[k]
         if len(node.outputs) != 1 or node.workspace_bytes or not node.recomputable:
             return False
-        if any(each.is_sum for each in cut):
+        if any(call.is_sum for call in cut):
             return len(parts) == 1 and _is_plain_sum(self.step.calls[k][0])
-        return all(self._is_there(n) for each in cut for part in each.parts for n in part.of)
+        return all(self._is_copied(n) for call in cut for part in call.parts for n in part.of)
 
 
 def _is_plain_sum(call: Call) -> bool:
@@ -373,21 +377,21 @@ def _between(parts: Sequence[Loops], name: str) -> int:
     return second - first
 
 
-def _covers(parts: Sequence[_Parts], pieces: Mapping[str, _Pieces], made: set[str]) -> bool:
+def _covers(parts: Sequence[_Parts], pieces: Mapping[str, _Pieces], outputs: set[str]) -> bool:
     """Return whether calls write each piece of their only result, and sum nothing up in one."""
-    if len(made) != 1:
+    if len(outputs) != 1:
         return False
-    (name,) = made
-    written = [[part.of.get(name) for part in each.parts] for each in parts]
-    alone = all(len(set(each)) == len(each) for each in written)
-    return alone and {t for each in written for t in each} == set(range(pieces[name].count))
+    (name,) = outputs
+    written = [[part.of.get(name) for part in call.parts] for call in parts]
+    distinct = all(len(set(call)) == len(call) for call in written)
+    return distinct and {t for call in written for t in call} == set(range(pieces[name].count))
 
 
 # -- the step in pieces ----------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
-class _New:
+class _Operation:
     """A node of the new step."""
 
     node: Node
@@ -406,13 +410,13 @@ class _Rewriting:
             for name, buffer in cut.step.buffers.items()
             if name not in cut.pieces or name in cut.whole
         }
-        self.lies: dict[str, tuple[str, np.ndarray]] = {}
+        self.aliases: dict[str, tuple[str, np.ndarray]] = {}
         """Pieces that are there already: which elements of what."""
-        self.soon: list[_New] = []
+        self.early: list[_Operation] = []
         """Nodes that come as soon as what they read is there, in this order."""
-        self.late: dict[str, _New] = {}
+        self.late: dict[str, _Operation] = {}
         """By their results: nodes that come before the first one that reads them."""
-        self.others: dict[int, _New] = {}
+        self.fixed: dict[int, _Operation] = {}
         """The nodes that stay where they were."""
         self.ready: dict[str, int] = {}
         """For each tensor after which old node it can be there."""
@@ -420,45 +424,45 @@ class _Rewriting:
     def step(self) -> LoweredStep:
         """Return the new step."""
         for k, node in enumerate(self.graph.nodes):
-            if k in self.cut.made:
+            if k in self.cut.producers:
                 self._make_pieces(k)
             self.ready.update((tensor.name, k) for tensor in node.outputs)
-            if k in self.cut.parts:
+            if k in self.cut.consumers:
                 self._take_pieces(k)
-            elif k not in self.cut.made:
-                self.others[k] = _New(node=node, calls=self.whole.calls[k])
-        nodes = list(self._in_order())
+            elif k not in self.cut.producers:
+                self.fixed[k] = _Operation(node=node, calls=self.whole.calls[k])
+        operations = list(self._in_order())
         return replace(
             self.whole,
-            graph=replace(self.graph, nodes=tuple(new.node for new in nodes)),
-            calls=tuple(new.calls for new in nodes),
+            graph=replace(self.graph, nodes=tuple(operation.node for operation in operations)),
+            calls=tuple(operation.calls for operation in operations),
             buffers=self.buffers,
         )
 
     def _make_pieces(self, k: int) -> None:
-        """Add a node for each piece of a result, but for those that are there already."""
+        """Add a node for each piece of a result, but for those that are elsewhere already."""
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
         pieces = self.cut.pieces[result.name]
-        parts = [part for each in self.cut.made[k] for part in each.parts]
+        parts = [part for call in self.cut.producers[k] for part in call.parts]
         buffer = Buffer(elements=pieces.elements, type=self.whole.buffers[result.name].type)
         readers = self.cut.readers(result.name)
         for t in range(pieces.count):
-            mine, name = [part for part in parts if part.of[result.name] == t], _of(result.name, t)
-            there = self._there(mine, pieces)
-            if there is not None and all(
-                _moved(part.loops, result.name, there) for part in readers[t]
+            own, name = [part for part in parts if part.of[result.name] == t], _of(result.name, t)
+            source = self._source(own, pieces)
+            if source is not None and all(
+                _moved(part.loops, result.name, source) for part in readers[t]
             ):
-                self.lies[name] = there
+                self.aliases[name] = source
                 continue
-            calls, read = self._renamed(mine)
+            calls, read = self._renamed(own)
             read.pop(name)
             self.buffers[name] = buffer
-            self.ready[name] = max((self.ready.get(each, -1) for each in read), default=-1)
-            new = _New(
+            self.ready[name] = max((self.ready.get(operand, -1) for operand in read), default=-1)
+            operation = _Operation(
                 node=replace(
                     node,
                     name=_of(node.name, t),
-                    inputs=tuple(each for each in read if each in self.ready),
+                    inputs=tuple(operand for operand in read if operand in self.ready),
                     outputs=(Tensor(name=name, bytes=buffer.bytes),),
                     flops=_share(node.flops, t, pieces.count),
                     bytes_moved=None,
@@ -466,13 +470,13 @@ class _Rewriting:
                 ),
                 calls=calls,
             )
-            cuts = any(len(part.of) > 1 for part in mine)
-            if node.phase == Phase.BACKWARD and cuts:
-                self.soon.append(new)
+            reads_pieces = any(len(part.of) > 1 for part in own)
+            if node.phase == Phase.BACKWARD and reads_pieces:
+                self.early.append(operation)
             else:
-                self.late[name] = new
+                self.late[name] = operation
 
-    def _there(self, parts: Sequence[_Part], pieces: _Pieces) -> tuple[str, np.ndarray] | None:
+    def _source(self, parts: Sequence[_Part], pieces: _Pieces) -> tuple[str, np.ndarray] | None:
         """Return where a piece lies already, if all that makes it is a copy of that.
 
         Inputs of the step lie where they are to its end, and may lie in any way.
@@ -506,11 +510,11 @@ class _Rewriting:
         """Return the loops of a part, with pieces by their names, or where these lie."""
         loops = part.loops
         for name, t in part.of.items():
-            there = self.lies.get(_of(name, t))
+            source = self.aliases.get(_of(name, t))
             loops = (
                 _renaming(loops, name, _of(name, t))
-                if there is None
-                else _moved(loops, name, there)
+                if source is None
+                else _moved(loops, name, source)
             )
         return loops
 
@@ -536,18 +540,22 @@ class _Rewriting:
 
     def _take_pieces(self, k: int) -> None:
         """Add a node that reads pieces, or a chain of nodes that sum them up."""
-        node, parts = self.graph.nodes[k], self.cut.parts[k]
-        if any(len(each.parts) > 1 and each.is_sum for each in parts):
+        node, parts = self.graph.nodes[k], self.cut.consumers[k]
+        if any(len(call.parts) > 1 and call.is_sum for call in parts):
             self._sum_up(k, parts[0].parts)
             return
-        calls, touched = self._renamed([part for each in parts for part in each.parts])
-        made = {tensor.name for tensor in node.outputs}
+        calls, touched = self._renamed([part for call in parts for part in call.parts])
+        outputs = {tensor.name for tensor in node.outputs}
         pairs = tuple(pair for pair in node.in_place if pair[1] in touched)
-        if not pairs and len(made) == 1:
+        if not pairs and len(outputs) == 1:
             pairs = self._in_place(node.outputs[0].name, calls)
-        inputs = tuple(n for n in touched if n in self.ready and n not in made)
-        updated = tuple(n for n in node.inputs if n in made or (n in self.ready and n in touched))
-        self.others[k] = _New(
+        inputs = tuple(name for name in touched if name in self.ready and name not in outputs)
+        updated = tuple(
+            name
+            for name in node.inputs
+            if name in outputs or (name in self.ready and name in touched)
+        )
+        self.fixed[k] = _Operation(
             node=replace(
                 node,
                 inputs=tuple(dict.fromkeys((*updated, *inputs))),
@@ -560,14 +568,14 @@ class _Rewriting:
     def _sum_up(self, k: int, parts: Sequence[_Part]) -> None:
         """Add a chain of nodes: each sums up pieces that are there at the same time."""
         node, (result,) = self.graph.nodes[k], self.graph.nodes[k].outputs
-        found = []
+        terms = []
         for number, part in enumerate(parts):
             (call,), touched = self._renamed([part])
             touched.pop(result.name)
             read = tuple(name for name in touched if name in self.ready)
             ready = max((self.ready[name] for name in read), default=-1)
-            found.append((ready, number, call, read))
-        before, links = "", [list(group) for _, group in groupby(sorted(found), lambda f: f[0])]
+            terms.append((ready, number, call, read))
+        before, links = "", [list(group) for _, group in groupby(sorted(terms), lambda f: f[0])]
         for link in links:
             last = link is links[-1]
             name = result.name if last else _of(result.name, link[0][1])
@@ -577,11 +585,11 @@ class _Rewriting:
                 calls.append(Call("pm_copy", (Ref(name), Ref(before), (1, count, 1, 1))))
             for _, _, call, _ in link:
                 calls += self._adding(call, result.name, name) if calls else [_into(call, name)]
-            read = tuple(dict.fromkeys(each for *_, names in link for each in names))
+            read = tuple(dict.fromkeys(name_read for *_, names in link for name_read in names))
             works = any(WORKSPACE in call.buffers for call in calls)
             self.buffers[name] = self.whole.buffers[result.name]
-            self.soon.append(
-                _New(
+            self.early.append(
+                _Operation(
                     node=replace(
                         node,
                         name=node.name if last else _of(node.name, link[0][1]),
@@ -615,34 +623,34 @@ class _Rewriting:
 
     # -- order -------------------------------------------------------------------------------------
 
-    def _in_order(self) -> Iterator[_New]:
+    def _in_order(self) -> Iterator[_Operation]:
         """Yield all nodes, each after what it reads, and before what it reads is replaced."""
-        there: set[str] = set()
-        soon = list(self.soon)
+        computed: set[str] = set()
+        waiting = list(self.early)
 
-        def is_ready(new: _New) -> bool:
+        def is_ready(operation: _Operation) -> bool:
             return all(
-                name in there or (name in self.late and is_ready(self.late[name]))
-                for name in new.node.inputs
+                name in computed or (name in self.late and is_ready(self.late[name]))
+                for name in operation.node.inputs
             )
 
-        def with_inputs(new: _New) -> Iterator[_New]:
-            for name in new.node.inputs:
+        def with_inputs(operation: _Operation) -> Iterator[_Operation]:
+            for name in operation.node.inputs:
                 if name in self.late:
                     yield from with_inputs(self.late.pop(name))
-            there.update(tensor.name for tensor in new.node.outputs)
-            yield new
+            computed.update(tensor.name for tensor in operation.node.outputs)
+            yield operation
 
-        for k in sorted(self.others):
-            new = self.others[k]
-            replaced = {tensor.replaces for tensor in new.node.outputs}
+        for k in sorted(self.fixed):
+            operation = self.fixed[k]
+            replaced = {tensor.replaces for tensor in operation.node.outputs}
             for name in [n for n, late in self.late.items() if replaced & set(late.node.inputs)]:
                 if name in self.late:
                     yield from with_inputs(self.late.pop(name))
-            yield from with_inputs(new)
-            while (now := next(filter(is_ready, soon), None)) is not None:
-                soon.remove(now)
-                yield from with_inputs(now)
+            yield from with_inputs(operation)
+            while (ready := next(filter(is_ready, waiting), None)) is not None:
+                waiting.remove(ready)
+                yield from with_inputs(ready)
 
 
 def _renaming(loops: Loops | None, name: str, new: str) -> Loops | None:
@@ -652,11 +660,11 @@ def _renaming(loops: Loops | None, name: str, new: str) -> Loops | None:
     return replace(loops, refs=tuple(refs))
 
 
-def _moved(loops: Loops | None, name: str, there: tuple[str, np.ndarray]) -> Loops | None:
+def _moved(loops: Loops | None, name: str, source: tuple[str, np.ndarray]) -> Loops | None:
     """Return loops that go through a piece where it lies; None where the kernel cannot do so."""
     for number, ref in enumerate(loops.refs if loops else ()):
         if loops is not None and ref.buffer == name:
-            loops = loops.moved(number, there[0], there[1][loops.elements(number)])
+            loops = loops.moved(number, source[0], source[1][loops.elements(number)])
     return None if loops is None or loops.as_call() is None else loops
 
 
@@ -695,18 +703,20 @@ def _added(step: LoweredStep) -> LoweredStep:
             case _:
                 before = product = out = ""
                 n = 0
-        maker, made = nodes[where[product]] if product else (node, calls)
+        maker, product_calls = nodes[where[product]] if product else (node, calls)
         if (
             product not in kept
             and product
             and graph.users_of[graph.tensor_index[product]] == (k,)
-            and _is_weight_gradient(made, product, n)
+            and _is_weight_gradient(product_calls, product, n)
             and _is_gradient_sum(*nodes[where[before]])
         ):
             gone.add(product)
             where[out] = where[product]
             copy = Call("pm_copy", (Ref(out), Ref(before), (1, n, 1, 1)))
-            adding = replace(made[0], arguments=(Ref(out), *made[0].arguments[1:-1], 1))
+            adding = replace(
+                product_calls[0], arguments=(Ref(out), *product_calls[0].arguments[1:-1], 1)
+            )
             joined = replace(
                 maker,
                 name=node.name,
