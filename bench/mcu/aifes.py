@@ -143,8 +143,8 @@ def layer_of(layer: nn.Module) -> Layer:
     if isinstance(layer, (nn.ReLU, nn.Flatten)):
         return Layer(type(layer).__name__.lower())
     raise InputError(
-        f"{type(layer).__name__}: expected Linear, Conv2d, BatchNorm2d, MaxPool2d, ReLU or Flatten: "
-        "no other layer is written for AIfES here"
+        f"{type(layer).__name__}: expected Linear, Conv2d, BatchNorm2d, MaxPool2d, ReLU or "
+        "Flatten: no other layer is written for AIfES here"
     )
 
 
