@@ -60,7 +60,7 @@ LIMIT_S: Final = 60.0
 """Of each export [s]."""
 GAP: Final = 1e-4
 ROOMY_BYTES: Final = 2**20
-"""What AIfES's parameters and its stack have at first, and what the rest of it has twice [B]."""
+"""What the stack has at first, and of AIfES its parameters and its training memory too [B]."""
 STACK_ALIGNMENT: Final = 16
 LOOP: Final = Path(__file__).with_name("aifes_training.c")
 """The training loop, in which AIfES is called."""
@@ -234,8 +234,8 @@ def aifes_program(source: Path, folder: Path, made: Training, data: bytes) -> Pr
         below = sorted((folder / "aifes" / part).rglob("*.c"))
         files += [path.relative_to(folder).as_posix() for path in below]
     settings = (f"SOURCES={' '.join(files)}", "EXTRA=-w -I. -Ihost -Iaifes")
-    header.write_text(network_header(made, ROOMY_BYTES, 2 * ROOMY_BYTES))
-    asked = ran(folder, data, ROOMY_BYTES // 2, *settings).figures
+    header.write_text(network_header(made, ROOMY_BYTES, ROOMY_BYTES))
+    asked = ran(folder, data, ROOMY_BYTES, *settings).figures
     header.write_text(network_header(made, asked["parameter_bytes"], asked["training_bytes"]))
     return ran(folder, data, asked["stack_bytes"], *settings)
 
