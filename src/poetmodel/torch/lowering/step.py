@@ -136,7 +136,7 @@ class Lowered:
             learning_rate=self._first_rate(),
             versions={"torch": torch.__version__},
         )
-        return fused(captured)
+        return fused(captured.with_nodes(graph.nodes, calls))
 
     # -- what tensors are there --------------------------------------------------------------------
 
