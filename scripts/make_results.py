@@ -5,7 +5,8 @@ grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``) a
 ``*-captures.jsonl`` for its captured models, the last
 ``*-grid-again.jsonl`` for instances of it that were solved again with two threads, the last
 ``*-training.jsonl`` for the comparison of training methods, the last ``*-whole-step.jsonl`` for
-that of whole steps, the last ``*-step-costs.jsonl`` for what compiled steps cost, the last
+that of whole steps, the last ``*-fused.jsonl`` for that inside of ``torch.compile``, the last
+``*-step-costs.jsonl`` for what compiled steps cost, the last
 ``*-constraints.jsonl`` for
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
 ``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last ``*-masks.jsonl`` for
@@ -179,6 +180,9 @@ def _results(readme: str) -> dict[Path, str]:
     whole_source, whole = read_newest("*-whole-step.jsonl")
     if whole:
         sections.append(training.whole_section(whole, whole_source))
+    fused_source, fused = read_newest("*-fused.jsonl")
+    if fused:
+        sections.append(training.fused_section(fused, fused_source))
     lora_source, adapted = read_newest("*-lora.jsonl")
     if adapted:
         sections.append(training.lora_section(adapted, lora_source))
