@@ -131,7 +131,8 @@ def layer_of(layer: nn.Module) -> Layer:
         return Layer("dense", (width,), parameters=weights, text=f"dense {width}")
     if isinstance(layer, nn.Conv2d):
         shape = (layer.kernel_size, layer.stride, layer.dilation, layer.padding)
-        text = f"convolution {layer.kernel_size[0]} x {layer.kernel_size[1]}, {layer.out_channels}"
+        height, width = layer.kernel_size
+        text = f"{layer.out_channels} filters of {height} x {width}"
         sizes = (layer.out_channels, *map(_pair, shape))
         return Layer("conv2d", sizes, "_chw", (layer.weight, layer.bias), text)
     if isinstance(layer, nn.BatchNorm2d):
