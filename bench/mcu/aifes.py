@@ -30,10 +30,9 @@ from harness import latest, parsed, record  # noqa: E402
 from mcu.boards import ROOMY, tools  # noqa: E402
 from mcu.networks import parameters, step_macs  # noqa: E402
 from mcu.small_networks import NETWORKS, training  # noqa: E402
+from poetmodel import torch as pmt  # noqa: E402
 from poetmodel.errors import InputError, PoetModelError  # noqa: E402
 from poetmodel.export.board import Target, ToolchainError, build, require, run  # noqa: E402
-from poetmodel.export.exporting import export_step  # noqa: E402
-from poetmodel.torch.lowering.step import lower  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from poetmodel.bench.measurement import Record
     from poetmodel.export.board import ProgramRun
     from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep
 
 KIND: Final = "aifes"
 """Kind of the records."""
@@ -139,8 +137,8 @@ def layer_of(layer: nn.Module) -> Layer:
         sizes = (f"{1 - (layer.momentum or 0.0):g}f", f"{layer.eps:g}f")
         return Layer("batch_norm", sizes, "_cfirst", (layer.bias, layer.weight), "batch norm")
     if isinstance(layer, nn.MaxPool2d):
-        shape = (layer.kernel_size, layer.stride, layer.padding)
-        return Layer("maxpool2d", tuple(map(_pair, shape)), "_chw", text="max pool")
+        windows = tuple(map(_pair, (layer.kernel_size, layer.stride, layer.padding)))
+        return Layer("maxpool2d", windows, "_chw", text="max pool")
     if isinstance(layer, (nn.ReLU, nn.Flatten)):
         return Layer(type(layer).__name__.lower())
     raise InputError(
@@ -149,7 +147,7 @@ def layer_of(layer: nn.Module) -> Layer:
     )
 
 
-def _pair(size: int | tuple[int, ...] | str) -> str:
+def _pair(size: Any) -> str:
     height, width = (size, size) if isinstance(size, int) else size
     return f"HW({height}, {width})"
 
@@ -273,7 +271,7 @@ def loss_difference(programs: Mapping[str, Mapping[str, Any]]) -> float:
         If that is too much.
     """
     theirs, ours = (programs[name]["losses"] for name in ("aifes", "keep_all"))
-    apart = max(abs(a - b) / abs(b) for a, b in zip(theirs, ours, strict=True))
+    apart = float(max(abs(a - b) / abs(b) for a, b in zip(theirs, ours, strict=True)))
     if not apart <= LOSS_TOLERANCE:
         raise ToolchainError(f"losses: AIfES has {theirs}, and the exported step has {ours}")
     return apart
@@ -285,17 +283,18 @@ def measure(network: str, source: Path, limit_s: float) -> Record:
     made = training(network)
     model, loss_fn, inputs = made
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    step: LoweredStep = lower(model, loss_fn, inputs, name=network, optimizer=optimizer)
     data = batches(made)
     programs = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, options in EXPORTS.items():
             folder = Path(temporary) / name
-            deployment = export_step(
-                step, folder, ram=ROOMY, paging=False, time_limit=limit_s, gap=GAP, **options
-            )
+            deployment = pmt.export(
+                model, loss_fn, inputs, folder=folder, name=network, optimizer=optimizer, ram=ROOMY,
+                paging=False, time_limit=limit_s, gap=GAP, **options,
+            )  # fmt: skip
             programs[name] = exported_facts(deployment, our_program(folder, data))
-        programs["aifes"] = program_facts(aifes_program(source, folder, made, data))
+        found = aifes_program(source, Path(temporary) / "keep_all", made, data)
+        programs["aifes"] = program_facts(found)
     return record(
         KIND,
         network,

@@ -12,7 +12,6 @@ from kit.measured_records import aifes_record as record
 from kit.toy_export import needs
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, ToolchainError
-from poetmodel.export.exporting import export_step
 from result_pages.aifes import section
 
 pytest.importorskip("torch")
@@ -22,7 +21,7 @@ import torch
 from mcu import aifes
 from mcu.networks import parameters
 from mcu.small_networks import NETWORKS, training
-from poetmodel.torch.lowering.step import lower
+from poetmodel import torch as pmt
 
 if TYPE_CHECKING:
     from kit.messages import Told
@@ -119,8 +118,9 @@ def test_the_loop_trains_as_pytorch_does(tmp_path: Path, tiny: Any) -> None:
     needs(Target.M4)
     model, loss_fn, inputs = tiny
     optimizer = torch.optim.SGD(model.parameters(), lr=aifes.LEARNING_RATE)
-    step = lower(model, loss_fn, inputs, optimizer=optimizer)
-    export_step(step, tmp_path, ram=aifes.ROOMY, paging=False)
+    pmt.export(
+        model, loss_fn, inputs, folder=tmp_path, optimizer=optimizer, ram="4MiB", paging=False
+    )
     found = aifes.aifes_program(STUB, tmp_path, tiny, aifes.batches(tiny))
     assert list(found.losses.values()) == pytest.approx(torch_losses(tiny), rel=1e-6)
     figures = found.figures
