@@ -19,7 +19,6 @@ from torch import nn
 import poetmodel as pm
 from harness import latest, parsed, record
 from mcu.networks import NETWORKS
-from poetmodel.export.instructions import costs_on, node_instructions
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.torch.lowering.step import lower
 from what_trains_where import MLPERF_TINY
@@ -69,7 +68,7 @@ def step_of(network: str, trained: str, *, masks: bool) -> tuple[LoweredStep, in
 
 def least(step: LoweredStep, *, paging: bool, limit_s: float) -> dict[str, Any]:
     """Return the least RAM of a schedule, and the least that is not ruled out [B]."""
-    costs = costs_on(step, pm.Device.load(DEVICE))
+    costs = pm.Costs.estimate(step.graph, pm.Device.load(DEVICE))
     problem = pm.Problem(step.graph, costs, ram="100%", minimize="ram", paging=paging)
     result = pm.solve(problem, time_limit=limit_s, gap=1e-4)
     return {
@@ -88,7 +87,7 @@ def measured(network: str, trained: str, *, masks: bool, limit_s: float) -> dict
         "limit_s": limit_s,
         "trained": numbers,
         "state_bytes": step.graph.state_bytes,
-        "instructions": round(sum(node_instructions(step).values())),
+        "instructions": sum(node.instructions or 0 for node in step.graph.nodes),
         "keep_all_bytes": checkpoint_all_peak_bytes(step.graph),
         "floor_bytes": floor(step.graph).bytes,
         "recomputing": least(step, paging=False, limit_s=limit_s),

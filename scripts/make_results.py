@@ -5,7 +5,8 @@ grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``) a
 ``*-captures.jsonl`` for its captured models, the last
 ``*-grid-again.jsonl`` for instances of it that were solved again with two threads, the last
 ``*-training.jsonl`` for the comparison of training methods, the last ``*-whole-step.jsonl`` for
-that of whole steps, the last ``*-step-costs.jsonl`` for what compiled steps cost, the last
+that of whole steps, the last ``*-fused.jsonl`` for that inside of ``torch.compile``, the last
+``*-step-costs.jsonl`` for what compiled steps cost, the last
 ``*-constraints.jsonl`` for
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
 ``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last ``*-masks.jsonl`` for
@@ -13,9 +14,9 @@ a part of ``docs/how-to/training-step.md``, the last ``*-choice.jsonl`` for a pa
 ``docs/how-to/choose.md`` and its chart, the last ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/built-in-steps.md``, the last ``*-compared.jsonl`` for ``docs/compared.md`` and the
 README's table of methods, the last ``*-mcu.jsonl`` for ``docs/what-trains-where.md`` and
-the README's table of boards, the last ``*-coverage.jsonl`` for ``docs/pytorch-models.md``, the
-last ``*-curve.jsonl`` for the chart ``docs/training-curve.svg``, and the last other file for all
-else; the last
+the README's table of boards, the last ``*-aifes.jsonl`` for a section of that page, the last
+``*-coverage.jsonl`` for ``docs/pytorch-models.md``, the last ``*-curve.jsonl`` for the chart
+``docs/training-curve.svg``, and the last other file for all else; the last
 ``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``bench/lazy-records.md``;
 charts lie beside their pages, that of ``docs/tested.md`` is of its own table;
 ``docs/paper-figures.md``, the pictures beside it and the README's table of solvers are made of
@@ -41,6 +42,7 @@ from harness import latest  # noqa: E402
 from result_pages import (  # noqa: E402
     ablation,
     addresses,
+    aifes,
     boards,
     cases,
     charts,
@@ -132,7 +134,9 @@ def due() -> dict[Path, str]:
     if captured:
         pages[MODELS_PAGE] = coverage.page(captured, coverage_source)
     if exported:
-        pages[TRAINS_PAGE] = boards.page(exported, boards_source)
+        aifes_source, beside_aifes = read_newest("*-aifes.jsonl")
+        section = aifes.section(beside_aifes, aifes_source)
+        pages[TRAINS_PAGE] = boards.page(exported, boards_source, section)
         readme = replace_block(readme, "boards", boards.readme_table(exported))
     compared_source, beside = read_newest("*-compared.jsonl")
     if beside:
@@ -179,6 +183,9 @@ def _results(readme: str) -> dict[Path, str]:
     whole_source, whole = read_newest("*-whole-step.jsonl")
     if whole:
         sections.append(training.whole_section(whole, whole_source))
+    fused_source, fused = read_newest("*-fused.jsonl")
+    if fused:
+        sections.append(training.fused_section(fused, fused_source))
     lora_source, adapted = read_newest("*-lora.jsonl")
     if adapted:
         sections.append(training.lora_section(adapted, lora_source))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -353,17 +352,9 @@ def _measured(deployment: Deployment, host: ProgramRun, board: ProgramRun) -> di
         "flash_bytes": figures["flash_bytes"],
         "weight_bytes": len(Weights.of(deployment.step).data),
         "instructions": figures["step_instructions"],
-        "clock_hz": clock_hz(device),
+        "clock_hz": device.clock_hz,
         "power_w": device.compute.power_w,
     }
-
-
-def clock_hz(device: Device) -> float:
-    """Return the clock that a device file names with the core."""
-    found = re.search(r"(\d+) MHz", device.core)
-    if found is None:
-        raise ValueError(f"{device.name}: core: expected a clock in MHz, got {device.core!r}")
-    return 1e6 * int(found[1])
 
 
 def _counted(deployment: Deployment, folder: Path) -> dict[str, Any]:

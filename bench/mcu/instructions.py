@@ -30,7 +30,7 @@ if str(BENCH) not in sys.path:
 import poetmodel.export  # noqa: E402
 from mcu.networks import NETWORKS  # noqa: E402
 from poetmodel.export.exporting import in_tiles  # noqa: E402
-from poetmodel.export.instructions import OTHER, TABLE, counted, node_calls  # noqa: E402
+from poetmodel.export.instructions import OTHER, TABLE, computing, counted  # noqa: E402
 from poetmodel.export.measuring import emulated_profile  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 
@@ -208,12 +208,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     samples = []
     for step in steps():
         counts = emulated_profile(step, device=DEVICE).instructions
-        for name, calls in node_calls(step):
+        for node, calls in zip(step.graph.nodes, step.calls, strict=True):
+            if node.is_state:
+                continue
             work: Counter[tuple[str, str]] = Counter()
-            for call in calls:
+            for call in computing(node, calls):
                 kernel, repeated = counted(call)
                 work.update({(kernel, what): n for what, n in repeated.items()})
-            samples.append((work, counts[name]))
+            samples.append((work, counts[node.name]))
         logging.info("%s: %d nodes so far", step.graph.name, len(samples))
     table = fitted(samples)
     known = [[row[what] for row in table.values() if what in row] for what in COMMON]

@@ -396,3 +396,13 @@ def forward_macs(training: Training) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         copy.deepcopy(model)(inputs[0])
     return int(counter.get_total_flops()) // 2
+
+
+def step_macs(training: Training) -> int:
+    """Return the multiply-accumulates of a forward pass and of the gradients of all parameters."""
+    model, loss_fn, inputs = training
+    model = copy.deepcopy(model)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        loss = model(inputs[0]) if loss_fn is None else loss_fn(model(inputs[0]), inputs[1])
+        loss.backward()
+    return int(counter.get_total_flops()) // 2

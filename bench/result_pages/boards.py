@@ -126,8 +126,8 @@ def of_part(records: Iterable[Mapping[str, Any]], part: str) -> list[Exported]:
     return sorted(found, key=order)
 
 
-def page(records: Sequence[dict[str, Any]], source: str) -> str:
-    """Return the page."""
+def page(records: Sequence[dict[str, Any]], source: str, beside: str = "") -> str:
+    """Return the page, with a section on what was measured beside exported steps."""
     boards = of_part(records, BOARD)
     everything, last = (_by_network(records, part) for part in (KEEP_ALL, LAST_LAYER))
     nodes = [
@@ -140,6 +140,7 @@ def page(records: Sequence[dict[str, Any]], source: str) -> str:
         records=records,
         source=source,
         lead=lead(records),
+        beside=beside,
         goals=GOALS,
         matrix=matrix(boards),
         runs=boards,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.units import format_bytes
-from pytorch.runs import FILE_HOOKS, KEEP_ALL, TrainingRun
+from pytorch.runs import FILE_HOOKS, FUSED, KEEP_ALL, STOCK, TrainingRun
 from result_pages.rendering import render
 
 if TYPE_CHECKING:
@@ -17,6 +17,10 @@ LESS_WRITTEN: Final = 0.4
 """Share of the file hook's bytes that is not to be written."""
 OVERHEAD: Final = 0.03
 """Most that a compiled step with room for everything is to take longer than eager."""
+NOISE: Final = 0.03
+"""By how much the processor time of a step may be larger and count as the same, as a share."""
+PREDICTION: Final = 0.05
+"""How far a peak may be from what was predicted, as a share of it."""
 WHOLE_STEPS_CHART: Final = "results-whole-steps.svg"
 """Name of the chart of whole steps."""
 
@@ -86,6 +90,14 @@ class TrainingRecord(TrainingRun):
     def processor_ratio(self) -> float | None:
         """The same, in time of the processor."""
         return self._ratio(1)
+
+    @property
+    def first_processor_s(self) -> float | None:
+        """Processor time of the first call [s]: of peers what two steps take beyond one more."""
+        if not self.ran or "first_processor_s" in self.record:
+            return self.record.get("first_processor_s")
+        step_s = statistics.median(pair[1] for pair in self.record["pairs"])
+        return float(self.record["two_steps_processor_s"] - step_s)
 
     @property
     def label(self) -> str:
@@ -167,6 +179,39 @@ def duels(runs: Sequence[TrainingRecord]) -> list[Duel]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EqualPeak:
+    """A step of the back end with Inductor's kernels, beside stock at the setting of that peak."""
+
+    own: TrainingRecord
+    stock: TrainingRecord
+
+    @property
+    def ratio(self) -> float:
+        """Processor time of its step over that of stock's."""
+        return (self.own.processor_ratio or 0.0) / (self.stock.processor_ratio or 1.0)
+
+    @property
+    def no_slower(self) -> bool:
+        """Whether its step takes no more of the processor."""
+        return self.ratio <= 1 + NOISE
+
+    @property
+    def no_larger(self) -> bool:
+        """Whether its peak is no larger."""
+        return (self.own.peak_bytes or 0) <= (self.stock.peak_bytes or 0)
+
+
+def equal_peaks(runs: Sequence[TrainingRecord]) -> list[EqualPeak]:
+    """Return the steps at a measured peak of stock that ran, each beside stock."""
+    stock = {(run.network, run.share): run for run in runs if run.method == STOCK and run.ran}
+    return [
+        EqualPeak(own=run, stock=stock[run.network, run.share])
+        for run in runs
+        if run.kind == FUSED and run.peer == STOCK and run.ran
+    ]
+
+
 def savings(runs: Sequence[TrainingRecord], method: str) -> list[float | None]:
     """Return for each network which share of the file hook's bytes a method does not write.
 
@@ -223,6 +268,20 @@ def whole_section(records: Sequence[dict[str, Any]], source: str) -> str:
         chart=WHOLE_STEPS_CHART,
         keep_all=KEEP_ALL,
         **_context(records),
+    )
+
+
+def fused_section(records: Sequence[dict[str, Any]], source: str) -> str:
+    """Return what the page of results says of steps inside of ``torch.compile``."""
+    context = _context(records)
+    errors = (run.record["plan_peak_bytes"] / (run.peak_bytes or 1) for run in context["ran"])
+    return render(
+        "fused",
+        source=source,
+        equals=equal_peaks(context["runs"]),
+        predicted=[abs(error - 1) <= PREDICTION for error in errors],
+        noise=NOISE,
+        **context,
     )
 
 

@@ -11,6 +11,7 @@ from result_pages.rendering import render
 from result_pages.training import (
     TrainingRecord,
     duels,
+    fused_section,
     savings,
     section,
     sentence,
@@ -62,6 +63,40 @@ RECORDS: dict[str, tuple[dict[str, Any], ...]] = {
     "the runner alone": (record("keep-all", pairs=ABOVE),),
     "another budget": (peer("eager"), record("both@memory-budget", share=0.5)),
 }
+
+
+def inside(method: str, share: float | None = None, **changes: Any) -> dict[str, Any]:
+    """Return the record of a run inside of ``torch.compile``."""
+    found = (record if method.startswith("fused") else peer)(method, share=share, **changes)
+    found["stock_heap_peak_bytes"] = found.pop("eager_heap_peak_bytes")
+    if method.startswith("fused"):
+        own = {"plan_peak_bytes": 20 * MEBI, "recomputed": 7, "first_processor_s": 12.0}
+        return own | found
+    return {"two_steps_processor_s": 9.1} | found
+
+
+FUSED: dict[str, tuple[dict[str, Any], ...]] = {
+    "stock alone": (inside("stock", heap_peak_bytes=40 * MEBI),),
+    "as quick at its peak": (
+        inside("stock", share=0.6),
+        inside("fused@stock", share=0.6, heap_peak_bytes=19 * MEBI),
+    ),
+    "slower and larger at its peak": (
+        inside("stock", share=0.6, pairs=[[1.0, 1.0, 1.0, 1.0]]),
+        inside("fused@stock", share=0.6, heap_peak_bytes=22 * MEBI, pairs=ABOVE, equal=False),
+    ),
+    "refused": (
+        without_steps(
+            method="fused", share=0.45, status="infeasible", reason="ram: the least is ram=9"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FUSED)
+def test_section_inside_of_compile_is_what_the_records_say(case: str, told: Told) -> None:
+    """Goals that are met or missed, and each run with its setting or its budget."""
+    told(fused_section(FUSED[case], "run.jsonl"))
 
 
 @pytest.mark.parametrize("case", RECORDS)

@@ -16,18 +16,20 @@ from poetmodel.export.exporting import export_step
 from poetmodel.export.instructions import (
     OTHER,
     call_instructions,
-    costs_on,
     counted,
-    node_instructions,
     table,
 )
+from poetmodel.export.io import load_step, save_step
 from poetmodel.export.kernels import kernel_names
 from poetmodel.export.measuring import emulated_profile
 from poetmodel.export.step import Call, Ref
+from poetmodel.graph import Graph
 from poetmodel.plan import Op
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from poetmodel.export.step import LoweredStep
 
 SHAPE = (8, 6, 10, 16, 6, 10, 3, 3, 1, 1, 1, 1, 1, 1, 1)
 """Of a convolution from 8 to 16 channels over 6 x 10 places, with windows of 3 x 3 around each."""
@@ -89,21 +91,58 @@ def test_table_is_about_kernels() -> None:
     assert unknown not in table()
 
 
+def node_instructions(step: LoweredStep) -> dict[str, int]:
+    """Return the instructions of the nodes that compute."""
+    return {node.name: node.instructions or 0 for node in step.graph.nodes if not node.is_state}
+
+
+def uncounted(graph: Graph) -> Graph:
+    """Return a graph of which nobody knows the instructions."""
+    return replace(graph, nodes=tuple(replace(n, instructions=None) for n in graph.nodes))
+
+
 def test_boards_cost_what_their_kernels_do() -> None:
     """A Cortex-M with an FPU: instructions over the clock. Others, and transfers: by rates."""
     step, board = linear_step(), Device.load("nrf52840")
-    found, estimated = costs_on(step, board), Costs.estimate(step.graph, board)
+    costs, rated = (Costs.estimate(graph, board) for graph in (step.graph, uncounted(step.graph)))
     for name, instructions in node_instructions(step).items():
-        assert found.compute[name].time_s == pytest.approx(instructions / 64e6)
-        assert found.compute[name].energy_j == pytest.approx(instructions / 64e6 * 0.009984)
-    assert found.compute.keys() == estimated.compute.keys()
-    assert found.pages == estimated.pages
+        assert instructions > 0
+        assert costs.compute[name].time_s == pytest.approx(instructions / 64e6)
+        assert costs.compute[name].energy_j == pytest.approx(instructions / 64e6 * 0.009984)
+    assert costs.compute.keys() == rated.compute.keys()
+    assert costs.pages == rated.pages
     for other in (
         replace(board, core="Cortex-M4F"),
+        replace(board, compute=replace(board.compute, power_w=None, flops_per_j=1e9)),
         Device.load("esp32s3"),
         Device.load("mkr1000"),
     ):
-        assert costs_on(step, other).compute == Costs.estimate(step.graph, other).compute
+        assert Costs.estimate(step.graph, other) == Costs.estimate(uncounted(step.graph), other)
+
+
+def test_instructions_travel_with_the_graph(tmp_path: Path) -> None:
+    """A step file, and the graph that is read of it alone, cost the same; the identity stays."""
+    step = linear_step()
+    save_step(step, tmp_path / "linear.step.json")
+    assert load_step(tmp_path / "linear.step.json").graph == step.graph
+    assert Graph.load(tmp_path / "linear.step.json") == step.graph
+    assert uncounted(step.graph).sha256 == step.graph.sha256
+
+
+def test_instructions_are_counted_anew_in_older_files(tmp_path: Path) -> None:
+    """A file that was written without them, or with others, is read with those of its calls."""
+    step = linear_step()
+    for graph in (
+        uncounted(step.graph),
+        replace(
+            step.graph,
+            nodes=(
+                *(replace(n, instructions=None if n.is_state else 7) for n in step.graph.nodes),
+            ),
+        ),
+    ):
+        save_step(replace(step, graph=graph), tmp_path / "old.step.json")
+        assert load_step(tmp_path / "old.step.json").graph == step.graph
 
 
 @pytest.mark.slow
@@ -114,10 +153,8 @@ def test_estimates_are_near_the_emulator(name: str, tile: str | None) -> None:
     """Of networks that the table was not made from: all together, and each large node."""
     needs(Target.M4)
     step = captured(name, tile)
-    found, emulated = (
-        node_instructions(step),
-        emulated_profile(step, device="nrf52840").instructions,
-    )
+    found = node_instructions(step)
+    emulated = emulated_profile(step, device="nrf52840").instructions
     total = sum(emulated.values())
     assert sum(found.values()) == pytest.approx(total, rel=0.03)
     large = [node for node, count in emulated.items() if count > total / 100]

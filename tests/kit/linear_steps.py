@@ -55,7 +55,7 @@ def linear_step() -> LoweredStep:
         (Call("pm_sgd", (w, g, sizes["w"], ScaledLearningRate(), 1.0, 0.0)),),
     )
     real = DataType.REAL
-    return LoweredStep(
+    step = LoweredStep(
         graph=Graph(name="linear", nodes=nodes),
         calls=calls,
         buffers={name: Buffer(elements=size, type=real) for name, size in sizes.items()},
@@ -66,3 +66,4 @@ def linear_step() -> LoweredStep:
         values={"w": np.linspace(-1, 1, sizes["w"], dtype="<f4")},
         learning_rate=0.1,
     )
+    return step.with_nodes(nodes, calls)

@@ -198,6 +198,45 @@ def board_record(part: str = boards.BOARD, **changes: Any) -> dict[str, Any]:
     return found | changes
 
 
+def aifes_record(**changes: Any) -> dict[str, Any]:
+    """Return the record of AIfES beside exported steps, with some fields changed."""
+    ours = {
+        "instructions": 25_000,
+        "ram_bytes": 4 * KIB,
+        "stack_bytes": 480,
+        "flash_bytes": 9 * KIB,
+        "losses": [1.5, 1.25],
+        "arena_bytes": 3 * KIB,
+        "solved": "optimal",
+        "gap": 0.0,
+    }
+    theirs = {"instructions": 100_000, "ram_bytes": 10 * KIB, "stack_bytes": 2 * KIB}
+    network = changes.pop("network", "perceptron")
+    found: dict[str, Any] = {
+        "kind": "aifes",
+        "name": network,
+        "cell": {"network": network},
+        **CIRCUMSTANCES,
+        "seconds": 2.0,
+        "limit_s": 60.0,
+        "batch": 1,
+        "input_shape": [3, 4],
+        "layers": ["dense 2"],
+        "parameters": 26,
+        "step_macs": 5000,
+        "steps": 2,
+        "loss_difference": 1.25e-7,
+        "programs": {
+            "keep_all": ours,
+            "least_ram": ours | {"instructions": 30_000, "ram_bytes": 2 * KIB},
+            "aifes": theirs | {"flash_bytes": 8 * KIB, "losses": [1.5, 1.25]},
+        },
+        "aifes": {"version": "2.2.0", "sha256": "a"},
+        "tools": {"a compiler": "its version"},
+    }
+    return found | changes
+
+
 def training_record(
     method: str = "both", share: float | None = None, **changes: Any
 ) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def explain(
         account = give_account(
             stated,
             given.tensor,
-            each=output.json,
+            per_tensor=output.json,
             time_limit=search.time_limit,
             threads=search.threads,
         )
@@ -387,11 +387,16 @@ class Account:
 
 
 def give_account(
-    stated: VerifiedSchedule, tensor: str | None, *, each: bool, time_limit: float, threads: int
+    stated: VerifiedSchedule,
+    tensor: str | None,
+    *,
+    per_tensor: bool,
+    time_limit: float,
+    threads: int,
 ) -> Account:
     """Explain one tensor, or the most expensive ones and the value of more RAM.
 
-    Equal tensors are explained together, and with `each` every one by itself too.
+    Equal tensors are explained together, and with `per_tensor` every one by itself too.
     """
     from poetmodel.schedule.decisions import (
         find_decisions,
@@ -408,7 +413,7 @@ def give_account(
     folds: Sequence[Fold[Decision]] = ()
     if tensor is None:
         dearest = _dearest(decisions, problem.graph)
-        chosen = dearest[:SHOWN] if each else []
+        chosen = dearest[:SHOWN] if per_tensor else []
         folds = _folded(dearest, problem.graph)
         limit_s = RAM_SHARE * time_limit
         more_ram = value_of_ram(problem, schedule, time_limit=limit_s, threads=threads)

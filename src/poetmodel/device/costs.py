@@ -146,7 +146,7 @@ class Costs:
         Parameters
         ----------
         graph : Graph
-            Gives FLOP and bytes.
+            Gives FLOP and bytes, and of exported C instructions.
         device : Device
             Gives rates and powers.
 
@@ -160,12 +160,18 @@ class Costs:
         An operation takes ``flops / flops_per_s``, or its memory traffic over the device's RAM
         bandwidth where that is given and longer; its energy is ``flops / flops_per_j`` where the
         device gives that, else time times power. A transfer takes its latency plus bytes over rate.
+
+        An operation of exported C, on a Cortex-M with an FPU whose clock and power are known, takes
+        its instructions over the clock instead, and that time times the power.
         """
-        compute = {
-            node.name: _estimate_node(graph, k, device)
-            for k, node in enumerate(graph.nodes)
-            if not node.is_state
-        }
+        per_s, power_w = device.instructions_per_s, device.compute.power_w
+        compute = {}
+        for k, node in enumerate(graph.nodes):
+            if node.instructions is not None and per_s is not None and power_w is not None:
+                time_s = node.instructions / per_s
+                compute[node.name] = Cost(time_s, time_s * power_w)
+            elif not node.is_state:
+                compute[node.name] = _estimate_node(graph, k, device)
         pages = None
         if device.storage is not None:
             into, out = device.storage.page_in, device.storage.page_out

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.errors import DeviceError, shown
-from poetmodel.units import MAX_BYTES, brief, format_bytes
+from poetmodel.units import MAX_BYTES, brief, format_bytes, parse_frequency
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+
+INSTRUCTIONS_PER_CYCLE: Final = 1.0
+"""What is assumed unless another number is given: one, the most that a Cortex-M3 or M4 can do. No
+wait for memory or a branch is counted, so that real times are longer."""
+_CLOCK: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
+_CORES_WITH_FPU: Final = re.compile(r"Cortex-M(4|7|33)")
+"""Cores that run what `poetmodel.graph.Node.instructions` counts."""
 
 
 class StorageMode(StrEnum):
@@ -111,6 +120,19 @@ class Device:
         faults = list(_faults(self))
         if faults:
             raise DeviceError(faults)
+
+    @property
+    def clock_hz(self) -> float | None:
+        """The clock that it names with its core [Hz]; None where it names none."""
+        clock = _CLOCK.search(self.core)
+        return None if clock is None else parse_frequency(clock.group(), field="clock")
+
+    @property
+    def instructions_per_s(self) -> float | None:
+        """At which rate it runs instructions of exported C; None where that is not known."""
+        if self.clock_hz is None or _CORES_WITH_FPU.search(self.core) is None:
+            return None
+        return self.clock_hz * INSTRUCTIONS_PER_CYCLE
 
     @property
     def has_dma(self) -> bool:

@@ -19,7 +19,6 @@ from poetmodel.export.deployment import (
     reserved_bytes,
 )
 from poetmodel.export.folder import check_folder, check_prefix, write_folder
-from poetmodel.export.instructions import costs_on
 from poetmodel.export.step import reading_state
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
@@ -231,7 +230,7 @@ def _inference(
     wanted = replace(
         problem,
         graph=step.graph,
-        costs=costs_on(step, device),
+        costs=Costs.estimate(step.graph, device),
         ram=room,
         deadline=None,
         aux_bytes=None if aux is None else max(0, aux - sum(deployment.slot_bytes)),
@@ -256,7 +255,7 @@ def in_tiles(step: LoweredStep, tile: str | int | None) -> LoweredStep:
 
 def _costs(step: LoweredStep, device: Device, profile: str | Path | Costs | None) -> Costs:
     if profile is None:
-        return costs_on(step, device)
+        return Costs.estimate(step.graph, device)
     if isinstance(profile, Costs):
         return replace(profile, device=device)
     return load_profile(profile, device=device)

@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.export.step import LoweredStep, Ref
+from poetmodel.export.instructions import instructions
 from poetmodel.graph import Graph, Node, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from poetmodel.export.step import Call, LoweredStep
 
 BUFFER_UPDATE: Final = "copy_"
 """The operator of updates that no gradient has a part in: of running statistics."""
@@ -161,31 +164,38 @@ class Freezable:
         restricted = {}
         for k, node in nodes.items():
             inputs, outputs, moved = node.inputs, node.outputs, node.bytes_moved
+            count = node.instructions
             if node.phase == Phase.BACKWARD:
                 outputs = tuple(tensor for tensor in outputs if tensor.name in read)
             if outputs != node.outputs:
                 moved = moved and moved - node.output_bytes + sum(t.bytes for t in outputs)
-                inputs = self.read_for(k, {tensor.name for tensor in outputs})
+                wanted = {tensor.name for tensor in outputs}
+                inputs = self.read_for(k, wanted)
+                count = instructions(node, self._calls_for(k, wanted))
             there = {tensor.name for tensor in outputs}
             restricted[k] = replace(
                 node,
                 inputs=tuple(name for name in inputs if name in available),
                 outputs=outputs,
                 bytes_moved=moved,
+                instructions=count,
                 in_place=tuple((y, x) for y, x in node.in_place if y in there),
             )
         return restricted
 
-    def read_for(self, k: int, wanted: Collection[str]) -> tuple[str, ...]:
-        """Return what a node reads for some of its outputs: calls for others alone are left out."""
-        node = self.graph.nodes[k]
-        others = {tensor.name for tensor in node.outputs}.difference(wanted)
-        named = set()
-        for call in self.step.calls[k]:
-            buffers = {a.buffer for a in call.arguments if isinstance(a, Ref)}
-            if buffers.isdisjoint(others) or not buffers.isdisjoint(wanted):
-                named |= buffers
-        return tuple(name for name in node.inputs if name in named)
+    def read_for(self, k: int, wanted: AbstractSet[str]) -> tuple[str, ...]:
+        """Return what a node reads for some of its outputs."""
+        named = {name for call in self._calls_for(k, wanted) for name in call.buffers}
+        return tuple(name for name in self.graph.nodes[k].inputs if name in named)
+
+    def _calls_for(self, k: int, wanted: AbstractSet[str]) -> list[Call]:
+        """Return the calls of a node for some of its outputs, without those for others alone."""
+        others = {tensor.name for tensor in self.graph.nodes[k].outputs}.difference(wanted)
+        return [
+            call
+            for call in self.step.calls[k]
+            if others.isdisjoint(call.buffers) or not wanted.isdisjoint(call.buffers)
+        ]
 
 
 def _empty(name: str) -> Node:
@@ -238,6 +248,7 @@ def shape_of(graph: Graph) -> list[tuple[Any, ...]]:
             [(t.bytes, None if t.replaces is None else index[t.replaces]) for t in node.outputs],
             node.workspace_bytes,
             node.flops,
+            node.instructions,
             node.recomputable,
             node.bytes_moved,
             [(index[y], index[x]) for y, x in node.in_place],

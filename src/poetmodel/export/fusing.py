@@ -51,10 +51,9 @@ def fused(step: LoweredStep) -> LoweredStep:
             calls.append(step.calls[k])
         nodes.append(node)
     gradients = {graph.nodes[k].outputs[0].name for k in gone}
-    return replace(
-        step,
-        graph=replace(graph, nodes=tuple(nodes)),
-        calls=tuple(calls),
+    return step.with_nodes(
+        nodes,
+        calls,
         buffers={name: buffer for name, buffer in step.buffers.items() if name not in gradients},
     )
 
@@ -80,8 +79,7 @@ def parted(step: LoweredStep) -> LoweredStep:
             case _:
                 nodes.append(node)
                 calls.append(call)
-    graph = replace(step.graph, nodes=tuple(nodes))
-    return replace(step, graph=graph, calls=tuple(calls), buffers=buffers)
+    return step.with_nodes(nodes, calls, buffers=buffers)
 
 
 def _flops(product: Sequence[Argument]) -> int:

@@ -8,35 +8,24 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device import Costs
-from poetmodel.device.costs import Cost
 from poetmodel.export.kernels import parameter_names
 from poetmodel.export.step import Call, Ref
-from poetmodel.units import parse_frequency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from poetmodel.device import Device
-    from poetmodel.export.step import LoweredStep
+    from poetmodel.graph import Node
 
 TABLE: Final = "instructions.json"
 """The file beside this module."""
 OTHER: Final = "other"
 """What the table calls kernels that it does not have."""
-INSTRUCTIONS_PER_CYCLE: Final = 1.0
-"""What is assumed unless another number is given: one, the most that a Cortex-M3 or M4 can do. No
-wait for memory or a branch is counted, so that real times are longer."""
-_CLOCK: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
-_CORES: Final = re.compile(r"Cortex-M(4|7|33)")
-"""Cores that run what the table counts."""
 _BLOCK: Final = 4
 """Rows, columns, channels or places that kernels take at once."""
 _SLIDING: Final = (3, 5)
@@ -51,44 +40,22 @@ def table() -> dict[str, dict[str, float]]:
     return rows
 
 
-def costs_on(step: LoweredStep, device: Device) -> Costs:
-    """Estimate the costs of a step on a device, by its kernels where the table is for its core.
-
-    Returns
-    -------
-    Costs
-        Of a Cortex-M with an FPU whose clock and power are known: the time of each node is its
-        instructions over the clock, its energy that time the power. Of any other device, and of
-        transfers, as `Costs.estimate`.
-    """
-    estimated = Costs.estimate(step.graph, device)
-    clock, power_w = clock_hz(device), device.compute.power_w
-    if clock is None or power_w is None or _CORES.search(device.core) is None:
-        return estimated
-    per_s = clock * INSTRUCTIONS_PER_CYCLE
-    compute = {
-        name: Cost(count / per_s, count / per_s * power_w)
-        for name, count in node_instructions(step).items()
-    }
-    return replace(estimated, compute=compute)
+def counted_nodes(nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]]) -> tuple[Node, ...]:
+    """Return the nodes of a step with the estimated instructions of one computation of each."""
+    return tuple(
+        node if node.is_state else replace(node, instructions=instructions(node, of_node))
+        for node, of_node in zip(nodes, calls, strict=True)
+    )
 
 
-def clock_hz(device: Device) -> float | None:
-    """Return the clock that a device names with its core [Hz]; None where it names none."""
-    said = _CLOCK.search(device.core)
-    return None if said is None else parse_frequency(said.group(), field="clock")
+def instructions(node: Node, calls: Iterable[Call]) -> int:
+    """Return the estimated instructions of calls that compute a node."""
+    return round(sum(map(call_instructions, computing(node, calls))))
 
 
-def node_instructions(step: LoweredStep) -> dict[str, float]:
-    """Return the estimated instructions of one computation of each node that computes."""
-    return {name: sum(map(call_instructions, calls)) for name, calls in node_calls(step)}
-
-
-def node_calls(step: LoweredStep) -> Iterator[tuple[str, tuple[Call, ...]]]:
-    """Yield each node that computes with its calls, but for copies of what is changed in place."""
-    for node, calls in zip(step.graph.nodes, step.calls, strict=True):
-        if not node.is_state:
-            yield node.name, tuple(call for call in calls if _copied(call) not in node.in_place)
+def computing(node: Node, calls: Iterable[Call]) -> Iterator[Call]:
+    """Yield the calls of a node, but for copies of what is changed in place."""
+    return (call for call in calls if _copied(call) not in node.in_place)
 
 
 def _copied(call: Call) -> tuple[str, str] | None:

@@ -8,7 +8,6 @@ import csv
 import io
 import json
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
@@ -197,7 +196,7 @@ def _step(document: _StepFile, outside: Collection[str] = ()) -> LoweredStep:
     if document.inference is not None:
         with raised_as(InputError, "inference"):
             inference = _step(document.inference, document.values)
-    return replace(step, values=values, inference=inference)
+    return step.with_nodes(step.graph.nodes, step.calls, values=values, inference=inference)
 
 
 def _call(call: _Call) -> Call:

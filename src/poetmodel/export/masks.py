@@ -65,12 +65,7 @@ class _Changes:
                 here.insert(0 if before else 1, (new, (asking,)))
             nodes += [node for node, _ in here]
             calls += [calls for _, calls in here]
-        return replace(
-            self.step,
-            graph=replace(self.step.graph, nodes=tuple(nodes)),
-            calls=tuple(calls),
-            buffers={**self.step.buffers, **self.buffers},
-        )
+        return self.step.with_nodes(nodes, calls, buffers={**self.step.buffers, **self.buffers})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,12 @@ import numpy as np
 
 from poetmodel.device import Costs
 from poetmodel.device.costs import Cost
+from poetmodel.device.hardware import INSTRUCTIONS_PER_CYCLE
 from poetmodel.device.io import load_device
 from poetmodel.errors import InputError
 from poetmodel.export.board import MACHINES, Target, build, require, run
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 from poetmodel.export.exporting import export_step
-from poetmodel.export.instructions import INSTRUCTIONS_PER_CYCLE, clock_hz
 from poetmodel.export.step import DataType
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan import Op
@@ -118,7 +118,7 @@ def emulated_profile(
 
 def _clock_hz(device: Device, clock: str | float | None) -> float:
     if clock is None:
-        said = clock_hz(device)
+        said = device.clock_hz
         if said is None:
             raise InputError(f"clock: device {device.name} does not say it; give it, such as 64MHz")
         return said

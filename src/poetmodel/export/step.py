@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from poetmodel.graph import Node, Phase, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     import numpy as np
 
@@ -158,6 +158,16 @@ class LoweredStep:
     """The forward pass in evaluation mode, where it was asked for. Its calls read the state of this
     step, by name; that is no tensor of its graph, and it has no state and no gradients itself."""
 
+    def with_nodes(
+        self, nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]], **changes: Any
+    ) -> LoweredStep:
+        """Return a step of other nodes, whose instructions are counted, and with other changes."""
+        from poetmodel.export.instructions import counted_nodes
+
+        calls = tuple(calls)
+        graph = replace(self.graph, nodes=counted_nodes(nodes, calls))
+        return replace(self, graph=graph, calls=calls, **changes)
+
 
 ALIGNMENT: Final = 16
 """Where a buffer begins in the file is a multiple of this [B]."""
@@ -211,8 +221,7 @@ def reading_state(inference: LoweredStep, stored: Collection[str]) -> LoweredSte
         there.update(read)
         nodes.append(replace(node, inputs=(*node.inputs, *read)))
         calls.append(its_calls)
-    graph = replace(inference.graph, nodes=tuple(nodes))
-    return replace(inference, graph=graph, calls=tuple(calls))
+    return inference.with_nodes(nodes, calls)
 
 
 def _samples(inference: LoweredStep, names: Iterator[str]) -> Iterator[Node]:

@@ -81,10 +81,9 @@ class _Tiling:
         """Return the step in tiles."""
         nodes = list(self._nodes())
         whole = self.whole
-        return replace(
-            whole,
-            graph=replace(self.graph, nodes=tuple(node for node, _ in nodes)),
-            calls=tuple(calls for _, calls in nodes),
+        return whole.with_nodes(
+            (node for node, _ in nodes),
+            (calls for _, calls in nodes),
             buffers=dict((*self._buffers(whole.buffers), *self._partials())),
             states=tuple(map(self._value, whole.states)),
             values=dict(self._values()),
@@ -96,7 +95,8 @@ class _Tiling:
         split = (
             tuple(part for call in calls for part in self._split(call)) for calls in whole.calls
         )
-        return replace(whole, calls=tuple(split), buffers=dict(self._buffers(whole.buffers)))
+        buffers = dict(self._buffers(whole.buffers))
+        return whole.with_nodes(whole.graph.nodes, split, buffers=buffers)
 
     def largest_readers(self, in_tiles: LoweredStep) -> dict[int, str]:
         """Return the nodes that need more than all those that read no parameter in tiles.

@@ -6,8 +6,9 @@ A node whose one tensor has the node's own name can be spelled with ``output_byt
 ``outputs``; both spellings are the same `Graph`. Written, and hashed, is the shorter one,
 ``output_bytes``, wherever it says everything, so that both hash alike. The canonical form fills in
 every key that has a default; the keys without one (``bytes_moved``, ``parameters``,
-``forward_macs``, ``in_place``, ``replaces``) appear only where they are set, and ``kernels`` never
-does. A node that holds state has none of the keys that such a node must not give.
+``forward_macs``, ``in_place``, ``replaces``) appear only where they are set, and ``kernels`` and
+``instructions`` never do. A node that holds state has none of the keys that such a node must not
+give.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ STATE_DEFAULTS: Final[Mapping[str, Any]] = {
     "recomputable": False,
     "on_aux": False,
     "bytes_moved": None,
+    "instructions": None,
 }
 """What holds of every node that holds state, and is never written."""
 
@@ -201,10 +203,12 @@ def _read_node(item: dict[str, Any]) -> Node:
 def canonical_json(graph: Graph) -> str:
     """Return the text that a graph is hashed by: defaults filled in, keys sorted, no spaces.
 
-    Whose kernels it is of is left out.
+    Whose kernels it is of, and how many instructions these run, is left out.
     """
     document = graph_to_dict(graph, defaults=True)
     document.pop("kernels", None)
+    for node in document["nodes"]:
+        node.pop("instructions", None)
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 

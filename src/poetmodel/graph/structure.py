@@ -73,6 +73,9 @@ class Node:
     """Whether its tensors lie on auxiliary storage from the start (a sample on the SD card)."""
     bytes_moved: int | None = None
     """Memory traffic of one execution [B]; None means the bytes of its inputs and outputs."""
+    instructions: int | None = None
+    """Instructions of one execution of exported C on a Cortex-M with an FPU, estimated; None for
+    other kernels. No part of the identity of a graph."""
     in_place: tuple[tuple[str, str], ...] = ()
     """Pairs of an output and the input whose memory it may take over; a mapping is taken too."""
 

@@ -64,6 +64,7 @@ _NODE_KEYS: Final = {
     "recomputable": _FLAG,
     "on_aux": _FLAG,
     "bytes_moved": _SIZE,
+    "instructions": _COUNT,
     "in_place": _PAIRS,
 }
 _RESIDENT_KEYS: Final = dict.fromkeys(("parameters", "gradients", "optimizer"), _SIZE)
@@ -196,7 +197,14 @@ def cycle_fault(digraph: networkx.DiGraph[Any], name: Callable[[Any], object]) -
 
 # -- state tensors and in-place operators ------------------------------------------------------
 
-_NOT_OF_STATE: Final = ("flops", "workspace_bytes", "recomputable", "on_aux", "bytes_moved")
+_NOT_OF_STATE: Final = (
+    "flops",
+    "workspace_bytes",
+    "recomputable",
+    "on_aux",
+    "bytes_moved",
+    "instructions",
+)
 """What a node that holds state must not give, since it computes nothing."""
 
 

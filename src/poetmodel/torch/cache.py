@@ -114,11 +114,11 @@ class Cache:
         path = self._path(kind, key)
         try:
             with path.open("rb") as stream:
-                first, _, content = stream.read(LARGEST_BYTES).partition(b"\n")
+                first, _, text = stream.read(LARGEST_BYTES).partition(b"\n")
             header = json.loads(first)
-            if header != _header(kind, key, content):
+            if header != _header(kind, key, text):
                 raise ValueError("another file, or a damaged one")  # noqa: TRY301 - as JSON's
-            found = json.loads(content)
+            content = json.loads(text)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
@@ -126,7 +126,7 @@ class Cache:
             return None
         with suppress(OSError):
             os.utime(path)  # used just now
-        return found
+        return content
 
     def write(self, kind: str, key: str, content: Any) -> None:
         """Keep plain values; where they cannot be written, that is logged."""
@@ -191,25 +191,26 @@ class Schedules:
 
     def result(self, problem: Problem, *, gap: float) -> SolveResult | None:
         """Return the schedule that is known of a problem, as verified now, with its bound."""
-        found = self._cache.read("schedule", _problem_key(problem))
-        if found is None:
+        content = self._cache.read("schedule", _problem_key(problem))
+        if content is None:
             return None
         try:
             known: dict[str, Any] = {
-                name: [tuple(map(int, each)) for each in found["schedule"][name]] for name in _SPANS
+                name: [tuple(map(int, numbers)) for numbers in content["schedule"][name]]
+                for name in _SPANS
             }
             schedule = Schedule.of_spans(
                 **known,
-                resident=map(int, found["schedule"]["resident"]),
+                resident=map(int, content["schedule"]["resident"]),
                 identity=GraphIdentity.of(problem.graph),
             )
             candidate = accepted(problem, schedule)
-            request = Request(time_limit_s=found["time_limit_s"], gap=gap)
+            request = Request(time_limit_s=content["time_limit_s"], gap=gap)
             outcome = Outcome(
-                termination=Termination(found["termination"]),
+                termination=Termination(content["termination"]),
                 candidate=candidate,
-                bound=float(found["bound"]) - problem.objective.baseline,
-                versions=found["versions"],
+                bound=float(content["bound"]) - problem.objective.baseline,
+                versions=content["versions"],
             )
         except (InputError, TypeError, ValueError, KeyError, IndexError):
             return None
@@ -223,14 +224,14 @@ class Schedules:
 
     def start(self, problem: Problem) -> Schedule | None:
         """Return a schedule to start from, made of that of the same network in other shapes."""
-        found = self._cache.read("network", self._network_key(problem))
-        if not isinstance(found, list):
+        named = self._cache.read("network", self._network_key(problem))
+        if not isinstance(named, list):
             return None
         graph = problem.graph
         nodes = {node.name: k for k, node in enumerate(graph.nodes)}
         wanted = []
         with suppress(TypeError, ValueError):
-            for stage, item, recompute in found:
+            for stage, item, recompute in named:
                 places = nodes if recompute else graph.tensor_index
                 if stage in nodes and item in places:
                     wanted.append(Restoration(nodes[stage], places[item], recompute=recompute))
@@ -294,26 +295,26 @@ class KnownStep(Schedules):
     def trace(self) -> Trace:
         """Return the trace: of what is known, else by running the step."""
         joint, key = self._joint, self._key or ""
-        found = self._cache.read("step", key)
+        content = self._cache.read("step", key)
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
-            if found is not None:
-                made = {int(place): Made.from_list(each) for place, each in found}
-                return trace_of(joint, units_of(joint, known=made))
+            if content is not None:
+                known = {int(k): Made.from_list(values) for k, values in content}
+                return trace_of(joint, units_of(joint, known=known))
         parts = units_of(joint)
-        plain = [[place, each.to_list()] for place, each in parts.made.items()]
+        plain = [[k, observed.to_list()] for k, observed in parts.made.items()]
         self._cache.write("step", key, plain)
         return trace_of(joint, parts)
 
     def in_parts(self, trace: Trace, *, budget_bytes: int) -> tuple[Trace, int]:
         """Return the step with large convolutions in parts, and how many these are."""
         key = digest(self._key, budget_bytes)
-        found = self._cache.read("parts", key)
+        content = self._cache.read("parts", key)
         with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
-            if found is not None:
-                known = [Divided.from_dict(each) for each in found]
+            if content is not None:
+                known = [Divided.from_dict(fields) for fields in content]
                 return in_parts(trace, known), len(known)
         chosen = divided_units(trace, budget_bytes=budget_bytes)
-        self._cache.write("parts", key, [each.to_dict() for each in chosen])
+        self._cache.write("parts", key, [divided.to_dict() for divided in chosen])
         return in_parts(trace, chosen), len(chosen)
 
     # -- costs ---------------------------------------------------------------------------------
@@ -322,18 +323,18 @@ class KnownStep(Schedules):
         self, trace: Trace, folder: str | Path | None, measure: Callable[[], Profile]
     ) -> Profile:
         """Return the profile with pages in a folder: the known one, else what `measure` does."""
-        place = None if folder is None else str(Path(folder).resolve())
-        key = digest(self._key, place, kernels_told(trace))
-        found = self._cache.read("costs", key)
+        path = None if folder is None else str(Path(folder).resolve())
+        key = digest(self._key, path, kernels_told(trace))
+        content = self._cache.read("costs", key)
         with suppress(TypeError, ValueError, KeyError):
-            if found is not None:
+            if content is not None:
                 return profile_of(
                     trace,
-                    times_s=found["times_s"],
-                    paging=_paging(found["paging"]),
-                    power=Power(**found["power"]),
-                    steps_s=found["steps_s"],
-                    threads=found["threads"],
+                    times_s=content["times_s"],
+                    paging=_paging(content["paging"]),
+                    power=Power(**content["power"]),
+                    steps_s=content["steps_s"],
+                    threads=content["threads"],
                     origin=MEASURED_BEFORE,
                 )
         profile = measure()
@@ -397,11 +398,11 @@ def _rank(result: SolveResult) -> tuple[float, float]:
     return (float("inf") if value is None else value, 1.0 if gap is None else gap)
 
 
-def _paging(found: Any) -> Paging | None:
-    if found is None:
+def _paging(content: Any) -> Paging | None:
+    if content is None:
         return None
-    ways = {name: TransferTime(**found[name]) for name in ("page_in", "page_out")}
-    return Paging(**(found | ways))
+    ways = {name: TransferTime(**content[name]) for name in ("page_in", "page_out")}
+    return Paging(**(content | ways))
 
 
 def _problem_key(problem: Problem) -> str:
@@ -416,10 +417,10 @@ def _problem_key(problem: Problem) -> str:
 @cache
 def _own_code() -> str:
     """Return what tells this version of the package's code from others."""
-    found = hashlib.sha256(__version__.encode())
+    sha256 = hashlib.sha256(__version__.encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        sha256.update(path.read_bytes())
+    return sha256.hexdigest()
 
 
 @cache
@@ -452,7 +453,7 @@ def host_key() -> list[Any]:
 def _graph_form(joint: Joint) -> list[Any]:
     """Return a captured graph as plain values: operations, arguments, forms of tensors."""
     nodes = list(joint.graph_module.graph.nodes)
-    places = {node: place for place, node in enumerate(nodes)}
+    places = {node: k for k, node in enumerate(nodes)}
     groups: dict[int, int] = {}
     arguments = []
     values = list(map(joint.value, joint.arguments))  # held: keys are of the living
@@ -480,7 +481,7 @@ def operations_form(graph: torch.fx.Graph) -> list[Any]:
     UnknownError
         If an argument has no form of which one can tell that it is the same.
     """
-    places = {node: place for place, node in enumerate(graph.nodes)}
+    places = {node: k for k, node in enumerate(graph.nodes)}
     return [
         [node.op, _target(node.target, places), _plain((node.args, node.kwargs), places)]
         for node in graph.nodes
@@ -515,9 +516,9 @@ def _plain(value: Any, places: dict[Any, int]) -> Any:
     if isinstance(value, slice):
         return ["slice", _plain((value.start, value.stop, value.step), places)]
     if isinstance(value, tuple | list):
-        return [_plain(each, places) for each in value]
+        return [_plain(element, places) for element in value]
     if isinstance(value, dict):
-        return {str(key): _plain(each, places) for key, each in value.items()}
+        return {str(key): _plain(element, places) for key, element in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         held = {field.name: getattr(value, field.name) for field in fields(value)}
         return [type(value).__name__, _plain(held, places)]

@@ -352,10 +352,10 @@ class Step:
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """
-        found = _report(self._current, call=_as_call(self._current, self._options))
+        report = _report(self._current, call=_as_call(self._current, self._options))
         if path is not None:
-            _write(path, found)
-        return found
+            _write(path, report)
+        return report
 
     def close(self) -> None:
         """Remove the page files, and stop refining. The step cannot be run any more if it pages."""
@@ -440,20 +440,20 @@ def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
     }
 
 
-def _write(path: str | Path, found: dict[str, Any]) -> None:
+def _write(path: str | Path, report: dict[str, Any]) -> None:
     """Write a report, as a page or as JSON by the name of the file."""
     kind = Path(str(path)).suffix
     if kind not in (".html", ".json"):
         raise InputError(f"{path}: expected a file *.html, the page, or *.json, its figures")
     if kind == ".json":
-        write_text(path, json.dumps(found, allow_nan=False, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(report, allow_nan=False, ensure_ascii=False) + "\n")
         return
     from poetmodel.report.comparison import compare
     from poetmodel.report.page import check_report, write_report
     from poetmodel.report.step_file import step_subject
 
     check_report(path)
-    subjects = [step_subject(found, source="compiled step")]
+    subjects = [step_subject(report, source="compiled step")]
     write_report(path, subjects, comparisons=compare(subjects))
 
 

@@ -171,7 +171,9 @@ class Compiled:
             self.coarse, self.costs = joined(
                 self.coarse,
                 self.costs,
-                results={i for found in self.trace.parts.emissions for i in found.reads.storages},
+                results={
+                    i for emission in self.trace.parts.emissions for i in emission.reads.storages
+                },
                 budget_bytes=self.budget_bytes - self.coarse.reserved_bytes,
             )
         self.options = options
@@ -305,22 +307,22 @@ class Compiled:
 
     def improve(self) -> None:
         """Run what was found meanwhile from now on, if it is better."""
-        found = None if self.refinement is None else self.refinement.take()
-        if found is None or found.schedule is None:
+        refined = None if self.refinement is None else self.refinement.take()
+        if refined is None or refined.schedule is None:
             return
-        found = replace(found, time_limit_s=self.options.time_limit)
-        values = [result.objective_value or 0.0 for result in (found, self.result)]
+        refined = replace(refined, time_limit_s=self.options.time_limit)
+        values = [result.objective_value or 0.0 for result in (refined, self.result)]
         if values[0] < values[1]:
-            plan, check = self._planned(found)
+            plan, check = self._planned(refined)
             runner, before = self._runner(plan), self.runner
             self.plan, self.check, self.runner = plan, check, runner
             self.certificate = None
             before.close()
-            _LOG.info("%s: %s", self.trace.graph.name, found)
-            self.result = found
-        elif found.schedule == self.result.schedule:  # what is proved of it is news
-            self.result = found
-        self.known.keep(found)
+            _LOG.info("%s: %s", self.trace.graph.name, refined)
+            self.result = refined
+        elif refined.schedule == self.result.schedule:  # what is proved of it is news
+            self.result = refined
+        self.known.keep(refined)
 
     def close(self) -> None:
         """End what improves the schedule, bring state to RAM, and remove the files."""
@@ -405,10 +407,10 @@ def _costs(
     folder = options.storage if options.pages else None
     if folder is not None:
         make_folder(folder)
-    found = known.profile(
+    profile = known.profile(
         traced, folder, partial(measure, traced, folder=folder, most_s=MEASURING_S)
     )
-    return found.costs, found, found.notes
+    return profile.costs, profile, profile.notes
 
 
 # -- what compiling shows on a terminal --------------------------------------------------------

@@ -62,17 +62,17 @@ def require_torch() -> str:
     from packaging.version import Version
 
     try:
-        found = version("torch")
+        installed = version("torch")
     except PackageNotFoundError:
         raise BackendUnavailableError(
             "PyTorch is not installed, and tracing needs it: pip install 'poetmodel[torch]' "
             f"(torch {LEAST} or newer)"
         ) from None
-    if Version(found).release < Version(LEAST).release:
+    if Version(installed).release < Version(LEAST).release:
         raise BackendUnavailableError(
-            f"PyTorch {found} is too old: tracing needs torch {LEAST} or newer"
+            f"PyTorch {installed} is too old: tracing needs torch {LEAST} or newer"
         )
-    return found
+    return installed
 
 
 def require_package(package: str, what: str) -> None:
@@ -88,14 +88,15 @@ def require_executorch() -> None:
     """Raise `BackendUnavailableError` unless the release of ExecuTorch is there that is used."""
     advice = "pip install 'poetmodel[executorch]'"
     try:
-        found = version("executorch")
+        installed = version("executorch")
     except PackageNotFoundError:
         raise BackendUnavailableError(
             f"ExecuTorch is not installed, and its programs are made with it: {advice}"
         ) from None
-    if not found.startswith(f"{EXECUTORCH}."):
+    if not installed.startswith(f"{EXECUTORCH}."):
         raise BackendUnavailableError(
-            f"ExecuTorch {found} is installed, and programs are made with {EXECUTORCH}: {advice}"
+            f"ExecuTorch {installed} is installed, and programs are made with {EXECUTORCH}: "
+            f"{advice}"
         )
 
 
@@ -115,8 +116,8 @@ def explained(subject: str, trail: Sequence[str] = ()) -> Iterator[None]:
         for link in chain(error):
             if isinstance(link, PoetModelError):
                 raise link from None
-        place = user_place(error)
-        where = f" at {place}" if place else f" in {trail[-1]}" if trail else ""
+        line = user_place(error)
+        where = f" at {line}" if line else f" in {trail[-1]}" if trail else ""
         raise CaptureError(f"{subject}: {_reason(error, where)}") from error
 
 
@@ -155,7 +156,9 @@ def _reason(error: BaseException, where: str) -> str:
     """Return what cannot be captured, where, and what to do."""
     kinds = {kind.__name__ for link in chain(error) for kind in type(link).__mro__}
     operators = (getattr(link, "func", None) for link in chain(error))
-    operation = next((str(found) for found in operators if found is not None), "an operation")
+    operation = next(
+        (str(operator) for operator in operators if operator is not None), "an operation"
+    )
     text = " ".join(str(error).split())
     if isinstance(error, SeedError):
         return (

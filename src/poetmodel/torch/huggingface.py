@@ -115,10 +115,10 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         accumulated: torch.Tensor,
     ) -> torch.Tensor:
         """Return what ``transformers.Trainer.training_step`` starts its backward pass from."""
-        found: list[torch.Tensor] = []
+        losses: list[torch.Tensor] = []
 
         def backward(loss: torch.Tensor, **_: Any) -> None:
-            found.append(loss)
+            losses.append(loss)
 
         name = type(model).__name__
         errors = {
@@ -130,5 +130,5 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
             patch.object(self, "current_gradient_accumulation_steps", accumulated),
         ):
             super().training_step(model, inputs, num_items_in_batch)
-        (loss,) = found
+        (loss,) = losses
         return loss

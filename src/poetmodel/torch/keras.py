@@ -131,8 +131,8 @@ def _without_state(model: Any) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
         output, news = model.stateless_call(trained, others, *given, training=training)
         return output, list(news)
 
-    found: Callable[..., tuple[Any, list[torch.Tensor]]] = torch._dynamo.nonstrict_trace(call)  # noqa: SLF001
-    return found
+    traced: Callable[..., Any] = torch._dynamo.nonstrict_trace(call)  # noqa: SLF001
+    return traced
 
 
 def _arranged(model: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:

@@ -98,13 +98,13 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
                     with_loss(module, self._loss), None, given, **self._options, **updates
                 )
                 self._stepped = module
-            found = self.step(**given)
+            output = self.step(**given)
         if begins:
             self._gradients = [(p, p.grad) for p in module.parameters() if p.grad is not None]
             module.zero_grad(set_to_none=True)
-        for entry in found["logged"]:
+        for entry in output["logged"]:
             module.log(**entry)
-        return found["returned"]
+        return output["returned"]
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Hand out the gradients of the step, with all hooks around it."""

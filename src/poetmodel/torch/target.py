@@ -148,18 +148,18 @@ def named_optimizer(
     """
     from torch import nn, optim
 
-    modules = [each for each in (model, loss_fn) if isinstance(each, nn.Module)]
-    parameters = dict.fromkeys(found for each in modules for found in each.parameters())
-    made: dict[str, Callable[[Any], optim.Optimizer]] = {
+    modules = [module for module in (model, loss_fn) if isinstance(module, nn.Module)]
+    parameters = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
+    optimizers: dict[str, Callable[[Any], optim.Optimizer]] = {
         "sgd": optim.SGD,
-        "momentum": lambda each: optim.SGD(each, momentum=0.9),
+        "momentum": lambda params: optim.SGD(params, momentum=0.9),
         "adam": optim.Adam,
         "adamw": optim.AdamW,
         "nadam": optim.NAdam,
         "rmsprop": optim.RMSprop,
         "adagrad": optim.Adagrad,
     }
-    return made[name](list(parameters)) if parameters else None
+    return optimizers[name](list(parameters)) if parameters else None
 
 
 def _step(target: str, returned: object) -> Loaded:
@@ -208,8 +208,8 @@ def _told(target: str) -> Iterator[None]:
             f"{target}: it ended the program (sys.exit({error.code!r})) in place of returning"
         ) from error
     except (*RAISED, SyntaxError) as error:
-        place = user_place(error)
-        where = f" at {place}" if place else ""
+        line = user_place(error)
+        where = f" at {line}" if line else ""
         reason = " ".join(str(error).split())
         raise InputError(
             f"{target}: failed{where} with {type(error).__name__}: {reason}"

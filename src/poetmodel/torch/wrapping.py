@@ -30,14 +30,14 @@ def frozen(name: str, method: str, key: str) -> CaptureError:
 class Refusing:
     """Stands for an object some of whose attributes raise an error."""
 
-    def __init__(self, found: Any, errors: Mapping[str, Exception]) -> None:
-        self._found = found
+    def __init__(self, wrapped: Any, errors: Mapping[str, Exception]) -> None:
+        self._wrapped = wrapped
         self._errors = errors
 
     def __getattr__(self, key: str) -> Any:
         if key in self._errors:
             raise self._errors[key]
-        return getattr(self._found, key)
+        return getattr(self._wrapped, key)
 
 
 def with_loss(model: torch.nn.Module, loss: Callable[..., Any]) -> torch.nn.Module:

@@ -153,11 +153,11 @@ class PrimalWorker:
             answer=self._answers.popleft() if self._answers else None,
         )
 
-    def _hear(self, found: FoundSchedule) -> None:
+    def _hear(self, news: FoundSchedule) -> None:
         """Offer what the search has found."""
-        self._known = min(self._known, found.value)
+        self._known = min(self._known, news.value)
         try:
-            self.session.offer(found.schedule)
+            self.session.offer(news.schedule)
         except BaseException as error:  # noqa: BLE001 - raised by `check`
             self._fail(error)
 

@@ -75,9 +75,9 @@ class Snapshot:
             (modules[0].get_submodule(owner).__dict__, kinds[argument.kind], name)
             for (owner, name), argument in zip(places, owned, strict=True)
         ]
-        by_module = [list(found) for _, found in groupby(settings, key=lambda pair: id(pair[0]))]
+        by_module = [list(pairs) for _, pairs in groupby(settings, key=lambda pair: id(pair[0]))]
         self._settings = [
-            (found[0][0], itemgetter(*(key for _, key in found))) for found in by_module
+            (pairs[0][0], itemgetter(*(key for _, key in pairs))) for pairs in by_module
         ]
         values = self._tensors()
         self._trained = [value.requires_grad for value in values]
@@ -207,10 +207,10 @@ class Guards:
         if not self._written and self._snapshot is not None and self._snapshot.is_current():
             refuse_inputs(inputs)
             return tuple(map(_form, inputs)) == self.compiled.inputs
-        found = self._assumptions(inputs) == self.compiled
-        if found:
+        holds = self._assumptions(inputs) == self.compiled
+        if holds:
             self._snapshot = self._taken()
-        return found
+        return holds
 
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:
         """Yield in words what is not as it was when the step was compiled."""
@@ -266,7 +266,7 @@ class Guards:
         if hooked:
             raise CaptureError(_hooks_told(joint.name, hooked))
         first: dict[int, int] = {}
-        shared = (*map(id, values), *(id(inputs[place]) for place in self._written))
+        shared = (*map(id, values), *(id(inputs[position]) for position in self._written))
         return Assumptions(
             inputs=tuple(map(_form, inputs)),
             modules=identities,
@@ -274,7 +274,7 @@ class Guards:
             hooks=tuple([tuple(chain(*map(state.get, HOOKS))) for state in states]),
             settings=tuple([state.get(key) for state, key, _ in self._settings]),
             tensors=tuple(map(_form, values)),
-            same=tuple([first.setdefault(found, k) for k, found in enumerate(shared)]),
+            same=tuple([first.setdefault(identity, k) for k, identity in enumerate(shared)]),
             autocast=torch.is_autocast_enabled("cpu"),
         )
 
@@ -309,17 +309,17 @@ def refuse_surroundings() -> None:
 
 def refuse_inputs(inputs: Iterable[Any]) -> None:
     """Raise `CaptureError` if something before the step waits for the gradient of a flat input."""
-    for place, value in enumerate(inputs):
+    for position, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor) or not value.requires_grad:
             continue
         if not value.is_leaf:
             raise CaptureError(
-                f"inputs[{place}] requires a gradient and was computed from other tensors, which "
-                "a step does not reach: they would get no gradient. Give inputs"
-                f"[{place}].detach(), or put what computes it into the model"
+                f"inputs[{position}] requires a gradient and was computed from other tensors, "
+                "which a step does not reach: they would get no gradient. Give inputs"
+                f"[{position}].detach(), or put what computes it into the model"
             )
         if _is_hooked(value):
-            raise CaptureError(_hooks_told("step", [f"inputs[{place}]"]))
+            raise CaptureError(_hooks_told("step", [f"inputs[{position}]"]))
 
 
 def _is_hooked(tensor: torch.Tensor | None) -> bool:
@@ -368,20 +368,20 @@ def _changed(names: Iterable[str], before: Iterable[Any], now: Iterable[Any]) ->
 
 def _replaced(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:
     if len(before) == len(now):
-        found = [name for name, one, other in zip(names, before, now, strict=True) if one != other]
+        replaced = [name for name, old, new in zip(names, before, now, strict=True) if old != new]
     else:
         there = set(now)
-        found = [name for name, one in zip(names, before, strict=True) if one not in there]
-    if not found:
+        replaced = [name for name, old in zip(names, before, strict=True) if old not in there]
+    if not replaced:
         return "modules were added to the model"
-    return f"{listed(found)}: another module is there, or none"
+    return f"{listed(replaced)}: another module is there, or none"
 
 
 def _untied(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> Iterator[str]:
-    for place, (one, other) in enumerate(zip(before, now, strict=True)):
-        if one == other:
+    for k, (old, new) in enumerate(zip(before, now, strict=True)):
+        if old == new:
             continue
-        if one != place:
-            yield f"{names[place]} was the same tensor as {names[one]} and is not"
-        if other != place:
-            yield f"{names[place]} was not the same tensor as {names[other]} and is"
+        if old != k:
+            yield f"{names[k]} was the same tensor as {names[old]} and is not"
+        if new != k:
+            yield f"{names[k]} was not the same tensor as {names[new]} and is"

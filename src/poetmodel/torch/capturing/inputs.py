@@ -43,8 +43,8 @@ class _Box:
 
     def refilled(self, values: Iterable[Any]) -> Any:
         """Return a mapping of the same type with other values, in the order of the keys."""
-        found = dict(zip(self.keys, values, strict=True))
-        return refilled(self.mapping, {key: found[key] for key in self.mapping})
+        value_of = dict(zip(self.keys, values, strict=True))
+        return refilled(self.mapping, {key: value_of[key] for key in self.mapping})
 
 
 _pytree.register_pytree_node(
@@ -77,22 +77,22 @@ def flatten(inputs: Inputs) -> tuple[list[Any], Any]:
 
 def unflatten(flat: Sequence[Any], form: Any) -> tuple[Any, ...]:
     """Return inputs of the types that they were flattened from."""
-    found: tuple[Any, ...] = _pytree.tree_unflatten(list(flat), form)
-    return found
+    inputs: tuple[Any, ...] = _pytree.tree_unflatten(list(flat), form)
+    return inputs
 
 
 def input_names(form: Any, *, by_name: bool) -> tuple[str, ...]:
     """Return for each flat input of a form what it is, for people."""
     count = form.num_leaves
     if not by_name:
-        return tuple(f"inputs[{place}]" for place in range(count))
+        return tuple(f"inputs[{position}]" for position in range(count))
     (batch,) = unflatten(range(count), form)
     paths = {
-        place: f"{key}{_pytree.keystr(path)}"
+        position: f"{key}{_pytree.keystr(path)}"
         for key, value in batch.items()
-        for path, place in _pytree.tree_leaves_with_path(value)
+        for path, position in _pytree.tree_leaves_with_path(value)
     }
-    return tuple(paths[place] for place in range(count))
+    return tuple(paths[position] for position in range(count))
 
 
 def refilled(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
@@ -101,9 +101,9 @@ def refilled(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
         return values
     for way in (_copied, _assigned, lambda mapping, values: type(mapping)(values)):
         try:
-            found = way(mapping, values)
-            if all(found[key] is value for key, value in values.items()):
-                return found
+            result = way(mapping, values)
+            if all(result[key] is value for key, value in values.items()):
+                return result
         except RAISED:
             continue
     raise CaptureError(
@@ -114,21 +114,21 @@ def refilled(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
 
 def _copied(mapping: Any, values: dict[Any, Any]) -> Any:
     """Return a copy of an object, with other values in the dicts that it holds its items in."""
-    found = copy.copy(mapping)
-    for name, held in vars(found).items():
+    copied = copy.copy(mapping)
+    for name, held in vars(copied).items():
         if isinstance(held, dict) and held.keys() >= values.keys():
-            vars(found)[name] = type(held)(held | values)
-    return found
+            vars(copied)[name] = type(held)(held | values)
+    return copied
 
 
 def _assigned(mapping: Any, values: dict[Any, Any]) -> Any:
     """Return a copy of a dict, with other values assigned."""
     if not isinstance(mapping, dict):
         raise TypeError
-    found = copy.copy(mapping)
+    copied = copy.copy(mapping)
     for key, value in values.items():
-        found[key] = value
-    return found
+        copied[key] = value
+    return copied
 
 
 # -- what a model is called with ---------------------------------------------------------------
@@ -308,21 +308,19 @@ def loss_in(name: str, output: Any) -> Any:
     """Return the loss of an output: itself, what lies under ``loss`` in it, or its first item."""
     keyed = isinstance(output, Mapping)
     if keyed:
-        found = output.get("loss")
+        loss = output.get("loss")
     elif isinstance(output, torch.Tensor) or not hasattr(output, "loss"):
         return output[0] if isinstance(output, tuple | list) and output else output
     else:
-        found = output.loss
-    if found is None:
+        loss = output.loss
+    if loss is None:
         raise CaptureError(
             f"{name}: there is no loss in the {type(output).__name__} that is returned; give the "
             "model its target (labels), or give a loss_fn"
         )
-    if not isinstance(found, torch.Tensor):
-        raise CaptureError(
-            f"{name}: expected a loss that is a tensor, got a {type(found).__name__}"
-        )
-    return found
+    if not isinstance(loss, torch.Tensor):
+        raise CaptureError(f"{name}: expected a loss that is a tensor, got a {type(loss).__name__}")
+    return loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +334,7 @@ class OutputForm:
 
     names: tuple[str, ...]
     """Where in the output each tensor beside the loss is, such as ``hidden_states[0]``."""
-    _places: tuple[int, ...]
+    _positions: tuple[int, ...]
     """For each tensor in the output: 0 for the loss, or 1 and up for others."""
     _make: Make
 
@@ -346,18 +344,18 @@ class OutputForm:
         leaves: Leaves = []
         make = _taken(output, "", leaves)
         others: Leaves = []
-        places = []
+        positions = []
         for path, tensor in leaves:
             if tensor is not loss:
                 others.append((path, tensor))
-            places.append(0 if tensor is loss else len(others))
-        form = cls(names=tuple(path for path, _ in others), _places=tuple(places), _make=make)
+            positions.append(0 if tensor is loss else len(others))
+        form = cls(names=tuple(path for path, _ in others), _positions=tuple(positions), _make=make)
         return form, [tensor for _, tensor in others]
 
     def filled(self, loss: torch.Tensor, others: Sequence[torch.Tensor]) -> Any:
         """Return an output with these tensors."""
         values = (loss, *others)
-        return self._make(values[place] for place in self._places)
+        return self._make(values[position] for position in self._positions)
 
     def named(self, output: Any) -> dict[str, torch.Tensor]:
         """Return the tensors of an output of this form by name; that of the loss is empty."""
@@ -365,7 +363,8 @@ class OutputForm:
         _taken(output, "", leaves)
         names = ("", *self.names)
         return {
-            names[place]: tensor for place, (_, tensor) in zip(self._places, leaves, strict=True)
+            names[position]: tensor
+            for position, (_, tensor) in zip(self._positions, leaves, strict=True)
         }
 
 
@@ -380,7 +379,7 @@ def _taken(value: Any, path: str, leaves: Leaves) -> Make:
     items: dict[Any, Any]
     if is_dataclass(value):
         items = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-        build: Callable[[dict[Any, Any]], Any] = lambda found: kind(**found)  # noqa: E731
+        build: Callable[[dict[Any, Any]], Any] = lambda attributes: kind(**attributes)  # noqa: E731
         named = "{}.{}"
     elif isinstance(value, Mapping):
         items = dict(value)
@@ -389,7 +388,7 @@ def _taken(value: Any, path: str, leaves: Leaves) -> Make:
     elif isinstance(value, tuple | list):
         items = dict(enumerate(value))
         make: Any = getattr(kind, "_make", kind)
-        build = lambda found: make(list(found.values()))  # noqa: E731
+        build = lambda elements: make(list(elements.values()))  # noqa: E731
         named = "{}[{}]"
     elif not path and hasattr(value, "__dict__"):
         items = dict(vars(value))
@@ -406,6 +405,6 @@ def _taken(value: Any, path: str, leaves: Leaves) -> Make:
 
 def _with_attributes(value: Any, attributes: dict[str, Any]) -> Any:
     """Return a copy of an object with other attributes."""
-    found = copy.copy(value)
-    vars(found).update(attributes)
-    return found
+    copied = copy.copy(value)
+    vars(copied).update(attributes)
+    return copied

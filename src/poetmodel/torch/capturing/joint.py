@@ -134,9 +134,9 @@ def capture(
             export = partial(
                 _exported, stepped, flat, recorded, checks, attributes, leftovers, mkldnn=mkldnn
             )
-            while (found := export()) is None or assigned.learn() or checks.learn(found[0]):
+            while (exported := export()) is None or assigned.learn() or checks.learn(exported[0]):
                 attributes.put_back()
-            graph_module, values = found
+            graph_module, values = exported
             draws.check()
     finally:
         assigned.at_start = None
@@ -168,13 +168,13 @@ def capture(
         graph_module=graph_module,
         arguments=arguments,
         results=tuple(
-            output_specs(name, graph_module, arguments, output, checked=bool(checks.places))
+            output_specs(name, graph_module, arguments, output, checked=bool(checks.lines))
         ),
         input_spec=spec,
         inputs=tuple(flat),
         read=ValueGuards(tuple(values.reads.values())),
         output=output,
-        checked=tuple(checks.places),
+        checked=tuple(checks.lines),
     )
     refuse(name, _faults(joint))
     changed = {result.target.target for result in joint.results if result.target is not None}
@@ -260,8 +260,8 @@ def _with_loss(
                 answers = checks.results()
                 if returned is None:
                     return (loss, *answers) if answers else loss
-                found, others = OutputForm.of(output, loss)
-                returned[:] = [found]
+                output_form, others = OutputForm.of(output, loss)
+                returned[:] = [output_form]
                 return (loss, *(tensor.detach() for tensor in others), *answers)
 
     stepped = FlatModule()

@@ -46,7 +46,7 @@ class Attributes:
         self._seen = {id(module) for module in self._modules.values()}
         everywhere = vars(torch.nn.modules.module).items()
         hooks = [value for name, value in everywhere if name.startswith("_global_")]
-        self._held = [_Held("", "", found) for found in hooks if isinstance(found, dict)]
+        self._held = [_Held("", "", value) for value in hooks if isinstance(value, dict)]
         for path, module in self._modules.items():
             self._held += self._reached(path, module)
         self._first = True
@@ -153,23 +153,23 @@ class _Held:
         if not within:
             self._begun = self._before
         content = self._begun
-        found = _content(self._value)
-        if _same(found, content):
+        current = _content(self._value)
+        if _same(current, content):
             return []
         if self._key:
             fill(self._value, content)
-            return [(self._path, self._key, found)]
+            return [(self._path, self._key, current)]
         keys = [
             key
-            for key in found.keys() | content.keys()
-            if found.get(key, _ABSENT) is not content.get(key, _ABSENT)
+            for key in current.keys() | content.keys()
+            if current.get(key, _ABSENT) is not content.get(key, _ABSENT)
         ]
         for key in keys:
             if key in content:
                 self._value[key] = content[key]
             else:
                 del self._value[key]
-        return [(self._path, key, found.get(key)) for key in keys]
+        return [(self._path, key, current.get(key)) for key in keys]
 
 
 class _Flags:
@@ -185,7 +185,7 @@ class _Flags:
         """Return whether flags, hooks and attributes are those of before."""
         tensor = self._tensor
         hooks = all(
-            _same(dict(getattr(tensor, name) or {}), found) for name, found in self._hooks.items()
+            _same(dict(getattr(tensor, name) or {}), before) for name, before in self._hooks.items()
         )
         trained = tensor.requires_grad == self._trained
         return trained and hooks and _same(vars(tensor), self._attributes)
@@ -196,9 +196,9 @@ class _Flags:
         if tensor.requires_grad != self._trained and tensor.is_leaf:
             tensor.requires_grad_(self._trained)
         for name, hooks in self._hooks.items():
-            found = getattr(tensor, name)
-            if found is not None and not _same(dict(found), hooks):
-                fill(found, hooks)
+            current = getattr(tensor, name)
+            if current is not None and not _same(dict(current), hooks):
+                fill(current, hooks)
         if not _same(vars(tensor), self._attributes):
             fill(vars(tensor), self._attributes)
 
@@ -234,7 +234,7 @@ class AssignedBuffers:
         self._model = model
         self._modules = dict(model.named_modules())
         self._name = name
-        self._found: set[tuple[str, str]] = set()
+        self._assigned: set[tuple[str, str]] = set()
         self._known: frozenset[tuple[str, str]] = frozenset()
         self.at_start: Callable[[], object] | None = None
         """What to do before each forward pass."""
@@ -244,18 +244,18 @@ class AssignedBuffers:
 
         Raises `CaptureError` if such a buffer shares its memory with another.
         """
-        new = not self._known.issuperset(self._found)
+        new = not self._known.issuperset(self._assigned)
         buffers = self._buffers()
-        for place in sorted(self._found):
+        for path, key in sorted(self._assigned):
             for other, buffer in buffers.items():
-                if other != place and storage_key(buffer) == storage_key(buffers[place]):
+                if other != (path, key) and storage_key(buffer) == storage_key(buffers[path, key]):
                     fault = (
                         "is assigned in forward, which would make two buffers of one; use "
                         "copy_(...), or give each a tensor of its own: it shares its memory with "
                         + shown_path(".".join(other))
                     )
-                    raise CaptureError(self._told(place, fault))
-        self._known = self._known.union(self._found)
+                    raise CaptureError(self._told(path, key, fault))
+        self._known = self._known.union(self._assigned)
         return new
 
     @contextmanager
@@ -275,17 +275,17 @@ class AssignedBuffers:
             yield
             self._check_parameters(parameters)
             after = self._buffers()
-            for place in sorted(after.keys() - before.keys()):
+            for path, key in sorted(after.keys() - before.keys()):
                 fault = "is new after forward; register it, with a tensor, in __init__"
-                raise CaptureError(self._told(place, fault))
-            for place, buffer in before.items():
-                if after.get(place) is buffer:
+                raise CaptureError(self._told(path, key, fault))
+            for (path, key), buffer in before.items():
+                if after.get((path, key)) is buffer:
                     continue
-                self._found.add(place)
-                self._check(place, buffer, after.get(place))
-                if place in copied:
+                self._assigned.add((path, key))
+                self._check(path, key, buffer, after.get((path, key)))
+                if (path, key) in copied:
                     with torch.no_grad():
-                        buffer.copy_(after[place])
+                        buffer.copy_(after[path, key])
         finally:
             for path, key in copied:
                 self._set(path, key, before[path, key])
@@ -302,24 +302,24 @@ class AssignedBuffers:
     def _check_parameters(self, before: Mapping[tuple[str, str], tuple[torch.Tensor, int]]) -> None:
         """Raise where a forward pass adds, takes away or replaces a parameter, or hooks one."""
         after = self._parameters()
-        for place in sorted(before.keys() | after.keys()):
-            if place not in before:
+        for path, key in sorted(before.keys() | after.keys()):
+            if (path, key) not in before:
                 fault = (
                     "is new after forward, and no optimizer knows it; make it in __init__, or call "
                     "the model once on inputs before"
                 )
-            elif place not in after:
+            elif (path, key) not in after:
                 fault = "is taken away in forward; leave it there, or compile afterwards"
-            elif before[place][0] is not after[place][0]:
+            elif before[path, key][0] is not after[path, key][0]:
                 fault = "is assigned in forward; change its values with torch.no_grad() outside"
-            elif before[place][1] != after[place][1]:
+            elif before[path, key][1] != after[path, key][1]:
                 fault = (
                     "gets a hook in forward (register_hook), which a compiled step does not run; "
                     "do with .grad after the step what it does"
                 )
             else:
                 continue
-            raise CaptureError(self._told(place, fault, kind="parameter"))
+            raise CaptureError(self._told(path, key, fault, kind="parameter"))
 
     def _buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
         return {
@@ -332,25 +332,24 @@ class AssignedBuffers:
     def _set(self, path: str, key: str, value: torch.Tensor) -> None:
         self._modules[path]._buffers[key] = value  # noqa: SLF001 - past what modules redefine
 
-    def _check(self, place: tuple[str, str], old: torch.Tensor, new: torch.Tensor | None) -> None:
+    def _check(self, path: str, key: str, old: torch.Tensor, new: torch.Tensor | None) -> None:
         if new is None:
             fault = "is taken away in forward; leave it there, and change its values"
         elif new.shape != old.shape or new.dtype != old.dtype:
             fault = (
                 f"was {_form(old)} and is assigned {_form(new)} in forward; assign the same form, "
-                f"or use self.{place[1]}.copy_(...)"
+                f"or use self.{key}.copy_(...)"
             )
         elif new.requires_grad:
             fault = (
                 "is assigned a value that depends on parameters, and would keep the graph of the "
-                f"step; assign it with .detach(), or use self.{place[1]}.copy_(...)"
+                f"step; assign it with .detach(), or use self.{key}.copy_(...)"
             )
         else:
             return
-        raise CaptureError(self._told(place, fault))
+        raise CaptureError(self._told(path, key, fault))
 
-    def _told(self, place: tuple[str, str], fault: str, *, kind: str = "buffer") -> str:
-        path, key = place
+    def _told(self, path: str, key: str, fault: str, *, kind: str = "buffer") -> str:
         at = f" of module {shown_path(path)!r}" if shown_path(path) else ""
         return f"{self._name}: {kind} {key!r}{at} {fault}"
 
@@ -364,11 +363,11 @@ def _content(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else list(value)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     """Return whether two contents are the very same objects, in the same order."""
-    if isinstance(one, dict):
-        one, other = (*one, *one.values()), (*other, *other.values())
-    return list(map(id, one)) == list(map(id, other))
+    if isinstance(first, dict):
+        first, second = (*first, *first.values()), (*second, *second.values())
+    return list(map(id, first)) == list(map(id, second))
 
 
 def fill(value: Any, content: Any) -> None:
@@ -431,13 +430,13 @@ def _has_state(source: _Source) -> bool:
 
 def _sources(attributes: Attributes) -> Iterator[_Source]:
     yield _Source("Python's random", random.getstate, random.setstate)
-    for found in {id(own): own for own in attributes.reached((random.Random,))}.values():
-        yield _Source("a random.Random", found.getstate, found.setstate)
+    for generator in {id(own): own for own in attributes.reached((random.Random,))}.values():
+        yield _Source("a random.Random", generator.getstate, generator.setstate)
     yield _Source("numpy.random", np.random.get_state, np.random.set_state)
-    for found in attributes.reached((np.random.RandomState,)):
-        yield _Source("a numpy.random.RandomState", found.get_state, found.set_state)
-    for found in attributes.reached((np.random.Generator, np.random.BitGenerator)):
-        bits = getattr(found, "bit_generator", found)
+    for generator in attributes.reached((np.random.RandomState,)):
+        yield _Source("a numpy.random.RandomState", generator.get_state, generator.set_state)
+    for generator in attributes.reached((np.random.Generator, np.random.BitGenerator)):
+        bits = getattr(generator, "bit_generator", generator)
         yield _Source(
             "a generator of numpy.random",
             partial(getattr, bits, "state"),
@@ -487,9 +486,9 @@ class Leftovers:
         for link in chain(error):
             traceback.clear_frames(link.__traceback__)  # their variables are kept by no code
         gc.collect()  # nor is what only holds itself
-        found = self.take_away()
-        new = bool(found) and not self._known
-        self._known += found
+        removals = self.take_away()
+        new = bool(removals) and not self._known
+        self._known += removals
         return new
 
     def forget(self) -> None:
@@ -500,22 +499,22 @@ class Leftovers:
     def take_away(self) -> list[Callable[[], object]]:
         """Take tensors of a capture from all that keeps them; return what does it again."""
         self.kept_by.clear()
-        level: Sequence[Any] = [each for each in self._young() if type(each) is FunctionalTensor]
-        found: list[Callable[[], object]] = []
+        level: Sequence[Any] = [value for value in self._young() if type(value) is FunctionalTensor]
+        removals: list[Callable[[], object]] = []
         for _ in range(_LEVELS):
             if level:
-                ways, level = self._holders(level)
-                found += ways
-        for empty in found:
+                more, level = self._holders(level)
+                removals += more
+        for empty in removals:
             empty()
-        return found
+        return removals
 
     def _holders(self, kept: Sequence[Any]) -> tuple[list[Callable[[], object]], Sequence[Any]]:
         """Return what empties those that hold some objects, and those that cannot be emptied."""
-        ids = {id(each) for each in kept}
-        holders = [each for each in gc.get_referrers(*kept) if each is not kept]
-        found = [empty for each in holders for empty in self._ways(each, ids)]
-        return found, [each for each in holders if isinstance(each, tuple | frozenset)]
+        ids = set(map(id, kept))
+        holders = [holder for holder in gc.get_referrers(*kept) if holder is not kept]
+        removals = [empty for holder in holders for empty in self._removals(holder, ids)]
+        return removals, [holder for holder in holders if isinstance(holder, tuple | frozenset)]
 
     def _young(self) -> Sequence[Any]:
         """Return the objects that may have been made since."""
@@ -523,7 +522,7 @@ class Leftovers:
             return gc.get_objects()
         return gc.get_objects(generation=0) + gc.get_objects(generation=1)
 
-    def _ways(self, holder: Any, ids: set[int]) -> Iterator[Callable[[], object]]:
+    def _removals(self, holder: Any, ids: set[int]) -> Iterator[Callable[[], object]]:
         """Yield what takes objects out of what holds them."""
         if isinstance(holder, _Cached):
             yield holder.cache_clear
@@ -534,31 +533,31 @@ class Leftovers:
                 # PyTorch's own tables, which the frames of a failure hold, have fake keys.
                 if (id(value) in ids or id(key) in ids) and not isinstance(key, FakeTensor)
             ]
-            yield from (self._way(holder, key) for key in keys)
+            yield from (self._removal(holder, key) for key in keys)
         elif isinstance(holder, list | set | deque):
-            content = [each for each in holder if id(each) not in ids]
+            content = [value for value in holder if id(value) not in ids]
             yield partial(fill, holder, content)
         elif is_of_a_user(holder):
             for key in [key for key, value in vars(holder).items() if id(value) in ids]:
                 self.kept_by.add(key)
                 yield partial(setattr, holder, key, None)
 
-    def _way(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
+    def _removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
         """Return what takes a key out of a dictionary: a name is what it was, or is None."""
         before = self._names.get(id(holder), {})
         owners = gc.get_referrers(holder)
-        if not any(isinstance(each, _Cached) for each in owners):
+        if not any(isinstance(owner, _Cached) for owner in owners):
             self.kept_by.add(str(key))
         if key in before:
             return partial(holder.__setitem__, key, before[key])
-        for each in owners:
-            if isinstance(each, type):
-                return partial(setattr, each, key, None)
-            if not isinstance(each, ModuleType) and getattr(each, "__dict__", None) is holder:
+        for owner in owners:
+            if isinstance(owner, type):
+                return partial(setattr, owner, key, None)
+            if not isinstance(owner, ModuleType) and getattr(owner, "__dict__", None) is holder:
                 return partial(holder.__setitem__, key, None)
         return partial(holder.pop, key, None)
 
 
 def _old_collections() -> int:
     """Return how often Python has collected, and so made oldest objects of others."""
-    return sum(int(each["collections"]) for each in gc.get_stats()[1:])
+    return sum(int(generation["collections"]) for generation in gc.get_stats()[1:])

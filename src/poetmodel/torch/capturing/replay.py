@@ -121,8 +121,8 @@ def _gradient_flops(
 
     PyTorch's counter takes that of the weight for one over all channels, whatever the groups.
     """
-    each = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
-    return 2 * int(each) * sum(wanted[:2])
+    macs = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
+    return 2 * int(macs) * sum(wanted[:2])
 
 
 class Sampler:
@@ -174,9 +174,9 @@ def _is_large(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
         return False
-    made = tensors_in(node.meta.get("val"))
-    kinds = {each.dtype for each in made}
-    return sum(each.nbytes for each in made) >= LARGE_BYTES and all(
+    outputs = tensors_in(node.meta.get("val"))
+    kinds = {output.dtype for output in outputs}
+    return sum(output.nbytes for output in outputs) >= LARGE_BYTES and all(
         kind.is_floating_point or kind == torch.bool for kind in kinds
     )
 
@@ -220,8 +220,8 @@ def form_of(*given: Any) -> Hashable:
 def _is_new(value: Any, inputs: Any) -> bool:
     """Return whether outputs are on the processor, in memory that no input has."""
     there = {storage_key(tensor) for tensor in tensors_in(inputs)}
-    made = tensors_in(value)
-    return all(t.device.type == "cpu" and storage_key(t) not in there for t in made)
+    outputs = tensors_in(value)
+    return all(t.device.type == "cpu" and storage_key(t) not in there for t in outputs)
 
 
 # -- kernels -----------------------------------------------------------------------------------
@@ -241,8 +241,8 @@ def kernel_of(node: fx.Node) -> Callable[..., Any]:
         return _dropout
     if node.target is aten.native_dropout_backward.default:
         return _dropout_backward(_dropped_ratio(node))
-    found: Callable[..., Any] = node.target
-    return found
+    target: Callable[..., Any] = node.target
+    return target
 
 
 def _dropout(
@@ -366,8 +366,8 @@ class Workspaces:
         values: list[Any] = []
         peak_bytes = heap_peak_bytes(lambda: values.append(call(node, arguments, keywords)))
         there = {storage_key(tensor) for tensor in tensors_in((arguments, keywords))}
-        made = {storage_key(t): t.untyped_storage().nbytes() for t in tensors_in(values)}
-        own = sum(size for key, size in made.items() if key not in there)
+        sizes = {storage_key(t): t.untyped_storage().nbytes() for t in tensors_in(values)}
+        own = sum(size for key, size in sizes.items() if key not in there)
         return values[0], max(0, peak_bytes - own)
 
 

@@ -133,18 +133,18 @@ class Lookup:
         """Return what is there, in the order of the paths."""
         modules = {"": module}
         for path, owner, name in self._modules:
-            found = modules[owner].__dict__["_modules"].get(name)
-            modules[path] = getattr(modules[owner], name) if found is None else found
+            child = modules[owner].__dict__["_modules"].get(name)
+            modules[path] = getattr(modules[owner], name) if child is None else child
         return [_tensor(modules[owner], name) for owner, name in self._tensors]
 
 
 def _tensor(module: torch.nn.Module, name: str) -> Any:
     """Return what `getattr` does, which takes ten times as long for what modules keep as here."""
     state = module.__dict__
-    found = state["_parameters"].get(name)
-    if found is None:
-        found = state["_buffers"].get(name)
-    return getattr(module, name) if found is None else found
+    tensor = state["_parameters"].get(name)
+    if tensor is None:
+        tensor = state["_buffers"].get(name)
+    return getattr(module, name) if tensor is None else tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,9 +244,9 @@ class Joint:
                     f"{self.name}: expected inputs by the names that the step was compiled with "
                     f"({listed(sorted(known), most=9)}), and {' and '.join(told)}"
                 )
-        one, other = self.input_spec.num_children, spec.num_children
-        if one != other:
-            msg = f"{self.name}: expected {one} inputs (the target last), got {other}"
+        expected, got = self.input_spec.num_children, spec.num_children
+        if expected != got:
+            msg = f"{self.name}: expected {expected} inputs (the target last), got {got}"
         else:
             nests = [unflatten([_Star()] * s.num_leaves, s) for s in (self.input_spec, spec)]
             msg = f"{self.name}: expected inputs nested as {nests[0]!r}, got {nests[1]!r}"
@@ -260,8 +260,8 @@ class Joint:
         """
         if argument.kind is InputKind.USER_INPUT:
             chosen = self.inputs if inputs is None else inputs
-            found: torch.Tensor = chosen[argument.position]
-            return found
+            value: torch.Tensor = chosen[argument.position]
+            return value
         if argument.kind is InputKind.TANGENT:
             example = argument.node.meta["val"]
             device = next((a.device for a in self.inputs if isinstance(a, torch.Tensor)), None)
@@ -341,8 +341,8 @@ def output_specs(
             if form is None or descriptor.idx == 0:
                 yield OutputSpec(kind=OutputKind.LOSS, node=node, target=None)
                 continue
-            place = form.names[descriptor.idx - 1]
-            yield OutputSpec(kind=OutputKind.OUTPUT, node=node, target=None, place=place)
+            path = form.names[descriptor.idx - 1]
+            yield OutputSpec(kind=OutputKind.OUTPUT, node=node, target=None, place=path)
         elif isinstance(descriptor, descriptors.GradAOTOutput):
             target = targets[descriptor.grad_of]
             yield OutputSpec(kind=OutputKind.GRADIENT, node=node, target=target)

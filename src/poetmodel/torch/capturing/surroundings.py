@@ -103,9 +103,9 @@ class _RealStrides:
         """Return the outputs as PyTorch predicts them, or as they are on zeros."""
         if func.overloadpacket.__name__ in _BETTER_RUN:
             leaves, spec = _pytree.tree_flatten((args, keywords))
-            made = _run_on_zeros(func, leaves, spec, mkldnn=self._mkldnn)
-            if made is not None:
-                return self._of(KnownValue(made, form_only=True))
+            outputs = _run_on_zeros(func, leaves, spec, mkldnn=self._mkldnn)
+            if outputs is not None:
+                return self._of(KnownValue(outputs, form_only=True))
         return self._predict(func, types, args, keywords)
 
     def _of(self, known: KnownValue) -> Any:
@@ -127,8 +127,8 @@ class _RealStrides:
             return value
         there = {storage_key(tensor) for tensor in inputs}
         new = [
-            place
-            for place, leaf in enumerate(leaves)
+            index
+            for index, leaf in enumerate(leaves)
             if isinstance(leaf, torch.Tensor)
             and leaf.dim() > 1
             and leaf.device.type == "cpu"
@@ -141,11 +141,11 @@ class _RealStrides:
         forms = self._forms(func, args, keywords)
         if forms is None or len(forms) != len(leaves):
             return value
-        for place in new:
-            fake, form = leaves[place], forms[place]
+        for index in new:
+            fake, form = leaves[index], forms[index]
             if form is not None and fake.shape == form[0] and fake.stride() != form[1]:
                 with self._mode:
-                    leaves[place] = torch.empty_strided(*form, dtype=fake.dtype, device=fake.device)
+                    leaves[index] = torch.empty_strided(*form, dtype=fake.dtype, device=fake.device)
         return _pytree.tree_unflatten(leaves, spec)
 
     def _forms(self, func: Any, args: Any, keywords: Any) -> Sequence[Any] | None:
@@ -162,8 +162,8 @@ class _RealStrides:
 
 def _check_foreign(func: OpOverload, args: Any, keywords: Any) -> None:
     """Raise `ForeignTensorError` where a real tensor is written, or waits for a gradient."""
-    for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - what is written
-        value = args[place] if place < len(args) else keywords.get(argument.name)
+    for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - what is written
+        value = args[position] if position < len(args) else keywords.get(argument.name)
         for tensor in tensors_in(value):
             if isinstance(tensor, FakeTensor):
                 continue
@@ -187,12 +187,12 @@ def _real_forms(
     func: Any, leaves: Sequence[Any], spec: Any, *, mkldnn: bool
 ) -> Sequence[Any] | None:
     """Return shape and strides of each output of an operation, seen on zeros."""
-    made = _run_on_zeros(func, leaves, spec, mkldnn=mkldnn)
-    if made is None:
+    outputs = _run_on_zeros(func, leaves, spec, mkldnn=mkldnn)
+    if outputs is None:
         return None
     return [
         (output.shape, output.stride()) if isinstance(output, torch.Tensor) else None
-        for output in _pytree.tree_leaves(made)
+        for output in _pytree.tree_leaves(outputs)
     ]
 
 
@@ -327,7 +327,9 @@ def followed_checkpoints(stepped: torch.nn.Module) -> Iterator[None]:
     class Reentrant:
         @staticmethod
         def apply(function: Callable[..., Any], _: bool, *inputs: Any) -> Any:  # noqa: FBT001
-            trained = any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs)
+            trained = any(
+                isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
+            )
             with inside(), torch.set_grad_enabled(trained and torch.is_grad_enabled()):
                 return function(*inputs)
 

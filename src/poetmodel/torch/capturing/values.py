@@ -164,16 +164,16 @@ class KnownValues:
         form = name in _FROM_A_FORM
         if form and any(tensor.numel() > _LARGEST for tensor in inputs):
             return None
-        found = [_known(tensor, function) for tensor in inputs]
-        there = [known for known in found if known is not None]
-        known = len(there) == len(found) and all(each.real is not None for each in there)
-        varies = any(each.expression is not None for each in there)
+        values = [_known(tensor, function) for tensor in inputs]
+        there = [value for value in values if value is not None]
+        known = len(there) == len(values) and all(value.real is not None for value in there)
+        varies = any(value.expression is not None for value in there)
         writes = function._schema.is_mutable  # noqa: SLF001 - what is written is known by it alone
         if seeded or not (known or form) or (writes and varies):
             if writes:
                 _forget(inputs)
-            random = seeded or any(each.real is None for each in there)
-            whole = len(there) == len(found) or name in _DRAWS
+            random = seeded or any(value.real is None for value in there)
+            whole = len(there) == len(values) or name in _DRAWS
             return _RANDOM if random and whole else None
         with no_dispatch(), torch.no_grad():
             try:
@@ -233,17 +233,19 @@ class KnownValues:
         """
         known = self.of(function, arguments, keywords)
         there = known is not None and known.real is not None
-        place, measure = _DECIDING.get(function.overloadpacket.__name__, (None, None))
-        if place is None:
+        position, measure = _DECIDING.get(function.overloadpacket.__name__, (None, None))
+        if position is None:
             if known is not None and there:
                 self.read(known, shapes_of(known.real), by=shapes_of)
             return known
-        deciding = [d for d in tensors_in(arguments[place]) if place != 1 or d.dtype in _MASKS]
+        deciding = [
+            d for d in tensors_in(arguments[position]) if position != 1 or d.dtype in _MASKS
+        ]
         for tensor in deciding:
-            found = self.of(measure, (tensor,), {})
-            if found is None or found.real is None:
-                return found
-            self.read(found, int(found.real), by=int)
+            measured = self.of(measure, (tensor,), {})
+            if measured is None or measured.real is None:
+                return measured
+            self.read(measured, int(measured.real), by=int)
         if there or not deciding:  # numbers of rows have a shape, and decide nothing else
             return known
         with no_dispatch(), torch.no_grad():
@@ -347,13 +349,13 @@ class ValueGuards:
     def differences(self, sources: Sequence[torch.Tensor]) -> Iterator[str]:
         """Yield in words what values are not what they were."""
         now = self._now(sources)
-        for place, read in enumerate(self.reads):
+        for number, read in enumerate(self.reads):
             where = f" at {read.place}" if read.place else ""
             if now is None:
                 yield f"the {read.what}{where} was {read.value}, and cannot be had now"
                 return
-            if now[place] != self._expected[place]:
-                yield f"the {read.what}{where} was {read.value} and is {now[place]}"
+            if now[number] != self._expected[number]:
+                yield f"the {read.what}{where} was {read.value} and is {now[number]}"
 
     def _now(self, sources: Sequence[torch.Tensor]) -> tuple[str, ...] | None:
         """Return the values as text, of which NaN is equal to itself; None where one fails."""
@@ -366,18 +368,18 @@ class ValueGuards:
 
 def _in_order(expressions: Sequence[CallExpression]) -> list[CallExpression]:
     """Return all calls that expressions are made of, each after those that it needs."""
-    found: dict[CallExpression, None] = {}
+    ordered: dict[CallExpression, None] = {}
     pending = list(reversed(expressions))
     while pending:
         call = pending[-1]
         missing = [
-            leaf for leaf in call.leaves if isinstance(leaf, CallExpression) and leaf not in found
+            leaf for leaf in call.leaves if isinstance(leaf, CallExpression) and leaf not in ordered
         ]
         if missing:
             pending += missing
         else:
-            found[pending.pop()] = None
-    return list(found)
+            ordered[pending.pop()] = None
+    return list(ordered)
 
 
 def _compiled(
@@ -407,8 +409,8 @@ def _compiled(
     values = "".join(f"{names[expression]}, " for expression in expressions)
     source = "\n".join((f"def values({', '.join(names[s] for s in sources)}):", *lines))
     exec(f"{source}\n    return ({values})\n", known)  # noqa: S102 - no text of a user's is in it
-    found: Callable[..., Any] = known["values"]
-    return found
+    function: Callable[..., Any] = known["values"]
+    return function
 
 
 class _Word(str):
@@ -440,14 +442,14 @@ class FiniteChecks:
     def __init__(self) -> None:
         self.on = self.of_matrices = False
         """Whether what is asked of numbers is noted, and what torch.linalg asks of matrices."""
-        self.places: dict[str, None] = {}
+        self.lines: dict[str, None] = {}
         """The lines that asked."""
         self._answers: list[torch.Tensor] = []
 
     @contextmanager
     def asked(self) -> Iterator[None]:
         """Note what a forward pass asks inside."""
-        self.places.clear()
+        self.lines.clear()
         self._answers.clear()
         with ExitStack() as stack:
             if self.on:
@@ -459,24 +461,24 @@ class FiniteChecks:
     def learn(self, graph_module: fx.GraphModule) -> bool:
         """Watch matrices from now on if a captured step checks some; return whether that is new."""
         descriptors = [n.meta.get("desc") for n in graph_module.graph.find_nodes(op="placeholder")]
-        found = any("Token" in type(each).__name__ for each in descriptors)
-        new = found and not self.of_matrices
-        self.of_matrices = self.of_matrices or found
+        has_checks = any("Token" in type(descriptor).__name__ for descriptor in descriptors)
+        new = has_checks and not self.of_matrices
+        self.of_matrices = self.of_matrices or has_checks
         return new
 
     def results(self) -> tuple[torch.Tensor, ...]:
         """Return whether all was finite: one tensor, or none where nothing was asked."""
         if not self._answers:
             return ()
-        found = torch.stack([answer.detach().reshape(()) for answer in self._answers]).all()
+        finite = torch.stack([answer.detach().reshape(()) for answer in self._answers]).all()
         self._answers.clear()
-        return (found,)
+        return (finite,)
 
     def note(self, answer: torch.Tensor, *, expected: bool) -> None:
         """Take an answer that nobody can know yet."""
         self._answers.append(answer if expected else answer.logical_not())
-        place = user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
-        self.places[place or "an unknown line"] = None
+        line = user_line(sys._getframe(1))  # noqa: SLF001 - there is no traceback
+        self.lines[line or "an unknown line"] = None
 
 
 class _ReadWatch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]

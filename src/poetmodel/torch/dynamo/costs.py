@@ -57,7 +57,7 @@ class Form:
 
     def outputs(self) -> Any:
         """Return tensors without memory that lie as its outputs do."""
-        made = [
+        outputs = [
             None
             if layout is None
             else torch.empty_strided(
@@ -65,7 +65,7 @@ class Form:
             )
             for layout in self.layouts
         ]
-        return made[0] if self.is_single else tuple(made)
+        return outputs[0] if self.is_single else tuple(outputs)
 
 
 class Forms:
@@ -104,7 +104,7 @@ class Forms:
         values = None if key is None else self._cache.read("forms", key)
         with suppress(TypeError):
             if values is not None:
-                return [Form(*each) for each in values]
+                return [Form(*fields) for fields in values]
         forms = self._observed(operations)
         if key is not None:
             self._cache.write("forms", key, [list(astuple(form)) for form in forms])

@@ -109,11 +109,11 @@ class Emitter:
         if key is not None and stated.owner.get(key) is node:
             return self._used(self._current[key])
         inputs = [self._value(source) for source in node.all_input_nodes]
-        place = (node, *inputs)
-        if place not in self._views:
+        view = (node, *inputs)
+        if view not in self._views:
             now = dict(zip(node.all_input_nodes, inputs, strict=True))
-            self._views[place] = self.graph.node_copy(node, now.__getitem__)
-        return self._views[place]
+            self._views[view] = self.graph.node_copy(node, now.__getitem__)
+        return self._views[view]
 
     def _argument(self, node: fx.Node) -> fx.Node:
         new = self._arguments[node]

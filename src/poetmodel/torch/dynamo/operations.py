@@ -204,9 +204,9 @@ class Operations:
             )
         }
         kinds = {
-            each.mutated_input
-            for each in self.output.meta.get("desc", ())
-            if isinstance(each, InputMutationAOTOutput)
+            descriptor.mutated_input
+            for descriptor in self.output.meta.get("desc", ())
+            if isinstance(descriptor, InputMutationAOTOutput)
         }
         return frozenset(
             node for node in self.arguments if node in written or node.meta.get("desc") in kinds

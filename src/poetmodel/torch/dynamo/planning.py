@@ -158,13 +158,13 @@ def plan(
     result = _solved(problem, wanted)
     if result.schedule is None:
         raise BudgetError(_too_little(problem, wanted, name, budget_bytes, beside_bytes))
-    made = make_plan(
+    plan = make_plan(
         graph, costs, result.schedule, mode=StorageMode.BLOCKING, ram_budget_bytes=usable_bytes
     )
-    check = check_plan(graph, costs, made, ram_budget_bytes=usable_bytes)
+    check = check_plan(graph, costs, plan, ram_budget_bytes=usable_bytes)
     if check.violations:  # a fault of ours, never to be passed on
         raise VerificationError(check.violations)
-    counts = Counter(instruction.op for instruction in made.program)
+    counts = Counter(instruction.op for instruction in plan.program)
     record = PlanRecord(
         name=name,
         ram_budget_bytes=budget_bytes,
@@ -182,10 +182,10 @@ def plan(
         is_predicted=is_predicted,
     )
     return Planned(
-        steps=tuple(_steps(operations, graph, made, tensor_of)),
+        steps=tuple(_steps(operations, graph, plan, tensor_of)),
         record=record,
         result=result,
-        plan=made,
+        plan=plan,
         check=check,
     )
 
@@ -209,12 +209,12 @@ def _solved(problem: Problem, wanted: Wanted) -> SolveResult:
 
 
 def _steps(
-    operations: Operations, graph: Graph, made: Plan, tensor_of: Mapping[int, str]
+    operations: Operations, graph: Graph, plan: Plan, tensor_of: Mapping[int, str]
 ) -> Iterator[Step]:
     """Yield a program in operations and keys of storages."""
     operation_of = [*operations.operations, None]  # the last node stands for the end
     key_of = {name: key for key, name in tensor_of.items()}
-    for op, index in made.program:
+    for op, index in plan.program:
         operation = operation_of[index] if op == Op.COMPUTE else None
         if operation is not None:
             yield op, operation

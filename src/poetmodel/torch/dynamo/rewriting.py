@@ -97,7 +97,7 @@ class PlannedGraphs:
             values = {"format": FORMAT, "version": VERSION, "plans": records}
             write_text(path, json.dumps(values, allow_nan=False, ensure_ascii=False) + "\n")
         elif kind == ".html":
-            largest = max(self._planned, key=lambda one: one.record.predicted_peak_bytes)
+            largest = max(self._planned, key=lambda planned: planned.record.predicted_peak_bytes)
             write_page(path, largest)
         else:
             raise InputError(f"{path}: expected a file *.html, a page, or *.json, the records")

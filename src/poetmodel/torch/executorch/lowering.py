@@ -65,13 +65,13 @@ def lowered(edge: EdgeProgramManager, *, is_ours: bool, time_limit: float = 10.0
     counted = lambda methods: _counted(before(methods), methods)  # noqa: E731
     with quiet(), rare_collections(), temporarily(setter, counted, before):
         # It changes what it makes a program of.
-        made = copy.deepcopy(edge).to_executorch(
+        program = copy.deepcopy(edge).to_executorch(
             ExecutorchBackendConfig(memory_planning_pass=planning)
         )
-    return LoweredProgram(made.buffer, placement.greedy_bytes)
+    return LoweredProgram(program.buffer, placement.greedy_bytes)
 
 
-def _counted(found: dict[str, Any], methods: Mapping[str, ExportedProgram]) -> dict[str, Any]:
+def _counted(metadata: dict[str, Any], methods: Mapping[str, ExportedProgram]) -> dict[str, Any]:
     """Return where gradients and parameters begin among what a method returns.
 
     ExecuTorch 1.5.1 counts new values of buffers too, which no method returns.
@@ -82,8 +82,8 @@ def _counted(found: dict[str, Any], methods: Mapping[str, ExportedProgram]) -> d
         returned = [spec.kind for spec in specs if spec.kind != OutputKind.BUFFER_MUTATION]
         for what, kind in kinds.items():
             if kind in returned:
-                found[_INDEX.format(what) + name] = returned.index(kind)
-    return found
+                metadata[_INDEX.format(what) + name] = returned.index(kind)
+    return metadata
 
 
 class _Placement:
@@ -100,10 +100,10 @@ class _Placement:
     ) -> MemoryAlgoResult:
         """Return a number of a memory and an offset for each tensor."""
         placed = list(specs)
-        found = greedy(alignment, placed, *others)
-        self.greedy_bytes = sum(found.bufsizes)
+        result = greedy(alignment, placed, *others)
+        self.greedy_bytes = sum(result.bufsizes)
         if not self._is_ours:
-            return found
+            return result
         length = 1 + max((spec.lifetime[1] for spec in placed), default=0)
         blocks = [_block(number, spec, length) for number, spec in enumerate(placed)]
         offsets, size, _ = place_blocks(blocks, length, time_limit=self._time_limit)

@@ -78,8 +78,8 @@ class ExecutorchProgram:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, without the result."""
-        found = {key: value for key, value in vars(self).items() if key != "result"}
-        return found | {"path": str(self.path)}
+        values = {key: value for key, value in vars(self).items() if key != "result"}
+        return values | {"path": str(self.path)}
 
     def __str__(self) -> str:
         proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
@@ -153,7 +153,8 @@ def to_executorch(
     file = Path(path)
     _check_arguments(file, storage, paging)
     sgd = None if optimizer is None else _sgd_options(optimizer, model, loss_fn)
-    found = load_device(device) if isinstance(device, str) else device
+    if isinstance(device, str):
+        device = load_device(device)
     name = type(model).__name__
     edge = edge_program(name, model, loss_fn, inputs)
     own_bytes = lowered(edge, is_ours=False).arena_bytes
@@ -163,29 +164,29 @@ def to_executorch(
     budget_bytes = parse_size(ram, field="ram", whole_bytes=keep_all_bytes)
     problem = Problem(
         step.graph,
-        Costs.estimate(step.graph, found),
+        Costs.estimate(step.graph, device),
         ram=max(1, budget_bytes - step.resident_bytes),
         paging=False,
         minimize="time",
     )
     options = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
-    result, plan, made = _made(problem, budget_bytes, options, edge, step)
-    write_bytes(file, made.program)
+    result, plan, program = _made(problem, budget_bytes, options, edge, step)
+    write_bytes(file, program.program)
     return ExecutorchProgram(
         name=name,
         path=file,
         ram_budget_bytes=budget_bytes,
-        arena_bytes=made.arena_bytes,
+        arena_bytes=program.arena_bytes,
         keep_all_bytes=keep_all_bytes,
         executorch_bytes=own_bytes,
-        greedy_bytes=made.greedy_bytes,
+        greedy_bytes=program.greedy_bytes,
         resident_bytes=step.resident_bytes,
         status=str(result.status),
         gap=result.gap,
         overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
         recomputed=sum(op == Op.COMPUTE for op, _ in plan.program) - len(step.graph.nodes),
         solve_s=result.solve_s,
-        device=found.key or found.name,
+        device=device.key or device.name,
         sgd=sgd,
         result=result,
     )
@@ -204,10 +205,10 @@ def _made(
         result, plan = _fitted(problem, budget_bytes, options, step)
         names = (step.graph.nodes[k].name for op, k in plan.program if op == Op.COMPUTE)
         ordered = edge.transform([InOrder(names, step.operations)])
-        made = lowered(ordered, is_ours=True)
-        excess = made.arena_bytes - budget_bytes
+        program = lowered(ordered, is_ours=True)
+        excess = program.arena_bytes - budget_bytes
         if excess <= 0:
-            return result, plan, made
+            return result, plan, program
         problem = replace(problem, ram=problem.usable_ram_bytes - excess)
     raise VerificationError(  # a fault of ours, never to be passed on
         [f"{step.graph.name}: the arena of the file is {excess:,} B above the budget"]
@@ -251,7 +252,7 @@ def _least(
     )
     if arena.bytes <= room:
         verdict = verify(problem, schedule, plan=plan)
-        found = replace(
+        result = replace(
             failed,
             schedule=schedule,
             simulation=verdict.simulation,
@@ -259,7 +260,7 @@ def _least(
             status=Status.FEASIBLE,
             reason="",
         )
-        return found, plan, arena
+        return result, plan, arena
     enough_bytes, needed_bytes = (
         size + step.resident_bytes for size in (arena.bytes, ceil(least.bound or 0.0))
     )

@@ -64,8 +64,8 @@ def with_inference(
                 f"{name}: infer: {unit.node.target}{in_module(unit.node)} draws random numbers in "
                 "evaluation mode too; let it depend on self.training"
             )
-    found = _with_output(lowered.step(), len(flatten(given)[0]), joint)
-    return replace(step, inference=_sharing(step, found))
+    inference = _with_output(lowered.step(), len(flatten(given)[0]), joint)
+    return replace(step, inference=_sharing(step, inference))
 
 
 @contextmanager
@@ -89,12 +89,12 @@ def _forward(joint: Joint, *, is_total: bool) -> Joint:
     graph = joint.graph_module.graph
     output: Any = loss.node.args[0] if is_total else loss.node
     with graph.inserting_before(graph.output_node()):
-        made: fx.Node = graph.call_function(
+        clone: fx.Node = graph.call_function(
             aten.clone.default, (output,), {"memory_format": torch.contiguous_format}
         )
-    made.meta = {key: value for key, value in loss.node.meta.items() if key != "val"}
-    made.meta["val"] = output.meta["val"].contiguous()
-    graph.output_node().args = ((made,),)
+    clone.meta = {key: value for key, value in loss.node.meta.items() if key != "val"}
+    clone.meta["val"] = output.meta["val"].contiguous()
+    graph.output_node().args = ((clone,),)
     graph.eliminate_dead_code()
     for argument in joint.of(InputKind.TANGENT):
         graph.erase_node(argument.node)
@@ -102,7 +102,7 @@ def _forward(joint: Joint, *, is_total: bool) -> Joint:
     return replace(
         joint,
         arguments=tuple(a for a in joint.arguments if a.node in there),
-        results=(replace(loss, node=made),),
+        results=(replace(loss, node=clone),),
     )
 
 
@@ -144,16 +144,16 @@ def _sharing(step: LoweredStep, inference: LoweredStep) -> LoweredStep:
             own[others[name]] = values
 
     def renamed(call: Call) -> Call:
-        found = tuple(
+        arguments = tuple(
             Ref(others.get(a.buffer, a.buffer), a.offset) if isinstance(a, Ref) else a
             for a in call.arguments
         )
-        return Call(call.kernel, found)
+        return Call(call.kernel, arguments)
 
     return replace(
         inference,
         calls=tuple(tuple(map(renamed, calls)) for calls in inference.calls),
-        buffers={others.get(name, name): each for name, each in inference.buffers.items()},
+        buffers={others.get(name, name): buffer for name, buffer in inference.buffers.items()},
         values=own,
     )
 

@@ -120,9 +120,9 @@ def _multiply(op: Lowering, out: Look, a: Look, b: Look, *, accumulate: bool = F
     if out.strides[-1] != 1 and out.shape[-1] > 1:
         if accumulate:
             op.refuse(f"expected an output with rows or columns that lie in order, got {out}")
-        found = workspace(op, out.shape)
-        _multiply(op, found, a, b)
-        copy(op, out, found)
+        product = workspace(op, out.shape)
+        _multiply(op, product, a, b)
+        copy(op, out, product)
         return
     m, k, n = *a.shape[-2:], b.shape[-1]
     steps = [(look.strides[-2], look.strides[-1]) for look in (a, b)]
@@ -152,7 +152,7 @@ def _summed(
 ) -> None:
     """Call a kernel that sums losses of elements: all of them, or each alone."""
     out = op.output()
-    looks = [operand(op, each) for each in operands]
+    looks = [operand(op, argument) for argument in operands]
     shape = tuple(torch.broadcast_shapes(*(look.shape for look in looks)))
     looks = [look.broadcast(shape) for look in looks]
     every = range(len(shape))
@@ -171,7 +171,7 @@ def _loss_gradient(
 ) -> None:
     """Call a kernel that computes the gradient of each element."""
     out = op.output()
-    looks = [operand(op, each).broadcast(out.shape) for each in operands]
+    looks = [operand(op, argument).broadcast(out.shape) for argument in operands]
     factor = 1.0 / max(1, out.elements) if reduction == _MEAN else 1.0
     op.call(kernel, out, *looks, table(op, out, *looks), *numbers, factor)
     op.elementwise = True
@@ -276,7 +276,7 @@ def _weight(op: Lowering, weight: Any) -> tuple[Look | Argument, int]:
 @lowers(ParameterUpdate)
 def _lower_parameter_update(op: Lowering) -> None:
     state, gradients, rate, *factors = op.args
-    looks = [op.value(each) for each in state]
+    looks = [op.value(argument) for argument in state]
     _update(op, looks, _gradient(op, gradients, looks[0], factors), rate)
 
 
@@ -400,12 +400,12 @@ def _gradient(
     first, *more = map(op.value, gradients)
     if not more and not factors and first.lies_like(parameter):
         return first
-    found = replace(workspace(op, parameter.shape), strides=parameter.strides)
-    _sum(op, found, first, more)
+    gradient = replace(workspace(op, parameter.shape), strides=parameter.strides)
+    _sum(op, gradient, first, more)
     for factor in factors:
-        given = op.value(factor).broadcast(found.shape)
-        op.call("pm_mul", found, found, given, table(op, found, found, given))
-    return found
+        given = op.value(factor).broadcast(gradient.shape)
+        op.call("pm_mul", gradient, gradient, given, table(op, gradient, gradient, given))
+    return gradient
 
 
 def _sum(op: Lowering, out: Look, first: Look, more: Sequence[Look]) -> None:

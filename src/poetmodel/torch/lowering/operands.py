@@ -171,8 +171,8 @@ class Lowering:
 
     def call(self, kernel: str, *arguments: Argument | Look) -> None:
         """Add a call; a look stands for the pointer to its first element."""
-        found = tuple(a.ref if isinstance(a, Look) else a for a in arguments)
-        self.calls.append(Call(kernel, found, self.where))
+        values = tuple(a.ref if isinstance(a, Look) else a for a in arguments)
+        self.calls.append(Call(kernel, values, self.where))
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise `CaptureError` with operator, module and reason."""
@@ -181,13 +181,13 @@ class Lowering:
 
 def _with_defaults(node: fx.Node) -> tuple[Any, ...]:
     schema = getattr(node.target, "_schema", None)
-    found: list[Any] = list(node.args)
+    arguments: list[Any] = list(node.args)
     if schema is None:
-        return tuple(found)
-    for argument in schema.arguments[len(found) :]:
+        return tuple(arguments)
+    for argument in schema.arguments[len(arguments) :]:
         value = argument.default_value if argument.has_default_value() else None
-        found.append(node.kwargs.get(argument.name, value))
-    return tuple(found)
+        arguments.append(node.kwargs.get(argument.name, value))
+    return tuple(arguments)
 
 
 # -- what kernels are told about tensors -------------------------------------------------------
@@ -208,15 +208,15 @@ def table(op: Lowering, *looks: Look, in_order: bool = False) -> tuple[int, ...]
     the first look, the largest outermost, unless the elements are wanted `in_order`.
     """
     places = range(len(looks[0].shape))
-    found = [
+    dimensions = [
         (looks[0].shape[k], *(look.strides[k] for look in looks))
         for k in places
         if looks[0].shape[k] != 1
     ]
     if not in_order:
-        found.sort(key=lambda dimension: -abs(dimension[1]))
+        dimensions.sort(key=lambda dimension: -abs(dimension[1]))
     merged: list[tuple[int, ...]] = []
-    for dimension in reversed(found):
+    for dimension in reversed(dimensions):
         inner = merged[-1] if merged else None
         if inner and all(o == i * inner[0] for o, i in zip(dimension[1:], inner[1:], strict=True)):
             merged[-1] = (dimension[0] * inner[0], *inner[1:])
@@ -262,8 +262,8 @@ def repeated(look: Look, dimension: int) -> Look:
     return replace(look, strides=_with(look.strides, dimension, 0))
 
 
-def _with(numbers: tuple[int, ...], place: int, number: int) -> tuple[int, ...]:
-    return (*numbers[:place], number, *numbers[place + 1 :])
+def _with(numbers: tuple[int, ...], index: int, number: int) -> tuple[int, ...]:
+    return (*numbers[:index], number, *numbers[index + 1 :])
 
 
 def wrapped(dimension: int, rank: int) -> int:
@@ -283,18 +283,18 @@ def workspace(op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.RE
 def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> Look:
     """Return an operand as a tensor of a type: numbers and other types go through workspace."""
     if not isinstance(argument, fx.Node):
-        found = workspace(op, (), kind)
+        scalar = workspace(op, (), kind)
         number = float(argument) if kind is DataType.REAL else int(argument)
-        op.call(f"pm_fill{SUFFIX[kind]}", found, 1, number)
-        return found
+        op.call(f"pm_fill{SUFFIX[kind]}", scalar, 1, number)
+        return scalar
     look = op.value(argument)
     if look.type is kind:
         return look
     if kind is DataType.UINT8:
         op.refuse(f"expected truth values, got elements of type {look.type}")
-    found = workspace(op, look.shape, kind)
-    copy(op, found, look)
-    return found
+    converted = workspace(op, look.shape, kind)
+    copy(op, converted, look)
+    return converted
 
 
 def random_site(node: fx.Node) -> int:

@@ -36,7 +36,7 @@ aten: Final = torch.ops.aten
 def pointwise(op: Lowering, kernel: str, *operands: Any, numbers: tuple[float, ...] = ()) -> None:
     """Call a kernel of reals for each element of the output; `numbers` come after the tensors."""
     out = op.output()
-    looks = [operand(op, each).broadcast(out.shape) for each in operands]
+    looks = [operand(op, argument).broadcast(out.shape) for argument in operands]
     op.call(kernel, out, *looks, table(op, out, *looks), *numbers)
     op.elementwise = True
 
@@ -139,7 +139,7 @@ def _affine(op: Lowering, x: Any, factor: float, shift: float) -> None:
 
 def _integers(op: Lowering, kernel: str, *operands: Any, numbers: tuple[int, ...] = ()) -> None:
     out = op.output()
-    looks = [operand(op, each, DataType.INT32).broadcast(out.shape) for each in operands]
+    looks = [operand(op, argument, DataType.INT32).broadcast(out.shape) for argument in operands]
     op.call(kernel, out, *looks, table(op, out, *looks), *numbers)
     op.elementwise = True
 
@@ -244,7 +244,7 @@ def _lower_leaky_relu_backward(op: Lowering) -> None:
 
 @lowers(aten._prelu_kernel_backward.default)
 def _lower_prelu_kernel_backward(op: Lowering) -> None:
-    gradient, x, slope = (op.value(each) for each in op.args)
+    gradient, x, slope = (op.value(argument) for argument in op.args)
     first, second = op.output(0), op.output(1)
     slope = slope.broadcast(x.shape)
     op.call("pm_prelu_backward", first, gradient, x, slope, table(op, first, gradient, x, slope))
@@ -305,7 +305,7 @@ _RELATIONS: Final = {
 def _compared(op: Lowering, x: Any, y: Any, wanted: int) -> None:
     """Compare two tensors, or a tensor with a number."""
     out = op.output()
-    given = [op.value(each).type for each in (x, y) if isinstance(each, fx.Node)]
+    given = [op.value(argument).type for argument in (x, y) if isinstance(argument, fx.Node)]
     real = DataType.REAL in given or isinstance(y, float)
     kind = DataType.REAL if real else DataType.INT32
     kernel = f"pm_compare{SUFFIX[kind]}"
@@ -348,7 +348,7 @@ def _lower_truth(op: Lowering) -> None:
     if out.type is not DataType.UINT8:
         op.refuse("expected truth values, got integers")
     x, y = op.args[0], op.args[-1]
-    looks = [operand(op, each, DataType.UINT8).broadcast(out.shape) for each in (x, y)]
+    looks = [operand(op, argument, DataType.UINT8).broadcast(out.shape) for argument in (x, y)]
     op.call("pm_logical", out, *looks, table(op, out, *looks), _TRUTH[op.node.target])
     op.elementwise = True
 

@@ -180,7 +180,7 @@ def _on_rows(
     op: Lowering, kernel: str, operands: Sequence[Any], dimension: int, *numbers: int
 ) -> None:
     """Call a kernel on all rows along a dimension; it may write over what it reads."""
-    looks = [op.output(), *(operand(op, each) for each in operands)]
+    looks = [op.output(), *(operand(op, argument) for argument in operands)]
     reduced = _dimensions(looks[0], dimension)
     size = math.prod(looks[0].shape[k] for k in reduced)
     steps = [look.strides[k] for look in looks for k in reduced] or [0] * len(looks)
@@ -236,11 +236,11 @@ def _batch_norm(op: Lowering) -> None:
     op.elementwise = True
     steps, sizes = _channels(op, out, x)
     if training:
-        made = [_wanted(op, position) for position in (1, 2, 3, 4)]
-        if made[3] and sizes[0] * sizes[2] == 1:
+        outputs = [_wanted(op, position) for position in (1, 2, 3, 4)]
+        if outputs[3] and sizes[0] * sizes[2] == 1:
             op.refuse("a running variance needs more than one value for each channel")
         op.call(
-            "pm_batch_norm", out, *made, x, w, bias, mean, variance, steps, *sizes,
+            "pm_batch_norm", out, *outputs, x, w, bias, mean, variance, steps, *sizes,
             float(momentum), float(epsilon),
         )  # fmt: skip
         return
@@ -278,8 +278,8 @@ def _layer_norm(op: Lowering) -> None:
     out = op.output()
     op.elementwise = True
     steps, sizes = _rows(op, len(op.args[1]), out, x)
-    made = [_wanted(op, position) for position in (1, 2)]
-    op.call("pm_layer_norm", out, *made, x, w, bias, steps, *sizes, float(op.args[4]))
+    outputs = [_wanted(op, position) for position in (1, 2)]
+    op.call("pm_layer_norm", out, *outputs, x, w, bias, steps, *sizes, float(op.args[4]))
 
 
 @lowers(aten.native_layer_norm_backward.default)
@@ -287,15 +287,15 @@ def _layer_norm_backward(op: Lowering) -> None:
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     inner = len(op.args[2])
     mean, scale, w = (_given(op, argument) for argument in op.args[3:6])
-    made = [_wanted(op, position) for position in range(3)]
+    outputs = [_wanted(op, position) for position in range(3)]
     # The weights first: the gradient of x may take over the memory of dy.
-    if made[1] or made[2]:
+    if outputs[1] or outputs[2]:
         steps, sizes = _rows(op, inner, dy, x)
-        op.call("pm_layer_norm_dw", *made[1:], dy, x, mean, scale, steps, *sizes)
-    if made[0]:
+        op.call("pm_layer_norm_dw", *outputs[1:], dy, x, mean, scale, steps, *sizes)
+    if outputs[0]:
         op.elementwise = True
         steps, sizes = _rows(op, inner, op.output(), dy, x)
-        op.call("pm_layer_norm_dx", made[0], dy, x, w, mean, scale, steps, *sizes)
+        op.call("pm_layer_norm_dx", outputs[0], dy, x, w, mean, scale, steps, *sizes)
 
 
 @lowers(aten.native_group_norm.default)
@@ -305,8 +305,8 @@ def _group_norm(op: Lowering) -> None:
     out = op.output()
     op.elementwise = True
     steps, sizes = _channels(op, out, x)
-    made = [_wanted(op, position) for position in (1, 2)]
-    op.call("pm_group_norm", out, *made, x, w, bias, steps, *sizes, groups, float(epsilon))
+    outputs = [_wanted(op, position) for position in (1, 2)]
+    op.call("pm_group_norm", out, *outputs, x, w, bias, steps, *sizes, groups, float(epsilon))
 
 
 @lowers(aten.native_group_norm_backward.default)
@@ -314,14 +314,14 @@ def _group_norm_backward(op: Lowering) -> None:
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     mean, scale, w = (_given(op, argument) for argument in op.args[2:5])
     groups = op.args[8]
-    made = [_wanted(op, position) for position in range(3)]
-    if made[1] or made[2]:
+    outputs = [_wanted(op, position) for position in range(3)]
+    if outputs[1] or outputs[2]:
         steps, sizes = _channels(op, dy, x)
-        op.call("pm_group_norm_dw", *made[1:], dy, x, mean, scale, steps, *sizes, groups)
-    if made[0]:
+        op.call("pm_group_norm_dw", *outputs[1:], dy, x, mean, scale, steps, *sizes, groups)
+    if outputs[0]:
         op.elementwise = True
         steps, sizes = _channels(op, op.output(), dy, x)
-        op.call("pm_group_norm_dx", made[0], dy, x, w, mean, scale, steps, *sizes, groups)
+        op.call("pm_group_norm_dx", outputs[0], dy, x, w, mean, scale, steps, *sizes, groups)
 
 
 def _given(op: Lowering, argument: Any) -> Look | int:
@@ -378,10 +378,10 @@ def _rows(op: Lowering, inner: int, *looks: Look) -> tuple[tuple[int, ...], tupl
 
 def _step(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
     """Return the step from one element to the next; None where it is not always the same."""
-    found = [(size, step) for size, step in zip(sizes, strides, strict=True) if size > 1]
-    if any(a != size * b for (_, a), (size, b) in pairwise(found)):
+    dimensions = [(size, step) for size, step in zip(sizes, strides, strict=True) if size > 1]
+    if any(a != size * b for (_, a), (size, b) in pairwise(dimensions)):
         return None
-    return found[-1][1] if found else 0
+    return dimensions[-1][1] if dimensions else 0
 
 
 def _run(op: Lowering, sizes: Sequence[int], strides: Sequence[int]) -> int:

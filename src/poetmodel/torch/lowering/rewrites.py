@@ -67,13 +67,11 @@ def _sum_over_places(user: fx.Node, node: fx.Node) -> None:
 
 
 def _part(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
-    mask = [place == position for place in range(3)]
+    mask = [k == position for k in range(3)]
     arguments: tuple[Any, ...] = (*node.args[:-1], mask)
     with graph.inserting_before(node):
         part = graph.call_function(node.target, arguments)
     part.meta = {key: value for key, value in node.meta.items() if key != "val"}
     values = node.meta["val"]
-    part.meta["val"] = tuple(
-        value if place == position else None for place, value in enumerate(values)
-    )
+    part.meta["val"] = tuple(value if k == position else None for k, value in enumerate(values))
     return part

@@ -40,7 +40,7 @@ _MAXIMUM: Final = 2
 @lowers(aten.cat.default)
 def _lower_cat(op: Lowering) -> None:
     out = op.output()
-    pieces = [op.value(each) for each in op.args[0]]
+    pieces = [op.value(argument) for argument in op.args[0]]
     pieces = [piece for piece in pieces if piece.shape != (0,)]
     dimension = wrapped(op.args[1], len(out.shape))
     start = 0
@@ -54,8 +54,8 @@ def _lower_cat(op: Lowering) -> None:
 def _lower_stack(op: Lowering) -> None:
     out = op.output()
     dimension = wrapped(op.args[1], len(out.shape))
-    for place, piece in enumerate(op.args[0]):
-        copy(op, _selected(out, dimension, place), op.value(piece))
+    for index, piece in enumerate(op.args[0]):
+        copy(op, _selected(out, dimension, index), op.value(piece))
 
 
 def _selected(look: Look, dimension: int, index: int) -> Look:
@@ -107,9 +107,9 @@ def _lower_unfold_backward(op: Lowering) -> None:
     dimension = wrapped(dimension, len(out.shape))
     last = len(gradient.shape) - 1
     fill(op, out, 0)
-    for place in range(size):
-        window = part(out, dimension, place, gradient.shape[dimension], step)
-        given = _selected(gradient, last, place)
+    for index in range(size):
+        window = part(out, dimension, index, gradient.shape[dimension], step)
+        given = _selected(gradient, last, index)
         op.call("pm_add", window, window, given, table(op, window, window, given), 1.0)
 
 
@@ -118,9 +118,9 @@ def _lower_repeat(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
     x = x.broadcast((1,) * (len(out.shape) - len(x.shape)) + x.shape)
     places = product(*(range(count) for count in op.args[1]))
-    for place in places:
+    for indices in places:
         piece = out
-        for dimension, index in enumerate(place):
+        for dimension, index in enumerate(indices):
             size = x.shape[dimension]
             piece = part(piece, dimension, index * size, size)
         copy(op, piece, x)
@@ -142,7 +142,7 @@ def _lower_roll(op: Lowering) -> None:
     if not dimensions:
         if not (x.is_contiguous and out.is_contiguous):
             op.refuse("expected a tensor that lies in order, for a roll of all its elements")
-        x, out = (replace(each, shape=(each.elements,), strides=(1,)) for each in (x, out))
+        x, out = (replace(look, shape=(look.elements,), strides=(1,)) for look in (x, out))
         dimensions = [0]
     pieces = [(x, out)]
     for shift, dimension in zip(shifts, dimensions, strict=True):
@@ -337,7 +337,7 @@ def _lower_index_put(op: Lowering) -> None:
     x, indices, values, accumulate = op.args
     out = op.output()
     copy(op, out, op.value(x))
-    given = [op.value(each) for each in indices if each is not None]
+    given = [op.value(argument) for argument in indices if argument is not None]
     common = tuple(torch.broadcast_shapes(*(look.shape for look in given)))
     kept = [out.shape[k] for k in range(len(out.shape)) if not _is_index(indices, k)]
     first = _first(indices)
@@ -355,7 +355,7 @@ def _is_index(indices: Sequence[Any], dimension: int) -> bool:
 
 def _first(indices: Sequence[Any]) -> int:
     """Return where the dimensions of the indices come: in place of theirs, or before all others."""
-    used = [k for k, each in enumerate(indices) if each is not None]
+    used = [k for k, argument in enumerate(indices) if argument is not None]
     return used[0] if used[-1] - used[0] + 1 == len(used) else 0
 
 
@@ -363,7 +363,7 @@ def _indexed(
     op: Lowering, x: Look, indices: Sequence[Any], shape: tuple[int, ...]
 ) -> tuple[Look, Look, int, int]:
     """Return x and its index in the shape of what is indexed, and step and size of the index."""
-    used = [k for k, each in enumerate(indices) if each is not None]
+    used = [k for k, argument in enumerate(indices) if argument is not None]
     looks = [op.value(indices[k]) for k in used]
     if any(look.type is not DataType.INT32 for look in looks):
         op.refuse("expected integers as indices; truth values make tensors of unknown size")

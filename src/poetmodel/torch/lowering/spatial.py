@@ -50,8 +50,7 @@ class _Layer:
 
 def _is_plain_batch(look: Look) -> bool:
     """Return whether each element of a batch lies in order."""
-    one = replace(look, shape=look.shape[1:], strides=look.strides[1:])
-    return one.is_contiguous
+    return replace(look, shape=look.shape[1:], strides=look.strides[1:]).is_contiguous
 
 
 @lowers(aten.convolution.default)
@@ -78,7 +77,7 @@ def _convolution_backward(op: Lowering) -> None:
     # PyTorch's kernel also returns what was not asked for.
     if wanted[2] and op.has_output(2):
         _bias_gradient(op, op.output(2), dy)
-    for position in (place for place in range(2) if wanted[place] and op.has_output(place)):
+    for position in (k for k in range(2) if wanted[k] and op.has_output(k)):
         out = op.output(position)
         mine = (x, out, dy) if position else (out, w, dy)
         operands = (mine[2], mine[1], mine[0]) if transposed else mine
@@ -243,16 +242,16 @@ def _mean_bounds(arguments: Sequence[Any], x: Look, out: Look) -> list[tuple[int
     """Return the windows of rows and of columns: begin, end, and the length that is counted."""
     windows, stride, padding = (_of_planes(argument) for argument in arguments[:3])
     count_padding = arguments[4]
-    found = []
+    bounds = []
     for size, places, window, step, pad in zip(
         x.shape[-2:], out.shape[-2:], windows, stride or windows, padding, strict=True
     ):
-        starts = [place * step - pad for place in range(places)]
+        starts = [k * step - pad for k in range(places)]
         ends = [min(start + window, size + pad) for start in starts]
         inside = [(max(s, 0), min(e, size)) for s, e in zip(starts, ends, strict=True)]
         lengths = [e - s for s, e in (zip(starts, ends, strict=True) if count_padding else inside)]
-        found.append(_flat([(*i, length) for i, length in zip(inside, lengths, strict=True)]))
-    return found
+        bounds.append(_flat([(*i, length) for i, length in zip(inside, lengths, strict=True)]))
+    return bounds
 
 
 def _adaptive_bounds(x: Look, out: Look) -> list[tuple[int, ...]]:
@@ -262,8 +261,8 @@ def _adaptive_bounds(x: Look, out: Look) -> list[tuple[int, ...]]:
 
 def _adaptive_windows(size: int, places: int) -> list[tuple[int, int, int]]:
     """Return begin, end and length of each window."""
-    starts = [place * size // places for place in range(places)]
-    ends = [-(-(place + 1) * size // places) for place in range(places)]
+    starts = [k * size // places for k in range(places)]
+    ends = [-(-(k + 1) * size // places) for k in range(places)]
     return [(start, end, end - start) for start, end in zip(starts, ends, strict=True)]
 
 
@@ -271,7 +270,7 @@ def _max_windows(
     size: int, places: int, window: int, stride: int, padding: int, dilation: int
 ) -> list[tuple[int, int]]:
     """Return begin and end of each window; it begins in the image."""
-    starts = [place * stride - padding for place in range(places)]
+    starts = [k * stride - padding for k in range(places)]
     ends = [min(start + (window - 1) * dilation + 1, size) for start in starts]
     inside = [start + max(0, -(start // dilation)) * dilation for start in starts]
     return list(zip(inside, ends, strict=True))
@@ -395,38 +394,38 @@ def _neighbours(
     along = _along(op)
     exact = "exact" in str(op.node.target)
     pick = aten._upsample_nearest_exact1d if exact else aten.upsample_nearest1d
-    found = []
+    neighbours = []
     sizes = zip(x.shape[-along:], out.shape[-along:], factors, strict=True)
     for size, places, factor in sizes:
         numbers = torch.arange(size, dtype=torch.float32).view(1, 1, size)
-        found.append(tuple(int(n) for n in pick(numbers, [places], factor).flatten().tolist()))
-    return [(0,)] * (2 - along) + found
+        neighbours.append(tuple(int(n) for n in pick(numbers, [places], factor).flatten().tolist()))
+    return [(0,)] * (2 - along) + neighbours
 
 
 def _scales(x: Look, out: Look, *, aligned: bool, factors: Sequence[float | None]) -> list[float]:
     """Return how far apart in x neighbours of the result are, down and across."""
     along = len(factors)
-    found = []
+    scales = []
     for size, places, factor in zip(x.shape[-along:], out.shape[-along:], factors, strict=True):
         if aligned:
-            found.append((size - 1) / (places - 1) if places > 1 else 0.0)
+            scales.append((size - 1) / (places - 1) if places > 1 else 0.0)
         else:
-            found.append(1 / factor if factor else size / places)
-    return [1.0] * (2 - along) + found
+            scales.append(1 / factor if factor else size / places)
+    return [1.0] * (2 - along) + scales
 
 
 def _padded(op: Lowering, x: Look, pads: Sequence[int]) -> list[tuple[int, ...]]:
     """Return which rows and which columns of x those of the result are."""
     reflected = "reflection" in str(op.node.target)
     ends = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
-    found = []
+    sources = []
     for size, (before, after) in zip(x.shape[-len(ends) :], ends, strict=True):
         places: list[int] = []
-        for place in range(-before, size + after):
+        for k in range(-before, size + after):
             if reflected:
-                inside = abs(place)
+                inside = abs(k)
                 places.append(inside if inside < size else 2 * (size - 1) - inside)
             else:
-                places.append(min(max(place, 0), size - 1))
-        found.append(tuple(places))
-    return [(0,)] * (2 - len(ends)) + found
+                places.append(min(max(k, 0), size - 1))
+        sources.append(tuple(places))
+    return [(0,)] * (2 - len(ends)) + sources

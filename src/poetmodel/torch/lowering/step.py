@@ -137,20 +137,20 @@ class Lowered:
             learning_rate=self._first_rate(),
             versions={"torch": torch.__version__},
         )
-        return fused(captured)
+        return fused(captured.with_nodes(graph.nodes, calls))
 
     # -- what tensors are there --------------------------------------------------------------------
 
     def _rates(self) -> dict[fx.Node, float]:
         """Return the learning rate of each group of parameters, relative to that of the first."""
-        found = {a.node: float(self.joint.value(a)) for a in self.joint.of(InputKind.LEARNING_RATE)}
-        first = next(iter(found.values()), 1.0)
-        if len(set(found.values())) > 1 and first == 0:
+        rates = {a.node: float(self.joint.value(a)) for a in self.joint.of(InputKind.LEARNING_RATE)}
+        first = next(iter(rates.values()), 1.0)
+        if len(set(rates.values())) > 1 and first == 0:
             raise CaptureError(
                 f"{self.joint.name}: optimizer: expected a learning rate above 0 in its first "
                 "group, of which those of the others are multiples"
             )
-        return {node: rate / first if rate != first else 1.0 for node, rate in found.items()}
+        return {node: rate / first if rate != first else 1.0 for node, rate in rates.items()}
 
     def _first_rate(self) -> float | None:
         rates = self.joint.of(InputKind.LEARNING_RATE)
@@ -199,13 +199,13 @@ class Lowered:
         )
 
     def _type(self, dtype: torch.dtype, what: str) -> DataType:
-        found = data_type(dtype)
-        if found is None:
+        kind = data_type(dtype)
+        if kind is None:
             raise CaptureError(
                 f"{self.joint.name}: {what} is of type {dtype}; expected torch.float32, an integer "
                 "type or torch.bool: exported code computes in one type, float or double"
             )
-        return found
+        return kind
 
     def _buffers(self) -> Iterator[tuple[str, Buffer]]:
         for storage in self.parts.storages:
@@ -254,14 +254,14 @@ class Lowered:
     def _gradients(self) -> Iterator[NamedTensor]:
         """Yield the gradients of parameters, in the order of the parameters."""
         order = {a.node: k for k, a in enumerate(self.joint.arguments)}
-        found = [
+        gradients = [
             (order[result.target.node], result)
             for result in self.joint.results
             if result.kind is OutputKind.GRADIENT
             and result.target is not None
             and result.target.kind is InputKind.PARAMETER
         ]
-        for _, result in sorted(found, key=lambda pair: pair[0]):
+        for _, result in sorted(gradients, key=lambda pair: pair[0]):
             look = self.looks[result.node]
             name = "" if result.target is None else result.target.name
             strides = None if look.is_contiguous else look.strides
@@ -310,12 +310,12 @@ class Lowered:
 
     def _node(self, unit: Unit, lowering: Lowering | None, there: set[str]) -> Node:
         read = self._read(lowering)
-        made = {self.names[number] for number in unit.storages}
+        outputs = {self.names[number] for number in unit.storages}
         return Node(
             name=unit.name,
             op=unit.op,
             phase=unit.phase,
-            inputs=tuple(name for name in read if name in there and name not in made),
+            inputs=tuple(name for name in read if name in there and name not in outputs),
             outputs=tuple(map(self._tensor, unit.storages)),
             workspace_bytes=0 if lowering is None else lowering.workspace_bytes,
             flops=unit.flops,
@@ -344,17 +344,17 @@ class Lowered:
         """Return which input the first output may take over: one that is whole, and lies alike."""
         if not lowering.elementwise or not lowering.has_output(0):
             return ()
-        made = lowering.output()
+        out = lowering.output()
         state = {self.names[s.index] for s in self.parts.storages if self._is_state(s)}
         read = self._read(lowering)
         looks = [self.looks[node] for node in unit.node.all_input_nodes if node in self.looks]
         looks = [look for look in looks if look.buffer in read]
         for look in looks:
             alone = all(look == other for other in looks if other.buffer == look.buffer)
-            whole = look.offset == made.offset == 0 and look.is_dense
-            alike = look.lies_like(made) and look.type is made.type
+            whole = look.offset == out.offset == 0 and look.is_dense
+            alike = look.lies_like(out) and look.type is out.type
             if alone and whole and alike and look.buffer in there - state:
-                return ((made.buffer, look.buffer),)
+                return ((out.buffer, look.buffer),)
         return ()
 
     def _is_state(self, storage: TensorStorage) -> bool:
@@ -372,19 +372,19 @@ class Lowered:
                     strides=layout.stride,
                     type=self._type(layout.dtype, unit.name),
                 )
-        found = Lowering(unit.node, self.looks.__getitem__, outputs, rates=self.rates)
+        lowering = Lowering(unit.node, self.looks.__getitem__, outputs, rates=self.rates)
         lower_one = lowering_of(unit.node.target)
         if lower_one is not None:
-            lower_one(found)
-        return found
+            lower_one(lowering)
+        return lowering
 
 
 def _unguarded(joint: Joint) -> Iterator[str]:
     """Yield which values the step depends on that C has no guards for."""
-    for place in joint.checked:
+    for line in joint.checked:
         yield (
-            f"{place} checks numbers, which cannot be exported; leave it out (validate_args=False "
-            "for a distribution)"
+            f"{line} checks numbers, which cannot be exported; leave it out "
+            "(validate_args=False for a distribution)"
         )
     for read in joint.read.reads:
         where = f" at {read.place}" if read.place else ""
@@ -410,7 +410,7 @@ def _begins_with_gradient(argument: InputSpec) -> bool:
     if not isinstance(held, OptimizerSlot) or held.key != "momentum_buffer" or not held.is_new:
         return False
     groups = held.optimizer.param_groups
-    group = next(each for each in groups if any(p is held.parameter for p in each["params"]))
+    group = next(group for group in groups if any(p is held.parameter for p in group["params"]))
     return bool(group.get("dampening"))
 
 
@@ -425,5 +425,5 @@ def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
         DataType.INT32: torch.int32,
         DataType.UINT8: torch.uint8,
     }
-    found: np.ndarray = value.to(types[kind]).cpu().numpy().copy()
-    return found
+    array: np.ndarray = value.to(types[kind]).cpu().numpy().copy()
+    return array

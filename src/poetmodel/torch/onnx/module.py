@@ -122,12 +122,14 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         self._check(inputs)
         values: dict[str, Any] = dict(self.numbers)
         values.update(zip((given.name for given in self.given), inputs, strict=True))
-        for name, place in self.held.items():
-            values[name] = reduce(getattr, place, self)
+        for name, path in self.held.items():
+            values[name] = reduce(getattr, path, self)
         skipped = self.ending.name if self.logits and self.training and self.ending else None
         for step in self.steps:
-            found = [values[name] if name else None for name in step.inputs]
-            result: Any = found[0] if step.node == skipped else self.nodes[step.node](*found)
+            arguments = [values[name] if name else None for name in step.inputs]
+            result: Any = (
+                arguments[0] if step.node == skipped else self.nodes[step.node](*arguments)
+            )
             if len(step.outputs) == 1:
                 values[step.outputs[0]] = result
             else:
@@ -201,8 +203,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         for given, value in zip(self.given, inputs, strict=True):
             shape = given.shape
             fixed = len(shape) == value.ndim and all(
-                isinstance(size, str) or size == found
-                for size, found in zip(shape, value.shape, strict=True)
+                isinstance(size, str) or size == actual
+                for size, actual in zip(shape, value.shape, strict=True)
             )
             if not fixed:
                 raise InputError(
@@ -273,15 +275,15 @@ class _Constants:
 
         ((key, value),) = node.attributes.items()
         if key == "value":
-            found = array_of(value, self.record.path)
+            array = array_of(value, self.record.path)
         elif key in ("value_float", "value_floats", "value_int", "value_ints"):
-            found = np.asarray(value, np.float32 if "float" in key else np.int64)
+            array = np.asarray(value, np.float32 if "float" in key else np.int64)
         else:
             raise InputError(
                 f"{self.record.path}: node {node.name!r} (Constant): {key} is not known; expected "
                 "numbers"
             )
-        self.arrays[node.outputs[0]] = found
+        self.arrays[node.outputs[0]] = array
         return True
 
     def _is_alias(self, node: NodeRecord, renamed: dict[str, str]) -> bool:
@@ -361,25 +363,25 @@ class _Constants:
         """
         if name not in self.written:
             return bool(use.weights) and not _is_uniform(self.arrays[name])
-        return bool(use.weights) or any(place not in _SETTINGS for place in use.others)
+        return bool(use.weights) or not _SETTINGS.issuperset(use.others)
 
     def _register(self, name: str, value: torch.Tensor, *, trained: bool) -> None:
         """Keep a tensor under its name, each part of which is a module."""
-        *path, last = [part for part in name.split(".") if part] or ["weight"]
+        *parts, last = [part for part in name.split(".") if part] or ["weight"]
         module: nn.Module = self.module
-        place = []
-        for part in path:
+        path = []
+        for part in parts:
             part = _free(module, part, inner=True)  # noqa: PLW2901
             if part not in module._modules:  # noqa: SLF001
                 module.add_module(part, _Names())
             module = module._modules[part]  # noqa: SLF001
-            place.append(part)
+            path.append(part)
         last = _free(module, last, inner=False)
         if trained:
             module.register_parameter(last, nn.Parameter(value))
         else:
             module.register_buffer(last, value)
-        self.module.held[name] = (*place, last)
+        self.module.held[name] = (*path, last)
 
 
 _SETTINGS: Final = frozenset(

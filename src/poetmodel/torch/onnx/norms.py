@@ -17,7 +17,7 @@ def _batch_norm(node: OnnxNode, x: torch.Tensor, *given: Any) -> Any:
 
     The momentum of ONNX is the share of the old statistics, that of PyTorch is that of the new.
     """
-    scale, bias, mean, variance = (tensor(each, x) for each in given)
+    scale, bias, mean, variance = (tensor(value, x) for value in given)
     momentum, epsilon = 1 - node.get("momentum", 0.9), node.get("epsilon", 1e-5)
     return node.only_first(
         functional.batch_norm(x, mean, variance, scale, bias, node.training, momentum, epsilon)
@@ -32,8 +32,8 @@ def _layer_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any = None) -
     bias = None if bias is None else tensor(bias, x)
     if scale.shape == shape and (bias is None or bias.shape == shape):
         return node.only_first(functional.layer_norm(x, shape, scale, bias, epsilon))
-    found = functional.layer_norm(x, shape, eps=epsilon) * scale
-    return node.only_first(found if bias is None else found + bias)
+    y = functional.layer_norm(x, shape, eps=epsilon) * scale
+    return node.only_first(y if bias is None else y + bias)
 
 
 @operator("RMSNormalization", weights=(1,))
@@ -59,8 +59,10 @@ def _group_norm(node: OnnxNode, x: torch.Tensor, scale: Any, bias: Any) -> torch
     groups = node.get("num_groups")
     scale, bias = tensor(scale, x), tensor(bias, x)
     if node.opset < _OF_CHANNELS:
-        each = x.shape[1] // groups
-        scale, bias = (v.reshape(groups, 1).expand(groups, each).reshape(-1) for v in (scale, bias))
+        per_group = x.shape[1] // groups
+        scale, bias = (
+            v.reshape(groups, 1).expand(groups, per_group).reshape(-1) for v in (scale, bias)
+        )
     return functional.group_norm(x, groups, scale, bias, node.get("epsilon", 1e-5))
 
 

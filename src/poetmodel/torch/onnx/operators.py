@@ -90,9 +90,9 @@ class OnnxNode(nn.Module):  # type: ignore[misc, unused-ignore]
         if self.operator in _OF_SHAPES:
             return OPERATORS[self.operator].run(self, *values)
         if not any(isinstance(value, torch.Tensor | list) for value in values):
-            found = evaluated(self.proto, *values)
-            if found is not None:
-                return found[0] if self.wanted == 1 else found
+            outputs = evaluated(self.proto, *values)
+            if outputs is not None:
+                return outputs[0] if self.wanted == 1 else outputs
         return OPERATORS[self.operator].run(self, *values)
 
     def get(self, attribute: str, default: Any = None) -> Any:
@@ -144,10 +144,10 @@ def _evaluated(
     reference = _reference(proto)
     named = zip(reference.proto_.graph.node[0].input, values, strict=True)
     given = {name: array(value) for name, value in named if value is not None}
-    found = [np.asarray(each) for each in reference.run(None, given)]
-    if sum(each.size for each in found) > MOST_NUMBERS:
+    outputs = [np.asarray(output) for output in reference.run(None, given)]
+    if sum(output.size for output in outputs) > MOST_NUMBERS:
         return None
-    return tuple(plain(each) for each in found)
+    return tuple(plain(output) for output in outputs)
 
 
 @lru_cache(maxsize=4096)
@@ -160,13 +160,13 @@ def _reference(proto: bytes) -> Any:
 
 def array(value: Numbers) -> np.ndarray:
     """Return numbers as an array: whole ones as int64, others as float32."""
-    found = np.array(value)
-    if found.size == 0:
-        return found.astype(np.int64)
-    return found.astype(np.float32) if found.dtype.kind == "f" else found
+    elements = np.array(value)
+    if elements.size == 0:
+        return elements.astype(np.int64)
+    return elements.astype(np.float32) if elements.dtype.kind == "f" else elements
 
 
-def plain(found: np.ndarray) -> Numbers:
+def plain(elements: np.ndarray) -> Numbers:
     """Return an array as numbers."""
 
     def tupled(value: Any) -> Any:
@@ -174,7 +174,7 @@ def plain(found: np.ndarray) -> Numbers:
             return tuple(map(tupled, value))
         return shortest(value) if isinstance(value, float) else value
 
-    return tupled(found.tolist())  # type: ignore[no-any-return]
+    return tupled(elements.tolist())  # type: ignore[no-any-return]
 
 
 # -- what inputs are ---------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def tensor(value: Any, like: torch.Tensor | None = None) -> torch.Tensor:
 def tensors(*values: Any) -> tuple[Any, ...]:
     """Return values as tensors of one device and floating type; None stays None."""
     known = [value for value in values if isinstance(value, torch.Tensor)]
-    like = next((each for each in known if each.is_floating_point()), next(iter(known), None))
+    like = next((value for value in known if value.is_floating_point()), next(iter(known), None))
     return tuple(None if value is None else tensor(value, like) for value in values)
 
 
@@ -213,7 +213,7 @@ def operands(x: Any, y: Any) -> tuple[Any, Any]:
 
 def whole(node: OnnxNode, value: Any, what: str) -> list[int]:
     """Return whole numbers; raise if they depend on the values of tensors."""
-    return [int(each) for each in real(node, value, what)]
+    return [int(number) for number in real(node, value, what)]
 
 
 def real(node: OnnxNode, value: Any, what: str) -> list[float]:
@@ -261,7 +261,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
 def flat(value: Numbers) -> list[Any]:
     """Return numbers in their order, without their shape."""
     if isinstance(value, tuple):
-        return [each for part in value for each in flat(part)]
+        return [number for part in value for number in flat(part)]
     return [value]
 
 

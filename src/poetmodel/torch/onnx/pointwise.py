@@ -137,11 +137,11 @@ def _cast(node: OnnxNode, x: Any, like: Any = None) -> Any:
 
 def _cast_numbers(x: Any, kind: torch.dtype) -> Any:
     if isinstance(x, tuple):
-        return tuple(_cast_numbers(each, kind) for each in x)
-    made: Callable[[Any], Any] = int
+        return tuple(_cast_numbers(part, kind) for part in x)
+    convert: Callable[[Any], Any] = int
     if kind.is_floating_point or kind is torch.bool:
-        made = bool if kind is torch.bool else float
-    return made(x)
+        convert = bool if kind is torch.bool else float
+    return convert(x)
 
 
 _KINDS: Final[dict[int, torch.dtype]] = {

@@ -106,11 +106,11 @@ def array_of(tensor: Any, path: Path) -> np.ndarray:
     from onnx import numpy_helper
 
     try:
-        found: np.ndarray = numpy_helper.to_array(tensor, base_dir=str(path.parent))
+        array: np.ndarray = numpy_helper.to_array(tensor, base_dir=str(path.parent))
     except (ValueError, TypeError, OSError) as error:
         raise InputError(f"{path}: the tensor {tensor.name!r} cannot be read: {error}") from error
-    is_floating = np.issubdtype(found.dtype, np.floating) or found.dtype.name == "bfloat16"
-    return found.astype(np.float32) if is_floating else found
+    is_floating = np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"
+    return array.astype(np.float32) if is_floating else array
 
 
 def _load(path: Path) -> Any:
@@ -136,15 +136,15 @@ def _load(path: Path) -> Any:
 
 
 def _opset(path: Path, model: Any) -> int:
-    found = [int(each.version) for each in model.opset_import if each.domain in _DOMAINS]
+    versions = [int(opset.version) for opset in model.opset_import if opset.domain in _DOMAINS]
     oldest, newest = OPSETS
-    if not found or not oldest <= max(found) <= newest:
-        said = f"opset {max(found)}" if found else "no opset"
+    if not versions or not oldest <= max(versions) <= newest:
+        said = f"opset {max(versions)}" if versions else "no opset"
         raise InputError(
             f"{path}: it has {said}; expected opset {oldest} to {newest}: export it with "
             "opset_version=18, or convert it with onnx.version_converter"
         )
-    return max(found)
+    return max(versions)
 
 
 def _checked(path: Path, model: Any) -> Any:
@@ -169,14 +169,14 @@ def _checked(path: Path, model: Any) -> Any:
 
 def _floating_outputs(path: Path, graph: Any) -> Iterable[str]:
     """Return the outputs that a loss can be of: labels, and tables of them, are none."""
-    found = [o.name for o in graph.output if _is_floating(o.type.tensor_type.elem_type)]
-    if not found:
+    names = [o.name for o in graph.output if _is_floating(o.type.tensor_type.elem_type)]
+    if not names:
         kinds = ", ".join(f"{o.name!r}" for o in graph.output)
         raise InputError(
             f"{path}: expected an output of floating numbers to train for; its outputs ({kinds}) "
             "have none"
         )
-    return found
+    return names
 
 
 def _is_floating(elements: int) -> bool:
@@ -189,12 +189,12 @@ def _is_floating(elements: int) -> bool:
 
 def _needed(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
     """Return the nodes that some outputs need, in their order."""
-    wanted, found = set(outputs), []
+    wanted, needed = set(outputs), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):
             wanted.update(node.input)
-            found.append(node)
-    return found[::-1]
+            needed.append(node)
+    return needed[::-1]
 
 
 def _records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
@@ -251,7 +251,7 @@ def _check_operators(
             missing.setdefault(node.operator, []).append(repr(node.name))
     if not missing:
         return
-    told = "; ".join(f"{name} ({listed(found)})" for name, found in sorted(missing.items()))
+    told = "; ".join(f"{operator} ({listed(names)})" for operator, names in sorted(missing.items()))
     advice = "export the network without them"
     if _CONTROL_FLOW & missing.keys():
         advice += "; a network whose course depends on values cannot be scheduled"
@@ -273,7 +273,7 @@ def _inputs(path: Path, graph: Any) -> Iterable[InputRecord]:
         if not tensor.HasField("shape"):
             raise InputError(f"{path}: input {given.name!r} has no shape; expected one in the file")
         dimensions = enumerate(tensor.shape.dim)
-        shape = tuple(_dimension(given.name, axis, each) for axis, each in dimensions)
+        shape = tuple(_dimension(given.name, axis, dimension) for axis, dimension in dimensions)
         yield InputRecord(name=given.name, shape=shape, elements=tensor.elem_type)
 
 

@@ -49,7 +49,9 @@ def _run(
     _check(node, lengths, len(x))
     names = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     ways = names[node.get("direction", "forward")]
-    w, r, b = ((None,) * len(ways) if each is None else tensor(each, x).unbind(0) for each in given)
+    w, r, b = (
+        (None,) * len(ways) if value is None else tensor(value, x).unbind(0) for value in given
+    )
     outputs, last = [], []
     for direction, backward in enumerate(ways):
         weights = _Weights(w[direction], r[direction], b[direction])
@@ -70,8 +72,7 @@ def _run(
     ends = [torch.stack([state[k] for state in last]) for k in range(len(first))]
     if node.get("layout", 0):
         y, ends = y.permute(2, 0, 1, 3), [h.transpose(0, 1) for h in ends]
-    found = (y, *ends)[: node.wanted]
-    return found[0] if node.wanted == 1 else found
+    return y if node.wanted == 1 else (y, *ends)[: node.wanted]
 
 
 def _check(node: OnnxNode, lengths: Any, steps: int) -> None:
@@ -93,8 +94,8 @@ _DEFAULTS: Final = {
 
 def _functions(node: OnnxNode, direction: int, directions: int) -> tuple[Function, ...]:
     names = node.get("activations") or _DEFAULTS[node.operator] * directions
-    each = len(names) // directions
-    named = names[direction * each : (direction + 1) * each]
+    per_direction = len(names) // directions
+    named = names[direction * per_direction : (direction + 1) * per_direction]
     unknown = [name for name in named if name not in _FUNCTIONS]
     if unknown:
         raise node.refused(f"its activation {unknown[0]} is not known; expected Tanh or Sigmoid")
@@ -131,8 +132,8 @@ def _gru(
             to_z, to_reset, to_new = given.chunk(3, 1)
             of_z, of_reset, of_new = functional.linear(h, weights.state, bias).chunk(3, 1)
             z, reset = gate(to_z + of_z), gate(to_reset + of_reset)
-            made = new(to_new + reset * of_new)
-            return (made + z * (h - made),)
+            candidate = new(to_new + reset * of_new)
+            return (candidate + z * (h - candidate),)
 
         def step_reset_first(
             given: torch.Tensor, state: tuple[torch.Tensor, ...]
@@ -143,8 +144,8 @@ def _gru(
             to_z, to_reset, to_new = given.chunk(3, 1)
             of_z, of_reset = functional.linear(h, both, low).chunk(2, 1)
             z, reset = gate(to_z + of_z), gate(to_reset + of_reset)
-            made = new(to_new + functional.linear(reset * h, third, high))
-            return (made + z * (h - made),)
+            candidate = new(to_new + functional.linear(reset * h, third, high))
+            return (candidate + z * (h - candidate),)
 
         return step if node.get("linear_before_reset", 0) else step_reset_first
 
@@ -175,8 +176,8 @@ def _lstm(
         def step(given: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             h, c = state
             total = given + functional.linear(h, weights.state, weights.biases[1])
-            i, o, f, made = total.chunk(4, 1)
-            c = gate(seen(f, eyes[2], c)) * c + gate(seen(i, eyes[0], c)) * new(made)
+            i, o, f, g = total.chunk(4, 1)
+            c = gate(seen(f, eyes[2], c)) * c + gate(seen(i, eyes[0], c)) * new(g)
             return gate(seen(o, eyes[1], c)) * out(c), c
 
         return step

@@ -67,8 +67,8 @@ def _argument(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     axis, keep = axis_of(node, x.ndim), bool(node.get("keepdims", 1))
     function = torch.argmax if node.operator == "ArgMax" else torch.argmin
     if node.get("select_last_index", 0):
-        found: torch.Tensor = x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keep)
-        return found
+        indices: torch.Tensor = x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keep)
+        return indices
     return function(x, axis, keepdim=keep)
 
 
@@ -77,21 +77,21 @@ def _cumulated(node: OnnxNode, x: Any, axis: Any) -> torch.Tensor:
     (along,) = whole(node, axis, "axis")
     x = tensor(x)
     x = x.flip(along) if node.get("reverse", 0) else x
-    found = torch.cumsum(x, along, dtype=x.dtype)
+    sums = torch.cumsum(x, along, dtype=x.dtype)
     if node.get("exclusive", 0):
         first = torch.zeros_like(x.narrow(along, 0, 1))
-        found = torch.cat((first, found.narrow(along, 0, x.shape[along] - 1)), along)
-    return found.flip(along) if node.get("reverse", 0) else found
+        sums = torch.cat((first, sums.narrow(along, 0, x.shape[along] - 1)), along)
+    return sums.flip(along) if node.get("reverse", 0) else sums
 
 
 @operator("TopK", numbers=(1,))
 def _top(node: OnnxNode, x: torch.Tensor, count: Any) -> Any:
     (k,) = whole(node, count, "number of elements")
     axis = axis_of(node, x.ndim, -1)
-    found = torch.topk(
+    values, indices = torch.topk(
         x, k, axis, largest=bool(node.get("largest", 1)), sorted=bool(node.get("sorted", 1))
     )
-    return tuple(found)[: node.wanted] if node.wanted > 1 else found[0]
+    return (values, indices) if node.wanted > 1 else values
 
 
 # -- products ----------------------------------------------------------------------------------

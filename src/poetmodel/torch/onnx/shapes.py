@@ -86,8 +86,8 @@ def _tile(node: OnnxNode, x: Any, repeats: Any) -> torch.Tensor:
 
 @operator("Concat")
 def _concat(node: OnnxNode, *values: Any) -> torch.Tensor:
-    found = tensors(*values)
-    return torch.cat(found, axis_of(node, found[0].ndim))
+    pieces = tensors(*values)
+    return torch.cat(pieces, axis_of(node, pieces[0].ndim))
 
 
 @operator("Split", numbers=(1,))
@@ -101,8 +101,8 @@ def _split(
         parts = [*[part] * (node.wanted - 1), rest]
     else:
         parts = whole(node, sizes, "sizes")
-    found: tuple[torch.Tensor, ...] = torch.split(x, parts, axis)
-    return found if node.wanted > 1 else found[0]
+    pieces: tuple[torch.Tensor, ...] = torch.split(x, parts, axis)
+    return pieces if node.wanted > 1 else pieces[0]
 
 
 # PyTorch's exporter writes a split as a sequence, unless it is asked to optimize.
@@ -138,8 +138,8 @@ def _concat_sequence(node: OnnxNode, values: list[torch.Tensor]) -> torch.Tensor
 def _slice(node: OnnxNode, x: Any, *given: Any) -> torch.Tensor:
     x = tensor(x)
     starts, ends, *rest = (
-        None if each is None else whole(node, each, what)
-        for each, what in zip(given, ("starts", "ends", "axes", "steps"), strict=False)
+        None if value is None else whole(node, value, what)
+        for value, what in zip(given, ("starts", "ends", "axes", "steps"), strict=False)
     )
     axes, steps = [*rest, None, None][:2]
     assert starts is not None and ends is not None  # noqa: S101, PT018 - ONNX has checked it
@@ -226,20 +226,20 @@ def _padded_by_itself(
         return functional.pad(x, widths, mode=_MODES[mode])
     for axis, (before, after) in enumerate(pairs):
         size = x.shape[axis]
-        places = [_source(place, size, mode) for place in range(-before, size + after)]
-        if places != list(range(size)):
-            x = taken(x, axis, places)
+        indices = [_source(index, size, mode) for index in range(-before, size + after)]
+        if indices != list(range(size)):
+            x = taken(x, axis, indices)
     return x
 
 
-def _source(place: int, size: int, mode: str) -> int:
+def _source(index: int, size: int, mode: str) -> int:
     if mode == "edge":
-        return min(max(place, 0), size - 1)
+        return min(max(index, 0), size - 1)
     if mode == "wrap":
-        return place % size
+        return index % size
     period = max(2 * (size - 1), 1)
-    place %= period
-    return place if place < size else period - place
+    index %= period
+    return index if index < size else period - index
 
 
 # -- by index ----------------------------------------------------------------------------------
@@ -260,8 +260,8 @@ def _gather(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
         if axis == 0 and x.ndim == 2 and x.is_floating_point():  # noqa: PLR2004
             return functional.embedding(indices, x)
         return x[(*[slice(None)] * axis, indices.to(torch.int64))]
-    found = taken(x, axis, [place % size for place in flat(indices)])
-    return found.reshape(*x.shape[:axis], *shape_of(indices), *x.shape[axis + 1 :])
+    picked = taken(x, axis, [index % size for index in flat(indices)])
+    return picked.reshape(*x.shape[:axis], *shape_of(indices), *x.shape[axis + 1 :])
 
 
 @operator("GatherElements")
@@ -276,8 +276,8 @@ def _gather_nd(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
     if node.get("batch_dims", 0):
         raise node.refused("batch_dims is not 0, which is not known")
     x, indices = tensors(x, indices)
-    found: torch.Tensor = x[tuple(indices.to(torch.int64).unbind(-1))]
-    return found
+    gathered: torch.Tensor = x[tuple(indices.to(torch.int64).unbind(-1))]
+    return gathered
 
 
 @operator("ScatterElements")
@@ -332,7 +332,7 @@ def _filled(node: OnnxNode, shape: Any) -> torch.Tensor:
 
 @operator("Range", numbers=(0, 1, 2))
 def _range(node: OnnxNode, *limits: Any) -> torch.Tensor:
-    return torch.arange(*(real(node, each, "range")[0] for each in limits))
+    return torch.arange(*(real(node, limit, "range")[0] for limit in limits))
 
 
 @operator("EyeLike")

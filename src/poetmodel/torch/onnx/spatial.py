@@ -68,8 +68,9 @@ class _Window:
     @property
     def symmetric(self) -> tuple[int, ...] | None:
         """The padding of each axis where both sides have the same."""
-        found = tuple(before for before, _ in self.pads)
-        return found if all(before == after for before, after in self.pads) else None
+        if any(before != after for before, after in self.pads):
+            return None
+        return tuple(before for before, _ in self.pads)
 
     def padded(self, x: torch.Tensor, value: float = 0.0) -> torch.Tensor:
         """Return a tensor with the padding; elements go where it is negative."""
@@ -134,8 +135,8 @@ def _max_pool(node: OnnxNode, x: torch.Tensor) -> Any:
     pads = window.symmetric
     if pads is None or any(2 * pad > k for pad, k in zip(pads, size, strict=True)):
         x, pads = window.padded(x, -math.inf), (0,) * len(size)
-    found = _MAXIMA[len(size) - 1](x, size, window.strides, pads, window.dilations)
-    return node.only_first(found)
+    function = _MAXIMA[len(size) - 1]
+    return node.only_first(function(x, size, window.strides, pads, window.dilations))
 
 
 @operator("AveragePool")
@@ -150,10 +151,10 @@ def _average_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
         return function(x, size, window.strides, pads, count_include_pad=counted)
     if counted and node.get("ceil_mode", 0):
         raise node.refused("ceil_mode counts its padding, which is not known; leave one out")
-    found = function(window.padded(x), size, window.strides)
+    means = function(window.padded(x), size, window.strides)
     if counted:
-        return found
-    return found / function(window.padded(torch.ones_like(x[:1, :1])), size, window.strides)
+        return means
+    return means / function(window.padded(torch.ones_like(x[:1, :1])), size, window.strides)
 
 
 @operator("GlobalAveragePool")
@@ -194,19 +195,19 @@ def _resize(
             lengths[axis] = length
     if mode == "cubic":
         return _cubic(node, x, lengths, how)
-    found = _by_pytorch(node, x, lengths, factors) if x.ndim > 2 else None  # noqa: PLR2004
-    if found is not None:
-        return found
+    resized = _by_pytorch(node, x, lengths, factors) if x.ndim > 2 else None  # noqa: PLR2004
+    if resized is not None:
+        return resized
     for axis, length in enumerate(lengths):
         if length != x.shape[axis] or factors[axis] != 1:
-            places = _sources(x.shape[axis], length, factors[axis], how)
-            x = _along(node, x, axis, places, linear=mode == "linear")
+            coordinates = _sources(x.shape[axis], length, factors[axis], how)
+            x = _along(node, x, axis, coordinates, linear=mode == "linear")
     return x
 
 
 def _axes(node: OnnxNode, x: torch.Tensor, given: list[Any]) -> list[int]:
-    found = axes_of(node, None, rank=x.ndim)
-    return list(range(x.ndim))[: len(given)] if found is None else found
+    axes = axes_of(node, None, rank=x.ndim)
+    return list(range(x.ndim))[: len(given)] if axes is None else axes
 
 
 def _factors(node: OnnxNode, x: torch.Tensor, scales: Any, sizes: Any) -> list[float]:
@@ -224,9 +225,9 @@ def _factors(node: OnnxNode, x: torch.Tensor, scales: Any, sizes: Any) -> list[f
     policy = node.get("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
         choose = min if policy == "not_larger" else max
-        one = choose(factors[axis] for axis in axes)
+        common = choose(factors[axis] for axis in axes)
         for axis in axes:
-            factors[axis] = round(x.shape[axis] * one) / x.shape[axis]
+            factors[axis] = round(x.shape[axis] * common) / x.shape[axis]
     return factors
 
 
@@ -275,7 +276,7 @@ def _sources(size: int, length: int, factor: float, how: str) -> list[float]:
 
 
 def _along(
-    node: OnnxNode, x: torch.Tensor, axis: int, places: list[float], *, linear: bool
+    node: OnnxNode, x: torch.Tensor, axis: int, coordinates: list[float], *, linear: bool
 ) -> torch.Tensor:
     last = x.shape[axis] - 1
 
@@ -283,18 +284,20 @@ def _along(
         return taken(x, axis, [min(max(k, 0), last) for k in indices])
 
     if not linear:
-        return at([_nearest(node, place) for place in places])
-    lower = [math.floor(place) for place in places]
+        return at([_nearest(node, coordinate) for coordinate in coordinates])
+    lower = [math.floor(coordinate) for coordinate in coordinates]
     shape = [-1 if k == axis else 1 for k in range(x.ndim)]
     share = torch.tensor(
-        [place - low for place, low in zip(places, lower, strict=True)],
+        [coordinate - low for coordinate, low in zip(coordinates, lower, strict=True)],
         dtype=x.dtype, device=x.device,
     ).reshape(shape)  # fmt: skip
     return at(lower) * (1 - share) + at([low + 1 for low in lower]) * share
 
 
-def _nearest(node: OnnxNode, place: float) -> int:
+def _nearest(node: OnnxNode, coordinate: float) -> int:
     mode = node.get("nearest_mode", "round_prefer_floor")
     if mode in ("floor", "ceil"):
-        return math.floor(place) if mode == "floor" else math.ceil(place)
-    return math.ceil(place - 0.5) if mode == "round_prefer_floor" else math.floor(place + 0.5)
+        return math.floor(coordinate) if mode == "floor" else math.ceil(coordinate)
+    if mode == "round_prefer_floor":
+        return math.ceil(coordinate - 0.5)
+    return math.floor(coordinate + 0.5)

@@ -60,11 +60,11 @@ def onnx_step(
         raise InputError(f"--loss {shown(loss)}: expected {_named()}")
     model = from_onnx(path)
     inputs = model.example_inputs(batch=batch, dims=dims)
-    made = _outputs(path, model, inputs)
+    outputs = _outputs(path, model, inputs)
     if loss not in _LOSSES:
         own = function(loss)
-        return model, own, (*inputs, _own_target(loss, own, made))
-    if not isinstance(made, torch.Tensor):
+        return model, own, (*inputs, _own_target(loss, own, outputs))
+    if not isinstance(outputs, torch.Tensor):
         names = ", ".join(map(repr, model.outputs))
         raise InputError(
             f"{path}: --loss {loss} takes one output, and the file has {names}; give a function "
@@ -73,7 +73,7 @@ def onnx_step(
     _check_ending(path, loss, model.ending)
     model.logits = model.ending is not None and model.ending.operator in _ENDINGS.get(loss, ())
     find_loss, target = _LOSSES[loss]
-    shaped = _Output(path, loss, made, model.ending if model.logits else None)
+    shaped = _Output(path, loss, outputs, model.ending if model.logits else None)
     return model, find_loss(shaped), (*inputs, target(shaped))
 
 
@@ -133,24 +133,24 @@ def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
 class _Output:
     """What a model returns, for a loss that has a name."""
 
-    def __init__(self, path: str, loss: str, made: torch.Tensor, ending: OnnxNode | None) -> None:
-        self.made = made
+    def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
+        self.output = output
         self.flat = False
         """Whether classes are in the last of several dimensions."""
         if loss not in ("cross-entropy", "nll"):
             return
-        rank = made.ndim
+        rank = output.ndim
         axis = None if ending is None else ending.get("axis", -1) % rank
         if rank < 2 or (axis is None and rank == 3) or axis not in (None, 1, rank - 1):  # noqa: PLR2004
             raise InputError(
-                f"{path}: --loss {loss}: in an output of shape {tuple(made.shape)} it is not clear "
-                "where the classes are; give a function of it as module:function"
+                f"{path}: --loss {loss}: in an output of shape {tuple(output.shape)} it is not "
+                "clear where the classes are; give a function of it as module:function"
             )
         self.flat = rank > 2 and axis == rank - 1  # noqa: PLR2004
 
     def classes(self) -> torch.Tensor:
         """Return a target of classes."""
-        shape = list(self.made.shape)
+        shape = list(self.output.shape)
         del shape[-1 if self.flat else 1]
         return torch.zeros(shape, dtype=torch.int64)
 
@@ -166,7 +166,7 @@ class _Output:
 
     def alike(self) -> torch.Tensor:
         """Return a target of numbers."""
-        return torch.zeros_like(self.made)
+        return torch.zeros_like(self.output)
 
 
 _LOSSES: Final[dict[str, tuple[Callable[[_Output], Loss], Callable[[_Output], torch.Tensor]]]] = {
@@ -179,7 +179,7 @@ _LOSSES: Final[dict[str, tuple[Callable[[_Output], Loss], Callable[[_Output], to
 """By name, what makes the loss of an output, and what makes a target for it."""
 
 
-def _own_target(name: str, function: Any, made: Any) -> torch.Tensor:
+def _own_target(name: str, function: Any, outputs: Any) -> torch.Tensor:
     """Return the target of a user's loss: its default, or a tensor like the output."""
     if not callable(function):
         raise InputError(f"--loss {name}: expected a function of an output and its target")
@@ -190,8 +190,8 @@ def _own_target(name: str, function: Any, made: Any) -> torch.Tensor:
     default = parameters[1].default if len(parameters) > 1 else None
     if isinstance(default, torch.Tensor):
         return default
-    if isinstance(made, torch.Tensor):
-        return torch.zeros_like(made)
+    if isinstance(outputs, torch.Tensor):
+        return torch.zeros_like(outputs)
     raise InputError(
         f"--loss {name}: the file has several outputs, so that the shape of the target is not "
         "known; give its second parameter a tensor as the default"

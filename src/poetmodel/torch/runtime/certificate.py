@@ -177,10 +177,10 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     with state.kept():
         with runner.trial():
             expected, expected_random = state.results(eager)
-            found, found_random = state.results(ours)
-            apart = tuple(differences(compiled, expected, found))
-            count = len(expected.keys() | found.keys())
-            del expected, found
+            actual, actual_random = state.results(ours)
+            apart = tuple(differences(compiled, expected, actual))
+            count = len(expected.keys() | actual.keys())
+            del expected, actual
             state.reset()
         state.fill()
         with runner.trial():  # with moments, which a first step has nowhere to read from
@@ -199,14 +199,14 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     eager_time, our_time = min(eager.times), min(ours.times)
     joint = compiled.trace.joint
     # The learning rate is an input, and made anew in each step.
-    made = sum(joint.value(a).nbytes for a in joint.of(InputKind.LEARNING_RATE))
-    there = there_bytes(compiled.trace) - made
+    rate_bytes = sum(joint.value(a).nbytes for a in joint.of(InputKind.LEARNING_RATE))
+    there = there_bytes(compiled.trace) - rate_bytes
     ours_there = there - compiled.runner.away_bytes
     return Certificate(
         name=compiled.trace.graph.name,
         compared=count,
         differences=apart,
-        random_equal=torch.equal(expected_random, found_random),
+        random_equal=torch.equal(expected_random, actual_random),
         updates=compiled.trace.joint.optimizer is not None,
         budget_bytes=compiled.budget_bytes,
         plan_peak_bytes=compiled.peak_bytes,

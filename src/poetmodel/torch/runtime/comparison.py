@@ -78,11 +78,11 @@ def check_agreement(compiled: Compiled) -> bool:
             # Sums that several threads share have no order of their own: that is no constant.
             with limited_threads(1):
                 unstable = _unstable(compiled, state, state.results(eager)[0])
-        made = state.new_modules() if unstable else []
-        if made:
+        modules = state.new_modules() if unstable else []
+        if modules:
             raise CaptureError(
                 f"{joint.name}: forward makes modules the first time that it runs (the first is "
-                f"{made[0]}), whose initial values draw random numbers, as no later step does; "
+                f"{modules[0]}), whose initial values draw random numbers, as no later step does; "
                 "call the model once on such inputs, and compile afterwards"
             )
         if unstable:
@@ -92,8 +92,8 @@ def check_agreement(compiled: Compiled) -> bool:
                 "changes them (a clock, random numbers of another library, an attribute that "
                 "forward counts up) would be frozen: make it an input or a buffer"
             )
-        found, found_random = state.results(lambda: compiled.runner(joint.inputs))
-    all_apart = list(differences(compiled, expected, found))
+        actual, actual_random = state.results(lambda: compiled.runner(joint.inputs))
+    all_apart = list(differences(compiled, expected, actual))
     apart = [difference for difference in all_apart if not _is_rounding(difference, expected)]
     if apart:
         raise CaptureError(
@@ -103,7 +103,7 @@ def check_agreement(compiled: Compiled) -> bool:
         )
     if all_apart:
         _LOG.warning("%s: not all bits are those of PyTorch: %s", joint.name, listed(all_apart))
-    same = torch.equal(expected_random, found_random)
+    same = torch.equal(expected_random, actual_random)
     if not same:
         _LOG.warning("%s: the random generator is left in another state than eager's", joint.name)
     return same and not all_apart
@@ -156,22 +156,22 @@ def _is_rounding(difference: ResultDifference, expected: Results) -> bool:
 
 
 def _largest(value: torch.Tensor) -> float:
-    found = value.detach().abs()
-    return float(found[found.isfinite()].max()) if found.isfinite().any() else 0.0
+    magnitudes = value.detach().abs()
+    return float(magnitudes[magnitudes.isfinite()].max()) if magnitudes.isfinite().any() else 0.0
 
 
-def listed(found: Sequence[ResultDifference], *, most: int = 3) -> str:
+def listed(differences: Sequence[ResultDifference], *, most: int = 3) -> str:
     """Return the first few of some differences, and how many more there are."""
-    more = len(found) - most
-    return "; ".join(map(str, found[:most])) + (f"; and {more} more" if more > 0 else "")
+    more = len(differences) - most
+    return "; ".join(map(str, differences[:most])) + (f"; and {more} more" if more > 0 else "")
 
 
 def eager_step(compiled: Compiled, inputs: Sequence[Any], *, backward: bool = True) -> Any:
     """Run the step as PyTorch does, or its forward pass alone; return what a step does."""
     joint = compiled.trace.joint
     with torch.enable_grad():
-        found = joint.module(*inputs)
-        loss, *others = (found,) if joint.output is None else found
+        outputs = joint.module(*inputs)
+        loss, *others = (outputs,) if joint.output is None else outputs
         if not backward:
             return joint.returned(loss.detach(), others)
         (loss / joint.accumulate).backward()
@@ -281,17 +281,17 @@ class State:
         """
         self.reset(attributes=attributes)
         # What a model returns may be a buffer, which the next run changes.
-        found = {name: value.clone() for name, value in self._joint.named(work()).items()}
+        results = {name: value.clone() for name, value in self._joint.named(work()).items()}
         for name, tensor in self.targets.items():
             if tensor.grad is not None:
-                found[f"{OutputKind.GRADIENT} of {name}"] = tensor.grad
+                results[f"{OutputKind.GRADIENT} of {name}"] = tensor.grad
         for name, tensor in self.changed.items():
-            found[f"{OutputKind.MUTATION} of {name}"] = tensor.detach().clone()
+            results[f"{OutputKind.MUTATION} of {name}"] = tensor.detach().clone()
         if self._moments.is_in_use:
             for name, tensor in (self._parameters | self._moments.values()).items():
-                found[f"update of {name}"] = tensor.detach().clone()
+                results[f"update of {name}"] = tensor.detach().clone()
         self._clear_gradients()
-        return found, torch.get_rng_state()
+        return results, torch.get_rng_state()
 
     def _clear_gradients(self) -> None:
         for tensor in self.targets.values():
@@ -299,7 +299,7 @@ class State:
 
 
 def differences(
-    compiled: Compiled, expected: Results, found: Results
+    compiled: Compiled, expected: Results, actual: Results
 ) -> Iterator[ResultDifference]:
     """Yield the results that are not equal bit for bit."""
     parts = compiled.trace.parts
@@ -308,14 +308,17 @@ def differences(
         for emission in parts.emissions
         if emission.after is not None
     }
-    for name in sorted(expected.keys() | found.keys()):
-        one, other = expected.get(name), found.get(name)
+    for name in sorted(expected.keys() | actual.keys()):
+        reference, value = expected.get(name), actual.get(name)
         largest = None
-        if one is not None and other is not None and one.shape == other.shape:
+        if reference is not None and value is not None and reference.shape == value.shape:
             # NaN counts as equal to NaN.
-            if torch.equal(one, other) or ((one == other) | (one.isnan() & other.isnan())).all():
+            if (
+                torch.equal(reference, value)
+                or ((reference == value) | (reference.isnan() & value.isnan())).all()
+            ):
                 continue
-            largest = float((one.double() - other.double()).abs().max())
+            largest = float((reference.double() - value.double()).abs().max())
         yield ResultDifference(name=name, largest=largest, op=ops.get(name, ""))
 
 

@@ -53,10 +53,10 @@ class Divided:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Divided:
+    def from_dict(cls, fields: dict[str, Any]) -> Divided:
         """Return what was written by `to_dict`."""
-        divisions = tuple(None if d is None else Division(**d) for d in found["divisions"])
-        return cls(**(found | {"divisions": divisions}))
+        divisions = tuple(None if d is None else Division(**d) for d in fields["divisions"])
+        return cls(**(fields | {"divisions": divisions}))
 
 
 def divided_units(trace: Trace, *, budget_bytes: int) -> list[Divided]:
@@ -80,7 +80,7 @@ def divided_units(trace: Trace, *, budget_bytes: int) -> list[Divided]:
     target_bytes = int(SHARE * (budget_bytes - there_bytes(trace)))
     sizes = {tensor.name: tensor.bytes for tensor in trace.graph.tensors}
     known: dict[str, tuple[Any, int] | None] = {}
-    found = []
+    chosen = []
     for unit in trace.parts.units:
         node = trace.graph.nodes[unit.index]
         tensors_bytes = sum(sizes[name] for name in node.inputs) + node.output_bytes
@@ -96,24 +96,26 @@ def divided_units(trace: Trace, *, budget_bytes: int) -> list[Divided]:
         best = known[form]
         if best is not None and best[1] < node.workspace_bytes:
             kernel, size = best
-            found.append(Divided(unit=unit.index, divisions=kernel.divisions, workspace_bytes=size))
-    return found
+            chosen.append(
+                Divided(unit=unit.index, divisions=kernel.divisions, workspace_bytes=size)
+            )
+    return chosen
 
 
-def in_parts(trace: Trace, found: Iterable[Divided]) -> Trace:
+def in_parts(trace: Trace, chosen: Iterable[Divided]) -> Trace:
     """Return a step that computes some convolutions in parts, with the workspaces of these.
 
     Their operations are marked, so that whoever runs them does so in parts.
     """
     nodes = list(trace.graph.nodes)
-    for each in found:
-        node = trace.parts.units[each.unit].node
+    for divided in chosen:
+        node = trace.parts.units[divided.unit].node
         if node.target is _FORWARD:
-            node.meta[KERNEL] = Forward(each.divisions, _example(node))
+            node.meta[KERNEL] = Forward(divided.divisions, _example(node))
         else:
             kind = Backward if node.target is _BACKWARD else NormBackward
-            node.meta[KERNEL] = kind(each.divisions)
-        nodes[each.unit] = replace(nodes[each.unit], workspace_bytes=each.workspace_bytes)
+            node.meta[KERNEL] = kind(divided.divisions)
+        nodes[divided.unit] = replace(nodes[divided.unit], workspace_bytes=divided.workspace_bytes)
     return replace(trace, graph=replace(trace.graph, nodes=tuple(nodes)))
 
 
@@ -154,22 +156,22 @@ class Division:
         """Yield views of output, input, weight and bias that belong together, and their groups."""
         ways = {"batch": y.shape[0], "out": y.shape[1], "in": x.shape[1], "groups": self.groups}
         total = ways[self.kind]
-        for one in self.ranges(total):
+        for span in self.ranges(total):
             if self.kind == "batch":
-                yield y[one], x[one], w, b, self.groups
+                yield y[span], x[span], w, b, self.groups
             elif self.kind == "in":
-                weight = w[one] if self.transposed else w[:, one]
-                yield y, x[:, one], weight, b, self.groups
+                weight = w[span] if self.transposed else w[:, span]
+                yield y, x[:, span], weight, b, self.groups
             elif self.kind == "out":
-                weight = w[:, one] if self.transposed else w[one]
-                yield y[:, one], x, weight, None if b is None else b[one], self.groups
+                weight = w[:, span] if self.transposed else w[span]
+                yield y[:, span], x, weight, None if b is None else b[span], self.groups
             else:
                 outs, ins, rows = (
-                    slice(one.start * each // total, one.stop * each // total)
-                    for each in (y.shape[1], x.shape[1], w.shape[0])
+                    slice(span.start * size // total, span.stop * size // total)
+                    for size in (y.shape[1], x.shape[1], w.shape[0])
                 )
                 bias = None if b is None else b[outs]
-                yield y[:, outs], x[:, ins], w[rows], bias, one.stop - one.start
+                yield y[:, outs], x[:, ins], w[rows], bias, span.stop - span.start
 
 
 # -- kernels -----------------------------------------------------------------------------------
@@ -185,11 +187,11 @@ class Forward:
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, b: Some, *how: Any) -> torch.Tensor:
         """Return what ``aten.convolution`` does."""
-        found = torch.empty_like(self.example, device=x.device)
+        output = torch.empty_like(self.example, device=x.device)
         (division,) = self.divisions
-        for y, *part, groups in division.parts(found, x, w, b) if division else ():
+        for y, *part, groups in division.parts(output, x, w, b) if division else ():
             y.copy_(_FORWARD(*part, *how[:-1], groups))
-        return found
+        return output
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +216,14 @@ class Backward:
         ways = list(zip(self.divisions, masks, strict=True))
         if w.numel() < x.numel():
             ways.reverse()
-        found: list[Some] = [None, None, None]
+        gradients: list[Some] = [None, None, None]
         for division, only in ways:
             if any(only):
-                made = _gradients(division, dy, (x, w, b), others, only)
-                found = [old if new is None else new for old, new in zip(found, made, strict=True)]
-        return tuple(found)
+                values = _gradients(division, dy, (x, w, b), others, only)
+                gradients = [
+                    old if new is None else new for old, new in zip(gradients, values, strict=True)
+                ]
+        return tuple(gradients)
 
 
 def _gradients(
@@ -231,21 +235,21 @@ def _gradients(
 ) -> Sequence[Some]:
     """Return those gradients of input, weight and bias that are wanted."""
     if division is None:
-        made: Sequence[Some] = _BACKWARD(dy, *operands[:2], [dy.shape[1]], *how, only)
-        return made
-    found: list[Any] = [
+        gradients: Sequence[Some] = _BACKWARD(dy, *operands[:2], [dy.shape[1]], *how, only)
+        return gradients
+    results: list[Any] = [
         torch.empty_like(value) if wanted and value is not None else value
         for value, wanted in zip(operands, only, strict=True)
     ]
-    targets = division.parts(dy, *found)
-    for (gradient, x, w, _, groups), (_, *places, _) in zip(
+    targets = division.parts(dy, *results)
+    for (gradient, x, w, _, groups), (_, *views, _) in zip(
         division.parts(dy, *operands), targets, strict=True
     ):
         values = _BACKWARD(gradient, x, w, [gradient.shape[1]], *how[:-1], groups, only)
-        for place, value, wanted in zip(places, values, only, strict=True):
+        for view, value, wanted in zip(views, values, only, strict=True):
             if wanted:
-                place.copy_(value)
-    return [value if wanted else None for value, wanted in zip(found, only, strict=True)]
+                view.copy_(value)
+    return [value if wanted else None for value, wanted in zip(results, only, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,19 +262,21 @@ class NormBackward:
         """Return what ``aten.native_batch_norm_backward`` does."""
         *vectors, train, eps, mask = others
         scale = x.new_empty(x.shape[1]) if vectors[0] is None else vectors[0]
-        found = [
+        gradients = [
             torch.empty_like(value) if wanted else None
             for value, wanted in zip((x, scale, scale), mask, strict=True)
         ]
         (division,) = self.divisions
-        for one in division.ranges(x.shape[1]) if division else ():
-            parts = [dy[:, one].contiguous(), x[:, one].contiguous()]
-            parts += [None if vector is None else vector[one] for vector in vectors]
-            made = _NORM(*parts, train, eps, mask)
-            for place, value, at in zip(found, made, ((slice(None), one), one, one), strict=True):
-                if place is not None:
-                    place[at] = value
-        return tuple(found)
+        for span in division.ranges(x.shape[1]) if division else ():
+            parts = [dy[:, span].contiguous(), x[:, span].contiguous()]
+            parts += [None if vector is None else vector[span] for vector in vectors]
+            values = _NORM(*parts, train, eps, mask)
+            for gradient, value, at in zip(
+                gradients, values, ((slice(None), span), span, span), strict=True
+            ):
+                if gradient is not None:
+                    gradient[at] = value
+        return tuple(gradients)
 
 
 # -- trials ------------------------------------------------------------------------------------
@@ -287,8 +293,8 @@ def _chosen(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
         value = source.meta["val"]
         steps = zip(value.shape, value.stride(), strict=True)
         span = 1 + sum((size - 1) * stride for size, stride in steps)
-        made = torch.empty(span, dtype=value.dtype).normal_(generator=generator)
-        return made.as_strided(value.shape, value.stride())
+        base = torch.empty(span, dtype=value.dtype).normal_(generator=generator)
+        return base.as_strided(value.shape, value.stride())
 
     whole = kernel_of(node)
     arguments = list(fx.map_arg(node.args, drawn))
@@ -297,7 +303,9 @@ def _chosen(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
             x, w, _, *how = arguments
             example = _example(node)
             kind = "out" if w.numel() > x.numel() else "batch"
-            kernels = [Forward((each,), example) for each in _divisions(kind, example, x, w, how)]
+            kernels = [
+                Forward((division,), example) for division in _divisions(kind, example, x, w, how)
+            ]
             return least_workspace(kernels, whole, arguments, allowed_bytes)
         if node.target is _NORM:
             norms = [NormBackward((Division(kind="channels", count=n),)) for n in _COUNTS]
@@ -305,17 +313,19 @@ def _chosen(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
         *others, mask = arguments
         dy, x, w, _, *how = others
         kind = "in" if w.numel() > x.numel() else "batch"
-        one = other = None
+        for_input = for_weight = None
         if mask[0]:
-            ways = [Backward((each, None)) for each in _divisions(kind, dy, x, w, how)]
+            ways = [Backward((division, None)) for division in _divisions(kind, dy, x, w, how)]
             only = [*others, [True, False, False]]
-            one = least_workspace(ways, whole, only, allowed_bytes)
+            for_input = least_workspace(ways, whole, only, allowed_bytes)
         kind = "in" if x.numel() > max(dy.numel(), w.numel()) else "out"
         if any(mask[1:]):
-            ways = [Backward((None, each)) for each in _divisions(kind, dy, x, w, how)]
+            ways = [Backward((None, division)) for division in _divisions(kind, dy, x, w, how)]
             only = [*others, [False, *mask[1:]]]
-            other = least_workspace(ways, whole, only, allowed_bytes)
-        both = Backward((one and one[0].divisions[0], other and other[0].divisions[1]))
+            for_weight = least_workspace(ways, whole, only, allowed_bytes)
+        both = Backward(
+            (for_input and for_input[0].divisions[0], for_weight and for_weight[0].divisions[1])
+        )
         return least_workspace([both], whole, arguments, allowed_bytes)
 
 
@@ -328,11 +338,11 @@ def _divisions(
         kind = "groups"
     if transposed and kind == "groups":
         return []
-    found: dict[int, Division] = {}
+    divisions: dict[int, Division] = {}
     for count in _COUNTS:
         way = Division(kind=kind, count=count, groups=groups, transposed=transposed)
-        found.setdefault(sum(1 for _ in way.parts(y, x, w, None)), way)
-    return [way for parts, way in found.items() if parts > 1]
+        divisions.setdefault(sum(1 for _ in way.parts(y, x, w, None)), way)
+    return [way for parts, way in divisions.items() if parts > 1]
 
 
 def least_workspace(
@@ -347,10 +357,10 @@ def least_workspace(
     for kernel in kernels:
         if least_bytes <= allowed_bytes:
             break
-        found, size = _measured(kernel, arguments)
+        outputs, size = _measured(kernel, arguments)
         agrees = all(
-            one.stride() == other.stride() and torch.equal(one, other)
-            for one, other in zip(found, expected, strict=True)
+            output.stride() == reference.stride() and torch.equal(output, reference)
+            for output, reference in zip(outputs, expected, strict=True)
         )
         if agrees and size < least_bytes:
             best, least_bytes = (kernel, size), size
@@ -361,6 +371,6 @@ def _measured(
     kernel: Callable[..., Any], arguments: Sequence[Any]
 ) -> tuple[tuple[torch.Tensor, ...], int]:
     """Return what a kernel makes, and what it takes beside that [B]."""
-    made: list[torch.Tensor] = []
-    peak_bytes = heap_peak_bytes(lambda: made.extend(tensors_in(kernel(*arguments))))
-    return tuple(made), max(0, peak_bytes - sum(v.untyped_storage().nbytes() for v in made))
+    outputs: list[torch.Tensor] = []
+    peak_bytes = heap_peak_bytes(lambda: outputs.extend(tensors_in(kernel(*arguments))))
+    return tuple(outputs), max(0, peak_bytes - sum(v.untyped_storage().nbytes() for v in outputs))

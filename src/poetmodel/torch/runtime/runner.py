@@ -92,25 +92,25 @@ class Runner:
         self.waits = rollback and (self.file is not None or bool(trace.joint.checked))
         """Whether gradients that are added to existing ones wait for the end of the step."""
         joint = trace.joint
-        places = {argument.node: place for place, argument in enumerate(joint.arguments)}
-        self._places = _gradient_places(trace, places)
+        indices = {argument.node: index for index, argument in enumerate(joint.arguments)}
+        self._places = _gradient_places(trace, indices)
         """Where gradients go, by the number of their emission, in the order they come."""
         held = [emission.result for emission in self.generated.held.values()]
         self._returned = [held.index(r) for r in joint.results if r.kind in _RETURNED]
         """Which of what is held a step returns: the loss first."""
         self._checks = [k for k, result in enumerate(held) if result.kind is OutputKind.CHECK]
         targets = {k: result.target for k, result in enumerate(held)}
-        self._changed = {k: places[t.node] for k, t in targets.items() if t is not None}
+        self._changed = {k: indices[t.node] for k, t in targets.items() if t is not None}
         """Which of what is held goes to which arguments at the end of a step."""
         self._random = any(unit.random for unit in trace.parts.units)
-        self._owned = [places[argument.node] for argument in joint.owned]
-        self._inputs = [(places[a.node], a.position) for a in joint.of(InputKind.USER_INPUT)]
+        self._owned = [indices[argument.node] for argument in joint.owned]
+        self._inputs = [(indices[a.node], a.position) for a in joint.of(InputKind.USER_INPUT)]
         lasting = (InputKind.TANGENT, InputKind.CONSTANT_TENSOR)
         self._fixed = [joint.value(a) if a.kind in lasting else None for a in joint.arguments]
         """Arguments that are the same in each step; None for others."""
         direct = trace.parts.direct
         unread = [
-            places[a.node] for a in joint.arguments if direct.get(a.node, (None,))[0] in self._away
+            indices[a.node] for a in joint.arguments if direct.get(a.node, (None,))[0] in self._away
         ]
         self._state = None if joint.optimizer is None else OptimizerState(joint, away=unread)
 
@@ -188,7 +188,7 @@ class Runner:
             gradients.commit()
             if self._changed:
                 new = [held[k] for k in self._changed]
-                torch._foreach_copy_([values[place] for place in self._changed.values()], new)
+                torch._foreach_copy_([values[index] for index in self._changed.values()], new)
         loss, *others = [held[k] for k in self._returned]
         # What the model returns may be an argument as it is.
         return self.trace.joint.returned(loss, [value.detach() for value in others])
@@ -203,10 +203,10 @@ class Runner:
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
         """Return what the arguments stand for now, in their order."""
         values: list[Any] = self._fixed.copy()
-        for place, value in zip(self._owned, self.trace.joint.owned_values(), strict=True):
-            values[place] = value
-        for place, position in self._inputs:
-            values[place] = inputs[position]
+        for index, value in zip(self._owned, self.trace.joint.owned_values(), strict=True):
+            values[index] = value
+        for index, position in self._inputs:
+            values[index] = inputs[position]
         return values
 
     def run(self, values: Sequence[Any], emit: Emit) -> list[torch.Tensor]:
@@ -289,28 +289,28 @@ class Gradients:
 
     def emit(self, number: int, value: torch.Tensor) -> None:
         """Take a gradient."""
-        place = self._places[number]
-        target = self._values[place.argument]
-        total = self._sums.pop(place.key, None)
+        destination = self._places[number]
+        target = self._values[destination.argument]
+        total = self._sums.pop(destination.key, None)
         if total is not None:
             value = total.add_(value)
-        if place.last and target.grad is not None and not self._waits:
+        if destination.last and target.grad is not None and not self._waits:
             target.grad.add_(value)
             return
         # A gradient that fills its memory, in the order of its weight, is handed out as it is.
         whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-        own = place.alone and whole and value.stride() == target.stride()
+        own = destination.alone and whole and value.stride() == target.stride()
         if total is None and not own:
             value = torch.empty_like(target, requires_grad=False).copy_(value)
-        self._sums[place.key] = value
+        self._sums[destination.key] = value
 
     def commit(self) -> None:
         """Hand out what has waited."""
-        for place in self._places.values():
-            if not place.last or place.key not in self._sums:
+        for destination in self._places.values():
+            if not destination.last or destination.key not in self._sums:
                 continue
-            value = self._sums.pop(place.key)
-            target = self._values[place.argument]
+            value = self._sums.pop(destination.key)
+            target = self._values[destination.argument]
             if target.grad is None:
                 target.grad = value
             else:
@@ -320,7 +320,8 @@ class Gradients:
 def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int, Place]:
     """Return the place of each gradient, by the number of its emission, in the order they come."""
     parts = trace.parts
-    readers = [unit.reads for unit in parts.units] + [found.reads for found in parts.emissions]
+    readers = [unit.reads for unit in parts.units]
+    readers += [emission.reads for emission in parts.emissions]
     read = Counter(number for reads in readers for number in reads.storages)
     targets = {
         number: emission.result.target

@@ -62,7 +62,7 @@ class Generated:
         self.count = Counter(step.index for step in program if step.op == Op.COMPUTE)
         self.computed: set[int] = set()
         self.dead = self._dead()
-        """Kept storages, by the place of the last computation that touches them."""
+        """Kept storages, by the point of the last computation that touches them."""
         body = "\n    ".join(self._lines())
         self.source = f"def step(arguments, emit, pages):\n    {body}"
         code = compile(self.source, f"<poetmodel step of {trace.graph.name}>", "exec")
@@ -74,10 +74,10 @@ class Generated:
         names = self._unpacked()
         if names:
             yield f"({', '.join(names)},) = arguments"
-        for place, (op, index) in enumerate(self.program):
+        for point, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:
-                yield from self._compute(self.parts.units[index], place)
-                dead = [name for number in self.dead.get(place, ()) for name in self.names[number]]
+                yield from self._compute(self.parts.units[index], point)
+                dead = [name for number in self.dead.get(point, ()) for name in self.names[number]]
                 if dead:
                     yield f"del {', '.join(dead)}"
                 continue
@@ -100,7 +100,7 @@ class Generated:
     def _storage_names(self) -> list[tuple[str, ...]]:
         counts = [len(storage.layouts) for storage in self.parts.storages]
         return [
-            tuple(f"t{k}_{place}" for place in range(count)) if count > 1 else (f"t{k}",)
+            tuple(f"t{k}_{index}" for index in range(count)) if count > 1 else (f"t{k}",)
             for k, count in enumerate(counts)
         ]
 
@@ -108,7 +108,7 @@ class Generated:
         """Return the names of the arguments, in their order."""
         return list(self.arguments.values())
 
-    def _compute(self, unit: Unit, place: int) -> Iterator[str]:
+    def _compute(self, unit: Unit, point: int) -> Iterator[str]:
         first = unit.index not in self.computed
         self.computed.add(unit.index)
         saves = unit.random and self.count[unit.index] > 1
@@ -118,7 +118,7 @@ class Generated:
         elif saves:
             yield "now = get_state()"
             yield f"set_state(g{unit.index})"
-        made = {
+        outputs = {
             layout.position: name
             for number in unit.storages
             if first or number in self.scheduled
@@ -126,12 +126,12 @@ class Generated:
                 self.names[number], self.parts.storages[number].layouts, strict=True
             )
         }
-        result = made.get(None, "r")
-        yield f"{result} = {self._call(unit.node, self._kernel(unit, place))}"
+        result = outputs.get(None, "r")
+        yield f"{result} = {self._call(unit.node, self._kernel(unit, point))}"
         if saves and not first:
             yield "set_state(now)"
             yield "del now"
-        for position, name in made.items():
+        for position, name in outputs.items():
             if position is not None:
                 yield f"{name} = r[{position}]"
         rest = [*(["r"] if result == "r" else []), *map(view_name, unit.reads.views)]
@@ -157,22 +157,22 @@ class Generated:
         if emission.reads.views:
             yield f"del {', '.join(map(view_name, emission.reads.views))}"
 
-    def _kernel(self, unit: Unit, place: int) -> Any:
-        """Return what to call for the computation of a unit at a place of the program."""
-        del place
+    def _kernel(self, unit: Unit, point: int) -> Any:
+        """Return what to call for the computation of a unit at a point of the program."""
+        del point
         return kernel_of(unit.node)
 
     def _dead(self) -> dict[int, list[int]]:
-        """Return kept storages, by the place of the last computation that touches them."""
+        """Return kept storages, by the point of the last computation that touches them."""
         last: dict[int, int] = {}
-        for place, (op, index) in enumerate(self.program):
+        for point, (op, index) in enumerate(self.program):
             if op == Op.COMPUTE:
                 unit = self.parts.units[index]
                 touched = (*unit.reads.storages, *unit.storages)
-                last.update((number, place) for number in touched if number not in self.scheduled)
+                last.update((number, point) for number in touched if number not in self.scheduled)
         dead: dict[int, list[int]] = {}
-        for number, place in last.items():
-            dead.setdefault(place, []).append(number)
+        for number, point in last.items():
+            dead.setdefault(point, []).append(number)
         return dead
 
     def _views(self, reads: Reading) -> Iterator[str]:
@@ -202,17 +202,17 @@ class Generated:
         if node in self.arguments:
             return self.arguments[node]
         if node in self.parts.direct:
-            number, place = self.parts.direct[node]
-            return self.names[number][place]
+            number, index = self.parts.direct[node]
+            return self.names[number][index]
         return view_name(node)
 
     def _is_whole(self, node: fx.Node) -> bool:
         """Return whether a node's value is all there is in its storage."""
         if node not in self.parts.direct:
             return False
-        number, place = self.parts.direct[node]
+        number, index = self.parts.direct[node]
         storage = self.parts.storages[number]
-        layout = storage.layouts[place]
+        layout = storage.layouts[index]
         return bool(math.prod(layout.shape) * layout.dtype.itemsize == storage.bytes)
 
     def _constant(self, value: Any) -> str:

@@ -55,7 +55,7 @@ class TrainingGenerated(Generated):
                 names[storage.index] = ()
             elif self.parts.units[home.unit].is_source:
                 places = range(len(home.layouts))
-                names[storage.index] = tuple(own[home.index, place] for place in places)
+                names[storage.index] = tuple(own[home.index, index] for index in places)
         return names
 
     def _lines(self) -> Iterator[str]:
@@ -70,23 +70,23 @@ class TrainingGenerated(Generated):
     def _unpacked(self) -> list[str]:
         return [*(f"a{k}" for k in range(len(self.arguments))), "new"]
 
-    def _compute(self, unit: Unit, place: int) -> Iterator[str]:
+    def _compute(self, unit: Unit, point: int) -> Iterator[str]:
         if unit.is_source:
             for number in unit.storages:
                 if number in self.homes:
                     yield f"{', '.join(self.names[number])} = pages.into({number})"
             return
         if isinstance(unit.node.target, Update):
-            yield from self._update(unit, unit.node.target, place)
+            yield from self._update(unit, unit.node.target, point)
         else:
-            yield from super()._compute(unit, place)
+            yield from super()._compute(unit, point)
 
-    def _update(self, unit: Unit, update: Update, place: int) -> Iterator[str]:
+    def _update(self, unit: Unit, update: Update, point: int) -> Iterator[str]:
         state, *others = unit.node.args
         words = [self._word(value) for value in (state, *others)]
         if isinstance(update, ParameterUpdate):
             gradient = set(self.parts.gradient_storages(unit))
-            owned = self.parts.owns_gradient(unit) and gradient <= self._dying(place)
+            owned = self.parts.owns_gradient(unit) and gradient <= self._dying(point)
             words.append(f"owned={owned}")
             if update.rule.moments:
                 moment: Any = state[1]
@@ -96,21 +96,21 @@ class TrainingGenerated(Generated):
         if unit.reads.views:
             yield f"del {', '.join(map(view_name, unit.reads.views))}"
 
-    def _kernel(self, unit: Unit, place: int) -> Any:
-        dying = self._dying(place) if unit.in_place else ()
+    def _kernel(self, unit: Unit, point: int) -> Any:
+        dying = self._dying(point) if unit.in_place else ()
         for _, read in unit.in_place:
             if read in dying:
                 return kernel_in_place(unit.node, place_of(self.parts, unit, read))
-        return super()._kernel(unit, place)
+        return super()._kernel(unit, point)
 
-    def _dying(self, place: int) -> set[int]:
+    def _dying(self, point: int) -> set[int]:
         """Return the storages that the program lets go right after a computation."""
-        found = set(self.dead.get(place, ()))
-        for op, i in self.program[place + 1 :]:
+        dying = set(self.dead.get(point, ()))
+        for op, i in self.program[point + 1 :]:
             if op != Op.FREE:
                 break
-            found.add(self.numbers[i])
-        return found
+            dying.add(self.numbers[i])
+        return dying
 
     def _emit(self, number: int) -> Iterator[str]:
         """Yield what hands out a result; what is state is copied before it is updated."""

@@ -92,17 +92,17 @@ class Format:
     @classmethod
     def of(cls, tensors: Iterable[StateTensor], *, name: str, generations: int) -> Self:
         """Return the format for some tensors, with its header."""
-        found = tuple(tensors)
+        tensors = tuple(tensors)
         told = {
             "version": _VERSION,
             "name": name,
             "generations": generations,
             "block_bytes": BLOCK_BYTES,
-            "tensors": [_tensor_to_dict(tensor) for tensor in found],
+            "tensors": [_tensor_to_dict(tensor) for tensor in tensors],
         }
         text = json.dumps(told, allow_nan=False).encode()
         begin = _HEADER.pack(_MAGIC, len(text), _digest(text))
-        return cls(name=name, generations=generations, tensors=found, header=begin + text)
+        return cls(name=name, generations=generations, tensors=tensors, header=begin + text)
 
     @classmethod
     def parsed(cls, beginning: bytes) -> Self | None:
@@ -119,7 +119,7 @@ class Format:
         told = json.loads(text)
         if told["version"] != _VERSION or told["block_bytes"] != BLOCK_BYTES:
             return None
-        tensors = tuple(_tensor_from_dict(k, each) for k, each in enumerate(told["tensors"]))
+        tensors = tuple(_tensor_from_dict(k, tensor) for k, tensor in enumerate(told["tensors"]))
         return cls(
             name=told["name"],
             generations=told["generations"],
@@ -155,13 +155,13 @@ class Format:
         """Size of the file [B]."""
         return self.slot_offset(len(self.tensors), self.generations - 1)
 
-    def slot_offset(self, place: int, slot: int) -> int:
-        """Return where a slot of the tensor at a place begins [B].
+    def slot_offset(self, position: int, slot: int) -> int:
+        """Return where a slot of the tensor at a position begins [B].
 
         The first slots of all tensors lie together, and so do the second ones.
         """
         begin = self.record_offset(0) + RECORDS * aligned(self.record_bytes)
-        return begin + slot * self._offsets[-1] + self._offsets[place]
+        return begin + slot * self._offsets[-1] + self._offsets[position]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,13 +282,13 @@ class StateFile:
         self.record = Record.blank(len(self.format.tensors), steps=steps)
         """Of the current generation."""
         self.storages: dict[int, TensorStorage] = {}
-        self._places: dict[int, int] = {}
-        for place, tensor in enumerate(self.format.tensors):
+        self._positions: dict[int, int] = {}
+        for position, tensor in enumerate(self.format.tensors):
             self.storages[tensor.storage.index] = tensor.storage
-            self._places[tensor.storage.index] = place
+            self._positions[tensor.storage.index] = position
         self.written_bytes = self.read_bytes = 0
         self._next: dict[int, tuple[int, int]] = {}
-        """Slot and checksum of what the next generation has so far, by place."""
+        """Slot and checksum of what the next generation has so far, by position."""
         self._memories: dict[int, Memory] = {}
         self._mapped: dict[int, int] = {}
         """Slot that each memory is a mapping of."""
@@ -390,12 +390,12 @@ class StateFile:
 
     def is_there(self, index: int) -> bool:
         """Return whether the current generation has a tensor."""
-        return self._slot(self._places[index]) != ABSENT
+        return self._slot(self._positions[index]) != ABSENT
 
     def has(self, index: int, total: int) -> bool:
         """Return whether the current generation of a tensor has a checksum."""
-        place = self._places[index]
-        return self.record.slots[place] != ABSENT and self.record.sums[place] == total
+        position = self._positions[index]
+        return self.record.slots[position] != ABSENT and self.record.sums[position] == total
 
     def read(self, index: int, memory: memoryview) -> None:
         """Read what a tensor is now; zeros if it is not there.
@@ -403,23 +403,23 @@ class StateFile:
         The file is checked to have what was written. What was changed through its mapping since
         the last step is in it.
         """
-        place = self._places[index]
-        slot = self.record.slots[place]
+        position = self._positions[index]
+        slot = self.record.slots[position]
         if slot == ABSENT:
             np.frombuffer(memory, dtype=np.uint8)[:] = 0
             return
-        self._read(place, slot, self.record.sums[place], memory)
+        self._read(position, slot, self.record.sums[position], memory)
         mapped = self._memories.get(index)
         if mapped is not None:
             with Pagemap() as pages:
                 mapped.copy_written(pages, memory)
 
-    def _read(self, place: int, slot: int, expected: int, memory: memoryview) -> None:
-        offset, size = self.format.slot_offset(place, slot), len(memory)
-        with self._told(place, "could not be read"):
+    def _read(self, position: int, slot: int, expected: int, memory: memoryview) -> None:
+        offset, size = self.format.slot_offset(position, slot), len(memory)
+        with self._told(position, "could not be read"):
             done = read_page(self._descriptor, memory, offset)
             os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
-        name = self.format.tensors[place].storage.name
+        name = self.format.tensors[position].storage.name
         if done < size:
             raise PageError(
                 f"{self.path}: tensor {name!r}: only {done:,} of {size:,} B could be "
@@ -434,16 +434,16 @@ class StateFile:
 
     def write(self, index: int, memory: memoryview) -> None:
         """Write a tensor of the next generation; what is not written stays as it is."""
-        place = self._places[index]
-        current = self.record.slots[place]
+        position = self._positions[index]
+        current = self.record.slots[position]
         slot = 0 if current == ABSENT else (current + 1) % self.format.generations
-        offset = self.format.slot_offset(place, slot)
-        with self._told(place, "could not be written"):
+        offset = self.format.slot_offset(position, slot)
+        with self._told(position, "could not be written"):
             self._put(memory, offset)
             if len(memory) >= LARGE_BYTES:
                 os.fdatasync(self._descriptor)
                 os.posix_fadvise(self._descriptor, offset, len(memory), os.POSIX_FADV_DONTNEED)
-        self._next[place] = slot, checksum(memory)
+        self._next[position] = slot, checksum(memory)
         self.written_bytes += len(memory)
 
     def commit(self, *, steps: int = 0, absent: Iterable[int] = ()) -> None:
@@ -456,7 +456,7 @@ class StateFile:
         absent : iterable of int
             Tensors that are not there any more.
         """
-        gone = {self._places[index]: (ABSENT, 0) for index in absent}
+        gone = {self._positions[index]: (ABSENT, 0) for index in absent}
         self._next |= gone
         record = self._following(steps=steps)
         if self.format.generations > 1:
@@ -470,8 +470,8 @@ class StateFile:
     def _following(self, *, steps: int) -> Record:
         """Return the record of the next generation, as far as it is written."""
         pairs = list(zip(self.record.slots, self.record.sums, strict=True))
-        for place, pair in self._next.items():
-            pairs[place] = pair
+        for position, pair in self._next.items():
+            pairs[position] = pair
         return Record(
             generation=self.record.generation + 1,
             steps=self.record.steps + steps,
@@ -517,12 +517,14 @@ class StateFile:
             done += os.pwritev(self._descriptor, [memory[done:], rest], offset + done)
 
     @contextmanager
-    def _told(self, place: int | None, fault: str) -> Iterator[None]:
+    def _told(self, position: int | None, fault: str) -> Iterator[None]:
         """Turn what the system refuses into a `PageError` with the name of the tensor."""
         try:
             yield
         except OSError as error:
-            what = "" if place is None else f"tensor {self.format.tensors[place].storage.name!r} "
+            what = ""
+            if position is not None:
+                what = f"tensor {self.format.tensors[position].storage.name!r} "
             raise PageError(f"{self.path}: {what}{fault}: {error.strerror or error}") from None
 
     # -- mappings --------------------------------------------------------------------------------
@@ -552,24 +554,24 @@ class StateFile:
             self.forget(index)
         return list(self._memories.items())
 
-    def _remap(self, places: Collection[int]) -> None:
-        """Map those at some places anew, and all that are not what is current."""
+    def _remap(self, positions: Collection[int]) -> None:
+        """Map those at some positions anew, and all that are not what is current."""
         for index, memory in self._living():
-            place = self._places[index]
-            if place in places or self._mapped[index] != self._slot(place):
+            position = self._positions[index]
+            if position in positions or self._mapped[index] != self._slot(position):
                 self._map(index, memory)
 
     def _map(self, index: int, memory: Memory) -> None:
-        place = self._places[index]
-        slot = self._mapped[index] = self._slot(place)
+        position = self._positions[index]
+        slot = self._mapped[index] = self._slot(position)
         if slot != ABSENT:
-            memory.map(self._descriptor, self.format.slot_offset(place, slot))
+            memory.map(self._descriptor, self.format.slot_offset(position, slot))
 
-    def _slot(self, place: int) -> int:
+    def _slot(self, position: int) -> int:
         """Return the slot that mappings are to be of."""
-        if self._shown and place in self._next:
-            return self._next[place][0]
-        return self.record.slots[place]
+        if self._shown and position in self._next:
+            return self._next[position][0]
+        return self.record.slots[position]
 
     def take_over(self) -> None:
         """Write what was changed through mappings, and let go of what was looked at.
@@ -578,10 +580,10 @@ class StateFile:
         """
         with Pagemap() as pages:
             for index, memory in self._living():
-                place = self._places[index]
-                if place in self._next:
+                position = self._positions[index]
+                if position in self._next:
                     continue
-                looked_at, changed = memory.look(pages, self.record.sums[place])
+                looked_at, changed = memory.look(pages, self.record.sums[position])
                 if changed:
                     held = bytearray(self.storages[index].bytes)
                     self.read(index, memoryview(held))
@@ -599,8 +601,8 @@ def _remove(descriptors: tuple[int, ...], path: Path, process: int) -> None:
             os.close(descriptor)
 
 
-def _leave(found: weakref.ref[StateFile]) -> None:
+def _leave(reference: weakref.ref[StateFile]) -> None:
     """Let a forked process have no part in the file, lest it holds the lock of its parent."""
-    file = found()
+    file = reference()
     if file is not None:
         file.leave()

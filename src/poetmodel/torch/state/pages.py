@@ -428,27 +428,27 @@ class Memory:
 
         `total` is the checksum of what the file has, for systems that do not tell.
         """
-        found = pages.entries(self._address, self._span)
-        if found is None:
+        entries = pages.entries(self._address, self._span)
+        if entries is None:
             return True, checksum(bytes_of(self.storage)) != total
-        return bool(np.any(found & _THERE)), bool(np.any(_written(found)))
+        return bool(np.any(entries & _THERE)), bool(np.any(_written(entries)))
 
     def copy_written(self, pages: Pagemap, memory: memoryview) -> None:
         """Copy what was written to it since it was mapped to the same places in other memory."""
         own = bytes_of(self.storage)
-        found = pages.entries(self._address, self._span)
-        if found is None:
+        entries = pages.entries(self._address, self._span)
+        if entries is None:
             memory[:] = own
             return
-        for page in np.flatnonzero(_written(found)):
+        for page in np.flatnonzero(_written(entries)):
             part = slice(page * PAGE_BYTES, (page + 1) * PAGE_BYTES)
             memory[part] = own[part]
 
 
 def _written(entries: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return which pages of a private mapping are no longer those of the file."""
-    found: NDArray[np.bool_] = ((entries & _THERE) != 0) & ((entries & _OF_FILE) == 0)
-    return found
+    written: NDArray[np.bool_] = ((entries & _THERE) != 0) & ((entries & _OF_FILE) == 0)
+    return written
 
 
 class Pagemap:
@@ -469,7 +469,7 @@ class Pagemap:
         if self._descriptor is None:
             return None
         size = span // PAGE_BYTES * _ENTRY_BYTES
-        found = b""
+        content = b""
         with suppress(OSError):  # some systems let it be opened, and refuse to read it
-            found = os.pread(self._descriptor, size, address // PAGE_BYTES * _ENTRY_BYTES)
-        return np.frombuffer(found, dtype=np.uint64) if len(found) == size else None
+            content = os.pread(self._descriptor, size, address // PAGE_BYTES * _ENTRY_BYTES)
+        return np.frombuffer(content, dtype=np.uint64) if len(content) == size else None

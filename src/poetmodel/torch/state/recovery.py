@@ -173,8 +173,8 @@ class _StateLeft:
             raise InputError(f"{self.path}: the state of {form.name} is of another model: {told}")
         record = self._whole(form)
         with torch.no_grad():
-            for place, tensor in enumerate(form.tensors):
-                targets.put(tensor, self._read(form, record, place))
+            for position, tensor in enumerate(form.tensors):
+                targets.put(tensor, self._read(form, record, position))
         torch.set_rng_state(torch.frombuffer(bytearray(record.random), dtype=torch.uint8))
         self.steps = record.steps
 
@@ -192,16 +192,16 @@ class _StateLeft:
             os.pread(self._descriptor, form.record_bytes, form.record_offset(k))
             for k in range(RECORDS)
         )
-        found = [record for record in map(Record.parsed, written) if record is not None]
-        return sorted(found, key=lambda record: -record.generation)
+        whole = [record for record in map(Record.parsed, written) if record is not None]
+        return sorted(whole, key=lambda record: -record.generation)
 
     def _whole(self, form: Format) -> Record:
         """Return the newest record all of whose tensors are what was written."""
         damages = []
         for record in self.records(form):
             try:
-                for place in range(len(form.tensors)):
-                    self._read(form, record, place)
+                for position in range(len(form.tensors)):
+                    self._read(form, record, position)
             except _DamageError as damage:
                 damages.append(f"{damage} after {record.steps} steps")
                 continue
@@ -218,22 +218,22 @@ class _StateLeft:
             f"{self.path}: there is no whole state in it ({told}); load a checkpoint, and delete it"
         )
 
-    def _read(self, form: Format, record: Record, place: int) -> torch.Tensor | None:
+    def _read(self, form: Format, record: Record, position: int) -> torch.Tensor | None:
         """Return a tensor, or None if it is not there.
 
         Raises `_DamageError` if it is not what was written.
         """
-        slot, storage = record.slots[place], form.tensors[place].storage
+        slot, storage = record.slots[position], form.tensors[position].storage
         if slot == ABSENT:
             return None
         held, value = blank(storage)
-        memory, offset = bytes_of(held), form.slot_offset(place, slot)
+        memory, offset = bytes_of(held), form.slot_offset(position, slot)
         try:
             done = read_page(self._descriptor, memory, offset)
         except OSError as error:
             raise _DamageError(f"{storage.name}: {error.strerror or error}") from None
         os.posix_fadvise(self._descriptor, offset, storage.bytes, os.POSIX_FADV_DONTNEED)
-        if done < storage.bytes or checksum(memory) != record.sums[place]:
+        if done < storage.bytes or checksum(memory) != record.sums[position]:
             raise _DamageError(f"{storage.name} is not what was written")
         first: torch.Tensor = value[0] if isinstance(value, tuple) else value
         return first
@@ -252,16 +252,16 @@ def _left(source: Path) -> Iterator[_StateLeft]:
     if not source.exists() and not source.name.startswith(PREFIX):
         return  # `compile` makes the folder
     if not source.is_dir():
-        found = _opened(source)
-        if found is None:
+        file = _opened(source)
+        if file is None:
             raise InputError(f"{source}: the state file is in use by a process that runs")
-        yield found
+        yield file
         return
     for path in sorted(source.glob(f"{PREFIX}*")):
         if path.suffix != UNFINISHED:
-            found = _opened(path)
-            if found is not None:
-                yield found
+            file = _opened(path)
+            if file is not None:
+                yield file
             elif path not in {left.path for left in _LOADED.values()}:
                 _log.info("%s: the state of a run that goes on", path)
 

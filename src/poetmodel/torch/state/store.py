@@ -134,7 +134,7 @@ class StateStore:
     def view(self, trace: Trace) -> Mapping[int, int]:
         """Return the number here of each state tensor of the same step with other inputs."""
         own = {_identity(state.tensor): index for index, state in self._states.items()}
-        found = {}
+        numbers = {}
         for state in _of_step(trace):
             index = own.get(_identity(state.tensor))
             if index is None:
@@ -142,8 +142,8 @@ class StateStore:
                     f"{trace.joint.name}: {state.tensor.storage.name} is updated with these inputs "
                     "and was not with the first ones; compile with such inputs first"
                 )
-            found[state.index] = index
-        return found
+            numbers[state.index] = index
+        return numbers
 
     # -- around a step ---------------------------------------------------------------------------
 
@@ -302,10 +302,10 @@ def _identity(tensor: StateTensor) -> tuple[str, str, str]:
 
 def _states(trace: Trace) -> Iterator[_State]:
     """Yield the state of a step, and then what of the model the step does not read."""
-    found = list(_of_step(trace))
-    yield from found
+    states = list(_of_step(trace))
+    yield from states
     module = trace.joint.module
-    seen = {storage_key(state.find()) for state in found if state.moment is None}
+    seen = {storage_key(state.find()) for state in states if state.moment is None}
     kinds = {InputKind.PARAMETER: module.named_parameters, InputKind.BUFFER: module.named_buffers}
     index = len(trace.parts.storages)
     for kind, named in kinds.items():

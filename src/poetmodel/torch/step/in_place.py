@@ -35,8 +35,8 @@ def pair_in_place(
     if len(unit.storages) != 1 or unit.is_source:
         return ()
     (number,) = unit.storages
-    made = parts.storages[number]
-    if made.replaces is not None or not _is_whole(made):
+    output = parts.storages[number]
+    if output.replaces is not None or not _is_whole(output):
         return ()
     behind_views = {
         index
@@ -45,7 +45,7 @@ def pair_in_place(
         if source in parts.direct
         for index in (parts.direct[source][0],)
     }
-    for place, argument in enumerate(unit.node.args):
+    for position, argument in enumerate(unit.node.args):
         if not isinstance(argument, fx.Node) or argument not in parts.direct:
             continue
         read = parts.direct[argument][0]
@@ -55,8 +55,8 @@ def pair_in_place(
             and read not in kept
             and read not in behind_views
             and not parts.units[storage.unit].is_source
-            and _lie_alike(made, storage)
-            and kernel_in_place(unit.node, place) is not None
+            and _lie_alike(output, storage)
+            and kernel_in_place(unit.node, position) is not None
         ):
             return ((number, read),)
     return ()
@@ -65,30 +65,30 @@ def pair_in_place(
 def place_of(parts: Units, unit: Unit, read: int) -> int:
     """Return which argument of a unit is a storage that it reads as it is."""
     return next(
-        place
-        for place, argument in enumerate(unit.node.args)
+        position
+        for position, argument in enumerate(unit.node.args)
         if isinstance(argument, fx.Node) and parts.direct.get(argument, (-1, 0))[0] == read
     )
 
 
-def kernel_in_place(node: fx.Node, place: int) -> Kernel | None:
+def kernel_in_place(node: fx.Node, position: int) -> Kernel | None:
     """Return what computes a node in the memory of one of its arguments; None where nothing does.
 
     It takes the arguments of the node, and returns the tensor of that memory.
     """
     target: Any = node.target
     if target is torch.ops.aten.native_dropout_backward.default:
-        return dropout_backward_in_place(node) if place == 0 else None
+        return dropout_backward_in_place(node) if position == 0 else None
     tags = getattr(target, "tags", ())
     name = getattr(getattr(target, "_schema", None), "name", "").removeprefix("aten::")
     elementwise = torch.Tag.pointwise in tags or name in _ELEMENTWISE
     if not elementwise or torch.Tag.nondeterministic_seeded in tags:
         return None
-    found = _variant(target, place == 0)
-    if found is None:
+    variant = _variant(target, position == 0)
+    if variant is None:
         return None
-    kernel, out = found
-    return kernel if out is None else partial(_with_out, kernel, out, place)
+    kernel, out = variant
+    return kernel if out is None else partial(_with_out, kernel, out, position)
 
 
 _ELEMENTWISE: Final = frozenset(
@@ -109,9 +109,9 @@ _ELEMENTWISE: Final = frozenset(
 
 
 def _with_out(
-    kernel: Kernel, out: str, place: int, *arguments: Any, **keywords: Any
+    kernel: Kernel, out: str, position: int, *arguments: Any, **keywords: Any
 ) -> torch.Tensor:
-    return kernel(*arguments, **keywords, **{out: arguments[place]})
+    return kernel(*arguments, **keywords, **{out: arguments[position]})
 
 
 @cache
@@ -130,7 +130,7 @@ def _variant(operator: Any, first: bool) -> tuple[Kernel, str | None] | None:  #
     given = _taken(operator)
     for other in packet.overloads():
         variant = getattr(packet, other)
-        written = [each.name for each in variant._schema.arguments if each.is_out]  # noqa: SLF001 - as above
+        written = [a.name for a in variant._schema.arguments if a.is_out]  # noqa: SLF001 - as above
         full = f"{name}.{other}"
         if (
             len(written) == 1
@@ -144,7 +144,7 @@ def _variant(operator: Any, first: bool) -> tuple[Kernel, str | None] | None:  #
 def _taken(operator: Any) -> list[tuple[str, str]]:
     """Return names and types of what an operator reads."""
     arguments = operator._schema.arguments  # noqa: SLF001 - PyTorch's own words
-    return [(each.name, str(each.type)) for each in arguments if not each.is_out]
+    return [(a.name, str(a.type)) for a in arguments if not a.is_out]
 
 
 def _is_whole(storage: TensorStorage) -> bool:
@@ -156,11 +156,11 @@ def _is_whole(storage: TensorStorage) -> bool:
     return size == storage.bytes > 0
 
 
-def _lie_alike(one: TensorStorage, other: TensorStorage) -> bool:
+def _lie_alike(storage: TensorStorage, other: TensorStorage) -> bool:
     """Return whether the tensors of two storages have the same type and the same memory."""
-    if len(other.layouts) != 1 or one.bytes != other.bytes:
+    if len(other.layouts) != 1 or storage.bytes != other.bytes:
         return False
-    first, second = one.layouts[0], other.layouts[0]
+    first, second = storage.layouts[0], other.layouts[0]
     return (first.dtype, first.shape, first.stride, first.offset) == (
         second.dtype,
         second.shape,

@@ -43,10 +43,10 @@ def joined(
     new = replace(graph, nodes=tuple(run.node for run in runs))
     names = [tensor.name for tensor in new.tensors]
     names += [tensor.name for run in runs for tensor in run.inside]
-    places = {name: place for place, name in enumerate(names)}
+    index_of = {name: index for index, name in enumerate(names)}
     own = iter(coarse.steps)
     steps = tuple(
-        tuple(_steps([next(own) for _ in run.parts], [places[t.name] for t in run.inside]))
+        tuple(_steps([next(own) for _ in run.parts], [index_of[t.name] for t in run.inside]))
         for run in runs
     )
     numbers = tuple(number_of[name] for name in names)
@@ -57,10 +57,12 @@ def _costs(costs: Costs, runs: Sequence[_Run], graph: Graph) -> Costs:
     """Return costs with those of joined operations added up, and of the tensors of a graph."""
     compute = {}
     for run in runs:
-        found = [costs.compute[node.name] for node in run.parts if not node.is_state]
-        if found:
-            total = Cost(sum(each.time_s for each in found), sum(each.energy_j for each in found))
-            compute[run.node.name] = found[0] if len(found) == 1 else total
+        summands = [costs.compute[node.name] for node in run.parts if not node.is_state]
+        if summands:
+            total = Cost(
+                sum(cost.time_s for cost in summands), sum(cost.energy_j for cost in summands)
+            )
+            compute[run.node.name] = summands[0] if len(summands) == 1 else total
     pages = costs.pages
     if pages is not None:
         pages = {tensor.name: pages[tensor.name] for tensor in graph.tensors}
@@ -89,8 +91,8 @@ class _Run:
         """The most that is there at once while it runs, with all inputs held throughout [B]."""
         sizes, most = self.sizes, 0
         before = 0
-        for place, node in enumerate(self.parts):
-            over = min(before, node.output_bytes) if place and node.in_place else 0
+        for k, node in enumerate(self.parts):
+            over = min(before, node.output_bytes) if k and node.in_place else 0
             most = max(most, before + node.output_bytes + node.workspace_bytes - over)
             before = node.output_bytes
         return most + sum(sizes[name] for name in self.inputs)
@@ -124,8 +126,8 @@ class _Run:
 
     def longer(self, node: Node) -> _Run:
         """Return the run with one more operation."""
-        made = self.parts[-1].outputs[0]
-        return replace(self, parts=(*self.parts, node), inside=(*self.inside, made))
+        output = self.parts[-1].outputs[0]
+        return replace(self, parts=(*self.parts, node), inside=(*self.inside, output))
 
 
 def _runs(graph: Graph, apart: Collection[str], budget_bytes: int) -> Iterator[_Run]:
@@ -150,23 +152,23 @@ def _may_join(graph: Graph, k: int, apart: Collection[str]) -> bool:
     node, before = graph.nodes[k], graph.nodes[k - 1]
     if len(before.outputs) != 1 or before.outputs[0].name in apart:
         return False
-    made = before.outputs[0]
+    output = before.outputs[0]
     plain = all(
-        each.recomputable and all(tensor.replaces is None for tensor in each.outputs)
-        for each in (before, node)
+        operation.recomputable and all(tensor.replaces is None for tensor in operation.outputs)
+        for operation in (before, node)
     )
     return (
         plain
         and not before.in_place
-        and all(read == made.name for _, read in node.in_place)
-        and graph.users_of[graph.tensor_index[made.name]] == (k,)
-        and node.output_bytes <= made.bytes
+        and all(read == output.name for _, read in node.in_place)
+        and graph.users_of[graph.tensor_index[output.name]] == (k,)
+        and node.output_bytes <= output.bytes
     )
 
 
 def _steps(parts: Sequence[Program], inside: Sequence[int]) -> Iterator[Instruction]:
     """Yield the program of operations one after the other, each but the first of which ends one."""
-    for place, part in enumerate(parts):
+    for k, part in enumerate(parts):
         yield from part
-        if place:
-            yield Instruction(Op.FREE, inside[place - 1])
+        if k:
+            yield Instruction(Op.FREE, inside[k - 1])

@@ -350,11 +350,11 @@ def optimizer_faults(optimizer: object) -> Iterator[str]:
         wanted = f"{', '.join(names)} or {last} of torch.optim"
         yield f"expected {wanted}, got {got or shown(optimizer)}"
         return
-    found: Any = optimizer
+    accepted: Any = optimizer
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    if any(getattr(found, name) for name in hooks):
+    if any(getattr(accepted, name) for name in hooks):
         yield "it has hooks on its steps, which a traced update does not run; remove them"
-    for number, group in enumerate(found.param_groups):
+    for number, group in enumerate(accepted.param_groups):
         for fault in _group_faults(group):
             yield f"group {number}: {fault}"
 
@@ -405,8 +405,8 @@ class OptimizerSlot:
     def value(self) -> torch.Tensor:
         """Return it as it is now, or as it is before the first step."""
         if not self.is_new:
-            found: torch.Tensor = self.optimizer.state[self.parameter][self.key]
-            return found
+            value: torch.Tensor = self.optimizer.state[self.parameter][self.key]
+            return value
         if self.key in ("step", "mu_product"):
             wide = torch.get_default_dtype() == torch.float64
             kind = torch.float64 if wide else torch.float32
@@ -443,54 +443,55 @@ class FirstValue:
 class OptimizerState:
     """The learning rates and moments of a captured step that ends with an optimizer's updates.
 
-    `away` are the places of arguments whose home is on storage: a step makes no new ones of them.
+    `away` are the positions of arguments whose home is on storage: a step makes no new ones of
+    them.
     """
 
     def __init__(self, joint: Joint, away: Collection[int] = ()) -> None:
         self._away = frozenset(away)
         self._joint = joint
         self._optimizer: Any = joint.optimizer
-        places = {argument.node: place for place, argument in enumerate(joint.arguments)}
-        self._held = [(places[a.node], a.held) for a in joint.arguments if a.held is not None]
+        positions = {argument.node: position for position, argument in enumerate(joint.arguments)}
+        self._held = [(positions[a.node], a.held) for a in joint.arguments if a.held is not None]
         self._parameters = [
-            (places[a.node], a.name, joint.value(a)) for a in joint.of(InputKind.PARAMETER)
+            (positions[a.node], a.name, joint.value(a)) for a in joint.of(InputKind.PARAMETER)
         ]
-        self._groups = self._found()
+        self._groups = self._current_groups()
 
-    def _found(self) -> list[tuple[Any, list[int]]]:
+    def _current_groups(self) -> list[tuple[Any, list[int]]]:
         """Return the rule and the parameters of each group as they are now."""
         groups = self._optimizer.param_groups
         return [(rule_of(group), list(map(id, group["params"]))) for group in groups]
 
     def fill(self, values: list[Any]) -> frozenset[int]:
-        """Put learning rates and moments among the arguments; return the places of new moments.
+        """Put learning rates and moments among the arguments; return the positions of new moments.
 
         Raises `CaptureError` if the updates are not those that were captured.
         """
         refuse(self._joint.name, self._faults(values))
         new = set()
-        for place, held in self._held:
+        for position, held in self._held:
             is_new = isinstance(held, OptimizerSlot) and held.is_new
-            if not (is_new and place in self._away):
-                values[place] = held.value()
+            if not (is_new and position in self._away):
+                values[position] = held.value()
             if is_new:
-                new.add(place)
+                new.add(position)
         return frozenset(new)
 
     def keep(self, values: list[Any]) -> None:
         """Let the optimizer have the moments that a first step has made."""
-        for place, held in self._held:
-            if isinstance(held, OptimizerSlot) and held.is_new and place not in self._away:
-                held.keep(values[place])
+        for position, held in self._held:
+            if isinstance(held, OptimizerSlot) and held.is_new and position not in self._away:
+                held.keep(values[position])
         # What a scheduler of the learning rate looks at, lest it warns that no step was made.
         self._optimizer._opt_called = True  # noqa: SLF001 - no other way
 
     def _faults(self, values: list[Any]) -> Iterator[str]:
         yield from (f"optimizer: {fault}" for fault in optimizer_faults(self._optimizer))
-        if self._found() != self._groups:
+        if self._current_groups() != self._groups:
             yield "optimizer: its groups or their settings were changed; compile again"
-        for place, name, parameter in self._parameters:
-            if values[place] is not parameter:
+        for position, name, parameter in self._parameters:
+            if values[position] is not parameter:
                 yield f"parameter {name} is another tensor now; compile again"
             if parameter.grad is not None:
                 yield (

@@ -176,7 +176,9 @@ def _node(parts: Units, unit: Unit) -> Node:
         # A batch is given once; state is updated once.
         recomputable=unit.phase not in (Phase.INPUT, Phase.STATE, Phase.UPDATE),
         bytes_moved=None if unit.phase is Phase.STATE else unit.moved_bytes,
-        in_place=tuple((storages[made].name, storages[read].name) for made, read in unit.in_place),
+        in_place=tuple(
+            (storages[output].name, storages[read].name) for output, read in unit.in_place
+        ),
     )
 
 
@@ -247,8 +249,10 @@ class Coarse:
         """Return a program of `graph` in units; storages go by their place in `numbers`."""
         return tuple(
             step
-            for each in program
-            for step in (self.steps[each.index] if each.op == Op.COMPUTE else (each,))
+            for instruction in program
+            for step in (
+                self.steps[instruction.index] if instruction.op == Op.COMPUTE else (instruction,)
+            )
         )
 
 
@@ -272,12 +276,14 @@ def coarsened(trace: Trace, *, budget_bytes: int, homes: bool = False) -> Coarse
     if budget_bytes >= keep_all_bytes(trace):
         whole = coarsen(trace, kept_bytes=-1)  # not even tensors of 0 bytes
         return replace(whole, reserves=(*_there(trace), (_RESULTS, _held_bytes(trace, 0))))
-    found = [
+    candidates = [
         coarsen(trace, kept_bytes=int(share * budget_bytes), homes=homes) for share in KEPT_SHARES
     ]
-    least = min(found, key=floor_bytes)
+    least = min(candidates, key=floor_bytes)
     room_bytes = MOST_OF_ROOM * (budget_bytes - floor_bytes(least))
-    enough = (each for each in found if floor_bytes(each) - floor_bytes(least) <= room_bytes)
+    enough = (
+        coarse for coarse in candidates if floor_bytes(coarse) - floor_bytes(least) <= room_bytes
+    )
     return next(enough, least)
 
 
@@ -303,13 +309,13 @@ def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> Coarse:
     graph, units = _run(trace)
     state = {graph.tensors[i].name for i in graph.state_tensors}
     state |= {graph.tensors[i].name for i in graph.state_of}
-    made = [trace.graph.tensor_index[t.name] for t in graph.tensors if t.name not in state]
+    computed = [trace.graph.tensor_index[t.name] for t in graph.tensors if t.name not in state]
     movable = _movable(trace) if homes else ()
-    threshold = _threshold([storages[index].bytes for index in (*made, *movable)], kept_bytes)
+    threshold = _threshold([storages[index].bytes for index in (*computed, *movable)], kept_bytes)
     free = frozenset(index for index in movable if storages[index].bytes >= threshold)
     if free:
         graph, units = _run(trace, free)
-    small = [index for index in made if storages[index].bytes < threshold]
+    small = [index for index in computed if storages[index].bytes < threshold]
     if small:
         names = graph.tensor_index.keys() - {storages[index].name for index in small}
         graph = replace(graph, nodes=tuple(_without(node, names) for node in graph.nodes))
@@ -343,11 +349,11 @@ def _movable(trace: Trace) -> tuple[int, ...]:
         return ()
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
     nodes = {argument.node for argument in trace.joint.arguments if argument.kind in kinds}
-    found = (trace.parts.storages[i] for i in trace.graph.state_tensors)
+    storages = (trace.parts.storages[i] for i in trace.graph.state_tensors)
     return tuple(
-        each.index
-        for each in found
-        if trace.parts.units[each.unit].node in nodes and each.bytes >= LEAST_HOME_BYTES
+        storage.index
+        for storage in storages
+        if trace.parts.units[storage.unit].node in nodes and storage.bytes >= LEAST_HOME_BYTES
     )
 
 
@@ -370,8 +376,8 @@ def _run(trace: Trace, free: Collection[int] = ()) -> tuple[Graph, tuple[int, ..
                 weightless |= both
             else:
                 kept -= both
-    found = [(k, _without(node, kept, weightless)) for k, node in enumerate(graph.nodes)]
-    left = [(k, node) for k, node in found if node.outputs or not trace.parts.units[k].is_source]
+    pairs = [(k, _without(node, kept, weightless)) for k, node in enumerate(graph.nodes)]
+    left = [(k, node) for k, node in pairs if node.outputs or not trace.parts.units[k].is_source]
     return replace(graph, nodes=tuple(node for _, node in left)), tuple(k for k, _ in left)
 
 

@@ -55,8 +55,7 @@ class TrainingUnits(Units):
             if layout_of(value) not in layouts:
                 layouts = (*layouts, layout_of(value))
                 self.storages[number] = replace(self.storages[number], layouts=layouts)
-            place = layouts.index(layout_of(value))
-            self.direct[argument.node] = (number, place)
+            self.direct[argument.node] = (number, layouts.index(layout_of(value)))
 
     def _add_source(self, argument: InputSpec, value: torch.Tensor) -> None:
         number, size = len(self.units), value.untyped_storage().nbytes()
@@ -94,17 +93,17 @@ class TrainingUnits(Units):
     def _observe(
         self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any
     ) -> Made | None:
-        made = super()._observe(node, arguments, keywords, value)
-        if made is None or not isinstance(node.target, ParameterUpdate):
-            return made
+        observed = super()._observe(node, arguments, keywords, value)
+        if observed is None or not isinstance(node.target, ParameterUpdate):
+            return observed
         (parameter, *_), (gradient, *_), *_ = arguments
         whole = gradient.untyped_storage().nbytes() == gradient.numel() * gradient.itemsize
-        return replace(made, gradient_fits=(gradient.stride() == parameter.stride(), whole))
+        return replace(observed, gradient_fits=(gradient.stride() == parameter.stride(), whole))
 
-    def _add(self, node: fx.Node, made: Made) -> None:
-        super()._add(node, made)
-        if made.gradient_fits is not None:
-            self._fits[node] = made.gradient_fits
+    def _add(self, node: fx.Node, observed: Made) -> None:
+        super()._add(node, observed)
+        if observed.gradient_fits is not None:
+            self._fits[node] = observed.gradient_fits
 
     def _end(self) -> None:
         """Let updates replace state, put all units in order, and find what may be in place."""
@@ -124,11 +123,11 @@ class TrainingUnits(Units):
         """Let the outputs of an update lie where its state does."""
         state: Any = unit.node.args[0]
         for number, node in zip(unit.storages, state, strict=True):
-            replaced, place = self.direct[node]
-            old, made = self.storages[replaced], self.storages[number]
-            layout = replace(old.layouts[place], position=made.layouts[0].position)
+            replaced, layout_index = self.direct[node]
+            old, new = self.storages[replaced], self.storages[number]
+            layout = replace(old.layouts[layout_index], position=new.layouts[0].position)
             self.storages[number] = replace(
-                made, name=f"{old.name}+", bytes=old.bytes, layouts=(layout,), replaces=replaced
+                new, name=f"{old.name}+", bytes=old.bytes, layouts=(layout,), replaces=replaced
             )
         update: Any = unit.node.target
         rule = update.rule
@@ -145,9 +144,9 @@ class TrainingUnits(Units):
     def owns_gradient(self, unit: Unit) -> bool:
         """Return whether an update may write in the memory of its gradient, if that dies there."""
         numbers = self.gradient_storages(unit)
-        made = [i for i in numbers if not self.units[self.storages[i].unit].is_source]
-        whole = self._fits[unit.node][1] and len(made) == len(numbers) == 1
-        return whole and self.last[made[0]] == unit.index
+        computed = [i for i in numbers if not self.units[self.storages[i].unit].is_source]
+        whole = self._fits[unit.node][1] and len(computed) == len(numbers) == 1
+        return whole and self.last[computed[0]] == unit.index
 
     def update_workspace_bytes(self, unit: Unit) -> int:
         """Return what an update needs beside its gradient: others of its size, or nothing [B]."""
@@ -176,17 +175,17 @@ class TrainingUnits(Units):
         own = {unit.index for unit in self.units if isinstance(unit.node.target, CustomOperation)}
         computed = [unit for unit in self.units if not unit.is_source and unit.index not in own]
         after: dict[int, list[Unit]] = {}
-        for index, place in self._places(sorted(own), computed).items():
-            after.setdefault(place, []).append(self.units[index])
+        for index, predecessor in self._predecessors(sorted(own), computed).items():
+            after.setdefault(predecessor, []).append(self.units[index])
         there: set[int] = set()
         for unit in computed:
-            for each in (unit, *after.get(unit.index, ())):
-                sources = {self.storages[number].unit for number in each.reads.storages} - there
-                found = [self.units[k] for k in sorted(sources) if self.units[k].is_source]
-                there.update(source.index for source in found)
-                yield from (*found, each)
+            for scheduled in (unit, *after.get(unit.index, ())):
+                makers = {self.storages[i].unit for i in scheduled.reads.storages} - there
+                sources = [self.units[k] for k in sorted(makers) if self.units[k].is_source]
+                there.update(source.index for source in sources)
+                yield from (*sources, scheduled)
 
-    def _places(self, own: Sequence[int], computed: Sequence[Unit]) -> dict[int, int]:
+    def _predecessors(self, own: Sequence[int], computed: Sequence[Unit]) -> dict[int, int]:
         """Return for each operation that PyTorch has none for the unit that it comes after."""
         last = [storage.unit for storage in self.storages]
         readers: dict[int | None, list[Unit]] = {}
@@ -194,28 +193,28 @@ class TrainingUnits(Units):
             for number in unit.reads.storages:
                 last[number] = unit.index
                 readers.setdefault(number, []).append(unit)
-        places: dict[int, int] = {}
+        predecessors: dict[int, int] = {}
         for unit in (self.units[k] for k in own):
             made_by = (self.storages[number].unit for number in unit.reads.storages)
-            waits = [places.get(k, k) for k in made_by]
+            waits = [predecessors.get(k, k) for k in made_by]
             replaced = [self.storages[number].replaces for number in unit.storages]
-            for reader in (each for old in replaced for each in readers.get(old, ())):
+            for reader in (user for old in replaced for user in readers.get(old, ())):
                 waits.append(reader.index)
                 if isinstance(unit.node.target, BufferUpdate):
-                    waits += [last[made] for made in reader.storages]
+                    waits += [last[number] for number in reader.storages]
             waits += [
-                place
-                for k, place in places.items()
+                predecessor
+                for k, predecessor in predecessors.items()
                 if not set(replaced).isdisjoint(self.units[k].reads.storages)
             ]
-            places[unit.index] = max(waits)
-        return places
+            predecessors[unit.index] = max(waits)
+        return predecessors
 
     def _renumber(self, order: list[Unit]) -> None:
         """Give units the numbers of another order, and storages likewise; drop all others."""
         units = {unit.index: k for k, unit in enumerate(order)}
-        made = [number for unit in order for number in unit.storages]
-        numbers: dict[int | None, int] = {number: k for k, number in enumerate(made)}
+        kept = [number for unit in order for number in unit.storages]
+        numbers: dict[int | None, int] = {number: k for k, number in enumerate(kept)}
         self.storages = [
             replace(
                 self.storages[number],
@@ -223,7 +222,7 @@ class TrainingUnits(Units):
                 unit=units[self.storages[number].unit],
                 replaces=numbers.get(self.storages[number].replaces),
             )
-            for k, number in enumerate(made)
+            for k, number in enumerate(kept)
         ]
         self.units = [
             replace(
@@ -237,8 +236,8 @@ class TrainingUnits(Units):
             for k, unit in enumerate(order)
         ]
         self.direct = {
-            node: (numbers[number], place)
-            for node, (number, place) in self.direct.items()
+            node: (numbers[number], layout_index)
+            for node, (number, layout_index) in self.direct.items()
             if number in numbers
         }
 

@@ -225,8 +225,8 @@ class Units:
             self._run(measured=measured)
         else:
             nodes = list(joint.graph_module.graph.nodes)
-            for place, made in known.items():
-                self._add(nodes[place], made)
+            for index, observed in known.items():
+                self._add(nodes[index], observed)
         self._end()
         self.emissions: list[Emission] = []
         """One per result, in the order in which they come; those of arguments at the end."""
@@ -274,14 +274,14 @@ class Units:
             ) from error
         if node.target is not operator.getitem and node not in self._done:
             if node in like:  # what it makes is not there
-                made = self.made.get(self._order[like[node]])
+                observed = self.made.get(self._order[like[node]])
             else:
-                made = self._observe(node, arguments, keywords, value)
-            if made is not None:
+                observed = self._observe(node, arguments, keywords, value)
+            if observed is not None:
                 size = workspaces.sizes_bytes.get(like.get(node, node), 0)
-                made = replace(made, workspace_bytes=size)
-                self._add(node, made)
-                self.made[self._order[node]] = made
+                observed = replace(observed, workspace_bytes=size)
+                self._add(node, observed)
+                self.made[self._order[node]] = observed
             self._done.add(node)
         return value
 
@@ -294,13 +294,13 @@ class Units:
         single = not isinstance(value, tuple | list)
         sizes: dict[int, int] = {}
         outputs: list[tuple[int, TensorLayout]] = []
-        for place, output in enumerate((value,) if single else value):
+        for position, output in enumerate((value,) if single else value):
             if not isinstance(output, torch.Tensor) or storage_key(output) in there:
                 continue
             key = storage_key(output)
             sizes[key] = output.untyped_storage().nbytes()
             layout = TensorLayout(
-                position=None if single else place,
+                position=None if single else position,
                 dtype=output.dtype,
                 shape=tuple(output.shape),
                 stride=tuple(output.stride()),
@@ -322,18 +322,18 @@ class Units:
             workspace_bytes=0,
         )
 
-    def _add(self, node: fx.Node, made: Made) -> None:
+    def _add(self, node: fx.Node, observed: Made) -> None:
         """Add a unit with what it makes."""
         first = len(self.storages)
-        layouts: list[list[TensorLayout]] = [[] for _ in made.sizes_bytes]
-        for number, layout in made.outputs:
+        layouts: list[list[TensorLayout]] = [[] for _ in observed.sizes_bytes]
+        for number, layout in observed.outputs:
             pick = (operator.getitem, layout.position)
             picked = [user for user in node.users if (user.target, *user.args[1:]) == pick]
             here = (first + number, len(layouts[number]))
             self.direct.update(dict.fromkeys([node] if layout.position is None else picked, here))
             layouts[number].append(layout)
         name, op, phase = self._label(node)
-        for number, size_bytes in enumerate(made.sizes_bytes):
+        for number, size_bytes in enumerate(observed.sizes_bytes):
             self.storages.append(
                 TensorStorage(
                     index=first + number,
@@ -354,9 +354,9 @@ class Units:
                 reads=self.reading(node.all_input_nodes),
                 storages=tuple(range(first, len(self.storages))),
                 random=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
-                flops=made.flops,
-                moved_bytes=made.moved_bytes,
-                workspace_bytes=made.workspace_bytes,
+                flops=observed.flops,
+                moved_bytes=observed.moved_bytes,
+                workspace_bytes=observed.workspace_bytes,
             )
         )
 
@@ -401,19 +401,19 @@ class Units:
 def _all_paths(joint: Joint) -> dict[fx.Node, str]:
     """Return the path of the module of each operation, where it is known."""
     by_number: dict[int, str] = {}
-    found: dict[fx.Node, str] = {}
+    paths: dict[fx.Node, str] = {}
     for node in joint.graph_module.graph.nodes:
         path = node.meta.get("custom", {}).get(ANNOTATION)
         number = node.meta.get("seq_nr")
         if path is None and node.meta.get("is_gradient_acc", False):
-            path = _common([found[source] for source in node.all_input_nodes if source in found])
+            path = _common([paths[source] for source in node.all_input_nodes if source in paths])
         elif path is None:
             path = by_number.get(number)
         elif number is not None and not _is_tagged_backward(node):
             by_number.setdefault(number, path)
         if path is not None:
-            found[node] = path
-    return found
+            paths[node] = path
+    return paths
 
 
 def _common(paths: Sequence[str]) -> str | None:
@@ -425,11 +425,11 @@ def _common(paths: Sequence[str]) -> str | None:
 
 def _behind_tangents(joint: Joint) -> frozenset[fx.Node]:
     """Return the nodes that depend on the gradient that the backward pass starts from."""
-    found = {argument.node for argument in joint.of(InputKind.TANGENT)}
+    reached = {argument.node for argument in joint.of(InputKind.TANGENT)}
     for node in joint.graph_module.graph.nodes:
-        if any(source in found for source in node.all_input_nodes):
-            found.add(node)
-    return frozenset(found)
+        if any(source in reached for source in node.all_input_nodes):
+            reached.add(node)
+    return frozenset(reached)
 
 
 def _is_tagged_backward(node: fx.Node) -> bool:

@@ -49,7 +49,7 @@ BATCHES: Final = "accumulated_batches"
 
 def copies(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Return the same values in memory of their own."""
-    return tuple(torch.empty_like(each, requires_grad=False).copy_(each) for each in tensors)
+    return tuple(torch.empty_like(tensor, requires_grad=False).copy_(tensor) for tensor in tensors)
 
 
 class CustomOperation:
@@ -80,7 +80,7 @@ class GradientNorm(CustomOperation):
     def __call__(self, gradients: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
         """Return the factor; a parameter may have several gradients, which are summed."""
         pairs = zip(gradients, self._formats, strict=True)
-        norm = torch.nn.utils.get_total_norm([summed(found, like) for found, like in pairs])
+        norm = torch.nn.utils.get_total_norm([summed(terms, like) for terms, like in pairs])
         return torch.clamp(self.max_norm / (norm + CLIPPED), max=1.0)
 
 
@@ -101,9 +101,9 @@ class Update(CustomOperation, ABC):
 
     def __call__(self, state: Sequence[torch.Tensor], *others: Any) -> tuple[torch.Tensor, ...]:
         """Return the new values in new memory."""
-        found = copies(state)
-        self.replace(found, *others)
-        return found
+        new = copies(state)
+        self.replace(new, *others)
+        return new
 
     @abstractmethod
     def replace(self, state: Sequence[torch.Tensor], *others: Any, **options: bool) -> None:
@@ -222,47 +222,47 @@ def with_optimizer(
     refuse(
         joint.name,
         (
-            f"optimizer: {place} checks numbers, and updates do not wait for the answer; leave "
+            f"optimizer: {line} checks numbers, and updates do not wait for the answer; leave "
             "the optimizer out, and call its step() yourself"
-            for place in joint.checked
+            for line in joint.checked
         ),
     )
-    trained = _trained(joint)
-    refuse(joint.name, _faults(joint, optimizer, trained, clip_grad_norm))
-    return _Extension(joint, optimizer, trained, accumulate).extended(clip_grad_norm)
+    parameters = _trained(joint)
+    refuse(joint.name, _faults(joint, optimizer, parameters, clip_grad_norm))
+    return _Extension(joint, optimizer, parameters, accumulate).extended(clip_grad_norm)
 
 
 def _trained(joint: Joint) -> dict[int, _Trained]:
     """Return the parameters that have gradients, by identity, in the order of the model."""
-    found: dict[int, _Trained] = {}
+    parameters: dict[int, _Trained] = {}
     for argument in joint.of(InputKind.PARAMETER):
         value = joint.value(argument)
-        found.setdefault(id(value), _Trained(parameter=value)).arguments.append(argument)
+        parameters.setdefault(id(value), _Trained(parameter=value)).arguments.append(argument)
     order = {node: k for k, node in enumerate(joint.graph_module.graph.nodes)}
     results = [r for r in joint.results if r.kind is OutputKind.GRADIENT]
     for result in sorted(results, key=lambda result: order[result.node]):
         if result.target is not None and result.target.kind is InputKind.PARAMETER:
-            found[id(joint.value(result.target))].gradients.append(result.node)
-    return {key: each for key, each in found.items() if each.gradients}
+            parameters[id(joint.value(result.target))].gradients.append(result.node)
+    return {key: trained for key, trained in parameters.items() if trained.gradients}
 
 
 def _faults(
     joint: Joint,
     optimizer: torch.optim.Optimizer,
-    trained: dict[int, _Trained],
+    parameters: dict[int, _Trained],
     clip_grad_norm: float | None,
 ) -> Iterator[str]:
     if clip_grad_norm is not None and not _is_norm(clip_grad_norm):
         yield f"clip_grad_norm: expected a number above 0, got {shown(clip_grad_norm)}"
     ours = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for key, each in trained.items():
-        name = each.arguments[0].name
+    for key, trained in parameters.items():
+        name = trained.arguments[0].name
         if key not in ours:
             yield (
                 f"optimizer: parameter {name} requires a gradient, and the optimizer does not have "
                 "it; give it to the optimizer, or freeze it (requires_grad_(False))"
             )
-        if each.parameter.is_complex():
+        if trained.parameter.is_complex():
             yield f"optimizer: parameter {name} is complex, and its update cannot be traced"
     known = {id(joint.value(a)) for a in joint.of(InputKind.PARAMETER)}
     known |= {id(p) for p in joint.module.parameters()}
@@ -308,13 +308,13 @@ class _Extension:
         self,
         joint: Joint,
         optimizer: torch.optim.Optimizer,
-        trained: dict[int, _Trained],
+        parameters: dict[int, _Trained],
         accumulate: int,
     ) -> None:
         self.joint = joint
         self.graph = joint.graph_module.graph
         self.optimizer = optimizer
-        self.trained = trained
+        self.parameters = parameters
         self.batches = accumulate
         self.new: list[InputSpec] = []
         self.totals: dict[int, tuple[fx.Node, ...]] = {}
@@ -327,12 +327,12 @@ class _Extension:
         self._update_buffers()
         groups = self.optimizer.param_groups
         for number, group in enumerate(groups):
-            found = [self.trained[id(p)] for p in group["params"] if id(p) in self.trained]
-            if found:
+            keys = [id(p) for p in group["params"] if id(p) in self.parameters]
+            if keys:
                 name = f"lr[{number}]" if len(groups) > 1 else "lr"
                 rate = self._argument(name, LearningRate(self.optimizer, number))
-                for each in found:
-                    self._update(each, rule_of(group), rate, factors, count)
+                for key in keys:
+                    self._update(self.parameters[key], rule_of(group), rate, factors, count)
         if count is not None:
             self._operation(BODY, BatchCount(self.batches), [count])
         returned = (OutputKind.LOSS, OutputKind.OUTPUT)
@@ -372,14 +372,16 @@ class _Extension:
         return node
 
     def _norm(self, max_norm: float) -> fx.Node:
-        found = tuple(self.trained.values())
-        gradients = [[*self.totals.get(id(each.parameter), ()), *each.gradients] for each in found]
-        parameters = [each.parameter for each in found]
-        return self._operation(BODY, GradientNorm(max_norm, parameters), gradients)
+        gradients = [
+            [*self.totals.get(key, ()), *trained.gradients]
+            for key, trained in self.parameters.items()
+        ]
+        norm = GradientNorm(max_norm, [trained.parameter for trained in self.parameters.values()])
+        return self._operation(BODY, norm, gradients)
 
     def _accumulate(self) -> fx.Node:
         """Add the sums of gradients so far; return how many batches they are of."""
-        for key, trained in self.trained.items():
+        for key, trained in self.parameters.items():
             zero = torch.zeros_like(trained.parameter, requires_grad=False)
             name = f"{trained.arguments[0].name}.{GRADIENT}"
             self.totals[key] = (self._argument(name, FirstValue(zero)),)
@@ -387,26 +389,26 @@ class _Extension:
 
     def _update(
         self,
-        each: _Trained,
+        trained: _Trained,
         rule: Rule,
         rate: fx.Node,
         factors: tuple[fx.Node, ...],
         count: fx.Node | None,
     ) -> None:
-        argument = each.arguments[0]
+        argument = trained.arguments[0]
         moments = [
             self._argument(
-                f"{argument.name}.{key}", OptimizerSlot(self.optimizer, each.parameter, key)
+                f"{argument.name}.{key}", OptimizerSlot(self.optimizer, trained.parameter, key)
             )
             for key in rule.moments
         ]
-        state = [argument.node, *moments, *self.totals.get(id(each.parameter), ())]
+        state = [argument.node, *moments, *self.totals.get(id(trained.parameter), ())]
         update = ParameterUpdate(rule)
         others = (rate, *factors)
         if count is not None:
             update = AccumulatingUpdate(rule, self.batches)
             others = (rate, count, *factors)
-        self._operation(argument.target, update, state, each.gradients, *others)
+        self._operation(argument.target, update, state, trained.gradients, *others)
 
     def _update_buffers(self) -> None:
         """Add an operation for each module whose buffers change."""

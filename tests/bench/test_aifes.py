@@ -1,0 +1,151 @@
+"""AIfES beside exported steps, with a stub in AIfES's place: its source is never here."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from kit.measured_records import aifes_record as record
+from kit.toy_export import needs
+from poetmodel.errors import InputError
+from poetmodel.export.board import Target, ToolchainError
+from result_pages.aifes import section
+
+pytest.importorskip("torch")
+
+import torch
+
+from mcu import aifes
+from mcu.networks import parameters
+from mcu.small_networks import NETWORKS, training
+from poetmodel import torch as pmt
+
+if TYPE_CHECKING:
+    from kit.messages import Told
+
+pytestmark = pytest.mark.torch
+
+STUB: Final = Path(__file__).with_name("aifes_stub")
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a network of two linear layers one of those that are run, and return its training."""
+    layers = torch.nn.Linear(3, 5), torch.nn.Linear(5, 10)
+    monkeypatch.setitem(NETWORKS, "tiny", lambda: (torch.nn.Sequential(*layers), (1, 3)))
+    return training("tiny")
+
+
+def torch_losses(made: Any) -> list[float]:
+    """Return the losses of PyTorch on the batches that the programs read."""
+    model, loss_fn, (x, _) = made
+    optimizer = torch.optim.SGD(model.parameters(), lr=aifes.LEARNING_RATE)
+    words = torch.frombuffer(bytearray(aifes.batches(made)), dtype=torch.float32)
+    losses = []
+    for row in words.view(aifes.STEPS, -1):
+        optimizer.zero_grad()
+        label = row[x.numel() :].view(torch.int32).long()
+        loss = loss_fn(model(row[: x.numel()].view(x.shape)), label)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# -- the source that is asked for ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["nothing", "another folder", "no header"])
+def test_a_folder_without_aifes_is_refused_in_a_sentence(
+    given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], told: Told
+) -> None:
+    """The sentence says what is needed and where it is from; no record is begun."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    if given == "no header":
+        (folder / "library.properties").write_text("name=AIfES for Arduino\n")
+    out = tmp_path / "x-aifes.jsonl"
+    words = [] if given == "nothing" else ["--source", str(folder)]
+    with pytest.raises(SystemExit) as ended:
+        aifes.main([*words, "--out", str(out)])
+    assert ended.value.code == 2
+    assert not out.exists()
+    told(capsys.readouterr().err.splitlines()[-1].partition("error: ")[2], given)
+
+
+def test_version_and_digest_are_those_of_the_source(tmp_path: Path) -> None:
+    """The version is the library's own; another letter of its C has another digest."""
+    assert aifes.version_of(STUB) == "0.0.1"
+    copied = shutil.copytree(STUB, tmp_path / "copy")
+    assert aifes.digest_of(copied) == aifes.digest_of(STUB)
+    header = copied / "src" / "aifes.h"
+    header.write_text(header.read_text().replace("tests", "Tests", 1))
+    assert aifes.digest_of(copied) != aifes.digest_of(STUB)
+
+
+# -- networks in AIfES's words ---------------------------------------------------------------------
+
+
+def test_every_network_has_its_parameters_in_the_header() -> None:
+    """Each number is there once: as many as PyTorch trains."""
+    for name in NETWORKS:
+        made = training(name)
+        values = aifes.network_header(made, 1, 2).partition("first_weights[] = {")[2]
+        assert values.partition("}")[0].count("0x") == parameters(made)
+
+
+def test_layers_are_stated_as_aifes_has_them(told: Told) -> None:
+    """Sizes of windows, momentum of norms and the order of channels are AIfES's."""
+    for name in ("lenet", "batch norms"):
+        text = aifes.network_header(training(name), 1, 2)
+        told("\n".join(line for line in text.splitlines() if "first_weights" not in line), name)
+
+
+def test_a_layer_that_is_unknown_is_refused(told: Told) -> None:
+    """It is named."""
+    with told.raises(InputError):
+        aifes.layer_of(torch.nn.GELU())
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+def test_the_loop_trains_as_pytorch_does(tmp_path: Path, tiny: Any) -> None:
+    """Weights, batches and rate reach the library; memory and stack are what it asked for."""
+    needs(Target.M4)
+    model, loss_fn, inputs = tiny
+    optimizer = torch.optim.SGD(model.parameters(), lr=aifes.LEARNING_RATE)
+    pmt.export(
+        model, loss_fn, inputs, folder=tmp_path, optimizer=optimizer, ram="4MiB", paging=False
+    )
+    found = aifes.aifes_program(STUB, tmp_path, tiny, aifes.batches(tiny))
+    assert list(found.losses.values()) == pytest.approx(torch_losses(tiny), rel=1e-6)
+    figures = found.figures
+    asked = figures["parameter_bytes"] + figures["training_bytes"] + figures["stack_limit_bytes"]
+    assert asked < figures["ram_bytes"] < asked + 1024
+    assert figures["parameter_bytes"] == 4 * parameters(tiny)
+    assert 0 <= figures["stack_limit_bytes"] - figures["stack_bytes"] < aifes.STACK_ALIGNMENT
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_a_record_has_all_that_the_page_says(tmp_path: Path) -> None:
+    """Exports and the stub are built and run; their losses agree, and the page is made."""
+    needs(Target.M4)
+    out = tmp_path / "x-aifes.jsonl"
+    assert aifes.main(["--source", str(STUB), "--network", "tiny", "--out", str(out)]) == 0
+    (found,) = aifes.latest(out).records()
+    assert found["programs"].keys() == record()["programs"].keys()
+    assert found["loss_difference"] <= aifes.LOSS_TOLERANCE
+    assert section([found], out.name)
+
+
+def test_other_losses_are_refused(told: Told) -> None:
+    """Programs that do not compute the same are not compared."""
+    programs = record()["programs"]
+    assert aifes.loss_difference(programs) == 0.0
+    with told.raises(ToolchainError):
+        aifes.loss_difference(programs | {"aifes": {"losses": [1.5, 1.2501]}})
