@@ -10,7 +10,8 @@ that of whole steps, the last ``*-fused.jsonl`` for that inside of ``torch.compi
 ``*-constraints.jsonl`` for
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
 ``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last ``*-masks.jsonl`` for
-a part of ``docs/how-to/training-step.md``, the last ``*-choice.jsonl`` for a part of
+a part of ``docs/how-to/training-step.md``, the last ``*-recurrent.jsonl`` for a part of
+``docs/how-to/export.md``, the last ``*-choice.jsonl`` for a part of
 ``docs/how-to/choose.md`` and its chart, the last ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/built-in-steps.md``, the last ``*-compared.jsonl`` for ``docs/compared.md`` and the
 README's table of methods, the last ``*-mcu.jsonl`` for ``docs/what-trains-where.md`` and

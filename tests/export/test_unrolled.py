@@ -16,7 +16,6 @@ from torch.nn import functional  # noqa: E402
 
 from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps  # noqa: E402
 from kit.kernel_calls import TOLERANCE, Memory, executed  # noqa: E402
-from poetmodel.export.instructions import node_instructions  # noqa: E402
 from poetmodel.export.loops import loops_of  # noqa: E402
 from poetmodel.export.step import Buffer, Call, DataType, Ref  # noqa: E402
 from poetmodel.export.unrolled import unrolled  # noqa: E402
@@ -144,7 +143,6 @@ def test_no_stack_is_left(cell: Any, options: dict[str, Any]) -> None:
     assert largest < 10 * per_step
     assert "stack" not in {node.op for node in after.graph.nodes}
     assert all(new < old for new, old in zip(peaks(after), peaks(before), strict=True))
-    check(before, after, *training[2])
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -152,7 +150,9 @@ def test_time_steps_apart_cost_few_instructions(cell: Any) -> None:
     """What small products take more, gradients that are summed in place take less."""
     for batch in (1, 8):
         training = recurrent(cell, 12, batch, 8, 16)
-        old, new = (sum(node_instructions(step).values()) for step in steps_of(training))
+        old, new = (
+            sum(node.instructions or 0 for node in step.graph.nodes) for step in steps_of(training)
+        )
         assert new < 1.05 * old
 
 

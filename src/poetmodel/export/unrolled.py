@@ -432,10 +432,9 @@ class _Rewriting:
             elif k not in self.cut.producers:
                 self.fixed[k] = _Operation(node=node, calls=self.whole.calls[k])
         operations = list(self._in_order())
-        return replace(
-            self.whole,
-            graph=replace(self.graph, nodes=tuple(operation.node for operation in operations)),
-            calls=tuple(operation.calls for operation in operations),
+        return self.whole.with_nodes(
+            (operation.node for operation in operations),
+            (operation.calls for operation in operations),
             buffers=self.buffers,
         )
 
@@ -732,10 +731,9 @@ def _added(step: LoweredStep) -> LoweredStep:
             nodes.append((node, calls))
     if not gone:
         return step
-    return replace(
-        step,
-        graph=replace(graph, nodes=tuple(node for node, _ in nodes)),
-        calls=tuple(calls for _, calls in nodes),
+    return step.with_nodes(
+        (node for node, _ in nodes),
+        (calls for _, calls in nodes),
         buffers={name: buffer for name, buffer in step.buffers.items() if name not in gone},
     )
 
