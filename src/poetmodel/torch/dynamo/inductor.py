@@ -293,7 +293,7 @@ class InductorBackend(Backend):
                 record = replace(record, predicted_peak_bytes=peak_bytes)
                 self._planned[count] = replace(self._planned[count], record=record)
                 return compiled
-            # What kernels take beside a plan may grow as the plan gets less: ask for more each time.
+            # What kernels take beside a plan may grow as the plan gets less: ask for more each time
             reserved_bytes += excess_bytes << attempt
             peaks.append(peak_bytes)
         del self._planned[count:]
