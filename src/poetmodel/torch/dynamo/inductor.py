@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MOST_READS: Final = 4
 """Tensors about as large as its own that Inductor reads for an operation inside of others."""
-ATTEMPTS: Final = 4
+ATTEMPTS: Final = 5
 """How often a graph is planned again for what Inductor takes beside a plan."""
 _SCANS: Final = frozenset(("cumsum", "prepare_softmax_online"))
 """What PyTorch has no tag for that says that it reduces."""
@@ -265,7 +265,7 @@ class InductorBackend(Backend):
         """Compile a graph, as ``torch.compile`` asks for it."""
         require_one_graph()
         count, reserved_bytes, peaks = len(self._planned), 0, list[int]()
-        for _attempt in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             del self._planned[count:]
             own, measured = copy.deepcopy(module), Measured()
             split = Partitioner(self, reserved_bytes=reserved_bytes)
@@ -293,7 +293,8 @@ class InductorBackend(Backend):
                 record = replace(record, predicted_peak_bytes=peak_bytes)
                 self._planned[count] = replace(self._planned[count], record=record)
                 return compiled
-            reserved_bytes += excess_bytes
+            # What kernels take beside a plan may grow as the plan gets less: ask for more each time
+            reserved_bytes += excess_bytes << attempt
             peaks.append(peak_bytes)
         del self._planned[count:]
         raise BudgetError(
