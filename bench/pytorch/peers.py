@@ -214,12 +214,16 @@ def stock(training: Training, share: float | None = None) -> TrainingMethod:
 
 
 def whole_loss(training: Training, backend: Any) -> TrainingMethod:
-    """Compile the function that returns the loss, model and all."""
+    """Compile the function that returns the loss, model and all.
+
+    Each is a program of its own: PyTorch would run what it compiled of the same code before.
+    """
     model, loss_fn, _ = training
 
     def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return loss_fn(model(x), y)  # type: ignore[no-any-return, unused-ignore]
 
+    loss_of.__code__ = loss_of.__code__.replace()
     compiled = torch.compile(loss_of, backend=backend, fullgraph=True, dynamic=False)
     return _of(lambda x: x, compiled)
 

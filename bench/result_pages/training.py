@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.units import format_bytes
-from pytorch.runs import FILE_HOOKS, FUSED, KEEP_ALL, STOCK, TrainingRun
+from pytorch.runs import FILE_HOOKS, FUSED, KEEP_ALL, STOCK, TrainingRun, fused_runs
 from result_pages.rendering import render
 
 if TYPE_CHECKING:
@@ -273,7 +273,8 @@ def whole_section(records: Sequence[dict[str, Any]], source: str) -> str:
 
 def fused_section(records: Sequence[dict[str, Any]], source: str) -> str:
     """Return what the page of results says of steps inside of ``torch.compile``."""
-    context = _context(records)
+    order = {run.name: k for k, run in enumerate(fused_runs())}
+    context = _context(sorted(records, key=lambda record: order.get(record["name"], len(order))))
     errors = (run.record["plan_peak_bytes"] / (run.peak_bytes or 1) for run in context["ran"])
     return render(
         "fused",
@@ -281,6 +282,7 @@ def fused_section(records: Sequence[dict[str, Any]], source: str) -> str:
         equals=equal_peaks(context["runs"]),
         predicted=[abs(error - 1) <= PREDICTION for error in errors],
         noise=NOISE,
+        prediction=PREDICTION,
         **context,
     )
 
