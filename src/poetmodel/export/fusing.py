@@ -107,7 +107,7 @@ def _two(node: Node, weight: str, gradient: Tensor, flops: int) -> tuple[Node, N
 def _pairs(step: LoweredStep) -> Iterator[tuple[int, int]]:
     """Yield each update that can make its gradient, with the node that makes it now."""
     graph = step.graph
-    handed_out = {step.loss.buffer, *(ref.buffer for v in step.gradients for ref in v.pieces)}
+    handed_out = step.handed_out
     for u, calls in enumerate(step.calls):
         match calls:
             case (Call("pm_sgd", (Ref(weight, 0), Ref(gradient, 0), int(count), *_)),):

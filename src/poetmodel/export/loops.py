@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Numbers: TypeAlias = tuple[int, ...]
 
-_RANK: Final = 6
+RANK: Final = 6
 """Dimensions that a shape table may have: ``PM_RANK``."""
 
 
@@ -103,7 +103,7 @@ def _form(call: Call) -> str:
     table = call.arguments[len(refs)] if len(call.arguments) > len(refs) else None
     if names[len(refs) : len(refs) + 1] != ("shape",) or not isinstance(table, tuple):
         return ""
-    fits = 1 <= table[0] <= _RANK and len(table) == 1 + table[0] * (1 + len(refs))
+    fits = 1 <= table[0] <= RANK and len(table) == 1 + table[0] * (1 + len(refs))
     return "each" if fits and all(isinstance(a, float) for a in rest) else ""
 
 
@@ -116,7 +116,7 @@ def call_refs(call: Call) -> tuple[Ref, ...]:
     return tuple(a for a in call.arguments if isinstance(a, Ref))
 
 
-def _columns(table: Argument) -> list[Numbers]:
+def columns_of(table: Argument) -> list[Numbers]:
     """Return sizes, then the steps of each tensor, of a shape table: see ``pm_each.h``."""
     if not isinstance(table, tuple):
         raise TypeError(table)
@@ -125,22 +125,29 @@ def _columns(table: Argument) -> list[Numbers]:
     return [tuple(rest[k::width]) for k in range(width)]
 
 
+def merged(columns: Sequence[Numbers]) -> list[list[int]]:
+    """Return the rows of a shape table, without those of size 1.
+
+    Dimensions are one where the elements of all tensors go on from one to the next.
+    """
+    rows: list[list[int]] = []
+    for size, *steps in zip(*columns, strict=True):
+        if rows and steps == [rows[-1][0] * step for step in rows[-1][1:]]:
+            rows[-1][0] *= size
+        elif size != 1:
+            rows.append([size, *steps])
+    return rows
+
+
 def shape_table(columns: Sequence[Numbers]) -> Numbers | None:
     """Return a shape table, without dimensions of size 1; None where it has too many."""
-    rows = [row for row in zip(*columns, strict=True) if row[0] != 1]
-    merged: list[list[int]] = []
-    for size, *steps in rows:
-        if merged and steps == [merged[-1][0] * step for step in merged[-1][1:]]:
-            merged[-1][0] *= size
-        else:
-            merged.append([size, *steps])
-    merged = merged or [[1] * len(columns)]
-    return (len(merged), *(n for row in merged for n in row)) if len(merged) <= _RANK else None
+    rows = merged(columns) or [[1] * len(columns)]
+    return (len(rows), *(n for row in rows for n in row)) if len(rows) <= RANK else None
 
 
 def _read_each(call: Call) -> Loops:
     refs = call_refs(call)
-    sizes, *steps = _columns(call.arguments[len(refs)])
+    sizes, *steps = columns_of(call.arguments[len(refs)])
     return Loops(call=call, sizes=sizes, refs=refs, steps=tuple(steps))
 
 
@@ -165,8 +172,8 @@ def _write_product(loops: Loops) -> Call | None:
 
 
 def _read_sum(call: Call) -> Loops:
-    sizes, out, x = _columns(call.arguments[2])
-    summed, inside = _columns(call.arguments[3])
+    sizes, out, x = columns_of(call.arguments[2])
+    summed, inside = columns_of(call.arguments[3])
     steps = (*out, *(0 for _ in summed)), (*x, *inside)
     return Loops(call=call, sizes=(*sizes, *summed), refs=call_refs(call), steps=steps)
 

@@ -13,6 +13,7 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.export.loops import columns_of, merged
 from poetmodel.export.step import ALIGNMENT, Buffer, Call, DataType, Ref
 from poetmodel.graph import Node, Phase, Tensor
 
@@ -80,12 +81,8 @@ class _Loop:
     @classmethod
     def of(cls, shape: Argument) -> _Loop:
         """Read the argument of a call."""
-        if not isinstance(shape, tuple):
-            raise TypeError(shape)
-        rank, *rest = shape
-        width = len(rest) // rank
-        steps = tuple(tuple(rest[k::width]) for k in range(1, width))
-        return cls(sizes=tuple(rest[::width]), steps=steps)
+        sizes, *steps = columns_of(shape)
+        return cls(sizes=sizes, steps=tuple(steps))
 
     @property
     def elements(self) -> int:
@@ -98,13 +95,8 @@ class _Loop:
 
     def merged(self) -> _Loop:
         """Return the same loop with fewer dimensions, where elements go on from one to the next."""
-        rows: list[list[int]] = []
-        for size, *steps in zip(self.sizes, *self.steps, strict=True):
-            if rows and steps == [rows[-1][0] * step for step in rows[-1][1:]]:
-                rows[-1][0] *= size
-            elif size > 1:
-                rows.append([size, *steps])
-        sizes, *columns = zip(*(rows or [[1] * (1 + len(self.steps))]), strict=True)
+        rows = merged((self.sizes, *self.steps)) or [[1] * (1 + len(self.steps))]
+        sizes, *columns = zip(*rows, strict=True)
         return _Loop(sizes=sizes, steps=tuple(columns))
 
     def is_in_order(self, tensor: int) -> bool:

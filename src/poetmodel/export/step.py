@@ -158,6 +158,12 @@ class LoweredStep:
     """The forward pass in evaluation mode, where it was asked for. Its calls read the state of this
     step, by name; that is no tensor of its graph, and it has no state and no gradients itself."""
 
+    @property
+    def handed_out(self) -> frozenset[str]:
+        """The buffers of the loss and of gradients, which the caller reads after the step."""
+        gradients = (ref.buffer for value in self.gradients for ref in value.pieces)
+        return frozenset((self.loss.buffer, *gradients))
+
     def with_nodes(
         self, nodes: Iterable[Node], calls: Iterable[tuple[Call, ...]], **changes: Any
     ) -> LoweredStep:

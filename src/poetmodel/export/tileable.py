@@ -66,7 +66,7 @@ def tileable(step: LoweredStep, tile_bytes: int) -> Iterator[Tileable]:
     """Yield the parameters that are larger than a tile and whose every reader takes ranges."""
     graph = step.graph
     values = {value.pieces[0].buffer: value for value in step.states if len(value.pieces) == 1}
-    kept = {step.loss.buffer, *(ref.buffer for v in step.gradients for ref in v.pieces)}
+    kept = step.handed_out
     for k, node in enumerate(graph.nodes):
         if node.phase != Phase.UPDATE or node.workspace_bytes or node.in_place:
             continue

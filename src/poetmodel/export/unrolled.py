@@ -133,7 +133,7 @@ class _Cut:
     def __init__(self, step: LoweredStep) -> None:
         self.step = step
         self.graph = step.graph
-        self._kept = {step.loss.buffer, *(r.buffer for v in step.gradients for r in v.pieces)}
+        self._kept = step.handed_out
         self.state = {self.graph.tensors[i].name for i in self.graph.state_tensors}
         self._around: dict[str, list[int]] = {}
         for k, calls in enumerate(step.calls):
@@ -689,7 +689,7 @@ def _added(step: LoweredStep) -> LoweredStep:
     was: the other gradient is there.
     """
     graph = step.graph
-    kept = {step.loss.buffer, *(ref.buffer for v in step.gradients for ref in v.pieces)}
+    kept = step.handed_out
     nodes: list[tuple[Node, tuple[Call, ...]]] = []
     where: dict[str, int] = {}
     gone: set[str] = set()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 from torch import fx
 
+from poetmodel.export.loops import RANK, merged
 from poetmodel.export.step import (
     WORKSPACE,
     Argument,
@@ -192,9 +193,6 @@ def _with_defaults(node: fx.Node) -> tuple[Any, ...]:
 
 # -- what kernels are told about tensors -------------------------------------------------------
 
-_RANK: Final = 6
-"""``PM_RANK`` of ``pm_each.h``."""
-
 SUFFIX: Final = {DataType.REAL: "", DataType.INT32: "_int", DataType.UINT8: "_byte"}
 """What the name of a kernel ends with where there is one for each type."""
 
@@ -215,20 +213,12 @@ def table(op: Lowering, *looks: Look, in_order: bool = False) -> tuple[int, ...]
     ]
     if not in_order:
         dimensions.sort(key=lambda dimension: -abs(dimension[1]))
-    merged: list[tuple[int, ...]] = []
-    for dimension in reversed(dimensions):
-        inner = merged[-1] if merged else None
-        if inner and all(o == i * inner[0] for o, i in zip(dimension[1:], inner[1:], strict=True)):
-            merged[-1] = (dimension[0] * inner[0], *inner[1:])
-        else:
-            merged.append(dimension)
-    if any(size == 0 for size, *_ in merged):
-        merged = []
+    if any(size == 0 for size, *_ in dimensions):
         return (1, 0, *(0 for _ in looks))
-    if len(merged) > _RANK:
-        op.refuse(f"expected at most {_RANK} dimensions that lie apart, got {len(merged)}")
-    merged = merged or [(1, *(0 for _ in looks))]
-    return (len(merged), *(number for dimension in merged for number in dimension))
+    rows = merged(list(zip(*reversed(dimensions), strict=True))) or [[1, *(0 for _ in looks)]]
+    if len(rows) > RANK:
+        op.refuse(f"expected at most {RANK} dimensions that lie apart, got {len(rows)}")
+    return (len(rows), *(number for row in rows for number in row))
 
 
 def part(look: Look, dimension: int, start: int, size: int, step: int = 1) -> Look:
