@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.model.aggregated import Grouping
-    from poetmodel.model.compact import CompactRelations
     from poetmodel.model.events import Events
     from poetmodel.model.formulation import Formulation
     from poetmodel.model.memory import Liveness
     from poetmodel.model.objective import Decisions
-    from poetmodel.model.relations import TriangleRelations
+    from poetmodel.model.relations import CompactRelations, TriangleRelations
     from poetmodel.problem import LinearRow, Problem
 
 Family = dict[Any, int]
