@@ -138,6 +138,14 @@ def form_of(model: Model) -> StandardForm:
     return replace(form, layout=Layout(model, positions, fixed, model.limits))
 
 
+def layout_of(form: StandardForm) -> Layout:
+    """Return where the columns of a model are in its form."""
+    if form.layout is None:
+        msg = "the form is not that of a model of arrays"
+        raise ValueError(msg)
+    return form.layout
+
+
 def _order(model: Model, mentioned: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return all columns, those of the family that is mentioned first before those of others."""
     sizes = [len(columns) for columns in model.families.values()]

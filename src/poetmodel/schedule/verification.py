@@ -137,7 +137,7 @@ def verify(
         *_choices(problem, schedule),
         *_limits(problem, simulation),
         *_constraints(problem, simulation),
-        *_claims(problem, simulation, stated or {}),
+        *(_claims(problem, simulation, stated) if stated else ()),
     )
     return Verdict(simulation=simulation, violations=violations)
 

@@ -147,7 +147,7 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
     )
     sizes, group_of = graph.tensor_bytes, grouping.group_of
     change = np.zeros(len(graph.nodes) + 1)
-    sure = relaxation.model.events.kept
+    sure = relaxation.events.kept
     for i, k in enumerate(graph.node_of):
         if not sizes[i] or not graph.users_of[i]:
             continue
