@@ -9,13 +9,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
-from poetmodel.model.homes import declare_homes
 from poetmodel.model.memory import MEMORY
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE, Decisions, add_limit
 from poetmodel.problem import Quantity, over_totals
 
 if TYPE_CHECKING:
     from poetmodel.model.arrays import Model
+
+
+def declare_homes(m: Model) -> None:
+    """Declare where state has its home; without paging it is in RAM.
+
+    ::
+
+        resident[w] + storage_home[w] = 1
+    """
+    problem = m.problem
+    state = problem.graph.state_tensors
+    m.add_variables("resident", state)
+    m.add_variables("storage_home", state if problem.can_page else ())
+    m.begin_rows("home")
+    for i, column in m.storage_home.items():
+        m.add_row(i, (m.resident[i], column), (1.0, 1.0), lower=1.0, upper=1.0)
+    for i, column in m.resident.items():
+        if i not in m.storage_home:
+            m.fixed[column] = 1.0
 
 
 def _variables(m: Model) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import ModelError
+from poetmodel.model.compact import declare_homes
 from poetmodel.model.formulation import Component
-from poetmodel.model.homes import assigned_homes, declare_homes
 from poetmodel.model.memory import StepView, assign_memory
 from poetmodel.model.objective import Decisions
 from poetmodel.schedule import RELATIONS, Schedule
@@ -147,6 +147,13 @@ def _fix_state(m: Model) -> None:
 
 
 TRIANGLE = Component("variables", _variables, source="POET (ICML 2022), section 5.2")
+
+
+def assigned_homes(m: Model, schedule: Schedule) -> Iterator[tuple[int, float]]:
+    """Yield (column, value) of the homes that a schedule states."""
+    homes = set(schedule.resident)
+    yield from ((column, float(i in homes)) for i, column in m.resident.items())
+    yield from ((column, float(i not in homes)) for i, column in m.storage_home.items())
 
 
 class TriangleRelations(StepView):

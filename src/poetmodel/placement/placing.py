@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from poetmodel.errors import PlanError
 from poetmodel.placement.lifetimes import blocks_of, lower_bound_bytes
-from poetmodel.placement.packing import Packing
-from poetmodel.placement.search import search
+from poetmodel.placement.packing import Packing, search
 from poetmodel.plan import check_plan
 from poetmodel.plan.arena import ALIGNMENT, Arena, Placed, check_alignment
 from poetmodel.units import MAX_BYTES
