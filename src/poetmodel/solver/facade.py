@@ -209,7 +209,9 @@ class _Task:
         if stated is None:
             return self.attempt(problem, request, start)
         own = stated.objective != problem.objective
-        within = replace(request, on_progress=_without_values(request)) if own else request
+        within = request
+        if own:  # progress of the user's own objective says nothing of the problem's
+            within = replace(request, on_progress=lambda _: request.report(None, None))
         outcome = _Task(problem=stated, formulation=DEFAULT).attempt(stated, within, start)
         told = AS_STAGE_LIMITS if stated.stand_in.rows else AS_TOTALS
         outcome = replace(outcome, log=f"{told}\n{outcome.log}")
@@ -374,11 +376,6 @@ class _Task:
         from poetmodel.model.paper import reduction_in_words
 
         return reduction_in_words(self.problem.graph) or ""
-
-
-def _without_values(request: Request) -> OnProgress:
-    """Return what reports progress of a user's own objective: it says nothing of the problem's."""
-    return lambda _: request.report(None, None)
 
 
 def _with_own_objective(

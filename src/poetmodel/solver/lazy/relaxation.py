@@ -13,7 +13,7 @@ import numpy as np
 from poetmodel.backends.layout import form_of, layout_of
 from poetmodel.backends.sparse import csr_array
 from poetmodel.clock import check_time_limit
-from poetmodel.heuristics.restorations import Restoration
+from poetmodel.heuristics.restorations import PAGE_IN, PAGE_OUT, RECOMPUTE, Restoration
 from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.memory import assign_memory
 from poetmodel.solver.lazy.disaggregation import (
@@ -201,19 +201,14 @@ class Relaxation:
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return what a solution decides."""
-        kept = {index for index, column in self.kept.items() if x[column] > 0.5}  # noqa: PLR2004
         return GroupDecisions(
-            kept=frozenset(kept | self.events.kept),
+            kept=_chosen(self.kept, x) | self.events.kept,
             recomputed=_chosen(self.recomputed, x),
             paged_in=_chosen(self.paged_in, x),
-            resident=self.homes(x),
+            resident=_chosen(self.resident, x).union(
+                set(self.problem.graph.state_tensors) - self.resident.keys()
+            ),
         )
-
-    def homes(self, x: NDArray[np.float64]) -> frozenset[int]:
-        """Return the state that a solution has in RAM."""
-        columns = self.resident
-        fixed = set(self.problem.graph.state_tensors) - columns.keys()
-        return frozenset(fixed | {i for i, j in columns.items() if x[j] > 0.5})  # noqa: PLR2004
 
     def disaggregate(self, x: NDArray[np.float64]) -> Disaggregation:
         """Return what a solution is on stages."""
@@ -225,11 +220,11 @@ class Relaxation:
         """Return what a solution counts for its own sake, and what is nowhere in its schedule."""
         graph, wants = self.problem.graph, self.problem.wanted
         restorations: list[Restoration] = []
-        for beside, groups, placed, recompute in (
-            (self.recomputed_beside, self.recomputed, result.recomputed, True),
-            (self.paged_in_beside, self.paged_in, result.paged_in, False),
+        for beside, groups, placed, kind in (
+            (self.recomputed_beside, self.recomputed, result.recomputed, RECOMPUTE),
+            (self.paged_in_beside, self.paged_in, result.paged_in, PAGE_IN),
         ):
-            wanted = wants.compute if recompute else wants.page_in
+            wanted = wants.compute if kind == RECOMPUTE else wants.page_in
             lacking = {item: 0 for item, amount in enumerate(wanted) if amount}
             for item, column in beside.items():
                 lacking[item] = round(float(x[column]))
@@ -240,9 +235,9 @@ class Relaxation:
                 if item in lacking:
                     lacking[item] -= 1
             for item, times in lacking.items():
-                restorations += [Restoration(-1, item, recompute)] * times
+                restorations += [Restoration(-1, item, kind)] * times
         return restorations + [
-            Restoration.page_out(graph, i)
+            Restoration.at_its_node(graph, i, PAGE_OUT)
             for i, column in self.paged_out.items()
             if wants.page_out[i] and x[column] > 0.5  # noqa: PLR2004
         ]
@@ -299,6 +294,6 @@ class Relaxation:
             x[column] = i not in resident
 
 
-def _chosen(columns: Family, x: NDArray[np.float64]) -> frozenset[tuple[int, int]]:
+def _chosen(columns: Family, x: NDArray[np.float64]) -> frozenset[Any]:
     """Return the entries whose (rounded) value is 1."""
     return frozenset(index for index, column in columns.items() if x[column] > 0.5)  # noqa: PLR2004
