@@ -15,7 +15,7 @@ from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.output import figures, listing, live_line, print_json, print_text, show
 from poetmodel.errors import InputError
 from poetmodel.problem import RELATIVE_TOLERANCE
-from poetmodel.report.folding import DIGITS, fold
+from poetmodel.report.folding import DIGITS, Fold, fold
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.report.folding import Fold
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule.decisions import Decision, InPlaceUse
     from poetmodel.schedule.simulation import MemoryPoint

@@ -8,7 +8,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, PlanError, VerificationError
-from poetmodel.explore.tasks import Frame, gzipped, read_choice, read_problem, unpack_schedule
+from poetmodel.explore.tasks import (
+    Frame,
+    StatedProblem,
+    Talk,
+    gzipped,
+    read_choice,
+    read_problem,
+    unpack_schedule,
+)
 from poetmodel.graph import Phase
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem, Quantity
@@ -27,7 +35,6 @@ from poetmodel.schedule.relations import STATED
 
 if TYPE_CHECKING:
     from poetmodel.explore.choice import Catalogue
-    from poetmodel.explore.tasks import StatedProblem, Talk
     from poetmodel.schedule import Verdict
 
 LABEL: Final = "A"

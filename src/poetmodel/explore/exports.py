@@ -8,7 +8,7 @@ import tempfile
 import time
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from poetmodel.errors import InputError, PlanError
 from poetmodel.explore.answers import (
@@ -18,11 +18,8 @@ from poetmodel.explore.answers import (
     result_of,
     subject_of,
 )
-from poetmodel.explore.tasks import Frame, read_choice
+from poetmodel.explore.tasks import Frame, Talk, read_choice
 from poetmodel.schedule.relations import dump
-
-if TYPE_CHECKING:
-    from poetmodel.explore.tasks import Talk
 
 LEAST_RATIO: Final = 0.25
 """Share of the time limit that C gets however long it waited for a worker."""

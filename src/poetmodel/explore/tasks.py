@@ -16,21 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import time_limit
 from poetmodel.explore.choice import Catalogue, Selection, Source, fingerprint
-from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.planner import verify
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.report.charts import graph_chart
-from poetmodel.schedule import Schedule
+from poetmodel.schedule import Schedule, Simulation
 from poetmodel.solver.facade import solve as solve_problem
 from poetmodel.solver.outcome import is_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.graph import Graph
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Simulation
     from poetmodel.solver import SolveProgress
 
 KEPT_GRAPHS: Final = 12

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective, Score
 from poetmodel.heuristics.repair import Repair, RepairStyle
-from poetmodel.heuristics.restorations import RECOMPUTE
+from poetmodel.heuristics.restorations import RECOMPUTE, Restoration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from poetmodel.heuristics.partial_schedule import PartialSchedule
-    from poetmodel.heuristics.restorations import Restoration
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, Self
 
-from poetmodel.heuristics.restorations import PAGE_OUT, RECOMPUTE, STORAGE_HOME
+from poetmodel.heuristics.restorations import PAGE_OUT, RECOMPUTE, STORAGE_HOME, Restoration
 from poetmodel.problem import CONSTRAINTS, Coefficients, LinearRow, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from poetmodel.heuristics.partial_schedule import PartialSchedule
-    from poetmodel.heuristics.restorations import Restoration
 
 Uses = tuple[tuple[int, float], ...]
 """Rows by position, and what one decision adds to each."""

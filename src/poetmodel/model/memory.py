@@ -11,7 +11,7 @@ import numpy as np
 from poetmodel.clock import check_time_limit
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
 from poetmodel.model.linear import RESOLVED, keep_limit, limit_row
-from poetmodel.problem import LinearRow
+from poetmodel.problem import LinearRow, Problem
 from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.model.arrays import Model
-    from poetmodel.problem import Problem
 
 
 class StepView:

@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit
 from poetmodel.clock import time_limit as limited
-from poetmodel.device import StorageMode
+from poetmodel.device import Costs, CostTable, StorageMode
 from poetmodel.errors import PlanError, TimeLimitError
-from poetmodel.problem import within
-from poetmodel.schedule import GraphIdentity, simulate
+from poetmodel.problem import Problem, within
+from poetmodel.schedule import GraphIdentity, Schedule, Simulation, Verdict, simulate
 from poetmodel.schedule import verify as verify_schedule
 from poetmodel.schedule.compilation import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from poetmodel.device import Costs, CostTable
     from poetmodel.graph import Graph
     from poetmodel.plan import Instruction, Plan, PlanCheck, Program
     from poetmodel.planner.timing import Timing
-    from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule, Simulation, Verdict
     from poetmodel.schedule.homes import Homes
 
 _PASSES: Final = 4

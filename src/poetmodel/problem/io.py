@@ -21,6 +21,7 @@ from poetmodel.problem.totals import (
     KEYS,
     Constraint,
     Count,
+    Terms,
     Total,
     is_number,
     unit_of,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.problem.problem import Problem
-    from poetmodel.problem.totals import Terms
 
 _TABLES: Final = ("constraint", "objective")
 _SIDES: Final[Mapping[str, tuple[str, ...]]] = {

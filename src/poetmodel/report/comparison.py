@@ -10,14 +10,13 @@ from poetmodel.baselines import method
 from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError, PoetModelError, TimeLimitError
 from poetmodel.planner import verify
-from poetmodel.problem import Quantity, within
+from poetmodel.problem import Problem, Quantity, within
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.baselines import Method
-    from poetmodel.problem import Problem
     from poetmodel.report.subject import Subject
     from poetmodel.schedule import Schedule, Simulation
 

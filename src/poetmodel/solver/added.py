@@ -12,13 +12,12 @@ from pyomo.repn import generate_standard_repn
 from poetmodel.clock import check_time_limit
 from poetmodel.model.compact import COMPACT
 from poetmodel.problem import OWN, Constraint, LinearRow, Problem
-from poetmodel.problem.totals import CONSTANT, Count, whole
+from poetmodel.problem.totals import CONSTANT, Count, Terms, whole
 from poetmodel.solver.monolithic import states_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from poetmodel.problem.totals import Terms
     from poetmodel.schedule import Schedule
 
 DECISIONS: Final = ("kept", "recomputed", "paged_in", "paged_out", "storage_home")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import InputError, TimeLimitError, TooLargeError, shown
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
-from poetmodel.problem import Problem
+from poetmodel.problem import LinearRow, Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import OwnObjective, SolveResult, Termination
 from poetmodel.schedule import Schedule, check_identity
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     import pyomo.environ as pyo
 
-    from poetmodel.problem import LinearRow
     from poetmodel.solver.request import OnProgress
 
 

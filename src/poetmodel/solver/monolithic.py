@@ -16,7 +16,7 @@ from poetmodel.backends.layout import form_of, layout_of
 from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, SolverStatus
 from poetmodel.backends.registry import backend
 from poetmodel.backends.sparse import csr_array
-from poetmodel.backends.standard_form import MINIMIZE, round_binaries
+from poetmodel.backends.standard_form import MINIMIZE, StandardForm, round_binaries
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import TimeLimitError, VerificationError
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     import pyomo.environ as pyo
     from numpy.typing import NDArray
 
-    from poetmodel.backends.standard_form import StandardForm
     from poetmodel.model.formulation import Formulation
     from poetmodel.schedule import Schedule
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetmodel.backends.protocol import SolverStatus
+from poetmodel.backends.protocol import Basis, SolverStatus
 from poetmodel.solver.lazy.disaggregation import ROUNDING, broken_stages
 from poetmodel.solver.outcome import safe_bound
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import Basis
     from poetmodel.model.aggregated import Grouping
     from poetmodel.solver.lazy.cuts import Cut
     from poetmodel.solver.lazy.relaxation import Relaxation

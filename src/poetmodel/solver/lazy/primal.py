@@ -12,7 +12,7 @@ from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
 from poetmodel.model.aggregated import stages_of_change
-from poetmodel.solver.lazy.disaggregation import broken_stages, broken_steps
+from poetmodel.solver.lazy.disaggregation import Disaggregation, broken_stages, broken_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.lazy.disaggregation import Disaggregation
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
 

@@ -20,6 +20,7 @@ from poetmodel.solver.sensitivity.remedies import (
     LIMITS,
     Change,
     Remedy,
+    Stated,
     find_remedies,
     name_of,
 )
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     import pyomo.environ as pyo
 
     from poetmodel.result import SolveResult
-    from poetmodel.solver.sensitivity.remedies import Stated
 
 
 SHARE: Final = 0.2

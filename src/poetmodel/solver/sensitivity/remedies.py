@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from poetmodel.errors import listed
 from poetmodel.planner import verify
-from poetmodel.problem import OWN, RELATIVE_TOLERANCE, Problem, Quantity
+from poetmodel.problem import OWN, RELATIVE_TOLERANCE, Constraint, Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import CONSTANT, Count, unit_of
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import Constraint
 
 LEAST_S: Final = 0.05
 """Least time for one change [s]."""
