@@ -27,7 +27,6 @@ from poetmodel.solver.outcome import (
     verify_schedule,
     without_proof,
 )
-from poetmodel.solver.overlap import solve_overlapping
 from poetmodel.solver.request import GRACE_S, Request, SolveProgress
 from poetmodel.units import format_seconds
 
@@ -143,6 +142,8 @@ def solve(
         if reason is not None:
             outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
         elif problem.is_overlapping:
+            from poetmodel.solver.overlap import solve_overlapping
+
             outcome = solve_overlapping(problem, request, task.attempt, start=start)
         else:
             outcome = task.solve(problem, request, start)
