@@ -386,7 +386,7 @@ def default_mode(
         return mode, []
     return mode, [
         "the time of this schedule lets transfers overlap computation, but the core of "
-        f"{device.key or device.name} waits for each transfer, and so does the plan; 'poetmodel "
+        f"{device.short_name} waits for each transfer, and so does the plan; 'poetmodel "
         "plan --mode dma' makes one with overlap"
     ]
 

@@ -56,7 +56,7 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
     device = problem.costs.device
-    device_name = (device.key or device.name) if device is not None else problem.costs.source
+    device_name = device.short_name if device is not None else problem.costs.source
     facts = list(proof_facts(result))
     if simulation is not None:
         facts += _memory(problem, simulation)

@@ -141,7 +141,7 @@ class DeviceRoom:
             return None
         use = peak if isinstance(peak, RamUse) else None
         return cls(
-            device=device.key or device.name,
+            device=device.short_name,
             ram_bytes=device.ram_bytes,
             peak_bytes=peak.total_bytes if isinstance(peak, RamUse) else peak,
             resident_bytes=graph.total_resident_bytes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tempfile
 import time
 import zipfile
@@ -70,7 +69,7 @@ def _c(job: dict[str, Any], talk: Talk) -> Frame:
     """
     from poetmodel.export.exporting import export_step
 
-    known = read_choice(talk.catalogue, json.dumps(job["choice"]))
+    known = read_choice(job, talk)
     given = export_options(job, talk, known)
     step = known.source.step
     if step is None:

@@ -73,7 +73,7 @@ class Talk:
 
 def read_problem(job: dict[str, Any], talk: Talk) -> Problem:
     """Return the problem of a job: a choice with its RAM and its deadline."""
-    known = read_choice(talk.catalogue, json.dumps(job["choice"]))
+    known = read_choice(job, talk)
     limits = {"ram": job["ram_bytes"], "deadline": job["deadline_s"]}
     return replace(known.problem, **limits)
 
@@ -89,9 +89,9 @@ def _read(catalogue: str, choice: str) -> StatedProblem:
     return StatedProblem(wanted, source, problem)
 
 
-def read_choice(catalogue: Catalogue, choice: str) -> StatedProblem:
-    """Return a choice, JSON, as a problem; the last few are kept."""
-    return _read(catalogue.to_json(), choice)
+def read_choice(job: dict[str, Any], talk: Talk) -> StatedProblem:
+    """Return the choice of a job as a problem; the last few are kept."""
+    return _read(talk.catalogue.to_json(), json.dumps(job["choice"]))
 
 
 def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
@@ -110,7 +110,7 @@ def unpack_schedule(body: bytes) -> Schedule:
 
 def prepare(job: dict[str, Any], talk: Talk) -> Frame:
     """Read the graph of a choice; reply with what a page needs of it, as JSON."""
-    known = read_choice(talk.catalogue, json.dumps(job["choice"]))
+    known = read_choice(job, talk)
     problem, graph = known.problem, known.source.graph
     device, resident = problem.costs.device, problem.resident_bytes
     paging = page_everything(problem)

@@ -99,7 +99,7 @@ def _plan_of(
         mode=mode,
         identity=schedule.identity or GraphIdentity.of(graph),
         ram_budget_bytes=ram_budget_bytes,
-        device=None if device is None else device.key or device.name,
+        device=None if device is None else device.short_name,
         resident=schedule.resident if has_homes else None,
         memory_mapped=has_homes and device is not None and device.is_memory_mapped,
     )

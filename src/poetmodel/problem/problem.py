@@ -157,7 +157,7 @@ class Problem:
 
     def __repr__(self) -> str:
         device = self.costs.device
-        where = "" if device is None else f"on {shown(device.key or device.name)}"
+        where = "" if device is None else f"on {shown(device.short_name)}"
         deadline = "" if self.deadline_s is None else f"deadline {format_seconds(self.deadline_s)}"
         budget = f"RAM {format_bytes(self.ram_budget_bytes)}"
         return brief(

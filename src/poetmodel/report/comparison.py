@@ -140,7 +140,7 @@ def _limits(subject: Subject) -> str:
         return f"{subject.label} alone"
     how = {"minimize", "weights", "method", "formulation", "backend", "time_limit_s", "gap"}
     device = subject.costs.device
-    costs = (subject.costs.source, "" if device is None else device.key or device.name)
+    costs = (subject.costs.source, "" if device is None else device.short_name)
     return f"{stated.model_dump(exclude=how)} {costs}"
 
 

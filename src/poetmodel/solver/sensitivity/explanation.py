@@ -181,7 +181,7 @@ def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
         enough = remedy.nearest if remedy.change == Change.RAM else None
         if device is not None and enough is not None and enough > device.ram_bytes:
             ram = format_bytes(device.ram_bytes)
-            yield f"that is more than the {ram} of RAM that device {device.key or device.name} has"
+            yield f"that is more than the {ram} of RAM that device {device.short_name} has"
     resident = problem.resident_bytes
     if resident:
         yield (
