@@ -361,7 +361,7 @@ def _row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
     if value is None or not _is_one_sided(rows):
         return remedy
     side, sign = ("upper", 1) if row.lower is None else ("lower", -1)
-    least = result.to_dict()["objective"]["bound"]
+    least = result.bound or 0.0
     if all(isinstance(weight, int) for weight in row.terms.values()) and isinstance(value, int):
         least = _whole_bound(result)
     elif least >= value - RELATIVE_TOLERANCE * abs(value):
@@ -380,10 +380,8 @@ def _row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
 
 def _whole_bound(result: SolveResult) -> float:
     """Return the bound of an own objective whose values are whole numbers, rounded up."""
-    objective = result.to_dict()["objective"]
-    value, least = objective["value"], objective["bound"]
-    whole: float = min(value, math.ceil(least - ROUNDED * max(1.0, abs(least))))
-    return whole
+    value, least = result.value or 0.0, result.bound or 0.0
+    return min(value, math.ceil(least - ROUNDED * max(1.0, abs(least))))
 
 
 def _accepted_limit(
