@@ -221,9 +221,12 @@ class Repair:
             return None
         total = self.prices.compute[k]
         parts: tuple[Restoration, ...] = ()
-        for p in self.partial.working.inputs_of[k]:
-            if self.partial.is_available(p, t) or self._has_room(p, t):
+        partial = self.partial
+        for p in partial.working.inputs_of[k]:
+            if partial.is_available(p, t):
                 continue
+            if partial.row_bytes_with(p, t, extra=True) <= self.limit_bytes:
+                continue  # it can be kept for the step as things are
             recovery = self._recovery(p, t, chain - 1, most - total)
             if recovery is None:
                 return None
@@ -236,10 +239,6 @@ class Repair:
         for restoration in plan.restorations:
             if restoration not in self.partial and self._has_room_for(restoration):
                 self.partial.add(restoration)
-
-    def _has_room(self, i: int, t: int) -> bool:
-        """Return whether tensor `i` can be kept for a step of stage `t` as things are."""
-        return self.partial.row_bytes_with(i, t, extra=True) <= self.limit_bytes
 
     @property
     def _can_page(self) -> bool:
