@@ -130,6 +130,7 @@ class PrimalWorker:
         try:
             search.result()
         except ProcessEndedError as error:
+            self.runs.clear()  # before anybody reads the note
             if not self.session.done():
                 self._note(f"failed: {error}")
         except Exception as error:
