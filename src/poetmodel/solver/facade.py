@@ -14,7 +14,6 @@ from poetmodel.problem import LinearRow, Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import OwnObjective, SolveResult, Termination
 from poetmodel.schedule import Schedule, check_identity
-from poetmodel.solver.history import History
 from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
@@ -27,7 +26,7 @@ from poetmodel.solver.outcome import (
     verify_schedule,
     without_proof,
 )
-from poetmodel.solver.request import GRACE_S, Request, SolveProgress
+from poetmodel.solver.request import GRACE_S, History, Request, SolveProgress
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
