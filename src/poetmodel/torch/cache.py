@@ -33,7 +33,12 @@ from poetmodel.clock import time_limit
 from poetmodel.errors import InputError, TimeLimitError, TooLargeError
 from poetmodel.files import write_bytes
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
-from poetmodel.heuristics.restorations import Restoration, restorations_of
+from poetmodel.heuristics.restorations import (
+    RECOMPUTE,
+    Restoration,
+    RestorationKind,
+    restorations_of,
+)
 from poetmodel.result import Termination
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.relations import GraphIdentity
@@ -231,10 +236,11 @@ class Schedules:
         nodes = {node.name: k for k, node in enumerate(graph.nodes)}
         wanted = []
         with suppress(TypeError, ValueError):
-            for stage, item, recompute in named:
-                places = nodes if recompute else graph.tensor_index
+            for stage, item, stated in named:
+                kind = RestorationKind(stated)
+                places = nodes if kind == RECOMPUTE else graph.tensor_index
                 if stage in nodes and item in places:
-                    wanted.append(Restoration(nodes[stage], places[item], recompute=recompute))
+                    wanted.append(Restoration(nodes[stage], places[item], kind))
         search = LargeNeighbourhoodSearch(problem)
         search.until_s = time.monotonic() + START_S
         with suppress(TimeLimitError, TooLargeError, IndexError), time_limit(2 * START_S):
@@ -262,10 +268,10 @@ class Schedules:
         named = [
             [
                 graph.nodes[stage].name,
-                (graph.nodes if recompute else graph.tensors)[item].name,
-                recompute,
+                (graph.nodes if kind == RECOMPUTE else graph.tensors)[item].name,
+                kind,
             ]
-            for stage, item, recompute in restorations_of(graph, schedule)
+            for stage, item, kind in restorations_of(graph, schedule)
         ]
         self._cache.write("network", self._network_key(problem), named)
 
