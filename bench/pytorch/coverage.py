@@ -17,6 +17,7 @@ import warnings
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 
 from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all
@@ -168,7 +169,7 @@ def _in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
                 continue
             return {"status": REFUSED, "reason": _plain(error.inner_exception)}
         except (TorchDynamoException, RuntimeError) as error:
-            return {"status": REFUSED, "reason": _plain(error)[:200]}
+            return {"status": REFUSED, "reason": shorten(_plain(error), 200)}
         record = back.plans[0]
         return {
             "status": next(bits for bits in (DIFFERS, AS_CAPTURED, WORKS) if bits in found),
