@@ -68,6 +68,12 @@ def norms() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return model, (torch.randn(2, 1, 8, 8), LABELS)
 
 
+def settled() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """Return the same in evaluation: statistics stay, weights and biases of the norm may train."""
+    model, inputs = norms()
+    return model.eval(), inputs
+
+
 def shortcut() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Return a network with a shortcut."""
     return Shortcut(), (torch.randn(2, 1, 6, 6), LABELS)
@@ -82,6 +88,7 @@ def feed_forward() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 NETWORKS: Final[dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]]] = {
     "chain": chain,
     "norms": norms,
+    "settled norms": settled,
     "shortcut": shortcut,
     "feed forward": feed_forward,
 }

@@ -254,22 +254,30 @@ def _batch_norm(op: Lowering) -> None:
 def _batch_norm_backward(op: Lowering) -> None:
     dy, x = op.value(op.args[0]), op.value(op.args[1])
     training, epsilon = op.args[7:9]
-    mean, scale = op.args[5:7] if training else op.args[3:5]
+    w, mean, scale = (_given(op, op.args[k]) for k in ((2, 5, 6) if training else (2, 3, 4)))
     dx = op.output() if op.has_output(0) else dy
     op.elementwise = op.has_output(0)
-    if not training and not op.has_output(1):
-        steps, sizes = _channels(op, dx, dy)
+    if training:
+        steps, sizes = _channels(op, dx, dy, x)
         op.call(
-            "pm_batch_norm_fixed_backward", _wanted(op, 0), _wanted(op, 2), dy,
-            _given(op, op.args[2]), _given(op, scale), steps, *sizes, float(epsilon),
+            "pm_batch_norm_backward", *(_wanted(op, position) for position in range(3)), dy, x,
+            w, mean, scale, steps, *sizes, 1, float(epsilon),
         )  # fmt: skip
         return
-    steps, sizes = _channels(op, dx, dy, x)
-    op.call(
-        "pm_batch_norm_backward", *(_wanted(op, position) for position in range(3)), dy, x,
-        _given(op, op.args[2]), _given(op, mean), _given(op, scale), steps, *sizes,
-        int(training), float(epsilon),
-    )  # fmt: skip
+    # One call for each, so that what reads the input goes where it is not wanted; dx may be dy.
+    if op.has_output(1):
+        steps, sizes = _channels(op, dy, dy, x)
+        op.call(
+            "pm_batch_norm_backward", 0, _wanted(op, 1), 0, dy, x, 0, mean, scale, steps, *sizes, 0,
+            float(epsilon),
+        )  # fmt: skip
+    steps, sizes = _channels(op, dx, dy)
+    for position, *outputs, weight in ((2, 0, _wanted(op, 2), 0), (0, _wanted(op, 0), 0, w)):
+        if op.has_output(position):
+            op.call(
+                "pm_batch_norm_fixed_backward", *outputs, dy, weight, scale, steps, *sizes,
+                float(epsilon),
+            )  # fmt: skip
 
 
 @lowers(aten.native_layer_norm.default)
