@@ -155,11 +155,9 @@ def test_its_threads_end_with_it() -> None:
     process = WorkerProcess()
     process.call(jobs.number).result(PATIENCE_S)
     process.close()
+    pipes = (process._process.stdin, process._process.stdout)
+    assert until(lambda: all(pipe is not None and pipe.closed for pipe in pipes))
     assert until(lambda: threading.active_count() <= before)
-    assert process._process.stdin is not None
-    assert process._process.stdin.closed
-    assert process._process.stdout is not None
-    assert process._process.stdout.closed
     del process
     gc.collect()
 
