@@ -468,7 +468,7 @@ def _graph_form(joint: Joint) -> list[Any]:
                 value.requires_grad,
             ]
         arguments.append([str(argument.kind), argument.name, places[argument.node], form])
-    results = [[str(r.kind), places[r.node], r.place] for r in joint.results]
+    results = [[str(r.kind), places[r.node], r.path] for r in joint.results]
     clip = _plain(joint.clip_grad_norm, places)
     return [operations_form(joint.graph_module.graph), arguments, results, clip]
 

@@ -203,9 +203,7 @@ def _seen(function: Callable[..., Any], given: Any, named: Any) -> Form:
     peak_bytes = heap_peak_bytes(lambda: values.append(function(*given, **named)))
     time_s = perf_counter() - begin
     form = _form(values[0])
-    return form._replace(
-        workspace_bytes=max(0, peak_bytes - sum(form.sizes_bytes)), time_s=time_s
-    )
+    return form._replace(workspace_bytes=max(0, peak_bytes - sum(form.sizes_bytes)), time_s=time_s)
 
 
 def _form(value: Any) -> Form:
