@@ -201,7 +201,13 @@ def _target(target: Any, positions: dict[Any, int]) -> Any:
 
 
 def value_form(value: Any, positions: dict[Any, int]) -> Any:
-    """Return what a call is given as plain values; nodes are told by their positions."""
+    """Return what a call is given as plain values; nodes are told by their positions.
+
+    Raises
+    ------
+    UnknownError
+        If something has no form of which one can tell that it is the same.
+    """
     if isinstance(value, torch.fx.Node):
         return ["node", positions[value]]
     if value is None or isinstance(value, bool | int | str):

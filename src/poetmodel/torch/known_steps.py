@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -334,17 +334,10 @@ def _is_foreign(target: Any) -> bool:
     return namespace not in ("aten", "prims", "prim", "_operator")
 
 
-@cache
-def _package_digest(name: str) -> str | None:
-    """Return the version of PyTorch for its modules, which is told once."""
-    return str(torch.__version__) if name.partition(".")[0] == "torch" else None
-
-
 def _file_digest(name: str) -> str | None:
-    """Return what tells the source file of a module; None where there is none."""
-    known = _package_digest(name)
-    if known is not None:
-        return known
+    """Return what tells the source of a module: version or content; None where there is none."""
+    if name.partition(".")[0] == "torch":
+        return str(torch.__version__)
     file = getattr(sys.modules.get(name), "__file__", None)
     if not file:
         return None
