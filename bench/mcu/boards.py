@@ -402,7 +402,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(parser, "mcu.jsonl", arguments)
     chosen = [each for each in runs(options.part or PARTS) if options.only in each.name]
     if options.solve_s is not None:
-        chosen = [replace(each, solve_s=options.solve_s) for each in chosen]
+        more_s = len(TILES) * options.solve_s
+        chosen = [
+            replace(each, solve_s=options.solve_s, limit_s=each.limit_s + more_s) for each in chosen
+        ]
     return run_all(
         chosen,
         recorded(options.out),

@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -145,6 +145,9 @@ def steps() -> Iterator[LoweredStep]:
     for (batch, size, width, groups), masks in product(images, (True, False)):
         inputs = (torch.randn(batch, 3, size, size), torch.randint(0, 7, (batch,)))
         yield lowered(planes(width, groups), entropy, inputs, masks=masks)
+        model = planes(width, groups)
+        for optimizer in islice(optimizers(list(model.parameters())), 2):
+            yield lowered(model, entropy, inputs, optimizer, masks=masks)
     for batch in (1, 3, 8):
         inputs = (torch.randn(batch, 37), torch.randint(0, 9, (batch,)))
         yield lowered(perceptron(37, 50, 33, 9), entropy, inputs)

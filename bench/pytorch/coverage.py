@@ -17,6 +17,7 @@ import warnings
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 
 from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all
@@ -31,6 +32,8 @@ KIND: Final = "coverage"
 """Kind of the records."""
 WORKS, DIFFERS, REFUSED = "works", "differs", "refused"
 """Bits equal eager's; they do not; a sentence says why not."""
+AS_CAPTURED: Final = "as captured"
+"""Bits equal those of ``aot_eager``: what differs from eager mode is what PyTorch captures."""
 SHARES: Final = (0.6, 0.8)
 """Budgets as shares of the peak when everything is kept; the first that a schedule keeps counts."""
 LIMIT_S: Final = 5.0
@@ -160,18 +163,16 @@ def _in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
         back = pmt.backend(f"{share:.0%}", device="rpi4b", time_limit=limit_s)
         try:
             with dynamo.patch(ignore_logging_functions=logs - {None}):
-                equal = [
-                    _has_eager_bits(trial, batch, back) for batch in (trial.inputs, trial.other)
-                ]
+                found = {_bits(trial, batch, back) for batch in (trial.inputs, trial.other)}
         except BackendCompilerFailed as error:
             if isinstance(error.inner_exception, BudgetError) and share < 1:
                 continue
             return {"status": REFUSED, "reason": _plain(error.inner_exception)}
         except (TorchDynamoException, RuntimeError) as error:
-            return {"status": REFUSED, "reason": _plain(error)[:200]}
+            return {"status": REFUSED, "reason": shorten(_plain(error), 200)}
         record = back.plans[0]
         return {
-            "status": WORKS if all(equal) else DIFFERS,
+            "status": next(bits for bits in (DIFFERS, AS_CAPTURED, WORKS) if bits in found),
             "share": share,
             "within": record.predicted_peak_bytes <= record.ram_budget_bytes,
             "recomputed": record.recomputed,
@@ -179,15 +180,17 @@ def _in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:
     raise AssertionError("everything may be kept in the last of these budgets")
 
 
-def _has_eager_bits(trial: Any, batch: Any, back: Any) -> bool:
-    """Return whether loss, gradients and buffers after one batch are those of eager PyTorch."""
+def _bits(trial: Any, batch: Any, back: Any) -> str:
+    """Return whose loss, gradients and buffers a step has: eager's, those of what is captured."""
     import copy
 
     import torch
 
     from poetmodel.torch.capturing.inputs import takes_keywords
 
-    def run(model: Any, *, compiled: bool) -> list[Any]:
+    def values(backend: Any) -> list[Any]:
+        model = copy.deepcopy(trial.model)
+
         def step() -> Any:
             if trial.loss_fn is not None:
                 return trial.loss_fn(model(*batch[:-1]), batch[-1])
@@ -196,19 +199,21 @@ def _has_eager_bits(trial: Any, batch: Any, back: Any) -> bool:
             return output[0] if isinstance(output, tuple | list) else output
 
         torch.manual_seed(SEED)
-        if compiled:
-            step = torch.compile(step, backend=back, fullgraph=True, dynamic=False)
+        if backend is not None:
+            step = torch.compile(step, backend=backend, fullgraph=True, dynamic=False)
         loss = step()
         loss.backward()
-        values = [loss.detach(), *(parameter.grad for parameter in model.parameters())]
-        return [*values, *model.buffers()]
+        return [loss.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
 
-    pairs = zip(
-        run(copy.deepcopy(trial.model), compiled=False),
-        run(copy.deepcopy(trial.model), compiled=True),
-        strict=True,
-    )
-    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
+    def equal(other: list[Any]) -> bool:
+        pairs = zip(ours, other, strict=True)
+        return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
+
+    ours = values(back)
+    if equal(values(None)):
+        return WORKS
+    torch.compiler.reset()
+    return AS_CAPTURED if equal(values("aot_eager")) else DIFFERS
 
 
 def _plain(text: object) -> str:

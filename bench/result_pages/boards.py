@@ -155,7 +155,7 @@ def page(records: Sequence[dict[str, Any]], source: str, beside: str = "") -> st
             for run in boards
             if run.trains and run.network in everything
         ],
-        limits=sorted({f"{record['cell']['solve_s']:g} s" for record in records}),
+        limits=limits(records),
         nodes=nodes,
         most_per_mac=MOST_PER_MAC,
         others=OTHERS,
@@ -245,4 +245,15 @@ def smallest(records: Sequence[Mapping[str, Any]]) -> list[tuple[Exported, Expor
 def readme_table(records: Sequence[dict[str, Any]]) -> str:
     """Return the README's block: each network in the smallest RAM that it was found to fit."""
     rows = smallest(records)
-    return render("boards-readme", rows=rows, named=named, learning_rate=LEARNING_RATE)
+    return render(
+        "boards-readme",
+        rows=rows,
+        named=named,
+        learning_rate=LEARNING_RATE,
+        limits=limits([run.record for run, _ in rows]),
+    )
+
+
+def limits(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return how long solves might take."""
+    return [f"{s:g} s" for s in sorted({record["cell"]["solve_s"] for record in records})]

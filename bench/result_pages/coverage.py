@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytorch.coverage import DIFFERS, REFUSED, WORKS
+from pytorch.coverage import AS_CAPTURED, DIFFERS, REFUSED, WORKS
 from result_pages.records import Line
 from result_pages.rendering import render
 
@@ -58,7 +58,9 @@ class ModelRecord(Line):
             return "-"
         if told["status"] == REFUSED:
             return escaped(told["reason"])
-        return f"{told['share']:.0%}" if told["status"] == WORKS else "differs"
+        if told["status"] == DIFFERS:
+            return "differs"
+        return f"{told['share']:.0%}" + (", as captured" if told["status"] == AS_CAPTURED else "")
 
     @property
     def reads(self) -> str:
@@ -106,4 +108,10 @@ def lead(records: Sequence[dict[str, Any]]) -> str:
         f"{refused} are refused in a sentence"
         + (f", and {apart} differ." if apart else ".")
         + (f" With `pmt.backend`, {ends.count(WORKS)} do." if ends else "")
+        + (
+            f" In {ends.count(AS_CAPTURED)} more PyTorch captures a program whose bits are not "
+            "eager's, and the step has those."
+            if AS_CAPTURED in ends
+            else ""
+        )
     )

@@ -1,4 +1,4 @@
-"""What surrounds a long computation: a limit on its wall time, and rarer garbage collections.
+"""What surrounds a long computation: a limit on its wall time, rarer collections, and no Ctrl-C.
 
 Whoever starts a computation opens the limit, and every loop inside that may be long calls
 `check_time_limit`, which raises once the time is over: one clock for all that runs within it. The
@@ -9,6 +9,8 @@ hurry; without one nothing happens.
 from __future__ import annotations
 
 import gc
+import signal
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -56,6 +58,22 @@ def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
     for begin in range(0, len(items), CHUNK):
         check_time_limit()
         yield items[begin : begin + CHUNK]
+
+
+@contextmanager
+def ctrl_c_blocked() -> Iterator[None]:
+    """Keep Ctrl-C from this thread for a moment, and for good from what it starts meanwhile.
+
+    On Windows no process started here has a console that it could come from.
+    """
+    if sys.platform == "win32":
+        yield
+    else:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 ALLOCATIONS: Final = 20_000

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ def listed(names: Iterable[str], *, most: int = 5) -> str:
     if more <= 1:
         return ", ".join(known)
     return f"{', '.join(known[:most])} and {more:,} more"
+
+
+def did_you_mean(typed: str, names: Iterable[str], *, most: int = 1) -> str:
+    """Return a question with the names that are most like one that nobody knows; empty without."""
+    close = get_close_matches(typed, tuple(names), n=most)
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 class PoetModelError(Exception):

@@ -7,13 +7,12 @@ import os
 import tempfile
 from collections import Counter
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, shown
+from poetmodel.errors import InputError, did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -170,8 +169,7 @@ def place(path: Sequence[str | int], document: object = None) -> str:
 def unknown_key(key: object, known: Iterable[str]) -> str:
     """Return what is wrong with a key that no file of its kind has, in words."""
     accepted = tuple(known)
-    close = get_close_matches(str(key), accepted, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"accepted are {', '.join(accepted)}"
+    hint = did_you_mean(str(key), accepted) or f"accepted are {', '.join(accepted)}"
     return f"unknown key; {hint}"
 
 

@@ -16,11 +16,12 @@ import sys
 import threading
 import traceback
 from concurrent.futures import BrokenExecutor, Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from poetmodel.clock import ctrl_c_blocked
 from poetmodel.errors import PoetModelError
 
 if TYPE_CHECKING:
@@ -40,22 +41,6 @@ PATIENCE_S: Final = 0.2
 
 class ProcessEndedError(BrokenExecutor):
     """A job whose process has ended before it."""
-
-
-@contextmanager
-def ctrl_c_blocked() -> Iterator[None]:
-    """Keep Ctrl-C from this thread for a moment, and for good from what it starts meanwhile.
-
-    On Windows no process started here has a console that it could come from.
-    """
-    if sys.platform == "win32":
-        yield
-    else:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # -- the one that starts it ------------------------------------------------------------------------

@@ -340,7 +340,7 @@ class SolveResult:
             "format": FORMAT,
             "version": VERSION,
             "graph": {"name": identity.name, "sha256": identity.sha256},
-            "device": None if device is None else device.key or device.name,
+            "device": None if device is None else device.short_name,
             "problem": {
                 **self.problem.to_dict(),
                 "method": self.method,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.measured_records import CIRCUMSTANCES
-from pytorch.coverage import DIFFERS, REFUSED, WORKS
+from pytorch.coverage import AS_CAPTURED, DIFFERS, REFUSED, WORKS
 from result_pages.coverage import lead, page
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ RECORDS: dict[str, tuple[dict[str, Any], ...]] = {
         record(back_end={"status": WORKS, "share": 0.6, "within": True, "recomputed": 3}),
         record("timm ViT", back_end={"status": REFUSED, "reason": "a sentence"}),
         record("timm Mixer", back_end={"status": DIFFERS, "share": 0.8}),
+        record("timm ResNet", back_end={"status": AS_CAPTURED, "share": 0.6}),
         record("timm RegNet", status=REFUSED, reason="why", back_end={"status": WORKS, "share": 1}),
     ),
     "no smaller budget": (record(budget=None),),

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.figure_rows import row, without
-from poetmodel.bench.pictures import digest, draw, panels
+from poetmodel.bench.pictures import TICKS, digest, draw, panels, round_ticks
 from poetmodel.graph.catalogue import load_model
-from poetmodel.report.panels import TICKS, round_ticks
 from poetmodel.report.pictures import Kind, Map, Panel, stage_map
 from poetmodel.schedule import checkpoint_all
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -17,6 +18,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes, floor  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from poetmodel.export.step import LoweredStep
@@ -57,11 +59,26 @@ def perceptron() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(37, 11), torch.nn.ReLU(), torch.nn.Linear(11, 5))
 
 
+def filters() -> torch.nn.Module:
+    """Return convolutions: in groups, of two filters to a channel, transposed, of one window."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        *(torch.nn.Conv2d(3, 9, 3, padding=1), torch.nn.ReLU()),
+        *(torch.nn.Conv2d(9, 9, 3, padding=1, groups=9), torch.nn.ReLU()),
+        *(torch.nn.Conv2d(9, 12, 3, stride=2, groups=3), torch.nn.ReLU()),
+        *(torch.nn.Conv2d(12, 24, (1, 2), groups=12), torch.nn.ReLU()),
+        *(torch.nn.ConvTranspose2d(24, 8, 2), torch.nn.ReLU()),
+        *(torch.nn.Conv2d(8, 13, 1), torch.nn.ReLU(), torch.nn.Conv2d(13, 5, (4, 3))),
+        torch.nn.Flatten(),
+    )
+
+
 def captured(model: torch.nn.Module, batch: int = 3, **rule: Any) -> tuple[LoweredStep, Any]:
     """Return a step with SGD, and a batch for it."""
     torch.manual_seed(1)
-    width = next(model.parameters()).shape[1]
-    inputs = (torch.randn(batch, width), torch.randint(0, 5, (batch,)))
+    weight = next(model.parameters())
+    image = (7, 7) if weight.dim() == 4 else ()
+    inputs = (torch.randn(batch, weight.shape[1], *image), torch.randint(0, 5, (batch,)))
     clip = rule.pop("clip", None)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, **rule)
     loss = torch.nn.functional.cross_entropy
@@ -87,15 +104,31 @@ def test_gradients_of_weights_are_no_tensors() -> None:
     assert floor(joined.graph).bytes <= floor(two.graph).bytes
 
 
-def test_parting_is_undone_by_fusing() -> None:
+def test_gradients_of_filters_are_no_tensors() -> None:
+    """None of seven convolutions has one, so that the step takes less RAM."""
+    joined, _ = captured(filters())
+    two = parted(joined)
+    gone = set(two.graph.tensor_index) - set(joined.graph.tensor_index)
+    weights = [p.numel() for p in filters().parameters() if p.dim() == 4]
+    assert sorted(two.buffers[name].elements for name in gone) == sorted(weights)
+    assert kernels(joined).count("pm_conv2d_dw_sgd") == 5
+    assert kernels(joined).count("pm_depthwise_dw_sgd") == 2
+    assert not {"pm_conv2d_dw", "pm_depthwise_dw"} & set(kernels(joined))
+    assert checkpoint_all_peak_bytes(joined.graph) < checkpoint_all_peak_bytes(two.graph)
+
+
+@pytest.mark.parametrize(
+    ("model", "kernel"), [(perceptron, "pm_mm_sgd"), (filters, "pm_conv2d_dw_sgd")]
+)
+def test_parting_is_undone_by_fusing(model: Callable[[], torch.nn.Module], kernel: str) -> None:
     """What is parted so that weights can be split has the same nodes and calls afterwards."""
-    joined, _ = captured(perceptron(), weight_decay=0.1)
+    joined, _ = captured(model(), weight_decay=0.1)
     again = fused(parted(joined))
     assert again.calls == joined.calls
     assert again.graph == joined.graph
     assert fused(joined) is joined
     tiles = in_tiles(joined, 256)
-    assert kernels(tiles).count("pm_mm_sgd") > kernels(joined).count("pm_mm_sgd")
+    assert kernels(tiles).count(kernel) > kernels(joined).count(kernel)
     assert "gradient" not in " ".join(tiles.graph.tensor_index)
 
 
@@ -120,24 +153,28 @@ def test_steps_without_updates_hand_gradients_out() -> None:
     assert "pm_mm_sgd" not in kernels(step)
 
 
+QUICK: Final = {
+    ("kept", "plain", perceptron),
+    ("read in place", "decay", perceptron),
+    ("in tiles", "plain", filters),
+    ("read in place", "decay", filters),
+}
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
-    ("place", "rule"),
+    ("place", "rule", "model"),
     [
-        ("kept", "plain"),
-        ("read in place", "decay"),
-        *(
-            pytest.param(place, rule, marks=pytest.mark.slow)
-            for place in PLACES
-            for rule in RULES
-            if (place, rule) not in {("kept", "plain"), ("read in place", "decay")}
-        ),
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(PLACES, RULES, (perceptron, filters))
     ],
 )
-def test_state_has_the_bits_of_two_nodes(place: str, rule: str, batch: int, tmp_path: Path) -> None:
-    """Wherever the weight is, in whatever blocks the product is summed."""
+def test_state_has_the_bits_of_two_nodes(
+    place: str, rule: str, model: Callable[[], torch.nn.Module], batch: int, tmp_path: Path
+) -> None:
+    """Wherever the weight is, in whatever blocks the gradient is summed."""
     needs(Target.HOST)
-    step, inputs = captured(perceptron(), batch, **RULES[rule])
+    step, inputs = captured(model(), batch, **RULES[rule])
     batches = batches_like(inputs, 3)
     data = b"".join(x.float().numpy().tobytes() + y.int().numpy().tobytes() for x, y in batches)
     options, settings = PLACES[place]
@@ -153,5 +190,5 @@ def test_state_has_the_bits_of_two_nodes(place: str, rule: str, batch: int, tmp_
         ).require_success()
         states.append(done.state)
     source = (tmp_path / "one" / "src" / "pm_step.c").read_text(encoding="utf-8")
-    assert "pm_mm_sgd(" in source
+    assert "_sgd(" in source
     assert states[0] == states[1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,11 +11,19 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
 from kit.kernel_calls import check, lowered  # noqa: E402
+from kit.toy_export import needs  # noqa: E402
+from poetmodel.export.board import Target, build, run  # noqa: E402
+from poetmodel.export.exporting import export_step  # noqa: E402
+from poetmodel.export.fusing import FUSED, parted  # noqa: E402
 from poetmodel.export.step import Call, Ref  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 aten = torch.ops.aten
@@ -257,3 +266,48 @@ def test_gradients_of_a_layer_are_computed_once() -> None:
     assert kernels.count("pm_conv2d_dx") == 1
     written = {c.arguments[0].buffer for calls in step.calls for c in calls}
     assert written == {tensor.name for node in step.graph.nodes for tensor in node.outputs}
+
+
+class EveryLayer(torch.nn.Module):
+    """Convolutions of all kinds, each of the first elements of one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.randn(layer[1]) for layer in LAYERS.values())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the squares of what they make, less what the input is."""
+        total = 0 * x.sum()
+        for weight, (image, _, *rest) in zip(self.weights, LAYERS.values(), strict=True):
+            convolution = functional.conv1d if len(image) == 3 else functional.conv2d
+            given = x[: math.prod(image)].view(image)
+            total = total + convolution(given, weight, None, *rest).square().mean()
+        return total
+
+
+@pytest.mark.parametrize(
+    ("options", "built"),
+    [({"ram": "100%"}, ()), ({"ram": "30%", "device": "nano33ble"}, ("DRIVER=ram",))],
+    ids=["in RAM", "read in place"],
+)
+def test_filters_of_every_layer_have_the_bits_of_two_nodes(
+    options: dict[str, Any], built: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Whatever the windows, strides, groups: all but those whose gradient lies in another order."""
+    needs(Target.HOST)
+    torch.manual_seed(0)
+    model = EveryLayer()
+    elements = max(math.prod(layer[0]) for layer in LAYERS.values())
+    inputs = (torch.randn(elements), torch.ones(()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.1)
+    step = lower(model, lambda y, t: y * t, inputs, optimizer=optimizer)
+    assert sum(c.kernel in FUSED.values() for calls in step.calls for c in calls) >= len(LAYERS) - 2
+    data = b"".join(x.numpy().tobytes() for x in inputs)
+    states = []
+    for name, form, how in (("two", parted(step), ()), ("one", step, built)):
+        where = {"ram": "100%", "paging": False} if name == "two" else options
+        export_step(form, tmp_path / name, gap=0.5, **where)
+        program = build(tmp_path / name, Target.HOST, settings=how)
+        done = run(program, Target.HOST, tmp_path / name, inputs=data, steps=1, learning_rate=0.05)
+        states.append(done.require_success().state)
+    assert states[0] == states[1]

@@ -163,6 +163,21 @@ def test_gradients_that_take_more_than_their_stacks_are_summed_at_once() -> None
     assert stacks[0] == stacks[1] != []
 
 
+def test_tensors_that_no_call_touches_stay() -> None:
+    """A value of which PyTorch only takes the shape is not cut, and nothing else is hurt by it."""
+    model, _, inputs = recurrent(nn.GRU, 6, 2)
+
+    def loss(y: Any, target: Any) -> Any:
+        return functional.cross_entropy(torch.addcdiv(y, y, 3 + y * y), target)
+
+    before, after = steps_of((model, loss, inputs))
+    named = {name for calls in after.calls for call in calls for name in call.buffers}
+    made = {tensor.name for node in after.graph.nodes for tensor in node.outputs}
+    assert "loss/empty_like" in made - named
+    assert after is not before
+    check(before, after, *inputs)
+
+
 def test_other_networks_stay_as_they_are() -> None:
     """Nothing is stacked in them, and no weight has two gradients."""
     layers = (nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4))

@@ -11,7 +11,7 @@ from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.greedy import construct
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.heuristics.restorations import Restoration
+from poetmodel.heuristics.restorations import RECOMPUTE, Restoration
 from poetmodel.problem import Problem
 from poetmodel.solver.outcome import verify_schedule
 
@@ -57,7 +57,7 @@ def test_greedy_recomputes_where_there_is_room() -> None:
 def test_nothing_moves_farther_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zero stages leave it where it is, one is enough, and a stage that fits is left alone."""
     problem = beside_problem()
-    late, early = Restoration(5, 1, recompute=True), Restoration(4, 1, recompute=True)
+    late, early = Restoration(5, 1, RECOMPUTE), Restoration(4, 1, RECOMPUTE)
     for stages, moved in ((0, False), (1, True)):
         monkeypatch.setattr("poetmodel.heuristics.earlier_recomputation.STAGES", stages)
         partial = PartialSchedule(problem.graph, [late], working=problem.working_graph)
@@ -81,7 +81,7 @@ def test_a_move_lowers_the_excess_and_adds_nothing(part: Part) -> None:
         for t in range(1, n):
             k = rng.randrange(t)
             if problem.may_recompute(k):
-                partial.add(Restoration(t, k, recompute=True))
+                partial.add(Restoration(t, k, RECOMPUTE))
         limit = problem.usable_ram_bytes
         earlier = EarlierRecomputation(
             partial=partial,
@@ -90,7 +90,7 @@ def test_a_move_lowers_the_excess_and_adds_nothing(part: Part) -> None:
         )
         for t in range(n):
             excess = (partial.peaks() - limit).clip(min=0).sum()
-            before = {(r.item, r.recompute) for r in partial.restorations()}
+            before = {(r.item, r.kind) for r in partial.restorations()}
             count = len(partial.restorations())
             if not earlier.relieve(t):
                 assert len(partial.restorations()) == count
@@ -99,7 +99,7 @@ def test_a_move_lowers_the_excess_and_adds_nothing(part: Part) -> None:
             assert (partial.peaks() - limit).clip(min=0).sum() < excess
             after = partial.restorations()
             assert len(after) <= count
-            assert {(r.item, r.recompute) for r in after} <= before
+            assert {(r.item, r.kind) for r in after} <= before
             found = verify_schedule(problem, partial.schedule()).violations
             limits = ("peak RAM", "time", "energy", "storage")
             assert all(one.startswith(limits) for one in found), found

@@ -18,7 +18,7 @@ from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.own_rows import OwnRows
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective, price
-from poetmodel.heuristics.restorations import Restoration
+from poetmodel.heuristics.restorations import PAGE_IN, PAGE_OUT, RECOMPUTE, Restoration
 from poetmodel.problem import Problem
 from poetmodel.schedule import simulate
 from poetmodel.solver.outcome import verify_schedule
@@ -105,10 +105,11 @@ def test_rows_are_counted_as_the_simulator_counts_them(part: Part) -> None:
         for _ in range(20):
             t = rng.randrange(len(graph.nodes))
             i = rng.randrange(len(graph.tensors)) if graph.tensors else 0
-            made = Restoration(t, rng.randrange(t), recompute=True) if t else None
-            paged = Restoration(t, i, recompute=False) if graph.tensors else None
-            for one in (made, paged, Restoration.page_out(graph, i) if graph.tensors else None):
-                if one is None or (not one.recompute and one.stage < graph.node_of[one.item]):
+            made = Restoration(t, rng.randrange(t), RECOMPUTE) if t else None
+            paged = Restoration(t, i, PAGE_IN) if graph.tensors else None
+            out = Restoration.at_its_node(graph, i, PAGE_OUT) if graph.tensors else None
+            for one in (made, paged, out):
+                if one is None or (one.kind == PAGE_IN and one.stage <= graph.node_of[one.item]):
                     continue
                 mark = partial.mark()
                 partial.drop(one) if one in partial else partial.add(one)

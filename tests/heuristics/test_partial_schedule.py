@@ -25,7 +25,7 @@ from kit.worked import skip_graph
 from poetmodel.device import Costs
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.heuristics.restorations import Restoration
+from poetmodel.heuristics.restorations import PAGE_IN, RECOMPUTE, STORAGE_HOME, Restoration
 from poetmodel.problem import Problem
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all, simulate
 
@@ -40,14 +40,11 @@ def random_restorations(rng: random.Random, graph: Graph, chance: float) -> list
     """Draw recomputations and page-ins of anything anywhere."""
     n = len(graph.nodes)
     again = [
-        Restoration(t, k, recompute=True)
-        for t in range(n)
-        for k in range(t)
-        if rng.random() < chance
+        Restoration(t, k, RECOMPUTE) for t in range(n) for k in range(t) if rng.random() < chance
     ]
     tensors = range(len(graph.tensors))
     pages = [
-        Restoration(t, i, recompute=False)
+        Restoration(t, i, PAGE_IN)
         for i in tensors
         for t in range(graph.node_of[i] + 1, n)
         if rng.random() < chance
@@ -78,13 +75,13 @@ def test_a_recomputation_frees_the_stages_before_it() -> None:
     """With `a` made again for `d`, stage 2 no longer counts it."""
     partial = PartialSchedule(skip_graph())
     before = int(partial.row_bytes[2])
-    partial.add(Restoration(3, 0, recompute=True))
+    partial.add(Restoration(3, 0, RECOMPUTE))
     assert partial.row_bytes[2] == before - partial.sizes[0]
     assert partial.gaps[0] == []
     assert (3, 0) in partial.schedule().R
     assert not partial.enters(0, 3)
     assert partial.is_available(0, 3)
-    assert partial.source(0, 3) == Restoration(3, 0, recompute=True)
+    assert partial.source(0, 3) == Restoration(3, 0, RECOMPUTE)
 
 
 @pytest.mark.parametrize("chance", [0.05, 0.2, 0.5])
@@ -146,11 +143,11 @@ def test_useless_restorations_are_those_that_a_schedule_does_not_need() -> None:
 def test_what_served_only_a_removed_restoration_goes_with_it() -> None:
     """Chains of recomputations vanish as a whole."""
     partial = PartialSchedule(
-        skip_graph(), [Restoration(3, 0, recompute=True), Restoration(3, 1, recompute=True)]
+        skip_graph(), [Restoration(3, 0, RECOMPUTE), Restoration(3, 1, RECOMPUTE)]
     )
-    partial.remove(Restoration(3, 1, recompute=True))
-    assert Restoration(3, 0, recompute=True) in partial  # d reads a itself
-    partial.remove(Restoration(3, 0, recompute=True))
+    partial.remove(Restoration(3, 1, RECOMPUTE))
+    assert Restoration(3, 0, RECOMPUTE) in partial  # d reads a itself
+    partial.remove(Restoration(3, 0, RECOMPUTE))
     assert partial.restorations() == []
 
 
@@ -318,7 +315,7 @@ def random_state_restorations(rng: random.Random, problem: Problem) -> list[Rest
     graph, last, chance = problem.graph, problem.graph.last_stages, rng.choice((0.05, 0.2, 0.5))
     n = len(graph.nodes)
     again = [
-        Restoration(t, k, recompute=True)
+        Restoration(t, k, RECOMPUTE)
         for k, node in enumerate(graph.nodes)
         for t in range(k + 1, last[k] + 1)
         if node.recomputable and rng.random() < chance
@@ -328,12 +325,12 @@ def random_state_restorations(rng: random.Random, problem: Problem) -> list[Rest
         () if problem.reads_in_place else away
     )
     pages = [
-        Restoration(t, i, recompute=False)
+        Restoration(t, i, PAGE_IN)
         for i, k in enumerate(graph.node_of)
         for t in range(k + 1, (last[k] + 1) if graph.nodes[k].is_state else n)
         if i not in unread and rng.random() < chance
     ]
-    homes = [Restoration.storage_home(graph, i) for i in away]
+    homes = [Restoration.at_its_node(graph, i, STORAGE_HOME) for i in away]
     return homes + rng.sample(again + pages, len(again) + len(pages))
 
 
@@ -399,11 +396,9 @@ def test_state_that_comes_home_is_no_longer_paged_in() -> None:
     for number in range(20):
         graph = random_step(seeded(f"home/{number}"), (5, 10))
         paged = [
-            Restoration(need, i, recompute=False)
-            for i in graph.state_tensors
-            for need in graph.users_of[i]
+            Restoration(need, i, PAGE_IN) for i in graph.state_tensors for need in graph.users_of[i]
         ]
-        homes = [Restoration.storage_home(graph, i) for i in graph.state_tensors]
+        homes = [Restoration.at_its_node(graph, i, STORAGE_HOME) for i in graph.state_tensors]
         partial = PartialSchedule(graph, [*homes, *paged])
         before, mark = partial.restorations(), partial.mark()
         for home in homes:

@@ -8,7 +8,7 @@ from kit.instances import random_instances, seeded
 from kit.worked import skip_problem
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective, price
-from poetmodel.heuristics.restorations import Restoration
+from poetmodel.heuristics.restorations import PAGE_IN, RECOMPUTE, Restoration
 from poetmodel.problem import Quantity, weighted
 from poetmodel.schedule import verify
 from poetmodel.solver.outcome import verify_schedule
@@ -25,10 +25,10 @@ def test_value_and_limits_are_those_of_the_verifier(minimize: str) -> None:
         for t in range(1, len(graph.nodes)):
             k = rng.randrange(t)
             if problem.may_recompute(k) and rng.random() < 0.4:
-                partial.add(Restoration(t, k, recompute=True))
+                partial.add(Restoration(t, k, RECOMPUTE))
             for i in graph.outputs_of[k]:
                 if problem.can_page and rng.random() < 0.4:
-                    partial.add(Restoration(t, i, recompute=False))
+                    partial.add(Restoration(t, i, PAGE_IN))
         score = PenalizedObjective(problem).score(partial)
         candidate = verify_schedule(problem, partial.schedule())
         assert score.value == pytest.approx(candidate.value, abs=1e-9)
@@ -44,7 +44,7 @@ def test_prices_add_up() -> None:
     problem = skip_problem()
     once = problem.energy.coefficients
     twice = weighted((once, 1.0), (once, 1.0))
-    partial = PartialSchedule(problem.graph, [Restoration(3, 0, recompute=True)])
+    partial = PartialSchedule(problem.graph, [Restoration(3, 0, RECOMPUTE)])
     assert price(once, partial) > 0
     assert price(twice, partial) == pytest.approx(2 * price(once, partial))
     assert price(weighted((once, 0.0)), partial) == 0
@@ -54,7 +54,7 @@ def test_the_penalty_moves_prices_from_the_objective_to_the_limits() -> None:
     """Without limits it changes nothing; with them their use costs ever more."""
     free, bound = PenalizedObjective(skip_problem()), PenalizedObjective(skip_problem(deadline=12))
     assert free.prices(0.0) == free.prices(5.0)
-    partial = PartialSchedule(skip_problem().graph, [Restoration(3, 0, recompute=True)])
+    partial = PartialSchedule(skip_problem().graph, [Restoration(3, 0, RECOMPUTE)])
     cheap, dear = (price(bound.prices(penalty), partial) for penalty in (0.0, 1.0))
     assert cheap < dear
     assert bound.balance(partial) > 0

@@ -11,7 +11,7 @@ from poetmodel.graph import Graph, floor, operation
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective, price
 from poetmodel.heuristics.repair import Repair, RepairStyle
-from poetmodel.heuristics.restorations import Restoration
+from poetmodel.heuristics.restorations import PAGE_IN, RECOMPUTE, Restoration
 from poetmodel.problem import Problem
 from poetmodel.solver.outcome import verify_schedule
 
@@ -32,7 +32,7 @@ def test_the_worked_example() -> None:
     problem = skip_problem()
     partial = PartialSchedule(problem.graph)
     assert repair_of(problem, partial).fit()
-    assert partial.restorations() == [Restoration(3, 0, recompute=True)]
+    assert partial.restorations() == [Restoration(3, 0, RECOMPUTE)]
 
 
 def test_what_fits_keeps_budget_and_storage_and_does_only_what_is_allowed() -> None:
@@ -61,7 +61,7 @@ def test_dropping_leaves_nothing_that_could_go() -> None:
         repair.drop_needless()
         assert price(repair.prices, partial) <= before + 1e-12
         for restoration in partial.restorations():
-            if restoration.recompute:
+            if restoration.kind == RECOMPUTE:
                 continue
             mark = partial.mark()
             partial.remove(restoration)
@@ -82,7 +82,7 @@ def test_room_for_one_large_tensor_goes_to_several_small_ones() -> None:
         graph, compute_time_s=one, compute_energy_j=one, page_in=page, page_out=page
     )
     problem = Problem(graph, costs, ram=15, recompute=False)
-    pages = [Restoration(5, i, recompute=False) for i in range(4)]
+    pages = [Restoration(5, i, PAGE_IN) for i in range(4)]
     partial = PartialSchedule(graph, pages)
     repair_of(problem, partial).drop_needless()
     assert partial.restorations() == pages[:1]
@@ -100,7 +100,7 @@ def test_any_partial_schedule_can_be_repaired_where_everything_may_be_paged() ->
         for t in range(1, len(graph.nodes)):
             k = rng.randrange(t)
             if problem.may_recompute(k):
-                partial.add(Restoration(t, k, recompute=True))
+                partial.add(Restoration(t, k, RECOMPUTE))
         repair = repair_of(problem, partial)
         repair.limit_bytes = floor(graph).bytes
         assert repair.fit()

@@ -13,7 +13,7 @@ from poetmodel.result import SolveResult, Status
 from poetmodel.schedule.io import parse_document
 from poetmodel.schedule.relations import dump
 from poetmodel.solver import SolveProgress, solve
-from poetmodel.solver.history import MOST_MOMENTS, History
+from poetmodel.solver.request import MOST_MOMENTS, History
 
 
 def _rising(values: list[float | None]) -> bool:

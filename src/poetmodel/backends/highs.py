@@ -50,13 +50,12 @@ import numpy as np
 from poetmodel.backends.call import SolverCall, finite
 from poetmodel.backends.protocol import Basis, OptionValue, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
-from poetmodel.backends.standard_form import round_binaries
+from poetmodel.backends.standard_form import StandardForm, round_binaries
 from poetmodel.errors import BackendError, UnknownOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poetmodel.backends.standard_form import StandardForm
 
 STATUS: Final[Mapping[str, SolverStatus]] = {
     "kNotset": SolverStatus.FAILED,

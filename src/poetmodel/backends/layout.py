@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -133,9 +134,17 @@ def form_of(model: Model) -> StandardForm:
         row_upper=upper[filled],
         offset=offset,
         columns=[names[column] for column in order.tolist()],
-        rows=labels if filled.all() else _those(labels, filled),
+        rows=labels if filled.all() else list(compress(labels, filled.tolist())),
     )
     return replace(form, layout=Layout(model, positions, fixed, model.limits))
+
+
+def layout_of(form: StandardForm) -> Layout:
+    """Return where the columns of a model are in its form."""
+    if form.layout is None:
+        msg = "the form is not that of a model of arrays"
+        raise ValueError(msg)
+    return form.layout
 
 
 def _order(model: Model, mentioned: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -146,7 +155,3 @@ def _order(model: Model, mentioned: NDArray[np.int64]) -> NDArray[np.int64]:
     rank = np.full(len(sizes), mentioned.size)
     rank[named] = first
     return np.argsort(rank[family], kind="stable")
-
-
-def _those(labels: Iterable[Label], chosen: NDArray[np.bool_]) -> list[Label]:
-    return [label for label, is_in in zip(labels, chosen.tolist(), strict=True) if is_in]

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from poetmodel.clock import ctrl_c_blocked
 from poetmodel.errors import TimeLimitError
-from poetmodel.process import ctrl_c_blocked
 
 if TYPE_CHECKING:
     from collections.abc import Callable

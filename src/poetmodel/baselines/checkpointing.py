@@ -15,7 +15,7 @@ from poetmodel.baselines.chain import Chain, ChainMemory
 from poetmodel.baselines.homes import all_in_ram
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.schedule import simulate
+from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule
 
 
 @all_in_ram

@@ -11,14 +11,13 @@ from poetmodel.baselines.homes import all_in_ram
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
-from poetmodel.problem import Quantity
+from poetmodel.problem import Problem, Quantity
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
 THRASHING: Final = 50

@@ -12,17 +12,23 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.graph import Phase
+from poetmodel.graph import Graph, Phase
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.schedule import GraphIdentity, paged_at_once, pairs_of_rows, simulate, spans_of_rows
+from poetmodel.schedule import (
+    GraphIdentity,
+    Schedule,
+    Simulation,
+    paged_at_once,
+    pairs_of_rows,
+    simulate,
+    spans_of_rows,
+)
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from poetmodel.graph import Graph
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule, Simulation
 
 FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
 """Phases of the forward pass; later nodes read what it saved."""

@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
-from poetmodel.problem import OWN, Quantity
+from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.working_graph import working_graph
-from poetmodel.schedule import GraphIdentity, paged_at_once
+from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Concatenate, ParamSpec
-
-    from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule
 
     P = ParamSpec("P")
     Scheduler = Callable[Concatenate[Problem, P], Schedule]

@@ -13,7 +13,7 @@ import sys
 import traceback
 from contextlib import redirect_stdout
 from functools import cache, wraps
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -30,7 +30,6 @@ from poetmodel.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from importlib.metadata import EntryPoint
     from types import ModuleType
 
     from poetmodel.problem import Problem

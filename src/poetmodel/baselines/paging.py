@@ -17,19 +17,15 @@ from poetmodel.baselines.engine import FORWARD, StagedExecution
 from poetmodel.baselines.homes import all_in_ram, all_on_storage
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.graph import checkpoint_all_profile
-from poetmodel.problem import DeadlineCounts, Quantity
-from poetmodel.schedule import simulate
+from poetmodel.graph import Graph, checkpoint_all_profile
+from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.schedule import Schedule, simulate
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from poetmodel.graph import Graph
-    from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule
 
 
 @all_on_storage

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from poetmodel import solver
-from poetmodel.baselines.registry import DEFAULT, method
+from poetmodel.baselines.registry import DEFAULT, Method, method
 from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import (
     InputError,
@@ -17,20 +17,15 @@ from poetmodel.errors import (
     VerificationError,
 )
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.problem import DeadlineCounts, Quantity
+from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import limits_in_words, obstacle
-from poetmodel.result import Status, Termination
-from poetmodel.solver.outcome import Outcome, finish, verify_schedule
+from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.solver.outcome import Candidate, Outcome, finish, verify_schedule
 from poetmodel.solver.request import Request
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from poetmodel.baselines.registry import Method
-    from poetmodel.problem import Problem
-    from poetmodel.result import SolveResult
-    from poetmodel.solver.outcome import Candidate
 
 
 def run(problem: Problem, name: str, **options: Any) -> SolveResult:

@@ -16,17 +16,15 @@ from poetmodel.baselines.engine import (
     retain,
 )
 from poetmodel.baselines.homes import all_in_ram
-from poetmodel.graph import Phase, articulation_points
-from poetmodel.schedule import checkpoint_all
+from poetmodel.graph import Graph, Phase, articulation_points
+from poetmodel.schedule import Schedule, checkpoint_all
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     import networkx
 
-    from poetmodel.graph import Graph
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule
 
 THRESHOLDS: Final = 12
 """Thresholds of the greedy method for each set of candidates."""

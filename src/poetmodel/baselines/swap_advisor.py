@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.baselines.homes import all_on_storage
-from poetmodel.baselines.paging import execute_gaps, gaps_of, transfer_costs, within_budget
+from poetmodel.baselines.paging import Gap, execute_gaps, gaps_of, transfer_costs, within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import checkpoint_all_peak_bytes, checkpoint_all_profile
-from poetmodel.problem import Quantity
+from poetmodel.problem import Problem, Quantity
 
 if TYPE_CHECKING:
-    from poetmodel.baselines.paging import Gap
-    from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
 POPULATION: Final = 32

@@ -11,13 +11,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.registry import method_names
-from poetmodel.bench.runs import Settings, grid
+from poetmodel.bench.runs import Run, Settings, grid
 from poetmodel.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.bench.runs import Run
 
 COMPUTE: Final = "compute"
 """The paper's deadline counts compute time alone (its equation 3)."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.registry import method
@@ -25,12 +25,9 @@ from poetmodel.files import installed
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.report.presenter import state_figures
-from poetmodel.result import Termination
+from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule
 from poetmodel.schedule.relations import HISTORY, RESIDENT
-
-if TYPE_CHECKING:
-    from poetmodel.result import SolveResult
 
 SCHEMA: Final = 1
 NOT_APPLICABLE: Final = "not-applicable"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,9 +12,9 @@ from poetmodel.bench.runs import graph_of
 from poetmodel.bench.summaries import grouped, is_solved, overhead_ratio
 from poetmodel.files import write_bytes
 from poetmodel.report.drawing import check_picture
-from poetmodel.report.panels import sheet
-from poetmodel.report.pictures import Map, Panel, stage_map
+from poetmodel.report.pictures import COLOURS, Kind, Map, Panel, stage_map
 from poetmodel.report.scheme import following_scheme
+from poetmodel.report.still import SETTINGS, content, draw_cells
 from poetmodel.schedule import GraphIdentity, Schedule
 
 if TYPE_CHECKING:
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
 
 FORMS: Final = dict.fromkeys((".png", ".svg", ".pdf"), ("matplotlib",))
 """What draws a picture, by the ending of its file."""
+PANEL_INCHES: Final = (2.5, 2.3)
+"""Width and height of a panel [in]."""
+MAP_INCHES: Final = (3.75, 4.0)
+"""Width and height of a map [in]."""
+TICKS: Final = 6
+"""Most ticks of a logarithmic axis."""
+LEGEND: Final = 4
+"""Columns of the legend."""
+MARKS: Final = "osv^D<>PX*"
+"""Markers of lines, in turn."""
 
 
 def panels(
@@ -143,3 +154,135 @@ def draw(path: Path, shown: Sequence[Panel] | Sequence[Map], *, columns: int | N
     form = path.suffix[1:].lower()
     drawn = sheet(shown, form, columns=columns, note=f"data {digest(shown)}")
     write_bytes(path, following_scheme(drawn.decode()).encode() if form == "svg" else drawn)
+
+
+# -- drawing, by matplotlib -----------------------------------------------------------------------
+
+
+def sheet(
+    shown: Sequence[Panel] | Sequence[Map], form: str, *, columns: int | None, note: str
+) -> bytes:
+    """Return panels or maps, row by row, as the content of a file that bears a note.
+
+    Forms are png, svg and pdf; the same ones give the same bytes. By default at most three panels
+    or two maps stand side by side.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    maps = [panel for panel in shown if isinstance(panel, Map)]
+    lines = [panel for panel in shown if isinstance(panel, Panel)]
+    across = max(1, min(columns or (2 if maps else 3), len(shown)))
+    down = max(1, -(-len(shown) // across))
+    width, height = MAP_INCHES if maps else PANEL_INCHES
+    names = list(dict.fromkeys(name for panel in lines for name, _ in panel.lines))
+    with mpl.rc_context(SETTINGS | {"font.size": 8, "axes.titlesize": 8}):
+        size = (width * across, height * down + 0.2 * -(-len(names or Kind) // LEGEND) + 0.1)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(down, across, squeeze=False).ravel()
+        handles: dict[str, Any] = {}
+        for axis, panel in zip(axes, lines, strict=False):
+            handles = _draw_panel(axis, panel, names) | handles
+        for axis, drawn_panel in zip(axes, maps, strict=False):
+            handles |= _draw_map(axis, drawn_panel)
+        names += [str(kind) for kind in Kind]
+        for axis in axes[len(shown) :]:
+            axis.set_axis_off()
+        if handles:
+            drawn = [name for name in names if name in handles]
+            shapes = [handles[name] for name in drawn]
+            figure.legend(shapes, drawn, loc="outside lower center", ncols=LEGEND, frameon=False)
+        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form, {})
+        return content(
+            figure, form, metadata={"Subject" if form == "pdf" else "Description": note} | undated
+        )
+
+
+def _draw_panel(axis: Any, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
+    """Draw one panel; return the lines by name."""
+    handles = {}
+    for name, points in panel.lines:
+        if not points:
+            continue
+        slot = names.index(name)
+        main = name == "optimal"
+        (handles[name],) = axis.plot(
+            *zip(*points, strict=True),
+            color="black" if main else f"C{slot % 10}",
+            linestyle="-" if main else ("--", ":", "-.")[slot // 10 % 3],
+            linewidth=1.8 if main else 0.9,
+            marker=MARKS[slot % len(MARKS)],
+            markersize=3,
+            drawstyle="steps-post" if panel.scale == "time" else "default",
+            zorder=2 if main else 3,  # what reaches the optimum is seen on it
+        )
+    axis.set(title=panel.title, xlabel=panel.x_name, ylabel=panel.y_name)
+    axis.locator_params(axis="x", nbins=4)
+    if panel.scale == "overhead":
+        _set_overheads(axis, [y for _, points in panel.lines for _, y in points])
+    elif panel.scale == "time":
+        from matplotlib.ticker import MaxNLocator, NullFormatter
+
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(visible=True, linewidth=0.2)
+    if not handles:
+        axis.annotate("no schedule", (0.5, 0.5), xycoords="axes fraction", ha="center")
+        axis.set(xticks=(), yticks=())
+    return handles
+
+
+def _draw_map(axis: Any, shown: Map) -> dict[str, Any]:
+    """Draw one map; return a patch for each kind by its word."""
+    from matplotlib.patches import Patch
+
+    grid = shown.grid
+    draw_cells(axis, grid)
+    axis.set_xticks(range(len(grid.columns)), grid.columns, rotation=90, fontsize=5)
+    axis.set_yticks(range(len(grid.rows)), grid.rows, fontsize=5)
+    axis.set_title(shown.title)
+    axis.grid(visible=True, linewidth=0.1)
+    return {str(kind): Patch(facecolor=COLOURS[kind]) for kind in (*grid.kinds, *grid.marks)}
+
+
+def _set_overheads(axis: Any, overheads: Sequence[float]) -> None:
+    """Scale the axis logarithmically; where overheads are 0, linearly below the least other."""
+    from matplotlib.ticker import NullLocator
+
+    positive = [overhead for overhead in overheads if overhead > 0]
+    if not positive:
+        axis.yaxis.set_major_formatter("{x:g} %")
+        return
+    if len(positive) == len(overheads):
+        axis.set_yscale("log")
+    else:
+        axis.set_yscale("symlog", linthresh=min(positive))
+        axis.set_ylim(bottom=0)
+    ticks = round_ticks(min(positive), max(positive))
+    zero = [] if len(positive) == len(overheads) else [0.0]
+    axis.set_yticks([*zero, *ticks], labels=[f"{tick:g} %" for tick in (*zero, *ticks)])
+    axis.yaxis.set_minor_locator(NullLocator())
+
+
+def round_ticks(least: float, most: float) -> list[float]:
+    """Return round values of a logarithmic axis, both ends within or nearly so; at most `TICKS`.
+
+    Steps of 1, 2, 5 where they are few enough, else of 1, 3, or powers of ten, some left out.
+
+    Examples
+    --------
+    >>> round_ticks(0.06, 0.9)
+    [0.05, 0.1, 0.2, 0.5, 1.0]
+    """
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
+    powers = [float(f"1e{power}") for power in range(low, high + 1)]
+    candidates = powers
+    for steps in ((1, 2, 5), (1, 3)):
+        ticks = sorted(float(f"{step * power:.0e}") for power in powers for step in steps)
+        first = max((k for k, tick in enumerate(ticks) if tick <= least), default=0)
+        last = next((k for k, tick in enumerate(ticks) if tick >= most), len(ticks) - 1)
+        if last - first < TICKS:
+            return ticks[first : last + 1]
+    return candidates[:: -(-len(candidates) // TICKS)]

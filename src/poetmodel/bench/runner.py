@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from poetmodel.baselines.registry import method
-from poetmodel.bench.measurement import FAILED, failure, measure
-from poetmodel.bench.store import Store
+from poetmodel.bench.measurement import FAILED, Record, failure, measure
+from poetmodel.bench.store import Claim, RecordFile, Store
 from poetmodel.bench.workers import check_scheduler, cluster, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
-    from concurrent.futures import Executor
     from pathlib import Path
 
-    from poetmodel.bench.measurement import Record
     from poetmodel.bench.runs import Run
-    from poetmodel.bench.store import Claim, RecordFile
 
 POLL_S: Final = 0.2
 """How long to wait before asking again whether another sweep has let go of a run [s]."""

@@ -10,6 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.baselines.own import fingerprint, known_elsewhere
+from poetmodel.baselines.registry import Method
 from poetmodel.baselines.registry import method as find_method
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, OwnMethodError
@@ -19,7 +20,6 @@ from poetmodel.problem import OWN, Problem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.baselines.registry import Method
     from poetmodel.graph import Graph
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.bench.measurement import FAILED
+from poetmodel.bench.measurement import FAILED, Record
 from poetmodel.files import read_bytes, write_text, writing
 
 if sys.platform != "win32":  # there, sweeps of one folder do not know of each other
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-    from poetmodel.bench.measurement import Record
 
 RECORDS: Final = "cells.jsonl"
 SCHEDULES: Final = "schedules"

@@ -6,7 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.bench.measurement import NOT_INSTALLED, REFUSED
+from poetmodel.bench.measurement import NOT_INSTALLED, REFUSED, Record
 from poetmodel.bench.runs import Run
 from poetmodel.device.room import ROOM
 from poetmodel.errors import InputError
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from poetmodel.bench.measurement import Record
 
 Row = dict[str, Any]
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from poetmodel.errors import InputError
-from poetmodel.process import WorkerProcess
+from poetmodel.process import WorkerJob, WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-
-    from poetmodel.process import WorkerJob
 
     Workers = tuple[Executor, Callable[[], int]]
     """Who does runs, and how many of them at a time."""

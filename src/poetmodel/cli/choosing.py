@@ -17,12 +17,11 @@ from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings
 from poetmodel.cli.inputs import NO_COSTS, check_outputs, device_warnings, read_device
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.errors import InputError
-from poetmodel.report.presenter import percent, plural, row
+from poetmodel.report.presenter import Fact, percent, plural, row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.report.presenter import Fact
     from poetmodel.torch.choosing import Choice
     from poetmodel.torch.target import OnnxStep
 

@@ -13,9 +13,9 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings, print_warnings
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.output import figures, listing, live_line, print_json, print_text, show
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, did_you_mean
 from poetmodel.problem import RELATIVE_TOLERANCE
-from poetmodel.report.folding import DIGITS, fold
+from poetmodel.report.folding import DIGITS, Fold, fold
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.report.folding import Fold
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule.decisions import Decision, InPlaceUse
     from poetmodel.schedule.simulation import MemoryPoint
@@ -474,9 +473,7 @@ def _folded(decisions: Sequence[Decision], graph: Graph) -> list[Fold[Decision]]
 def _number(stated: VerifiedSchedule, name: str) -> int:
     index = stated.graph.tensor_index
     if name not in index:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, index, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise InputError(f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor{hint}")
+        hint = did_you_mean(name, index, most=3)
+        lacks = f"tensor {name!r}: graph {stated.graph.name!r} has no such tensor"
+        raise InputError(f"{lacks}; {hint}" if hint else lacks)
     return index[name]

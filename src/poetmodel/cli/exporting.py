@@ -17,7 +17,7 @@ from poetmodel.cli import completion, options
 from poetmodel.cli.inputs import check_outputs
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
 from poetmodel.errors import InputError, raised_as
-from poetmodel.report.presenter import percent, plural, row, wear_fact
+from poetmodel.report.presenter import Fact, percent, plural, row, wear_fact
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from poetmodel.export.deployment import Deployment
     from poetmodel.export.step import LoweredStep
-    from poetmodel.report.presenter import Fact
     from poetmodel.torch.target import OnnxStep
 
 

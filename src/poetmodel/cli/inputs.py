@@ -201,7 +201,7 @@ def device_warnings(device: Device) -> tuple[str, ...]:
     """Return what looks wrong about a device, in sentences."""
     from poetmodel.device.hardware import sanity_warnings
 
-    return tuple(f"device {device.key or device.name}: {text}" for text in sanity_warnings(device))
+    return tuple(f"device {device.short_name}: {text}" for text in sanity_warnings(device))
 
 
 def warn_of_kernels(graph: Graph, device: Device | None) -> None:
@@ -210,7 +210,7 @@ def warn_of_kernels(graph: Graph, device: Device | None) -> None:
         return
     print_warnings(
         [
-            f"{graph.name} is a graph of PyTorch's kernels, and {device.key or device.name} runs "
+            f"{graph.name} is a graph of PyTorch's kernels, and {device.short_name} runs "
             "those of exported C, which need other RAM: ask about the step file that 'poetmodel "
             "export --target step' writes"
         ]

@@ -197,7 +197,7 @@ def _on_device(graph: Graph, device: Device | None) -> dict[str, Any]:
     keep_all, lowest = map(gauge, rooms(graph, device))
     unknown = {} if lowest is None or not lowest["trains"] else {"trains": None}
     return {
-        "device": device.key or device.name,
+        "device": device.short_name,
         "device_ram": {"keep_all": keep_all, "floor": (lowest or {}) | unknown},
     }
 

@@ -8,14 +8,13 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import print_room_warnings
 from poetmodel.cli.inputs import beside_bytes, given_step, read_costs, read_graph
 from poetmodel.cli.output import figures, live_line, print_json, print_text, show
-from poetmodel.problem import Quantity
+from poetmodel.problem import Problem, Quantity
 from poetmodel.report.presenter import Fact, Unit, percent, plural, row
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.problem import Problem
     from poetmodel.solver.sensitivity import Limit
 
 NAMED_TENSORS: Final = 3

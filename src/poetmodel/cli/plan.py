@@ -13,7 +13,7 @@ from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import MEASURED_COSTS, check_outputs, costs_of_file, graph_of
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
-from poetmodel.device import StorageMode
+from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import BudgetError, InputError, PlanError, ScheduleError, VerificationError
 from poetmodel.plan.arena import ALIGNMENT
@@ -25,7 +25,6 @@ from poetmodel.units import format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
     from poetmodel.plan import Arena, ArenaCheck, Plan, PlanCheck
     from poetmodel.result import SolveResult
@@ -387,7 +386,7 @@ def default_mode(
         return mode, []
     return mode, [
         "the time of this schedule lets transfers overlap computation, but the core of "
-        f"{device.key or device.name} waits for each transfer, and so does the plan; 'poetmodel "
+        f"{device.short_name} waits for each transfer, and so does the plan; 'poetmodel "
         "plan --mode dma' makes one with overlap"
     ]
 

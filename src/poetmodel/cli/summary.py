@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.cli.output import figures
-from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.problem import OWN, DeadlineCounts, Quantity
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes
+from poetmodel.problem import OWN, DeadlineCounts, Problem, Quantity
 from poetmodel.problem.totals import in_words
 from poetmodel.report.presenter import (
     Fact,
@@ -18,8 +18,8 @@ from poetmodel.report.presenter import (
     state_facts,
     wear_facts,
 )
-from poetmodel.result import Status, Termination
-from poetmodel.schedule import constraint_values
+from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.schedule import Schedule, Simulation, constraint_values
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from poetmodel.graph import Graph
-    from poetmodel.problem import Problem
-    from poetmodel.result import SolveResult
-    from poetmodel.schedule import Schedule, Simulation
 
 LEAST_SHOWN_S: Final = 1e-3
 """Shorter parts of the time taken are not listed."""
@@ -60,7 +56,7 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
     schedule, simulation = result.require_schedule(), result.simulation
     problem = result.problem
     device = problem.costs.device
-    device_name = (device.key or device.name) if device is not None else problem.costs.source
+    device_name = device.short_name if device is not None else problem.costs.source
     facts = list(proof_facts(result))
     if simulation is not None:
         facts += _memory(problem, simulation)

@@ -19,7 +19,7 @@ from poetmodel.cli.inputs import (
 )
 from poetmodel.cli.output import figures, live_line, print_json, print_text, show
 from poetmodel.cli.plan import arena_facts
-from poetmodel.device import StorageMode
+from poetmodel.device import Costs, StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.files import as_text, read_bytes
@@ -39,7 +39,6 @@ from poetmodel.units import format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from poetmodel.device import Costs
     from poetmodel.graph import Graph
     from poetmodel.plan import PlanCheck
     from poetmodel.plan.io import PlanDocument

@@ -111,7 +111,7 @@ class Costs:
 
     def __repr__(self) -> str:
         pages = "no storage" if self.pages is None else f"{len(self.pages)} tensors"
-        device = "" if self.device is None else shown(self.device.key or self.device.name)
+        device = "" if self.device is None else shown(self.device.short_name)
         return brief(self, f"{len(self.compute)} nodes, {pages}", device or shown(self.source))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -184,7 +184,7 @@ class Costs:
                 )
                 for tensor in graph.tensors
             }
-        source = f"device {device.key or device.name}"
+        source = f"device {device.short_name}"
         return cls(compute=compute, pages=pages, device=device, source=source)
 
     @classmethod

@@ -122,6 +122,11 @@ class Device:
             raise DeviceError(faults)
 
     @property
+    def short_name(self) -> str:
+        """What it was loaded by, else its name."""
+        return self.key or self.name
+
+    @property
     def clock_hz(self) -> float | None:
         """The clock that it names with its core [Hz]; None where it names none."""
         clock = _CLOCK.search(self.core)

@@ -12,7 +12,6 @@ other cells are empty.
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import math
 import os
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.costs import Cost, Costs, PageCost
 from poetmodel.device.hardware import Compute, Device, Storage, StorageMode, Transfer
-from poetmodel.errors import CostError, DeviceError, raised_as, shown
+from poetmodel.errors import CostError, DeviceError, did_you_mean, raised_as, shown
 from poetmodel.files import parse_toml, read_text, shipped, unknown_key, write_text
 
 if TYPE_CHECKING:
@@ -63,10 +62,10 @@ def load_device(name_or_path: str | Path) -> Device:
     elif _is_path(key):
         path = Path(key)
     else:
-        close = difflib.get_close_matches(key.lower(), names, n=3)
-        hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+        hint = did_you_mean(key.lower(), names, most=3)
+        aside = f" ({hint})" if hint else ""
         raise DeviceError(
-            f"device {shown(key)}: there is no such device{hint}; shipped are {', '.join(names)}; "
+            f"device {shown(key)}: there is no such device{aside}; shipped are {', '.join(names)}; "
             f"else give the path of a {_SUFFIX} file"
         )
     with raised_as(DeviceError):

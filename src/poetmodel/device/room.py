@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.graph import Phase, checkpoint_all_profile, floor
+from poetmodel.graph import Graph, Phase, checkpoint_all_profile, floor
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from poetmodel.device.hardware import Device
-    from poetmodel.graph import Graph
 
 ROOM: Final = ("resident_bytes", "device_ram_bytes", "fits_device")
 """Keys of files and JSON about the RAM of a device."""
@@ -142,7 +141,7 @@ class DeviceRoom:
             return None
         use = peak if isinstance(peak, RamUse) else None
         return cls(
-            device=device.key or device.name,
+            device=device.short_name,
             ram_bytes=device.ram_bytes,
             peak_bytes=peak.total_bytes if isinstance(peak, RamUse) else peak,
             resident_bytes=graph.total_resident_bytes,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, PlanError, VerificationError
-from poetmodel.explore.tasks import Frame, gzipped, read_choice, read_problem, unpack_schedule
+from poetmodel.explore.tasks import (
+    Frame,
+    StatedProblem,
+    Talk,
+    gzipped,
+    read_choice,
+    read_problem,
+    unpack_schedule,
+)
 from poetmodel.graph import Phase
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem, Quantity
@@ -27,7 +34,6 @@ from poetmodel.schedule.relations import STATED
 
 if TYPE_CHECKING:
     from poetmodel.explore.choice import Catalogue
-    from poetmodel.explore.tasks import StatedProblem, Talk
     from poetmodel.schedule import Verdict
 
 LABEL: Final = "A"
@@ -60,7 +66,7 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
 
 def lines_of(job: dict[str, Any], talk: Talk, subject: Subject) -> list[str]:
     """Return the lines that reproduce a point: of a step file those that make its C."""
-    known = read_choice(talk.catalogue, json.dumps(job["choice"]))
+    known = read_choice(job, talk)
     if known.source.step is None:
         return list(commands(subject))
     given = export_options(job, talk, known)
@@ -145,7 +151,7 @@ def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
     result, verdict = result_of(job, talk)
     problem, schedule = result.problem, result.require_schedule()
     graph, costs = problem.graph, problem.costs
-    known = read_choice(talk.catalogue, json.dumps(job["choice"]))
+    known = read_choice(job, talk)
     notes, plan, check, places = [], None, None, None
     try:
         plan = make_plan(

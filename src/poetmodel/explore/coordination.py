@@ -8,13 +8,14 @@ the server, and nothing takes long.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.explore.points import Opened, Point, point_id
 from poetmodel.explore.pool import RefusedError, WorkerPool
-from poetmodel.explore.sessions import Listener, PageSession
 from poetmodel.explore.solving import Solves
 
 if TYPE_CHECKING:
@@ -27,6 +28,45 @@ KEPT_PROBLEMS: Final = 64
 KEPT_SESSIONS: Final = 500
 LINGER_S: Final = 10.0
 """How long a wish stays after nobody listens to its session any more, for a reload [s]."""
+
+
+class Listener:
+    """One stream of events to a browser: only the newest state of each point is sent."""
+
+    def __init__(self) -> None:
+        self._news: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._signal = asyncio.Event()
+        self.over = False
+
+    def hear(self, kind: str, point: str) -> None:
+        """Take note that there is something new about a point."""
+        self._news[kind, point] = None
+        self._signal.set()
+
+    def end(self) -> None:
+        """End the stream: the server stops."""
+        self.over = True
+        self._signal.set()
+
+    async def next(self, most_s: float) -> list[tuple[str, str]]:
+        """Return what is new, kind and point; nothing after a while without news."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._signal.wait(), most_s)
+        self._signal.clear()
+        news, self._news = list(self._news), OrderedDict()
+        return news
+
+
+@dataclass(slots=True)
+class PageSession:
+    """A page in a browser, and the point that it wants."""
+
+    name: str
+    wants: str | None = None
+    problem: str | None = None
+    listeners: list[Listener] = field(default_factory=list)
+    alone_s: float = field(default_factory=time.monotonic)
+    """When it was last heard of, if nobody listens, on the monotonic clock [s]."""
 
 
 class GoneError(Exception):

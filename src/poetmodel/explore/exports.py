@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 import tempfile
 import time
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from poetmodel.errors import InputError, PlanError
 from poetmodel.explore.answers import (
@@ -18,11 +17,8 @@ from poetmodel.explore.answers import (
     result_of,
     subject_of,
 )
-from poetmodel.explore.tasks import Frame, read_choice
+from poetmodel.explore.tasks import Frame, Talk, read_choice
 from poetmodel.schedule.relations import dump
-
-if TYPE_CHECKING:
-    from poetmodel.explore.tasks import Talk
 
 LEAST_RATIO: Final = 0.25
 """Share of the time limit that C gets however long it waited for a worker."""
@@ -73,7 +69,7 @@ def _c(job: dict[str, Any], talk: Talk) -> Frame:
     """
     from poetmodel.export.exporting import export_step
 
-    known = read_choice(talk.catalogue, json.dumps(job["choice"]))
+    known = read_choice(job, talk)
     given = export_options(job, talk, known)
     step = known.source.step
     if step is None:

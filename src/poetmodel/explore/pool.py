@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 import logging
 import os
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import PoetModelError
-from poetmodel.process import ProcessEndedError, WorkerProcess
+from poetmodel.process import ProcessEndedError, WorkerJob, WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from poetmodel.explore.tasks import Frame
-    from poetmodel.process import WorkerJob
 
     Told = Callable[[Frame], None]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import uvicorn
 
-from poetmodel.explore.choice import State
+from poetmodel.explore.choice import Catalogue, State
 from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import application
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from poetmodel.explore.choice import Catalogue
     from poetmodel.explore.guard import Guard
 
 SOLVING: Final = 15

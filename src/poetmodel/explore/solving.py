@@ -8,14 +8,13 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from poetmodel.explore.points import FIGURES, known_bound, neighbour
+from poetmodel.explore.points import FIGURES, Opened, Point, known_bound, neighbour
 from poetmodel.explore.pool import RefusedError, WorkerError, WorkerPool
 from poetmodel.result import relative_gap
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from poetmodel.explore.points import Opened, Point
     from poetmodel.explore.store import PointStore
     from poetmodel.explore.tasks import Frame
 

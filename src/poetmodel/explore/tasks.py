@@ -16,21 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import time_limit
 from poetmodel.explore.choice import Catalogue, Selection, Source, fingerprint
-from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.planner import verify
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.report.charts import graph_chart
-from poetmodel.schedule import Schedule
+from poetmodel.schedule import Schedule, Simulation
 from poetmodel.solver.facade import solve as solve_problem
 from poetmodel.solver.outcome import is_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from poetmodel.graph import Graph
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Simulation
     from poetmodel.solver import SolveProgress
 
 KEPT_GRAPHS: Final = 12
@@ -75,7 +73,7 @@ class Talk:
 
 def read_problem(job: dict[str, Any], talk: Talk) -> Problem:
     """Return the problem of a job: a choice with its RAM and its deadline."""
-    known = read_choice(talk.catalogue, json.dumps(job["choice"]))
+    known = read_choice(job, talk)
     limits = {"ram": job["ram_bytes"], "deadline": job["deadline_s"]}
     return replace(known.problem, **limits)
 
@@ -91,9 +89,9 @@ def _read(catalogue: str, choice: str) -> StatedProblem:
     return StatedProblem(wanted, source, problem)
 
 
-def read_choice(catalogue: Catalogue, choice: str) -> StatedProblem:
-    """Return a choice, JSON, as a problem; the last few are kept."""
-    return _read(catalogue.to_json(), choice)
+def read_choice(job: dict[str, Any], talk: Talk) -> StatedProblem:
+    """Return the choice of a job as a problem; the last few are kept."""
+    return _read(talk.catalogue.to_json(), json.dumps(job["choice"]))
 
 
 def pack_schedule(graph: Graph, schedule: Schedule) -> bytes:
@@ -112,7 +110,7 @@ def unpack_schedule(body: bytes) -> Schedule:
 
 def prepare(job: dict[str, Any], talk: Talk) -> Frame:
     """Read the graph of a choice; reply with what a page needs of it, as JSON."""
-    known = read_choice(talk.catalogue, json.dumps(job["choice"]))
+    known = read_choice(job, talk)
     problem, graph = known.problem, known.source.graph
     device, resident = problem.costs.device, problem.resident_bytes
     paging = page_everything(problem)

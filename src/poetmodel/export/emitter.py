@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
 from poetmodel.export.deployment import inference_slot
+from poetmodel.export.fusing import FUSED
 from poetmodel.export.kernels import parameters
 from poetmodel.export.step import WORKSPACE, Call, DataType, Ref, ScaledLearningRate
 from poetmodel.plan import Op
@@ -172,6 +173,8 @@ class ProgramSource:
             yield self._copied(node, call)
         elif call.kernel == "pm_mm_sgd":
             yield from self._row_by_row(call)
+        elif call.kernel in FUSED.values():
+            yield from self._filter_by_filter(call)
         else:
             yield from self._piecewise(call, written)
 
@@ -276,6 +279,34 @@ class ProgramSource:
         yield f"            const int32_t n = PM_MIN({n} - first, {_PIECE});"
         yield f"            const int32_t at = row * {n} + first;"
         yield f"            memcpy(piece, {self._word(weight)} + at, (size_t)n * sizeof piece[0]);"
+        yield f"            {call.kernel}(piece, {words});"
+        yield f"            {self._try(f'pm_page_write({slot}, {moved})')}"
+        yield "        }"
+        yield "    }"
+        yield "}"
+        self._written.add(weight.buffer)
+
+    def _filter_by_filter(self, call: Call) -> Iterator[str]:
+        """Yield the same of a convolution: some input channels of each output channel."""
+        weight, x, dy, shape, batch, first, count, dy_step, x_step, *numbers = call.arguments
+        if not (isinstance(weight, Ref) and isinstance(shape, tuple)):
+            raise TypeError(call)
+        channels, results = shape[0] // shape[14], shape[3] // shape[14]
+        plane, out_plane, window = (math.prod(shape[k : k + 2]) for k in (1, 4, 6))
+        most = max(1, _PIECE // window)
+        size = max(n for n in range(1, channels + 1) if channels % n == 0 and n <= most)
+        given = ((size, *shape[1:3], 1, *shape[4:14], 1), batch, 0, 1, dy_step, x_step, *numbers)
+        channel = f"(o + {first}) / {results} * {channels} + i"
+        factors = f"{self._word(x)} + ({channel}) * {plane}, {self._word(dy)} + o * {out_plane}"
+        words = ", ".join((factors, *map(self._word, given)))
+        slot = f"PM_NEW({self._slot[weight.buffer]})"
+        moved = "(uint32_t)at * (uint32_t)sizeof piece[0], piece, (uint32_t)sizeof piece"
+        yield "{"
+        yield f"    pm_real piece[{size * window}];"
+        yield f"    for (int32_t o = 0; o < {count}; o++) {{"
+        yield f"        for (int32_t i = 0; i < {channels}; i += {size}) {{"
+        yield f"            const int32_t at = (o * {channels} + i) * {window};"
+        yield f"            memcpy(piece, {self._word(weight)} + at, sizeof piece);"
         yield f"            {call.kernel}(piece, {words});"
         yield f"            {self._try(f'pm_page_write({slot}, {moved})')}"
         yield "        }"

@@ -6,6 +6,7 @@ weight, with the bits of two nodes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,13 +20,21 @@ if TYPE_CHECKING:
 
 UPDATE_FLOPS: Final = 2
 """Of an element: the product with the rate, and the difference."""
+FUSED: Final = {
+    "pm_mm": "pm_mm_sgd",
+    "pm_conv2d_dw": "pm_conv2d_dw_sgd",
+    "pm_depthwise_dw": "pm_depthwise_dw_sgd",
+}
+"""Kernels that make gradients of weights, and those that update the weights too."""
+_PARTS: Final = {fused: kernel for kernel, fused in FUSED.items()}
 
 
 def fused(step: LoweredStep) -> LoweredStep:
     """Return a step in which the update of a weight by SGD makes its gradient, where it can.
 
-    The weight is that of a product of matrices, its gradient one call of ``pm_mm`` that only the
-    update reads. The joined node is where the update was: what the product reads stays to then.
+    The weight is that of a product of matrices or of a convolution, its gradient one call that
+    only the update reads. The joined node is where the update was: what the gradient is made of
+    stays to then.
     """
     makers = dict(_pairs(step))
     if not makers:
@@ -68,13 +77,14 @@ def parted(step: LoweredStep) -> LoweredStep:
     buffers = dict(step.buffers)
     for node, call in zip(step.graph.nodes, step.calls, strict=True):
         match call:
-            case (Call("pm_mm_sgd", (Ref(weight, 0) as w, *product, rate, sign, decay)),):
+            case (Call(kernel, (Ref(weight, 0) as w, *given, rate, sign, decay)),) if (
+                kernel in _PARTS
+            ):
                 name = f"{node.name}.gradient"
                 buffers[name] = step.buffers[weight]
                 count = buffers[name].elements
-                flops = node.flops * UPDATE_FLOPS * count // _flops(product)
-                nodes += _two(node, weight, Tensor(name=name, bytes=buffers[name].bytes), flops)
-                calls.append((Call("pm_mm", (Ref(name), *product, 0)),))
+                nodes += _two(node, weight, Tensor(name=name, bytes=buffers[name].bytes), count)
+                calls.append((_made(_PARTS[kernel], Ref(name), given),))
                 calls.append((Call("pm_sgd", (w, Ref(name), count, rate, sign, decay)),))
             case _:
                 nodes.append(node)
@@ -82,17 +92,16 @@ def parted(step: LoweredStep) -> LoweredStep:
     return step.with_nodes(nodes, calls, buffers=buffers)
 
 
-def _flops(product: Sequence[Argument]) -> int:
-    """Return the work of a product and of the update of what it makes, at least 1 [FLOP]."""
-    _, _, m, k, n, *_ = product
-    match m, k, n:
-        case int(), int(), int():
-            return max(1, m * n * (2 * k + UPDATE_FLOPS))
-    raise TypeError(product)
+def _made(kernel: str, gradient: Ref, given: Sequence[Argument]) -> Call:
+    """Return the call that makes a gradient, of what a joined one is given beside numbers."""
+    if kernel == "pm_mm":
+        return Call(kernel, (gradient, *given, 0))
+    return Call(kernel, (gradient, *given[:-1]))
 
 
-def _two(node: Node, weight: str, gradient: Tensor, flops: int) -> tuple[Node, Node]:
+def _two(node: Node, weight: str, gradient: Tensor, count: int) -> tuple[Node, Node]:
     """Return the node of a gradient and that of its update, which has some of their FLOP."""
+    flops = min(node.flops, UPDATE_FLOPS * count)
     maker = Node(
         name=gradient.name,
         op="mm",
@@ -131,6 +140,9 @@ def _makes_alone(step: LoweredStep, k: int, gradient: str, weight: str, count: i
     match step.calls[k]:
         case (Call("pm_mm", (Ref(out, 0), Ref(), Ref(), int(m), int(), int(n), int(row), *_, 0)),):
             return out == gradient and row == n and m * n == count
+        case (Call(kernel, (Ref(out, 0), Ref(), Ref(), tuple(shape), _, _, int(made), _)),):
+            one = shape[0] // shape[14] * math.prod(shape[6:8])
+            return kernel in FUSED and out == gradient and made * one == count
     return False
 
 
@@ -143,6 +155,12 @@ def _is_stale(step: LoweredStep, k: int, u: int) -> bool:
 
 def _joined(step: LoweredStep, k: int, u: int) -> Call:
     """Return the call that makes a gradient and updates the weight with it."""
-    (product,), (update,) = step.calls[k], step.calls[u]
+    (made,), (update,) = step.calls[k], step.calls[u]
     weight, _, _, *numbers = update.arguments
-    return Call("pm_mm_sgd", (weight, *product.arguments[1:-1], *numbers))
+    _, *given = made.arguments
+    match given:
+        case _, _, tuple(shape), *_:
+            given.append(math.prod(shape[:3]))  # of the input, from one of the batch to the next
+        case _:
+            del given[-1]  # whether it adds to what is there
+    return Call(FUSED[made.kernel], (weight, *given, *numbers))

@@ -111,7 +111,7 @@ def emulated_profile(
             f"counted by QEMU, {instructions_per_cycle:g} a cycle at {hertz / 1e6:g} MHz; an "
             "emulator knows no waits for memory",
             f"compute energies: these times, {power_w:g} W",
-            f"page costs: estimated for device {board.key or board.name}",
+            f"page costs: estimated for device {board.short_name}",
         ),
     )
 

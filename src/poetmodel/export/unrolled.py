@@ -159,7 +159,7 @@ class _Cut:
 
     def _may_cut(self, name: str) -> bool:
         i = self.graph.tensor_index.get(name)
-        if i is None or name in self._kept:
+        if i is None or name in self._kept or name not in self._around:
             return False
         node = self.graph.nodes[self.graph.node_of[i]]
         plain = node.recomputable and not node.workspace_bytes and len(node.outputs) == 1

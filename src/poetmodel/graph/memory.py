@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poetmodel.graph.structure import Phase
+from poetmodel.graph.structure import Graph, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-    from poetmodel.graph.structure import Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

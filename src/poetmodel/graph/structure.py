@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property, partial
@@ -14,7 +14,6 @@ from poetmodel.errors import GraphError, shown
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from pathlib import Path
 
     import networkx

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.heuristics.restorations import Restoration
+from poetmodel.heuristics.restorations import RECOMPUTE, Restoration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ class EarlierRecomputation:
         if not 0 < len(partial.recomputed[t]) <= CHOICES or not partial.extra_bytes[t]:
             return False
         for k in sorted(partial.recomputed[t], reverse=True):
-            late = Restoration(t, k, recompute=True)
+            late = Restoration(t, k, RECOMPUTE)
             if self._failed.get(late, 0) < ATTEMPTS:
                 mark = partial.mark()
                 if self._move(late, before):

@@ -13,7 +13,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective
 from poetmodel.heuristics.repair import Repair
-from poetmodel.heuristics.restorations import Restoration, restorations_of
+from poetmodel.heuristics.restorations import PAGE_IN, STORAGE_HOME, Restoration, restorations_of
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule, checkpoint_all
 
@@ -94,11 +94,11 @@ def page_everything(problem: Problem) -> Schedule | None:
     if not problem.can_page:
         return None
     graph = problem.graph
-    homes = (Restoration.storage_home(graph, i) for i in graph.state_tensors)
+    homes = (Restoration.at_its_node(graph, i, STORAGE_HOME) for i in graph.state_tensors)
     partial = PartialSchedule(graph, homes, working=problem.working_graph)
     for i, gaps in enumerate(partial.gaps):
         for _, need in tuple(gaps):
-            partial.add(Restoration(need, i, recompute=False))
+            partial.add(Restoration(need, i, PAGE_IN))
     return partial.schedule()
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.heuristics.penalties import WORST, PenalizedObjective, Score
 from poetmodel.heuristics.repair import Repair, RepairStyle
+from poetmodel.heuristics.restorations import RECOMPUTE, Restoration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from poetmodel.heuristics.partial_schedule import PartialSchedule
-    from poetmodel.heuristics.restorations import Restoration
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
@@ -170,7 +170,7 @@ class LargeNeighbourhoodSearch:
         if rng.random() < 0.5:  # noqa: PLR2004 - one way as often as the other
             restorations.sort(key=lambda r: abs(r.stage - centre.stage))
         else:
-            node = {r: r.item if r.recompute else node_of[r.item] for r in restorations}
+            node = {r: r.item if r.kind == RECOMPUTE else node_of[r.item] for r in restorations}
             restorations.sort(key=lambda r: abs(node[r] - node[centre]))
         size = rng.randint(1, MOST_DESTROYED)
         near = restorations[: 2 * size]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, Self
 
+from poetmodel.heuristics.restorations import PAGE_OUT, RECOMPUTE, STORAGE_HOME, Restoration
 from poetmodel.problem import CONSTRAINTS, Coefficients, LinearRow, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from poetmodel.heuristics.partial_schedule import PartialSchedule
-    from poetmodel.heuristics.restorations import Restoration
 
 Uses = tuple[tuple[int, float], ...]
 """Rows by position, and what one decision adds to each."""
@@ -91,16 +91,16 @@ class OwnRows:
         but for the page-ins of state, which go with its home on storage.
         """
         item = restoration.item
-        if restoration.recompute:
+        if restoration.kind == RECOMPUTE:
             uses = self.compute[item]
-        elif restoration.is_storage_home(partial.graph):
+        elif restoration.kind == STORAGE_HOME:
             uses = self.storage_home[item]
             if not adding:
                 uses = (*uses, *self.page_in[item] * partial.page_ins[item])
         else:
             out = partial.changes_page_out(restoration, adding=adding)
             uses = self.page_out[item] if out else ()
-            if not restoration.is_page_out(partial.graph):
+            if restoration.kind != PAGE_OUT:
                 uses = (*self.page_in[item], *uses)
         return uses if adding else tuple((row, -amount) for row, amount in uses)
 

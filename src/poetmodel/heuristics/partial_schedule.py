@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from poetmodel.clock import check_time_limit
-from poetmodel.heuristics.restorations import Restoration, restorations_of
+from poetmodel.heuristics.restorations import (
+    PAGE_IN,
+    PAGE_OUT,
+    RECOMPUTE,
+    STORAGE_HOME,
+    Restoration,
+    restorations_of,
+)
 from poetmodel.heuristics.stage_peak import highest_step
 from poetmodel.problem import Coefficients
 from poetmodel.problem.working_graph import working_graph
@@ -140,9 +147,9 @@ class PartialSchedule:
             for k in sorted(partial.recomputed[t], reverse=True):
                 is_free = not any(wants.compute[k : k + 1])
                 if is_free and all(schedule.is_kept(t, i) for i in partial._served(k, t)):
-                    partial.drop(Restoration(t, k, recompute=True))
+                    partial.drop(Restoration(t, k, RECOMPUTE))
             for i in sorted(partial.paged_in[t]):
-                restoration = Restoration(t, i, recompute=False)
+                restoration = Restoration(t, i, PAGE_IN)
                 if not any(wants.page_in[i : i + 1]) and partial.is_useless(restoration):
                     partial.drop(restoration)
         partial.commit()
@@ -150,7 +157,7 @@ class PartialSchedule:
 
     def _settle_page_out(self, i: int, *, wanted: bool) -> None:
         """Let tensor `i` be paged out for its own sake exactly where that is wanted."""
-        out = Restoration.page_out(self.graph, i)
+        out = Restoration.at_its_node(self.graph, i, PAGE_OUT)
         if out in self and not wanted:
             self.drop(out)
         elif out not in self and wanted:
@@ -159,24 +166,25 @@ class PartialSchedule:
     # -- what it is ----------------------------------------------------------------------------
 
     def __contains__(self, restoration: Restoration) -> bool:
-        if restoration.is_page_out(self.graph):
+        if restoration.kind == PAGE_OUT:
             return restoration.item in self.paged_out
-        if restoration.is_storage_home(self.graph):
+        if restoration.kind == STORAGE_HOME:
             return restoration.item not in self.resident
-        chosen = self.recomputed if restoration.recompute else self.paged_in
+        chosen = self.recomputed if restoration.kind == RECOMPUTE else self.paged_in
         return restoration.item in chosen[restoration.stage]
 
     def restorations(self) -> list[Restoration]:
         """Return all restorations, by stage, then homes on storage, and page-outs noted beside."""
         restorations = [
-            Restoration(t, item, again)
+            Restoration(t, item, kind)
             for t in range(len(self.recomputed))
-            for chosen, again in ((self.recomputed[t], True), (self.paged_in[t], False))
+            for chosen, kind in ((self.recomputed[t], RECOMPUTE), (self.paged_in[t], PAGE_IN))
             for item in sorted(chosen)
         ]
         on_storage = (i for i in self.graph.state_tensors if i not in self.resident)
-        restorations += [Restoration.storage_home(self.graph, i) for i in on_storage]
-        return restorations + [Restoration.page_out(self.graph, i) for i in sorted(self.paged_out)]
+        for kind, tensors in ((STORAGE_HOME, on_storage), (PAGE_OUT, sorted(self.paged_out))):
+            restorations += [Restoration.at_its_node(self.graph, i, kind) for i in tensors]
+        return restorations
 
     def schedule(self) -> Schedule:
         """Return the schedule."""
@@ -277,8 +285,8 @@ class PartialSchedule:
             return None
         k = self.graph.node_of[i]
         if i in self.paged_in[stage]:
-            return Restoration(stage, i, recompute=False)
-        return Restoration(stage, k, recompute=True) if k in self.recomputed[stage] else None
+            return Restoration(stage, i, PAGE_IN)
+        return Restoration(stage, k, RECOMPUTE) if k in self.recomputed[stage] else None
 
     # -- changes ---------------------------------------------------------------------------------
 
@@ -299,12 +307,12 @@ class PartialSchedule:
         State that has its home in RAM again is no longer paged in.
         """
         mark = len(self._log)
-        if restoration.is_storage_home(self.graph) and self.page_ins[restoration.item]:
+        if restoration.kind == STORAGE_HOME and self.page_ins[restoration.item]:
             for t, arriving in enumerate(self.paged_in):
                 if restoration.item in arriving:
-                    self.drop(Restoration(t, restoration.item, recompute=False))
+                    self.drop(Restoration(t, restoration.item, PAGE_IN))
         self.drop(restoration)
-        for i in self.working.inputs_of[restoration.item] if restoration.recompute else ():
+        for i in self.working.inputs_of[restoration.item] if restoration.kind == RECOMPUTE else ():
             source = self.source(i, restoration.stage)
             if source is not None and self.is_useless(source):
                 self.remove(source)
@@ -312,10 +320,10 @@ class PartialSchedule:
 
     def is_useless(self, restoration: Restoration) -> bool:
         """Return whether a restoration serves no reader."""
-        t, item, recompute = restoration
-        if recompute:
+        t, item, kind = restoration
+        if kind == RECOMPUTE:
             return not self._served(item, t)
-        if restoration.is_page_out(self.graph):
+        if kind == PAGE_OUT:
             return True
         return self.graph.node_of[item] in self.recomputed[t] or not self.serves(item, t)
 
@@ -344,9 +352,9 @@ class PartialSchedule:
 
     def _enter(self, restoration: Restoration, *, adding: bool) -> tuple[int, ...]:
         """Enter a restoration, or take it out; return the tensors whose `gaps` may change."""
-        t, item, again = restoration
-        graph = self.working
-        if restoration.is_storage_home(self.graph):
+        t, item, kind = restoration
+        graph, again = self.working, kind == RECOMPUTE
+        if kind == STORAGE_HOME:
             return self._enter_home(item, adding=adding)
         if not again and self._enter_transfer(restoration, adding=adding):
             return ()
@@ -373,7 +381,7 @@ class PartialSchedule:
     def _enter_transfer(self, restoration: Restoration, *, adding: bool) -> bool:
         """Count a page-in or page-out; return whether it is no more than a page-out."""
         i, rows, change = restoration.item, self.rows, 1 if adding else -1
-        alone = restoration.is_page_out(self.graph)
+        alone = restoration.kind == PAGE_OUT
         before = self.goes_out(i)
         if alone:
             (self.paged_out.add if adding else self.paged_out.remove)(i)
@@ -416,7 +424,7 @@ class PartialSchedule:
 
         Dropped is what is there, added what is not.
         """
-        i, alone = restoration.item, restoration.is_page_out(self.graph)
+        i, alone = restoration.item, restoration.kind == PAGE_OUT
         if adding:
             return (alone or not self.stored[i]) and not self.goes_out(i)
         if alone:
@@ -471,11 +479,6 @@ class PartialSchedule:
         """Return the highest RAM use in each stage [B]."""
         self._update_extra()
         return self.row_bytes + self.extra_bytes
-
-    def peak_in(self, t: int) -> int:
-        """Return the highest RAM use in a stage [B]."""
-        self._update_extra()
-        return int(self.row_bytes[t]) + int(self.extra_bytes[t])
 
     def _update_extra(self) -> None:
         """Bring what steps within stages take beyond their rows up to date."""

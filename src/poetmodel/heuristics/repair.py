@@ -11,7 +11,13 @@ import numpy as np
 
 from poetmodel.clock import check_time_limit
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
-from poetmodel.heuristics.restorations import Restoration
+from poetmodel.heuristics.restorations import (
+    PAGE_IN,
+    PAGE_OUT,
+    RECOMPUTE,
+    STORAGE_HOME,
+    Restoration,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -108,7 +114,7 @@ class Repair:
                 return False
             for plan in plans[: max(1, len(plans) // self.style.choices_per_relief)]:
                 self._add(plan)
-                if self.partial.peak_in(fullest) <= self.limit_bytes:
+                if self.partial.peaks()[fullest] <= self.limit_bytes:
                     break
         return False
 
@@ -148,7 +154,7 @@ class Repair:
         and is paged in where the gap is between them.
         """
         partial, graph = self.partial, self.problem.graph
-        home = Restoration.storage_home(graph, i)
+        home = Restoration.at_its_node(graph, i, STORAGE_HOME)
         if not self.problem.can_page or not self._has_room_for(home):
             return None, ()
         outer = [span for span in partial.gaps[i] if span[1] <= graph.node_of[i]]
@@ -156,7 +162,7 @@ class Repair:
         price = self._price(home, adding=True)
         if gap in outer:
             return _Recovery(price, (home,)), outer
-        page = Restoration(gap[1], i, recompute=False)
+        page = Restoration(gap[1], i, PAGE_IN)
         price += self._price(page, adding=True)
         return _Recovery(price, (home, page)), (*outer, gap)
 
@@ -175,7 +181,7 @@ class Repair:
         problem = self.problem
         k = problem.graph.node_of[i]
         best: _Recovery | None = None
-        page = Restoration(t, i, recompute=False)
+        page = Restoration(t, i, PAGE_IN)
         pages = self._can_page or problem.graph.nodes[k].is_state
         if pages and self._has_room_for(page):
             best = _Recovery(self._price(page, adding=True), (page,))
@@ -210,14 +216,17 @@ class Repair:
 
         What is missing of its inputs comes back before.
         """
-        again = Restoration(t, k, recompute=True)
+        again = Restoration(t, k, RECOMPUTE)
         if not self._has_room_for(again):
             return None
         total = self.prices.compute[k]
         parts: tuple[Restoration, ...] = ()
-        for p in self.partial.working.inputs_of[k]:
-            if self.partial.is_available(p, t) or self._has_room(p, t):
+        partial = self.partial
+        for p in partial.working.inputs_of[k]:
+            if partial.is_available(p, t):
                 continue
+            if partial.row_bytes_with(p, t, extra=True) <= self.limit_bytes:
+                continue  # it can be kept for the step as things are
             recovery = self._recovery(p, t, chain - 1, most - total)
             if recovery is None:
                 return None
@@ -231,10 +240,6 @@ class Repair:
             if restoration not in self.partial and self._has_room_for(restoration):
                 self.partial.add(restoration)
 
-    def _has_room(self, i: int, t: int) -> bool:
-        """Return whether tensor `i` can be kept for a step of stage `t` as things are."""
-        return self.partial.row_bytes_with(i, t, extra=True) <= self.limit_bytes
-
     @property
     def _can_page(self) -> bool:
         return self.style.pages and self.problem.can_page
@@ -244,9 +249,9 @@ class Repair:
 
         What reads state runs no more once that is replaced, and resident state is not paged in.
         """
-        stage, item, again = restoration
+        stage, item, kind = restoration
         problem = self.problem
-        if again:
+        if kind == RECOMPUTE:
             return stage <= problem.graph.last_stages[item]
         k = problem.graph.node_of[item]
         if stage == k or not problem.graph.nodes[k].is_state:
@@ -262,9 +267,9 @@ class Repair:
             return False
         if rows is not None and not rows.allows(partial.used, rows.uses(partial, restoration)):
             return False
-        if restoration.recompute or limit is None or partial.goes_out(i):
+        if restoration.kind == RECOMPUTE or limit is None or partial.goes_out(i):
             return True
-        if partial.stored[i] and not restoration.is_storage_home(partial.graph):
+        if partial.stored[i] and restoration.kind != STORAGE_HOME:
             return True
         return partial.aux_used_bytes + partial.sizes[i] <= limit
 
@@ -279,12 +284,12 @@ class Repair:
             if k not in partial.recomputed[t]:
                 continue
             pages = [
-                Restoration(t, i, recompute=False)
+                Restoration(t, i, PAGE_IN)
                 for i in graph.outputs_of[k]
                 if partial.serves(i, t) and i not in partial.paged_in[t]
             ]
             if all(map(self._has_room_for, pages)):
-                partial.remove(Restoration(t, k, recompute=True))
+                partial.remove(Restoration(t, k, RECOMPUTE))
                 for page in pages:
                     partial.add(page)
                 changed = True
@@ -355,14 +360,14 @@ class Repair:
     def _additions(self, rows: OwnRows) -> Iterator[Restoration]:
         """Yield what is wanted: recomputations and page-ins in any stage, stood for by stage -1."""
         graph = self.problem.graph
-        yield from (Restoration(-1, k, recompute=True) for k in rows.nodes)
-        yield from (Restoration(-1, i, recompute=False) for i in rows.arriving)
+        yield from (Restoration(-1, k, RECOMPUTE) for k in rows.nodes)
+        yield from (Restoration(-1, i, PAGE_IN) for i in rows.arriving)
         for i in rows.leaving:
             if not self.partial.goes_out(i):
-                yield Restoration.page_out(graph, i)
+                yield Restoration.at_its_node(graph, i, PAGE_OUT)
         for i in rows.leaving_home:
             if i in self.partial.resident:
-                yield Restoration.storage_home(graph, i)
+                yield Restoration.at_its_node(graph, i, STORAGE_HOME)
 
     def _place(self, restoration: Restoration) -> bool:
         """Add a wanted restoration where it fits, in the emptiest stages first; return if it does.
@@ -370,17 +375,17 @@ class Repair:
         A stage that has the inputs of a recomputation goes before one to which they must come.
         """
         partial, graph, item = self.partial, self.problem.graph, restoration.item
-        if restoration.is_page_out(graph) or restoration.is_storage_home(graph):
+        if restoration.kind in (PAGE_OUT, STORAGE_HOME):
             fits = restoration not in partial and self._has_room_for(restoration)
             if fits:
                 partial.add(restoration)
             return fits
-        first = item if restoration.recompute else graph.node_of[item]
-        chosen = partial.recomputed if restoration.recompute else partial.paged_in
+        first = item if restoration.kind == RECOMPUTE else graph.node_of[item]
+        chosen = partial.recomputed if restoration.kind == RECOMPUTE else partial.paged_in
         loads = partial.peaks().tolist()
 
         def rank(t: int) -> tuple[int, int]:
-            inputs = partial.working.inputs_of[item] if restoration.recompute else ()
+            inputs = partial.working.inputs_of[item] if restoration.kind == RECOMPUTE else ()
             return sum(not partial.is_available(p, t) for p in inputs), loads[t]
 
         stages = [
@@ -410,7 +415,7 @@ class Repair:
         self._known.clear()
         self._relieved = -1
         plan: _Recovery | None = _Recovery(0.0, (restoration,))
-        if restoration.recompute:
+        if restoration.kind == RECOMPUTE:
             item, stage = restoration.item, restoration.stage
             plan = self._recomputation(item, stage, LONGEST_CHAIN, math.inf)
         if plan is not None:
@@ -440,7 +445,7 @@ class Repair:
     def drop_order(self, restoration: Restoration) -> float:
         """Return a number that is less where a restoration costs more per byte it brings back."""
         item, graph = restoration.item, self.problem.graph
-        brought = graph.outputs_of[item] if restoration.recompute else (item,)
+        brought = graph.outputs_of[item] if restoration.kind == RECOMPUTE else (item,)
         return -self.noisy_price(restoration) / max(1, sum(self.partial.sizes[i] for i in brought))
 
     def noisy_price(self, restoration: Restoration) -> float:
@@ -450,14 +455,14 @@ class Repair:
     def _price(self, restoration: Restoration, *, adding: bool = False) -> float:
         """Return what a restoration costs that is there, or is added, with its own page-out."""
         prices, item, partial = self.prices, restoration.item, self.partial
-        if restoration.recompute:
+        if restoration.kind == RECOMPUTE:
             return prices.compute[item]
-        if restoration.is_storage_home(partial.graph):
+        if restoration.kind == STORAGE_HOME:
             paged = 0 if adding else partial.page_ins[item]
             return prices.storage_home[item] + paged * prices.page_in[item]
         out = partial.changes_page_out(restoration, adding=adding)
         price = prices.page_out[item] if out else 0.0
-        return price if restoration.is_page_out(partial.graph) else prices.page_in[item] + price
+        return price if restoration.kind == PAGE_OUT else prices.page_in[item] + price
 
     def _drop(self, restoration: Restoration) -> bool:
         """Drop a restoration unless RAM does not suffice, or own constraints want it."""
@@ -474,11 +479,11 @@ class Repair:
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed = 0
         served: Sequence[int] = (restoration.item,)
-        if restoration.is_page_out(graph):
+        if restoration.kind == PAGE_OUT:
             return True
-        if restoration.is_storage_home(graph):
+        if restoration.kind == STORAGE_HOME:
             return partial.row_bytes_if_resident(restoration.item) <= self.limit_bytes
-        if restoration.recompute:
+        if restoration.kind == RECOMPUTE:
             served = [i for i in graph.outputs_of[restoration.item] if partial.serves(i, t)]
             inputs = partial.working.inputs_of[restoration.item]
             freed = sum(partial.sizes[i] for i in inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 if TYPE_CHECKING:
@@ -9,37 +10,34 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
 
 
+class RestorationKind(StrEnum):
+    """What is done."""
+
+    PAGE_IN = "page_in"
+    """The tensor is paged in."""
+    PAGE_OUT = "page_out"
+    """The tensor is paged out for its own sake, in the stage that makes it."""
+    STORAGE_HOME = "storage_home"
+    """The tensor, which is state, has its home on storage; the stage is that of its node."""
+    RECOMPUTE = "recompute"
+    """The node is recomputed."""
+
+
+PAGE_IN, PAGE_OUT, STORAGE_HOME, RECOMPUTE = RestorationKind
+
+
 class Restoration(NamedTuple):
-    """One recomputation or page-in, or a home on storage for state."""
+    """One recomputation or page-in, a page-out that serves none, or a home on storage for state."""
 
     stage: int
     item: int
-    """The node that is recomputed, or the tensor that is paged in."""
-    recompute: bool
+    """The node that is recomputed, or else the tensor."""
+    kind: RestorationKind
 
     @classmethod
-    def page_out(cls, graph: Graph, i: int) -> Self:
-        """Return what stands for a page-out of tensor `i` that serves no page-in.
-
-        It is noted as a page-in in the stage of its first computation, where there can be none.
-        """
-        return cls(graph.node_of[i], i, recompute=False)
-
-    def is_page_out(self, graph: Graph) -> bool:
-        """Return whether it stands for a page-out alone."""
-        return self._is_at_its_node(graph) and not graph.nodes[self.stage].is_state
-
-    @classmethod
-    def storage_home(cls, graph: Graph, i: int) -> Self:
-        """Return what stands for a home on storage of state `i`: the page-in of its own node."""
-        return cls(graph.node_of[i], i, recompute=False)
-
-    def is_storage_home(self, graph: Graph) -> bool:
-        """Return whether it stands for a home of state on storage."""
-        return self._is_at_its_node(graph) and graph.nodes[self.stage].is_state
-
-    def _is_at_its_node(self, graph: Graph) -> bool:
-        return not self.recompute and self.stage == graph.node_of[self.item]
+    def at_its_node(cls, graph: Graph, i: int, kind: RestorationKind) -> Self:
+        """Return the page-out, or the home on storage, of tensor `i`."""
+        return cls(graph.node_of[i], i, kind)
 
 
 def restorations_of(graph: Graph, schedule: Schedule) -> list[Restoration]:
@@ -51,8 +49,8 @@ def restorations_of(graph: Graph, schedule: Schedule) -> list[Restoration]:
     out.difference_update(graph.state_of)
     on_storage = sorted(set(graph.state_tensors).difference(schedule.resident))
     return [
-        *(Restoration(t, k, recompute=True) for t, k in schedule.R if k < t),
-        *(Restoration(t, i, recompute=False) for t, i in schedule.M_in),
-        *(Restoration.storage_home(graph, i) for i in on_storage),
-        *(Restoration.page_out(graph, i) for i in sorted(out)),
+        *(Restoration(t, k, RECOMPUTE) for t, k in schedule.R if k < t),
+        *(Restoration(t, i, PAGE_IN) for t, i in schedule.M_in),
+        *(Restoration.at_its_node(graph, i, STORAGE_HOME) for i in on_storage),
+        *(Restoration.at_its_node(graph, i, PAGE_OUT) for i in sorted(out)),
     ]

@@ -1,10 +1,27 @@
-"""Formulations of the problem, as arrays or for Pyomo; symbols of the paper live here."""
+"""Formulations of the problem, as arrays or for Pyomo; symbols of the paper live here.
+
+What builds a whole model loads on first use: ``lazy`` states relaxations of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.errors import check_docstrings
 
 check_docstrings()
 
-from poetmodel.model.building import FORMULATIONS, build, read_schedule  # noqa: E402
 from poetmodel.model.formulation import Component, Formulation  # noqa: E402
 
+if TYPE_CHECKING:
+    from poetmodel.model.building import FORMULATIONS, build, read_schedule
+
 __all__ = ["FORMULATIONS", "Component", "Formulation", "build", "read_schedule"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("FORMULATIONS", "build", "read_schedule"):
+        from poetmodel.model import building
+
+        return getattr(building, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,13 +18,12 @@ from poetmodel.model.formulation import AFTER_VARIABLES, Component, Formulation
 from poetmodel.model.linear import stated_limit
 from poetmodel.model.memory import MEMORY
 from poetmodel.model.objective import LIMITS_AND_OBJECTIVE
-from poetmodel.problem import LinearRow
+from poetmodel.problem import LinearRow, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.model.aggregated import Grouping
-    from poetmodel.model.compact import CompactRelations
     from poetmodel.model.events import Events
     from poetmodel.model.formulation import Formulation
     from poetmodel.model.memory import Liveness
     from poetmodel.model.objective import Decisions
-    from poetmodel.model.relations import TriangleRelations
+    from poetmodel.model.relations import CompactRelations, TriangleRelations
     from poetmodel.problem import LinearRow, Problem
 
 Family = dict[Any, int]
@@ -132,30 +131,27 @@ class Model:
         family: str,
         index: Iterable[Any],
         *,
-        lower: float = 0.0,
         upper: float | Sequence[float] = 1.0,
         integer: bool = True,
     ) -> Family:
-        """Declare variables, binary ones by default; return their columns."""
+        """Declare variables from 0 on, binary ones by default; return their columns."""
         begin = len(self.lower)
         columns = {key: column for column, key in enumerate(index, start=begin)}
         count = len(columns)
         self.families[family] = columns
-        self.lower += [lower] * count
+        self.lower += [0.0] * count
         self.upper += upper if isinstance(upper, list) else [upper] * count  # type: ignore[list-item]
         self.integer += [integer] * count
         setattr(self, family, columns)
         return columns
 
-    def add_variable(
-        self, family: str, *, lower: float = 0.0, upper: float = 1.0, integer: bool = False
-    ) -> int:
-        """Declare one variable, a real one by default; return its column."""
+    def add_variable(self, family: str, *, upper: float, lower: float = 0.0) -> int:
+        """Declare one real variable; return its column."""
         column = len(self.lower)
         self.families[family] = {None: column}
         self.lower.append(lower)
         self.upper.append(upper)
-        self.integer.append(integer)
+        self.integer.append(False)
         return column
 
     @property
@@ -198,14 +194,13 @@ class Model:
         columns: NDArray[np.integer],
         values: NDArray[Any],
         *,
-        lower: float = -math.inf,
-        upper: float = math.inf,
+        upper: float,
     ) -> None:
         """Add a row of arrays, of thousands of terms perhaps."""
         check_time_limit()
         self._columns.frombytes(columns.astype(np.intc).tobytes())
         self._values.frombytes(values.astype(np.float64).tobytes())
-        self._close_row(key, lower, upper)
+        self._close_row(key, -math.inf, upper)
 
     def add_linear_row(self, row: LinearRow) -> None:
         """Add a row under its own key."""

@@ -12,13 +12,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from poetmodel.clock import check_time_limit
-from poetmodel.problem import DeadlineCounts, Problem, Quantity
+from poetmodel.problem import Coefficients, DeadlineCounts, Problem, Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import Coefficients
 
     IsFree = Callable[[int, int, int], bool]
     """Whether no memory row counts a tensor from one group up to the begin of another."""

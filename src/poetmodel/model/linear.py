@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.model.arrays import Label
+from poetmodel.model.arrays import Label, Model
 from poetmodel.problem.rows import ROUNDING, LinearRow
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.model.arrays import Model
 
 Term = tuple[float, int]
 """A coefficient and a column."""

@@ -11,7 +11,7 @@ import numpy as np
 from poetmodel.clock import check_time_limit
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
 from poetmodel.model.linear import RESOLVED, keep_limit, limit_row
-from poetmodel.problem import LinearRow
+from poetmodel.problem import LinearRow, Problem
 from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.model.arrays import Model
-    from poetmodel.problem import Problem
 
 
 class StepView:
@@ -95,7 +94,12 @@ class MemoryRows:
         self.sizes = self.graph.tensor_bytes
         self.live: dict[Liveness, int] = {}
         """For each liveness column its number."""
-        state = rows_of_state(view)
+        sizes = view.problem.graph.tensor_bytes
+        state = [
+            (i, sizes[i], column)
+            for i in view.problem.graph.state_tensors
+            if sizes[i] and (column := view.resident(i)) is not None
+        ]
         self.home_nodes = np.array([self.graph.node_of[i] for i, *_ in state], dtype=np.int64)
         """For each state tensor that may be resident, the node that holds it."""
         self.home_bytes = np.array([size for _, size, _ in state], dtype=np.int64)
@@ -124,13 +128,6 @@ class MemoryRows:
     def column(self, liveness: Liveness) -> int:
         """Return what stands for a liveness column, below zero."""
         return -1 - self.live.setdefault(liveness, len(self.live))
-
-
-def rows_of_state(view: StepView) -> list[tuple[int, int, int]]:
-    """Return (tensor, bytes, column that says whether it is resident) of state with bytes."""
-    graph = view.problem.graph
-    state = ((i, graph.tensor_bytes[i], view.resident(i)) for i in graph.state_tensors)
-    return [(i, size, column) for i, size, column in state if size and column is not None]
 
 
 def _or_not(column: int | None) -> int:

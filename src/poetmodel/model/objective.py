@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.model.formulation import AFTER_VARIABLES, Component
 from poetmodel.model.linear import Term, as_needed, merged, room, stated_limit
-from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Coefficients, LinearRow, largest_rewards
+from poetmodel.problem import (
+    CONSTRAINTS,
+    DEADLINE_ROWS,
+    Coefficients,
+    LinearRow,
+    Problem,
+    largest_rewards,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from poetmodel.model.arrays import Model
-    from poetmodel.problem import Problem
 
 
 @dataclass(frozen=True)

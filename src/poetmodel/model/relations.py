@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import ModelError
+from poetmodel.model.compact import declare_homes
 from poetmodel.model.formulation import Component
-from poetmodel.model.homes import assigned_homes, declare_homes
 from poetmodel.model.memory import StepView, assign_memory
 from poetmodel.model.objective import Decisions
 from poetmodel.schedule import RELATIONS, Schedule
@@ -149,6 +149,13 @@ def _fix_state(m: Model) -> None:
 TRIANGLE = Component("variables", _variables, source="POET (ICML 2022), section 5.2")
 
 
+def assigned_homes(m: Model, schedule: Schedule) -> Iterator[tuple[int, float]]:
+    """Yield (column, value) of the homes that a schedule states."""
+    homes = set(schedule.resident)
+    yield from ((column, float(i in homes)) for i, column in m.resident.items())
+    yield from ((column, float(i not in homes)) for i, column in m.storage_home.items())
+
+
 class TriangleRelations(StepView):
     """Entries of the relations as columns of their own."""
 
@@ -190,3 +197,92 @@ class TriangleRelations(StepView):
         values |= assigned_homes(self.m, schedule)
         yield from values.items()
         yield from assign_memory(self.m, schedule, values)
+
+
+class CompactRelations(StepView):
+    """Values of the paper's relations in terms of the columns of ``compact``."""
+
+    def entry(self, name: str, t: int, k: int) -> int:
+        """Return the column of an entry of a relation, or `ZERO` or `ONE`."""
+        column: int = getattr(self, name)(t, k)
+        return column
+
+    def R(self, t: int, k: int) -> int:
+        """``R[t,k]``."""
+        return ONE if t == k else self._or_zero(self.computed(t, k))
+
+    def S_RAM(self, t: int, i: int) -> int:
+        """``S_RAM[t,i]``."""
+        return self._or_zero(self.in_ram(t, i))
+
+    def S_AUX(self, t: int, i: int) -> int:
+        """``S_AUX[t,i]``."""
+        if i in self.m.resident:
+            home = self.m.storage_home.get(i, ZERO)
+            return home if t <= self.problem.graph.last_page_in(i) else ZERO
+        if i in self.graph.on_aux:
+            return ONE
+        return self.m.paged_out.get(i, ZERO)
+
+    def M_in(self, t: int, i: int) -> int:
+        """``M_in[t,i]``."""
+        return self._or_zero(self.paged_in(t, i))
+
+    def M_out(self, t: int, i: int) -> int:
+        """``M_out[t,i]``."""
+        if t != self.graph.node_of[i]:
+            return ZERO
+        old = self.problem.graph.state_of.get(i)
+        if old is not None:
+            return self.m.storage_home.get(old, ZERO)
+        return self.m.paged_out.get(i, ZERO)
+
+    def _or_zero(self, column: int | None) -> int:
+        return ZERO if column is None else column
+
+    def chosen(self, holds: Callable[[int], bool]) -> Iterator[tuple[str, int, int]]:
+        """Yield (relation, stage, index) of every entry that holds, given whether a column does."""
+        m, graph = self.m, self.graph
+        yield from (("R", t, t) for t in range(len(graph.nodes)))
+        yield from (("R", t, k) for (t, k), column in m.recomputed.items() if holds(column))
+        yield from (("M_in", t, i) for (t, i), column in m.paged_in.items() if holds(column))
+        for (i, a), column in m.kept.items():
+            if holds(column):
+                yield from (("S_RAM", t, i) for t in self.stages_of(i, a))
+        for i, k in enumerate(graph.node_of):
+            out = i in m.paged_out and holds(m.paged_out[i])
+            if out:
+                yield "M_out", k, i
+            if out or (i in graph.on_aux and i not in m.resident):
+                yield from (("S_AUX", t, i) for t in range(k + 1, len(graph.nodes)))
+        for i, column in m.storage_home.items():
+            if holds(column):
+                k = graph.node_of[i]
+                last = self.problem.graph.last_page_in(i)
+                yield from (("S_AUX", t, i) for t in range(k + 1, last + 1))
+                new = self.problem.graph.replacement_of.get(i)
+                if new is not None:
+                    yield "M_out", last, new
+
+    def assign(self, schedule: Schedule) -> Iterator[tuple[int, float]]:
+        """Yield (column, value) of what a schedule says, as far as the columns can say it."""
+        m = self.m
+        held = set(schedule.S_RAM)
+        values: dict[int, float] = {}
+        for columns, entries in (
+            (m.recomputed, set(schedule.R)),
+            (m.paged_in, set(schedule.M_in)),
+            (m.paged_out, {i for _, i in schedule.M_out}),
+        ):
+            values |= {column: float(index in entries) for index, column in columns.items()}
+        for (i, a), column in m.kept.items():
+            values[column] = float(all((t, i) in held for t in self.stages_of(i, a)))
+        values |= assigned_homes(m, schedule)
+        yield from values.items()
+        yield from assign_memory(m, schedule, values)
+
+    def stages_of(self, i: int, a: int) -> range:
+        """Return the stages at whose beginning segment `a` of tensor `i` has it in RAM."""
+        stages = self.m.events.events[i]
+        begin = self.graph.node_of[i] if a == 0 else stages[a - 1]
+        return range(begin + 1, stages[a] + 1)

@@ -7,10 +7,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from poetmodel.errors import PlanError
-from poetmodel.placement.lifetimes import blocks_of, lower_bound_bytes
-from poetmodel.placement.packing import Packing
-from poetmodel.placement.search import search
-from poetmodel.plan import check_plan
+from poetmodel.placement.lifetimes import Block, blocks_of, lower_bound_bytes
+from poetmodel.placement.packing import Packing, search
+from poetmodel.plan import Plan, check_plan
 from poetmodel.plan.arena import ALIGNMENT, Arena, Placed, check_alignment
 from poetmodel.units import MAX_BYTES
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.placement.lifetimes import Block
-    from poetmodel.plan import Plan
 
 
 def place(

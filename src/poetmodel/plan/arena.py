@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.errors import PlanError, shown
 from poetmodel.plan.stays import stays
-from poetmodel.schedule.machine import BEFORE, Content
+from poetmodel.schedule.machine import BEFORE, Content, Stay
 from poetmodel.units import brief, format_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan.program import Plan
-    from poetmodel.schedule.machine import Stay
 
 ALIGNMENT: Final = 16
 """Offsets are multiples of this unless another alignment is wanted [B]."""

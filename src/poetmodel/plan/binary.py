@@ -17,14 +17,13 @@ from poetmodel.plan.derivation import explicit_steps, with_waits_and_frees
 from poetmodel.plan.program import Plan
 from poetmodel.plan.simulation import check_identity
 from poetmodel.schedule import GraphIdentity
-from poetmodel.schedule.instructions import Instruction, Op
+from poetmodel.schedule.instructions import Instruction, Op, Program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from poetmodel.graph import Graph
     from poetmodel.schedule.homes import Homes
-    from poetmodel.schedule.instructions import Program
 
 MAGIC: Final = b"\x89PLN"
 """The first bytes of every coded plan; no text begins with them."""

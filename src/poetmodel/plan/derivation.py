@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
-from poetmodel.schedule.instructions import Instruction, Op
+from poetmodel.schedule.instructions import Instruction, Op, Program
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from poetmodel.schedule.homes import Homes
-    from poetmodel.schedule.instructions import Program
 
 _TRANSFERS: Final = (Op.PAGE_IN, Op.PAGE_OUT)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import StorageMode
-from poetmodel.schedule.instructions import Op
-from poetmodel.schedule.machine import BEFORE, Content
+from poetmodel.schedule.instructions import Instruction, Op
+from poetmodel.schedule.machine import BEFORE, Content, Moment
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from poetmodel.plan.arena import Arena, Placed
     from poetmodel.plan.program import Plan
     from poetmodel.plan.simulation import PlanCheck
-    from poetmodel.schedule.instructions import Instruction
-    from poetmodel.schedule.machine import Moment
 
 LONGEST_NAME: Final = 48
 """Names up to this length are aligned."""

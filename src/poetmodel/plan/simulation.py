@@ -162,7 +162,7 @@ def _faults_of_homes(plan: Plan, homes: Homes, device: Device | None) -> Iterato
         yield (
             "memory_mapped: the plan reads state on storage "
             f"{'where it lies' if plan.memory_mapped else 'into RAM'}, and the storage of "
-            f"{device.key or device.name} is {'not ' if plan.memory_mapped else ''}memory-mapped"
+            f"{device.short_name} is {'not ' if plan.memory_mapped else ''}memory-mapped"
         )
 
 

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import kind_of
 from poetmodel.errors import PlanError
-from poetmodel.plan.arena import aligned
+from poetmodel.plan.arena import Arena, aligned
 from poetmodel.plan.listing import Words
 from poetmodel.plan.stays import stays
-from poetmodel.schedule.machine import Content, Origin
+from poetmodel.schedule.machine import Content, Origin, Stay
 
 if TYPE_CHECKING:
     from poetmodel.graph import Graph
-    from poetmodel.plan.arena import Arena
     from poetmodel.plan.program import Plan
     from poetmodel.plan.simulation import PlanCheck
-    from poetmodel.schedule.machine import Stay
 
 Entry = dict[str, Any]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel.device.room import PARTS, part_of
 from poetmodel.plan.listing import Words
 from poetmodel.plan.stays import ram_in_use, stays
-from poetmodel.schedule.instructions import Op
-from poetmodel.schedule.machine import Content
+from poetmodel.schedule.instructions import Instruction, Op
+from poetmodel.schedule.machine import Content, Moment, Stay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.plan.program import Plan
     from poetmodel.plan.simulation import PlanCheck
-    from poetmodel.schedule.instructions import Instruction
-    from poetmodel.schedule.machine import Moment, Stay
 
 Event = dict[str, Any]
 

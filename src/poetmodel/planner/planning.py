@@ -1,4 +1,7 @@
-"""From a schedule to the plan that a device runs, and the verdict on both."""
+"""From a schedule to the plan that a device runs, and the verdict on both.
+
+What makes and checks plans is imported on use: to verify a schedule without one takes none of it.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,19 @@ from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit
 from poetmodel.clock import time_limit as limited
-from poetmodel.device import StorageMode
+from poetmodel.device import Costs, CostTable, StorageMode
 from poetmodel.errors import PlanError, TimeLimitError
-from poetmodel.plan import Plan, check_plan
-from poetmodel.plan.derivation import with_waits_and_frees
-from poetmodel.planner.search import best_transfers
-from poetmodel.planner.sequence import moves_of, start_at_use
-from poetmodel.planner.timing import Timing, just_in_time
-from poetmodel.planner.windows import TransferWindows
-from poetmodel.problem import within
-from poetmodel.schedule import GraphIdentity, simulate
+from poetmodel.problem import Problem, within
+from poetmodel.schedule import GraphIdentity, Schedule, Simulation, Verdict, simulate
 from poetmodel.schedule import verify as verify_schedule
 from poetmodel.schedule.compilation import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from poetmodel.device import Costs, CostTable
     from poetmodel.graph import Graph
-    from poetmodel.plan import Instruction, PlanCheck, Program
-    from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule, Simulation, Verdict
+    from poetmodel.plan import Instruction, Plan, PlanCheck, Program
+    from poetmodel.planner.timing import Timing
     from poetmodel.schedule.homes import Homes
 
 _PASSES: Final = 4
@@ -95,6 +90,8 @@ def _plan_of(
     limit_s: float | None = None,
 ) -> Plan:
     """Make the program of a schedule that is valid and has this peak [B]."""
+    from poetmodel.plan import Plan
+
     budget = max(ram_budget_bytes or 0, peak_bytes)
     device, has_homes = costs.device, graph.version > 1
     plan = Plan(
@@ -102,7 +99,7 @@ def _plan_of(
         mode=mode,
         identity=schedule.identity or GraphIdentity.of(graph),
         ram_budget_bytes=ram_budget_bytes,
-        device=None if device is None else device.key or device.name,
+        device=None if device is None else device.short_name,
         resident=schedule.resident if has_homes else None,
         memory_mapped=has_homes and device is not None and device.is_memory_mapped,
     )
@@ -117,6 +114,10 @@ def _overlapping(
     homes: Homes, table: CostTable, schedule: Schedule, budget: int, limit_s: float | None
 ) -> Program:
     """Return the program of a schedule for a device with DMA; in time, or as good as it got."""
+    from poetmodel.plan.derivation import with_waits_and_frees
+    from poetmodel.planner.sequence import moves_of, start_at_use
+    from poetmodel.planner.timing import Timing
+
     moves = moves_of(homes, schedule)
     best = Timing(homes, table, start_at_use(homes, moves), budget)
     improved = _improved(homes, table, moves, budget, best)
@@ -134,6 +135,10 @@ def _improved(
     homes: Homes, table: CostTable, moves: Sequence[Instruction], budget: int, best: Timing
 ) -> Iterator[Timing]:
     """Yield ever better programs of a schedule, beginning from one."""
+    from poetmodel.planner.search import best_transfers
+    from poetmodel.planner.timing import Timing, just_in_time
+    from poetmodel.planner.windows import TransferWindows
+
     windows = TransferWindows(homes, table, moves, budget)
     chosen = windows.steps(best_transfers(windows).transfers)
     candidate = Timing(homes, table, chosen, budget)
@@ -190,6 +195,8 @@ def verify(
     """
     if not problem.is_overlapping:
         return verify_schedule(problem, schedule, stated=stated)
+    from poetmodel.plan import check_plan
+
     graph, costs = problem.graph, problem.costs
     faults: list[str] = []
 

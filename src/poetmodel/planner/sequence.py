@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poetmodel.plan import Instruction, Op
+from poetmodel.plan import Instruction, Op, Program
 from poetmodel.plan.derivation import copies_of
 from poetmodel.schedule.compilation import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.plan import Program
     from poetmodel.schedule import Schedule
     from poetmodel.schedule.homes import Homes
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from poetmodel.clock import check_time_limit
 from poetmodel.plan import Instruction, Op
-from poetmodel.plan.derivation import copies_of
+from poetmodel.plan.derivation import Copy, copies_of
 from poetmodel.planner.sequence import unread_page_ins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from poetmodel.device import CostTable
-    from poetmodel.plan.derivation import Copy
     from poetmodel.schedule.homes import Homes
 
 

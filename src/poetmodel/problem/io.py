@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.errors import InputError, raised_as, shown
+from poetmodel.errors import InputError, did_you_mean, raised_as, shown
 from poetmodel.files import parse_toml, place, read_text, unknown_key
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN
@@ -21,6 +21,7 @@ from poetmodel.problem.totals import (
     KEYS,
     Constraint,
     Count,
+    Terms,
     Total,
     is_number,
     unit_of,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.problem.problem import Problem
-    from poetmodel.problem.totals import Terms
 
 _TABLES: Final = ("constraint", "objective")
 _SIDES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -204,8 +204,7 @@ class _Reader:
             return
         kind, _, pattern = key.partition(":")
         if kind not in self._names or not pattern:
-            close = get_close_matches(key, KEYS, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(KEYS)}"
+            hint = did_you_mean(key, KEYS) or f"expected one of {', '.join(KEYS)}"
             self.faults.append(f"{where}: {shown(key)}: {hint}")
             return
         names, what = self._names[Count(kind)], _NAMED[Count(kind)]

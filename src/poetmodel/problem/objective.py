@@ -9,7 +9,7 @@ from itertools import chain
 from operator import neg
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from poetmodel.device import StorageMode
+from poetmodel.device import Device, StorageMode
 from poetmodel.problem.rows import (
     RELATIVE_TOLERANCE,
     ROUNDING,
@@ -17,16 +17,14 @@ from poetmodel.problem.rows import (
     LinearRow,
     weighted,
 )
-from poetmodel.problem.totals import CONSTANT, Count, Total
+from poetmodel.problem.totals import CONSTANT, Constraint, Count, Terms, Total
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from poetmodel.device import Device
     from poetmodel.graph import Graph
     from poetmodel.problem.problem import Problem
-    from poetmodel.problem.totals import Constraint, Terms
     from poetmodel.schedule import Simulation
 
 OWN: Final = "own"

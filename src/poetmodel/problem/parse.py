@@ -6,17 +6,15 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import BudgetError, InputError, shown
-from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN, DeadlineCounts, Quantity
-from poetmodel.problem.totals import Total, check_terms
+from poetmodel.problem.totals import Constraint, Terms, Total, check_terms
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from poetmodel.graph import Graph
     from poetmodel.problem.problem import Problem
-    from poetmodel.problem.totals import Constraint, Terms
 
 SMALLEST_COST: Final = 1e-300
 """Least time or energy other than nothing: a thousandth of it is still a full number."""

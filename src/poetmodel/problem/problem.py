@@ -19,7 +19,7 @@ from poetmodel.problem.objective import (
 )
 from poetmodel.problem.parse import resolve_choices, resolve_limits
 from poetmodel.problem.rows import Coefficients, LinearRow
-from poetmodel.problem.totals import Constraint, Total, TotalsBlock
+from poetmodel.problem.totals import Constraint, Terms, Total, TotalsBlock
 from poetmodel.problem.working_graph import working_graph
 from poetmodel.units import brief, format_bytes, format_seconds
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from poetmodel.device import Costs, CostTable
-    from poetmodel.problem.totals import Terms
     from poetmodel.schedule import Simulation
 
 _LIMITED_BY: Final[Mapping[Quantity, str]] = {
@@ -158,7 +157,7 @@ class Problem:
 
     def __repr__(self) -> str:
         device = self.costs.device
-        where = "" if device is None else f"on {shown(device.key or device.name)}"
+        where = "" if device is None else f"on {shown(device.short_name)}"
         deadline = "" if self.deadline_s is None else f"deadline {format_seconds(self.deadline_s)}"
         budget = f"RAM {format_bytes(self.ram_budget_bytes)}"
         return brief(

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
-from poetmodel.graph import Graph, Phase
-
-if TYPE_CHECKING:
-    from poetmodel.graph import Node
+from poetmodel.graph import Graph, Node, Phase
 
 
 def working_graph(graph: Graph, *, read_in_place: bool) -> Graph:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import part_of
-from poetmodel.plan import Op
+from poetmodel.plan import Op, Plan, PlanCheck
 from poetmodel.report.pictures import Kind, in_order
 from poetmodel.report.timeline import AGAIN, FIRST_READ, LETTERS, ORIGINS, plan_chart
 from poetmodel.schedule.machine import Origin
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.plan import Plan, PlanCheck
 
 BARS: Final[Mapping[str, tuple[str, Kind]]] = {
     LETTERS[Op.COMPUTE]: ("core", Kind.COMPUTED),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.problem import DeadlineCounts, Quantity
-from poetmodel.report.comparison import KEEP_ALL
+from poetmodel.report.comparison import KEEP_ALL, Comparison, Rival
 from poetmodel.report.presenter import plural, share
 from poetmodel.report.timeline import IN_PARTS
 from poetmodel.units import format_bytes, format_seconds
@@ -14,7 +14,6 @@ from poetmodel.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from poetmodel.report.comparison import Comparison, Rival
     from poetmodel.report.subject import Subject
     from poetmodel.schedule import Simulation
 

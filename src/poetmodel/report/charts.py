@@ -8,13 +8,14 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import PARTS, DeviceRoom, RamUse, gauge, keep_all_use, kind_of
-from poetmodel.plan import Op
-from poetmodel.problem import Quantity
+from poetmodel.plan import Op, Plan, PlanCheck
+from poetmodel.problem import Problem, Quantity
 from poetmodel.report.pictures import (
     COLOURS,
     DARK_COLOURS,
     LINE_COLOURS,
     PART_COLOURS,
+    AddressMap,
     Kind,
     address_map,
     colour_of,
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.plan import Plan, PlanCheck
-    from poetmodel.problem import Problem
-    from poetmodel.report.pictures import AddressMap
     from poetmodel.report.subject import Subject
     from poetmodel.result import Moment
     from poetmodel.schedule import Schedule

@@ -10,14 +10,13 @@ from poetmodel.baselines import method
 from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError, PoetModelError, TimeLimitError
 from poetmodel.planner import verify
-from poetmodel.problem import Quantity, within
+from poetmodel.problem import Problem, Quantity, within
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from poetmodel.baselines import Method
-    from poetmodel.problem import Problem
     from poetmodel.report.subject import Subject
     from poetmodel.schedule import Schedule, Simulation
 
@@ -141,7 +140,7 @@ def _limits(subject: Subject) -> str:
         return f"{subject.label} alone"
     how = {"minimize", "weights", "method", "formulation", "backend", "time_limit_s", "gap"}
     device = subject.costs.device
-    costs = (subject.costs.source, "" if device is None else device.key or device.name)
+    costs = (subject.costs.source, "" if device is None else device.short_name)
     return f"{stated.model_dump(exclude=how)} {costs}"
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, MissingExtraError, shown
 from poetmodel.files import write_bytes
-from poetmodel.report.bands import plan_timeline
+from poetmodel.report.bands import Timeline, plan_timeline
 from poetmodel.report.charts import box_chart, graph_chart, map_chart
-from poetmodel.report.pictures import address_map, stage_map
+from poetmodel.report.pictures import AddressMap, Grid, address_map, stage_map
 from poetmodel.report.presenter import escaped
 from poetmodel.report.still import image
 from poetmodel.report.template import render
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.plan import ArenaCheck, Plan, PlanCheck
-    from poetmodel.report.bands import Timeline
-    from poetmodel.report.pictures import AddressMap, Grid
     from poetmodel.schedule import Schedule
 
 LIBRARIES: Final[Mapping[str, Sequence[str]]] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import room_figures
 from poetmodel.files import installed
-from poetmodel.problem import OWN
+from poetmodel.problem import OWN, Problem
 from poetmodel.report.presenter import state_figures
 from poetmodel.result import relative_gap
 from poetmodel.schedule.decisions import (
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import Problem
     from poetmodel.report.subject import Sources, Subject
     from poetmodel.schedule import Schedule
     from poetmodel.schedule.io import ProblemEntry

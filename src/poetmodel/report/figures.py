@@ -9,6 +9,7 @@ from poetmodel.report.presenter import (
     Fact,
     Parts,
     Row,
+    Unit,
     constraint_rows,
     fine_joules,
     look_up,
@@ -25,7 +26,6 @@ from poetmodel.units import format_bytes, format_joules, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from poetmodel.report.presenter import Unit
     from poetmodel.schedule import ConstraintValue
 
     Facts = Mapping[str, Any]

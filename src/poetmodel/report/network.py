@@ -6,14 +6,13 @@ import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.graph import Phase
+from poetmodel.graph import Graph, Node, Phase
 from poetmodel.report.presenter import escaped
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from poetmodel.graph import Graph, Node
 
 Path = tuple[str, ...]
 """The modules that a node is in, from the outside."""

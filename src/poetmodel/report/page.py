@@ -16,7 +16,7 @@ from poetmodel.report.charts import (
     overlay_chart,
     progress_of,
 )
-from poetmodel.report.comparison import comparison_facts
+from poetmodel.report.comparison import Comparison, comparison_facts
 from poetmodel.report.drawing import check_installed
 from poetmodel.report.facts import choices_of, decision_rows, facts, graph_facts
 from poetmodel.report.figures import (
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from poetmodel.report.comparison import Comparison
     from poetmodel.report.subject import Subject
 
     Rows = Sequence[Mapping[str, Any]]

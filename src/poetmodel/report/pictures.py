@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.plan import Op
+from poetmodel.plan import ArenaCheck, Op, Plan, PlanCheck
 from poetmodel.report.presenter import plural
 from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.units import format_bytes
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
 
     from poetmodel.graph import Graph
-    from poetmodel.plan import ArenaCheck, Plan, PlanCheck
     from poetmodel.plan.arena import Rectangle
     from poetmodel.schedule import Schedule
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device.room import GAUGE, gauge, gauge_words, room_figures
+from poetmodel.device.room import GAUGE, DeviceRoom, gauge, gauge_words, room_figures
 from poetmodel.problem.totals import unit_of
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from poetmodel.device.room import DeviceRoom
     from poetmodel.graph import Graph
     from poetmodel.problem import Constraint
     from poetmodel.schedule import ConstraintValue, Simulation

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.room import PARTS
-from poetmodel.report.bands import outline
+from poetmodel.report.bands import Band, Bar, Timeline, outline
 from poetmodel.report.pictures import (
     COLOURS,
     CURVE_COLOUR,
@@ -15,14 +15,13 @@ from poetmodel.report.pictures import (
     PART_COLOURS,
     AddressMap,
     Grid,
+    GridCell,
     Kind,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from poetmodel.report.bands import Band, Bar, Timeline
-    from poetmodel.report.pictures import GridCell
 
 DOTS_PER_INCH: Final = 150
 WIDTH_INCHES: Final = 10.0

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel.device import Costs
 from poetmodel.device.room import DeviceRoom
-from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import OWN_SHAPE, InputShape
-from poetmodel.schedule import RELATIONS, Schedule, constraint_values
+from poetmodel.schedule import (
+    RELATIONS,
+    ConstraintValue,
+    Schedule,
+    Simulation,
+    Verdict,
+    constraint_values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from poetmodel.graph import Graph
     from poetmodel.plan import ArenaCheck, Plan, PlanCheck
     from poetmodel.problem import Problem
-    from poetmodel.schedule import ConstraintValue, Simulation, Verdict
     from poetmodel.schedule.io import ScheduleDocument
 
 

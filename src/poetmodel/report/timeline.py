@@ -5,22 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import StorageMode
-from poetmodel.graph import checkpoint_all_profile
-from poetmodel.plan import Op
+from poetmodel.graph import Graph, checkpoint_all_profile
+from poetmodel.plan import Op, Plan, PlanCheck
 from poetmodel.plan.simulation import check_plan
 from poetmodel.plan.stays import stays
 from poetmodel.report.pictures import rounded, size_unit, time_unit
-from poetmodel.report.subject import free_costs
-from poetmodel.schedule.machine import Content, Origin
+from poetmodel.report.subject import Subject, free_costs
+from poetmodel.schedule.machine import Content, Origin, Stay
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from poetmodel.graph import Graph
-    from poetmodel.plan import Plan, PlanCheck
-    from poetmodel.report.subject import Subject
-    from poetmodel.schedule.machine import Stay
 
 AGAIN: Final = "a"
 """A computation of a node that was computed before."""

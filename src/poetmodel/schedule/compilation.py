@@ -6,15 +6,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.clock import check_time_limit, watched
-from poetmodel.schedule.instructions import Instruction, Op
-from poetmodel.schedule.relations import pairs_of_spans, spans_of_pairs
+from poetmodel.schedule.instructions import Instruction, Op, Program
+from poetmodel.schedule.relations import Pair, Schedule, Span, pairs_of_spans, spans_of_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from poetmodel.schedule.homes import Entry, Homes
-    from poetmodel.schedule.instructions import Program
-    from poetmodel.schedule.relations import Pair, Schedule, Span
 
 Rows = defaultdict[int, list[int]]
 _AT_ONCE: Final = ("R", "M_out")

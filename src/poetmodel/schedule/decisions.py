@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from poetmodel.schedule.simulation import simulate
+from poetmodel.schedule.simulation import MemoryPoint, Simulation, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.schedule.relations import Pair, Schedule, Span
-    from poetmodel.schedule.simulation import MemoryPoint, Simulation
 
 StageRange = tuple[int, int]
 """First and last of consecutive stages."""

@@ -10,15 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.schedule.instructions import Instruction, Op
-from poetmodel.schedule.relations import pairs_of_spans
+from poetmodel.schedule.instructions import Instruction, Op, Program
+from poetmodel.schedule.relations import Pair, Schedule, Span, pairs_of_spans
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.schedule.instructions import Program
-    from poetmodel.schedule.relations import Pair, Schedule, Span
 
 Entry = tuple[str, int, int]
 """An entry of a schedule: relation, stage and index."""

@@ -12,16 +12,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from poetmodel.clock import CHUNK, check_time_limit
-from poetmodel.device import StorageMode
-from poetmodel.schedule.homes import StateAccess
-from poetmodel.schedule.instructions import Op
+from poetmodel.device import CostTable, StorageMode
+from poetmodel.schedule.homes import Homes, StateAccess
+from poetmodel.schedule.instructions import Op, Program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.device import CostTable
-    from poetmodel.schedule.homes import Homes
-    from poetmodel.schedule.instructions import Program
     from poetmodel.schedule.relations import Pair
 
 BEFORE: Final = -1

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError
-from poetmodel.problem import RELATIVE_TOLERANCE, within
-from poetmodel.schedule.relations import OBJECTIVE_BOUND, OBJECTIVE_VALUE, STATED, WEAR
+from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, within
+from poetmodel.schedule.relations import OBJECTIVE_BOUND, OBJECTIVE_VALUE, STATED, WEAR, Schedule
 from poetmodel.schedule.simulation import Simulation, simulate, timed_anew
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import Constraint, Problem
-    from poetmodel.schedule.relations import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +135,7 @@ def verify(
         *_choices(problem, schedule),
         *_limits(problem, simulation),
         *_constraints(problem, simulation),
-        *_claims(problem, simulation, stated or {}),
+        *(_claims(problem, simulation, stated) if stated else ()),
     )
     return Verdict(simulation=simulation, violations=violations)
 

@@ -1,7 +1,24 @@
-"""The solver: a problem or a model in, a verified schedule with its proof out."""
+"""The solver: a problem or a model in, a verified schedule with its proof out.
+
+What fits addresses loads on first use: a solve needs none of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from poetmodel.solver.facade import solve
-from poetmodel.solver.fitting import Fitted, fit_arena
 from poetmodel.solver.request import SolveProgress
 
+if TYPE_CHECKING:
+    from poetmodel.solver.fitting import Fitted, fit_arena
+
 __all__ = ["Fitted", "SolveProgress", "fit_arena", "solve"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Fitted", "fit_arena"):
+        from poetmodel.solver import fitting
+
+        return getattr(fitting, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

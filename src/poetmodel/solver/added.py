@@ -12,13 +12,13 @@ from pyomo.repn import generate_standard_repn
 from poetmodel.clock import check_time_limit
 from poetmodel.model.compact import COMPACT
 from poetmodel.problem import OWN, Constraint, LinearRow, Problem
-from poetmodel.problem.totals import CONSTANT, Count, whole
+from poetmodel.problem.rows import over_stages
+from poetmodel.problem.totals import CONSTANT, Count, Terms, whole
 from poetmodel.solver.monolithic import states_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from poetmodel.problem.totals import Terms
     from poetmodel.schedule import Schedule
 
 DECISIONS: Final = ("kept", "recomputed", "paged_in", "paged_out", "storage_home")
@@ -72,17 +72,14 @@ def row_check(
         if not (all(map(model.recomputed.__contains__, again))):
             return False  # it does what the model has decided not to do
         held, relations = set(schedule.S_RAM), model.arrays.relations
-        chosen = {
-            *(("recomputed", index) for index in again),
-            *(("paged_in", index) for index in schedule.M_in),
-            *(("paged_out", i) for _, i in schedule.M_out),
-            *(
-                ("kept", (i, a))
-                for i, a in named
-                if all((t, i) in held for t in relations.stages_of(i, a))
-            ),
-            *(("storage_home", i) for i in model.storage_home if i not in schedule.resident),
-        }
+        chosen = over_stages(again, schedule.M_in, (i for _, i in schedule.M_out))
+        chosen.update(
+            ("kept", (i, a))
+            for i, a in named
+            if all((t, i) in held for t in relations.stages_of(i, a))
+        )
+        homes = (i for i in model.storage_home if i not in schedule.resident)
+        chosen.update(("storage_home", i) for i in homes)
         return all(row.is_kept(chosen.__contains__) for row in rows)
 
     return keeps

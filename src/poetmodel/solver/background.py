@@ -12,19 +12,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.process import ProcessEndedError, WorkerProcess
+from poetmodel.process import ProcessEndedError, WorkerJob, WorkerProcess
 from poetmodel.result import SolveResult, Termination
 from poetmodel.solver.facade import DEFAULT, solve
 from poetmodel.solver.outcome import Outcome, accepted, finish
-from poetmodel.solver.request import Request
+from poetmodel.solver.request import Request, SolveProgress
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from poetmodel.problem import Problem
-    from poetmodel.process import WorkerJob
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.request import SolveProgress
 
 NICENESS: Final = 10
 """By how much the process gives way to others."""

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import InputError, TimeLimitError, TooLargeError, shown
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
-from poetmodel.problem import Problem
+from poetmodel.problem import LinearRow, Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import OwnObjective, SolveResult, Termination
 from poetmodel.schedule import Schedule, check_identity
-from poetmodel.solver.history import History
 from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
@@ -27,8 +26,7 @@ from poetmodel.solver.outcome import (
     verify_schedule,
     without_proof,
 )
-from poetmodel.solver.overlap import solve_overlapping
-from poetmodel.solver.request import GRACE_S, Request, SolveProgress
+from poetmodel.solver.request import GRACE_S, History, Request, SolveProgress
 from poetmodel.units import format_seconds
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
     import pyomo.environ as pyo
 
-    from poetmodel.problem import LinearRow
     from poetmodel.solver.request import OnProgress
 
 
@@ -144,6 +141,8 @@ def solve(
         if reason is not None:
             outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
         elif problem.is_overlapping:
+            from poetmodel.solver.overlap import solve_overlapping
+
             outcome = solve_overlapping(problem, request, task.attempt, start=start)
         else:
             outcome = task.solve(problem, request, start)
@@ -209,7 +208,9 @@ class _Task:
         if stated is None:
             return self.attempt(problem, request, start)
         own = stated.objective != problem.objective
-        within = replace(request, on_progress=_without_values(request)) if own else request
+        within = request
+        if own:  # progress of the user's own objective says nothing of the problem's
+            within = replace(request, on_progress=lambda _: request.report(None, None))
         outcome = _Task(problem=stated, formulation=DEFAULT).attempt(stated, within, start)
         told = AS_STAGE_LIMITS if stated.stand_in.rows else AS_TOTALS
         outcome = replace(outcome, log=f"{told}\n{outcome.log}")
@@ -374,11 +375,6 @@ class _Task:
         from poetmodel.model.paper import reduction_in_words
 
         return reduction_in_words(self.problem.graph) or ""
-
-
-def _without_values(request: Request) -> OnProgress:
-    """Return what reports progress of a user's own objective: it says nothing of the problem's."""
-    return lambda _: request.report(None, None)
 
 
 def _with_own_objective(

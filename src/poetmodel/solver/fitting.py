@@ -10,14 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.clock import time_limit as limited
-from poetmodel.device import StorageMode
+from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything, refitted
 from poetmodel.placement import place
-from poetmodel.plan.arena import ALIGNMENT, aligned, check_alignment
+from poetmodel.plan.arena import ALIGNMENT, Arena, aligned, check_alignment
 from poetmodel.planner import make_plan, verify
 from poetmodel.result import SolveResult, Status, Termination
-from poetmodel.schedule import GraphIdentity, simulate
+from poetmodel.schedule import GraphIdentity, Schedule, simulate
 from poetmodel.solver.facade import solve as solve_by_default
 from poetmodel.solver.request import Request
 from poetmodel.units import format_bytes, format_seconds
@@ -25,12 +25,9 @@ from poetmodel.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from poetmodel.device import Costs
     from poetmodel.graph import Graph
     from poetmodel.plan import Plan
-    from poetmodel.plan.arena import Arena
     from poetmodel.problem import Problem
-    from poetmodel.schedule import Schedule
 
 FIRST_RATIO: Final = 0.6
 """Share of the time limit for the first solve; the rest is for its plan, its addresses, and more

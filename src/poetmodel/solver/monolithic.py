@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.layout import Layout, form_of
+from poetmodel.backends.layout import form_of, layout_of
 from poetmodel.backends.protocol import BackendProgress, Limits, RawSolution, SolverStatus
 from poetmodel.backends.registry import backend
 from poetmodel.backends.sparse import csr_array
-from poetmodel.backends.standard_form import MINIMIZE, round_binaries
+from poetmodel.backends.standard_form import MINIMIZE, StandardForm, round_binaries
 from poetmodel.backends.worker import run_interruptibly
 from poetmodel.clock import rare_collections, time_limit
 from poetmodel.errors import TimeLimitError, VerificationError
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     import pyomo.environ as pyo
     from numpy.typing import NDArray
 
-    from poetmodel.backends.standard_form import StandardForm
     from poetmodel.model.formulation import Formulation
     from poetmodel.schedule import Schedule
 
@@ -159,7 +158,7 @@ def compiled(model: pyo.ConcreteModel) -> StandardForm:
 
 def start_values(form: StandardForm, schedule: Schedule) -> NDArray[np.float64] | None:
     """Return the columns of a schedule, NaN for those it says nothing of; None for ``paper``."""
-    layout = _layout(form)
+    layout = layout_of(form)
     if layout.model.formulation == PAPER:
         return None
     return layout.point(form.n_columns, layout.model.relations.assign(schedule))
@@ -326,7 +325,7 @@ class _ModelSolve:
             load_values(self.form, x)
             return read_schedule(self.extended)
         rounded = round_binaries(x, self.form)
-        values = _layout(self.form).values(rounded)
+        values = layout_of(self.form).values(rounded)
         return schedule_of(self.arrays, lambda column: bool(values[column] > HALF))
 
     def _proven(self, bound: float | None) -> float | None:
@@ -448,7 +447,7 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
     The surrogate may be measured by a known schedule, or have fewer bytes than one has. A user's
     own objective stays, where the model is not `as_stated`.
     """
-    model = _layout(form).model
+    model = layout_of(form).model
     before, objective = model.problem, problem.objective
     if problem is before:
         return form
@@ -476,7 +475,7 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
 
 def _with_limit(form: StandardForm, limit: LinearRow) -> StandardForm:
     """Return a form with a limit over totals besides."""
-    model = _layout(form).model
+    model = layout_of(form).model
     needed = as_needed(model.decisions.stated(limit), model.upper)
     columns: Mapping[int, float] = {}
     lower, upper = -math.inf, math.inf
@@ -492,13 +491,13 @@ def _with_limit(form: StandardForm, limit: LinearRow) -> StandardForm:
     shape = (1, form.n_columns)
     block = csr_array((list(columns.values()), list(columns), [0, len(columns)]), shape=shape)
     form = form.with_rows(block, [lower], [upper], [label])
-    layout = _layout(form)
+    layout = layout_of(form)
     return replace(form, layout=replace(layout, limits={**layout.limits, label: needed}))
 
 
 def _with_lower_peak(form: StandardForm, problem: Problem) -> StandardForm:
     """Return a form whose peak is lower, of a model that minimizes it."""
-    layout = _layout(form)
+    layout = layout_of(form)
     before, peak = layout.model.problem, layout.model.peak
     lower = before.usable_ram_bytes - problem.usable_ram_bytes
     limits = {
@@ -517,7 +516,7 @@ def _in_form(
     form: StandardForm, terms: Iterable[tuple[float, int]]
 ) -> tuple[dict[int, float], float]:
     """Return terms over a model as coefficients of columns of a form, and their constant part."""
-    layout = _layout(form)
+    layout = layout_of(form)
     columns: dict[int, float] = {}
     constant = 0.0
     for value, column in terms:
@@ -527,10 +526,3 @@ def _in_form(
         elif not math.isnan(fixed):
             constant += value * fixed
     return columns, constant
-
-
-def _layout(form: StandardForm) -> Layout:
-    if form.layout is None:
-        msg = "the form is not that of a model of arrays"
-        raise ValueError(msg)
-    return form.layout

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from poetmodel import __version__
 from poetmodel.planner import verify
 from poetmodel.problem import Problem, Quantity
+from poetmodel.problem.rows import over_stages
 from poetmodel.result import OwnObjective, SolveResult, Status, Termination, relative_gap
 
 if TYPE_CHECKING:
@@ -93,11 +94,7 @@ def verify_schedule(
     """
     begun_s = time.monotonic()
     verdict = verify(problem, schedule, planning_s=planning_s)
-    chosen = {
-        *(("recomputed", index) for index in schedule.R),
-        *(("paged_in", index) for index in schedule.M_in),
-        *(("paged_out", i) for _, i in schedule.M_out),
-    }
+    chosen = over_stages(schedule.R, schedule.M_in, (i for _, i in schedule.M_out))
     broken = [row.name for row in problem.stand_in.rows if not row.is_kept(chosen.__contains__)]
     return Candidate(
         schedule=schedule,

@@ -1,4 +1,4 @@
-"""How to solve, within which limits, and what is reported on the way."""
+"""How to solve, within which limits, and what is reported on the way, kept for later."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import InputError
-from poetmodel.result import relative_gap
+from poetmodel.problem import Quantity
+from poetmodel.result import SolveResult, relative_gap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from poetmodel.result import Moment
     from poetmodel.schedule import Schedule
 
     OnProgress = Callable[["SolveProgress"], bool | None]
@@ -22,6 +24,8 @@ GRACE_S: Final = 1.0
 PATIENCE_S: Final = 0.7
 """How late a solver may be before it is left behind [s]: HiGHS looks at no clock in parts of its
 root, which take seconds with ten thousand columns and more."""
+MOST_MOMENTS: Final = 100
+"""Moments that a history keeps; of more every second one goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +108,67 @@ class Request:
 
 def _is_real(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """What was reported of a solve, as far as it changed something."""
+
+    on_progress: OnProgress | None = None
+    """Who else watches."""
+    moments: list[Moment] = field(default_factory=list)
+    best: SolveProgress | None = None
+    """The report of the best schedule."""
+
+    def watch(self, progress: SolveProgress) -> bool | None:
+        """Take note of a report, pass it on, and return the answer."""
+        values = (progress.incumbent, progress.bound)
+        figures = [figure for figure in values if figure is not None]
+        if figures and all(map(math.isfinite, figures)):
+            self._add((progress.seconds, *values))
+        if progress.schedule is not None and progress.incumbent is not None:
+            known = None if self.best is None else self.best.incumbent
+            self.best = progress if known is None or progress.incumbent < known else self.best
+        return None if self.on_progress is None else self.on_progress(progress)
+
+    def of(self, result: SolveResult) -> tuple[Moment, ...]:
+        """Return the history of a solve that ended with a result, which is its last moment.
+
+        No moment is ahead of the result: a solver may take back what it told on its way.
+        """
+        own, simulation = result.own_objective, result.simulation
+        if own is not None or simulation is None:
+            return () if own is not None else tuple(self.moments)
+        objective = result.problem.objective
+        value, bound = objective.overhead(simulation), result.proven_bound - objective.baseline
+        if result.problem.minimize == Quantity.ENERGY:
+            bound = result.overhead_bound_j
+        before = [
+            (
+                seconds,
+                None if incumbent is None else max(incumbent, value),
+                None if lower is None else min(lower, bound),
+            )
+            for seconds, incumbent, lower in self.moments
+            if seconds < result.wall_s
+        ]
+        return (*before, (result.wall_s, value, bound))
+
+    def _add(self, moment: Moment) -> None:
+        moments = self.moments
+        if moments:
+            _, incumbent, bound = moments[-1]
+            moment = (moment[0], _least(moment[1], incumbent), _most(moment[2], bound))
+            if moment[1:] == moments[-1][1:]:
+                return
+        moments.append(moment)
+        if len(moments) > MOST_MOMENTS:
+            del moments[1:-1:2]
+
+
+def _least(first: float | None, other: float | None) -> float | None:
+    return min((value for value in (first, other) if value is not None), default=None)
+
+
+def _most(first: float | None, other: float | None) -> float | None:
+    return max((value for value in (first, other) if value is not None), default=None)

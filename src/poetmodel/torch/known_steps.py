@@ -24,7 +24,12 @@ from poetmodel import __version__
 from poetmodel.clock import time_limit
 from poetmodel.errors import InputError, TimeLimitError, TooLargeError
 from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
-from poetmodel.heuristics.restorations import Restoration, restorations_of
+from poetmodel.heuristics.restorations import (
+    RECOMPUTE,
+    Restoration,
+    RestorationKind,
+    restorations_of,
+)
 from poetmodel.result import Termination
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.relations import GraphIdentity
@@ -122,10 +127,11 @@ class Schedules:
         nodes = {node.name: k for k, node in enumerate(graph.nodes)}
         wanted = []
         with suppress(TypeError, ValueError):
-            for stage, item, recompute in named:
-                positions = nodes if recompute else graph.tensor_index
+            for stage, item, stated in named:
+                kind = RestorationKind(stated)
+                positions = nodes if kind == RECOMPUTE else graph.tensor_index
                 if stage in nodes and item in positions:
-                    wanted.append(Restoration(nodes[stage], positions[item], recompute=recompute))
+                    wanted.append(Restoration(nodes[stage], positions[item], kind))
         search = LargeNeighbourhoodSearch(problem)
         search.until_s = time.monotonic() + START_S
         with suppress(TimeLimitError, TooLargeError, IndexError), time_limit(2 * START_S):
@@ -153,10 +159,10 @@ class Schedules:
         named = [
             [
                 graph.nodes[stage].name,
-                (graph.nodes if recompute else graph.tensors)[item].name,
-                recompute,
+                (graph.nodes if kind == RECOMPUTE else graph.tensors)[item].name,
+                kind,
             ]
-            for stage, item, recompute in restorations_of(graph, schedule)
+            for stage, item, kind in restorations_of(graph, schedule)
         ]
         self._cache.write("network", self._network_key(problem), named)
 

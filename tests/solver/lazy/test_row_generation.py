@@ -266,7 +266,7 @@ def test_a_search_beside_the_proof_changes_no_value(
 
 def test_one_thread_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it make ready to."""
-    monkeypatch.setattr(row_generation, "PrimalWorker", lambda _: pytest.fail("made ready"))
+    monkeypatch.setattr(primal_worker, "PrimalWorker", lambda _: pytest.fail("made ready"))
     assert solved(comb_problem(6, 9), threads=1).termination == Termination.PROVED
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from poetmodel.errors import InputError
-from poetmodel.graph.zoo.declaration import require_counts
+from poetmodel.graph.zoo.declaration import Value, require_counts
 from poetmodel.graph.zoo.operators import (
     add,
     cross_entropy,
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from poetmodel.graph.structure import Graph
-    from poetmodel.graph.zoo.declaration import Value
 
 _HEADS: Final = ("classification", "mlm")
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.graph.zoo import operators
-from poetmodel.graph.zoo.declaration import require_counts
+from poetmodel.graph.zoo.declaration import Value, require_counts
 from poetmodel.graph.zoo.operators import add, global_avg_pool, linear, max_pool
 from poetmodel.graph.zoo.tape import Tape, TapeOptions
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from poetmodel.graph.structure import Graph
-    from poetmodel.graph.zoo.declaration import Value
 
     Convolutions = Sequence[tuple[int, int, bool]]
 

@@ -12,15 +12,22 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from poetmodel.errors import InputError
 from poetmodel.graph.structure import Graph, Node, Phase, Tensor
 from poetmodel.graph.zoo import operators
-from poetmodel.graph.zoo.declaration import INDEX_BYTES, ITEM_BYTES, Value, Weight, require_counts
+from poetmodel.graph.zoo.declaration import (
+    INDEX_BYTES,
+    ITEM_BYTES,
+    Array,
+    Declaration,
+    Gradient,
+    Value,
+    Weight,
+    require_counts,
+)
 from poetmodel.graph.zoo.masks import differentiable, masked
 from poetmodel.graph.zoo.operators import batch_norm
 from poetmodel.graph.zoo.state import OPTIMIZERS, StateOptions, StateTensors, update_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from poetmodel.graph.zoo.declaration import Array, Declaration, Gradient
 
 
 class TapeOptions(TypedDict, total=False):

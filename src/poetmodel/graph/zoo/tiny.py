@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.graph.zoo.declaration import require_counts
+from poetmodel.graph.zoo.declaration import Value, require_counts
 from poetmodel.graph.zoo.operators import (
     add,
     batch_norm,
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from poetmodel.graph.structure import Graph
-    from poetmodel.graph.zoo.declaration import Value
 
 
 def resnet8(*, image_size: int = 32, classes: int = 10, **options: Unpack[TapeOptions]) -> Graph:

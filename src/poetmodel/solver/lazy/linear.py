@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetmodel.backends.protocol import SolverStatus
+from poetmodel.backends.protocol import Basis, SolverStatus
 from poetmodel.solver.lazy.disaggregation import ROUNDING, broken_stages
 from poetmodel.solver.outcome import safe_bound
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.protocol import Basis
     from poetmodel.model.aggregated import Grouping
     from poetmodel.solver.lazy.cuts import Cut
     from poetmodel.solver.lazy.relaxation import Relaxation
@@ -147,7 +146,7 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
     )
     sizes, group_of = graph.tensor_bytes, grouping.group_of
     change = np.zeros(len(graph.nodes) + 1)
-    sure = relaxation.model.events.kept
+    sure = relaxation.events.kept
     for i, k in enumerate(graph.node_of):
         if not sizes[i] or not graph.users_of[i]:
             continue

@@ -12,7 +12,8 @@ from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
 from poetmodel.heuristics.penalties import Score
 from poetmodel.heuristics.restorations import restorations_of
 from poetmodel.model.aggregated import stages_of_change
-from poetmodel.solver.lazy.disaggregation import broken_stages, broken_steps
+from poetmodel.problem.rows import over_stages
+from poetmodel.solver.lazy.disaggregation import Disaggregation, broken_stages, broken_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.lazy.disaggregation import Disaggregation
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
 
@@ -153,11 +153,7 @@ def _broken_own_rows(
     if not stated:
         return {}
     out = (i for i, column in relaxation.paged_out.items() if x[column] > 0.5)  # noqa: PLR2004
-    chosen = {
-        *(("recomputed", index) for index in result.recomputed),
-        *(("paged_in", index) for index in result.paged_in),
-        *(("paged_out", i) for i in out),
-    }
+    chosen = over_stages(result.recomputed, result.paged_in, out)
     return {
         number: stages_of_change(row)
         for number, row in enumerate(stated)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from poetmodel.clock import rare_collections
 from poetmodel.errors import BackendError
-from poetmodel.process import ProcessEndedError, WorkerProcess
+from poetmodel.process import ProcessEndedError, WorkerJob, WorkerProcess
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.session import Session
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from poetmodel.problem import Problem
-    from poetmodel.process import WorkerJob
     from poetmodel.schedule import Schedule
     from poetmodel.solver.lazy.params import LazyParams
     from poetmodel.solver.request import Request, SolveProgress
@@ -131,6 +130,7 @@ class PrimalWorker:
         try:
             search.result()
         except ProcessEndedError as error:
+            self.runs.clear()  # before anybody reads the note
             if not self.session.done():
                 self._note(f"failed: {error}")
         except Exception as error:

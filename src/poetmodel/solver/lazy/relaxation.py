@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.layout import form_of
+from poetmodel.backends.layout import Layout, form_of, layout_of
 from poetmodel.backends.sparse import csr_array
 from poetmodel.clock import check_time_limit
-from poetmodel.heuristics.restorations import Restoration
+from poetmodel.heuristics.restorations import PAGE_IN, PAGE_OUT, RECOMPUTE, Restoration
 from poetmodel.model.aggregated import Grouping, build_relaxation
 from poetmodel.model.memory import assign_memory
 from poetmodel.solver.lazy.disaggregation import (
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.layout import Layout
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.model.arrays import Family, Model
     from poetmodel.model.events import Events
@@ -40,6 +39,17 @@ ADMITTED: Final = 1e-6
 """Largest violation of a scaled row by a start."""
 TIGHT: Final = 1e-6
 """Slack up to which a cut counts as tight."""
+FAMILIES: Final = (
+    "kept",
+    "recomputed",
+    "paged_in",
+    "paged_out",
+    "resident",
+    "storage_home",
+    "recomputed_beside",
+    "paged_in_beside",
+)
+"""The variables of its model whose columns it has."""
 
 
 @dataclass(kw_only=True)
@@ -51,11 +61,33 @@ class Relaxation:
     model: Model
     form: StandardForm
     build_s: float
-    separators: dict[str, Separator] = field(default_factory=dict)
+    events: Events
+    """Where its decisions lie."""
+    unit: float
+    """How much of the minimized quantity one unit of the objective is."""
+    layout: Layout
+    """Where the columns of its model are in its form."""
+    kept: Family
+    """Column in its form of ``kept[i, a]``, of what is not decided; so are the following ones."""
+    recomputed: Family
+    """Column of ``recomputed[group, k]``."""
+    paged_in: Family
+    """Column of ``paged_in[group, i]``."""
+    paged_out: Family
+    """Column of ``paged_out[i]``."""
+    resident: Family
+    """Column of ``resident[w]``."""
+    storage_home: Family
+    """Column of ``storage_home[w]``."""
+    recomputed_beside: Family
+    """Column of ``recomputed_beside[k]``."""
+    paged_in_beside: Family
+    """Column of ``paged_in_beside[i]``."""
+    separators: dict[str, Separator] = field(init=False, default_factory=dict)
     """What finds its cuts, by family."""
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[Cut] = field(init=False, default_factory=list)
     """Valid rows found so far, in columns of `form`."""
-    lasting: list[Cut] = field(default_factory=list)
+    lasting: list[Cut] = field(init=False, default_factory=list)
     """Further ones, which stay when they are not tight."""
 
     @classmethod
@@ -74,61 +106,19 @@ class Relaxation:
         """
         begun = time.monotonic()
         model = build_relaxation(problem, grouping, recomputable, restoring=restoring)
+        form = form_of(model)
+        layout = layout_of(form)
         return cls(
             problem=problem,
             grouping=grouping,
             model=model,
-            form=form_of(model),
+            form=form,
+            events=model.events,
+            unit=model.objective_unit,
+            layout=layout,
+            **{name: layout.of(getattr(model, name)) for name in FAMILIES},
             build_s=time.monotonic() - begun,
         )
-
-    @property
-    def events(self) -> Events:
-        """Where its decisions lie."""
-        return self.model.events
-
-    @property
-    def unit(self) -> float:
-        """How much of the minimized quantity one unit of the objective is."""
-        return self.model.objective_unit
-
-    @property
-    def layout(self) -> Layout:
-        """Where the columns of its model are in its form."""
-        if self.form.layout is None:
-            msg = "the form of a relaxation is made of a model of arrays"
-            raise ValueError(msg)
-        return self.form.layout
-
-    @cached_property
-    def kept(self) -> Family:
-        """Column of ``kept[i, a]``, of what is not decided; so are the following ones."""
-        return self.layout.of(self.model.kept)
-
-    @cached_property
-    def recomputed(self) -> Family:
-        """Column of ``recomputed[group, k]``."""
-        return self.layout.of(self.model.recomputed)
-
-    @cached_property
-    def paged_in(self) -> Family:
-        """Column of ``paged_in[group, i]``."""
-        return self.layout.of(self.model.paged_in)
-
-    @cached_property
-    def paged_out(self) -> Family:
-        """Column of ``paged_out[i]``."""
-        return self.layout.of(self.model.paged_out)
-
-    @cached_property
-    def resident(self) -> Family:
-        """Column of ``resident[w]``."""
-        return self.layout.of(self.model.resident)
-
-    @cached_property
-    def storage_home(self) -> Family:
-        """Column of ``storage_home[w]``."""
-        return self.layout.of(self.model.storage_home)
 
     @cached_property
     def needed_page_out(self) -> dict[int, int]:
@@ -138,16 +128,6 @@ class Relaxation:
         """
         stored = self.problem.graph.starts_on_storage
         return {i: at for i, at in self.paged_out.items() if not stored[i]} | self.storage_home
-
-    @cached_property
-    def recomputed_beside(self) -> Family:
-        """Column of ``recomputed_beside[k]``."""
-        return self.layout.of(self.model.recomputed_beside)
-
-    @cached_property
-    def paged_in_beside(self) -> Family:
-        """Column of ``paged_in_beside[i]``."""
-        return self.layout.of(self.model.paged_in_beside)
 
     @property
     def peak(self) -> int:
@@ -220,19 +200,14 @@ class Relaxation:
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return what a solution decides."""
-        kept = {index for index, column in self.kept.items() if x[column] > 0.5}  # noqa: PLR2004
         return GroupDecisions(
-            kept=frozenset(kept | self.model.events.kept),
+            kept=_chosen(self.kept, x) | self.events.kept,
             recomputed=_chosen(self.recomputed, x),
             paged_in=_chosen(self.paged_in, x),
-            resident=self.homes(x),
+            resident=_chosen(self.resident, x).union(
+                set(self.problem.graph.state_tensors) - self.resident.keys()
+            ),
         )
-
-    def homes(self, x: NDArray[np.float64]) -> frozenset[int]:
-        """Return the state that a solution has in RAM."""
-        columns = self.resident
-        fixed = set(self.problem.graph.state_tensors) - columns.keys()
-        return frozenset(fixed | {i for i, j in columns.items() if x[j] > 0.5})  # noqa: PLR2004
 
     def disaggregate(self, x: NDArray[np.float64]) -> Disaggregation:
         """Return what a solution is on stages."""
@@ -244,11 +219,11 @@ class Relaxation:
         """Return what a solution counts for its own sake, and what is nowhere in its schedule."""
         graph, wants = self.problem.graph, self.problem.wanted
         restorations: list[Restoration] = []
-        for beside, groups, placed, recompute in (
-            (self.recomputed_beside, self.recomputed, result.recomputed, True),
-            (self.paged_in_beside, self.paged_in, result.paged_in, False),
+        for beside, groups, placed, kind in (
+            (self.recomputed_beside, self.recomputed, result.recomputed, RECOMPUTE),
+            (self.paged_in_beside, self.paged_in, result.paged_in, PAGE_IN),
         ):
-            wanted = wants.compute if recompute else wants.page_in
+            wanted = wants.compute if kind == RECOMPUTE else wants.page_in
             lacking = {item: 0 for item, amount in enumerate(wanted) if amount}
             for item, column in beside.items():
                 lacking[item] = round(float(x[column]))
@@ -259,9 +234,9 @@ class Relaxation:
                 if item in lacking:
                     lacking[item] -= 1
             for item, times in lacking.items():
-                restorations += [Restoration(-1, item, recompute)] * times
+                restorations += [Restoration(-1, item, kind)] * times
         return restorations + [
-            Restoration.page_out(graph, i)
+            Restoration.at_its_node(graph, i, PAGE_OUT)
             for i, column in self.paged_out.items()
             if wants.page_out[i] and x[column] > 0.5  # noqa: PLR2004
         ]
@@ -318,6 +293,6 @@ class Relaxation:
             x[column] = i not in resident
 
 
-def _chosen(columns: Family, x: NDArray[np.float64]) -> frozenset[tuple[int, int]]:
+def _chosen(columns: Family, x: NDArray[np.float64]) -> frozenset[Any]:
     """Return the entries whose (rounded) value is 1."""
     return frozenset(index for index, column in columns.items() if x[column] > 0.5)  # noqa: PLR2004

@@ -14,10 +14,9 @@ from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.result import Termination
 from poetmodel.solver.covers import limit_rows, with_covers
-from poetmodel.solver.lazy.cuts.recompute_memory import PRESENT
+from poetmodel.solver.lazy.cuts import PRESENT
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
 from poetmodel.solver.lazy.primal import REPAIR_S, BrokenRows, PrimalHeuristic, examine
-from poetmodel.solver.lazy.primal_worker import PrimalWorker
 from poetmodel.solver.lazy.symmetry import counted_limits, solve_counted
 from poetmodel.solver.request import GRACE_S
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.model.aggregated import Grouping
+    from poetmodel.solver.lazy.primal_worker import PrimalWorker
     from poetmodel.solver.lazy.relaxation import Relaxation
     from poetmodel.solver.lazy.session import Session
 
@@ -90,6 +90,8 @@ class RowGeneration:
             with time_limit(session.request.remaining_s() + GRACE_S):
                 if session.request.threads == 1:
                     return self.run()
+                from poetmodel.solver.lazy.primal_worker import PrimalWorker
+
                 with PrimalWorker(session) as self.worker:
                     self.primal.is_waited_for = self.worker.runs.is_set
                     infeasible = self.run()

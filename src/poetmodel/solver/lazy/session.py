@@ -21,7 +21,6 @@ from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.result import Termination, relative_gap
 from poetmodel.solver.lazy.cuts.interval import IntervalSeparator
-from poetmodel.solver.lazy.cuts.recompute_memory import RecomputeMemorySeparator
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.relaxation import Relaxation
@@ -224,6 +223,8 @@ class Session:
             if "interval" in params.cuts:
                 separators.append(IntervalSeparator(relaxation, params.cuts_per_round))
             if restoring:
+                from poetmodel.solver.lazy.cuts.recompute_memory import RecomputeMemorySeparator
+
                 separators.append(RecomputeMemorySeparator(relaxation, params.cuts_per_round))
             relaxation.separators = {separator.family: separator for separator in separators}
             if coarser is not None:

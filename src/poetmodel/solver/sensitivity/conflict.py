@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.planner import verify
-from poetmodel.problem import Quantity
+from poetmodel.problem import Problem, Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.solver.facade import solve
-from poetmodel.solver.sensitivity.remedies import LEAST_S, freed, stated_limits
+from poetmodel.solver.sensitivity.remedies import LEAST_S, Rows, Stated, freed, stated_limits
 
 if TYPE_CHECKING:
-    from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.sensitivity.remedies import Rows, Stated
 
 PART: Final = 0.25
 """Largest part of the time limit for one solve."""

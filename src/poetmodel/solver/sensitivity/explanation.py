@@ -20,6 +20,7 @@ from poetmodel.solver.sensitivity.remedies import (
     LIMITS,
     Change,
     Remedy,
+    Stated,
     find_remedies,
     name_of,
 )
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     import pyomo.environ as pyo
 
     from poetmodel.result import SolveResult
-    from poetmodel.solver.sensitivity.remedies import Stated
 
 
 SHARE: Final = 0.2
@@ -181,7 +181,7 @@ def _notes(problem: Problem, remedies: Sequence[Remedy]) -> Iterator[str]:
         enough = remedy.nearest if remedy.change == Change.RAM else None
         if device is not None and enough is not None and enough > device.ram_bytes:
             ram = format_bytes(device.ram_bytes)
-            yield f"that is more than the {ram} of RAM that device {device.key or device.name} has"
+            yield f"that is more than the {ram} of RAM that device {device.short_name} has"
     resident = problem.resident_bytes
     if resident:
         yield (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from poetmodel.errors import listed
 from poetmodel.planner import verify
-from poetmodel.problem import OWN, RELATIVE_TOLERANCE, Problem, Quantity
+from poetmodel.problem import OWN, RELATIVE_TOLERANCE, Constraint, Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import CONSTANT, Count, unit_of
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from poetmodel.graph import Graph
-    from poetmodel.problem import Constraint
 
 LEAST_S: Final = 0.05
 """Least time for one change [s]."""
@@ -362,7 +361,7 @@ def _row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
     if value is None or not _is_one_sided(rows):
         return remedy
     side, sign = ("upper", 1) if row.lower is None else ("lower", -1)
-    least = result.to_dict()["objective"]["bound"]
+    least = result.bound or 0.0
     if all(isinstance(weight, int) for weight in row.terms.values()) and isinstance(value, int):
         least = _whole_bound(result)
     elif least >= value - RELATIVE_TOLERANCE * abs(value):
@@ -381,10 +380,8 @@ def _row_remedy(problem: Problem, rows: Rows, result: SolveResult) -> Remedy:
 
 def _whole_bound(result: SolveResult) -> float:
     """Return the bound of an own objective whose values are whole numbers, rounded up."""
-    objective = result.to_dict()["objective"]
-    value, least = objective["value"], objective["bound"]
-    whole: float = min(value, math.ceil(least - ROUNDED * max(1.0, abs(least))))
-    return whole
+    value, least = result.value or 0.0, result.bound or 0.0
+    return min(value, math.ceil(least - ROUNDED * max(1.0, abs(least))))
 
 
 def _accepted_limit(

@@ -3,7 +3,7 @@
 #ifndef PM_MM_H
 #define PM_MM_H
 
-#include "pm_real.h"
+#include "pm_update.h"
 
 typedef struct {
     int32_t k;
@@ -15,29 +15,10 @@ typedef struct {
     int32_t accumulate;
 } pm_mm_form;
 
-/* What becomes of a sum that is a gradient: a weight is updated, as by pm_sgd. */
-typedef struct {
-    pm_real lr;
-    pm_real sign;
-    pm_real decay;
-    int32_t plain; /* the sign is 1, and there is no decay */
-} pm_mm_update;
-
-static inline void pm_mm_put(pm_real *out, pm_real s, const pm_mm_update *u)
-{
-    if (!u) {
-        *out = s;
-    } else if (u->plain) {
-        *out -= u->lr * s;
-    } else {
-        *out -= u->lr * (u->sign * s + u->decay * *out);
-    }
-}
-
 static PM_OUT_OF_LINE void pm_mm_put_four(pm_real *out, pm_real s0, pm_real s1, pm_real s2, pm_real s3,
-                                          const pm_mm_update *u)
+                                          const pm_update *u)
 {
-    pm_mm_put(out, s0, u), pm_mm_put(out + 1, s1, u), pm_mm_put(out + 2, s2, u), pm_mm_put(out + 3, s3, u);
+    pm_put(out, s0, u), pm_put(out + 1, s1, u), pm_put(out + 2, s2, u), pm_put(out + 3, s3, u);
 }
 
 /* Adds products with four columns of b to the sums of a row. */
@@ -66,7 +47,7 @@ static PM_OUT_OF_LINE void pm_mm_put_four(pm_real *out, pm_real s0, pm_real s1, 
 /* Four rows of a and four columns of b at once: 8 reads for 16 products. There are quick ways for a layer, the gradient
    of its input, and that of its weight, which is the only one that is an update. */
 static PM_OUT_OF_LINE void pm_mm_4x4(pm_real *out, const pm_real *a, const pm_real *b, const pm_mm_form *f,
-                                     const pm_mm_update *u)
+                                     const pm_update *u)
 {
     const pm_real *a1 = a + f->a_row, *a2 = a1 + f->a_row, *a3 = a2 + f->a_row;
     const pm_real *b1 = b + f->b_column, *b2 = b1 + f->b_column, *b3 = b2 + f->b_column;
@@ -120,7 +101,7 @@ static PM_OUT_OF_LINE void pm_mm_4x4(pm_real *out, const pm_real *a, const pm_re
 
 /* One row of a and four columns of b. */
 static PM_OUT_OF_LINE void pm_mm_1x4(pm_real *out, const pm_real *a, const pm_real *b, const pm_mm_form *f,
-                                     const pm_mm_update *u)
+                                     const pm_update *u)
 {
     const pm_real *b1 = b + f->b_column, *b2 = b1 + f->b_column, *b3 = b2 + f->b_column;
     int32_t k = f->k;
@@ -151,7 +132,7 @@ static PM_OUT_OF_LINE void pm_mm_1x4(pm_real *out, const pm_real *a, const pm_re
 }
 
 static inline void pm_mm_1x1(pm_real *out, const pm_real *a, const pm_real *b, const pm_mm_form *f,
-                             const pm_mm_update *u)
+                             const pm_update *u)
 {
     pm_real s = f->accumulate ? *out : PM_C(0.0);
     for (int32_t k = f->k; k > 0; k--) {
@@ -159,12 +140,12 @@ static inline void pm_mm_1x1(pm_real *out, const pm_real *a, const pm_real *b, c
         a += f->a_column;
         b += f->b_row;
     }
-    pm_mm_put(out, s, u);
+    pm_put(out, s, u);
 }
 
 /* The product of a column and a row: the gradient of a weight at batch size 1. */
 static inline void pm_mm_outer(pm_real *out, const pm_real *a, const pm_real *b, int32_t m, int32_t n,
-                               const pm_mm_form *f, const pm_mm_update *u)
+                               const pm_mm_form *f, const pm_update *u)
 {
     for (int32_t i = 0; i < m; i++) {
         const pm_real v = *a;
@@ -190,7 +171,7 @@ static inline void pm_mm_outer(pm_real *out, const pm_real *a, const pm_real *b,
                 w = w2 + 2 * f->b_column;
             }
             for (; j > 0; j--) {
-                pm_mm_put(to++, PM_C(0.0) + v * *w, u);
+                pm_put(to++, PM_C(0.0) + v * *w, u);
                 w += f->b_column;
             }
         }
@@ -200,7 +181,7 @@ static inline void pm_mm_outer(pm_real *out, const pm_real *a, const pm_real *b,
 }
 
 static inline void pm_mm_all(pm_real *out, const pm_real *a, const pm_real *b, int32_t m, int32_t n, pm_mm_form f,
-                             const pm_mm_update *update)
+                             const pm_update *update)
 {
     int32_t row = 0;
     if (f.k == 1) {

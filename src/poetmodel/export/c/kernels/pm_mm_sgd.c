@@ -39,7 +39,7 @@ void pm_mm_sgd(pm_real *w, const pm_real *a, const pm_real *b, int32_t m, int32_
                pm_real decay)
 {
     const pm_mm_form form = {k, w_row, a_row, a_column, b_row, b_column, 0};
-    const pm_mm_update update = {lr, sign, decay, sign == PM_C(1.0) && decay == PM_C(0.0)};
+    const pm_update update = {lr, sign, decay, sign == PM_C(1.0) && decay == PM_C(0.0)};
     if (k == 1 && b_column == 1 && update.plain) {
         pm_outer_sgd(w, a, b, m, n, w_row, a_row, lr);
     } else {

@@ -7,7 +7,7 @@ of the graph, and the finer relaxation's separator of the same family states it 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from poetmodel.model.linear import RESOLVED
 from poetmodel.problem import LinearRow
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
+
+PRESENT: Final = 1e-6
+"""Least share of a decision that counts as taken: more than a solver's tolerance."""
 
 
 @dataclass(kw_only=True, unsafe_hash=True)

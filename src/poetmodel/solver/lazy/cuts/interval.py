@@ -122,7 +122,7 @@ class IntervalSeparator:
         segment = events.segment(i, events.group_of[relaxation.problem.graph.node_of[i]], first)
         if segment is None:
             return 0.0
-        if (i, segment) in relaxation.model.events.kept:
+        if (i, segment) in relaxation.events.kept:
             return 1.0
         _add(terms, relaxation.kept.get((i, segment)))
         return 0.0
@@ -167,7 +167,7 @@ class _FractionalPoint:
             begin = self.group_of[self.graph.node_of[i]] + 1
             for a, end in enumerate(stages):
                 column = self.relaxation.kept.get((i, a))
-                sure = (i, a) in self.relaxation.model.events.kept
+                sure = (i, a) in self.relaxation.events.kept
                 value = self.x[column] if column is not None else float(sure)
                 enter[i, begin : end + 1] = value
                 begin = end + 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from operator import eq
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from poetmodel.clock import check_time_limit
-from poetmodel.solver.lazy.cuts import Cut
+from poetmodel.solver.lazy.cuts import PRESENT, Cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.solver.lazy.relaxation import Relaxation
-
-PRESENT: Final = 1e-6
-"""Least share of a decision that counts as taken: more than a solver's tolerance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +100,7 @@ class RecomputeMemorySeparator:
 
     def _add_tensor(self, i: int) -> None:
         relaxation, events = self.relaxation, self.relaxation.events
-        sure = relaxation.model.events.kept
+        sure = relaxation.events.kept
         k = self.graph.node_of[i]
         first = events.group_of[k]
         last: dict[int, int] = {}

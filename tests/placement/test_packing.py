@@ -9,8 +9,7 @@ import pytest
 
 from kit.instances import seeded
 from poetmodel.placement.lifetimes import Block, Span, lower_bound_bytes
-from poetmodel.placement.packing import UNPLACED, Packing
-from poetmodel.placement.search import search
+from poetmodel.placement.packing import UNPLACED, Packing, search
 
 
 def placed(packing: Packing, order: tuple[int, ...] | list[int]) -> int:

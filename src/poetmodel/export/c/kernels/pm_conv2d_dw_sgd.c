@@ -1,0 +1,14 @@
+/* The gradient of a convolution's weights and their update in one: w -= lr (sign gradient + decay w)
+
+Arguments are those of pm_conv2d_dw, and x_step is the step of x from one element of the batch to the next. No gradient
+is in memory. Elements are summed as there, and updated as in pm_sgd. */
+#include "pm_conv2d_dw.h"
+#include "pm_kernels.h"
+
+void pm_conv2d_dw_sgd(pm_real *w, const pm_real *x, const pm_real *dy, const int32_t *shape, int32_t batch,
+                      int32_t first, int32_t count, int32_t dy_step, int32_t x_step, pm_real lr, pm_real sign,
+                      pm_real decay)
+{
+    const pm_update update = {lr, sign, decay, sign == PM_C(1.0) && decay == PM_C(0.0)};
+    pm_dw_all(w, x, dy, shape, batch, first, count, dy_step, x_step, &update);
+}
