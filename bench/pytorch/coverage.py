@@ -117,7 +117,7 @@ def _compiled(trial: Any, limit_s: float) -> dict[str, Any]:
         "results": certificate.compared,
         "trace_s": step.compiled.trace_s,
         "peak_bytes": step.compiled.keep_all_bytes,
-        "read": [{"what": read.what, "place": _plain(read.place)} for read in joint.read.reads],
+        "read": [{"what": read.what, "place": _plain(read.line)} for read in joint.read.reads],
         "other": other,
     }
 

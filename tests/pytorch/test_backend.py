@@ -298,6 +298,37 @@ def test_kernels_of_inductor_compute_what_it_does_within_a_budget(name: str) -> 
     assert record.predicted_peak_bytes <= record.ram_budget_bytes < record.keep_all_bytes
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what Inductor says of PyTorch
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_what_inductor_takes_beside_a_plan_is_known_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the first plan is the one that was compiled last."""
+    from poetmodel.torch.dynamo import inductor
+
+    torch.manual_seed(0)
+    case = mlp()
+    compile_fx, measured = inductor.compile_fx, inductor.heap_peak_bytes
+    compiles: list[Any] = []
+
+    def counted(*given: Any, **options: Any) -> Any:
+        compiles.append(given)
+        return compile_fx(*given, **options)
+
+    monkeypatch.setattr(inductor, "compile_fx", counted)
+    monkeypatch.setattr(inductor, "heap_peak_bytes", lambda work: measured(work) + 2**16)
+    records, counts = [], []
+    for _ in range(2):
+        _, step, back = case.compiled("80%", kernels="inductor", gap=0.1, cache=tmp_path)
+        step(*case.batch).backward()
+        records.append(replace(back.plans[0], solve_s=0.0))
+        counts.append(len(compiles))
+        compiles.clear()
+    assert counts[0] > counts[1] == 1
+    assert records[0] == records[1]
+
+
 PYOMO_FIRST = """
 import pyomo.environ
 import torch

@@ -15,6 +15,7 @@ from kit.traced_models import Residual, Through  # noqa: E402
 from poetmodel.result import Status, Termination  # noqa: E402
 from poetmodel.torch import cache as cache_module  # noqa: E402
 from poetmodel.torch import compiled as preparation  # noqa: E402
+from poetmodel.torch import known_steps  # noqa: E402
 from poetmodel.torch.runtime import profiling  # noqa: E402
 from poetmodel.torch.runtime.convolutions import kernels_told  # noqa: E402
 from poetmodel.torch.step import units  # noqa: E402
@@ -163,9 +164,9 @@ def test_an_edited_source_file_is_checked_again(
 ) -> None:
     """The graph is the same, and what is measured; but the code may do more than the graph says."""
     counted = Counted(monkeypatch)
-    found = cache_module._file_digest
+    file_digest = known_steps._file_digest
     monkeypatch.setattr(
-        cache_module, "_file_digest", lambda n: f"{found(n)} {n == 'traced_models'}"
+        known_steps, "_file_digest", lambda n: f"{file_digest(n)} {n == 'traced_models'}"
     )
     compiled(own(), folder)
     assert counted.take() == {"check_agreement"}
@@ -281,15 +282,15 @@ def test_other_shapes_start_from_the_known_schedule(
     compiled(step_of(batch=80), tmp_path)
     ((problem, start),) = starts
     assert start is not None
-    assert cache_module.accepted(problem, start) is not None
+    assert known_steps.accepted(problem, start) is not None
     assert any(k < t for t, k in start.R)
 
 
 def test_values_that_have_no_form_are_not_kept(tmp_path: Path) -> None:
     """A graph with an object that nobody can tell from another is compiled, and not kept."""
     step = own()
-    joint = cache_module.trace_of.__globals__["capture"](*step)
+    joint = known_steps.trace_of.__globals__["capture"](*step)
     node = next(n for n in joint.graph_module.graph.nodes if n.op == "call_function")
     node.kwargs = {**node.kwargs, "odd": object}
-    known = cache_module.KnownStep(preparation.Cache(tmp_path), joint, step[1])
+    known = known_steps.KnownStep(preparation.Cache(tmp_path), joint, step[1])
     assert known._cache.folder is None

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from poetmodel.torch.choosing import Choice
     from poetmodel.torch.target import OnnxStep
 
-GRADIENT_NORM: Final = "gradient-norm"
 _score = partial(options.option, rich_help_panel="What to train")
 
 
@@ -97,6 +96,8 @@ def choose(
     output: options.OutputOptions,
 ) -> None:
     """Choose the layers to train: the highest sum of scores within the limits, proved."""
+    from poetmodel.export.choosing import GRADIENT_NORM
+
     called_s = context.obj or time.monotonic()
     device = read_device(costing.device)
     if device is None and costing.profile is None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.solver.request import Request
 
+GRADIENT_NORM: Final = "gradient-norm"
+"""The scores that are norms of gradients."""
 CLOSED: Final = 1e-9
 """Gap at which a score is the best, whatever gap was asked for."""
 EXTRA: Final = 2e-6

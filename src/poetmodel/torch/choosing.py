@@ -14,6 +14,7 @@ from poetmodel.device import Costs, Device
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import InputError, listed
 from poetmodel.export.choosing import (
+    GRADIENT_NORM,
     Selection,
     check_scores,
     costs_for,
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
     Loss = Callable[..., torch.Tensor] | None
 
-GRADIENT_NORM: Final = "gradient-norm"
-"""The scores that are norms of gradients."""
 SELECTION_RATIO: Final = 0.8
 """Share of the time limit for the choice; the rest is for the schedule of the chosen set."""
 

@@ -21,10 +21,11 @@ from poetmodel.planner import make_plan
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.solver import solve
 from poetmodel.solver.background import BackgroundSolve
-from poetmodel.torch.cache import Cache, KnownStep, is_settled
+from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.guards import Guards, refuse_inputs, refuse_surroundings
 from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.known_steps import KnownStep, is_settled
 from poetmodel.torch.runtime.comparison import check_agreement
 from poetmodel.torch.runtime.convolutions import kernels_told
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure

@@ -104,14 +104,14 @@ class OutputSpec:
     """The node whose value it is; may be a view, or the node of an input."""
     target: InputSpec | None
     """The input whose gradient or new value it is; None for the loss and outputs."""
-    place: str = ""
+    path: str = ""
     """For an output where it is in what the model returns; empty for others."""
 
     @property
     def name(self) -> str:
         """What it is, for people: ``loss``, ``output logits``, ``gradient of conv1.weight``."""
         if self.target is None:
-            return f"{self.kind} {self.place}".strip()
+            return f"{self.kind} {self.path}".strip()
         return f"{self.kind} of {self.target.name}"
 
 
@@ -342,7 +342,7 @@ def output_specs(
                 yield OutputSpec(kind=OutputKind.LOSS, node=node, target=None)
                 continue
             path = form.names[descriptor.idx - 1]
-            yield OutputSpec(kind=OutputKind.OUTPUT, node=node, target=None, place=path)
+            yield OutputSpec(kind=OutputKind.OUTPUT, node=node, target=None, path=path)
         elif isinstance(descriptor, descriptors.GradAOTOutput):
             target = targets[descriptor.grad_of]
             yield OutputSpec(kind=OutputKind.GRADIENT, node=node, target=target)

@@ -76,8 +76,8 @@ class Read:
     """What it was: a number, or nested shapes."""
     what: str
     """What kind of value, for people."""
-    place: str
-    """In which line, for people."""
+    line: str
+    """Where the code reads it, for people; empty where no line of it is known."""
 
 
 def shapes_of(value: Any) -> tuple[tuple[int, ...], ...]:
@@ -222,7 +222,7 @@ class KnownValues:
                 expression=expression,
                 value=value,
                 what=_WORDS.get(by, "value that is read"),
-                place=user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
+                line=user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
             )
 
     def selected(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
@@ -350,7 +350,7 @@ class ValueGuards:
         """Yield in words what values are not what they were."""
         now = self._now(sources)
         for number, read in enumerate(self.reads):
-            where = f" at {read.place}" if read.place else ""
+            where = f" at {read.line}" if read.line else ""
             if now is None:
                 yield f"the {read.what}{where} was {read.value}, and cannot be had now"
                 return

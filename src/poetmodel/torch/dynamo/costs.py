@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -41,8 +41,7 @@ _MATRIX: Final = 1024
 _COPIED_BYTES: Final = 2**26
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """What one form of operation was seen to do. Its fields are plain values, as JSON has them."""
 
     workspace_bytes: int
@@ -107,7 +106,7 @@ class Forms:
                 return [Form(*fields) for fields in values]
         forms = self._observed(operations)
         if key is not None:
-            self._cache.write("forms", key, [list(astuple(form)) for form in forms])
+            self._cache.write("forms", key, forms)
         return forms
 
     def _key(self, operations: Operations) -> str | None:
@@ -126,27 +125,30 @@ class Forms:
     def _observed(self, operations: Operations) -> list[Form]:
         position = {operation.node: k for k, operation in enumerate(operations.operations)}
         forms: list[Form | None] = [None] * len(position)
-        there: dict[fx.Node, Any] = {}
+        unlike: dict[fx.Node, Any] = {}
+        """What lies in memory otherwise than PyTorch predicts, and views of that."""
+
+        def value_of(source: fx.Node) -> Any:
+            return unlike[source] if source in unlike else fake(source)
+
+        calls = (node for node in operations.graph.nodes if node.op == "call_function")
         with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for node in operations.graph.nodes:
-                if node.op in ("placeholder", "get_attr") or self._is_generated is not None:
-                    there[node] = _pytree.tree_map_only(torch.Tensor, _without_memory, fake(node))
-                if node.op != "call_function":
+            for node in calls:
+                if node not in position and unlike.keys().isdisjoint(node.all_input_nodes):
                     continue
-                arguments, keywords = fx.node.map_arg((node.args, node.kwargs), there.__getitem__)
                 function = function_of(node)
-                if self._is_generated is not None:
-                    if node in position and (is_write(node) or self._is_generated(node)):
-                        forms[position[node]] = _predicted(node)
-                    elif node in position:
-                        forms[position[node]] = self._form_of(function, arguments, keywords)
-                    continue
+                given = fx.node.map_arg((node.args, node.kwargs), value_of)
                 if node not in position:
-                    there[node] = function(*arguments, **keywords)
-                    continue
-                form = self._form_of(function, arguments, keywords)
-                forms[position[node]] = form
-                there[node] = form.outputs()
+                    arguments, keywords = _pytree.tree_map_only(FakeTensor, _without_memory, given)
+                    unlike[node] = function(*arguments, **keywords)
+                elif self._is_generated is None:
+                    form = forms[position[node]] = self._form_of(function, *given)
+                    if form.layouts != _form(fake(node)).layouts:
+                        unlike[node] = form.outputs()
+                elif is_write(node) or self._is_generated(node):
+                    forms[position[node]] = _predicted(node)
+                else:
+                    forms[position[node]] = self._form_of(function, *given)
         self._ones.clear()
         return [form for form in forms if form is not None]
 
@@ -201,7 +203,7 @@ def _seen(function: Callable[..., Any], given: Any, named: Any) -> Form:
     peak_bytes = heap_peak_bytes(lambda: values.append(function(*given, **named)))
     time_s = perf_counter() - begin
     form = _form(values[0])
-    return replace(form, workspace_bytes=max(0, peak_bytes - sum(form.sizes_bytes)), time_s=time_s)
+    return form._replace(workspace_bytes=max(0, peak_bytes - sum(form.sizes_bytes)), time_s=time_s)
 
 
 def _form(value: Any) -> Form:

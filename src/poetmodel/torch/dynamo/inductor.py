@@ -22,6 +22,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.errors import BudgetError, InputError
+from poetmodel.torch.cache import digest, tensor_form
 from poetmodel.torch.capturing.replay import heap_peak_bytes, tensors_in
 from poetmodel.torch.dynamo.backend import Backend, require_one_graph
 from poetmodel.torch.dynamo.operations import (
@@ -264,7 +265,10 @@ class InductorBackend(Backend):
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
         require_one_graph()
-        count, reserved_bytes, peaks = len(self._planned), 0, list[int]()
+        forms = [tensor_form(value) for value in inputs if isinstance(value, torch.Tensor)]
+        cache, key = self._wanted.cache, digest(self.key, module.code, forms)
+        reserved_bytes: int = cache.read("reserve", key) or 0
+        count, peaks = len(self._planned), list[int]()
         for attempt in range(ATTEMPTS):
             del self._planned[count:]
             own, measured = copy.deepcopy(module), Measured()
@@ -292,6 +296,8 @@ class InductorBackend(Backend):
             if excess_bytes <= 0:
                 record = replace(record, predicted_peak_bytes=peak_bytes)
                 self._planned[count] = replace(self._planned[count], record=record)
+                if peaks:
+                    cache.write("reserve", key, reserved_bytes)
                 return compiled
             # What kernels take beside a plan may grow as the plan gets less: ask for more each time
             reserved_bytes += excess_bytes << attempt

@@ -16,7 +16,6 @@ from poetmodel.plan import Op, check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
 from poetmodel.solver import solve
-from poetmodel.torch.cache import Schedules, is_settled
 from poetmodel.torch.capturing.replay import flops_of
 from poetmodel.torch.dynamo.costs import CALL_S, this_machine
 from poetmodel.torch.dynamo.operations import (
@@ -27,6 +26,7 @@ from poetmodel.torch.dynamo.operations import (
     operator_name,
     storage_of,
 )
+from poetmodel.torch.known_steps import Schedules, is_settled
 from poetmodel.units import format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:

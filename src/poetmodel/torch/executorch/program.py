@@ -170,7 +170,7 @@ def to_executorch(
         minimize="time",
     )
     options = {"time_limit": time_limit, "gap": gap, "on_progress": on_progress}
-    result, plan, program = _made(problem, budget_bytes, options, edge, step)
+    result, plan, program = _lowered_plan(problem, budget_bytes, options, edge, step)
     write_bytes(file, program.program)
     return ExecutorchProgram(
         name=name,
@@ -192,7 +192,7 @@ def to_executorch(
     )
 
 
-def _made(
+def _lowered_plan(
     problem: Problem,
     budget_bytes: int,
     options: Mapping[str, Any],

@@ -387,7 +387,7 @@ def _unguarded(joint: Joint) -> Iterator[str]:
             "(validate_args=False for a distribution)"
         )
     for read in joint.read.reads:
-        where = f" at {read.place}" if read.place else ""
+        where = f" at {read.line}" if read.line else ""
         yield (
             f"the {read.what}{where} ({read.value}) would be part of the exported program, which "
             "does not notice another one; compute it outside of the step"
