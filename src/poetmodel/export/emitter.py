@@ -16,7 +16,7 @@ from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from poetmodel.export.deployment import Deployment, Inference
@@ -265,51 +265,73 @@ class ProgramSource:
     def _row_by_row(self, call: Call) -> Iterator[str]:
         """Yield the update of a mapped weight that makes its gradient: parts of each row."""
         weight, a, b, m, k, n, _, a_row, a_column, b_row, b_column, *numbers = call.arguments
-        if not isinstance(weight, Ref):
-            raise TypeError(weight)
+        loops = (
+            f"for (int32_t row = 0; row < {m}; row++) {{",
+            f"for (int32_t first = 0; first < {n}; first += {_PIECE}) {{",
+        )
+        count = f"PM_MIN({n} - first, {_PIECE})"
         factors = f"{self._word(a)} + row * {a_row}, {self._word(b)} + first * {b_column}"
         sizes = f"1, {k}, n, n, {a_row}, {a_column}, {b_row}, {b_column}"
         words = ", ".join((factors, sizes, *map(self._word, numbers)))
-        slot, size = f"PM_NEW({self._slot[weight.buffer]})", "(uint32_t)sizeof piece[0]"
-        moved = f"(uint32_t)at * {size}, piece, (uint32_t)n * {size}"
-        yield "{"
-        yield f"    pm_real piece[{_PIECE}];"
-        yield f"    for (int32_t row = 0; row < {m}; row++) {{"
-        yield f"        for (int32_t first = 0; first < {n}; first += {_PIECE}) {{"
-        yield f"            const int32_t n = PM_MIN({n} - first, {_PIECE});"
-        yield f"            const int32_t at = row * {n} + first;"
-        yield f"            memcpy(piece, {self._word(weight)} + at, (size_t)n * sizeof piece[0]);"
-        yield f"            {call.kernel}(piece, {words});"
-        yield f"            {self._try(f'pm_page_write({slot}, {moved})')}"
-        yield "        }"
-        yield "    }"
-        yield "}"
-        self._written.add(weight.buffer)
+        yield from self._summed(call.kernel, weight, loops, _PIECE, count, words)
 
     def _filter_by_filter(self, call: Call) -> Iterator[str]:
         """Yield the same of a convolution: some input channels of each output channel."""
         weight, x, dy, shape, batch, first, count, dy_step, x_step, *numbers = call.arguments
-        if not (isinstance(weight, Ref) and isinstance(shape, tuple)):
-            raise TypeError(call)
+        if not isinstance(shape, tuple):
+            raise TypeError(shape)
         channels, results = shape[0] // shape[14], shape[3] // shape[14]
         plane, out_plane, window = (math.prod(shape[k : k + 2]) for k in (1, 4, 6))
         most = max(1, _PIECE // window)
         size = max(n for n in range(1, channels + 1) if channels % n == 0 and n <= most)
+        loops = (
+            f"for (int32_t o = 0; o < {count}; o++) {{",
+            f"for (int32_t i = 0; i < {channels}; i += {size}) {{",
+        )
         given = ((size, *shape[1:3], 1, *shape[4:14], 1), batch, 0, 1, dy_step, x_step, *numbers)
         channel = f"(o + {first}) / {results} * {channels} + i"
         factors = f"{self._word(x)} + ({channel}) * {plane}, {self._word(dy)} + o * {out_plane}"
         words = ", ".join((factors, *map(self._word, given)))
+        elements = size * window
+        yield from self._summed(call.kernel, weight, loops, elements, str(elements), words)
+
+    def _summed(
+        self, kernel: str, weight: Argument, loops: Sequence[str], most: int, count: str, words: str
+    ) -> Iterator[str]:
+        """Yield loops that update a mapped weight, in which a kernel takes so many elements a time.
+
+        They are written in pieces of one size, so that each write begins where flash can begin one.
+        """
+        if not isinstance(weight, Ref):
+            raise TypeError(weight)
         slot = f"PM_NEW({self._slot[weight.buffer]})"
-        moved = "(uint32_t)at * (uint32_t)sizeof piece[0], piece, (uint32_t)sizeof piece"
+        size = "(uint32_t)sizeof piece[0]"
+        whole, rest = (
+            self._try(
+                f"pm_page_write({slot}, (uint32_t)at * {size}, piece, (uint32_t){n} * {size})"
+            )
+            for n in (_PIECE, "held")
+        )
         yield "{"
-        yield f"    pm_real piece[{size * window}];"
-        yield f"    for (int32_t o = 0; o < {count}; o++) {{"
-        yield f"        for (int32_t i = 0; i < {channels}; i += {size}) {{"
-        yield f"            const int32_t at = (o * {channels} + i) * {window};"
-        yield f"            memcpy(piece, {self._word(weight)} + at, sizeof piece);"
-        yield f"            {call.kernel}(piece, {words});"
-        yield f"            {self._try(f'pm_page_write({slot}, {moved})')}"
+        yield f"    pm_real piece[{_PIECE + most}];"
+        yield "    int32_t at = 0, held = 0;"
+        yield f"    {loops[0]}"
+        yield f"        {loops[1]}"
+        yield f"            const int32_t n = {count};"
+        here = f"piece + held, {self._word(weight)} + at + held"
+        yield f"            memcpy({here}, (size_t)n * sizeof piece[0]);"
+        yield f"            {kernel}(piece + held, {words});"
+        yield "            held += n;"
+        yield f"            while (held >= {_PIECE}) {{"
+        yield f"                {whole}"
+        yield f"                at += {_PIECE};"
+        yield f"                held -= {_PIECE};"
+        yield f"                memmove(piece, piece + {_PIECE}, (size_t)held * sizeof piece[0]);"
+        yield "            }"
         yield "        }"
+        yield "    }"
+        yield "    if (held > 0) {"
+        yield f"        {rest}"
         yield "    }"
         yield "}"
         self._written.add(weight.buffer)
