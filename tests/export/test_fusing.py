@@ -60,15 +60,18 @@ def perceptron() -> torch.nn.Module:
 
 
 def filters() -> torch.nn.Module:
-    """Return convolutions: in groups, of two filters to a channel, transposed, of one window."""
+    """Return convolutions: in groups, of two filters to a channel, transposed, of one window.
+
+    Images are so small that at batch size 1 each gradient takes as much as what it is made of.
+    """
     torch.manual_seed(0)
     return torch.nn.Sequential(
         *(torch.nn.Conv2d(3, 9, 3, padding=1), torch.nn.ReLU()),
         *(torch.nn.Conv2d(9, 9, 3, padding=1, groups=9), torch.nn.ReLU()),
         *(torch.nn.Conv2d(9, 12, 3, stride=2, groups=3), torch.nn.ReLU()),
-        *(torch.nn.Conv2d(12, 24, (1, 2), groups=12), torch.nn.ReLU()),
+        *(torch.nn.Conv2d(12, 24, (1, 2), padding=(0, 1), groups=12), torch.nn.ReLU()),
         *(torch.nn.ConvTranspose2d(24, 8, 2), torch.nn.ReLU()),
-        *(torch.nn.Conv2d(8, 13, 1), torch.nn.ReLU(), torch.nn.Conv2d(13, 5, (4, 3))),
+        *(torch.nn.Conv2d(8, 13, 1), torch.nn.ReLU(), torch.nn.Conv2d(13, 5, (2, 3))),
         torch.nn.Flatten(),
     )
 
@@ -77,7 +80,7 @@ def captured(model: torch.nn.Module, batch: int = 3, **rule: Any) -> tuple[Lower
     """Return a step with SGD, and a batch for it."""
     torch.manual_seed(1)
     weight = next(model.parameters())
-    image = (7, 7) if weight.dim() == 4 else ()
+    image = (3, 3) if weight.dim() == 4 else ()
     inputs = (torch.randn(batch, weight.shape[1], *image), torch.randint(0, 5, (batch,)))
     clip = rule.pop("clip", None)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, **rule)
@@ -106,7 +109,7 @@ def test_gradients_of_weights_are_no_tensors() -> None:
 
 def test_gradients_of_filters_are_no_tensors() -> None:
     """None of seven convolutions has one, so that the step takes less RAM."""
-    joined, _ = captured(filters())
+    joined, _ = captured(filters(), batch=1)
     two = parted(joined)
     gone = set(two.graph.tensor_index) - set(joined.graph.tensor_index)
     weights = [p.numel() for p in filters().parameters() if p.dim() == 4]
@@ -117,19 +120,32 @@ def test_gradients_of_filters_are_no_tensors() -> None:
     assert checkpoint_all_peak_bytes(joined.graph) < checkpoint_all_peak_bytes(two.graph)
 
 
+def test_small_gradients_of_large_images_stay() -> None:
+    """They take little, and a node of their own is a stage in which something may be recomputed."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.LazyLinear(5)
+    )
+    inputs = (torch.randn(1, 3, 9, 9), torch.tensor([1]))
+    model(inputs[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    step = lower(model, torch.nn.functional.cross_entropy, inputs, optimizer=optimizer)
+    assert "pm_conv2d_dw" in kernels(step)
+    assert "pm_conv2d_dw_sgd" not in kernels(step)
+
+
 @pytest.mark.parametrize(
     ("model", "kernel"), [(perceptron, "pm_mm_sgd"), (filters, "pm_conv2d_dw_sgd")]
 )
 def test_parting_is_undone_by_fusing(model: Callable[[], torch.nn.Module], kernel: str) -> None:
     """What is parted so that weights can be split has the same nodes and calls afterwards."""
-    joined, _ = captured(model(), weight_decay=0.1)
+    joined, _ = captured(model(), batch=1, weight_decay=0.1)
     again = fused(parted(joined))
     assert again.calls == joined.calls
     assert again.graph == joined.graph
     assert fused(joined) is joined
-    tiles = in_tiles(joined, 256)
+    tiles = in_tiles(joined, 640)
     assert kernels(tiles).count(kernel) > kernels(joined).count(kernel)
-    assert "gradient" not in " ".join(tiles.graph.tensor_index)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ def fused(step: LoweredStep) -> LoweredStep:
 
     The weight is that of a product of matrices or of a convolution, its gradient one call that
     only the update reads. The joined node is where the update was: what the gradient is made of
-    stays to then.
+    stays to then. A convolution's is joined where the gradient takes as much as each tensor that it
+    is made of: a stage less leaves less room for recomputing, which computes a node once a stage.
     """
     makers = dict(_pairs(step))
     if not makers:
@@ -142,8 +143,15 @@ def _makes_alone(step: LoweredStep, k: int, gradient: str, weight: str, count: i
             return out == gradient and row == n and m * n == count
         case (Call(kernel, (Ref(out, 0), Ref(), Ref(), tuple(shape), _, _, int(made), _)),):
             one = shape[0] // shape[14] * math.prod(shape[6:8])
-            return kernel in FUSED and out == gradient and made * one == count
+            whole = kernel in FUSED and out == gradient and made * one == count
+            return whole and saves_memory(step, k)
     return False
+
+
+def saves_memory(step: LoweredStep, k: int) -> bool:
+    """Return whether a gradient takes as much as each tensor that it is made of."""
+    graph = step.graph
+    return graph.nodes[k].output_bytes >= max(graph.tensor_bytes[i] for i in graph.inputs_of[k])
 
 
 def _is_stale(step: LoweredStep, k: int, u: int) -> bool:
