@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch.nn import functional  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.export_agreement import SCHEDULES, Exported, batches_like  # noqa: E402
+from kit.nor_flash import over_nor  # noqa: E402
+from kit.toy_export import needs  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.export.board import Target  # noqa: E402
 from poetmodel.export.io import load_step, save_step  # noqa: E402
@@ -100,6 +103,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "in tiles": ("adam", {"tile": 64, "ram": "90%", "norms": False}),
     "on storage": ("adam", {"share": 0.2}),
     "on storage that is read like RAM": ("adam", SCHEDULES["mapped"]),
+    "clipped on such storage": ("sgd", {**SCHEDULES["mapped"], "clip": 0.1}),
     "with commits": ("momentum", {"share": 0.2, "commit": True}),
     "with commits on such storage": ("adam", {**SCHEDULES["mapped"], "commit": True}),
 }
@@ -117,6 +121,26 @@ def test_sums_are_those_of_the_loop_of_pytorch(case: str, tmp_path: Path) -> Non
         found = program.outcome(every, steps)
         assert found.tensors[COUNT] == steps % 3
         assert apart(found, *looped(given, name, every, steps, 3, clip=clip)) < 1e-12, steps
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_sums_on_flash_that_is_read_where_it_lies(clip: float | None, tmp_path: Path) -> None:
+    """No sum is read from a block after that was erased; the bits are those of a step in RAM."""
+    needs(Target.HOST)
+    given = training(norms=False)
+    every = [tuple(x.float() for x in batch) for batch in batches_like(given[2], 4)]
+    options: Any = {"clip": clip, "norms": False}
+    flash = {**SCHEDULES["mapped"], "commit": True, "share": 0.0}
+    program = exported(tmp_path / "flash", "adam", 2, **options, **flash)
+    homes = {state["name"]: state["home"] for state in program.manifest["states"]}
+    assert homes["0.weight.grad"] == "mapped"
+    found = over_nor(program.folder, "flash_area", tmp_path / "app")
+    whole = exported(tmp_path / "ram", "adam", 2, **options).run(every, 5, target=Target.HOST)
+    (program.folder / "inputs.bin").write_bytes((tmp_path / "ram" / "inputs.bin").read_bytes())
+    rate = repr(program.manifest["learning_rate"])
+    command = [found, "5", rate, "inputs.bin", "state.bin"]
+    subprocess.run(command, cwd=program.folder, check=True)
+    assert (program.folder / "state.bin").read_bytes() == whole.state
 
 
 @pytest.mark.parametrize("batches", [2, 5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.export_agreement import Exported, batches_like, lowered, torch_steps  # noqa: E402
+from poetmodel.device.io import load_device  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
+from poetmodel.export.board import Target, build  # noqa: E402
 from poetmodel.export.io import load_step, save_step  # noqa: E402
 from poetmodel.torch.exporting import export  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
@@ -115,6 +118,81 @@ def test_folder_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
         export(*training, folder=tmp_path / "out")
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    """A folder that holds something of a project is refused, before anything is captured there."""
+    training = (torch.nn.Linear(2, 2), torch.nn.MSELoss(), (torch.randn(1, 2), torch.randn(1, 2)))
+    for name in ("README.md", "CMakeLists.txt", "manifest.json"):
+        project = tmp_path / f"with {name}"
+        project.mkdir()
+        (project / name).write_text("{}")
+        with pytest.raises(InputError, match=f"holds {name}, which no export has written"):
+            export(*training, folder=project)
+        assert [path.name for path in project.iterdir()] == [name]
+        assert (project / name).read_text() == "{}"
+    project = tmp_path / "with README.md"
+    for shared in (project, tmp_path / "step"):
+        export(*training, folder=tmp_path / "step")
+        before = (tmp_path / "step" / "CMakeLists.txt").read_text()
+        if shared == project:
+            (project / "CMakeLists.txt").write_text("{}")
+        with pytest.raises(InputError, match=r"holds CMakeLists\.txt, which no export"):
+            export(*training, folder=tmp_path / "other", shared_kernels=shared)
+        assert (tmp_path / "step" / "CMakeLists.txt").read_text() == before
+    with pytest.raises(InputError, match="expected another folder for shared kernels"):
+        export(*training, folder=tmp_path / "other", shared_kernels=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    export(*training, folder=tmp_path / "step")
+
+
+def test_names_with_signs_of_comments(tmp_path: Path) -> None:
+    """Whatever a step and its modules are called, the compiler has nothing to warn of."""
+    model = torch.nn.Sequential()
+    model.add_module("x/*y", torch.nn.Linear(2, 2))
+    given = (torch.randn(1, 2), torch.randn(1, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    name = "a /* b */ c"
+    export(model, torch.nn.MSELoss(), given, folder=tmp_path, name=name, optimizer=optimizer)
+    build(tmp_path, Target.HOST)
+
+
+class Part(torch.nn.Module):
+    """A weight that is a part of a larger tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 60)[20:])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x with each element times its weight."""
+        return x * self.weight
+
+
+def test_parts_of_larger_tensors_are_not_written_on_mapped_storage(tmp_path: Path) -> None:
+    """There a write begins where the tensor does; on storage that is paged such a weight trains."""
+    training = (Part(), torch.nn.functional.mse_loss, (torch.randn(2, 40), torch.randn(2, 40)))
+    step = lowered(training, "sgd")
+    with pytest.raises(InputError, match=r"weight/sgd: its state is a part of a larger tensor"):
+        Exported(step, tmp_path / "mapped", share=0.0, device="nano33ble", minimize="ram")
+    batches = batches_like(training[2], 2)
+    exported = Exported(step, tmp_path / "paged", share=0.0)
+    apart = exported.outcome(batches, 3).differences(torch_steps(training, batches, 3, "sgd"))
+    assert max(apart.values()) <= 1e-12, apart
+
+
+def test_two_generations_have_room_on_the_storage(tmp_path: Path) -> None:
+    """State that fits once and not twice is refused with commits: in blocks, as flash keeps it."""
+    board = load_device("nano33ble")
+    device = replace(board, aux_bytes=20_480)
+    model = torch.nn.Linear(32, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = (model, torch.nn.MSELoss(), (torch.randn(2, 32), torch.randn(2, 64)))
+    options = {"folder": tmp_path, "device": device, "optimizer": optimizer, "gap": 0.5}
+    assert export(*given, **options, ram="8KiB").slots
+    with pytest.raises(BudgetError, match=r"both generations of all state there takes 32,768 B"):
+        export(*given, **options, ram="8KiB", commit=True)
+    export(*given, **options | {"device": board}, ram="8KiB", commit=True)
 
 
 def _tampered(document: dict[str, Any], kind: str) -> str:

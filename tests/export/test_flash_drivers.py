@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from kit.digits import STEP, digit_batches
+from kit.nor_flash import C, DRIVERS, FLASH, over_nor
 from kit.toy_export import needs
 from poetmodel.export.board import INPUTS, STATE, STOPPED_STATUS, Target, build, run
 from poetmodel.export.exporting import export_step
@@ -18,24 +18,13 @@ from poetmodel.export.io import load_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-FLASH: Final = Path(__file__).with_name("library") / "flash"
-DRIVERS: Final = {"flash_area": "zephyr.c", "esp_partition": "esp.c"}
 PLANS: Final = {
     "paged": {"ram": "90%", "recompute": False},
     "commits": {"ram": "90%", "commit": True},
     "mapped": {"ram": "90%", "device": "nano33ble", "commit": True},
 }
-C: Final = (
-    "cc",
-    "-std=c11",
-    "-O1",
-    "-Wall",
-    "-Wextra",
-    "-Wpedantic",
-    "-Werror",
-    "-ffp-contract=off",
-)
 RATE: Final = "0.1"
 STEPS: Final = 4
 """So that the last generation is another one than the first."""
@@ -111,19 +100,8 @@ def trainers(
     def trainer(plan: str, driver: str, *flags: str) -> Trainer:
         key = (plan, driver, *flags)
         if key not in made:
-            folder, work = folders(plan), tmp_path_factory.mktemp(driver)
-            parts = [
-                *sorted((folder / "src").glob("*.c")),
-                *(folder / "host" / f"{name}.c" for name in ("pm_run", "pm_text", "pm_host")),
-                folder / "port" / f"driver_{driver}.c",
-                FLASH / DRIVERS[driver],
-                FLASH / "nor.c",
-            ]
-            includes = (f"-I{folder / 'include'}", f"-I{FLASH}", *flags)
-            command = [*C, *includes, *parts, "-lm", "-o", work / "app"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[-4000:]
-            made[key] = Trainer(work / "app", work)
+            work = tmp_path_factory.mktemp(driver)
+            made[key] = Trainer(over_nor(folders(plan), driver, work / "app", *flags), work)
         return made[key]
 
     return trainer

@@ -117,7 +117,10 @@ def channels_last(tensor: Any) -> Any:
     return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
-@pytest.mark.parametrize("name", ["3x3 by 2", "grouped", "one dimension", "dilated by 2"])
+PERMUTED = ["3x3 by 2", "grouped", "one dimension", "dilated by 2", "window as large as the image"]
+
+
+@pytest.mark.parametrize("name", PERMUTED)
 def test_convolutions_take_permuted_tensors(name: str) -> None:
     """Any of the operands, and the results, may lie with their channels last."""
     x, w, stride, padding, dilation, groups = LAYERS[name]

@@ -349,6 +349,39 @@ def test_integers() -> None:
     check(aten.mul.Tensor, x, torch.tensor([True, False, True]))
 
 
+def test_integers_and_truth_values_without_a_kernel_are_refused() -> None:
+    """A kernel of real numbers would not compile with them."""
+    integers_, truth = torch.arange(6).view(2, 3), torch.tensor([[True], [False]])
+    for operator, *operands in (
+        (aten.abs.default, integers_), (aten.relu.default, integers_),
+        (aten.maximum.default, integers_, integers_), (aten.pow.Tensor_Scalar, integers_, 2),
+        (aten.amax.default, integers_, [1]), (aten.max.dim, integers_, 1),
+        (aten.prod.default, integers_), (aten.scatter.src, integers_, 1, integers_ * 0, integers_),
+    ):  # fmt: skip
+        with pytest.raises(CaptureError, match=r"expected real numbers, got integers"):
+            lowered(operator, *operands)
+    for operator in (aten.mul.Tensor, aten.add.Tensor):
+        with pytest.raises(CaptureError, match=r"expected real numbers, got truth values"):
+            lowered(operator, truth, truth)
+
+
+def test_bytes_are_not_taken_for_truth_values() -> None:
+    """Numbers become truth values, and no bytes; those that are there may be read and copied."""
+    bytes_ = torch.tensor([0, 1, 7, 255], dtype=torch.uint8)
+    for numbers in (real(4), torch.arange(4)):
+        with pytest.raises(CaptureError, match=r"no kernel that makes bytes of them"):
+            lowered(aten._to_copy.default, numbers, dtype=torch.uint8)
+    for operator, *operands in (
+        (aten.bitwise_and.Tensor, bytes_, bytes_), (aten.bitwise_not.default, bytes_),
+    ):  # fmt: skip
+        with pytest.raises(CaptureError, match=r"expected truth values"):
+            lowered(operator, *operands)
+    check(aten._to_copy.default, bytes_, dtype=torch.int64)
+    check(aten.mul.Tensor, bytes_, real(4))
+    check(aten.clone.default, bytes_)
+    check(aten._to_copy.default, bytes_ > 1, dtype=torch.uint8)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool])
 def test_copies(dtype: torch.dtype) -> None:
     """Tensors are copied into another order, and to other types."""

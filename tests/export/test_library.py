@@ -195,6 +195,14 @@ def test_prefixes_that_are_no_names_are_refused(tmp_path: Path, prefix: str) -> 
     assert not (tmp_path / "folder").exists()
 
 
+@pytest.mark.parametrize("prefix", ["string", "time", "test", "m", "poetmodel"])
+def test_prefixes_that_others_have_are_refused(tmp_path: Path, prefix: str) -> None:
+    """The step's header would hide one of C, or its library be one that there is."""
+    with pytest.raises(InputError, match=f"prefix: {prefix} is .* choose another one"):
+        export_step(load_step(STEP), tmp_path / "folder", prefix=prefix)
+    assert not (tmp_path / "folder").exists()
+
+
 def test_weights_in_a_file_are_the_same_program(
     folders: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -153,6 +153,35 @@ def test_moments_of_an_optimizer_without_a_step_are_the_first(
     assert all(not arrays[name].any() for name in arrays.keys() - own - products)
 
 
+def test_dampened_momentum_begins_with_the_first_gradient(tmp_path: Path) -> None:
+    """In a file of an optimizer without a step, and in a model that reads one of a program."""
+    needs(Target.HOST)
+
+    def make(net: torch.nn.Module) -> torch.optim.Optimizer:
+        trained_ones = [p for p in net.parameters() if p.requires_grad]
+        return torch.optim.SGD(trained_ones, lr=RATE, momentum=0.9, dampening=0.5)
+
+    def states(steps: list[Any], *words: str) -> bytes:
+        return run(
+            program, Target.HOST, tmp_path, inputs=file_of(batches()), steps=len(steps),
+            learning_rate=RATE, words=words,
+        ).require_success().state  # fmt: skip
+
+    net = model()
+    loss_fn, optimizer = torch.nn.functional.cross_entropy, make(net)
+    pmt.export(net, loss_fn, batches()[0], folder=tmp_path, gap=0.5, optimizer=optimizer)
+    program = build(tmp_path, Target.HOST)
+    pmt.save_state(net, tmp_path / "first.bin", optimizer=optimizer, folder=tmp_path)
+    assert states(batches(), "state=first.bin") == states(batches())
+    (tmp_path / STATE).write_bytes(states([]))
+    other = model()
+    begun = make(other)
+    pmt.load_state(tmp_path, other, optimizer=begun)
+    expected = model()
+    trained(expected, make(expected), batches())
+    assert distance(trained(other, begun, batches()), expected) == 0
+
+
 def test_files_and_models_that_do_not_fit_are_refused(exported: Any, tmp_path: Path) -> None:
     """Before anything is changed."""
     folder, make, _ = exported

@@ -112,13 +112,18 @@ class Deployment:
         return paged | more | handed_out | state
 
     @property
-    def stored_bytes(self) -> int:
-        """What storage takes in blocks of flash, with checksums and the records of commits [B]."""
+    def pages(self) -> tuple[int, ...]:
+        """The sizes of all pages on storage: slots, and what commits have beside them [B]."""
         state = len(self.stored_state)
         again = self.slot_bytes[len(self.slots) - state :] if self.commit else ()
         records = (RECORD_BYTES,) * 2 if self.commit else ()
-        pages = (*self.slot_bytes, *again, *records)
-        return sum(-(-(size + CHECKSUM_BYTES) // BLOCK_BYTES) * BLOCK_BYTES for size in pages)
+        return (*self.slot_bytes, *again, *records)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What storage takes in blocks of flash, with checksums and the records of commits [B]."""
+        sizes = (size + CHECKSUM_BYTES for size in self.pages)
+        return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes)
 
     @property
     def writes(self) -> tuple[tuple[int, int], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import filterfalse
 from typing import TYPE_CHECKING, Final
 
@@ -166,9 +167,17 @@ class ProgramSource:
 
     def _called(self, node: str, call: Call, replaced: AbstractSet[str | None]) -> Iterator[str]:
         """Yield a call; what it writes to mapped state goes by the driver."""
-        written = {a.buffer for a in call.arguments if isinstance(a, Ref)} & replaced
+        pairs = zip(call.arguments, parameters(call.kernel), strict=True)
+        changed = [a for a, kind in pairs if isinstance(a, Ref) and not kind.startswith("const")]
+        written = {ref.buffer for ref in changed} & replaced
         if not written & self._mapped:
             yield self._line(call)
+        elif any(ref.offset and ref.buffer in written & self._mapped for ref in changed):
+            raise InputError(
+                f"{node}: its state is a part of a larger tensor, which memory-mapped storage "
+                "cannot take; give it memory of its own, such as .clone() returns, or choose a "
+                "device whose storage is paged"
+            )
         elif call.kernel.startswith("pm_copy"):
             yield self._copied(node, call)
         elif call.kernel == "pm_mm_sgd":
@@ -186,7 +195,7 @@ class ProgramSource:
             self._slices += 1
             yield f"PM_SLICE({self._slices + 1}):"
             mark = f"PM_NODE({k}); "
-        yield f"{mark}/* {_comment(self.graph.nodes[k].name)}{again} */"
+        yield f"{mark}/* {comment(self.graph.nodes[k].name)}{again} */"
 
     def _copies_nothing(self, call: Call) -> bool:
         """Return whether a call copies elements to where they lie, in place."""
@@ -244,7 +253,11 @@ class ProgramSource:
                 names.append(f"piece{k}")
             else:
                 names.append(f"{self._word(ref)}{'' if buffer.elements == 1 else ' + first'}")
-        yield "{"
+        begin = "{"
+        if {refs[k].buffer for k in pieces} <= self._written:
+            # The new values are there, and would be erased by being written again as they are.
+            begin, call = self._made(call, begin), replace(call, where=None)
+        yield begin
         yield from (f"    {kind} piece{k}[{_PIECE}];" for k, kind in pieces.items())
         yield f"    for (int32_t first = 0; first < {count}; first += {_PIECE}) {{"
         yield f"        const int32_t n = PM_MIN({count} - first, {_PIECE});"
@@ -423,7 +436,7 @@ def _real(value: float) -> str:
     return f"PM_C({value!r})"
 
 
-def _comment(text: str) -> str:
+def comment(text: str) -> str:
     """Return text that may stand in a comment of C."""
     shown = text.replace("*/", "* /").replace("/*", "/ *")
     return shown.encode("ascii", "backslashreplace").decode()

@@ -18,7 +18,7 @@ from poetmodel.export.deployment import (
     alignment_on,
     reserved_bytes,
 )
-from poetmodel.export.folder import check_folder, check_prefix, write_folder
+from poetmodel.export.folder import check_folder, check_prefix, check_shared, write_folder
 from poetmodel.export.step import reading_state
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
@@ -131,7 +131,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     check_folder(folder)
     check_prefix(prefix)
     if shared_kernels is not None:
-        check_folder(Path(shared_kernels))
+        check_shared(Path(shared_kernels), folder)
     if weights not in list(WeightsFormat):
         raise InputError(f"weights: expected c or binary, got {weights!r}")
     board = load_device(device) if isinstance(device, str) else device
@@ -178,6 +178,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     if step.inference is not None:
         inference = _inference(deployment, step.inference, problem, board, clock)
         deployment = replace(deployment, inference=inference)
+    _check_storage(deployment, board)
     write_folder(deployment, folder, command=command)
     return deployment
 
@@ -237,6 +238,20 @@ def _inference(
     )
     _, plan, arena = _fitted(wanted, device, clock)
     return Inference(step=step, plan=plan, arena=arena)
+
+
+def _check_storage(deployment: Deployment, device: Device) -> None:
+    """Raise if all pages together are more than the storage of the device has room for."""
+    block = (device.storage and device.storage.erase_block_bytes) or 1
+    stored = sum(-(-size // block) * block for size in deployment.pages)
+    if device.aux_bytes is not None and stored > device.aux_bytes:
+        what, advice = "what is kept there", "give more ram"
+        if deployment.commit:
+            what, advice = "both generations of all state there", "leave commit out"
+        raise BudgetError(
+            f"storage: {what} takes {stored:,} B in blocks of {block:,} B, and device "
+            f"{device.name} has {device.aux_bytes:,} B; {advice}"
+        )
 
 
 def in_tiles(step: LoweredStep, tile: str | int | None) -> LoweredStep:

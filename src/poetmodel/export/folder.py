@@ -41,17 +41,52 @@ if TYPE_CHECKING:
 
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
 _WORD: Final = re.compile(r"@([A-Z]+)@")
+_MANIFEST: Final = "manifest.json"
+_FORMAT: Final = "poetmodel-export"
+_HEADERS: Final = (
+    "arduino assert complex ctype errno fenv float inttypes iso646 limits locale math pthread "
+    "setjmp signal stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string "
+    "strings tgmath threads time uchar unistd wchar wctype"
+).split()
+"""Headers that the step's own would hide."""
+_TARGETS: Final = "all clean edit_cache help install m package rebuild_cache test".split()
+"""Targets and libraries of CMake that cannot be the step's."""
 
 
 def check_folder(folder: Path) -> None:
-    """Raise unless a folder could be written; leaves nothing there."""
+    """Raise unless a folder could be written, and only over an earlier export; leaves it so."""
+    _check_folder(folder)
+    if not _manifest(folder):
+        _check_empty(folder, [*(name for name, _ in _copied(SOURCES)), "config.mk", _MANIFEST])
+
+
+def check_shared(shared: Path, folder: Path) -> None:
+    """The same for a folder of kernels that the step of another folder shares."""
+    _check_folder(shared)
+    if shared.resolve() == folder.resolve():
+        raise InputError(f"{shared}: expected another folder for shared kernels than for the step")
+    if not (shared / "include" / f"{SHARED}_kernels.h").is_file():
+        _check_empty(shared, [name for name, _ in _copied(SOURCES / "shared")])
+
+
+def _check_folder(folder: Path) -> None:
     with writing(folder):
         there = next(
             ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists()
         )
         if not there.is_dir():
             raise InputError(f"{folder}: expected a folder to write, and {there} is a file")
-    check_writable(there / "manifest.json")
+    check_writable(there / _MANIFEST)
+
+
+def _check_empty(folder: Path, names: Sequence[str]) -> None:
+    """Raise if a folder has files of these names, which somebody else has written."""
+    with writing(folder):
+        there = next((name for name in sorted(names) if (folder / name).is_file()), None)
+    if there is not None:
+        raise InputError(
+            f"{folder}: holds {there}, which no export has written there; choose another folder"
+        )
 
 
 def check_prefix(prefix: str) -> None:
@@ -60,6 +95,10 @@ def check_prefix(prefix: str) -> None:
         raise InputError(
             f"prefix: expected small letters, digits and underscores after a letter, such as kws, "
             f"got {prefix!r}"
+        )
+    if prefix in (*_HEADERS, *_TARGETS):
+        raise InputError(
+            f"prefix: {prefix} is the name of a header or a library already; choose another one"
         )
     if prefix == SHARED:
         raise InputError(f"prefix: {prefix} is that of shared kernels; choose another one")
@@ -94,8 +133,8 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
     }
     texts["README.md"] = texts["README.md"].replace("@COMMAND@", command_block(command))
     data = {renamed("src/pm_weights.bin", deployment.prefix): values.data} if binary else {}
-    names = sorted((*texts, *data, "manifest.json"))
-    texts["manifest.json"] = manifest(deployment, source, command=command, names=names)
+    names = sorted((*texts, *data, _MANIFEST))
+    texts[_MANIFEST] = manifest(deployment, source, command=command, names=names)
     with writing(folder):
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -115,13 +154,20 @@ def write_folder(deployment: Deployment, folder: Path, *, command: str) -> None:
 
 def _written_before(folder: Path) -> Iterator[str]:
     """Yield the files that an earlier export has written to a folder and that are C or headers."""
-    try:
-        names = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return
+    names = _manifest(folder).get("files")
     for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and _FILE_OF_OURS.fullmatch(name):
             yield name
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Return what an earlier export says that it is; nothing where there is none."""
+    try:
+        document = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    known = isinstance(document, dict) and document.get("format") == _FORMAT
+    return document if known else {}
 
 
 _FILE_OF_OURS: Final = re.compile(r"(src|include|examples/Train)/[a-z0-9_]+\.(c|h|bin)")
@@ -169,7 +215,7 @@ def manifest(
     identity = GraphIdentity.of(step.graph)
     result = deployment.result
     document: dict[str, Any] = {
-        "format": "poetmodel-export",
+        "format": _FORMAT,
         "version": 1,
         "prefix": deployment.prefix,
         "shared_kernels": deployment.shared_kernels,

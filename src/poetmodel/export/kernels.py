@@ -40,6 +40,7 @@ def kernel_names() -> frozenset[str]:
     )
 
 
+@cache
 def parameters(kernel: str) -> tuple[str, ...]:
     """Return the types of what a kernel takes, such as ``const pm_real *``."""
     return tuple(_LAST_WORD.sub("", declared).strip() for declared in _declared(kernel))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.export.deployment import gradient_slot, input_bytes, output_bytes
-from poetmodel.export.emitter import ProgramSource, elements
+from poetmodel.export.emitter import ProgramSource, comment, elements
 from poetmodel.export.kernels import RANDOM, SOURCES
 from poetmodel.export.step import DataType
 from poetmodel.plan import Op
@@ -298,7 +298,7 @@ def _constant(kind: str, name: str, taken: set[str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.replace("*/", "* /").encode("ascii", "backslashreplace").decode().split())
+    return " ".join(comment(text).split())
 
 
 _HEADER: Final = """\

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 from torch import fx
 
+from poetmodel.export.kernels import parameters
 from poetmodel.export.loops import RANK, merged
 from poetmodel.export.step import (
     WORKSPACE,
@@ -170,8 +171,17 @@ class Lowering:
         """Return whether the operation makes such an output, and with elements."""
         return position in self._outputs
 
+    @property
+    def makes_bytes(self) -> bool:
+        """Return whether its result has bytes, which are stored as truth values are."""
+        return getattr(self.node.meta.get("val"), "dtype", None) is torch.uint8
+
     def call(self, kernel: str, *arguments: Argument | Look) -> None:
         """Add a call; a look stands for the pointer to its first element."""
+        for argument, wanted in zip(arguments, parameters(kernel), strict=True):
+            if isinstance(argument, Look) and argument.type.c_name not in wanted:
+                kinds = (_NOUNS[kind] for kind in DataType if kind.c_name in wanted)
+                self.refuse(f"expected {next(kinds, wanted)}, got {_NOUNS[argument.type]}")
         values = tuple(a.ref if isinstance(a, Look) else a for a in arguments)
         self.calls.append(Call(kernel, values, self.where))
 
@@ -197,6 +207,11 @@ SUFFIX: Final = {DataType.REAL: "", DataType.INT32: "_int", DataType.UINT8: "_by
 """What the name of a kernel ends with where there is one for each type."""
 
 _WORDS: Final = {DataType.REAL: "real", DataType.INT32: "int", DataType.UINT8: "byte"}
+_NOUNS: Final = {
+    DataType.REAL: "real numbers",
+    DataType.INT32: "integers",
+    DataType.UINT8: "truth values",
+}
 
 
 def table(op: Lowering, *looks: Look, in_order: bool = False) -> tuple[int, ...]:
@@ -299,6 +314,8 @@ def copy(op: Lowering, out: Look, x: Look) -> None:
     x = x.broadcast(out.shape)
     if out.type is x.type:
         op.call(f"pm_copy{SUFFIX[x.type]}", out, x, table(op, out, x))
+    elif out.type is DataType.UINT8 and op.makes_bytes:
+        op.refuse("expected truth values: numbers have no kernel that makes bytes of them")
     else:
         op.call(f"pm_{_WORDS[x.type]}_to_{_WORDS[out.type]}", out, x, table(op, out, x))
 

@@ -345,7 +345,7 @@ _TRUTH: Final = {
 @lowers(*_TRUTH)
 def _lower_truth(op: Lowering) -> None:
     out = op.output()
-    if out.type is not DataType.UINT8:
+    if out.type is not DataType.UINT8 or op.makes_bytes:
         op.refuse("expected truth values, got integers")
     x, y = op.args[0], op.args[-1]
     looks = [operand(op, argument, DataType.UINT8).broadcast(out.shape) for argument in (x, y)]

@@ -102,10 +102,13 @@ def _layer(op: Lowering, operands: Sequence[Look], geometry: Sequence[Any], grou
     ]
     sizes = [(*look.shape[:2], *[1] * missing, *look.shape[2:]) for look in (x, w, y)]
     shape = (*sizes[0][1:], *sizes[2][1:], *sizes[1][2:], *(n for two in steps for n in two))
-    if shape[4:6] == (1, 1) and shape[1:3] == shape[6:8] and shape[10:12] == (0, 0) and groups == 1:
-        # A window of the size of the image: a product with all of its elements.
+    layer = _Layer(x=x, w=w, y=y, shape=(*shape, groups))
+    seen = shape[4:6] == (1, 1) and shape[1:3] == shape[6:8] and shape[10:12] == (0, 0)
+    if seen and groups == 1 and layer.is_plain:
+        # A window of the size of the image: a product with all of its elements, as they lie.
         shape = (math.prod(shape[:3]), 1, 1, shape[3], *[1] * 6, 0, 0, 1, 1)
-    return _Layer(x=x, w=w, y=y, shape=(*shape, groups))
+        layer = replace(layer, shape=(*shape, groups))
+    return layer
 
 
 def _pair(value: Sequence[int], dimensions: int) -> list[int]:

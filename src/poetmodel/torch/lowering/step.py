@@ -284,7 +284,7 @@ class Lowered:
             whole = value.as_strided(
                 (value.untyped_storage().nbytes() // value.itemsize,), (1,), storage_offset=0
             )
-            if _begins_with_gradient(argument):
+            if isinstance(argument.held, OptimizerSlot) and argument.held.begins_with_gradient:
                 whole = torch.full_like(whole, math.nan)
             yield look.buffer, _array(whole, look.type, argument.name)
 
@@ -402,16 +402,6 @@ def _missing(units: Sequence[Unit]) -> Iterator[str]:
             seen.add(unit.node.target)
             where = in_module(unit.node)
             yield f"{unit.node.target}{where}: has no kernel in C, so that it cannot be exported"
-
-
-def _begins_with_gradient(argument: InputSpec) -> bool:
-    """Return whether a moment has no value yet that could be dampened: ``pm_momentum`` sees NaN."""
-    held = argument.held
-    if not isinstance(held, OptimizerSlot) or held.key != "momentum_buffer" or not held.is_new:
-        return False
-    groups = held.optimizer.param_groups
-    group = next(group for group in groups if any(p is held.parameter for p in group["params"]))
-    return bool(group.get("dampening"))
 
 
 def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:

@@ -59,9 +59,11 @@ def load_state(
         for name, own in pairs:
             own.copy_(values[name])
         for name, parameter, key in kept:
-            if optimizer is not None:
+            if optimizer is not None and _has_value(key, values[name]):
                 like = values[name].to(parameter.dtype if values[name].ndim else torch.float32)
                 optimizer.state[parameter][key] = like
+            elif optimizer is not None:
+                optimizer.state[parameter].pop(key, None)
     for name, parameter in sums.items():
         if parameter is not None:
             parameter.grad = values[name].to(parameter.dtype) if arrays[BATCHES] else None
@@ -107,8 +109,9 @@ def save_state(
         raise InputError(f"optimizer: the folder keeps {min(moments)!r} too; give the optimizer")
     for name, parameter, key in _moments(model, moments, optimizer):
         if optimizer is not None:
-            moment = OptimizerSlot(optimizer, parameter, key).value()
-            arrays[name] = moment.detach().cpu().numpy().reshape(shapes[name])
+            slot = OptimizerSlot(optimizer, parameter, key)
+            moment = slot.value().detach().cpu().numpy().reshape(shapes[name])
+            arrays[name] = np.full_like(moment, np.nan) if slot.begins_with_gradient else moment
     write_state(file, tensors, arrays)
 
 
@@ -160,6 +163,11 @@ def _moments(
                 f"optimizer: expected it to train {of!r}, of which the folder has {key}"
             )
         yield name, own[of], key
+
+
+def _has_value(key: str, moment: torch.Tensor) -> bool:
+    """Return whether a moment has a value: one that begins with its first gradient has NaN."""
+    return key != "momentum_buffer" or not bool(moment.isnan().all())
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> set[int]:

@@ -402,6 +402,15 @@ class OptimizerSlot:
         """Whether no step of the optimizer has made it yet."""
         return self.optimizer.state.get(self.parameter, {}).get(self.key) is None
 
+    @property
+    def begins_with_gradient(self) -> bool:
+        """Whether it has no value yet that could be dampened; exported code has NaN there."""
+        if self.key != "momentum_buffer" or not self.is_new:
+            return False
+        groups = self.optimizer.param_groups
+        group = next(g for g in groups if any(p is self.parameter for p in g["params"]))
+        return bool(group.get("dampening"))
+
     def value(self) -> torch.Tensor:
         """Return it as it is now, or as it is before the first step."""
         if not self.is_new:
