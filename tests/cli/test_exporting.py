@@ -56,6 +56,34 @@ def test_what_was_proved_and_what_wears_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("limits", "status", "message"),
+    [
+        (("--deadline", "1ns"), 3, "error: infeasible: deadline 1 ns"),
+        (("--ram", "1KiB"), 2, "error: ram: 1.00 KiB less "),
+    ],
+)
+def test_limits_that_nothing_keeps_end_with_their_own_status(
+    limits: tuple[str, ...], status: int, message: str, tmp_path: Path
+) -> None:
+    """As of solve: 3 where no schedule is proved; 2 where the number itself is too small."""
+    outcome = invoke("export", STEP, *limits, "--out", tmp_path / "firmware")
+    assert outcome.status == status, outcome.err
+    assert outcome.err.startswith(message)
+    assert not (tmp_path / "firmware").exists()
+
+
+def test_files_of_a_project_are_not_replaced(tmp_path: Path) -> None:
+    """Where a folder holds something else by one of our names, the option is named."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "README.md").write_text("mine")
+    outcome = invoke("export", STEP, "--out", project)
+    assert outcome.status == 2
+    assert outcome.err.startswith(f"error: --out: {project}: holds README.md, which no export")
+    assert [(path.name, path.read_text()) for path in project.iterdir()] == [("README.md", "mine")]
+
+
+@pytest.mark.parametrize(
     ("options", "field"),
     [
         ((), "--ram"),

@@ -360,6 +360,7 @@ def test_layers_are_modules() -> None:
         ({"a": 1.0, "b": -1.0}, "f.csv: the score of 'b' is -1; expected 0 or more"),
         ({"a": math.nan, "b": 1.0}, "f.csv: the score of 'a' is nan; expected 0 or more"),
         ({"a": math.inf, "b": 1.0}, "f.csv: the score of 'a' is inf; expected 0 or more"),
+        ({"a": 1e308, "b": 1e308}, "f.csv: expected scores with a finite sum, such as shares of 1"),
     ],
 )
 def test_wrong_scores_are_named(scores: dict[str, float], message: str) -> None:

@@ -13,6 +13,7 @@ from poetmodel.errors import (
     BackendUnavailableError,
     InputError,
     MethodNotApplicableError,
+    NoScheduleError,
     OwnMethodError,
     PoetModelError,
     VerificationError,
@@ -65,6 +66,9 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
     print_faults([str(error)])
     if isinstance(error, BackendUnavailableError):
         return ExitStatus.NO_BACKEND
+    if isinstance(error, NoScheduleError):
+        infeasible = error.result.status == "infeasible"
+        return ExitStatus.INFEASIBLE if infeasible else ExitStatus.NO_SCHEDULE
     if isinstance(error, MethodNotApplicableError):
         return ExitStatus.NO_SCHEDULE
     if isinstance(error, OwnMethodError) and error.refused:

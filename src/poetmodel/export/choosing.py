@@ -449,6 +449,8 @@ def check_scores(scores: Mapping[str, float], layers: Collection[str], source: s
         raise InputError(
             f"{source}: the score of {listed(wrong, most=_MOST_NAMED)}; expected 0 or more"
         )
+    if not math.isfinite(sum(scores.values())):
+        raise InputError(f"{source}: expected scores with a finite sum, such as shares of 1")
 
 
 def costs_for(graph: Graph, problem: Problem) -> Costs:

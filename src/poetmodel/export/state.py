@@ -64,7 +64,9 @@ def state_tensors(folder: str | Path) -> tuple[ExportedTensor, ...]:
 def _tensor(entry: Mapping[str, Any]) -> ExportedTensor:
     if entry["dtype"] not in _STORED:
         raise ValueError(entry["dtype"])
-    shape = tuple(map(int, entry["shape"]))
+    shape = tuple(entry["shape"])
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(shape)
     return ExportedTensor(
         name=str(entry["name"]), shape=shape, dtype=entry["dtype"], home=str(entry["home"])
     )
