@@ -146,15 +146,30 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     export(*training, folder=tmp_path / "step")
 
 
-def test_names_with_signs_of_comments(tmp_path: Path) -> None:
-    """Whatever a step and its modules are called, the compiler has nothing to warn of."""
-    model = torch.nn.Sequential()
+def test_any_names_compile(tmp_path: Path) -> None:
+    """Whatever a step, its modules and parameters are called, the compiler says nothing."""
+    names = ("h", "slots", "gr\u00f6\u00dfe", "gr\u00fc\u00dfe", "H", "class", "int", "pm_h")
+    model = Named(*names)
     model.add_module("x/*y", torch.nn.Linear(2, 2))
+    model.register_forward_hook(lambda self, _, y: getattr(self, "x/*y")(y))
     given = (torch.randn(1, 2), torch.randn(1, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     name = "a /* b */ c"
     export(model, torch.nn.MSELoss(), given, folder=tmp_path, name=name, optimizer=optimizer)
     build(tmp_path, Target.HOST)
+
+
+class Named(torch.nn.Module):
+    """Parameters by some names."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        for name in names:
+            self.register_parameter(name, torch.nn.Parameter(torch.ones(2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x with all parameters added."""
+        return x + sum(self.parameters(recurse=False))
 
 
 class Part(torch.nn.Module):

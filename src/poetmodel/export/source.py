@@ -27,6 +27,8 @@ _TYPE_NAMES: Final = {
     DataType.INT32: "PM_IS_INT32",
     DataType.UINT8: "PM_IS_UINT8",
 }
+_GUARD: Final = "STATE_H"
+"""The guard of ``pm_state.h``, which no state may be called like."""
 _HOMES: Final = {
     "ram": "PM_RAM",
     "storage": "PM_STORAGE",
@@ -99,7 +101,7 @@ class StepSource:
         return _HEADER.format(
             name=_one_line(step.graph.name),
             numbers="\n".join(lines),
-            names="\n".join(self._names(set(numbers))),
+            names="\n".join(self._names({*numbers, _GUARD})),
             driver=(SOURCES / "pm_driver.h").read_text(encoding="utf-8").rstrip(),
             resume=_RESUME_DECLARATION if deployment.commit else "",
             gradients=_GRADIENT_DECLARATION if step.gradients else "",
