@@ -15,6 +15,7 @@ from poetmodel.device.io import load_device  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
 from poetmodel.export.board import Target, build  # noqa: E402
 from poetmodel.export.io import load_step, save_step  # noqa: E402
+from poetmodel.torch.errors import CaptureError  # noqa: E402
 from poetmodel.torch.exporting import export  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 
@@ -157,6 +158,33 @@ def test_any_names_compile(tmp_path: Path) -> None:
     name = "a /* b */ c"
     export(model, torch.nn.MSELoss(), given, folder=tmp_path, name=name, optimizer=optimizer)
     build(tmp_path, Target.HOST)
+
+
+@pytest.mark.parametrize("second", [slice(5, 7), slice(3, 5)])
+def test_batches_may_be_parts_of_larger_tensors(tmp_path: Path, second: slice) -> None:
+    """A program takes each input by itself, and no more than that; two of them may be alike."""
+    torch.manual_seed(0)
+    samples = torch.randn(20, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    training = (model, torch.nn.functional.mse_loss, (samples[3:5], samples[second]))
+    batches = batches_like(training[2], 3)
+    exported = Exported(lowered(training, "sgd"), tmp_path)
+    assert [value["shape"] for value in exported.manifest["inputs"]] == [[2, 4], [2, 4]]
+    assert exported.deployment.ram_map()["inputs"] == 2 * 2 * 4 * 4
+    apart = exported.outcome(batches, 3).differences(torch_steps(training, batches, 3, "sgd"))
+    assert max(apart.values()) <= 1e-11, apart
+    infer = tmp_path / "infer"
+    export(*training, folder=infer, infer=True, gap=0.5)
+    assert "pm_infer" in (infer / "include" / "pm.h").read_text()
+    assert "x0 +" not in (infer / "src" / "pm_step.c").read_text()
+
+
+@pytest.mark.parametrize("inputs", [3, None, torch.ones(2, 4)])
+def test_what_are_no_inputs_is_said(tmp_path: Path, inputs: Any) -> None:
+    """One sentence, and no folder."""
+    with pytest.raises(CaptureError, match=r"inputs: expected a tuple such as \(x, y\)"):
+        export(torch.nn.Linear(4, 4), None, inputs, folder=tmp_path / "firmware")
+    assert not (tmp_path / "firmware").exists()
 
 
 class Named(torch.nn.Module):

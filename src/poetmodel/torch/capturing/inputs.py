@@ -81,6 +81,22 @@ def unflatten(flat: Sequence[Any], form: Any) -> tuple[Any, ...]:
     return inputs
 
 
+def apart(inputs: Inputs) -> Inputs:
+    """Return inputs in their order, each tensor in memory of its own, which has nothing else.
+
+    A batch is often a part of a larger tensor, and so may two inputs be. What are no inputs stay as
+    they are.
+    """
+    if not isinstance(inputs, tuple | list | Mapping):
+        return inputs
+    flat, form = flatten(inputs)
+    return unflatten([_own(x) if isinstance(x, torch.Tensor) else x for x in flat], form)
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
 def input_names(form: Any, *, by_name: bool) -> tuple[str, ...]:
     """Return for each flat input of a form what it is, for people."""
     count = form.num_leaves

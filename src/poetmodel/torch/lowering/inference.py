@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.export.step import Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Phase
-from poetmodel.torch.capturing.inputs import flatten
+from poetmodel.torch.capturing.inputs import apart, flatten
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.signature import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.errors import CaptureError
@@ -55,7 +55,7 @@ def with_inference(
         return output.sum()
 
     with _evaluating(model), sdpa_kernel(SDPBackend.MATH):
-        whole = capture(model, None if loss_fn is None else total, inputs, name=name)
+        whole = capture(model, None if loss_fn is None else total, apart(inputs), name=name)
     joint = _forward(whole, is_total=loss_fn is not None)
     lowered = Lowered(joint)
     for unit in lowered.parts.units:

@@ -15,7 +15,7 @@ from poetmodel.export.masks import masked
 from poetmodel.export.step import Buffer, DataType, LoweredStep, NamedTensor
 from poetmodel.export.unrolled import unrolled
 from poetmodel.graph import Graph, Node, Phase, Tensor
-from poetmodel.torch.capturing.inputs import positional, refuse
+from poetmodel.torch.capturing.inputs import apart, refuse
 from poetmodel.torch.capturing.joint import capture
 from poetmodel.torch.capturing.replay import call, replay
 from poetmodel.torch.capturing.signature import InputKind, Joint, OutputKind, in_module
@@ -69,7 +69,7 @@ def lower(
     """
     check_accumulate(accumulate, optimizer)
     with sdpa_kernel(SDPBackend.MATH):
-        joint = capture(model, loss_fn, positional(inputs), name=name)
+        joint = capture(model, loss_fn, apart(inputs), name=name)
     refuse(joint.name, _unguarded(joint))
     split_convolutions(joint)
     if accumulate > 1:
