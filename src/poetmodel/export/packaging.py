@@ -211,7 +211,9 @@ component or a library of its own.
 _COMMIT: Final = """
 Storage has two generations of all state, of which one is whole whenever the power goes: the folder
 was made with `--commit`. Begin with `pm_resume`, which gives back what the last whole step left,
-and with `pm_init` where that says `PM_ERROR_EMPTY`. `pm_commits - 1` steps were whole.
+and with `pm_init` where that says `PM_ERROR_EMPTY`; after `PM_TORN`, `pm_resume` takes the step
+back. `pm_commits - 1` steps were whole. `pm_write_state` changes the whole generation itself: where
+the power goes meanwhile, write that tensor again.
 """
 
 _INFER: Final = """
