@@ -224,6 +224,23 @@ def test_parts_of_larger_tensors_are_not_written_on_mapped_storage(tmp_path: Pat
     assert max(apart.values()) <= 1e-12, apart
 
 
+def test_windows_that_are_updated_on_the_stack_have_room_there(tmp_path: Path) -> None:
+    """On mapped storage a filter's window is updated in a piece; a long one needs a larger stack."""
+    nn = torch.nn
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(1, 64, 251, stride=50), nn.Flatten(), nn.Linear(64, 4))
+    training = (model, nn.functional.mse_loss, (torch.randn(1, 1, 300), torch.randn(1, 4)))
+    step = lowered(training, "sgd")
+    options = {"device": "nano33ble", "share": 0.0, "minimize": "ram"}
+    with pytest.raises(BudgetError, match=r"stack: windows of 0\.weight are .* up to 2,156 B"):
+        Exported(step, tmp_path / "small", **options)
+    exported = Exported(step, tmp_path / "large", stack=2156, **options)
+    assert exported.manifest["states"][0]["home"] == "mapped"
+    batches = [tuple(x.float() for x in batch) for batch in batches_like(training[2], 1)]
+    run = exported.run(batches, 1, target=Target.M4, settings=()).require_success()
+    assert run.figures["stack_bytes"] < run.figures["stack_limit_bytes"]
+
+
 def test_two_generations_have_room_on_the_storage(tmp_path: Path) -> None:
     """State that fits once and not twice is refused with commits: in blocks, as flash keeps it."""
     board = load_device("nano33ble")

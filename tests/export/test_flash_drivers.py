@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from kit.digits import STEP, digit_batches
-from kit.nor_flash import C, DRIVERS, FLASH, over_nor
+from kit.nor_flash import DRIVERS, FLASH, C, over_nor
 from kit.toy_export import needs
 from poetmodel.export.board import INPUTS, STATE, STOPPED_STATUS, Target, build, run
 from poetmodel.export.exporting import export_step

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import filterfalse
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.errors import InputError
+from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import inference_slot
 from poetmodel.export.fusing import FUSED
 from poetmodel.export.kernels import parameters
@@ -36,6 +36,9 @@ _CONSTANT: Final = {
 }
 _PIECE: Final = 32
 """Elements of memory-mapped state that are updated and written at a time."""
+_STACK_BESIDE_BYTES: Final = 1024
+"""What the rest of a program takes of the stack while a weight's windows are there [B]: 676 were
+measured on a Cortex-M4."""
 
 
 class ProgramSource:
@@ -317,6 +320,12 @@ class ProgramSource:
         """
         if not isinstance(weight, Ref):
             raise TypeError(weight)
+        needed_bytes = _STACK_BESIDE_BYTES + DataType.REAL.itemsize * (_PIECE + most)
+        if most > _PIECE and needed_bytes > self.deployment.stack_bytes:
+            raise BudgetError(
+                f"stack: windows of {weight.buffer} are updated on the stack, which takes up to "
+                f"{needed_bytes:,} B of it; give a stack of so much"
+            )
         slot = f"PM_NEW({self._slot[weight.buffer]})"
         size = "(uint32_t)sizeof piece[0]"
         whole, rest = (

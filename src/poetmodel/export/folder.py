@@ -43,14 +43,13 @@ _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]*")
 _WORD: Final = re.compile(r"@([A-Z]+)@")
 _MANIFEST: Final = "manifest.json"
 _FORMAT: Final = "poetmodel-export"
-_HEADERS: Final = (
-    "arduino assert complex ctype errno fenv float inttypes iso646 limits locale math pthread "
-    "setjmp signal stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string "
-    "strings tgmath threads time uchar unistd wchar wctype"
-).split()
-"""Headers that the step's own would hide."""
-_TARGETS: Final = "all clean edit_cache help install m package rebuild_cache test".split()
-"""Targets and libraries of CMake that cannot be the step's."""
+_TAKEN: Final = re.compile(
+    r"arduino|assert|complex|ctype|errno|fenv|float|inttypes|iso646|limits|locale|math|pthread|"
+    r"setjmp|signal|std(align|arg|atomic|bool|def|int|io|lib|noreturn)|strings?|tgmath|threads|"
+    r"time|uchar|unistd|w(char|ctype)|"  # headers
+    r"all|clean|edit_cache|help|install|m|package|rebuild_cache|test"  # of CMake
+)
+"""Headers that the step's own would hide, targets and libraries that cannot be the step's."""
 
 
 def check_folder(folder: Path) -> None:
@@ -61,7 +60,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_shared(shared: Path, folder: Path) -> None:
-    """The same for a folder of kernels that the step of another folder shares."""
+    """Raise unless kernels that the step of a folder shares could be written to another one."""
     _check_folder(shared)
     if shared.resolve() == folder.resolve():
         raise InputError(f"{shared}: expected another folder for shared kernels than for the step")
@@ -96,7 +95,7 @@ def check_prefix(prefix: str) -> None:
             f"prefix: expected small letters, digits and underscores after a letter, such as kws, "
             f"got {prefix!r}"
         )
-    if prefix in (*_HEADERS, *_TARGETS):
+    if _TAKEN.fullmatch(prefix):
         raise InputError(
             f"prefix: {prefix} is the name of a header or a library already; choose another one"
         )
