@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from poetmodel.errors import InputError
 from poetmodel.export.board import Target, build, run
 from poetmodel.export.exporting import export_step
 from poetmodel.export.io import load_step
+from poetmodel.export.state import state_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -269,6 +271,23 @@ def called(
         return done.stdout.split(), [int(word) for word in done.stderr.split()]
 
     return call
+
+
+def test_a_step_that_fails_may_be_done_again(tmp_path: Path) -> None:
+    """At whichever call of storage, that of the commit too: the error number says how."""
+    needs(Target.HOST)
+    folder = tmp_path / "folder"
+    export_step(load_step(STEP), folder, ram="90%", commit=True, gap=0.5)
+    homes = {tensor.home for tensor in state_tensors(folder)}
+    assert homes == {"ram", "storage"}  # of one the other generation is in RAM
+    driver = (folder / "port" / "driver_ram.c", folder / "host" / "driver_faults.c")
+    flags = ("-DPM_FAULTS", f"-I{folder}", f"-I{folder / 'include'}", "-lm", "-o", "app")
+    compiled([*C, *sources(folder), SOURCES / "retry.c", *driver, *flags], tmp_path)
+    done = subprocess.run(["./app"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    torn, before = map(int, re.findall(r"\d+", done.stdout))
+    assert torn > 0
+    assert before > 0
 
 
 @pytest.mark.parametrize("nodes", [1, 7, 1000])

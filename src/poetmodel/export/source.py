@@ -144,7 +144,7 @@ class StepSource:
         ]
         body = list(self._body)
         if self.deployment.commit:
-            body.append("PM_TRY_TORN(pm_save_resident());")
+            body += ["PM_TRY_TORN(pm_save_resident());", "PM_TRY_TORN(pm_commit());"]
         if self._draws:
             body.append("pm_random_step++;")
         infer = ""
@@ -158,7 +158,6 @@ class StepSource:
             tables=tables,
             lists="\n".join(lists),
             inputs=_indented(_inputs(self.step, "pm_progress.inputs")),
-            end="pm_commit()" if self.deployment.commit else "PM_OK",
             body=_indented(map(_indented_once, body)),
             infer=infer,
         )
@@ -418,7 +417,7 @@ int pm_run_nodes(uint32_t nodes)
     default:
         return PM_ERROR_IDLE;
     }}
-    return {end};
+    return PM_OK;
 }}
 {infer}"""
 
