@@ -225,7 +225,7 @@ def test_parts_of_larger_tensors_are_not_written_on_mapped_storage(tmp_path: Pat
 
 
 def test_windows_that_are_updated_on_the_stack_have_room_there(tmp_path: Path) -> None:
-    """On mapped storage a filter's window is updated in a piece; a long one needs a larger stack."""
+    """On mapped storage a window is updated in a piece; a long one needs a larger stack."""
     nn = torch.nn
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(1, 64, 251, stride=50), nn.Flatten(), nn.Linear(64, 4))
