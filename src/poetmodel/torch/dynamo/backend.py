@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch._dynamo.backends.common import aot_autograd
@@ -25,8 +26,6 @@ from poetmodel.torch.state.pages import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
-
     from torch import fx
 
     from poetmodel.solver.request import SolveProgress
@@ -98,6 +97,16 @@ def backend(
         faults.append(f"costs: kernels that are not written yet cannot be {MEASURED}")
     if costs is not None and device is not None:
         faults.append("give a device or costs, not both")
+    given: Any = {"device": device, "storage": storage, "cache": cache}
+    for name, expected, kinds in (
+        ("device", "a device or its name", str | Device | None),
+        ("storage", "a folder", str | Path | None),
+        ("cache", "a folder, True or False", str | Path | bool),
+    ):
+        if not isinstance(given[name], kinds) or given[name] == "":
+            faults.append(f"{name}: expected {expected}, got {shown(given[name])}")
+    if on_progress is not None and not callable(on_progress):
+        faults.append(f"on_progress: expected a function, got {shown(on_progress)}")
     if faults:
         raise InputError(faults)
     if storage is not None:

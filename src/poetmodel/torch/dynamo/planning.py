@@ -243,6 +243,7 @@ def _graph(operations: Operations, workspaces: Sequence[int]) -> tuple[Graph, di
         phase=nodes[-1].phase if nodes else Phase.FORWARD,
         inputs=tuple(tensor_of[key] for key in operations.held),
         outputs=(),
+        workspace_bytes=operations.copied_bytes,
         recomputable=False,
         bytes_moved=0,
     )
