@@ -440,8 +440,8 @@ class FiniteChecks:
     """What the forward pass of a capture asks about finite numbers; off until it is turned on."""
 
     def __init__(self) -> None:
-        self.on = self.of_matrices = False
-        """Whether what is asked of numbers is noted, and what torch.linalg asks of matrices."""
+        self.on = self.of_operators = False
+        """Whether what is asked of numbers is noted, and what operators ask that only check."""
         self.lines: dict[str, None] = {}
         """The lines that asked."""
         self._answers: list[torch.Tensor] = []
@@ -454,16 +454,18 @@ class FiniteChecks:
         with ExitStack() as stack:
             if self.on:
                 stack.enter_context(_ReadWatch(self))
-            if self.of_matrices:
-                stack.enter_context(_MatrixWatch(self))
+            if self.of_operators:
+                stack.enter_context(_CheckWatch(self))
             yield
 
     def learn(self, graph_module: fx.GraphModule) -> bool:
-        """Watch matrices from now on if a captured step checks some; return whether that is new."""
-        descriptors = [n.meta.get("desc") for n in graph_module.graph.find_nodes(op="placeholder")]
-        has_checks = any("Token" in type(descriptor).__name__ for descriptor in descriptors)
-        new = has_checks and not self.of_matrices
-        self.of_matrices = self.of_matrices or has_checks
+        """Watch operators from now on if a captured step has some that check; return whether new."""
+        has_checks = any(
+            "Token" in type(node.meta.get("desc")).__name__ or node.target in _ASSERTS
+            for node in graph_module.graph.nodes
+        )
+        new = has_checks and not self.of_operators
+        self.of_operators = self.of_operators or has_checks
         return new
 
     def results(self) -> tuple[torch.Tensor, ...]:
@@ -511,8 +513,11 @@ class _ReadWatch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         return value
 
 
-class _MatrixWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Takes down what ``torch.linalg`` checks after an operation, such as whether it could invert.
+_ASSERTS: Final = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)  # noqa: SLF001 - their only names
+
+
+class _CheckWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+    """Takes down what operators check: ``torch._assert_async``, and ``torch.linalg`` after its own.
 
     The check is an operation that raises, which a step cannot repeat.
     """
@@ -522,10 +527,13 @@ class _MatrixWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
         self._checks = checks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        checks = func is torch.ops.aten._linalg_check_errors.default  # noqa: SLF001 - its only name
-        if checks and isinstance(args[0], FunctionalTensor):
-            self._checks.note(args[0].eq(0).all(), expected=True)
-            return None
+        if args and isinstance(args[0], FunctionalTensor):
+            if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
+                self._checks.note(args[0].eq(0).all(), expected=True)
+                return None
+            if func in _ASSERTS:
+                self._checks.note(args[0].ne(0), expected=True)
+                return None
         return func(*args, **(kwargs or {}))
 
 

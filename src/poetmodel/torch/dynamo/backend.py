@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,8 @@ from poetmodel.torch.runtime.profiling import measure_paging
 from poetmodel.torch.state.pages import make_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
+
     from torch import fx
 
     from poetmodel.solver.request import SolveProgress
@@ -86,27 +88,8 @@ def backend(
     InputError
         If an argument is none of these.
     """
-    faults = []
-    if kernels not in (EAGER, INDUCTOR):
-        faults.append(f"kernels: expected {EAGER} or {INDUCTOR}, got {shown(kernels)}")
-    if costs not in (None, MEASURED):
-        faults.append(f"costs: expected {MEASURED} or nothing, got {shown(costs)}")
-    if kernels == INDUCTOR and storage is not None:
-        faults.append(f"storage: pages need kernels={EAGER!r}")
-    if kernels == INDUCTOR and costs == MEASURED:
-        faults.append(f"costs: kernels that are not written yet cannot be {MEASURED}")
-    if costs is not None and device is not None:
-        faults.append("give a device or costs, not both")
-    given: Any = {"device": device, "storage": storage, "cache": cache}
-    for name, expected, kinds in (
-        ("device", "a device or its name", str | Device | None),
-        ("storage", "a folder", str | Path | None),
-        ("cache", "a folder, True or False", str | Path | bool),
-    ):
-        if not isinstance(given[name], kinds) or given[name] == "":
-            faults.append(f"{name}: expected {expected}, got {shown(given[name])}")
-    if on_progress is not None and not callable(on_progress):
-        faults.append(f"on_progress: expected a function, got {shown(on_progress)}")
+    given = {"device": device, "storage": storage, "cache": cache, "on_progress": on_progress}
+    faults = [*_faults(kernels, costs, **given)]
     if faults:
         raise InputError(faults)
     if storage is not None:
@@ -126,6 +109,29 @@ def backend(
 
         return InductorBackend(wanted)
     return Backend(wanted, storage)
+
+
+def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
+    """Yield why a back end cannot be made with some options."""
+    if kernels not in (EAGER, INDUCTOR):
+        yield f"kernels: expected {EAGER} or {INDUCTOR}, got {shown(kernels)}"
+    if costs not in (None, MEASURED):
+        yield f"costs: expected {MEASURED} or nothing, got {shown(costs)}"
+    if kernels == INDUCTOR and given["storage"] is not None:
+        yield f"storage: pages need kernels={EAGER!r}"
+    if kernels == INDUCTOR and costs == MEASURED:
+        yield f"costs: kernels that are not written yet cannot be {MEASURED}"
+    if costs is not None and given["device"] is not None:
+        yield "give a device or costs, not both"
+    kinds: dict[str, tuple[str, Any]] = {
+        "device": ("a device or its name", str | Device | None),
+        "storage": ("a folder", str | Path | None),
+        "cache": ("a folder, True or False", str | Path | bool),
+        "on_progress": ("a function", Callable | None),
+    }
+    for name, (expected, kind) in kinds.items():
+        if not isinstance(given[name], kind) or given[name] == "":
+            yield f"{name}: expected {expected}, got {shown(given[name])}"
 
 
 def partitioner(
