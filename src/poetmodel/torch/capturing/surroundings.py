@@ -21,7 +21,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from poetmodel.torch.capturing.replay import storage_key, temporarily, tensors_in
 from poetmodel.torch.capturing.signature import ANNOTATION, shown_path
-from poetmodel.torch.capturing.values import Given, KnownValue
+from poetmodel.torch.capturing.values import ASSERTS, Given, KnownValue
 from poetmodel.torch.errors import RAISED, ForeignTensorError, RandomReadError, SeedError
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class _RealStrides:
         if not isinstance(func, OpOverload):
             return self._predict(func, types, args, keywords)
         _check_foreign(func, args, keywords)
+        if func in ASSERTS:
+            self._values.asserts.append(func)
         reads = torch.Tag.data_dependent_output in func.tags
         shapes = torch.Tag.dynamic_output_shape in func.tags
         inner = self._depth > 0

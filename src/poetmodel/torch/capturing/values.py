@@ -98,6 +98,11 @@ _COMPARED: Final = 2**16
 """Literals of more elements are not compared with others [elements]."""
 _VALUE: Final = "poetmodel_known"
 """Under which a fake tensor holds what is known of it."""
+ASSERTS: Final = frozenset(
+    getattr(torch.ops.aten._assert_async, name)  # noqa: SLF001 - its only name
+    for name in ("default", "msg")
+)
+"""Operators that raise where a number is 0."""
 
 _FROM_NOTHING: Final = ("arange", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor")
 _FROM_A_FORM: Final = ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
@@ -138,6 +143,8 @@ class KnownValues:
     """What is known while a step is captured, and what was read."""
 
     reads: dict[CallExpression, Read] = field(default_factory=dict)
+    asserts: list[Any] = field(default_factory=list)
+    """The operators that were met which only check; a graph may have lost them."""
     _calls: dict[Any, CallExpression] = field(default_factory=dict)
     _literals: dict[Any, Literal] = field(default_factory=dict)
 
@@ -458,12 +465,11 @@ class FiniteChecks:
                 stack.enter_context(_CheckWatch(self))
             yield
 
-    def learn(self, graph_module: fx.GraphModule) -> bool:
-        """Watch operators from now on if a captured step has some that check; return whether new."""
-        has_checks = any(
-            "Token" in type(node.meta.get("desc")).__name__ or node.target in _ASSERTS
-            for node in graph_module.graph.nodes
-        )
+    def learn(self, graph_module: fx.GraphModule, values: KnownValues) -> bool:
+        """Watch operators from now on if a capture has met some that check; return if it is new."""
+        descriptors = [n.meta.get("desc") for n in graph_module.graph.find_nodes(op="placeholder")]
+        has_checks = any("Token" in type(descriptor).__name__ for descriptor in descriptors)
+        has_checks = has_checks or bool(values.asserts)
         new = has_checks and not self.of_operators
         self.of_operators = self.of_operators or has_checks
         return new
@@ -513,9 +519,6 @@ class _ReadWatch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         return value
 
 
-_ASSERTS: Final = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)  # noqa: SLF001 - their only names
-
-
 class _CheckWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     """Takes down what operators check: ``torch._assert_async``, and ``torch.linalg`` after its own.
 
@@ -531,7 +534,7 @@ class _CheckWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
             if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
                 self._checks.note(args[0].eq(0).all(), expected=True)
                 return None
-            if func in _ASSERTS:
+            if func in ASSERTS:
                 self._checks.note(args[0].ne(0), expected=True)
                 return None
         return func(*args, **(kwargs or {}))
