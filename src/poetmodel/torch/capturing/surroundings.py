@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 import torch._decomp  # registers the kernels that `native_operators` takes away
+from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import traceback
@@ -218,6 +219,37 @@ def _zeros(leaf: Any) -> Any:
     reach = sum((size - 1) * step for size, step in zip(leaf.shape, leaf.stride(), strict=True))
     whole = torch.zeros(reach + 1 if leaf.numel() else 0, dtype=leaf.dtype)
     return whole.as_strided(leaf.shape, leaf.stride())
+
+
+_CONTIGUOUS: Final = ("huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward")
+"""Operators that make contiguous tensors, whatever their inputs are, and of which PyTorch predicts
+the strides of these."""
+
+
+@contextmanager
+def contiguous_gradients(inputs: Sequence[Any]) -> Iterator[None]:
+    """Let the gradients of some losses lie in a capture of others as their kernels make them.
+
+    Views of them are taken otherwise that the real ones do not have.
+    """
+    mode = detect_fake_mode(inputs)
+    if mode is None:
+        yield
+        return
+    predict = mode.dispatch
+
+    def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        value = predict(func, types, args, kwargs)
+        if isinstance(func, OpOverload) and func.overloadpacket.__name__ in _CONTIGUOUS:
+            with mode:
+                return torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        return value
+
+    mode.dispatch = dispatch
+    try:
+        yield
+    finally:
+        del mode.dispatch
 
 
 # -- annotations, operators left whole ---------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import partitioners
@@ -15,7 +15,7 @@ from poetmodel.clock import rare_collections
 from poetmodel.device import Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.cache import Cache
-from poetmodel.torch.capturing.surroundings import native_operators
+from poetmodel.torch.capturing.surroundings import contiguous_gradients, native_operators
 from poetmodel.torch.dynamo.fakes import capture, predicted
 from poetmodel.torch.dynamo.operations import Operations, split_dropout
 from poetmodel.torch.dynamo.planning import MEASURED, PlanRecord, Wanted
@@ -239,8 +239,14 @@ class Backend(PlannedGraphs):
             partition_fn=self._partition,
         )
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
-        with native_operators(), lazy, rare_collections():
+        with native_operators(), contiguous_gradients(inputs), lazy, rare_collections():
             return compile_(module, inputs, **options)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a back end cannot be copied or pickled: it belongs to what it compiled and to its "
+            "page file; make another one with the same options"
+        )
 
     def _operations(self, graph: fx.Graph, forward_outputs: int | None) -> Operations:
         graph.eliminate_dead_code()
