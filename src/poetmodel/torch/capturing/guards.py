@@ -19,6 +19,7 @@ import torch
 from torch._C._dynamo.guards import TensorGuards
 
 from poetmodel.errors import listed
+from poetmodel.torch.capturing.inputs import is_plain
 from poetmodel.torch.capturing.signature import InputKind, Joint, shown_path
 from poetmodel.torch.errors import CaptureError
 
@@ -349,6 +350,8 @@ def _form(value: Any) -> Any:
     """
     if not isinstance(value, torch.Tensor):
         return (type(value), repr(value))
+    if not is_plain(value):
+        return (type(value), f"a {type(value).__name__} of layout {value.layout}")
     return (value.shape, value.dtype, value.stride(), value.device, value.requires_grad)
 
 
