@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from poetmodel.torch.capturing.values import KnownValues
+
+
+ALONE: Final = RLock()
+"""Held while something is captured or measured, for settings of PyTorch and of the process."""
 
 
 def onednn(*, enabled: bool) -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from poetmodel.clock import rare_collections
 from poetmodel.device import Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.cache import Cache
-from poetmodel.torch.capturing.surroundings import contiguous_gradients, native_operators
+from poetmodel.torch.capturing.surroundings import ALONE, contiguous_gradients, native_operators
 from poetmodel.torch.dynamo.fakes import capture, predicted
 from poetmodel.torch.dynamo.operations import Operations, split_dropout
 from poetmodel.torch.dynamo.planning import MEASURED, PlanRecord, Wanted
@@ -239,7 +239,7 @@ class Backend(PlannedGraphs):
             partition_fn=self._partition,
         )
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
-        with native_operators(), contiguous_gradients(inputs), lazy, rare_collections():
+        with ALONE, native_operators(), contiguous_gradients(inputs), lazy, rare_collections():
             return compile_(module, inputs, **options)
 
     def __reduce__(self) -> NoReturn:
