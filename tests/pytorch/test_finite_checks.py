@@ -145,3 +145,23 @@ def test_what_libraries_check_is_checked_after_the_step(forward: Any, number: fl
     with pytest.raises(pmt.CaptureError, match=r"test_finite_checks\.py.*nothing has changed"):
         step(spoilt, y)
     assert unequal(before, outcome(model, before["loss"])) == []
+
+
+@pytest.mark.parametrize("words", [(), ("too large",)])
+def test_assertions_are_looked_at(words: tuple[str, ...]) -> None:
+    """A graph loses them, since nothing reads what they make."""
+
+    def forward(parts: Any, x: Any) -> Any:
+        y = parts[0](x)
+        torch._assert_async((y.abs() < 100).all(), *words)
+        return y
+
+    torch.manual_seed(1)
+    own = rows(nn.Linear(4, 4), by=forward)
+    model, _, (x, y) = own
+    step = keep_all(*own)
+    assert differing(step, *own) == []
+    model.zero_grad()
+    with pytest.raises(pmt.CaptureError, match=r"in range.* at .*_assert_async"):
+        step(1e6 * x, y)
+    assert model.parts[0].weight.grad is None

@@ -240,7 +240,7 @@ class Guards:
         yield from _changed([argument.name for argument in owned], before.tensors, now.tensors)
         yield from _untied(self._shared, before.same, now.same)
         names = self._joint.input_names
-        for name, old, new in zip(names, before.touched, now.touched, strict=True):
+        for name, old, new in zip(names, before.touched, now.touched, strict=False):
             if old != new:
                 changed = self._changed_names[(new if old is None else old) or 0]
                 how = "shares no memory" if new is None else "shares memory"
