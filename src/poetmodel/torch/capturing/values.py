@@ -144,7 +144,7 @@ class KnownValues:
 
     reads: dict[CallExpression, Read] = field(default_factory=dict)
     asserts: list[Any] = field(default_factory=list)
-    """The operators that were met which only check; a graph may have lost them."""
+    """Operators that check what is not known; a graph may have lost them."""
     _calls: dict[Any, CallExpression] = field(default_factory=dict)
     _literals: dict[Any, Literal] = field(default_factory=dict)
 
@@ -232,6 +232,14 @@ class KnownValues:
                 line=user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
             )
 
+    def check(self, function: Any, tensor: torch.Tensor) -> None:
+        """Note that an operator checks a number: it is read where it is known."""
+        known = _known(tensor, function)
+        if known is None or known.real is None:
+            self.asserts.append(function)
+        else:
+            self.read(known, bool(known.real), by=bool)
+
     def selected(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
         """Return what an operation gives whose shape depends on values; None where not known.
 
@@ -284,7 +292,11 @@ class KnownValues:
 
 
 _MASKS: Final = (torch.bool, torch.uint8)
-_WORDS: Final = {int: "number that decides a shape", shapes_of: "shape of a result"}
+_WORDS: Final = {
+    bool: "number that is checked",
+    int: "number that decides a shape",
+    shapes_of: "shape of a result",
+}
 
 
 def _key(leaf: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,7 +16,7 @@ from poetmodel.clock import rare_collections
 from poetmodel.device import Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.cache import Cache
-from poetmodel.torch.capturing.surroundings import ALONE, contiguous_gradients, native_operators
+from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
 from poetmodel.torch.dynamo.operations import Operations, split_dropout
 from poetmodel.torch.dynamo.planning import MEASURED, PlanRecord, Wanted
@@ -239,7 +240,8 @@ class Backend(PlannedGraphs):
             partition_fn=self._partition,
         )
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
-        with ALONE, native_operators(), contiguous_gradients(inputs), lazy, rare_collections():
+        strides = nullcontext() if self._is_predicted else real_strides(inputs)
+        with ALONE, native_operators(), strides, lazy, rare_collections():
             return compile_(module, inputs, **options)
 
     def __reduce__(self) -> NoReturn:

@@ -221,6 +221,17 @@ class Operations:
         )
 
     @cached_property
+    def handed_early(self) -> frozenset[int]:
+        """Keys of the results of a forward pass that a backward pass follows.
+
+        The caller has them meanwhile: to let one go and make it again frees nothing.
+        """
+        if self.is_inference:
+            return frozenset()
+        results = self.results[: self.forward_outputs]
+        return frozenset(self.behind(node for node in results if isinstance(node, fx.Node)))
+
+    @cached_property
     def copied_bytes(self) -> int:
         """The size of the gradients that autograd copies when it hands them over [B].
 
