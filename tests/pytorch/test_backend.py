@@ -687,6 +687,72 @@ def test_copies_of_gradients_count(kind: type[Summed], kernels: str) -> None:
     assert peak <= predicted <= (1.03 if kernels == "eager" else 1.6) * peak
 
 
+@pytest.mark.parametrize("paging", [False, True])
+def test_results_that_the_caller_has_count(paging: bool, tmp_path: Path) -> None:
+    """Logits beside a loss stay for the whole backward pass: to let them go frees nothing."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.GELU())]
+    model = nn.Sequential(*layers, nn.Linear(32, 100))
+    x, y = torch.randn(128, 32), torch.randint(0, 100, (128,))
+
+    def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = model(x)
+        return functional.cross_entropy(logits, y), logits
+
+    storage = tmp_path if paging else None
+    for ram in ("100%", "90%"):
+        torch._dynamo.reset()
+        back = pmt.backend(ram, cache=False, storage=storage, gap=ANY_GAP)
+        step = torch.compile(both, backend=back, fullgraph=True, dynamic=False)
+
+        def once(step: Any = step) -> None:
+            loss, _logits = step(x, y)
+            loss.backward()
+
+        once()
+        model.zero_grad()
+        peak = heap_peak_bytes(once)
+        model.zero_grad()
+        (record,) = back.plans
+        assert peak <= record.predicted_peak_bytes <= min(1.03 * peak, record.ram_budget_bytes)
+
+
+class Normed(nn.Module):
+    """A norm over channels that come last, behind a layer that is not trained."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16, dtype=kind), nn.Linear(16, 16, dtype=kind)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(16, dtype=kind) for _ in range(2))
+        self.first.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a number."""
+        x = self.norms[0](self.first(x).transpose(1, 2)).transpose(1, 2)
+        x = self.norms[1](functional.gelu(self.last(x)).transpose(1, 2))
+        return functional.mse_loss(x, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+def test_norms_lie_and_leave_out_what_their_kernels_do(kind: torch.dtype) -> None:
+    """PyTorch predicts other strides, and a gradient that nobody wants."""
+    torch.manual_seed(0)
+    batch = (torch.randn(8, 8, 16, dtype=kind),)
+    model, step, _ = (case := Case(Normed(kind), lambda model, x: model(x), batch)).compiled("90%")
+    model.first.weight.grad = case.model.first.weight.grad = None
+    losses, expected = [], []
+    eager = copy.deepcopy(case.model)
+    for run, values in ((step, losses), (eager, expected)):
+        loss = run(*batch)
+        loss.backward()
+        values.append(loss.detach())
+    for own, other in zip(model.parameters(), eager.parameters(), strict=True):
+        values = [t.grad if t.grad is not None else torch.zeros(1) for t in (own, other)]
+        assert torch.equal(*values)
+    assert same(losses, expected)
+    assert same(list(model.buffers()), list(eager.buffers()))
+
+
 def test_operators_of_users_are_not_computed_again() -> None:
     """They may draw random numbers, whatever they say of themselves."""
 
