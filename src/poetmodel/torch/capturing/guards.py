@@ -323,7 +323,7 @@ def _meet(first: torch.Tensor, second: torch.Tensor) -> bool:
         span = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
         begins.append(tensor.storage_offset() * tensor.element_size())
         ends.append(begins[-1] + span * tensor.element_size())
-    return max(begins) < min(ends)
+    return bool(max(begins) < min(ends))
 
 
 def _places_of_constants(

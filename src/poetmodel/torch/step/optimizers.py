@@ -402,6 +402,11 @@ class OptimizerSlot:
         """Whether no step of the optimizer has made it yet."""
         return self.optimizer.state.get(self.parameter, {}).get(self.key) is None
 
+    @property
+    def is_added_to(self) -> bool:
+        """Whether a first step begins with a number in it that is not 0: a sum of squares."""
+        return self.key == "sum"
+
     def value(self) -> torch.Tensor:
         """Return it as it is now, or as it is before the first step."""
         if not self.is_new:
