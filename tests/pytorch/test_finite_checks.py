@@ -181,3 +181,4 @@ def test_what_inputs_decide_is_read_before_a_step() -> None:
     assert step.verify(x, classes.flip(0), y).equal
     with pytest.raises(pmt.CaptureError, match=r"number that is checked .* was True and is False"):
         step(x, classes + 1, y)
+    lower(model, nn.functional.mse_loss, (x, classes, y))  # C makes a row of zeros

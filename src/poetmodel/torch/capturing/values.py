@@ -79,6 +79,11 @@ class Read:
     line: str
     """Where the code reads it, for people; empty where no line of it is known."""
 
+    @property
+    def is_check(self) -> bool:
+        """Whether an operator raises where it is another one, and nothing else follows from it."""
+        return self.expression.function is bool
+
 
 def shapes_of(value: Any) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the tensors in a value."""
