@@ -643,12 +643,6 @@ def test_costs_come_from_where_they_are_asked(options: dict[str, Any]) -> None:
     assert back.plans[0].device == options.get("device", back.plans[0].device)
 
 
-def test_a_back_end_cannot_be_copied() -> None:
-    """It says why."""
-    with pytest.raises(TypeError, match="a back end cannot be copied or pickled"):
-        copy.deepcopy(pmt.backend("60%", cache=False))
-
-
 # -- gradients that autograd copies, checks, operators of users, pages that lie otherwise --------
 
 

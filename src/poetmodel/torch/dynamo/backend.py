@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import partitioners
@@ -243,12 +243,6 @@ class Backend(PlannedGraphs):
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
         with ALONE, native_operators(), strides, lazy, rare_collections():
             return compile_(module, inputs, **options)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a back end cannot be copied or pickled: it belongs to what it compiled and to its "
-            "page file; make another one with the same options"
-        )
 
     def _operations(self, graph: fx.Graph, forward_outputs: int | None) -> Operations:
         graph.eliminate_dead_code()
