@@ -95,6 +95,19 @@ def test_the_oldest_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [cache.read("step", digest(number)) for number in range(4)] == [0, None, 2, 3]
 
 
+def test_files_of_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their names are: the folder may be any of the user's."""
+    monkeypatch.setattr(cache_module, "MOST_FILES", 1)
+    theirs = [tmp_path / name for name in ("run-1.json", "step-of-mine.json", "a-b.txt")]
+    for path in theirs:
+        path.write_text("{}")
+    cache = Cache(tmp_path)
+    for number in range(3):
+        cache.write("step", digest(number), number)
+    assert all(path.exists() for path in theirs)
+    assert len(list(tmp_path.iterdir())) == len(theirs) + 1
+
+
 def test_processes_share_a_folder(tmp_path: Path) -> None:
     """While several write the same key, a reader finds one of their values, whole."""
     program = (

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import differing, keep_all, outcome, unequal  # noqa: E402
 from kit.rotation import quick  # noqa: E402
-from kit.traced_models import rows  # noqa: E402
+from kit.traced_models import Through, rows  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 
 if TYPE_CHECKING:
@@ -145,3 +145,40 @@ def test_what_libraries_check_is_checked_after_the_step(forward: Any, number: fl
     with pytest.raises(pmt.CaptureError, match=r"test_finite_checks\.py.*nothing has changed"):
         step(spoilt, y)
     assert unequal(before, outcome(model, before["loss"])) == []
+
+
+@pytest.mark.parametrize("words", [(), ("too large",)])
+def test_assertions_are_looked_at(words: tuple[str, ...]) -> None:
+    """A graph loses them, since nothing reads what they make."""
+
+    def forward(parts: Any, x: Any) -> Any:
+        y = parts[0](x)
+        torch._assert_async((y.abs() < 100).all(), *words)
+        return y
+
+    torch.manual_seed(1)
+    own = rows(nn.Linear(4, 4), by=forward)
+    model, _, (x, y) = own
+    step = keep_all(*own)
+    assert differing(step, *own) == []
+    model.zero_grad()
+    with pytest.raises(pmt.CaptureError, match=r"in range.* at .*_assert_async"):
+        step(1e6 * x, y)
+    assert model.parts[0].weight.grad is None
+
+
+def test_what_inputs_decide_is_read_before_a_step() -> None:
+    """So PyTorch checks the numbers of classes; an optimizer's updates may be part of the step."""
+
+    def forward(parts: Any, x: Any, classes: Any) -> Any:
+        return parts[0](x) * nn.functional.one_hot(classes, 4)
+
+    torch.manual_seed(1)
+    model = Through(forward, nn.Linear(4, 4))
+    x, y, classes = torch.randn(3, 4), torch.randn(3, 4), torch.tensor([0, 1, 3])
+    optimizer = torch.optim.SGD(model.parameters())
+    step = keep_all(model, nn.functional.mse_loss, (x, classes, y), optimizer=optimizer)
+    assert step.verify(x, classes.flip(0), y).equal
+    with pytest.raises(pmt.CaptureError, match=r"number that is checked .* was True and is False"):
+        step(x, classes + 1, y)
+    lower(model, nn.functional.mse_loss, (x, classes, y))  # C makes a row of zeros

@@ -45,6 +45,59 @@ def tied(**options: Any) -> tuple[Any, Step]:
     return own, keep_all(*own, **options)
 
 
+# -- memory in several places -------------------------------------------------------------------
+
+
+class Averaged(nn.Linear):
+    """Changes its input, or keeps an average of what it makes."""
+
+    def __init__(self, *, changes: bool) -> None:
+        super().__init__(4, 4)
+        self.changes = changes
+        self.register_buffer("mean", torch.ones(4, 4))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        """Return a number."""
+        if self.changes:
+            x.mul_(2)
+        z = super().forward(x)
+        if not self.changes:
+            self.mean.add_(z.detach())
+        return (z * y).sum()
+
+
+@pytest.mark.parametrize("changes", [True, False], ids=["input", "buffer"])
+@pytest.mark.parametrize("view", [False, True], ids=["itself", "view"])
+def test_memory_that_a_step_changes_is_no_input_unnoticed(changes: bool, view: bool) -> None:
+    """Eager reads the new value where it lies, a step compiled for others the old one."""
+    torch.manual_seed(1)
+    model = Averaged(changes=changes)
+    step = keep_all(model, None, (torch.randn(4, 4), torch.randn(4, 4)))
+    x = torch.randn(4, 4)
+    changed = x if changes else model.mean
+    before = changed.clone()
+    with pytest.raises(
+        pmt.CaptureError, match=r"inputs\[1\] shares memory with .*, which the step"
+    ):
+        step(x, changed.view(4, 4) if view else changed)
+    assert torch.equal(changed, before)
+    whole = torch.randn(8, 4)
+    step(whole[:4], whole[4:])  # two parts of one memory
+
+
+def test_memory_in_common_is_compiled_for_if_asked() -> None:
+    """And noticed where it is in common no more."""
+    torch.manual_seed(1)
+    model = Averaged(changes=True)
+    step = keep_all(model, None, (torch.randn(4, 4), torch.randn(4, 4)), dynamic="retrace")
+    for same in (True, False):
+        x = torch.randn(4, 4)
+        own, eager = ((t, t if same else torch.ones(4, 4)) for t in (x.clone(), x.clone()))
+        expected = copy.deepcopy(model)(*eager)
+        assert torch.equal(step(*own), expected)
+        assert torch.equal(own[0], eager[0])
+
+
 # -- weights in several places -----------------------------------------------------------------
 
 

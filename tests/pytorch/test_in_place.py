@@ -39,6 +39,7 @@ CALLS: dict[Any, tuple[Any, ...]] = {
     aten.sub.Tensor: ("x", "x"),
     aten.mul.Tensor: ("x", "x"),
     aten.div.Tensor: ("x", "x"),
+    aten.mul.Scalar: ("x", 0.37),
     aten.where.self: ("mask", "x", "x"),
     aten.threshold_backward.default: ("x", "x", 0),
     aten.gelu_backward.default: ("x", "x"),
@@ -62,14 +63,14 @@ CALLS: dict[Any, tuple[Any, ...]] = {
 SHAPES = {"a row": (37,), "an image": (2, 5, 7, 3), "channels last": (2, 5, 7, 3)}
 
 
-def tensors(name: str) -> dict[str, Callable[[], torch.Tensor]]:
+def tensors(name: str, kind: torch.dtype) -> dict[str, Callable[[], torch.Tensor]]:
     """Return what makes the tensors that operators are called with."""
     layout = torch.channels_last if name == "channels last" else torch.contiguous_format
     shape = SHAPES[name]
     return {
-        "x": lambda: torch.randn(shape).contiguous(memory_format=layout),
+        "x": lambda: torch.randn(shape).to(kind).contiguous(memory_format=layout),
         "mask": lambda: (torch.rand(shape) > 0.3).contiguous(memory_format=layout),
-        "one": lambda: torch.tensor(0.7),
+        "one": lambda: torch.tensor(0.7, dtype=kind),
     }
 
 
@@ -81,12 +82,15 @@ def watched(kernel: Any, values: list[Any]) -> tuple[int, torch.Tensor]:
     return grown, found[0]
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", SHAPES)
 @pytest.mark.parametrize("operator", CALLS, ids=str)
-def test_the_same_bits_in_the_memory_of_the_input(operator: Any, layout: str) -> None:
+def test_the_same_bits_in_the_memory_of_the_input(
+    operator: Any, layout: str, kind: torch.dtype
+) -> None:
     """For every input that may be written over: the result lies there, and no memory is made."""
     torch.manual_seed(1)
-    made = tensors(layout)
+    made = tensors(layout, kind)
     graph = torch.fx.Graph()
     node = graph.call_function(operator, CALLS[operator])
     values = [made.get(each, lambda each=each: each)() for each in CALLS[operator]]

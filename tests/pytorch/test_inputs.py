@@ -287,6 +287,52 @@ def test_flat_inputs_come_back() -> None:
     assert list(back[0]) == ["b", "a"]
 
 
+# -- tensors with operations of their own --------------------------------------------------------
+
+
+class Named(torch.Tensor):
+    """Only Python sees that it is another class."""
+
+
+def kinds_of_tensors() -> dict[str, Any]:
+    """Return tensors whose operations are their own."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    x = torch.randn(3, 4)
+    return {
+        "a nested tensor": torch.nested.nested_tensor([x[:1], x[1:]]),
+        "torch.sparse_csr": x.to_sparse_csr(),
+        "a TwoTensor": TwoTensor(x, x),
+    }
+
+
+@pytest.mark.parametrize("kind", ["a nested tensor", "torch.sparse_csr", "a TwoTensor"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
+def test_tensors_with_operations_of_their_own_are_refused(kind: str) -> None:
+    """At compile and at a step, as inputs and as parameters."""
+    value = kinds_of_tensors()[kind]
+    model, loss_fn, (x, y) = nn.Linear(4, 4), nn.functional.mse_loss, torch.randn(2, 3, 4)
+    with pytest.raises(pmt.CaptureError, match=rf"inputs\[0\]: expected a .* tensor, got {kind}"):
+        keep_all(model, loss_fn, (value, y))
+    step = keep_all(model, loss_fn, (x, y))
+    with pytest.raises(pmt.CaptureError, match=rf"inputs\[0\]: expected a .* tensor, got {kind}"):
+        step(value, y)
+    if kind == "a TwoTensor":
+        model.weight = nn.Parameter(type(value)(*[model.weight.detach()] * 2))
+        with pytest.raises(pmt.CaptureError, match="weight is a TwoTensor"):
+            keep_all(model, loss_fn, (x, y))
+        with pytest.raises(pmt.CaptureError, match=r"weight was .* and is a TwoTensor"):
+            step(x, y)
+
+
+def test_gradients_are_plain_tensors() -> None:
+    """As those of eager, whatever the inputs are."""
+    model, (x, y) = nn.Linear(4, 4), torch.randn(2, 3, 4)
+    step = keep_all(model, nn.functional.mse_loss, (x, y))
+    step(x.as_subclass(Named), y)
+    assert type(model.weight.grad) is torch.Tensor
+
+
 # -- models that are wrapped -------------------------------------------------------------------
 
 

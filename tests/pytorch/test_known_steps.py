@@ -286,6 +286,27 @@ def test_other_shapes_start_from_the_known_schedule(
     assert any(k < t for t, k in start.R)
 
 
+def test_sizes_that_depend_on_values_are_part_of_the_key(tmp_path: Path) -> None:
+    """What a mask selects has no size in the operations of the graph."""
+
+    class Selected(nn.Sequential):
+        def forward(self, x: Any, y: Any, mask: Any) -> Any:
+            return nn.functional.mse_loss(super().forward(x[mask]), y[mask])
+
+    torch.manual_seed(1)
+    model = Selected(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    x, y = torch.randn(400, 16), torch.randn(400, 16)
+    peaks = []
+    for count in (8, 300):
+        mask = torch.arange(400) < count
+        step = pmt.compile(model, None, (x, y, mask), ram="85%", cache=tmp_path)
+        certificate = step.verify()
+        assert certificate.equal
+        assert certificate.within_budget
+        peaks.append(step.compiled.keep_all_bytes)
+    assert peaks[1] > 10 * peaks[0]
+
+
 def test_values_that_have_no_form_are_not_kept(tmp_path: Path) -> None:
     """A graph with an object that nobody can tell from another is compiled, and not kept."""
     step = own()

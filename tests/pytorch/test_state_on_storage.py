@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -172,6 +173,19 @@ def test_checkpoints_are_loaded_in_the_middle(tmp_path: Path) -> None:
             (twins.model, twins.twin)[k].load_state_dict(found[0])
             twins.optimizers[k].load_state_dict(found[1])
         assert not differing_now(twins)
+        assert not differing(twins, step, 2)
+
+
+def test_an_optimizer_may_begin_anew(tmp_path: Path) -> None:
+    """Without its state the next step is a first one, sums of squares as they are before it."""
+    torch.manual_seed(1)
+    adagrad = partial(torch.optim.Adagrad, lr=0.01, initial_accumulator_value=0.1)
+    twins = Twins(perceptron(), adagrad)
+    with compiled(twins, tmp_path, least_bytes(twins.trace(), homes=True)) as step:
+        assert any(name.endswith(".sum") for name in on_storage(step))
+        assert not differing(twins, step, 2)
+        for optimizer in twins.optimizers:
+            optimizer.state.clear()
         assert not differing(twins, step, 2)
 
 

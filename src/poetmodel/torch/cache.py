@@ -21,7 +21,6 @@ from typing import Any, Final
 import torch
 
 from poetmodel import __version__
-from poetmodel.errors import InputError
 from poetmodel.files import write_bytes
 from poetmodel.torch.step.updates import CustomOperation
 
@@ -30,6 +29,10 @@ VERSION: Final = 1
 MOST_FILES: Final = 512
 """Files that are kept; of more those go that were not used for longest."""
 LARGEST_BYTES: Final = 2**28
+_DIGITS: Final = 40
+"""How many digits of a key are in the name of a file."""
+_NAMES: Final = "*-" + "[0-9a-f]" * _DIGITS + ".json"
+"""What such names look like: a folder may hold other files too."""
 FOLDER: Final = "POETMODEL_CACHE"
 """The environment variable with the folder to use where none is given; empty for no cache."""
 
@@ -103,15 +106,15 @@ class Cache:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_bytes(path, line + b"\n" + text)
             self._prune()
-        except (OSError, InputError) as error:
+        except (OSError, ValueError) as error:
             _LOG.info("%s: cannot be written (%s)", path, error)
 
     def _path(self, kind: str, key: str) -> Path:
-        return (self.folder or Path()) / f"{kind}-{key[:40]}.json"
+        return (self.folder or Path()) / f"{kind}-{key[:_DIGITS]}.json"
 
     def _prune(self) -> None:
         """Remove what was not used for longest, if there is too much."""
-        files = list((self.folder or Path()).glob("*-*.json"))
+        files = list((self.folder or Path()).glob(_NAMES))
         if len(files) <= MOST_FILES:
             return
         used: list[tuple[float, Path]] = []

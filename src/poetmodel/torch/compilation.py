@@ -18,6 +18,7 @@ from poetmodel.errors import InputError, listed, shown
 from poetmodel.files import write_text
 from poetmodel.graph.io import graph_to_dict
 from poetmodel.torch.capturing.inputs import input_faults, refuse, unflatten
+from poetmodel.torch.capturing.surroundings import ALONE
 from poetmodel.torch.compiled import Compiled, Options, stages_shown
 from poetmodel.torch.errors import CaptureError, enough_memory
 from poetmodel.torch.runtime.certificate import certify
@@ -377,7 +378,7 @@ class Step:
     def _compile(self, inputs: Inputs) -> Compiled:
         first = self._compiled[0] if self._compiled else None
         name = type(self._model).__name__
-        with enough_memory(name), rare_collections(), stages_shown() as tell:
+        with ALONE, enough_memory(name), rare_collections(), stages_shown() as tell:
             compiled = Compiled(
                 self._model, self._loss_fn, inputs, self._options, first=first, tell=tell
             )

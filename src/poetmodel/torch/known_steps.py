@@ -45,7 +45,7 @@ from poetmodel.torch.cache import (
     tensor_form,
     value_form,
 )
-from poetmodel.torch.capturing.replay import storage_key
+from poetmodel.torch.capturing.replay import storage_key, tensors_in
 from poetmodel.torch.capturing.signature import InputKind
 from poetmodel.torch.runtime.convolutions import Divided, divided_units, in_parts, kernels_told
 from poetmodel.torch.runtime.profiling import (
@@ -279,7 +279,7 @@ class KnownStep(Schedules):
         names = {owner.__module__ for owner in owners} - set(sys.builtin_module_names)
         files = {_file_digest(name) for name in names}
         own = (n for n in joint.graph_module.graph.nodes if n.op == "call_function")
-        if None in files or any(_is_foreign(node.target) for node in own):
+        if None in files or any(is_foreign(node.target) for node in own):
             return None
         constants = hashlib.sha256()
         for argument in joint.of(InputKind.CONSTANT_TENSOR):
@@ -312,8 +312,12 @@ def _problem_key(problem: Problem) -> str:
 
 
 def _graph_form(joint: Joint) -> list[Any]:
-    """Return a captured graph as plain values: operations, arguments, forms of tensors."""
+    """Return a captured graph as plain values: operations, arguments, forms of tensors.
+
+    Shapes may depend on values that the model reads: what a mask selects has no size otherwise.
+    """
     nodes = list(joint.graph_module.graph.nodes)
+    shapes = [[list(tensor.shape) for tensor in tensors_in(node.meta.get("val"))] for node in nodes]
     positions = {node: k for k, node in enumerate(nodes)}
     groups: dict[int, int] = {}
     arguments = []
@@ -331,11 +335,11 @@ def _graph_form(joint: Joint) -> list[Any]:
         arguments.append([str(argument.kind), argument.name, positions[argument.node], form])
     results = [[str(r.kind), positions[r.node], r.path] for r in joint.results]
     clip = value_form(joint.clip_grad_norm, positions)
-    return [operations_form(joint.graph_module.graph), arguments, results, clip]
+    return [operations_form(joint.graph_module.graph), shapes, arguments, results, clip]
 
 
-def _is_foreign(target: Any) -> bool:
-    """Return whether an operator is neither PyTorch's nor ours."""
+def is_foreign(target: Any) -> bool:
+    """Return whether an operator is neither PyTorch's nor ours, or runs functions of a user."""
     namespace = getattr(target, "namespace", "aten")
     return namespace not in ("aten", "prims", "prim", "_operator")
 

@@ -19,7 +19,9 @@ import torch
 from torch._C._dynamo.guards import TensorGuards
 
 from poetmodel.errors import listed
-from poetmodel.torch.capturing.signature import InputKind, Joint, shown_path
+from poetmodel.torch.capturing.inputs import is_plain
+from poetmodel.torch.capturing.replay import storage_key
+from poetmodel.torch.capturing.signature import InputKind, Joint, Lookup, OutputKind, shown_path
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -149,6 +151,9 @@ class Assumptions:
     same: tuple[int, ...]
     """Of each parameter and buffer, and of each input that a step changes or gives a gradient, the
     place of the first one that is the same tensor."""
+    touched: tuple[int | None, ...]
+    """Of each input with which of what a step changes it has memory in common; empty where a step
+    changes nothing."""
     autocast: bool
     """Whether autocast is on around the step; what a model does inside is in the graph."""
 
@@ -177,6 +182,14 @@ class Guards:
         inputs = [argument for argument in joint.of(InputKind.USER_INPUT) if argument in changed]
         self._written = tuple(argument.position for argument in inputs)
         self._shared = tuple(argument.name for argument in (*joint.owned, *inputs))
+        kinds = {r.target: r.kind for r in joint.results if r.kind is OutputKind.MUTATION}
+        updated = joint.owned if joint.optimizer is not None else ()
+        own = [argument for argument in joint.owned if argument in kinds or argument in updated]
+        self._changed = Lookup([argument.target for argument in own])
+        """What the step changes of the module."""
+        self._changed_inputs = [a.position for a in inputs if a in kinds]
+        self._changed_names = [argument.name for argument in own]
+        self._changed_names += [joint.input_names[position] for position in self._changed_inputs]
         self._constants = tuple(_places_of_constants(joint, self._names, self._modules))
         self.compiled = self._assumptions(joint.inputs)
         self._snapshot = self._taken()
@@ -206,7 +219,8 @@ class Guards:
             return False
         if not self._written and self._snapshot is not None and self._snapshot.is_current():
             refuse_inputs(inputs)
-            return tuple(map(_form, inputs)) == self.compiled.inputs
+            same = tuple(map(_form, inputs)) == self.compiled.inputs
+            return same and self._touched(inputs) == self.compiled.touched
         holds = self._assumptions(inputs) == self.compiled
         if holds:
             self._snapshot = self._taken()
@@ -225,11 +239,32 @@ class Guards:
             return
         yield from _changed([argument.name for argument in owned], before.tensors, now.tensors)
         yield from _untied(self._shared, before.same, now.same)
+        names = self._joint.input_names
+        for name, old, new in zip(names, before.touched, now.touched, strict=False):
+            if old != new:
+                changed = self._changed_names[(new if old is None else old) or 0]
+                how = "shares no memory" if new is None else "shares memory"
+                yield f"{name} {how} with {changed}, which the step changes"
         yield from self._module_differences(now)
         replaced = [*self._replaced_constants()]
         yield from (f"{name} is another tensor, or gone" for name in replaced)
         if before == now and not replaced:
             yield from self._joint.read.differences(self._joint.read_from(inputs))
+
+    def _touched(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
+        """Return for each input with which of what the step changes it has memory in common."""
+        if not self._changed_names:
+            return ()
+        changed = [*self._changed(self._joint.module), *(inputs[k] for k in self._changed_inputs)]
+        places: dict[int, list[int]] = {}
+        for place, tensor in enumerate(changed):
+            places.setdefault(storage_key(tensor), []).append(place)
+        return tuple(
+            next((k for k in places.get(storage_key(value), ()) if _meet(changed[k], value)), None)
+            if isinstance(value, torch.Tensor) and is_plain(value)
+            else None
+            for value in inputs
+        )
 
     def _replaced_constants(self) -> Iterator[str]:
         """Yield where another tensor is than the constant of the step; its values may change."""
@@ -275,8 +310,20 @@ class Guards:
             settings=tuple([state.get(key) for state, key, _ in self._settings]),
             tensors=tuple(map(_form, values)),
             same=tuple([first.setdefault(identity, k) for k, identity in enumerate(shared)]),
+            touched=self._touched(inputs) if values else (),
             autocast=torch.is_autocast_enabled("cpu"),
         )
+
+
+def _meet(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two tensors in one storage reach into the same part of it."""
+    begins, ends = [], []
+    for tensor in (first, second):
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+        begins.append(tensor.storage_offset() * tensor.element_size())
+        ends.append(begins[-1] + span * tensor.element_size())
+    return bool(max(begins) < min(ends))
 
 
 def _places_of_constants(
@@ -349,6 +396,8 @@ def _form(value: Any) -> Any:
     """
     if not isinstance(value, torch.Tensor):
         return (type(value), repr(value))
+    if not is_plain(value):
+        return (type(value), f"a {type(value).__name__} of layout {value.layout}")
     return (value.shape, value.dtype, value.stride(), value.device, value.requires_grad)
 
 

@@ -209,14 +209,22 @@ def step_faults(model: torch.nn.Module, loss_fn: object, inputs: Inputs) -> Iter
         )
     yield from input_faults(inputs)
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if torch.nn.parameter.is_lazy(tensor):
-            yield (
-                f"{path} has no shape yet, as in every lazy module; "
-                "call the model once on inputs first"
-            )
+        yield from _tensor_faults(path, tensor)
     yield from _call_faults(model, inputs, alone=loss_fn is None)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         yield "no parameter requires a gradient, so there is nothing to train"
+
+
+def _tensor_faults(path: str, tensor: torch.Tensor) -> Iterator[str]:
+    if torch.nn.parameter.is_lazy(tensor):
+        yield (
+            f"{path} has no shape yet, as in every lazy module; call the model once on inputs first"
+        )
+    elif not is_plain(tensor) and tensor.layout == torch.strided:
+        yield (
+            f"{path} is a {type(tensor).__name__}, whose operations are its own; give a model "
+            "whose parameters and buffers are plain tensors"
+        )
 
 
 def _module_faults(path: str, module: torch.nn.Module) -> Iterator[str]:
@@ -253,6 +261,12 @@ def _is_compiled(function: object) -> bool:
     return made_of and not getattr(function, "_torchdynamo_disable", False)
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is dense memory that PyTorch's own kernels read."""
+    own = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return own and tensor.layout == torch.strided and not tensor.is_nested
+
+
 def input_faults(inputs: object) -> Iterator[str]:
     """Yield why inputs are no tuple of what a step can take."""
     if not isinstance(inputs, tuple | list | Mapping):
@@ -273,6 +287,9 @@ def input_faults(inputs: object) -> Iterator[str]:
         kind = type(value)
         if getattr(value, "layout", torch.strided) != torch.strided:
             yield f"{name}: expected a dense tensor, got {value.layout}"
+        elif isinstance(value, torch.Tensor) and not is_plain(value):
+            got = "nested tensor" if value.is_nested else kind.__name__
+            yield f"{name}: expected a plain tensor, got a {got}; give the tensors that it holds"
         if kind.__module__ == "numpy":
             yield (
                 f"{name}: expected a tensor, got a {kind.__name__} of numpy; convert it "

@@ -134,7 +134,7 @@ def capture(
             export = partial(
                 _exported, stepped, flat, recorded, checks, attributes, leftovers, mkldnn=mkldnn
             )
-            while (exported := export()) is None or assigned.learn() or checks.learn(exported[0]):
+            while (exported := export()) is None or assigned.learn() or checks.learn(*exported):
                 attributes.put_back()
             graph_module, values = exported
             draws.check()

@@ -25,7 +25,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from poetmodel.torch.errors import RAISED
+from poetmodel.torch.errors import RAISED, CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -376,7 +376,17 @@ def heap_peak_bytes(work: Callable[[], object]) -> int:
 
     By the memory events of PyTorch's profiler: tensors and workspaces, less what is freed. What was
     there before does not count.
+
+    Raises
+    ------
+    CaptureError
+        If a profiler is on already: PyTorch has one at a time, and would drop what that has seen.
     """
+    if torch._C._autograd._profiler_enabled():  # noqa: SLF001 - no other way
+        raise CaptureError(
+            "a profiler of PyTorch is on, and memory is measured with another one: compile, or run "
+            "the compiled function once, before it begins"
+        )
     with _without_notices(), profile(profile_memory=True) as recorded:
         work()
     events = (event for event in recorded.kineto_results.events() if event.name() == _MEMORY)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 import torch._decomp  # registers the kernels that `native_operators` takes away
+from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import traceback
@@ -21,14 +23,16 @@ from torch.utils._mode_utils import no_dispatch
 
 from poetmodel.torch.capturing.replay import storage_key, temporarily, tensors_in
 from poetmodel.torch.capturing.signature import ANNOTATION, shown_path
-from poetmodel.torch.capturing.values import Given, KnownValue
+from poetmodel.torch.capturing.values import ASSERTS, Given, KnownValue, KnownValues
 from poetmodel.torch.errors import RAISED, ForeignTensorError, RandomReadError, SeedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from poetmodel.torch.capturing.values import KnownValues
+
+ALONE: Final = RLock()
+"""Held while something is captured or measured, for settings of PyTorch and of the process."""
 
 
 def onednn(*, enabled: bool) -> AbstractContextManager[None]:
@@ -74,6 +78,8 @@ class _RealStrides:
         if not isinstance(func, OpOverload):
             return self._predict(func, types, args, keywords)
         _check_foreign(func, args, keywords)
+        if func in ASSERTS:
+            self._values.check(func, args[0])
         reads = torch.Tag.data_dependent_output in func.tags
         shapes = torch.Tag.dynamic_output_shape in func.tags
         inner = self._depth > 0
@@ -95,7 +101,7 @@ class _RealStrides:
             self._depth -= 1
         if self._depth:  # what an operation is made of inside is its own affair
             return value
-        value = self._corrected(func, args, keywords, value)
+        value = self.corrected(func, args, keywords, value)
         self._values.remember(value, known)
         return value
 
@@ -119,7 +125,7 @@ class _RealStrides:
         self._values.remember(value, known)
         return value
 
-    def _corrected(self, func: Any, args: Any, keywords: Any, value: Any) -> Any:
+    def corrected(self, func: Any, args: Any, keywords: Any, value: Any) -> Any:
         """Return the outputs with the strides of real ones."""
         leaves, spec = _pytree.tree_flatten(value)
         inputs = tensors_in((args, keywords))
@@ -216,6 +222,43 @@ def _zeros(leaf: Any) -> Any:
     reach = sum((size - 1) * step for size, step in zip(leaf.shape, leaf.stride(), strict=True))
     whole = torch.zeros(reach + 1 if leaf.numel() else 0, dtype=leaf.dtype)
     return whole.as_strided(leaf.shape, leaf.stride())
+
+
+_MISPREDICTED: Final = frozenset(
+    ("_fft_r2c", "_log_softmax_backward_data", "_native_batch_norm_legit",
+     "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
+     "batch_norm_backward", "copysign", "div", "floor_divide", "huber_loss_backward",
+     "log_sigmoid_forward", "max_unpool2d", "mse_loss_backward", "native_batch_norm",
+     "native_batch_norm_backward", "native_dropout_backward", "native_layer_norm_backward", "pow",
+     "replication_pad2d_backward", "smooth_l1_loss_backward")
+)  # fmt: skip
+"""Operators whose results PyTorch predicts with other strides than their kernels make (2.13)."""
+
+
+@contextmanager
+def real_strides(inputs: Sequence[Any]) -> Iterator[None]:
+    """Let the fake tensors of a capture of others lie as real ones do, where predictions are wrong.
+
+    Views are taken of them otherwise that the real ones do not have.
+    """
+    mode = detect_fake_mode(inputs)
+    if mode is None:
+        yield
+        return
+    predict = mode.dispatch
+    real = _RealStrides(mode, KnownValues(), mkldnn=torch.backends.mkldnn.enabled)
+
+    def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        value = predict(func, types, args, kwargs)
+        if isinstance(func, OpOverload) and func.overloadpacket.__name__ in _MISPREDICTED:
+            return real.corrected(func, args, kwargs or {}, value)
+        return value
+
+    mode.dispatch = dispatch
+    try:
+        yield
+    finally:
+        del mode.dispatch
 
 
 # -- annotations, operators left whole ---------------------------------------------------------

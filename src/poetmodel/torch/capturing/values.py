@@ -79,6 +79,11 @@ class Read:
     line: str
     """Where the code reads it, for people; empty where no line of it is known."""
 
+    @property
+    def is_check(self) -> bool:
+        """Whether an operator raises where it is another one, and nothing else follows from it."""
+        return self.expression.function is bool
+
 
 def shapes_of(value: Any) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the tensors in a value."""
@@ -98,6 +103,11 @@ _COMPARED: Final = 2**16
 """Literals of more elements are not compared with others [elements]."""
 _VALUE: Final = "poetmodel_known"
 """Under which a fake tensor holds what is known of it."""
+ASSERTS: Final = frozenset(
+    getattr(torch.ops.aten._assert_async, name)  # noqa: SLF001 - its only name
+    for name in ("default", "msg")
+)
+"""Operators that raise where a number is 0."""
 
 _FROM_NOTHING: Final = ("arange", "eye", "full", "linspace", "logspace", "ones", "scalar_tensor")
 _FROM_A_FORM: Final = ("full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like")
@@ -138,6 +148,8 @@ class KnownValues:
     """What is known while a step is captured, and what was read."""
 
     reads: dict[CallExpression, Read] = field(default_factory=dict)
+    asserts: list[Any] = field(default_factory=list)
+    """Operators that check what is not known; a graph may have lost them."""
     _calls: dict[Any, CallExpression] = field(default_factory=dict)
     _literals: dict[Any, Literal] = field(default_factory=dict)
 
@@ -225,6 +237,14 @@ class KnownValues:
                 line=user_line(sys._getframe(1)) or "",  # noqa: SLF001 - there is no traceback
             )
 
+    def check(self, function: Any, tensor: torch.Tensor) -> None:
+        """Note that an operator checks a number: it is read where it is known."""
+        known = _known(tensor, function)
+        if known is None or known.real is None:
+            self.asserts.append(function)
+        else:
+            self.read(known, bool(known.real), by=bool)
+
     def selected(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
         """Return what an operation gives whose shape depends on values; None where not known.
 
@@ -277,7 +297,11 @@ class KnownValues:
 
 
 _MASKS: Final = (torch.bool, torch.uint8)
-_WORDS: Final = {int: "number that decides a shape", shapes_of: "shape of a result"}
+_WORDS: Final = {
+    bool: "number that is checked",
+    int: "number that decides a shape",
+    shapes_of: "shape of a result",
+}
 
 
 def _key(leaf: Any) -> Any:
@@ -440,8 +464,8 @@ class FiniteChecks:
     """What the forward pass of a capture asks about finite numbers; off until it is turned on."""
 
     def __init__(self) -> None:
-        self.on = self.of_matrices = False
-        """Whether what is asked of numbers is noted, and what torch.linalg asks of matrices."""
+        self.on = self.of_operators = False
+        """Whether what is asked of numbers is noted, and what operators ask that only check."""
         self.lines: dict[str, None] = {}
         """The lines that asked."""
         self._answers: list[torch.Tensor] = []
@@ -454,16 +478,17 @@ class FiniteChecks:
         with ExitStack() as stack:
             if self.on:
                 stack.enter_context(_ReadWatch(self))
-            if self.of_matrices:
-                stack.enter_context(_MatrixWatch(self))
+            if self.of_operators:
+                stack.enter_context(_CheckWatch(self))
             yield
 
-    def learn(self, graph_module: fx.GraphModule) -> bool:
-        """Watch matrices from now on if a captured step checks some; return whether that is new."""
+    def learn(self, graph_module: fx.GraphModule, values: KnownValues) -> bool:
+        """Watch operators from now on if a capture has met some that check; return if it is new."""
         descriptors = [n.meta.get("desc") for n in graph_module.graph.find_nodes(op="placeholder")]
         has_checks = any("Token" in type(descriptor).__name__ for descriptor in descriptors)
-        new = has_checks and not self.of_matrices
-        self.of_matrices = self.of_matrices or has_checks
+        has_checks = has_checks or bool(values.asserts)
+        new = has_checks and not self.of_operators
+        self.of_operators = self.of_operators or has_checks
         return new
 
     def results(self) -> tuple[torch.Tensor, ...]:
@@ -511,8 +536,8 @@ class _ReadWatch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         return value
 
 
-class _MatrixWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Takes down what ``torch.linalg`` checks after an operation, such as whether it could invert.
+class _CheckWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+    """Takes down what operators check: ``torch._assert_async``, and ``torch.linalg`` after its own.
 
     The check is an operation that raises, which a step cannot repeat.
     """
@@ -522,10 +547,13 @@ class _MatrixWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
         self._checks = checks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        checks = func is torch.ops.aten._linalg_check_errors.default  # noqa: SLF001 - its only name
-        if checks and isinstance(args[0], FunctionalTensor):
-            self._checks.note(args[0].eq(0).all(), expected=True)
-            return None
+        if args and isinstance(args[0], FunctionalTensor):
+            if func is torch.ops.aten._linalg_check_errors.default:  # noqa: SLF001 - its only name
+                self._checks.note(args[0].eq(0).all(), expected=True)
+                return None
+            if func in ASSERTS:
+                self._checks.note(args[0].ne(0), expected=True)
+                return None
         return func(*args, **(kwargs or {}))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch._dynamo.backends.common import aot_autograd
@@ -13,7 +16,7 @@ from poetmodel.clock import rare_collections
 from poetmodel.device import Device
 from poetmodel.errors import InputError, shown
 from poetmodel.torch.cache import Cache
-from poetmodel.torch.capturing.surroundings import native_operators
+from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
 from poetmodel.torch.dynamo.operations import Operations, split_dropout
 from poetmodel.torch.dynamo.planning import MEASURED, PlanRecord, Wanted
@@ -24,8 +27,7 @@ from poetmodel.torch.runtime.profiling import measure_paging
 from poetmodel.torch.state.pages import make_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
     from torch import fx
 
@@ -87,17 +89,8 @@ def backend(
     InputError
         If an argument is none of these.
     """
-    faults = []
-    if kernels not in (EAGER, INDUCTOR):
-        faults.append(f"kernels: expected {EAGER} or {INDUCTOR}, got {shown(kernels)}")
-    if costs not in (None, MEASURED):
-        faults.append(f"costs: expected {MEASURED} or nothing, got {shown(costs)}")
-    if kernels == INDUCTOR and storage is not None:
-        faults.append(f"storage: pages need kernels={EAGER!r}")
-    if kernels == INDUCTOR and costs == MEASURED:
-        faults.append(f"costs: kernels that are not written yet cannot be {MEASURED}")
-    if costs is not None and device is not None:
-        faults.append("give a device or costs, not both")
+    given = {"device": device, "storage": storage, "cache": cache, "on_progress": on_progress}
+    faults = [*_faults(kernels, costs, **given)]
     if faults:
         raise InputError(faults)
     if storage is not None:
@@ -117,6 +110,29 @@ def backend(
 
         return InductorBackend(wanted)
     return Backend(wanted, storage)
+
+
+def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
+    """Yield why a back end cannot be made with some options."""
+    if kernels not in (EAGER, INDUCTOR):
+        yield f"kernels: expected {EAGER} or {INDUCTOR}, got {shown(kernels)}"
+    if costs not in (None, MEASURED):
+        yield f"costs: expected {MEASURED} or nothing, got {shown(costs)}"
+    if kernels == INDUCTOR and given["storage"] is not None:
+        yield f"storage: pages need kernels={EAGER!r}"
+    if kernels == INDUCTOR and costs == MEASURED:
+        yield f"costs: kernels that are not written yet cannot be {MEASURED}"
+    if costs is not None and given["device"] is not None:
+        yield "give a device or costs, not both"
+    kinds: dict[str, tuple[str, Any]] = {
+        "device": ("a device or its name", str | Device | None),
+        "storage": ("a folder", str | Path | None),
+        "cache": ("a folder, True or False", str | Path | bool),
+        "on_progress": ("a function", Callable | None),
+    }
+    for name, (expected, kind) in kinds.items():
+        if not isinstance(given[name], kind) or given[name] == "":
+            yield f"{name}: expected {expected}, got {shown(given[name])}"
 
 
 def partitioner(
@@ -224,7 +240,8 @@ class Backend(PlannedGraphs):
             partition_fn=self._partition,
         )
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
-        with native_operators(), lazy, rare_collections():
+        strides = nullcontext() if self._is_predicted else real_strides(inputs)
+        with ALONE, native_operators(), strides, lazy, rare_collections():
             return compile_(module, inputs, **options)
 
     def _operations(self, graph: fx.Graph, forward_outputs: int | None) -> Operations:

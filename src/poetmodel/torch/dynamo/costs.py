@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import fx
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.device import Device
 from poetmodel.device.hardware import Compute
+from poetmodel.errors import PoetModelError
 from poetmodel.torch.cache import (
     Cache,
     UnknownError,
@@ -28,12 +30,15 @@ from poetmodel.torch.cache import (
     tensor_form,
 )
 from poetmodel.torch.capturing.replay import form_of, heap_peak_bytes, storage_key, tensors_in
-from poetmodel.torch.dynamo.operations import fake, function_of, is_write
+from poetmodel.torch.dynamo.operations import fake, function_of, is_effect
+from poetmodel.torch.errors import RAISED, CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from poetmodel.torch.dynamo.operations import Operations
+
+Made = TypeVar("Made")
 
 CALL_S: Final = 5e-6
 """Time of an operation besides its work: PyTorch's dispatcher, and the interpreter [s]."""
@@ -95,7 +100,7 @@ class Forms:
         self._timed = timed
         self._is_generated = is_generated
         self._seen: dict[Hashable, Form] = {}
-        self._ones: dict[torch.dtype, torch.Tensor] = {}
+        self._ones: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
     def of(self, operations: Operations) -> list[Form]:
         """Return what each operation of a graph does; what is not known is run once."""
@@ -141,11 +146,13 @@ class Forms:
                 if node not in position:
                     arguments, keywords = _pytree.tree_map_only(FakeTensor, _without_memory, given)
                     unlike[node] = function(*arguments, **keywords)
+                elif is_effect(node):
+                    forms[position[node]] = _predicted(node)
                 elif self._is_generated is None:
                     form = forms[position[node]] = self._form_of(function, *given)
                     if form.layouts != _form(fake(node)).layouts:
                         unlike[node] = form.outputs()
-                elif is_write(node) or self._is_generated(node):
+                elif self._is_generated(node):
                     forms[position[node]] = _predicted(node)
                 else:
                     forms[position[node]] = self._form_of(function, *given)
@@ -164,22 +171,50 @@ class Forms:
         Where it takes more than its outputs, or its time counts, the second run tells: the first
         one fills the caches of libraries.
         """
-        given, named = _pytree.tree_map_only(torch.Tensor, self._filled, (arguments, keywords))
-        form = _seen(function, given, named)
-        return _seen(function, given, named) if self._timed or form.workspace_bytes else form
 
-    def _filled(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of ones, of zeros where it has integers.
+        def run(integer: int) -> Form:
+            made = partial(self._filled, integer=integer)
+            given, named = _pytree.tree_map_only(torch.Tensor, made, (arguments, keywords))
+            form = _seen(function, given, named)
+            return _seen(function, given, named) if self._timed or form.workspace_bytes else form
+
+        return on_made_up(run)
+
+    def _filled(self, value: torch.Tensor, *, integer: int) -> torch.Tensor:
+        """Return a tensor of ones, or of a number where it has integers.
 
         All of a type share memory, unless times count, which are those of memory of their own.
         """
         steps = zip(value.shape, value.stride(), strict=True)
         span = 1 + sum((size - 1) * stride for size, stride in steps if size)
-        memory = None if self._timed else self._ones.get(value.dtype)
+        key = (value.dtype, integer)
+        memory = None if self._timed else self._ones.get(key)
         if memory is None or memory.numel() < span:
-            filled = torch.ones if value.is_floating_point() else torch.zeros
-            memory = self._ones[value.dtype] = filled(span, dtype=value.dtype)
+            number = 1 if value.is_floating_point() else integer
+            memory = self._ones[key] = torch.full((span,), number, dtype=value.dtype)
         return memory.as_strided(value.shape, value.stride())
+
+
+def on_made_up(run: Callable[[int], Made]) -> Made:
+    """Run something on made-up tensors whose integers are 0, or 1 where it fails: a divisor, say.
+
+    Raises
+    ------
+    CaptureError
+        If it fails on both.
+    """
+    try:
+        return run(0)
+    except PoetModelError:
+        raise
+    except RAISED:
+        try:
+            return run(1)
+        except RAISED as error:
+            raise CaptureError(
+                f"what the function takes cannot be measured on made-up numbers: {error}; leave "
+                "out what fails on them, or compute it before the compiled function"
+            ) from error
 
 
 def predicted_forms(operations: Operations) -> list[Form]:
@@ -188,7 +223,7 @@ def predicted_forms(operations: Operations) -> list[Form]:
 
 
 def _predicted(node: fx.Node) -> Form:
-    value = () if is_write(node) else fake(node)
+    value = () if is_effect(node) else fake(node)
     return _form(_pytree.tree_map_only(torch.Tensor, _without_memory, value))
 
 

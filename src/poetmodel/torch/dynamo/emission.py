@@ -86,14 +86,7 @@ class Emitter:
 
     def _page_in(self, key: int) -> None:
         value = fake(self._current[key])
-        layout = (list(value.shape), list(value.stride()), value.storage_offset())
-        arguments = (
-            self._used(self._tokens[key]),
-            *layout,
-            self._operations.bytes[key],
-            value.dtype,
-            self._file,
-        )
+        arguments = (self._used(self._tokens[key]), value.dtype, self._file)
         new = self._add(self.graph.call_function(pages.page_in, arguments))
         new.meta["val"] = value
         self._current[key] = new

@@ -25,6 +25,7 @@ from poetmodel.errors import BudgetError, InputError
 from poetmodel.torch.cache import digest, tensor_form
 from poetmodel.torch.capturing.replay import heap_peak_bytes, tensors_in
 from poetmodel.torch.dynamo.backend import Backend, require_one_graph
+from poetmodel.torch.dynamo.costs import on_made_up
 from poetmodel.torch.dynamo.operations import (
     TANGENTS,
     Operations,
@@ -137,8 +138,8 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, graphs: PlannedGraphs, *, reserved_bytes: int = 0) -> None:
         self.graphs = graphs
-        self.results_bytes = 0
-        """Results of the forward pass that was split last [B]."""
+        self.results_bytes = self.handed_bytes = 0
+        """Results of the forward pass that was split last, and what is there at the end [B]."""
         self._reserved_bytes = reserved_bytes
 
     def __call__(
@@ -161,6 +162,9 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
             node for node in operations.results[:num_fwd_outputs] if node is not None
         )
         self.results_bytes = sum(operations.bytes[key] for key in results)
+        self.handed_bytes = operations.copied_bytes + sum(
+            operations.bytes[key] for key in operations.held
+        )
         fixed = set(static_lifetime_input_indices or ())
         primals = [
             node
@@ -210,22 +214,26 @@ class Measured:
         compiled = compile_fx_inner(gm, example_inputs, **options)
         is_backward = options.get("is_backward", False)
 
-        def run() -> None:
-            results.append(compiled([value() for value in values]))
-            values.clear()
-
-        results: list[Any] = []
-        with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        def measured(integer: int) -> int:
             values = []
             for name, value in zip(names, example_inputs, strict=True):
                 stride = value.stride() if isinstance(value, torch.Tensor) else ()
                 if not is_backward:
                     self._given[name] = stride
                 # Convolutions save arguments as they lie best, which takes memory.
-                values.append(_source(value, counts=self._given.get(name) != stride))
-            run_once = list(values)
+                counts = self._given.get(name) != stride
+                values.append(_source(value, counts=counts, integer=integer))
+            run_once, results = list(values), list[Any]()
             compiled([value() for value in run_once])  # fills the caches of libraries
-            peak_bytes = heap_peak_bytes(run)
+
+            def run() -> None:
+                results.append(compiled([value() for value in values]))
+                values.clear()
+
+            return heap_peak_bytes(run)
+
+        with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            peak_bytes = on_made_up(measured)
         if is_backward:
             self.backward_bytes = peak_bytes
         else:
@@ -233,14 +241,16 @@ class Measured:
         return compiled
 
 
-def _source(value: Any, *, counts: bool) -> Callable[[], Any]:
+def _source(value: Any, *, counts: bool, integer: int) -> Callable[[], Any]:
     """Return what gives a made-up value: a new one where its memory counts."""
     if not isinstance(value, torch.Tensor):
         return lambda: value
     layout, dtype = (value.shape, value.stride()), value.dtype
 
     def make() -> torch.Tensor:
-        return torch.empty_strided(*layout, dtype=dtype).fill_(dtype.is_floating_point)
+        return torch.empty_strided(*layout, dtype=dtype).fill_(
+            1 if dtype.is_floating_point else integer
+        )
 
     if counts:
         return make
@@ -290,7 +300,9 @@ class InductorBackend(Backend):
             record = self._planned[count].record
             # Results stay, and autograd has their gradients, while the backward pass runs.
             peak_bytes = max(
-                measured.forward_bytes, measured.backward_bytes + 2 * split.results_bytes
+                measured.forward_bytes,
+                measured.backward_bytes + 2 * split.results_bytes,
+                split.handed_bytes + split.results_bytes,
             )
             excess_bytes = peak_bytes - record.ram_budget_bytes
             if excess_bytes <= 0:

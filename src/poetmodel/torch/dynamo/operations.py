@@ -14,6 +14,7 @@ from torch.utils import _pytree
 
 from poetmodel.torch.capturing.replay import kernel_of, storage_key, tensors_in
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.known_steps import is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,9 +45,11 @@ def storage_of(node: fx.Node) -> int | None:
     return storage_key(value) if isinstance(value, torch.Tensor) else None
 
 
-def is_write(node: fx.Node) -> bool:
-    """Return whether a node is there for an argument that it writes."""
-    return node.target is torch.ops.aten.copy_.default
+def is_effect(node: fx.Node) -> bool:
+    """Return whether a node is there for what it does: writes an argument, or checks values."""
+    return node.target is torch.ops.aten.copy_.default or (
+        node.op == "call_function" and fake(node) is None and node.is_impure()
+    )
 
 
 def operator_name(node: fx.Node) -> str:
@@ -89,9 +92,14 @@ class Operation:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether it gives the same again: it draws no random numbers, and writes no argument."""
-        is_random = torch.Tag.nondeterministic_seeded in getattr(self.node.target, "tags", ())
-        return not (is_random or self.node.target is dropout_mask or is_write(self.node))
+        """Whether it gives the same again: it draws no random numbers, and has no other effect.
+
+        Nobody knows that of an operator of a user's own.
+        """
+        target = self.node.target
+        is_random = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+        is_unknown = target is dropout_mask or is_foreign(target)
+        return not (is_random or is_unknown or is_effect(self.node))
 
 
 class Operations:
@@ -167,7 +175,7 @@ class Operations:
                 for tensor in tensors_in(value)
                 if storage_key(tensor) not in there | self.owner.keys() | self._inlined.keys()
             }
-            if not fresh and not is_write(node):
+            if not fresh and not is_effect(node):
                 continue  # a view, which is made again where it is read
             reads = self.behind(node.all_input_nodes)
             sizes = [self.bytes[key] for key in reads]
@@ -212,10 +220,54 @@ class Operations:
             node for node in self.arguments if node in written or node.meta.get("desc") in kinds
         )
 
+    @cached_property
+    def handed_early(self) -> frozenset[int]:
+        """Keys of the results of a forward pass that a backward pass follows.
+
+        The caller has them meanwhile: to let one go and make it again frees nothing.
+        """
+        if self.is_inference:
+            return frozenset()
+        results = self.results[: self.forward_outputs]
+        return frozenset(self.behind(node for node in results if isinstance(node, fx.Node)))
+
+    @cached_property
+    def copied_bytes(self) -> int:
+        """The size of the gradients that autograd copies when it hands them over [B].
+
+        It takes one as it is that lies as its parameter does, and that is handed over once.
+        """
+        from torch._functorch._aot_autograd.descriptors import GradAOTOutput
+
+        given = {node.meta.get("desc"): node for node in self.arguments}
+        gradients = self.results[self.forward_outputs :]
+        kinds = self.output.meta.get("desc", ())[self.forward_outputs :]
+        total, taken = 0, set[fx.Node]()
+        for node, kind in zip(gradients, kinds, strict=False):
+            if not isinstance(node, fx.Node) or not isinstance(kind, GradAOTOutput):
+                continue
+            like = fake(given[kind.grad_of])
+            if node in taken or storage_of(node) not in self.owner or not _lie_alike(node, like):
+                total += like.nbytes
+            taken.add(node)
+        return total
+
+
+def _lie_alike(node: fx.Node, like: torch.Tensor) -> bool:
+    """Return whether a gradient has the strides that autograd wants it to have."""
+    strides = zip(fake(node).stride(), torch.empty_like(like).stride(), like.shape, strict=True)
+    return all(own == wanted for own, wanted, size in strides if size != 1)
+
 
 def _check(graph: fx.Graph) -> None:
     for node in graph.nodes:
         value = fake(node)
+        if node.op == "get_attr" and value is None:
+            user = next(iter(node.users), node)
+            raise CaptureError(
+                f"{module_of(user) or user.name}: {operator_name(user)} takes a function, whose "
+                "memory cannot be planned; leave it out, or use torch.where"
+            )
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or any(
             not all(isinstance(size, int) for size in tensor.shape) for tensor in tensors_in(value)
         ):

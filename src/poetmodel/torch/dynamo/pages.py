@@ -13,7 +13,8 @@ import weakref
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -40,10 +41,19 @@ _FILES: Final[weakref.WeakValueDictionary[int, SlotFile]] = weakref.WeakValueDic
 class SlotFile:
     """A file in the user's folder that grows with what is paged out at once.
 
-    It is removed with the object. Each slot is read back against its checksum.
+    It is removed with the object. Each slot is read back against its checksum. A forked process
+    makes a file of its own.
     """
 
     def __init__(self, folder: str | Path) -> None:
+        self._folder = folder
+        self.written_bytes = self.read_bytes = 0
+        self._make()
+        self.number = next(_NUMBERS)
+        _FILES[self.number] = self
+
+    def _make(self) -> None:
+        folder = self._folder
         make_folder(folder)
         remove_left(folder, f"{PREFIX}*")
         try:
@@ -54,27 +64,40 @@ class SlotFile:
             ) from None
         with suppress(OSError):  # where files cannot be locked, nobody removes those of others
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        weakref.finalize(self, _remove, self._descriptor, self.path, os.getpid())
-        self.number = next(_NUMBERS)
-        _FILES[self.number] = self
-        self.bytes = self.written_bytes = self.read_bytes = 0
+        self.process = os.getpid()
+        weakref.finalize(self, _remove, self._descriptor, self.path, self.process)
+        self.bytes = 0
+        self._lock = Lock()
         self._free: dict[int, list[int]] = {}
         self._sums: dict[int, int] = {}
+        self.layouts: dict[int, tuple[Any, ...]] = {}
+        """Of the tensor in each slot the bytes of its storage, its first element, shape, stride."""
 
     def write(self, memory: memoryview) -> int:
         """Write a page into a free slot, and return where that is when the medium has it."""
+        if self.process != os.getpid():
+            self._make()
         size = _slot_bytes(len(memory))
         slots = self._free.setdefault(size, [])
         with self._told("a page could not be written"):
-            if not slots:
-                os.posix_fallocate(self._descriptor, self.bytes, size)
-                slots.append(self.bytes)
-                self.bytes += size
-            offset = slots.pop()
+            with self._lock:  # several threads may run steps
+                if not slots:
+                    os.posix_fallocate(self._descriptor, self.bytes, size)
+                    slots.append(self.bytes)
+                    self.bytes += size
+                offset = slots.pop()
             write_page(self._descriptor, memory, offset)
         self._sums[offset] = checksum(memory)
         self.written_bytes += len(memory)
         return offset
+
+    def check(self) -> None:
+        """Raise `PageError` in a process that was forked since a page was written."""
+        if self.process != os.getpid():
+            raise PageError(
+                f"{self.path}: a step that began before this process was forked ends only in the "
+                "process that began it"
+            )
 
     def read(self, offset: int, memory: memoryview) -> None:
         """Read a page, and check that it is what was written."""
@@ -93,9 +116,10 @@ class SlotFile:
             )
         self.read_bytes += len(memory)
 
-    def give_back(self, offset: int, size_bytes: int) -> None:
-        """Let a slot be written again."""
-        self._free[_slot_bytes(size_bytes)].append(offset)
+    def give_back(self, offset: int, size_bytes: int, process: int) -> None:
+        """Let a slot be written again, in the process that wrote it."""
+        if process == self.process:
+            self._free[_slot_bytes(size_bytes)].append(offset)
 
     @contextmanager
     def _told(self, fault: str) -> Iterator[None]:
@@ -120,22 +144,22 @@ def _remove(descriptor: int, path: str, process: int) -> None:
 def page_out(tensor: torch.Tensor, number: int) -> torch.Tensor:
     """Write the storage of a tensor to a file, and return the token of its slot."""
     file, size = _FILES[number], tensor.untyped_storage().nbytes()
-    token = torch.tensor([file.write(bytes_of(tensor.untyped_storage()))])
-    finish = weakref.finalize(token.untyped_storage(), file.give_back, int(token), size)
+    offset = file.write(bytes_of(tensor.untyped_storage()))
+    file.layouts[offset] = (size, tensor.storage_offset(), tensor.shape, tensor.stride())
+    token = torch.tensor([offset], device="cpu")
+    finish = weakref.finalize(token.untyped_storage(), file.give_back, offset, size, file.process)
     finish.atexit = False
     return token
 
 
-def page_in(
-    token: torch.Tensor,
-    shape: list[int],
-    stride: list[int],
-    offset: int,
-    size_bytes: int,
-    dtype: torch.dtype,
-    number: int,
-) -> torch.Tensor:
-    """Read a page into new memory, and return the tensor in it."""
-    storage = torch.UntypedStorage(size_bytes)
-    _FILES[number].read(int(token), bytes_of(storage))
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+def page_in(token: torch.Tensor, dtype: torch.dtype, number: int) -> torch.Tensor:
+    """Read a page into new memory, and return the tensor in it, as it lay.
+
+    Kernels do not always make what PyTorch predicts.
+    """
+    file, offset = _FILES[number], int(token)
+    file.check()
+    size, *layout = file.layouts[offset]
+    storage = torch.UntypedStorage(size)
+    file.read(offset, bytes_of(storage))
+    return torch.empty(0, dtype=dtype).set_(storage, *layout)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import torch
 from torch import fx
 
 from poetmodel.device import Costs, Device, StorageMode
@@ -16,7 +17,7 @@ from poetmodel.plan import Op, check_plan
 from poetmodel.planner import make_plan, verify
 from poetmodel.problem import Problem
 from poetmodel.solver import solve
-from poetmodel.torch.capturing.replay import flops_of
+from poetmodel.torch.capturing.replay import flops_of, storage_key
 from poetmodel.torch.dynamo.costs import CALL_S, this_machine
 from poetmodel.torch.dynamo.operations import (
     Operation,
@@ -136,12 +137,13 @@ def plan(
         If the budget is too small: says the least that is known to do.
     """
     for operation, form in zip(operations.operations, forms, strict=True):
-        operations.bytes.update(zip(operation.makes, form.sizes_bytes, strict=True))
+        operations.bytes.update(_made_bytes(operation, form))
     graph, tensor_of = _graph(operations, [form.workspace_bytes for form in forms])
     device = wanted.device or this_machine(wanted.cache)
     costs = _costs(graph, wanted, device, [form.time_s for form in forms])
-    # Autograd has the gradients of results for the whole backward pass.
+    # Autograd has the gradients of results for the whole backward pass, and the caller the results.
     beside_bytes = _copies_bytes(operations) + sum(_sizes(operations.tangents).values())
+    beside_bytes += sum(operations.bytes[key] for key in operations.handed_early)
     if wanted.paging is not None:
         beside_bytes += TOKEN_BYTES * len(graph.tensors)
     keep_all_bytes = checkpoint_all_peak_bytes(graph) + beside_bytes
@@ -190,6 +192,22 @@ def plan(
     )
 
 
+def _made_bytes(operation: Operation, form: Form) -> dict[int, int]:
+    """Return the size of what an operation was seen to make, by the key of its storage [B].
+
+    What is predicted of a gradient that nobody wants, kernels may leave out.
+    """
+    value = fake(operation.node)
+    outputs = [value] if form.is_single else list(value or ())
+    sizes = dict.fromkeys(operation.makes, 0)
+    for output, layout in zip(outputs, form.layouts, strict=False):
+        if isinstance(output, torch.Tensor) and layout is not None:
+            key = storage_key(output)
+            if key in sizes:
+                sizes[key] = form.sizes_bytes[layout[-1]]
+    return sizes
+
+
 def _solved(problem: Problem, wanted: Wanted) -> SolveResult:
     """Return the schedule that is known of a problem where it will do, else solve."""
     schedules = Schedules(wanted.cache)
@@ -234,7 +252,7 @@ def _graph(operations: Operations, workspaces: Sequence[int]) -> tuple[Graph, di
         for number, key in enumerate(operation.makes)
     }
     nodes = [
-        _node(operation, names[k], tensor_of, operations.bytes, workspaces[k])
+        _node(operations, operation, names[k], tensor_of, workspaces[k])
         for k, operation in enumerate(operations.operations)
     ]
     results = Node(
@@ -243,6 +261,7 @@ def _graph(operations: Operations, workspaces: Sequence[int]) -> tuple[Graph, di
         phase=nodes[-1].phase if nodes else Phase.FORWARD,
         inputs=tuple(tensor_of[key] for key in operations.held),
         outputs=(),
+        workspace_bytes=operations.copied_bytes,
         recomputable=False,
         bytes_moved=0,
     )
@@ -251,12 +270,15 @@ def _graph(operations: Operations, workspaces: Sequence[int]) -> tuple[Graph, di
 
 
 def _node(
+    operations: Operations,
     operation: Operation,
     name: str,
     tensor_of: dict[int, str],
-    sizes: dict[int, int],
     workspace_bytes: int,
 ) -> Node:
+    sizes, handed = operations.bytes, operations.handed_early
+    if len(operation.makes) > 1:  # made again beside what the caller has
+        workspace_bytes += sum(sizes[key] for key in handed.intersection(operation.makes))
     moved = sum(sizes[key] for key in (*operation.makes, *operation.reads))
     arguments, keywords = fx.node.map_arg((operation.node.args, operation.node.kwargs), fake)
     return Node(
@@ -264,7 +286,10 @@ def _node(
         op=operator_name(operation.node),
         phase=Phase.BACKWARD if operation.is_backward else Phase.FORWARD,
         inputs=tuple(tensor_of[key] for key in operation.reads),
-        outputs=tuple(Tensor(name=tensor_of[key], bytes=sizes[key]) for key in operation.makes),
+        outputs=tuple(
+            Tensor(name=tensor_of[key], bytes=0 if key in handed else sizes[key])
+            for key in operation.makes
+        ),
         workspace_bytes=workspace_bytes,
         flops=flops_of(operation.node.target, arguments, keywords, fake(operation.node)),
         bytes_moved=moved,

@@ -387,6 +387,8 @@ def _unguarded(joint: Joint) -> Iterator[str]:
             "(validate_args=False for a distribution)"
         )
     for read in joint.read.reads:
+        if read.is_check:
+            continue
         where = f" at {read.line}" if read.line else ""
         yield (
             f"the {read.what}{where} ({read.value}) would be part of the exported program, which "

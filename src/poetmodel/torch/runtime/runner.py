@@ -217,7 +217,8 @@ class Runner:
         """
         pages = self._pages()
         try:
-            with torch.no_grad():
+            plain = torch._C.DisableTorchFunctionSubclass()  # noqa: SLF001 - its only name
+            with torch.no_grad(), plain:  # gradients are plain tensors whatever inputs are
                 held = list(self.generated.function(values, emit, pages))
                 if pages is not None:
                     pages.finish()

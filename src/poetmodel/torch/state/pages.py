@@ -193,10 +193,9 @@ def make_folder(folder: str | Path) -> None:
     """Make the folder for pages if it is not there; raise `InputError` if that fails."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"{folder}: no page file can be made here ({error.strerror or error})"
-        ) from None
+    except (OSError, ValueError) as error:  # ValueError: no file can have this name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{folder}: no page file can be made here ({reason})") from None
 
 
 def remove_left(folder: str | Path, pattern: str) -> None:

@@ -55,6 +55,11 @@ class _State:
         """Whether no step has made it yet."""
         return self.moment is not None and self.moment.is_new
 
+    def make_sum(self) -> None:
+        """Let the optimizer have a sum that a first step adds to."""
+        if self.moment is not None and self.is_absent and self.moment.is_added_to:
+            self.moment.keep(self.find())
+
     def bytes(self) -> tuple[memoryview, Any]:
         """Return the memory of the value as the file has it, and what must live as long."""
         value, storage = self.find().detach(), self.tensor.storage
@@ -156,6 +161,8 @@ class StateStore:
         if self._trial:
             self.file.rollback()
             return
+        for state in self._states.values():
+            state.make_sum()
         try:
             self._take_over()
         except BaseException:

@@ -121,6 +121,8 @@ def _variant(operator: Any, first: bool) -> tuple[Kernel, str | None] | None:  #
     With the name of the parameter that it writes into, where it is one that has no name otherwise.
     Variants that PyTorch derives from the operator itself would make new memory and copy.
     """
+    if operator is torch.ops.aten.mul.Scalar:  # whose own rounds the number to half precision
+        return (torch.ops.aten.mul_.Tensor, None) if first else None
     packet = operator.overloadpacket
     name, overload = operator._schema.name, operator._overloadname  # noqa: SLF001 - PyTorch's own words
     if first:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from poetmodel.errors import PoetModelError
 from poetmodel.graph import Phase
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.replay import (
@@ -266,6 +267,8 @@ class Units:
     ) -> Any:
         try:
             value = compute(node, arguments, keywords)
+        except PoetModelError:
+            raise
         except RAISED as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise CaptureError(
