@@ -138,6 +138,45 @@ def test_makespan_that_cannot_be_reached_is_proved_only_by_the_sums() -> None:
     assert "14.8 s" in result.reason
 
 
+def test_page_outs_that_a_plan_leaves_out_prove_nothing_of_its_makespan() -> None:
+    """An own row wants page-outs that no page-in reads: a plan has none of them."""
+
+    def out(v: Any) -> Any:
+        return sum(v.page_outs[name] for name in "abc") >= 3
+
+    wanted = slow_storage(page_s=4.0, ram=16, deadline="100%").subject_to(out=out)
+    result = solve(wanted)
+    assert result.status == Status.OPTIMAL
+    assert result.makespan_s == planned_s(wanted, result) == 10
+    assert verify(wanted, result.require_schedule()).valid
+    fastest = solve(slow_storage(page_s=4.0, minimize="time").subject_to(out=out))
+    assert (
+        fastest.value == 11
+    )  # x is computed anew; page-outs, and the mean of both sums, take 23/2
+    assert fastest.bound is not None
+    assert fastest.bound <= 11
+    assert not fastest.reason
+
+
+def test_a_file_may_state_the_makespan_of_a_slower_plan() -> None:
+    """Addresses take less RAM, in which transfers begin later: that time is verified, too."""
+    problem = slow_storage()
+    result = solve(problem)
+    assert result.makespan_s == 10
+    schedule, transfer_s = result.require_schedule(), result.transfer_s or 0.0
+    for stated_s, valid in (
+        (10, True),
+        (11.5, True),
+        (10 + transfer_s, True),
+        (15, False),
+        (9, False),
+    ):
+        verdict = verify(problem, schedule, stated={"makespan_s": stated_s})
+        assert verdict.valid == valid, stated_s
+    late = verify(replace(problem, deadline=11), schedule, stated={"makespan_s": 11.5})
+    assert "time 11.5 s (overlap) is above the deadline of 11 s" in late.violations[0]
+
+
 def test_least_makespan_is_found_and_bounded() -> None:
     """Paging takes no time of its own here: the pass of 10 s is reached and proved."""
     result = solve(slow_storage(minimize="time"))

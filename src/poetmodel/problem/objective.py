@@ -364,6 +364,18 @@ def _own(problem: Problem) -> Objective:
     )
 
 
+def rewards_page_outs(problem: Problem) -> bool:
+    """Return whether an own constraint or objective may want a page-out that no page-in needs.
+
+    Those of replaced state are decided by its home.
+    """
+    fixed = {*problem.graph.state_tensors, *problem.graph.state_of}
+    sums = [sum_of(problem, problem.own_objective)[0]]
+    for constraint in problem.constraints:
+        sums += [row.coefficients for row in _sides(problem, constraint)]
+    return any(value < 0 for of in sums for i, value in enumerate(of.page_out) if i not in fixed)
+
+
 def largest_rewards(graph: Graph, coefficients: Coefficients) -> float:
     """Return what the negative coefficients of a sum take off it at the very most, 0 or less.
 

@@ -16,6 +16,7 @@ from poetmodel.problem.objective import (
     Quantity,
     TimeSum,
     linear_limits,
+    rewards_page_outs,
 )
 from poetmodel.problem.parse import resolve_choices, resolve_limits
 from poetmodel.problem.rows import Coefficients, LinearRow
@@ -391,6 +392,15 @@ class Problem:
             return TimeSum(1.0, self.stand_in.transfer_share)
         return TimeSum(1.0, 1.0 if self.counts_transfers else 0.0)
 
+    @cached_property
+    def plans_all_transfers(self) -> bool:
+        """Whether plans make all transfers of the schedules that matter.
+
+        Page-outs that no page-in needs are left out where transfers run beside the computing: they
+        take no time there.
+        """
+        return self.deadline_counts != DeadlineCounts.OVERLAP or not rewards_page_outs(self)
+
     @property
     def deadline_sums(self) -> tuple[TimeSum, ...]:
         """The sums that must each keep the deadline; for a makespan they are only necessary.
@@ -398,7 +408,7 @@ class Problem:
         While transfers run beside the computing, core and bus are each busy for the whole of their
         own work, and the deadline is no shorter than that.
         """
-        beside = self.deadline_counts == DeadlineCounts.OVERLAP
+        beside = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if beside else (self.time_sum,)
 
     def limited_times_s(self, simulation: Simulation) -> tuple[float, ...]:
