@@ -22,7 +22,7 @@ from poetmodel.problem.parse import resolve_choices, resolve_limits
 from poetmodel.problem.rows import Coefficients, LinearRow
 from poetmodel.problem.totals import Constraint, Terms, Total, TotalsBlock
 from poetmodel.problem.working_graph import working_graph
-from poetmodel.units import brief, format_bytes, format_seconds
+from poetmodel.units import MAX_BYTES, brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -424,18 +424,34 @@ class Problem:
         Parameters
         ----------
         *quantities : Quantity
-            ``ram`` gets all that keep-all takes, ``writes`` all that could be paged out.
+            ``ram`` gets as much as any schedule that matters takes, ``writes`` all that could be
+            paged out.
         **changes
             Further fields of the problem.
         """
         most = {
-            Quantity.RAM: checkpoint_all_peak_bytes(self.graph) + self.resident_bytes,
+            Quantity.RAM: self._enough_ram_bytes,
             Quantity.WRITES: sum(self.graph.tensor_bytes),
         }
         freed: dict[str, Any] = {
             _LIMITED_BY[quantity]: most.get(quantity) for quantity in quantities
         }
         return replace(self.surrogate(reference_value=None), **freed | changes)
+
+    @property
+    def _enough_ram_bytes(self) -> int:
+        """RAM beyond which more is of no use [B]; above 0.
+
+        Keep-all has all that it takes, and nothing is better; where recomputations or transfers are
+        wanted for their own sake, everything at once has.
+        """
+        graph = self.graph
+        most = checkpoint_all_peak_bytes(graph)
+        if any(map(any, self.wanted)):
+            copies = zip(graph.output_bytes, graph.nodes, strict=True)
+            once_more = max(size + node.workspace_bytes for size, node in copies)
+            most = sum(graph.tensor_bytes) + once_more
+        return min(MAX_BYTES, max(1, most) + self.resident_bytes)
 
     def below_bytes(self, value: int) -> Self:
         """Return the problem whose minimized bytes, peak RAM or written, must be below a value.
