@@ -80,7 +80,7 @@ def test_limits_are_those_of_an_exhaustive_search() -> None:
 
 
 def test_what_is_wanted_for_its_own_sake_may_take_more_ram_than_keep_all() -> None:
-    """b is computed twice more, each time beside its input, which is not computed again.
+    """Node b is computed twice more, each time beside its input, which is not computed again.
 
     Keep-all takes 20 B; at c, between the two, all of a, b and c are in RAM.
     """
