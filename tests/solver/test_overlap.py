@@ -30,6 +30,7 @@ from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import verify_schedule
+from poetmodel.solver.sensitivity import find_limits
 
 if TYPE_CHECKING:
     from poetmodel.solver.request import SolveProgress
@@ -156,6 +157,24 @@ def test_page_outs_that_a_plan_leaves_out_prove_nothing_of_its_makespan() -> Non
     assert fastest.bound is not None
     assert fastest.bound <= 11
     assert not fastest.reason
+
+
+def test_least_ram_is_that_in_which_the_plan_keeps_the_deadline() -> None:
+    """Paging x takes 12 B if x comes in when b has ended, at 11 s; with 16 B it comes earlier."""
+    limits = {"page_s": 3.0, "deadline": 10.5, "recompute": False}
+    result = solve(slow_storage(**limits, ram=20, minimize="ram"))
+    assert (result.value, result.makespan_s) == (16, 10)
+    assert result.bound is not None
+    assert result.bound <= 16
+    stated = {limit.name: limit for limit in find_limits(slow_storage(**limits, ram=20))}["stated"]
+    assert stated.value == 16
+    assert solve(slow_storage(**limits, ram=15)).schedule is None
+    assert solve(slow_storage(**limits, ram=16)).schedule is not None
+    paged = solve(slow_storage(page_s=3.0, recompute=False)).require_schedule()
+    verdict = verify(result.problem, paged)
+    assert verdict.valid
+    assert verdict.simulation.peak_ram_bytes == 12
+    assert verdict.simulation.needed_ram_bytes == 16
 
 
 def test_a_file_may_state_the_makespan_of_a_slower_plan() -> None:

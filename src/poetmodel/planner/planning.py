@@ -7,25 +7,30 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit
 from poetmodel.clock import time_limit as limited
 from poetmodel.device import Costs, CostTable, StorageMode
 from poetmodel.errors import PlanError, TimeLimitError
-from poetmodel.problem import Problem, within
+from poetmodel.problem import Problem, Quantity, within
 from poetmodel.schedule import GraphIdentity, Schedule, Simulation, Verdict, simulate
 from poetmodel.schedule import verify as verify_schedule
 from poetmodel.schedule.compilation import compiled
+from poetmodel.schedule.simulation import timed_anew
+from poetmodel.schedule.verification import PlannedFigures, broken_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Instruction, Plan, PlanCheck, Program
     from poetmodel.planner.timing import Timing
     from poetmodel.schedule.homes import Homes
 
+_HALVINGS: Final = 12
+"""How often the range is halved that has the least RAM of a plan."""
 _PASSES: Final = 4
 """How often page-ins are moved back; moving one can make way for others."""
 
@@ -202,32 +207,69 @@ def verify(
     graph, costs = problem.graph, problem.costs
     faults: list[str] = []
 
-    def checked(simulation: Simulation) -> PlanCheck:
-        wanted = plan
-        if wanted is None:
-            budget = problem.usable_ram_bytes
-            peak_bytes = simulation.peak_ram_bytes
-            within_bytes = budget if peak_bytes <= budget else None
-            wanted = _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
+    def checked(peak_bytes: int, budget: int) -> PlanCheck:
+        within_bytes = budget if peak_bytes <= budget else None
+        wanted = plan or _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
         return check_plan(graph, costs, wanted, aux_bytes=problem.aux_limit_bytes)
 
-    def planned_s(simulation: Simulation) -> float | None:
+    def planned(simulation: Simulation) -> PlannedFigures:
+        blocking = PlannedFigures(simulation.makespan_s)
         if simulation.violations:  # no program can execute it
-            return simulation.makespan_s
-        if planning_s is None:
-            check = checked(simulation)
-        else:
-            try:
-                with limited(planning_s):
-                    check_time_limit()
-                    check = checked(simulation)
-            except TimeLimitError:
-                return simulation.makespan_s
+            return blocking
+        peak_bytes, ram_bytes = simulation.peak_ram_bytes, None
+        try:
+            with nullcontext() if planning_s is None else limited(planning_s):
+                check_time_limit()
+                if plan is None and problem.minimize == Quantity.RAM:
+                    ram_bytes = _least_ram_bytes(
+                        problem, schedule, simulation, partial(checked, peak_bytes)
+                    )
+                check = checked(peak_bytes, ram_bytes or problem.usable_ram_bytes)
+        except TimeLimitError:
+            if planning_s is None:  # of a limit around
+                raise
+            return blocking
         faults.extend(f"plan: {violation}" for violation in check.violations)
+        makespan_s = check.makespan_s
         claimed_s = None if plan is not None or stated is None else stated.get("makespan_s")
-        if claimed_s is None or check.makespan_s is None:
-            return check.makespan_s
-        return max(check.makespan_s, min(claimed_s, simulation.makespan_s or 0.0))
+        if claimed_s is not None and makespan_s is not None:
+            makespan_s = max(makespan_s, min(claimed_s, simulation.makespan_s or 0.0))
+        return PlannedFigures(makespan_s, ram_bytes)
 
-    verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=planned_s)
+    verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=planned)
     return replace(verdict, violations=(*verdict.violations, *faults)) if faults else verdict
+
+
+def _least_ram_bytes(
+    problem: Problem,
+    schedule: Schedule,
+    simulation: Simulation,
+    checked: Callable[[int], PlanCheck],
+) -> int:
+    """Return about the least RAM in which the plan of a schedule keeps all limits [B].
+
+    That is its peak, or more where page-ins have to begin early; `checked` makes the plan in so
+    much. All that there is where none keeps them.
+    """
+
+    def keeps(ram_bytes: int) -> bool:
+        check = checked(ram_bytes)
+        timed = timed_anew(
+            simulation,
+            problem.graph,
+            problem.costs,
+            schedule,
+            deadline_counts=problem.deadline_counts,
+            makespan_s=check.makespan_s,
+        )
+        return not check.violations and not broken_limits(problem, timed)
+
+    low, high = simulation.peak_ram_bytes, problem.usable_ram_bytes
+    if low >= high or keeps(low):
+        return low
+    if not keeps(high):
+        return high
+    for _ in range(_HALVINGS):
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(middle) else (middle, high)
+    return high

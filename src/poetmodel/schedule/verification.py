@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError
@@ -36,6 +36,15 @@ class Verdict:
     def valid(self) -> bool:
         """Whether nothing is broken."""
         return not self.violations
+
+
+class PlannedFigures(NamedTuple):
+    """What a plan whose transfers run beside the computing comes to."""
+
+    makespan_s: float | None
+    """How long it takes [s]."""
+    ram_bytes: int | None = None
+    """What it takes of RAM, where that is minimized [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +93,7 @@ def verify(
     schedule: Schedule,
     *,
     stated: Mapping[str, float | None] | None = None,
-    makespan_s: float | Callable[[Simulation], float | None] | None = None,
+    makespan_s: float | Callable[[Simulation], PlannedFigures] | None = None,
 ) -> Verdict:
     """Verify a schedule against the rules of execution and the limits of a problem.
 
@@ -126,18 +135,28 @@ def verify(
     known_s = None if callable(makespan_s) else makespan_s
     simulation = simulate(graph, costs, schedule, deadline_counts=counts, makespan_s=known_s)
     if callable(makespan_s):
-        planned_s = makespan_s(simulation)
+        planned_s, ram_bytes = makespan_s(simulation)
         simulation = timed_anew(
-            simulation, graph, costs, schedule, deadline_counts=counts, makespan_s=planned_s
+            simulation,
+            graph,
+            costs,
+            schedule,
+            deadline_counts=counts,
+            makespan_s=planned_s,
+            ram_bytes=ram_bytes,
         )
     violations = (
         *simulation.violations,
         *_choices(problem, schedule),
-        *_limits(problem, simulation),
-        *_constraints(problem, simulation),
+        *broken_limits(problem, simulation),
         *(_claims(problem, simulation, stated) if stated else ()),
     )
     return Verdict(simulation=simulation, violations=violations)
+
+
+def broken_limits(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
+    """Return the limits and own constraints of a problem that a schedule breaks, in words."""
+    return (*_limits(problem, simulation), *_constraints(problem, simulation))
 
 
 def check_identity(graph: Graph, schedule: Schedule) -> None:
