@@ -252,7 +252,8 @@ def _least_ram_bytes(
     much. All that there is where none keeps them.
     """
 
-    def keeps(ram_bytes: int) -> bool:
+    def kept(ram_bytes: int) -> int | None:
+        """Return what the plan in so much takes; None where it breaks a limit."""
         check = checked(ram_bytes)
         timed = timed_anew(
             simulation,
@@ -262,14 +263,19 @@ def _least_ram_bytes(
             deadline_counts=problem.deadline_counts,
             makespan_s=check.makespan_s,
         )
-        return not check.violations and not broken_limits(problem, timed)
+        broken = check.violations or broken_limits(problem, timed)
+        return None if broken else check.peak_ram_bytes
 
-    low, high = simulation.peak_ram_bytes, problem.usable_ram_bytes
-    if low >= high or keeps(low):
+    low, most = simulation.peak_ram_bytes, problem.usable_ram_bytes
+    if low >= most or kept(low) is not None:
         return low
-    if not keeps(high):
-        return high
+    high = kept(most)
+    if high is None:
+        return most
     for _ in range(_HALVINGS):
+        if high - low <= 1:
+            break
         middle = (low + high) // 2
-        low, high = (low, middle) if keeps(middle) else (middle, high)
+        taken = kept(middle)
+        low, high = (middle, high) if taken is None else (low, taken)
     return high
