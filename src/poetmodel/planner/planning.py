@@ -269,13 +269,15 @@ def _least_ram_bytes(
     low, most = simulation.peak_ram_bytes, problem.usable_ram_bytes
     if low >= most or kept(low) is not None:
         return low
-    high = kept(most)
-    if high is None:
+    taken, high = kept(most), most
+    if taken is None:
         return most
     for _ in range(_HALVINGS):
-        if high - low <= 1:
+        middle = (low + min(high, taken)) // 2
+        if middle <= low:
             break
-        middle = (low + high) // 2
-        taken = kept(middle)
-        low, high = (middle, high) if taken is None else (low, taken)
+        less = kept(middle)
+        low, high, taken = (middle, high, taken) if less is None else (low, middle, less)
+    if taken < high and kept(taken) is not None:  # the same plan, but for a rare worse one
+        return taken
     return high
