@@ -133,8 +133,6 @@ def test_profile_measures_what_trace_wrote(user: Path) -> None:
     Costs.load(user / "p.csv").table(Graph.load(user / "g.json"))
 
 
-@pytest.mark.torch
-@pytest.mark.usefixtures("user")
 def test_what_is_written_is_no_other_file_of_the_command() -> None:
     """A profile would take the place of the graph, or of the device that it is for."""
     before = BOARD_FILE.read_text()
@@ -148,6 +146,8 @@ def test_what_is_written_is_no_other_file_of_the_command() -> None:
     assert BOARD_FILE.read_text() == before
 
 
+@pytest.mark.torch
+@pytest.mark.usefixtures("user")
 def test_a_module_that_cannot_be_captured_is_no_traceback() -> None:
     """The sentence names operation, line and way out; nothing is written."""
     outcome = invoke("trace", "user_train.py:branch", "--out", "g.json")
