@@ -159,6 +159,17 @@ def test_page_outs_that_a_plan_leaves_out_prove_nothing_of_its_makespan() -> Non
     assert not fastest.reason
 
 
+@pytest.mark.parametrize("reductions", [True, False])
+def test_rows_of_a_model_may_want_page_outs_that_no_plan_makes(*, reductions: bool) -> None:
+    """So they say nothing of the time that the bus takes."""
+    problem = slow_storage(page_s=4.0, ram=16, deadline="100%")
+    model = build(problem, reductions=reductions)
+    first = [model.M_out[t, i] for t, i in model.M_out if i < 3]
+    model.out = pyo.Constraint(expr=sum(first) >= 3)
+    result = solve(model)
+    assert (result.status, result.makespan_s) == (Status.OPTIMAL, 10)
+
+
 def test_least_ram_is_that_in_which_the_plan_keeps_the_deadline() -> None:
     """Paging x takes 12 B if x comes in when b has ended, at 11 s; with 16 B it comes earlier."""
     limits = {"page_s": 3.0, "deadline": 10.5, "recompute": False}

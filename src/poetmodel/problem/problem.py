@@ -60,6 +60,8 @@ class StandIn:
     by itself as twice as much: only better schedules matter."""
     never_recomputed: frozenset[int] = frozenset()
     """Nodes that are computed once, beside those of which the graph says so."""
+    wants_page_outs: bool = False
+    """Whether what was added to a model may want page-outs that no page-in needs."""
     rows: tuple[LinearRow, ...] = ()
     """Further rows over stages, with an upper side and no value below 0. Each has every stage in
     which what it counts is offered, if only with 0."""
@@ -399,7 +401,8 @@ class Problem:
         Page-outs that no page-in needs are left out where transfers run beside the computing: they
         take no time there.
         """
-        return self.deadline_counts != DeadlineCounts.OVERLAP or not rewards_page_outs(self)
+        wants = self.stand_in.wants_page_outs or rewards_page_outs(self)
+        return self.deadline_counts != DeadlineCounts.OVERLAP or not wants
 
     @property
     def deadline_sums(self) -> tuple[TimeSum, ...]:

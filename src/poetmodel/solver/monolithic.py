@@ -451,6 +451,8 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
     before, objective = model.problem, problem.objective
     if problem is before:
         return form
+    if before.plans_all_transfers and not problem.plans_all_transfers:
+        form = _without_rows(form, DEADLINE_ROWS[1])
     if problem.time_sum != before.time_sum:
         for limit in problem.linear_limits:
             if limit.name == DEADLINE_ROWS[0]:
@@ -471,6 +473,22 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
         objective_row[list(columns)] = list(columns.values())
         form = replace(form, objective=objective_row, offset=offset + added)
     return form
+
+
+def _without_rows(form: StandardForm, family: str) -> StandardForm:
+    """Return a form without the rows of a constraint that `build` stated."""
+    kept = [
+        number
+        for number, row in enumerate(form.rows)
+        if not (isinstance(row, Label) and row.family == family)
+    ]
+    return replace(
+        form,
+        matrix=form.matrix[kept],
+        row_lower=form.row_lower[kept],
+        row_upper=form.row_upper[kept],
+        rows=[form.rows[number] for number in kept],
+    )
 
 
 def _with_limit(form: StandardForm, limit: LinearRow) -> StandardForm:
