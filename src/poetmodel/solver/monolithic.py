@@ -451,8 +451,7 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
     before, objective = model.problem, problem.objective
     if problem is before:
         return form
-    if before.plans_all_transfers and not problem.plans_all_transfers:
-        form = _without_rows(form, DEADLINE_ROWS[1])
+    form = _with_planned_transfers(form, problem)
     if problem.time_sum != before.time_sum:
         for limit in problem.linear_limits:
             if limit.name == DEADLINE_ROWS[0]:
@@ -475,12 +474,14 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
     return form
 
 
-def _without_rows(form: StandardForm, family: str) -> StandardForm:
-    """Return a form without the rows of a constraint that `build` stated."""
+def _with_planned_transfers(form: StandardForm, problem: Problem) -> StandardForm:
+    """Return a form without a limit on the time of transfers, where plans do not make all."""
+    if problem.plans_all_transfers:
+        return form
     kept = [
         number
         for number, row in enumerate(form.rows)
-        if not (isinstance(row, Label) and row.family == family)
+        if not (isinstance(row, Label) and row.family == DEADLINE_ROWS[1])
     ]
     return replace(
         form,
