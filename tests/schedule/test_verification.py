@@ -319,6 +319,33 @@ def test_bound_above_the_energy_is_named(graph: Graph, costs: Costs, paged: Sche
     assert verify(problem, paged, stated={"bound_j": 10.0 * (1 + 5e-10)}).valid
 
 
+@pytest.mark.parametrize(
+    ("bound_j", "gap", "said"),
+    [
+        (2.1, 0.0, "overhead_bound_j: the stated bound 2.1 is above the simulated overhead 2.0"),
+        (1.0, 0.0, "gap: the file says 0.0, but its bound 1.0 leaves 0.5 of the simulated"),
+        (0.0, 0.5, "gap: the file says 0.5, but its bound 0.0 leaves 1.0 of the simulated"),
+        (1.0, 0.5, None),
+        (2.0, 0.0, None),
+        (0.0, None, None),
+        (None, 0.3, None),
+    ],
+)
+def test_gap_is_that_of_the_bound_beside_it(
+    graph: Graph,
+    costs: Costs,
+    paged: Schedule,
+    bound_j: float | None,
+    gap: float | None,
+    said: str | None,
+) -> None:
+    """A file cannot claim a proof that its own bound does not give."""
+    stated = {**TRUE, "overhead_bound_j": bound_j, "gap": gap}
+    verdict = verify(Problem(graph, costs, ram=100), paged, stated=stated)
+    assert len(verdict.violations) == (said is not None)
+    assert all(violation.startswith(said or "") for violation in verdict.violations)
+
+
 def test_overhead_is_compared_at_the_scale_of_the_energy(graph: Graph, costs: Costs) -> None:
     """An overhead is a difference of energies: rounding of them is no false claim."""
     problem = Problem(graph, costs, ram=100)

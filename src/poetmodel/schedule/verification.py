@@ -238,3 +238,24 @@ def _claims(
         bound = stated.get(key)
         if bound is not None and value is not None and not within(bound, value):
             yield f"{key}: the stated bound {bound!r} is above the simulated {what} {value!r}"
+    yield from _gap_claims(simulation, stated.get("overhead_bound_j"), stated.get("gap"))
+
+
+def _gap_claims(simulation: Simulation, bound_j: float | None, gap: float | None) -> Iterator[str]:
+    """Compare the gap that a file claims with its bound, and that with the simulated overhead."""
+    overhead_j, energy_j = simulation.overhead_j, simulation.energy_j
+    if bound_j is None or overhead_j is None or energy_j is None:
+        return
+    slack_j = RELATIVE_TOLERANCE * abs(energy_j)
+    if bound_j > overhead_j + slack_j:
+        yield (
+            f"overhead_bound_j: the stated bound {bound_j!r} is above the simulated overhead "
+            f"{overhead_j!r}"
+        )
+    elif gap is not None:
+        missing_j = max(0.0, overhead_j - bound_j)
+        if abs(gap * overhead_j - missing_j) > slack_j:
+            yield (
+                f"gap: the file says {gap!r}, but its bound {bound_j!r} leaves "
+                f"{missing_j / overhead_j!r} of the simulated overhead"
+            )
