@@ -323,8 +323,8 @@ def test_bound_above_the_energy_is_named(graph: Graph, costs: Costs, paged: Sche
     ("bound_j", "gap", "said"),
     [
         (2.1, 0.0, "overhead_bound_j: the stated bound 2.1 is above the simulated overhead 2.0"),
-        (1.0, 0.0, "gap: the file says 0.0, but its bound 1.0 leaves 0.5 of the simulated"),
-        (0.0, 0.5, "gap: the file says 0.5, but its bound 0.0 leaves 1.0 of the simulated"),
+        (1.0, 0.0, "gap: the file says 0.0, but its bound 1.0 leaves 1.0 J of the simulated"),
+        (0.0, 0.5, "gap: the file says 0.5, but its bound 0.0 leaves 2.0 J of the simulated"),
         (1.0, 0.5, None),
         (2.0, 0.0, None),
         (0.0, None, None),

@@ -256,6 +256,6 @@ def _gap_claims(simulation: Simulation, bound_j: float | None, gap: float | None
         missing_j = max(0.0, overhead_j - bound_j)
         if abs(gap * overhead_j - missing_j) > slack_j:
             yield (
-                f"gap: the file says {gap!r}, but its bound {bound_j!r} leaves "
-                f"{missing_j / overhead_j!r} of the simulated overhead"
+                f"gap: the file says {gap!r}, but its bound {bound_j!r} leaves {missing_j!r} J of "
+                f"the simulated overhead {overhead_j!r} J"
             )
