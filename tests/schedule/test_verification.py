@@ -15,6 +15,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
+from poetmodel.result import Status
 from poetmodel.schedule import (
     Schedule,
     check_identity,
@@ -22,6 +23,7 @@ from poetmodel.schedule import (
     simulate,
     verify,
 )
+from poetmodel.solver import solve
 
 
 @pytest.fixture
@@ -261,6 +263,19 @@ def test_idle_power_counts_against_the_energy_budget(
     assert verify(serial, paged).violations == ("energy 20 J is above the budget of 19.9 J",)
     compute = Problem(graph, idle, ram=100, deadline_counts="compute", energy_budget=18.0)
     assert verify(compute, paged).valid
+
+
+def test_wanted_page_outs_count_once(graph: Graph, costs: Costs) -> None:
+    """Paging out what lies on storage keeps no lower limit; without one it is waste, and valid."""
+    plain = Problem(graph, costs, ram=100)
+    twice = replace(checkpoint_all(graph), M_out=((0, 0), (1, 0)))
+    assert verify(plain, twice).valid
+    name = graph.tensors[0].name
+    wanted = plain.subject_to(out=lambda v: v.page_outs[name] >= 2)
+    assert solve(wanted).status == Status.INFEASIBLE
+    verdict = verify(wanted, twice)
+    assert len(verdict.violations) == 1
+    assert verdict.violations[0].startswith("M_out[1,0]: tensor 'x' is on storage already")
 
 
 # -- claims of a file --------------------------------------------------------------------------

@@ -177,6 +177,15 @@ def _choices(problem: Problem, schedule: Schedule) -> Iterator[str]:
         for i in sorted(set(problem.graph.state_tensors) - set(schedule.resident)):
             name = problem.graph.tensors[i].name
             yield f"resident: state {name!r} is on storage, but the problem allows no paging"
+    wanted = [i for i, amount in enumerate(problem.wanted.page_out) if amount]
+    for i in wanted:
+        stages = [t for t, j in schedule.M_out if j == i]
+        name = problem.graph.tensors[i].name
+        for t in stages[1:]:
+            yield (
+                f"M_out[{t},{i}]: tensor {name!r} is on storage already; where page-outs are "
+                "wanted, each tensor goes there once"
+            )
 
 
 def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
