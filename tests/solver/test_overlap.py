@@ -186,6 +186,9 @@ def test_least_ram_is_that_in_which_the_plan_keeps_the_deadline() -> None:
     assert verdict.valid
     assert verdict.simulation.peak_ram_bytes == 12
     assert verdict.simulation.needed_ram_bytes == 16
+    for stated, valid in ((16, True), (20, True), (21, False), (12, False)):
+        claimed = verify(result.problem, paged, stated={"objective.value": stated})
+        assert claimed.valid == valid
 
 
 def test_a_file_may_state_the_makespan_of_a_slower_plan() -> None:

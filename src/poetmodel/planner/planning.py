@@ -18,6 +18,7 @@ from poetmodel.problem import Problem, Quantity, within
 from poetmodel.schedule import GraphIdentity, Schedule, Simulation, Verdict, simulate
 from poetmodel.schedule import verify as verify_schedule
 from poetmodel.schedule.compilation import compiled
+from poetmodel.schedule.relations import OBJECTIVE_VALUE
 from poetmodel.schedule.simulation import timed_anew
 from poetmodel.schedule.verification import PlannedFigures, broken_limits
 
@@ -181,7 +182,7 @@ def verify(
         Figures that a file claims, such as ``energy_j`` and ``peak_ram_bytes``; each is compared
         with the simulator's. A makespan may be that of a slower plan than the default one, such as
         one whose addresses fit, and is then the time that counts; none is slower than a plan
-        without any overlap.
+        without any overlap. So may the RAM of a plan, where that is minimized, within the budget.
     plan : Plan, optional
         The plan to verify, where the time of the problem is a makespan. Default: the one that
         `make_plan` makes for DMA and the budget of the problem.
@@ -230,14 +231,28 @@ def verify(
                 raise
             return blocking
         faults.extend(f"plan: {violation}" for violation in check.violations)
-        makespan_s = check.makespan_s
-        claimed_s = None if plan is not None or stated is None else stated.get("makespan_s")
-        if claimed_s is not None and makespan_s is not None:
-            makespan_s = max(makespan_s, min(claimed_s, simulation.makespan_s or 0.0))
-        return PlannedFigures(makespan_s, ram_bytes)
+        if plan is not None:
+            taken = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
+            return PlannedFigures(check.makespan_s, taken)
+        figures = PlannedFigures(check.makespan_s, ram_bytes)
+        most = PlannedFigures(simulation.makespan_s, problem.usable_ram_bytes)
+        return _as_stated(figures, stated or {}, most)
 
     verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=planned)
     return replace(verdict, violations=(*verdict.violations, *faults)) if faults else verdict
+
+
+def _as_stated(
+    figures: PlannedFigures, stated: Mapping[str, float | None], most: PlannedFigures
+) -> PlannedFigures:
+    """Return the figures that a file states of another plan, where they are larger, up to most."""
+    makespan_s, ram_bytes = figures
+    claimed_s, claimed_bytes = stated.get("makespan_s"), stated.get(OBJECTIVE_VALUE)
+    if claimed_s is not None and makespan_s is not None:
+        makespan_s = max(makespan_s, min(claimed_s, most.makespan_s or 0.0))
+    if claimed_bytes is not None and ram_bytes is not None:
+        ram_bytes = max(ram_bytes, min(int(claimed_bytes), most.ram_bytes or 0))
+    return PlannedFigures(makespan_s, ram_bytes)
 
 
 def _least_ram_bytes(
