@@ -11,7 +11,14 @@ from poetmodel.errors import InputError
 from poetmodel.export.deployment import inference_slot
 from poetmodel.export.fusing import FUSED
 from poetmodel.export.kernels import parameters
-from poetmodel.export.step import WORKSPACE, Call, DataType, Ref, ScaledLearningRate
+from poetmodel.export.step import (
+    WORKSPACE,
+    Call,
+    ConvolutionSizes,
+    DataType,
+    Ref,
+    ScaledLearningRate,
+)
 from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
 
@@ -280,19 +287,21 @@ class ProgramSource:
         weight, x, dy, shape, batch, first, count, dy_step, x_step, *numbers = call.arguments
         if not isinstance(shape, tuple):
             raise TypeError(shape)
-        channels, results = shape[0] // shape[14], shape[3] // shape[14]
-        plane, out_plane, window = (math.prod(shape[k : k + 2]) for k in (1, 4, 6))
-        most = max(1, _PIECE // window)
+        sizes = ConvolutionSizes(*shape)
+        channels = sizes.group_channels
+        most = max(1, _PIECE // sizes.window)
         size = max(n for n in range(1, channels + 1) if channels % n == 0 and n <= most)
         loops = (
             f"for (int32_t o = 0; o < {count}; o++) {{",
             f"for (int32_t i = 0; i < {channels}; i += {size}) {{",
         )
-        given = ((size, *shape[1:3], 1, *shape[4:14], 1), batch, 0, 1, dy_step, x_step, *numbers)
-        channel = f"(o + {first}) / {results} * {channels} + i"
-        factors = f"{self._word(x)} + ({channel}) * {plane}, {self._word(dy)} + o * {out_plane}"
+        part = tuple(sizes._replace(channels=size, results=1, groups=1))
+        given = (part, batch, 0, 1, dy_step, x_step, *numbers)
+        channel = f"(o + {first}) / {sizes.group_results} * {channels} + i"
+        inputs = f"{self._word(x)} + ({channel}) * {sizes.plane}"
+        factors = f"{inputs}, {self._word(dy)} + o * {sizes.out_plane}"
         words = ", ".join((factors, *map(self._word, given)))
-        elements = size * window
+        elements = size * sizes.window
         yield from self._summed(call.kernel, weight, loops, elements, str(elements), words)
 
     def _summed(

@@ -6,11 +6,10 @@ weight, with the bits of two nodes.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export.step import Call, Ref
+from poetmodel.export.step import Call, ConvolutionSizes, Ref
 from poetmodel.graph import Node, Phase, Tensor
 
 if TYPE_CHECKING:
@@ -142,7 +141,8 @@ def _makes_alone(step: LoweredStep, k: int, gradient: str, weight: str, count: i
         case (Call("pm_mm", (Ref(out, 0), Ref(), Ref(), int(m), int(), int(n), int(row), *_, 0)),):
             return out == gradient and row == n and m * n == count
         case (Call(kernel, (Ref(out, 0), Ref(), Ref(), tuple(shape), _, _, int(made), _)),):
-            one = shape[0] // shape[14] * math.prod(shape[6:8])
+            sizes = ConvolutionSizes(*shape)
+            one = sizes.group_channels * sizes.window
             whole = kernel in FUSED and out == gradient and made * one == count
             return whole and saves_memory(step, k)
     return False
@@ -168,7 +168,10 @@ def _joined(step: LoweredStep, k: int, u: int) -> Call:
     _, *given = made.arguments
     match given:
         case _, _, tuple(shape), *_:
-            given.append(math.prod(shape[:3]))  # of the input, from one of the batch to the next
+            sizes = ConvolutionSizes(*shape)
+            given.append(
+                sizes.channels * sizes.plane
+            )  # the input, from one of the batch to the next
         case _:
             del given[-1]  # whether it adds to what is there
     return Call(FUSED[made.kernel], (weight, *given, *numbers))

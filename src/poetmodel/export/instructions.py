@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.export.kernels import parameter_names
-from poetmodel.export.step import Call, Ref
+from poetmodel.export.step import Call, ConvolutionSizes, Ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -179,14 +179,6 @@ def _taps(position: int, size: int, taps: int, step: int) -> range:
     return range(inside[0], inside[-1] + 1) if inside else range(0)
 
 
-def _axes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return size, places, window, stride, padding and dilation, down and across."""
-    return [
-        (shape[1 + k], shape[4 + k], shape[6 + k], shape[8 + k], shape[10 + k], shape[12 + k])
-        for k in range(2)
-    ]
-
-
 class _Line:
     """One direction of a correlation: places of the result, and the taps that each sees."""
 
@@ -220,9 +212,9 @@ def _count_correlation(
 
 
 def _count_convolution(counts: Counter[str], given: Mapping[str, Any]) -> None:
-    shape = given["shape"]
-    groups, channels = shape[14], shape[0] // shape[14]
-    (height, rows, window_h, stride_h, pad_h, dilation_h), across = _axes(shape)
+    sizes = ConvolutionSizes(*given["shape"])
+    channels = sizes.group_channels
+    (height, rows, window_h, stride_h, pad_h, dilation_h), across = sizes.directions
     width, columns, window_w, stride_w, pad_w, dilation_w = across
     down = _Line(rows, -pad_h, stride_h, height, window_h, dilation_h)
     line = _Line(columns, -pad_w, stride_w, width, window_w, dilation_w)
@@ -234,7 +226,7 @@ def _count_convolution(counts: Counter[str], given: Mapping[str, Any]) -> None:
         if stride_h == stride_w == 1:
             down = _Line(1, 0, 1, 1, 1, 1)
             line = _Line(plane, 0, 1, channels * plane, channels, plane)
-    for results in _groups(given["first"], given["count"], shape[3] // groups):
+    for results in _groups(given["first"], given["count"], sizes.group_results):
         for _ in range(given["batch"]):
             _count_correlation(counts, down, line, summed, results, slides=line.tap_step == 1)
 
@@ -249,12 +241,11 @@ def _groups(first: int, count: int, results: int) -> Iterator[int]:
 
 
 def _count_input_gradient(counts: Counter[str], given: Mapping[str, Any]) -> None:
-    shape = given["shape"]
-    channels = shape[0] // shape[14]
-    axes = _axes(shape)
+    sizes = ConvolutionSizes(*given["shape"])
+    channels, axes = sizes.group_channels, sizes.directions
     pointwise = all(axis[2] == 1 and axis[4] == 0 for axis in axes)
-    plane, out_plane = math.prod(shape[1:3]), math.prod(shape[4:6])
-    for summed in _groups(given["first"], given["count"], shape[3] // shape[14]):
+    plane, out_plane = sizes.plane, sizes.out_plane
+    for summed in _groups(given["first"], given["count"], sizes.group_results):
         for _ in range(given["batch"]):
             if pointwise and all(axis[3] == 1 for axis in axes):
                 lines = [
@@ -290,9 +281,9 @@ def _phases(
         yield _Line(-(-(size - i) // stride), start, 1, places, taps, step), between
 
 
-def _windows(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+def _windows(sizes: ConvolutionSizes) -> Iterator[tuple[int, int]]:
     """Yield for each tap of a window at how many rows and columns it falls into the image."""
-    (height, rows, window_h, stride_h, pad_h, dilation_h), across = _axes(shape)
+    (height, rows, window_h, stride_h, pad_h, dilation_h), across = sizes.directions
     width, columns, window_w, stride_w, pad_w, dilation_w = across
     for h in range(window_h):
         down = len(_taps(h * dilation_h - pad_h, height, rows, stride_h))
@@ -301,13 +292,13 @@ def _windows(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 def _count_weight_gradient(counts: Counter[str], given: Mapping[str, Any]) -> None:
-    shape, batch = given["shape"], given["batch"]
-    channels = shape[0] // shape[14]
-    groups = list(_groups(given["first"], given["count"], shape[3] // shape[14]))
-    in_line = shape[5] == shape[2] and shape[9] == 1 and shape[8] == 1
-    for rows, columns in _windows(shape):
+    sizes, batch = ConvolutionSizes(*given["shape"]), given["batch"]
+    channels = sizes.group_channels
+    groups = list(_groups(given["first"], given["count"], sizes.group_results))
+    in_line = sizes.out_width == sizes.width and sizes.stride_across == sizes.stride_down == 1
+    for rows, columns in _windows(sizes):
         counts["tap"] += len(groups)
-        if rows and columns == shape[5] and in_line:
+        if rows and columns == sizes.out_width and in_line:
             rows, columns = 1, rows * columns  # noqa: PLW2901 - one long row
         for results in groups:
             if batch == rows == columns == 1:
@@ -326,20 +317,21 @@ def _count_weight_gradient(counts: Counter[str], given: Mapping[str, Any]) -> No
 
 
 def _count_depthwise(counts: Counter[str], given: Mapping[str, Any]) -> None:
-    shape, planes = given["shape"], given["batch"] * given["count"]
-    counts.update(cleared=planes * math.prod(shape[4:6]))
-    if shape[6:14] == (3, 3, 1, 1, 1, 1, 1, 1):
-        counts.update({"3x3 row": planes * shape[1], "3x3": planes * shape[1] * shape[2]})
+    sizes, planes = ConvolutionSizes(*given["shape"]), given["batch"] * given["count"]
+    counts.update(cleared=planes * sizes.out_plane)
+    if sizes[6:14] == (3, 3, 1, 1, 1, 1, 1, 1):
+        counts.update({"3x3 row": planes * sizes.height, "3x3": planes * sizes.plane})
         return
-    for rows, columns in _windows(shape):
+    for rows, columns in _windows(sizes):
         counts.update(tap=planes, row=planes * rows, element=planes * rows * columns)
 
 
 def _count_strided(counts: Counter[str], given: Mapping[str, Any]) -> None:
-    shape = given["shape"]
-    planes = given["batch"] * given["count"] * (shape[0] // shape[14])
-    counts.update(result=given["batch"] * given["count"] * math.prod(shape[4:6]))
-    for rows, columns in _windows(shape):
+    sizes = ConvolutionSizes(*given["shape"])
+    results = given["batch"] * given["count"]
+    planes = results * sizes.group_channels
+    counts.update(result=results * sizes.out_plane)
+    for rows, columns in _windows(sizes):
         counts.update(tap=planes, row=planes * rows, element=planes * rows * columns)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from poetmodel.graph import Node, Phase, Tensor
 
@@ -69,6 +69,59 @@ class ScaledLearningRate:
 
 Argument: TypeAlias = Ref | ScaledLearningRate | int | float | tuple[int, ...]
 """What a kernel takes: a pointer, a number, or a list of sizes or strides."""
+
+
+class ConvolutionSizes(NamedTuple):
+    """The list of sizes that kernels of convolutions take: ``shape`` of ``pm_conv.h``."""
+
+    channels: int
+    """Of the input."""
+    height: int
+    width: int
+    results: int
+    """Channels of the output."""
+    out_height: int
+    out_width: int
+    window_height: int
+    window_width: int
+    stride_down: int
+    stride_across: int
+    padding_down: int
+    padding_across: int
+    dilation_down: int
+    dilation_across: int
+    groups: int
+
+    @property
+    def group_channels(self) -> int:
+        """Input channels of a group."""
+        return self.channels // self.groups
+
+    @property
+    def group_results(self) -> int:
+        """Output channels of a group."""
+        return self.results // self.groups
+
+    @property
+    def plane(self) -> int:
+        """Elements of a channel of the input."""
+        return self.height * self.width
+
+    @property
+    def out_plane(self) -> int:
+        """Elements of a channel of the output."""
+        return self.out_height * self.out_width
+
+    @property
+    def window(self) -> int:
+        """Elements of a window."""
+        return self.window_height * self.window_width
+
+    @property
+    def directions(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Size, places, window, stride, padding and dilation: down, and across."""
+        spatial = self[1:3] + self[4:14]
+        return spatial[::2], spatial[1::2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.export.step import Call, LoweredStep, Ref, ScaledLearningRate
+from poetmodel.export.step import Call, ConvolutionSizes, LoweredStep, Ref, ScaledLearningRate
 from poetmodel.graph import Phase
 
 if TYPE_CHECKING:
@@ -213,9 +213,6 @@ def _advance(arguments: list[Argument], position: int, elements: int) -> None:
 
 # -- convolutions --------------------------------------------------------------------------------
 
-_OUT, _OUT_H, _OUT_W, _GROUPS = 3, 4, 5, 14
-"""Places in the list of sizes, as in ``pm_conv.h``."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Convolution:
@@ -236,17 +233,18 @@ class _Convolution:
 
     def __call__(self, arguments: list[Argument], position: int, part: Range) -> bool:
         """Restrict the arguments to a range; return False where that cannot be."""
-        sizes, first = arguments[self.sizes], self.sizes + 2 + self.strided
+        listed, first = arguments[self.sizes], self.sizes + 2 + self.strided
         all_channels = arguments[first : first + 2] == [0, part.channels]
-        if position != self.weight or not isinstance(sizes, tuple) or not all_channels:
+        if position != self.weight or not isinstance(listed, tuple) or not all_channels:
             return False
-        step = sizes[_OUT_H] * sizes[_OUT_W]
+        sizes = ConvolutionSizes(*listed)
+        step = sizes.out_plane
         if self.strided:
             steps = arguments[self.sizes + 1]
             if not isinstance(steps, tuple) or steps[4 * self.weight] != part.row:
                 return False
             step = steps[4 * self.result + 1]
-        if sizes[_GROUPS] != 1 or sizes[_OUT] != part.channels:
+        if sizes.groups != 1 or sizes.results != part.channels:
             return False
         _advance(arguments, self.result, part.first * step)
         if self.bias is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from poetmodel.export.step import ConvolutionSizes
 from poetmodel.torch.lowering.operands import copy, fill, lowers, part, planes
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ class _Layer:
     x: Look
     w: Look
     y: Look
-    shape: tuple[int, ...]
-    """As the kernels take it: see ``pm_conv.h``."""
+    sizes: ConvolutionSizes
 
     @property
     def batch(self) -> int:
@@ -35,12 +35,12 @@ class _Layer:
     @property
     def count(self) -> int:
         """How many output channels there are."""
-        return self.shape[3]
+        return self.sizes.results
 
     @property
     def is_depthwise(self) -> bool:
         """Whether an output channel sees one input channel, and not all."""
-        return 1 < self.shape[0] == self.shape[-1]
+        return 1 < self.sizes.channels == self.sizes.groups
 
     @property
     def is_plain(self) -> bool:
@@ -100,12 +100,16 @@ def _layer(op: Lowering, operands: Sequence[Look], geometry: Sequence[Any], grou
         [neutral] * missing + _pair(value, dimensions)
         for value, neutral in zip(geometry, (1, 0, 1), strict=True)
     ]
-    sizes = [(*look.shape[:2], *[1] * missing, *look.shape[2:]) for look in (x, w, y)]
-    shape = (*sizes[0][1:], *sizes[2][1:], *sizes[1][2:], *(n for two in steps for n in two))
-    if shape[4:6] == (1, 1) and shape[1:3] == shape[6:8] and shape[10:12] == (0, 0) and groups == 1:
+    shapes = [(*look.shape[:2], *[1] * missing, *look.shape[2:]) for look in (x, w, y)]
+    placed = [n for two in steps for n in two]
+    listed = (*shapes[0][1:], *shapes[2][1:], *shapes[1][2:], *placed, groups)
+    sizes = ConvolutionSizes._make(listed)
+    padded = sizes.padding_down or sizes.padding_across
+    if sizes.out_plane == 1 and shapes[0][2:] == shapes[1][2:] and not padded and groups == 1:
         # A window of the size of the image: a product with all of its elements.
-        shape = (math.prod(shape[:3]), 1, 1, shape[3], *[1] * 6, 0, 0, 1, 1)
-    return _Layer(x=x, w=w, y=y, shape=(*shape, groups))
+        every = math.prod(shapes[0][1:])
+        sizes = ConvolutionSizes._make((every, 1, 1, sizes.results, *[1] * 6, 0, 0, 1, 1, 1))
+    return _Layer(x=x, w=w, y=y, sizes=sizes)
 
 
 def _pair(value: Sequence[int], dimensions: int) -> list[int]:
@@ -125,7 +129,7 @@ def _call(
     given: list[Any] = [*pointers]
     if kernel == "pm_conv2d":
         given.append(0 if bias is None else _vector(op, bias))
-    given.append(layer.shape)
+    given.append(tuple(layer.sizes))
     last = [] if accumulate is None else [int(accumulate)]
     if layer.is_plain:
         if layer.is_depthwise:

@@ -1,6 +1,6 @@
 /* The gradients of batch norm: of x, of its weights and of its bias; those that are not wanted are 0, and so may be w.
-`training` says that mean and inverse deviation are those of x; else they are a running mean and a running *variance*.
-dx may be dy or x. `steps`: from one element of the batch, channel and place to the next, in dx, in dy, in x. */
+`training` says that mean and inverse deviation are those of x; else they are a running mean and a running *variance*,
+and dx is not wanted: see ``pm_batch_norm_fixed_backward``. dx may be dy or x. `steps`: from one element of the batch, channel and place to the next, in dx, in dy, in x. */
 #include "pm_norm.h"
 #include "pm_kernels.h"
 
@@ -14,11 +14,9 @@ void pm_batch_norm_backward(pm_real *dx, pm_real *dw, pm_real *db, const pm_real
         const pm_real middle = mean[c];
         const pm_real scale = training ? inverse[c] : 1 / PM_SQRT(inverse[c] + epsilon);
         pm_total plain = {0, 0}, moment = {0, 0};
-        if (training || dw || db) {
-            for (int32_t i = 0; i < batch; i++) {
-                pm_add_gradients(&plain, &moment, back + i * steps[3], steps[5], from + i * steps[6], steps[8], plane,
-                                 middle);
-            }
+        for (int32_t i = 0; i < batch; i++) {
+            pm_add_gradients(&plain, &moment, back + i * steps[3], steps[5], from + i * steps[6], steps[8], plane,
+                             middle);
         }
         if (dw) {
             dw[c] = moment.sum * scale;
@@ -26,7 +24,7 @@ void pm_batch_norm_backward(pm_real *dx, pm_real *dw, pm_real *db, const pm_real
         if (db) {
             db[c] = plain.sum;
         }
-        const pm_real level = training ? plain.sum / n : 0, slope = training ? moment.sum / n * scale * scale : 0;
+        const pm_real level = plain.sum / n, slope = moment.sum / n * scale * scale;
         const pm_real weight = scale * (w ? w[c] : 1);
         for (int32_t i = 0; dx && i < batch; i++) {
             pm_real *to = dx + c * steps[1] + i * steps[0];
