@@ -11,10 +11,11 @@ import pytest
 from poetmodel.backends import BackendProgress, Limits, RawSolution, SolverStatus
 from poetmodel.backends.solver import Solver
 from poetmodel.backends.standard_form import MAXIMIZE, StandardForm
-from poetmodel.errors import BackendError
+from poetmodel.errors import BackendError, BackendUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from poetmodel.backends.call import SolverCall
 
@@ -54,6 +55,22 @@ def endless() -> StandardForm:
 
 INFEASIBLE = RawSolution(status=SolverStatus.INFEASIBLE)
 OPEN = RawSolution(status=SolverStatus.INFEASIBLE_OR_UNBOUNDED)
+
+
+def test_ctrl_c_while_a_solver_is_loaded_is_no_missing_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is made with pybind11 says of it that its initialization failed."""
+    text = "try:\n    raise KeyboardInterrupt\nexcept KeyboardInterrupt as error:\n"
+    text += "    raise ImportError('initialization failed') from error\n"
+    (tmp_path / "interrupted_solver.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(Puppet, "package", "interrupted_solver")
+    with pytest.raises(KeyboardInterrupt):
+        Puppet().module()
+    monkeypatch.setattr(Puppet, "package", "no_such_solver")
+    with pytest.raises(BackendUnavailableError):
+        Puppet().module()
 
 
 def test_bound_never_passes_the_objective() -> None:

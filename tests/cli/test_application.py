@@ -317,14 +317,19 @@ def test_application_can_be_embedded() -> None:
     assert names == list(COMMANDS)
 
 
-def test_ctrl_c_while_the_application_loads_is_no_traceback() -> None:
+@pytest.mark.parametrize(
+    "raised",
+    ["KeyboardInterrupt", "RuntimeError('of __set_name__') from KeyboardInterrupt()"],
+    ids=["as it is", "while a class is made"],
+)
+def test_ctrl_c_while_the_application_loads_is_no_traceback(raised: str) -> None:
     """Interrupted before anything is done, the command ends with status 130 and no word."""
     script = (
         "import sys\n"
         "class Interrupt:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'typer':\n"
-        "            raise KeyboardInterrupt\n"
+        f"            raise {raised}\n"
         "sys.meta_path.insert(0, Interrupt())\n"
         "from poetmodel.cli import main\n"
         "main()"

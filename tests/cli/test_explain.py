@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.commands import BOARD_FILE, CHAIN, invoke, write_solved
+from kit.commands import BOARD_FILE, CHAIN, PROFILE, invoke, write_solved
 from poetmodel.cli.explain import Account, price
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.options import CostOptions, FileGraphOptions
 from poetmodel.solver.sensitivity.alternatives import Alternative, Forbidden, How
+from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
     from kit.commands import Outcome
@@ -108,6 +109,19 @@ def test_file_of_bare_relations_is_explained(told: Told) -> None:
     outcome = invoke("explain", path, "--graph", CHAIN, "--device", BOARD_FILE, "--json")
     assert outcome.json["ram_budget_bytes"] == 1_000_000
     told(outcome.err)
+
+
+def test_bare_relations_are_explained_without_a_device_too() -> None:
+    """Then no limit holds, and there is no more RAM to ask about."""
+    explain()
+    path = Path("chain.schedule.json")
+    document = json.loads(path.read_text())
+    del document["problem"], document["device"]
+    path.write_text(json.dumps(document))
+    outcome = invoke("explain", path, "--graph", CHAIN, "--profile", PROFILE, "--json")
+    assert outcome.status == 0, outcome.err
+    assert outcome.json["more_ram"] == []
+    assert outcome.json["ram_budget_bytes"] == MAX_BYTES
 
 
 def test_doubtful_comparisons_are_flagged(told: Told) -> None:

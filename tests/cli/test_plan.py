@@ -264,7 +264,11 @@ def test_solve_checks_its_targets_first(tmp_path: Path, told: Told) -> None:
     done = invoke(*command, "--out", tmp_path / "x.json", "--plan", tmp_path / "x.json")
     assert done.status == 2
     told(done.err)
+    again = invoke(*command, "--out", "x.json", "--plan", Path.cwd() / "x.json")
+    assert again.status == 2
+    assert "--out already names this file" in again.err
     assert list(tmp_path.glob("x.*")) == []
+    assert not Path("x.json").exists()
 
 
 def test_plan_of_a_rejected_schedule_is_not_written(

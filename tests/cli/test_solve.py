@@ -423,6 +423,14 @@ def test_interrupted_method_prints_its_object(monkeypatch: pytest.MonkeyPatch, t
     told(outcome.err)
 
 
+def test_status_is_that_of_the_command_wherever_ctrl_c_came() -> None:
+    """Also inside of code that was made of text, after which ``python -m`` ends by the signal."""
+    Path("mine.py").write_text("def stop(problem):\n    exec('raise KeyboardInterrupt')\n")
+    command = ("solve", CHAIN, "--device", BOARD_FILE, "--ram", "350", "--method", "mine.py:stop")
+    done = subprocess.run([sys.executable, "-m", "poetmodel", *command], check=False)
+    assert done.returncode == 4
+
+
 def test_infeasible_prints_its_object() -> None:
     """Exit 3 prints the object as well, by a method too."""
     for more in ((), ("--method", "rotor")):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.commands import invoke
+from kit.commands import BOARD_FILE, CHAIN, invoke
 from poetmodel.device import Costs
 from poetmodel.graph import Graph
 from poetmodel.problem import Problem
@@ -131,6 +131,19 @@ def test_profile_measures_what_trace_wrote(user: Path) -> None:
     assert outcome.status == 0, outcome.err
     assert "the power figures of device rpi4b" in outcome.out
     Costs.load(user / "p.csv").table(Graph.load(user / "g.json"))
+
+
+def test_what_is_written_is_no_other_file_of_the_command() -> None:
+    """A profile would take the place of the graph, or of the device that it is for."""
+    before = BOARD_FILE.read_text()
+    twice = ("--out", "x.json", "--profile-out", Path.cwd() / "x.json")
+    device = ("--device", BOARD_FILE, "--profile-out", BOARD_FILE)
+    for files, said in ((twice, "--out already names this file"), (device, "is an input file")):
+        outcome = invoke("trace", "nowhere:step", *files)
+        assert outcome.status == 2
+        assert said in outcome.err
+    assert invoke("profile", CHAIN, "--device", BOARD_FILE, "--out", BOARD_FILE).status == 2
+    assert BOARD_FILE.read_text() == before
 
 
 @pytest.mark.torch

@@ -73,6 +73,8 @@ def test_neighbour_keeps_the_limits_and_is_the_best(
     ]
     near = neighbour(here, known)
     assert (None if near is None else near.value) == min(fitting, default=None)
+    within = neighbour(here, known, overlaps=True)
+    assert within is None or within.ram_bytes <= here.ram_bytes
 
 
 @pytest.mark.parametrize(

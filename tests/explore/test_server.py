@@ -120,6 +120,20 @@ def test_neighbour_answers_at_once(visitor: Visitor) -> None:
     assert not ended["provisional"]
 
 
+def test_makespan_of_more_ram_is_not_lent_to_less(visitor: Visitor) -> None:
+    """In less RAM page-ins begin later: a figure that is shown is that of the plan at its RAM."""
+    problem = visitor.open(
+        {"model": "mlp", "device": "jetson-tx2", "minimize": "time", "recompute": False}
+    )
+    roomy = visitor.ended(visitor.want(problem, 0.8)["id"])
+    assert roomy["needs_bytes"] < roomy["ram_bytes"]
+    tight = visitor.ended(visitor.want(problem, 0.05)["id"])
+    assert tight["needs_bytes"] <= roomy["needs_bytes"]
+    assert tight["makespan_s"] > roomy["makespan_s"]
+    told = visitor.answer(tight["id"])["facts"]
+    assert told["makespan_s"] == tight["makespan_s"]
+
+
 def test_bound_of_more_ram_holds_for_less(visitor: Visitor) -> None:
     """Where it reaches a neighbour's schedule, nothing is left to solve."""
     problem = visitor.open({**MLP, "batch": 5})

@@ -15,6 +15,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
+from poetmodel.result import Status
 from poetmodel.schedule import (
     Schedule,
     check_identity,
@@ -22,6 +23,7 @@ from poetmodel.schedule import (
     simulate,
     verify,
 )
+from poetmodel.solver import solve
 
 
 @pytest.fixture
@@ -263,6 +265,19 @@ def test_idle_power_counts_against_the_energy_budget(
     assert verify(compute, paged).valid
 
 
+def test_wanted_page_outs_count_once(graph: Graph, costs: Costs) -> None:
+    """Paging out what lies on storage keeps no lower limit; without one it is waste, and valid."""
+    plain = Problem(graph, costs, ram=100)
+    twice = replace(checkpoint_all(graph), M_out=((0, 0), (1, 0)))
+    assert verify(plain, twice).valid
+    name = graph.tensors[0].name
+    wanted = plain.subject_to(out=lambda v: v.page_outs[name] >= 2)
+    assert solve(wanted).status == Status.INFEASIBLE
+    verdict = verify(wanted, twice)
+    assert len(verdict.violations) == 1
+    assert verdict.violations[0].startswith("M_out[1,0]: tensor 'x' is on storage already")
+
+
 # -- claims of a file --------------------------------------------------------------------------
 
 TRUE = {
@@ -317,6 +332,33 @@ def test_bound_above_the_energy_is_named(graph: Graph, costs: Costs, paged: Sche
         "bound_j: the stated bound 10.1 is above the simulated energy 10.0",
     )
     assert verify(problem, paged, stated={"bound_j": 10.0 * (1 + 5e-10)}).valid
+
+
+@pytest.mark.parametrize(
+    ("bound_j", "gap", "said"),
+    [
+        (2.1, 0.0, "overhead_bound_j: the stated bound 2.1 is above the simulated overhead 2.0"),
+        (1.0, 0.0, "gap: the file says 0.0, but its bound 1.0 leaves 1.0 J of the simulated"),
+        (0.0, 0.5, "gap: the file says 0.5, but its bound 0.0 leaves 2.0 J of the simulated"),
+        (1.0, 0.5, None),
+        (2.0, 0.0, None),
+        (0.0, None, None),
+        (None, 0.3, None),
+    ],
+)
+def test_gap_is_that_of_the_bound_beside_it(
+    graph: Graph,
+    costs: Costs,
+    paged: Schedule,
+    bound_j: float | None,
+    gap: float | None,
+    said: str | None,
+) -> None:
+    """A file cannot claim a proof that its own bound does not give."""
+    stated = {**TRUE, "overhead_bound_j": bound_j, "gap": gap}
+    verdict = verify(Problem(graph, costs, ram=100), paged, stated=stated)
+    assert len(verdict.violations) == (said is not None)
+    assert all(violation.startswith(said or "") for violation in verdict.violations)
 
 
 def test_overhead_is_compared_at_the_scale_of_the_energy(graph: Graph, costs: Costs) -> None:

@@ -30,6 +30,7 @@ from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import verify_schedule
+from poetmodel.solver.sensitivity import find_limits
 
 if TYPE_CHECKING:
     from poetmodel.solver.request import SolveProgress
@@ -136,6 +137,77 @@ def test_makespan_that_cannot_be_reached_is_proved_only_by_the_sums() -> None:
     assert result.status == Status.UNKNOWN
     assert result.termination != Termination.PROVED
     assert "14.8 s" in result.reason
+
+
+def test_page_outs_that_a_plan_leaves_out_prove_nothing_of_its_makespan() -> None:
+    """An own row wants page-outs that no page-in reads: a plan has none of them."""
+
+    def out(v: Any) -> Any:
+        return sum(v.page_outs[name] for name in "abc") >= 3
+
+    wanted = slow_storage(page_s=4.0, ram=16, deadline="100%").subject_to(out=out)
+    result = solve(wanted)
+    assert result.status == Status.OPTIMAL
+    assert result.makespan_s == planned_s(wanted, result) == 10
+    assert verify(wanted, result.require_schedule()).valid
+    fastest = solve(slow_storage(page_s=4.0, minimize="time").subject_to(out=out))
+    assert (
+        fastest.value == 11
+    )  # x is computed anew; page-outs, and the mean of both sums, take 23/2
+    assert fastest.bound is not None
+    assert fastest.bound <= 11
+    assert not fastest.reason
+
+
+@pytest.mark.parametrize("reductions", [True, False])
+def test_rows_of_a_model_may_want_page_outs_that_no_plan_makes(*, reductions: bool) -> None:
+    """So they say nothing of the time that the bus takes."""
+    problem = slow_storage(page_s=4.0, ram=16, deadline="100%")
+    model = build(problem, reductions=reductions)
+    first = [model.M_out[t, i] for t, i in model.M_out if i < 3]
+    model.out = pyo.Constraint(expr=sum(first) >= 3)
+    result = solve(model)
+    assert (result.status, result.makespan_s) == (Status.OPTIMAL, 10)
+
+
+def test_least_ram_is_that_in_which_the_plan_keeps_the_deadline() -> None:
+    """Paging x takes 12 B if x comes in when b has ended, at 11 s; with 16 B it comes earlier."""
+    limits = {"page_s": 3.0, "deadline": 10.5, "recompute": False}
+    result = solve(slow_storage(**limits, ram=20, minimize="ram"))
+    assert (result.value, result.makespan_s) == (16, 10)
+    assert result.bound is not None
+    assert result.bound <= 16
+    stated = {limit.name: limit for limit in find_limits(slow_storage(**limits, ram=20))}["stated"]
+    assert stated.value == 16
+    assert solve(slow_storage(**limits, ram=15)).schedule is None
+    assert solve(slow_storage(**limits, ram=16)).schedule is not None
+    paged = solve(slow_storage(page_s=3.0, recompute=False)).require_schedule()
+    verdict = verify(result.problem, paged)
+    assert verdict.valid
+    assert verdict.simulation.peak_ram_bytes == 12
+    assert verdict.simulation.needed_ram_bytes == 16
+    for stated, valid in ((16, True), (20, True), (21, False), (12, False)):
+        claimed = verify(result.problem, paged, stated={"objective.value": stated})
+        assert claimed.valid == valid
+
+
+def test_a_file_may_state_the_makespan_of_a_slower_plan() -> None:
+    """Addresses take less RAM, in which transfers begin later: that time is verified, too."""
+    problem = slow_storage()
+    result = solve(problem)
+    assert result.makespan_s == 10
+    schedule, transfer_s = result.require_schedule(), result.transfer_s or 0.0
+    for stated_s, valid in (
+        (10, True),
+        (11.5, True),
+        (10 + transfer_s, True),
+        (15, False),
+        (9, False),
+    ):
+        verdict = verify(problem, schedule, stated={"makespan_s": stated_s})
+        assert verdict.valid == valid, stated_s
+    late = verify(replace(problem, deadline=11), schedule, stated={"makespan_s": 11.5})
+    assert "time 11.5 s (overlap) is above the deadline of 11 s" in late.violations[0]
 
 
 def test_least_makespan_is_found_and_bounded() -> None:

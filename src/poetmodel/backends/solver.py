@@ -140,6 +140,8 @@ class Solver(ABC):
         try:
             return importlib.import_module(self.package)
         except ImportError as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while it was loaded
+                raise error.__cause__ from None
             raise BackendUnavailableError(
                 f"backend {self.name!r}: the package {self.package} is missing or cannot be loaded "
                 f"({error}); install it with: {self.remedy}"

@@ -26,6 +26,10 @@ def main() -> None:
         app(prog_name="poetmodel", obj=begun_s)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except (ImportError, RuntimeError) as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        sys.exit(INTERRUPTED)  # Ctrl-C while a class was made, or a module in C was loaded
     except SystemExit as end:
         if any(thread.name == SOLVING for thread in threading.enumerate()):
             # A solver that was left behind looks at no clock: the answer is written, so end here.

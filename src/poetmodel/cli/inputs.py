@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -361,7 +362,7 @@ def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, .
     """
     from poetmodel.files import check_writable
 
-    taken: dict[Path, str] = {}
+    taken: dict[str, str] = {}
     for name, path in outputs:
         if path is None:
             continue
@@ -369,12 +370,13 @@ def check_outputs(*outputs: tuple[str, Path | None], inputs: tuple[str | None, .
             from poetmodel.report.drawing import check_picture
 
             check_picture(path)
-        if path in taken:
+        place = realpath(path)
+        if place in taken:
             raise InputError(
-                f"{name} {path}: {taken[path]} already names this file; give another name"
+                f"{name} {path}: {taken[place]} already names this file; give another name"
             )
         for read in inputs:
             if read is not None and path.exists() and Path(read).exists() and path.samefile(read):
                 raise InputError(f"{name} {path}: this is an input file; give another name")
         check_writable(path)
-        taken[path] = name
+        taken[place] = name

@@ -419,12 +419,13 @@ def save_beside(
                 aux_bytes=problem.aux_limit_bytes,
             )
         else:
+            minimized = None if result.simulation is None else result.simulation.planned_ram_bytes
             planned = PlanResult.of(
                 problem.graph,
                 problem.costs,
                 result.schedule,
                 mode=mode,
-                ram_budget_bytes=problem.usable_ram_bytes,
+                ram_budget_bytes=minimized or problem.usable_ram_bytes,
                 aux_bytes=problem.aux_limit_bytes,
             )
         if planned.violations:

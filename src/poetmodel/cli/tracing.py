@@ -174,8 +174,8 @@ def trace(
         raise InputError(f"--out {out}: expected a name that ends in .graph.json")
     if out is not None and profile_out is None:
         profile_out = _beside(out)
-    check_outputs(("--out", out))
-    check_outputs(("--out", profile_out))
+    inputs = (costing.device, costing.power_from)
+    check_outputs(("--out", out), ("--profile-out", profile_out), inputs=inputs)
     with live_line(wanted=not output.json, doing="capturing"):
         traced = costing.trace(wanted.target, onnx.step(), wanted.optimizer)
     if out is not None:
@@ -359,7 +359,7 @@ def profile(
             f"{what}, {' '.join(sizes.shape.options)}: the function gives the inputs of a step; "
             "leave the option out"
         )
-    check_outputs(("--out", out), inputs=(what,))
+    check_outputs(("--out", out), inputs=(what, costing.device, costing.power_from))
     if emulated:
         with live_line(wanted=not output.json, doing="building and running"):
             graph, costs, notes = emulating.measured(what, said, costing, tile)

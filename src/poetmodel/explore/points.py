@@ -211,8 +211,12 @@ def joined(before: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
     return replace(best, bound=bound, history=list(best.history)), is_new
 
 
-def neighbour(point: Point, others: Iterable[Point]) -> Point | None:
-    """Return the point whose schedule is the best one that keeps the limits of another point."""
+def neighbour(point: Point, others: Iterable[Point], *, overlaps: bool = False) -> Point | None:
+    """Return the point whose schedule is the best one that keeps the limits of another point.
+
+    Where time is the makespan of a plan that `overlaps` transfers with the computing, one in less
+    RAM may be slower: the schedule is one of as much RAM, or less.
+    """
     limit_s = math.inf if point.deadline_s is None else point.deadline_s
     fitting = [
         other
@@ -220,6 +224,7 @@ def neighbour(point: Point, others: Iterable[Point]) -> Point | None:
         if other.value is not None
         and (other.needs_bytes or 0) <= point.ram_bytes
         and (other.time_s or 0.0) <= limit_s
+        and (not overlaps or other.ram_bytes <= point.ram_bytes)
     ]
     return min(fitting, key=lambda other: (other.value, -other.ram_bytes), default=None)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from poetmodel.explore.points import FIGURES, Opened, Point, known_bound, neighbour
 from poetmodel.explore.pool import RefusedError, WorkerError, WorkerPool
+from poetmodel.problem import DeadlineCounts
 from poetmodel.result import relative_gap
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Solves:
         """Let a point begin with the best schedule and bound of its neighbours."""
         others = [other for other in opened.points.values() if other is not point]
         point.bound = max(point.bound, known_bound(point, others))
-        near = neighbour(point, others)
+        overlaps = opened.facts["deadline"]["counts"] == DeadlineCounts.OVERLAP
+        near = neighbour(point, others, overlaps=overlaps)
         if near is None or (point.value is not None and point.value <= (near.value or 0.0)):
             return
         schedule = await self.schedule(near)

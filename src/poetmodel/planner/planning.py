@@ -7,25 +7,31 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit
 from poetmodel.clock import time_limit as limited
 from poetmodel.device import Costs, CostTable, StorageMode
 from poetmodel.errors import PlanError, TimeLimitError
-from poetmodel.problem import Problem, within
+from poetmodel.problem import Problem, Quantity, within
 from poetmodel.schedule import GraphIdentity, Schedule, Simulation, Verdict, simulate
 from poetmodel.schedule import verify as verify_schedule
 from poetmodel.schedule.compilation import compiled
+from poetmodel.schedule.relations import OBJECTIVE_VALUE
+from poetmodel.schedule.simulation import timed_anew
+from poetmodel.schedule.verification import PlannedFigures, broken_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from poetmodel.graph import Graph
     from poetmodel.plan import Instruction, Plan, PlanCheck, Program
     from poetmodel.planner.timing import Timing
     from poetmodel.schedule.homes import Homes
 
+_HALVINGS: Final = 12
+"""How often the range is halved that has the least RAM of a plan."""
 _PASSES: Final = 4
 """How often page-ins are moved back; moving one can make way for others."""
 
@@ -174,7 +180,9 @@ def verify(
         The relations.
     stated : mapping of str to number, optional
         Figures that a file claims, such as ``energy_j`` and ``peak_ram_bytes``; each is compared
-        with the simulator's.
+        with the simulator's. A makespan may be that of a slower plan than the default one, such as
+        one whose addresses fit, and is then the time that counts; none is slower than a plan
+        without any overlap. So may the RAM of a plan, where that is minimized, within the budget.
     plan : Plan, optional
         The plan to verify, where the time of the problem is a makespan. Default: the one that
         `make_plan` makes for DMA and the budget of the problem.
@@ -200,29 +208,91 @@ def verify(
     graph, costs = problem.graph, problem.costs
     faults: list[str] = []
 
-    def checked(simulation: Simulation) -> PlanCheck:
-        wanted = plan
-        if wanted is None:
-            budget = problem.usable_ram_bytes
-            peak_bytes = simulation.peak_ram_bytes
-            within_bytes = budget if peak_bytes <= budget else None
-            wanted = _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
+    def checked(peak_bytes: int, budget: int) -> PlanCheck:
+        within_bytes = budget if peak_bytes <= budget else None
+        wanted = plan or _plan_of(graph, costs, schedule, StorageMode.DMA, within_bytes, peak_bytes)
         return check_plan(graph, costs, wanted, aux_bytes=problem.aux_limit_bytes)
 
-    def planned_s(simulation: Simulation) -> float | None:
+    def planned(simulation: Simulation) -> PlannedFigures:
+        blocking = PlannedFigures(simulation.makespan_s)
         if simulation.violations:  # no program can execute it
-            return simulation.makespan_s
-        if planning_s is None:
-            check = checked(simulation)
-        else:
-            try:
-                with limited(planning_s):
-                    check_time_limit()
-                    check = checked(simulation)
-            except TimeLimitError:
-                return simulation.makespan_s
+            return blocking
+        peak_bytes, ram_bytes = simulation.peak_ram_bytes, None
+        try:
+            with nullcontext() if planning_s is None else limited(planning_s):
+                check_time_limit()
+                if plan is None and problem.minimize == Quantity.RAM:
+                    ram_bytes = _least_ram_bytes(
+                        problem, schedule, simulation, partial(checked, peak_bytes)
+                    )
+                check = checked(peak_bytes, ram_bytes or problem.usable_ram_bytes)
+        except TimeLimitError:
+            if planning_s is None:  # of a limit around
+                raise
+            return blocking
         faults.extend(f"plan: {violation}" for violation in check.violations)
-        return check.makespan_s
+        if plan is not None:
+            taken = check.peak_ram_bytes if problem.minimize == Quantity.RAM else None
+            return PlannedFigures(check.makespan_s, taken)
+        figures = PlannedFigures(check.makespan_s, ram_bytes)
+        most = PlannedFigures(simulation.makespan_s, problem.usable_ram_bytes)
+        return _as_stated(figures, stated or {}, most)
 
-    verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=planned_s)
+    verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=planned)
     return replace(verdict, violations=(*verdict.violations, *faults)) if faults else verdict
+
+
+def _as_stated(
+    figures: PlannedFigures, stated: Mapping[str, float | None], most: PlannedFigures
+) -> PlannedFigures:
+    """Return the figures that a file states of another plan, where they are larger, up to most."""
+    makespan_s, ram_bytes = figures
+    claimed_s, claimed_bytes = stated.get("makespan_s"), stated.get(OBJECTIVE_VALUE)
+    if claimed_s is not None and makespan_s is not None:
+        makespan_s = max(makespan_s, min(claimed_s, most.makespan_s or 0.0))
+    if claimed_bytes is not None and ram_bytes is not None:
+        ram_bytes = max(ram_bytes, min(int(claimed_bytes), most.ram_bytes or 0))
+    return PlannedFigures(makespan_s, ram_bytes)
+
+
+def _least_ram_bytes(
+    problem: Problem,
+    schedule: Schedule,
+    simulation: Simulation,
+    checked: Callable[[int], PlanCheck],
+) -> int:
+    """Return about the least RAM in which the plan of a schedule keeps all limits [B].
+
+    That is its peak, or more where page-ins have to begin early; `checked` makes the plan in so
+    much. All that there is where none keeps them.
+    """
+
+    def kept(ram_bytes: int) -> int | None:
+        """Return what the plan in so much takes; None where it breaks a limit."""
+        check = checked(ram_bytes)
+        timed = timed_anew(
+            simulation,
+            problem.graph,
+            problem.costs,
+            schedule,
+            deadline_counts=problem.deadline_counts,
+            makespan_s=check.makespan_s,
+        )
+        broken = check.violations or broken_limits(problem, timed)
+        return None if broken else check.peak_ram_bytes
+
+    low, most = simulation.peak_ram_bytes, problem.usable_ram_bytes
+    if low >= most or kept(low) is not None:
+        return low
+    taken, high = kept(most), most
+    if taken is None:
+        return most
+    for _ in range(_HALVINGS):
+        middle = (low + min(high, taken)) // 2
+        if middle <= low:
+            break
+        less = kept(middle)
+        low, high, taken = (middle, high, taken) if less is None else (low, middle, less)
+    if taken < high and kept(taken) is not None:  # the same plan, but for a rare worse one
+        return taken
+    return high

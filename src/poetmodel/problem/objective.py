@@ -327,8 +327,8 @@ def _peak_ram(problem: Problem) -> Objective:
         quantity=Quantity.RAM,
         format=format_bytes,
         label="peak RAM",
-        figure="peak_ram_bytes",
-        overhead_figure="peak_ram_bytes",
+        figure="needed_ram_bytes",
+        overhead_figure="needed_ram_bytes",
         coefficients=_coefficients(problem),
         least=problem.floor.bytes,
         whole=problem.useful_ram_bytes,
@@ -362,6 +362,18 @@ def _own(problem: Problem) -> Objective:
         whole=sum(map(abs, (value for column in coefficients for value in column))),
         own=OwnSum(problem.graph, problem.own_objective, rewards),
     )
+
+
+def rewards_page_outs(problem: Problem) -> bool:
+    """Return whether an own constraint or objective may want a page-out that no page-in needs.
+
+    Those of replaced state are decided by its home.
+    """
+    fixed = {*problem.graph.state_tensors, *problem.graph.state_of}
+    sums = [sum_of(problem, problem.own_objective)[0]]
+    for constraint in problem.constraints:
+        sums += [row.coefficients for row in _sides(problem, constraint)]
+    return any(value < 0 for of in sums for i, value in enumerate(of.page_out) if i not in fixed)
 
 
 def largest_rewards(graph: Graph, coefficients: Coefficients) -> float:

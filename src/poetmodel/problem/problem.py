@@ -16,12 +16,13 @@ from poetmodel.problem.objective import (
     Quantity,
     TimeSum,
     linear_limits,
+    rewards_page_outs,
 )
 from poetmodel.problem.parse import resolve_choices, resolve_limits
 from poetmodel.problem.rows import Coefficients, LinearRow
 from poetmodel.problem.totals import Constraint, Terms, Total, TotalsBlock
 from poetmodel.problem.working_graph import working_graph
-from poetmodel.units import brief, format_bytes, format_seconds
+from poetmodel.units import MAX_BYTES, brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,6 +60,8 @@ class StandIn:
     by itself as twice as much: only better schedules matter."""
     never_recomputed: frozenset[int] = frozenset()
     """Nodes that are computed once, beside those of which the graph says so."""
+    wants_page_outs: bool = False
+    """Whether what was added to a model may want page-outs that no page-in needs."""
     rows: tuple[LinearRow, ...] = ()
     """Further rows over stages, with an upper side and no value below 0. Each has every stage in
     which what it counts is offered, if only with 0."""
@@ -391,6 +394,16 @@ class Problem:
             return TimeSum(1.0, self.stand_in.transfer_share)
         return TimeSum(1.0, 1.0 if self.counts_transfers else 0.0)
 
+    @cached_property
+    def plans_all_transfers(self) -> bool:
+        """Whether plans make all transfers of the schedules that matter.
+
+        Page-outs that no page-in needs are left out where transfers run beside the computing: they
+        take no time there.
+        """
+        wants = self.stand_in.wants_page_outs or rewards_page_outs(self)
+        return self.deadline_counts != DeadlineCounts.OVERLAP or not wants
+
     @property
     def deadline_sums(self) -> tuple[TimeSum, ...]:
         """The sums that must each keep the deadline; for a makespan they are only necessary.
@@ -398,7 +411,7 @@ class Problem:
         While transfers run beside the computing, core and bus are each busy for the whole of their
         own work, and the deadline is no shorter than that.
         """
-        beside = self.deadline_counts == DeadlineCounts.OVERLAP
+        beside = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if beside else (self.time_sum,)
 
     def limited_times_s(self, simulation: Simulation) -> tuple[float, ...]:
@@ -414,18 +427,34 @@ class Problem:
         Parameters
         ----------
         *quantities : Quantity
-            ``ram`` gets all that keep-all takes, ``writes`` all that could be paged out.
+            ``ram`` gets as much as any schedule that matters takes, ``writes`` all that could be
+            paged out.
         **changes
             Further fields of the problem.
         """
         most = {
-            Quantity.RAM: checkpoint_all_peak_bytes(self.graph) + self.resident_bytes,
+            Quantity.RAM: self._enough_ram_bytes,
             Quantity.WRITES: sum(self.graph.tensor_bytes),
         }
         freed: dict[str, Any] = {
             _LIMITED_BY[quantity]: most.get(quantity) for quantity in quantities
         }
         return replace(self.surrogate(reference_value=None), **freed | changes)
+
+    @property
+    def _enough_ram_bytes(self) -> int:
+        """RAM beyond which more is of no use [B]; above 0.
+
+        Keep-all has all that it takes, and nothing is better; where recomputations or transfers are
+        wanted for their own sake, everything at once has.
+        """
+        graph = self.graph
+        most = checkpoint_all_peak_bytes(graph)
+        if any(map(any, self.wanted)):
+            copies = zip(graph.output_bytes, graph.nodes, strict=True)
+            once_more = max(size + node.workspace_bytes for size, node in copies)
+            most = sum(graph.tensor_bytes) + once_more
+        return min(MAX_BYTES, max(1, most) + self.resident_bytes)
 
     def below_bytes(self, value: int) -> Self:
         """Return the problem whose minimized bytes, peak RAM or written, must be below a value.

@@ -101,6 +101,9 @@ class Simulation:
     """Compute time beyond a single pass, added up by itself likewise [s]."""
     planned_s: float | None = None
     """Makespan of a plan whose transfers run beside the computing, where one was given [s]."""
+    planned_ram_bytes: int | None = None
+    """RAM of that plan, where it is minimized: page-ins that begin early take more than the
+    schedule says [B]."""
     rates: Rates | None = field(default=None, repr=False, compare=False)
     """What each computation and transfer costs; None without costs."""
     steps_until_worn: float | None = None
@@ -120,6 +123,12 @@ class Simulation:
     def peak_ram_bytes(self) -> int:
         """Highest RAM use [B]."""
         return self.peak.ram_bytes
+
+    @property
+    def needed_ram_bytes(self) -> int:
+        """The RAM that is minimized: that of the plan, where there is one, else the peak [B]."""
+        planned = self.planned_ram_bytes
+        return self.peak_ram_bytes if planned is None else planned
 
     @property
     def makespan_s(self) -> float | None:
@@ -287,15 +296,17 @@ def timed_anew(
     *,
     deadline_counts: str | None,
     makespan_s: float | None,
+    ram_bytes: int | None = None,
 ) -> Simulation:
     """Return what `simulate` would with other times, without another walk.
 
-    Of one simulation times and energies alone depend on which time counts.
+    Of one simulation times and energies alone depend on which time counts. `ram_bytes` is what the
+    plan of such a makespan takes, where that is minimized.
     """
     computed = _counts(schedule.R, len(graph.nodes))
     moved = Counter(simulation.page_ins), Counter(simulation.page_outs)
     figures = _figures(graph, costs, computed, moved, deadline_counts, makespan_s)
-    return replace(simulation, **figures)
+    return replace(simulation, planned_ram_bytes=ram_bytes, **figures)
 
 
 def _violations(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError
@@ -36,6 +36,15 @@ class Verdict:
     def valid(self) -> bool:
         """Whether nothing is broken."""
         return not self.violations
+
+
+class PlannedFigures(NamedTuple):
+    """What a plan whose transfers run beside the computing comes to."""
+
+    makespan_s: float | None
+    """How long it takes [s]."""
+    ram_bytes: int | None = None
+    """What it takes of RAM, where that is minimized [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +93,7 @@ def verify(
     schedule: Schedule,
     *,
     stated: Mapping[str, float | None] | None = None,
-    makespan_s: float | Callable[[Simulation], float | None] | None = None,
+    makespan_s: float | Callable[[Simulation], PlannedFigures] | None = None,
 ) -> Verdict:
     """Verify a schedule against the rules of execution and the limits of a problem.
 
@@ -126,18 +135,28 @@ def verify(
     known_s = None if callable(makespan_s) else makespan_s
     simulation = simulate(graph, costs, schedule, deadline_counts=counts, makespan_s=known_s)
     if callable(makespan_s):
-        planned_s = makespan_s(simulation)
+        planned_s, ram_bytes = makespan_s(simulation)
         simulation = timed_anew(
-            simulation, graph, costs, schedule, deadline_counts=counts, makespan_s=planned_s
+            simulation,
+            graph,
+            costs,
+            schedule,
+            deadline_counts=counts,
+            makespan_s=planned_s,
+            ram_bytes=ram_bytes,
         )
     violations = (
         *simulation.violations,
         *_choices(problem, schedule),
-        *_limits(problem, simulation),
-        *_constraints(problem, simulation),
+        *broken_limits(problem, simulation),
         *(_claims(problem, simulation, stated) if stated else ()),
     )
     return Verdict(simulation=simulation, violations=violations)
+
+
+def broken_limits(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
+    """Return the limits and own constraints of a problem that a schedule breaks, in words."""
+    return (*_limits(problem, simulation), *_constraints(problem, simulation))
 
 
 def check_identity(graph: Graph, schedule: Schedule) -> None:
@@ -158,6 +177,15 @@ def _choices(problem: Problem, schedule: Schedule) -> Iterator[str]:
         for i in sorted(set(problem.graph.state_tensors) - set(schedule.resident)):
             name = problem.graph.tensors[i].name
             yield f"resident: state {name!r} is on storage, but the problem allows no paging"
+    wanted = [i for i, amount in enumerate(problem.wanted.page_out) if amount]
+    for i in wanted:
+        stages = [t for t, j in schedule.M_out if j == i]
+        name = problem.graph.tensors[i].name
+        for t in stages[1:]:
+            yield (
+                f"M_out[{t},{i}]: tensor {name!r} is on storage already; where page-outs are "
+                "wanted, each tensor goes there once"
+            )
 
 
 def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
@@ -219,3 +247,24 @@ def _claims(
         bound = stated.get(key)
         if bound is not None and value is not None and not within(bound, value):
             yield f"{key}: the stated bound {bound!r} is above the simulated {what} {value!r}"
+    yield from _gap_claims(simulation, stated.get("overhead_bound_j"), stated.get("gap"))
+
+
+def _gap_claims(simulation: Simulation, bound_j: float | None, gap: float | None) -> Iterator[str]:
+    """Compare the gap that a file claims with its bound, and that with the simulated overhead."""
+    overhead_j, energy_j = simulation.overhead_j, simulation.energy_j
+    if bound_j is None or overhead_j is None or energy_j is None:
+        return
+    slack_j = RELATIVE_TOLERANCE * abs(energy_j)
+    if bound_j > overhead_j + slack_j:
+        yield (
+            f"overhead_bound_j: the stated bound {bound_j!r} is above the simulated overhead "
+            f"{overhead_j!r}"
+        )
+    elif gap is not None:
+        missing_j = max(0.0, overhead_j - bound_j)
+        if abs(gap * overhead_j - missing_j) > slack_j:
+            yield (
+                f"gap: the file says {gap!r}, but its bound {bound_j!r} leaves {missing_j!r} J of "
+                f"the simulated overhead {overhead_j!r} J"
+            )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyomo.core as pyo
+from pyomo.core.expr.visitor import identify_variables
 from pyomo.repn import generate_standard_repn
 
 from poetmodel.clock import check_time_limit
@@ -25,6 +26,8 @@ DECISIONS: Final = ("kept", "recomputed", "paged_in", "paged_out", "storage_home
 """Families of variables of ``compact`` that are decisions; ``resident`` is ``1 - storage_home``."""
 HOMES: Final = ("storage_home", "resident")
 """Families of variables that say where the home of state is."""
+PAGE_OUTS: Final = frozenset({"paged_out", "M_out"})
+"""Families of variables that say what is paged out."""
 NAMED: Final = "of the model: {}"
 """Name of a constraint of the problem that states a model's: the problem's own keep theirs."""
 Decision = tuple[str, Any]
@@ -54,6 +57,23 @@ def added_rows(model: pyo.ConcreteModel) -> list[LinearRow] | None:
                 return None
             rows.append(row)
     return rows
+
+
+def names_page_outs(model: pyo.ConcreteModel) -> bool:
+    """Return whether rows, or an objective, that were added to a model name page-outs."""
+    expressions = [
+        row.body
+        for row in model.component_data_objects(pyo.Constraint, active=True)
+        if row.parent_component().name not in model.stated_rows
+    ]
+    if not states_problem(model):
+        objectives = model.component_data_objects(pyo.Objective, active=True)
+        expressions += [objective.expr for objective in objectives]
+    return any(
+        variable.parent_component().local_name in PAGE_OUTS
+        for expression in expressions
+        for variable in identify_variables(expression)
+    )
 
 
 def row_check(

@@ -143,7 +143,9 @@ def solve(
         elif problem.is_overlapping:
             from poetmodel.solver.overlap import solve_overlapping
 
-            outcome = solve_overlapping(problem, request, task.attempt, start=start)
+            wants = task.wants_page_outs
+            planned = problem.surrogate(wants_page_outs=True) if wants else problem
+            outcome = solve_overlapping(planned, request, task.attempt, start=start)
         else:
             outcome = task.solve(problem, request, start)
         if task.model is None and task.exact:
@@ -189,6 +191,15 @@ class _Task:
         from poetmodel.solver.monolithic import states_problem
 
         return bool(self.model.exact) and states_problem(self.model)
+
+    @property
+    def wants_page_outs(self) -> bool:
+        """Whether what was added to the model may want page-outs that no page-in needs."""
+        if self.model is None:
+            return False
+        from poetmodel.solver.added import names_page_outs
+
+        return names_page_outs(self.model)
 
     @cached_property
     def added(self) -> list[LinearRow] | None:

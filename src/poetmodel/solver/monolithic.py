@@ -451,6 +451,7 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
     before, objective = model.problem, problem.objective
     if problem is before:
         return form
+    form = _with_planned_transfers(form, problem)
     if problem.time_sum != before.time_sum:
         for limit in problem.linear_limits:
             if limit.name == DEADLINE_ROWS[0]:
@@ -471,6 +472,24 @@ def restated(form: StandardForm, problem: Problem, *, as_stated: bool) -> Standa
         objective_row[list(columns)] = list(columns.values())
         form = replace(form, objective=objective_row, offset=offset + added)
     return form
+
+
+def _with_planned_transfers(form: StandardForm, problem: Problem) -> StandardForm:
+    """Return a form without a limit on the time of transfers, where plans do not make all."""
+    if problem.plans_all_transfers:
+        return form
+    kept = [
+        number
+        for number, row in enumerate(form.rows)
+        if not (isinstance(row, Label) and row.family == DEADLINE_ROWS[1])
+    ]
+    return replace(
+        form,
+        matrix=form.matrix[kept],
+        row_lower=form.row_lower[kept],
+        row_upper=form.row_upper[kept],
+        rows=[form.rows[number] for number in kept],
+    )
 
 
 def _with_limit(form: StandardForm, limit: LinearRow) -> StandardForm:

@@ -136,7 +136,7 @@ class _ShareSearch:
         """
         if share == 0:
             self.bound = max(self.bound, bound)
-        elif self.problem.minimize == Quantity.TIME:
+        elif self.problem.minimize == Quantity.TIME and self.problem.plans_all_transfers:
             pass_s = self.problem.pass_time_s
             self.bound = max(self.bound, (pass_s + bound) / (1 + share) - pass_s)
 

@@ -15,7 +15,7 @@ from poetmodel.graph import Graph, operation
 from poetmodel.problem import Constraint, Problem, Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
-from poetmodel.solver.sensitivity import find_limits, variants
+from poetmodel.solver.sensitivity import Change, explain_infeasible, find_limits, variants
 from poetmodel.solver.sensitivity.limits import LimitState, used_limits
 
 
@@ -77,6 +77,39 @@ def test_limits_are_those_of_an_exhaustive_search() -> None:
             else:
                 assert limit.result.objective_value == pytest.approx(best.value, rel=1e-9)
                 assert limit.proven
+
+
+def test_what_is_wanted_for_its_own_sake_may_take_more_ram_than_keep_all() -> None:
+    """Node b is computed twice more, each time beside its input, which is not computed again.
+
+    Keep-all takes 20 B; at c, between the two, all of a, b and c are in RAM.
+    """
+    names = ("a", "b", "c", "d")
+    reads = ((), ("a",), ("b",), ("c",))
+    nodes = (
+        operation(name, output_bytes=10, inputs=inputs, recomputable=name != "a")
+        for name, inputs in zip(names, reads, strict=True)
+    )
+    graph = Graph(name="again", nodes=tuple(nodes))
+    problem = Problem(graph, even_costs(graph), ram=30, paging=False)
+    twice = problem.subject_to(twice=lambda v: v.recomputations["b"] >= 2)
+    found = {limit.name: limit for limit in find_limits(twice)}
+    assert (found["keep_all"].value, found["stated"].value) == (20, 30)
+    assert found["stated"].proven
+    (ram,) = used_limits(solve(twice))
+    assert (ram.state, ram.used, ram.allowed) == (LimitState.SLACK, 30, 30)
+    assert ram.without == solve(replace(twice, ram=1000)).energy_j
+    less = explain_infeasible(solve(replace(twice, ram=20)))
+    remedies = {remedy.change: remedy for remedy in less.remedies}
+    assert (remedies[Change.RAM].works, remedies[Change.RAM].nearest) == (True, 30)
+
+
+def test_tensors_without_bytes_take_no_ram() -> None:
+    """Of nothing, nothing is the least."""
+    nodes = (operation("a", output_bytes=0), operation("b", output_bytes=0, inputs=("a",)))
+    graph = Graph(name="nothing", nodes=nodes)
+    limits = find_limits(Problem(graph, even_costs(graph), ram=1))
+    assert {limit.value for limit in limits if limit.quantity == Quantity.RAM} == {0}
 
 
 def test_what_one_way_needs_is_not_taken_for_the_other() -> None:

@@ -132,8 +132,9 @@
   // Until the server answers: the best schedule of another point that keeps these limits.
   const lend = () => {
     const late_s = wished.deadline_s ?? Infinity;
+    const slower = (point) => problem.deadline.counts === "overlap" && point.ram_bytes > wished.ram_bytes;
     const found = Array.from(points.values())
-      .filter((point) => point.energy_j !== null && point.needs_bytes <= wished.ram_bytes && point.time_s <= late_s)
+      .filter((point) => point.energy_j !== null && point.needs_bytes <= wished.ram_bytes && point.time_s <= late_s && !slower(point))
       .reduce((best, point) => (best && best.value <= point.value ? best : point), null);
     root.dataset.point = root.dataset.status = "";
     root.dataset.provisional = found ? "yes" : "";

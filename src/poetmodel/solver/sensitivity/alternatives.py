@@ -22,6 +22,7 @@ from poetmodel.result import SolveResult, Status
 from poetmodel.schedule import Schedule, Simulation, storage_entries
 from poetmodel.schedule.decisions import Choice, find_decisions
 from poetmodel.solver.sensitivity.variants import ChangedProblem, of_graph, solve_variants
+from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -166,10 +167,11 @@ def find_alternatives(
 def value_of_ram(
     problem: Problem, schedule: Schedule, *, time_limit: float = 10.0, threads: int = 1
 ) -> tuple[MoreRam, ...]:
-    """Find what a little more RAM saves: one answer for each of `MORE_RAM`."""
+    """Find what a little more RAM saves: one answer for each of `MORE_RAM`, where there is more."""
     energy_j = verify(problem, schedule).simulation.energy_j or 0.0
     ram = problem.ram_budget_bytes
     more = [max(1, math.ceil(part * ram)) for part in MORE_RAM]
+    more = [size for size in more if ram + size <= MAX_BYTES]
     variants = [
         ChangedProblem(problem=replace(problem, ram=ram + size, minimize=Quantity.ENERGY))
         for size in more

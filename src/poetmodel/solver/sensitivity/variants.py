@@ -90,7 +90,7 @@ def _best(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
 
 
 def _paged_at_minimum_ram(problem: Problem) -> Problem:
-    ram = problem.floor.bytes + problem.resident_bytes
+    ram = max(1, problem.floor.bytes + problem.resident_bytes)
     return replace(problem, ram=ram, minimize=Quantity.ENERGY, recompute=False)
 
 
