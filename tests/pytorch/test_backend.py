@@ -723,7 +723,7 @@ class Normed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a number."""
         x = self.norms[0](self.first(x).transpose(1, 2)).transpose(1, 2)
-        x = self.norms[1](functional.gelu(self.last(x)).transpose(1, 2))
+        x = self.norms[1](functional.softplus(self.last(x)).transpose(1, 2))
         return functional.mse_loss(x, torch.ones_like(x))
 
 
@@ -783,7 +783,8 @@ def test_integers_may_be_divisors(kernels: str) -> None:
     batch = torch.randint(0, 16, (32,)), torch.randint(2, 5, (32,))
     case = Case(nn.Embedding(16, 8), loss, batch)
     model, step, _ = case.compiled("100%", kernels=kernels)
-    assert same(trained(model, step, batch), case.eager())
+    for own, expected in zip(trained(model, step, batch), case.eager(), strict=True):
+        assert torch.allclose(own, expected, atol=0 if kernels == "eager" else 1e-5)
 
 
 def test_assertions_are_checked_in_each_step() -> None:

@@ -227,10 +227,13 @@ def _zeros(leaf: Any) -> Any:
 _MISPREDICTED: Final = frozenset(
     ("_fft_r2c", "_log_softmax_backward_data", "_native_batch_norm_legit",
      "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
-     "batch_norm_backward", "copysign", "div", "floor_divide", "huber_loss_backward",
-     "log_sigmoid_forward", "max_unpool2d", "mse_loss_backward", "native_batch_norm",
+     "batch_norm_backward", "copysign", "div", "elu_backward", "floor_divide", "gelu_backward",
+     "glu_backward", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward",
+     "huber_loss_backward", "leaky_relu_backward", "log_sigmoid_backward", "log_sigmoid_forward",
+     "max_unpool2d", "mish_backward", "mse_loss_backward", "native_batch_norm",
      "native_batch_norm_backward", "native_dropout_backward", "native_layer_norm_backward", "pow",
-     "replication_pad2d_backward", "smooth_l1_loss_backward")
+     "replication_pad2d_backward", "silu_backward", "smooth_l1_loss_backward", "softplus_backward",
+     "softshrink_backward", "threshold_backward")
 )  # fmt: skip
 """Operators whose results PyTorch predicts with other strides than their kernels make (2.13)."""
 

@@ -198,7 +198,7 @@ def _made_bytes(operation: Operation, form: Form) -> dict[int, int]:
     What is predicted of a gradient that nobody wants, kernels may leave out.
     """
     value = fake(operation.node)
-    outputs = [value] if form.is_single else list(value or ())
+    outputs = list(value) if isinstance(value, tuple | list) else [value]
     sizes = dict.fromkeys(operation.makes, 0)
     for output, layout in zip(outputs, form.layouts, strict=False):
         if isinstance(output, torch.Tensor) and layout is not None:
