@@ -157,6 +157,26 @@ def test_function_of_a_file_is_a_method(mine: Path) -> None:
     assert own.fingerprint(method(name)) != before
 
 
+def test_other_methods_of_a_folder_are_no_part_of_one(mine: Path) -> None:
+    """A sweep that names another one, too, does not repeat the runs of the first."""
+    entry = method(f"{mine}:half")
+    before = own.fingerprint(entry)
+    other = mine.with_name("other.py")
+    other.write_text("def keep(problem):\n    return None\n", encoding="utf-8")
+    assert own.fingerprint(method(f"{other}:keep")) != before == own.fingerprint(entry)
+
+
+def test_file_does_not_get_the_neighbour_of_another(mine: Path) -> None:
+    """Two versions of a method in two folders, whose neighbours have one name, are refused."""
+    method(f"{mine}:half")
+    later = mine.parent / "later"
+    later.mkdir()
+    (later / "neighbour.py").write_text("STEP = 3\n", encoding="utf-8")
+    (later / "mine.py").write_text(MINE, encoding="utf-8")
+    with pytest.raises(InputError, match=r"it imports 'neighbour', which is .*neighbour\.py for"):
+        method(f"{later / 'mine.py'}:half")
+
+
 def test_entry_point_is_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package brings it; the name of a shipped method is not taken over."""
     brought(monkeypatch, "brought", "poetmodel.schedule:checkpoint_all")

@@ -213,6 +213,7 @@ CASES: dict[str, Case] = {
     "Cast, from whole": Case("Cast", (whole(1, 2),), attributes={"to": TensorProto.FLOAT}),
     "CastLike": Case("CastLike", (_ROWS * 3, whole(1)), opsets=(15, NEWEST)),
     "Clip": Case("Clip", (_ROWS,), {1: np.array(-0.5, np.float32), 2: np.array(0.5, np.float32)}),
+    "Clip, lists": Case("Clip", (_ROWS,), {1: normal(1) - 1, 2: np.ones(1, np.float32)}),
     "Clip, above": Case("Clip", (_ROWS, None), {2: np.array(0.5, np.float32)}),
     "Clip, tensors": Case(
         "Clip", (_ROWS, np.float32(-0.5).reshape(())), {2: np.array(6, np.float32)}
@@ -238,6 +239,12 @@ CASES: dict[str, Case] = {
     "ReduceLogSum": Case("ReduceLogSum", (positive(2, 3),), axes=(1,), attributes={"keepdims": 0}),
     "ReduceSum": Case("ReduceSum", (normal(2, 3, 4),), {1: whole(1)}, {"keepdims": 0}),
     "ReduceSum, none": Case("ReduceSum", (normal(2, 3),), attributes={"noop_with_empty_axes": 1}),
+    **{
+        f"{name}, none": Case(
+            name, (positive(2, 3),), attributes={"noop_with_empty_axes": 1}, opsets=(18, NEWEST)
+        )
+        for name in ("ReduceL1", "ReduceLogSum", "ReduceSumSquare")
+    },
     "ReduceMean, all": Case("ReduceMean", (normal(2, 3),)),
     "ReduceMax, truth": Case("ReduceMax", (truth(3, 4),), {1: whole(1)}, opsets=(20, NEWEST)),
     "ArgMax": Case("ArgMax", (_ROWS,), attributes={"axis": 1, "keepdims": 0}),
@@ -313,7 +320,9 @@ CASES: dict[str, Case] = {
         "Pad", (_ROWS,), {1: whole(1, 2, 0, 1)}, {"mode": "wrap"}, opsets=(19, NEWEST)
     ),
     "Pad, axes": Case("Pad", (_ROWS, None), {1: whole(1, 2), 3: whole(-1)}, opsets=(18, NEWEST)),
+    "Pad, nothing": Case("Pad", (_ROWS, None), {1: whole(), 3: whole()}, opsets=(18, NEWEST)),
     "Gather": Case("Gather", (normal(5, 4),), {1: np.array([[0, -1], [2, 1]])}),
+    "Gather, nothing": Case("Gather", (normal(5, 4),), {1: whole()}),
     "Gather, one": Case("Gather", (normal(5, 4, 2),), {1: np.array(-1)}, {"axis": 1}),
     "Gather, tensors": Case(
         "Gather", (normal(5, 4, 2), np.array([[0, 1], [2, 1]])), attributes={"axis": 1}

@@ -57,10 +57,32 @@ def two_inputs() -> Step:
     return model, (torch.randn(4, 8), torch.randn(4, 6), torch.randint(0, 3, (4,)))
 
 
+class Own(keras.Model):
+    """A network that leaves it to Keras to tell its layers that it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(8)
+        self.norm = layers.BatchNormalization()
+        self.outer = layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        """Return logits."""
+        return self.outer(self.norm(self.inner(x)))
+
+
+def own() -> Step:
+    """Return a network of a class of its own that was called once, and a batch."""
+    model, x = Own(), torch.randn(6, 4)
+    model(x)
+    return model, (x, torch.randint(0, 3, (6,)))
+
+
 MODELS: dict[str, Callable[[], Step]] = {
     "convolutions": convolutions,
     "sequences": sequences,
     "two inputs": two_inputs,
+    "own": own,
 }
 
 
@@ -149,6 +171,15 @@ REFUSED = {
     "losses": lambda: keras.Sequential(
         [keras.Input((4,)), layers.Dense(2, kernel_regularizer="l2")], name="net"
     ),
+    "losses of outputs": lambda: keras.Sequential(
+        [keras.Input((4,)), layers.Dense(2, activity_regularizer="l2")], name="net"
+    ),
+    "constraints": lambda: keras.Sequential(
+        [keras.Input((4,)), layers.Dense(2, kernel_constraint="non_neg", name="fc")], name="net"
+    ),
+    "stateful": lambda: keras.Sequential(
+        [keras.Input((5, 4), batch_size=2), layers.LSTM(3, stateful=True, name="rnn")], name="net"
+    ),
 }
 
 
@@ -157,6 +188,28 @@ def test_models_that_cannot_be_taken(case: str, told: Told) -> None:
     """What is wrong and what to do, in a sentence."""
     with told.raises(InputError):
         pmt.from_keras(REFUSED[case]())
+
+
+class Adding(layers.Layer):
+    """A layer that adds a loss when it is called."""
+
+    def call(self, x: Any) -> Any:
+        """Return its input."""
+        self.add_loss(keras.ops.mean(x))
+        return x
+
+
+def test_losses_and_frozen_layers_are_seen_in_a_call(told: Told) -> None:
+    """A loss that a call adds is refused while it trains, and so are layers frozen since."""
+    parts = [keras.Input((4,)), layers.Dense(4, name="fc"), Adding()]
+    model = keras.Sequential(parts, name="net")
+    mine, x = pmt.from_keras(model), torch.randn(2, 4)
+    assert torch.equal(mine.eval()(x), model(x))
+    with told.raises(InputError, "adds"):
+        mine.train()(x)
+    model.layers[0].trainable = False
+    with told.raises(InputError, "frozen"):
+        mine(x)
 
 
 def test_number_of_inputs_is_checked() -> None:

@@ -296,6 +296,33 @@ def saved(path: Path, model: Any) -> Path:
     return path / "network.onnx"
 
 
+@pytest.mark.parametrize("name", ["values", "training", "forward"])
+def test_nodes_have_any_name(name: str, tmp_path: Path) -> None:
+    """Also that of a method of a module, such as outputs of PyTorch have it."""
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], [name]),
+        helper.make_node("Relu", [name], ["y"]),
+    ]
+    file = linear(nodes=nodes)
+    x = normal(2, 4)
+    (expected,) = ReferenceEvaluator(file).run(None, {"x": x})
+    close(outputs(pmt.from_onnx(saved(tmp_path, file)), x)[0], expected)
+
+
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
+def test_weights_in_the_code_are_equal_throughout(operator: str, tmp_path: Path) -> None:
+    """A convolution takes numbers as its weights, such as those of a mean over neighbours."""
+    mean = numpy_helper.from_array(np.full((2, 1, 3, 3), 1 / 9, np.float32))
+    nodes = [
+        helper.make_node("Constant", [], ["k"], value=mean),
+        helper.make_node(operator, ["x", "k"], ["y"], group=2),
+    ]
+    file = linear(nodes=nodes, held=[], shape=(1, 2, 5, 6))
+    x = normal(1, 2, 5, 6)
+    (expected,) = ReferenceEvaluator(file).run(None, {"x": x})
+    close(outputs(pmt.from_onnx(saved(tmp_path, file)), x)[0], expected)
+
+
 def test_shared_weights_are_one_parameter(tmp_path: Path) -> None:
     """Two nodes train the same one; what is equal throughout by chance is apart."""
     nodes = [
@@ -375,6 +402,9 @@ def test_outputs_without_a_loss_are_left_out(tmp_path: Path) -> None:
     file = linear()
     file.graph.node.append(helper.make_node("NonZero", ["y"], ["label"]))
     file.graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, (2, "K")))
+    file.graph.node.append(helper.make_node("SplitToSequence", ["y"], ["table"]))
+    table = helper.make_tensor_sequence_value_info("table", TensorProto.FLOAT, None)
+    file.graph.output.append(table)
     mine = pmt.from_onnx(saved(tmp_path, file))
     assert mine.outputs == ("y",)
     assert "NonZero" not in {node.operator for node in mine.nodes.values()}
@@ -410,6 +440,22 @@ def test_loss_takes_what_the_file_ends_in(
         assert torch.equal(loss_fn(model(x), target), function(logits, target))
     else:
         assert torch.equal(model(x), plain(x))
+
+
+@pytest.mark.parametrize("behind", ["Identity", "Cast"])
+def test_ending_stands_before_what_changes_nothing(behind: str, tmp_path: Path) -> None:
+    """Files in half precision end in a cast, those of TensorFlow in an identity."""
+    attributes = {"to": TensorProto.FLOAT} if behind == "Cast" else {}
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["h"]),
+        helper.make_node("Softmax", ["h"], ["p"]),
+        helper.make_node(behind, ["p"], ["y"], **attributes),
+    ]
+    path = str(saved(tmp_path, linear(nodes=nodes)))
+    model, loss_fn, (x, target) = load_step(path, OnnxStep(loss="cross-entropy", batch=5))
+    expected = functional.cross_entropy(x @ model.w + model.b, target)
+    close(loss_fn(model(x), target).detach(), expected.detach())
+    assert torch.equal(model.eval()(x), pmt.from_onnx(path)(x))
 
 
 def test_classes_of_sequences_are_where_the_softmax_is(tmp_path: Path) -> None:
@@ -568,6 +614,15 @@ def _sequence_input() -> Any:
     return file
 
 
+def _second_output() -> Any:
+    nodes = [
+        helper.make_node("Dropout", ["x"], ["a", "mask"], name="drop"),
+        helper.make_node("Cast", ["mask"], ["b"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["a", "b"], ["y"]),
+    ]
+    return linear(nodes=nodes, held=[])
+
+
 def _external() -> Any:
     file = linear()
     onnx.external_data_helper.convert_model_to_external_data(
@@ -587,6 +642,7 @@ REFUSED = {
     "no floating output": lambda: linear(made=TensorProto.INT64),
     "texts": lambda: linear(kind=TensorProto.STRING),
     "a sequence": _sequence_input,
+    "a further output": _second_output,
     "a missing attribute": lambda: linear(nodes=[helper.make_node("Concat", ["x", "x"], ["y"])]),
     "an unknown value": lambda: linear(nodes=[helper.make_node("Relu", ["nothing"], ["y"])]),
     "external data": _external,
@@ -602,6 +658,16 @@ def test_files_that_cannot_be_taken(
     (tmp_path / "network.onnx").write_bytes(REFUSED[case]().SerializeToString())
     with told.raises(InputError):
         pmt.from_onnx("network.onnx")
+
+
+def test_dilations_of_pools_are_refused(tmp_path: Path, told: Told) -> None:
+    """The node is named when it runs."""
+    node = helper.make_node(
+        "LpPool", ["x"], ["y"], name="pool", kernel_shape=(2, 2), dilations=(2, 2)
+    )
+    mine = pmt.from_onnx(saved(tmp_path, linear(nodes=[node], held=[], shape=(1, 2, 5, 6))))
+    with told.raises(InputError):
+        mine(torch.ones(1, 2, 5, 6))
 
 
 def test_shapes_that_depend_on_values_are_refused(tmp_path: Path, told: Told) -> None:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 GROUP: Final = "poetmodel.methods"
 """The group of entry points by which a package brings methods."""
 _SUFFIX: Final = ".py"
+_PREFIX: Final = "poetmodel_own_"
+"""What the names of modules begin with that are files of methods."""
 _IN_NAMES: Final = frozenset(":,")
 """What a name cannot have: a colon is for variants and files, a comma is between names."""
 
@@ -125,13 +127,18 @@ def known_elsewhere(name: str) -> bool:
 def fingerprint(entry: Method) -> str:
     """Return what changes when the file of a method of one's own does; "" for shipped methods.
 
-    The modules that are imported from the folder of that file belong to it.
+    The modules that are imported from the folder of that file belong to it; files of other methods
+    do not, unless they are imported, too.
     """
     file = "" if entry.own is None else _file_of(entry.own)
     if not Path(file).is_file():  # also what is typed into a session
         return ""
     folder = Path(file).resolve().parent
-    modules = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+    modules = [
+        getattr(module, "__file__", None) or ""
+        for name, module in list(sys.modules.items())
+        if not name.startswith(_PREFIX)
+    ]
     files = {Path(module).resolve() for module in modules if module.endswith(_SUFFIX)}
     files = {path for path in files if path.parent == folder and path.is_file()}
     digest = hashlib.sha256()
@@ -177,7 +184,7 @@ def _of_file(name: str, path: Path, function: str) -> Method:
 @cache
 def _module(name: str, path: Path, _stamp: int) -> ModuleType:
     """Import a file, again where it has changed; files beside it can be imported, too."""
-    module_name = f"poetmodel_own_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+    module_name = f"{_PREFIX}{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise InputError(f"method {name!r}: {path} is no Python file")
@@ -190,7 +197,26 @@ def _module(name: str, path: Path, _stamp: int) -> ModuleType:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the file does
         del sys.modules[module_name]
         _blame(f"method {name!r}: {path.name} cannot be imported:", error, str(path))
+    try:
+        _check_neighbours(name, path, module)
+    except InputError:
+        del sys.modules[module_name]
+        raise
     return module
+
+
+def _check_neighbours(name: str, path: Path, module: ModuleType) -> None:
+    """Raise if a file got a module of another method's folder in place of the one beside it."""
+    own = [value for key, value in list(sys.modules.items()) if key.startswith(_PREFIX)]
+    folders = {Path(str(value.__file__)).parent for value in own} - {path.parent}
+    for value in list(vars(module).values()):
+        origin = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+        file = Path(getattr(sys.modules.get(str(origin)), "__file__", None) or "").resolve()
+        if file.parent in folders and (path.parent / file.name).is_file():
+            raise InputError(
+                f"method {name!r}: it imports {origin!r}, which is {file} for another method of "
+                "this process; give one of the two files another name"
+            )
 
 
 def _entry(name: str, function: Any, *, summary: str = "", source: str = "") -> Method:

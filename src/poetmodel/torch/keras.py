@@ -54,17 +54,40 @@ def from_keras(model: Any) -> KerasModule:
             "with keras.Input"
         )
     if model.losses:
-        raise InputError(
-            f"from_keras: {model.name} adds losses of its own, such as those of a "
-            "kernel_regularizer; leave them out, and give the optimizer weight_decay"
-        )
+        raise _adds_losses(model)
     seeded = [layer.name for layer in model._flatten_layers() if _is_seeded(layer)]  # noqa: SLF001
     if seeded:
         raise InputError(
             f"from_keras: {model.name}: the layer {seeded[0]} has a seed of its own, and would "
             "draw the same in each compiled step; leave its seed out"
         )
+    _check_layers(model)
     return KerasModule(model)
+
+
+def _check_layers(model: Any) -> None:
+    """Raise if a layer does what only Keras' own training would do."""
+    for layer in model._flatten_layers():  # noqa: SLF001
+        if getattr(layer, "activity_regularizer", None) is not None:
+            raise _adds_losses(model)
+        if getattr(layer, "stateful", False):
+            raise InputError(
+                f"from_keras: {model.name}: the layer {layer.name} is stateful, and each step "
+                "would begin anew; leave stateful out"
+            )
+    limited = [v.path for v in model.trainable_variables if v.constraint is not None]
+    if limited:
+        raise InputError(
+            f"from_keras: {model.name}: the variable {limited[0]} has a constraint, which only "
+            "optimizers of Keras keep; leave it out"
+        )
+
+
+def _adds_losses(model: Any) -> InputError:
+    return InputError(
+        f"from_keras: {model.name} adds losses of its own, such as those of a "
+        "kernel_regularizer; leave them out, and give the optimizer weight_decay"
+    )
 
 
 _SEED: Final = "seed_generator_state"
@@ -120,6 +143,7 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
 
 def _without_state(model: Any) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
     """Return the model as a function of its variables, which Dynamo need not look into."""
+    from keras import StatelessScope
 
     def call(
         trained: list[torch.Tensor],
@@ -128,8 +152,20 @@ def _without_state(model: Any) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
         training: bool,  # noqa: FBT001
     ) -> tuple[Any, list[torch.Tensor]]:
         given = _arranged(model, inputs)
-        output, news = model.stateless_call(trained, others, *given, training=training)
-        return output, list(news)
+        variables = [*model.trainable_variables, *model.non_trainable_variables]
+        tensors = [*trained, *others]
+        if len(variables) != len(tensors) or len(trained) != len(model.trainable_variables):
+            raise InputError(
+                f"from_keras: the trainable layers of {model.name} have changed since; call "
+                "from_keras again"
+            )
+        # As Keras calls it: what a layer does not hand on of `training`, its context does.
+        state = zip(variables, tensors, strict=True)
+        with StatelessScope(state_mapping=state, collect_losses=True) as scope:
+            output = model(*given, training=training)
+        if training and scope.losses:
+            raise _adds_losses(model)
+        return output, [scope.get_current_value(v) for v in model.non_trainable_variables]
 
     traced: Callable[..., Any] = torch._dynamo.nonstrict_trace(call)  # noqa: SLF001
     return traced

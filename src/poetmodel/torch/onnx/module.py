@@ -25,6 +25,10 @@ FAMILIES: Final = (norms, pointwise, recurrent, reductions, shapes, spatial)
 """The modules that register operators."""
 ENDINGS: Final = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
 """Operators whose input a loss takes better than their output."""
+_SAME: Final = frozenset(("Cast", "Identity"))
+"""Operators that leave floating numbers as they are, and can stand behind an ending."""
+_FIRST_ALONE: Final = frozenset(("BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"))
+"""Operators of whose outputs the first one is known."""
 _INTEGERS: Final = {2, 3, 5, 6, 7}
 _TRUTH: Final = 9
 
@@ -104,6 +108,7 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         """Constants that are no tensors, by name."""
         self.steps: tuple[_Step, ...] = ()
         record = _Constants(self, record).placed()
+        _check_outputs(record)
         for node in record.nodes:
             self.nodes[node.name] = OnnxNode(node, opset=record.opset)
         self.steps = tuple(_steps(record))
@@ -216,12 +221,27 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         if len(self.outputs) != 1:
             return None
         (name,) = self.outputs
-        makers = [step for step in self.steps if name in step.outputs]
+        makers = {name: step for step in self.steps for name in step.outputs if name}
         reads = Counter(name for step in self.steps for name in step.inputs)
-        if not makers or reads[name]:
-            return None
-        node: OnnxNode = self.nodes[makers[0].node]
-        return node if node.operator in ENDINGS else None
+        reads[name] += 1
+        while name in makers and reads[name] == 1:
+            node: OnnxNode = self.nodes[makers[name].node]
+            if node.operator not in _SAME:
+                return node if node.operator in ENDINGS else None
+            name = makers[name].inputs[0]
+        return None
+
+
+def _check_outputs(record: FileRecord) -> None:
+    """Raise if something reads a further output of an operator that makes its first one alone."""
+    read = {name for node in record.nodes for name in node.inputs} | set(record.outputs)
+    for node in record.nodes:
+        more = [repr(name) for name in node.outputs[1:] if name and name in read]
+        if node.operator in _FIRST_ALONE and more:
+            raise InputError(
+                f"{record.path}: node {node.name!r} ({node.operator}): its output {more[0]} is "
+                "read, which is not known; export the network without it"
+            )
 
 
 def _steps(record: FileRecord) -> Iterator[_Step]:

@@ -181,8 +181,8 @@ def plain(elements: np.ndarray) -> Numbers:
 
 
 def tensor(value: Any, like: torch.Tensor | None = None) -> torch.Tensor:
-    """Return a tensor as it is, and numbers as one, of the floating type of another one."""
-    if isinstance(value, torch.Tensor):
+    """Return a tensor or a sequence; numbers become a tensor of the floating type of another."""
+    if isinstance(value, torch.Tensor | list):
         return value
     first = value
     while isinstance(first, tuple) and first:
@@ -239,6 +239,8 @@ def axis_of(node: OnnxNode, rank: int, default: int = 0, name: str = "axis") -> 
 
 def taken(x: torch.Tensor, axis: int, places: list[int]) -> torch.Tensor:
     """Return what is at some places of an axis."""
+    if not places:
+        return x.narrow(axis, 0, 0)
     if places == list(range(places[0], places[0] + len(places))):
         return x.narrow(axis, places[0], len(places))
     at = torch.tensor(places, device=x.device)

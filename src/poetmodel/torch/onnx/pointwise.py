@@ -165,6 +165,7 @@ _KINDS: Final[dict[int, torch.dtype]] = {
 @operator("Clip")
 def _clip(_: OnnxNode, x: Any, low: Any = None, high: Any = None) -> torch.Tensor:
     x = tensor(x)
+    low, high = (limit[0] if isinstance(limit, tuple) else limit for limit in (low, high))
     if low is None and high is None:
         return x
     if torch.is_tensor(low) or torch.is_tensor(high):

@@ -154,7 +154,8 @@ def _checked(path: Path, model: Any) -> Any:
     if len(model.functions):
         model = inliner.inline_local_functions(model)
     for output in model.graph.output:  # the checker wants shapes, which nothing else needs
-        output.type.tensor_type.shape.SetInParent()
+        if output.type.WhichOneof("value") in (None, "tensor_type"):
+            output.type.tensor_type.shape.SetInParent()
     try:
         if model.ByteSize() < _MOST_CHECKED:
             checker.check_model(model)
@@ -199,9 +200,10 @@ def _needed(nodes: Sequence[Any], outputs: Iterable[str]) -> list[Any]:
 
 def _records(protos: Iterable[Any]) -> tuple[NodeRecord, ...]:
     from onnx import helper
+    from torch import nn
 
     records: list[NodeRecord] = []
-    names: set[str] = set()
+    names = set(dir(nn.ModuleDict()))  # what no module in one can be called
     for proto in protos:
         name = (proto.name or next(filter(None, proto.output))).replace(".", "_")
         while name in names:

@@ -168,7 +168,7 @@ def _lstm(
 
     def cell(weights: _Weights, functions: tuple[Function, ...], direction: int) -> Cell:
         gate, new, out = functions
-        eyes = (None,) * 3 if peepholes is None else peepholes[direction].chunk(3)
+        eyes = (None,) * 3 if peepholes is None else tensor(peepholes, x)[direction].chunk(3)
 
         def seen(value: torch.Tensor, eye: Any, cell: torch.Tensor) -> torch.Tensor:
             return value if eye is None else value + eye * cell

@@ -56,9 +56,9 @@ _REDUCTIONS: Final[dict[str, Reduction]] = {
 def _reduce(node: OnnxNode, x: Any, axes: Any = None) -> torch.Tensor:
     x = tensor(x)
     over = axes_of(node, axes, rank=x.ndim)
-    if not over and node.get("noop_with_empty_axes", 0):
-        return x
     keep = bool(node.get("keepdims", 1))
+    if not over and node.get("noop_with_empty_axes", 0):  # each element by itself
+        x, over, keep = x.unsqueeze(-1), [x.ndim], False
     return _REDUCTIONS[node.operator](x, over or list(range(x.ndim)), keep)
 
 

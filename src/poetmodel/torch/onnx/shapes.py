@@ -192,7 +192,8 @@ def _space_to_depth(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _pad(node: OnnxNode, x: Any, pads: Any, value: Any = None, axes: Any = None) -> torch.Tensor:
     x = tensor(x)
     widths = whole(node, pads, "pads")
-    over = axes_of(node, axes, rank=x.ndim) or list(range(x.ndim))
+    over = axes_of(node, axes, rank=x.ndim)
+    over = list(range(x.ndim)) if over is None else over
     of = {axis: (widths[k], widths[k + len(over)]) for k, axis in enumerate(over)}
     given = [of.get(axis, (0, 0)) for axis in range(x.ndim)]
     while given and given[0] == (0, 0):

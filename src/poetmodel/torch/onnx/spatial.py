@@ -8,7 +8,15 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from poetmodel.torch.onnx.operators import OnnxNode, axes_of, operator, real, taken, whole
+from poetmodel.torch.onnx.operators import (
+    OnnxNode,
+    axes_of,
+    operator,
+    real,
+    taken,
+    tensor,
+    whole,
+)
 
 _CONVOLUTIONS: Final = (functional.conv1d, functional.conv2d, functional.conv3d)
 _TRANSPOSED: Final = (
@@ -79,7 +87,8 @@ class _Window:
 
 
 @operator("Conv", weights=(1, 2))
-def _convolution(node: OnnxNode, x: torch.Tensor, w: torch.Tensor, b: Any = None) -> torch.Tensor:
+def _convolution(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> torch.Tensor:
+    w = tensor(w, x)
     window = _Window(node, x, tuple(w.shape[2:]))
     pads = window.symmetric
     if pads is None:
@@ -97,7 +106,8 @@ def _bias(b: Any, x: torch.Tensor) -> torch.Tensor | None:
 
 
 @operator("ConvTranspose", weights=(1, 2))
-def _transposed(node: OnnxNode, x: torch.Tensor, w: torch.Tensor, b: Any = None) -> torch.Tensor:
+def _transposed(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> torch.Tensor:
+    w = tensor(w, x)
     size = tuple(w.shape[2:])
     count = len(size)
     window = _Window(node, x, size)
@@ -171,6 +181,8 @@ def _global_maximum(_: OnnxNode, x: torch.Tensor) -> torch.Tensor:
 def _lp_pool(node: OnnxNode, x: torch.Tensor) -> torch.Tensor:
     size, p = tuple(node.get("kernel_shape")), node.get("p", 2)
     window = _Window(node, x, size)
+    if any(step != 1 for step in window.dilations):
+        raise node.refused(f"dilations are {window.dilations}; expected 1")
     total = _MEANS[len(size) - 1](window.padded(x.abs() ** p), size, window.strides)
     return (total * math.prod(size)) ** (1 / p)
 
