@@ -442,7 +442,35 @@ def test_loss_takes_what_the_file_ends_in(
         assert torch.equal(model(x), plain(x))
 
 
-@pytest.mark.parametrize("behind", ["Identity", "Cast"])
+def test_probability_may_lose_its_last_axis(tmp_path: Path) -> None:
+    """The loss of a Sigmoid that is squeezed is that of its logits, in the new shape."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["h"]),
+        helper.make_node("Sigmoid", ["h"], ["p"]),
+        helper.make_node("Squeeze", ["p", "last"], ["y"]),
+    ]
+    held = [numpy_helper.from_array(normal(4, 1), "v"), numpy_helper.from_array(whole(-1), "last")]
+    file = linear(nodes=nodes, held=held)
+    file.graph.output[0].type.tensor_type.shape.ClearField("dim")
+    path = str(saved(tmp_path, file))
+    model, loss_fn, (x, target) = load_step(path, OnnxStep(loss="bce", batch=5))
+    expected = functional.binary_cross_entropy_with_logits((x @ model.v).squeeze(-1), target)
+    close(loss_fn(model(x), target).detach(), expected.detach())
+
+
+def test_dimensions_count_beside_the_batch(tmp_path: Path) -> None:
+    """The first dimension of another input may be another one; two sizes of one are refused."""
+    file = linear()
+    more = helper.make_tensor_value_info("table", TensorProto.FLOAT, ("K", 3))
+    file.graph.input.append(more)
+    mine = pmt.from_onnx(saved(tmp_path, file))
+    shapes = [tuple(x.shape) for x in mine.example_inputs(batch=2, dims={"K": 5})]
+    assert shapes == [(2, 4), (5, 3)]
+    with pytest.raises(InputError, match="leave one of them out"):
+        mine.example_inputs(batch=2, dims={"K": 5, "N": 2})
+
+
+@pytest.mark.parametrize("behind", ["Identity", "Cast", "Flatten"])
 def test_ending_stands_before_what_changes_nothing(behind: str, tmp_path: Path) -> None:
     """Files in half precision end in a cast, those of TensorFlow in an identity."""
     attributes = {"to": TensorProto.FLOAT} if behind == "Cast" else {}

@@ -26,7 +26,8 @@ FAMILIES: Final = (norms, pointwise, recurrent, reductions, shapes, spatial)
 ENDINGS: Final = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
 """Operators whose input a loss takes better than their output."""
 _SAME: Final = frozenset(("Cast", "Identity"))
-"""Operators that leave floating numbers as they are, and can stand behind an ending."""
+_MOVED: Final = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+"""Operators that leave the elements as they are, and can stand behind an ending."""
 _FIRST_ALONE: Final = frozenset(("BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"))
 """Operators of whose outputs the first one is known."""
 _INTEGERS: Final = {2, 3, 5, 6, 7}
@@ -112,6 +113,8 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         for node in record.nodes:
             self.nodes[node.name] = OnnxNode(node, opset=record.opset)
         self.steps = tuple(_steps(record))
+        self.moved = False
+        """Whether the output has another shape than the ending gave it."""
         self.ending: OnnxNode | None = self._ending()
         """The Softmax, LogSoftmax or Sigmoid that makes the only output."""
         if logits and self.ending is None:
@@ -169,8 +172,13 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
                 f"{self.file}: batch: the file fixes it at {sizes}; leave it out, or export the "
                 "network with a dynamic first dimension"
             )
+        if batch is not None and first <= chosen.keys():
+            names = ", ".join(sorted(map(repr, first)))
+            raise InputError(
+                f"{self.file}: batch: dims says already how large {names} is; leave one of them out"
+            )
         if batch is not None:
-            chosen |= dict.fromkeys(sorted(map(str, first)), batch)
+            chosen = dict.fromkeys(sorted(map(str, first)), batch) | chosen
         names = {d for i in self.given for d in i.shape if isinstance(d, str)}
         unknown, missing = sorted(chosen.keys() - names), sorted(names - chosen.keys())
         if unknown:
@@ -226,8 +234,9 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
         reads[name] += 1
         while name in makers and reads[name] == 1:
             node: OnnxNode = self.nodes[makers[name].node]
-            if node.operator not in _SAME:
+            if node.operator not in _SAME | _MOVED:
                 return node if node.operator in ENDINGS else None
+            self.moved = self.moved or node.operator in _MOVED
             name = makers[name].inputs[0]
         return None
 

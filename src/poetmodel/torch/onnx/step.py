@@ -73,7 +73,8 @@ def onnx_step(
     _check_ending(path, loss, model.ending)
     model.logits = model.ending is not None and model.ending.operator in _ENDINGS.get(loss, ())
     find_loss, target = _LOSSES[loss]
-    shaped = _Output(path, loss, outputs, model.ending if model.logits else None)
+    known = model.logits and not model.moved
+    shaped = _Output(path, loss, outputs, model.ending if known else None)
     return model, find_loss(shaped), (*inputs, target(shaped))
 
 
