@@ -173,9 +173,9 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
                 "network with a dynamic first dimension"
             )
         if batch is not None and first <= chosen.keys():
-            names = ", ".join(sorted(map(repr, first)))
+            open_ = ", ".join(sorted(map(repr, first)))
             raise InputError(
-                f"{self.file}: batch: dims says already how large {names} is; leave one of them out"
+                f"{self.file}: batch: dims says already how large {open_} is; leave one of them out"
             )
         if batch is not None:
             chosen = dict.fromkeys(sorted(map(str, first)), batch) | chosen
