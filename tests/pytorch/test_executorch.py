@@ -258,6 +258,10 @@ REFUSED = {
         {"optimizer": lambda parameters: torch.optim.SGD(list(parameters)[:1])},
         "optimizer: expected all parameters that require a gradient",
     ),
+    "another precision": (
+        {"optimizer": lambda _: torch.optim.SGD([nn.Parameter(torch.ones(3).bfloat16())])},
+        "optimizer: ExecuTorch's SGD takes all parameters for float32, got torch.bfloat16",
+    ),
 }
 
 

@@ -307,6 +307,12 @@ def _sgd_faults(optimizer: torch.optim.Optimizer, parts: tuple[object, ...]) -> 
         yield f"ExecuTorch's SGD has one group of parameters, got {len(groups)}; give one"
     if groups[0]["maximize"]:
         yield "ExecuTorch's SGD has no maximize; give the negative loss"
+    others = sorted({str(p.dtype) for p in groups[0]["params"]} - {"torch.float32"})
+    if others:
+        yield (
+            f"ExecuTorch's SGD takes all parameters for float32, got {', '.join(others)}; train in "
+            "float32, or give none and use the gradients"
+        )
     modules = [part for part in parts if isinstance(part, torch.nn.Module)]
     trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
     if trained != {id(parameter) for parameter in groups[0]["params"]}:
