@@ -284,8 +284,9 @@ def test_meaning_without_storage_or_device_is_serial(graph: Graph, costs: Costs)
     assert Problem(graph, replace(costs, device=device)).deadline_counts is DeadlineCounts.SERIAL
 
 
-def test_what_is_of_another_kind_is_named(graph: Graph, costs: Costs, board: Device) -> None:
+def test_what_is_of_another_kind_is_named(graph: Graph, costs: Costs) -> None:
     """A device in place of costs, a name in place of a graph or a device."""
+    board = bench_device()
     wrong: Any = board
     with pytest.raises(InputError, match=r"^costs: expected Costs, got Device.*Costs.estimate"):
         Problem(graph, wrong, ram=100)
