@@ -299,7 +299,9 @@ class TotalsBlock:
             name = getattr(error, "name", None)
             if not isinstance(name, str) or getattr(error, "obj", None) is not self.block:
                 raise
-            raise InputError(f"{where}: v.{name}: there is no such total; expected one of {', '.join((*Total, *Count))}") from None
+            raise InputError(
+                f"{where}: v.{name}: there is no such total; expected one of {', '.join((*Total, *Count))}"
+            ) from None
         except PyomoException as error:  # of a relation that is asked whether it is true
             raise InputError(
                 f"{where}: {str(error).splitlines()[0]} Relations have no 'and', no max(), and no "

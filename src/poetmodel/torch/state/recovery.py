@@ -130,14 +130,12 @@ class _Targets:
     def faults(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
         """Yield why the tensors of a file are not those that are there."""
         met: dict[int, str] = {}
-        kept: defaultdict[str, set[str]] = defaultdict(set)
         for tensor in tensors:
             owner, layout = self.owner(tensor), tensor.storage.layouts[0]
             if owner is None:
                 yield f"{tensor.kind} {tensor.storage.name} is in the file only"
                 continue
             if tensor.kind == InputKind.MOMENT:
-                kept[tensor.owner].add(tensor.key)
                 continue
             first = met.setdefault(storage_key(owner), tensor.storage.name)
             if owner.is_meta:
@@ -149,6 +147,17 @@ class _Targets:
                     f"{tensor.storage.name}: the file has {layout.dtype} {layout.shape}, "
                     f"the model {owner.dtype} {tuple(owner.shape)}"
                 )
+        yield from self._moment_faults(tensors)
+        for (kind, path), value in self._tensors.items():
+            if value.nbytes and storage_key(value) not in met:
+                yield f"{kind} {shown_path(path)} is in the model only"
+
+    def _moment_faults(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
+        """Yield why the moments of a file are not those that the optimizer keeps."""
+        kept: defaultdict[str, set[str]] = defaultdict(set)
+        for tensor in tensors:
+            if tensor.kind == InputKind.MOMENT and self.owner(tensor) is not None:
+                kept[tensor.owner].add(tensor.key)
         for path, keys in kept.items():
             wanted = self._moments.get(id(self._tensors[InputKind.PARAMETER, path]))
             if wanted is None:
@@ -158,9 +167,6 @@ class _Targets:
                     f"the file has {listed(sorted(keys))} of {shown_path(path)}, and the "
                     f"optimizer {type(self.optimizer).__name__} keeps {listed(sorted(wanted))}"
                 )
-        for (kind, path), value in self._tensors.items():
-            if value.nbytes and storage_key(value) not in met:
-                yield f"{kind} {shown_path(path)} is in the model only"
 
     def put(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
         """Let a tensor have a value; None takes a moment away."""
