@@ -168,10 +168,7 @@ class Costs:
             raise CostError(f"graph: expected a Graph, got {shown(graph)}; Graph.load reads one")
         if not hasattr(device, "compute"):
             raise CostError(
-                f"device: expected a Device, got {shown(device)}; Device.load({shown(device)}) "
-                "reads one"
-                if isinstance(device, str)
-                else f"device: expected a Device, got {shown(device)}"
+                f"device: expected a Device, got {shown(device)}; Device.load reads one"
             )
         per_s, power_w = device.instructions_per_s, device.compute.power_w
         compute = {}

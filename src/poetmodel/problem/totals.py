@@ -299,8 +299,9 @@ class TotalsBlock:
             name = getattr(error, "name", None)
             if not isinstance(name, str) or getattr(error, "obj", None) is not self.block:
                 raise
+            totals = ", ".join((*Total, *Count))
             raise InputError(
-                f"{where}: v.{name}: there is no such total; expected one of {', '.join((*Total, *Count))}"
+                f"{where}: v.{name}: there is no such total; expected one of {totals}"
             ) from None
         except PyomoException as error:  # of a relation that is asked whether it is true
             raise InputError(
