@@ -268,7 +268,7 @@ def test_a_model_that_cannot_have_the_state_is_refused(tmp_path: Path) -> None:
             pmt.recover(tmp_path, other, optimizer)
         assert not optimizer.state
     nothing: Any = None
-    with pytest.raises(InputError, match="optimizer: expected a Optimizer, got nothing"):
+    with pytest.raises(InputError, match="optimizer: expected Optimizer of torch, got nothing"):
         pmt.recover(tmp_path, model, nothing)
 
 

@@ -75,12 +75,8 @@ def recover(
         If the file is of another model or optimizer, damaged, or in use, or if there are several;
         nothing is loaded then.
     """
-    for name, given, kind in (
-        ("model", model, torch.nn.Module),
-        ("optimizer", optimizer, torch.optim.Optimizer),
-    ):
-        if not isinstance(given, kind):
-            raise InputError(f"{name}: expected a {kind.__name__}, got {shown(given)}")
+    check_kind("model", model, torch.nn.Module)
+    check_kind("optimizer", optimizer, torch.optim.Optimizer)
     loaded = _LOADED.pop(model, None)
     if loaded is not None:
         loaded.close()
@@ -96,6 +92,12 @@ def recover(
         _LOADED[model] = file
         return file.steps
     return 0
+
+
+def check_kind(name: str, given: object, kind: type) -> None:
+    """Raise `InputError` unless what was given is of a kind."""
+    if not isinstance(given, kind):
+        raise InputError(f"{name}: expected {kind.__name__} of torch, got {shown(given)}")
 
 
 class _Targets:
