@@ -204,6 +204,17 @@ def test_files_and_models_that_do_not_fit_are_refused(exported: Any, tmp_path: P
     other = make([p for p in wrong.parameters() if p.requires_grad])
     with pytest.raises(InputError, match="optimizer: expected it to train"):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=other, folder=folder)
+    another: Any = torch.optim.Adagrad([p for p in net.parameters() if p.requires_grad])
+    with pytest.raises(InputError, match="and Adagrad keeps step, sum; give one like"):
+        pmt.load_state(tmp_path / "zeros.bin", net, optimizer=another, folder=folder)
+    with pytest.raises(InputError, match="and Adagrad keeps step, sum; give one like"):
+        pmt.save_state(net, tmp_path / "zeros.bin", optimizer=another, folder=folder)
+    assert all(kept.keys() == {"step", "sum"} for kept in another.state.values())
+    with pytest.raises(InputError, match=r"the model has no memory for it \(device meta\)"):
+        pmt.load_state(tmp_path / "zeros.bin", model().to("meta"), folder=folder)
+    another = "adam"
+    with pytest.raises(InputError, match="optimizer: expected Optimizer of torch, got 'adam'"):
+        pmt.load_state(tmp_path / "zeros.bin", net, optimizer=another, folder=folder)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 

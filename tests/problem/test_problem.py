@@ -284,6 +284,26 @@ def test_meaning_without_storage_or_device_is_serial(graph: Graph, costs: Costs)
     assert Problem(graph, replace(costs, device=device)).deadline_counts is DeadlineCounts.SERIAL
 
 
+def test_what_is_of_another_kind_is_named(graph: Graph, costs: Costs) -> None:
+    """A device in place of costs, a name in place of a graph or a device."""
+    board = bench_device()
+    wrong: Any = board
+    with pytest.raises(InputError, match=r"^costs: expected Costs, got Device.*Costs.estimate"):
+        Problem(graph, wrong, ram=100)
+    wrong = "mlp"
+    with pytest.raises(InputError, match=r"^graph: expected a Graph, got 'mlp'"):
+        Problem(wrong, costs, ram=100)
+    with pytest.raises(InputError, match=r"^graph: expected a Graph, got 'mlp'"):
+        Costs.estimate(wrong, board)
+    with pytest.raises(InputError, match=r"^device: expected a Device, got 'mlp'; Device.load"):
+        Costs.estimate(graph, wrong)
+    with pytest.raises(InputError, match=r"^constraints: expected a tuple of Constraint"):
+        Problem(graph, costs, ram=100, constraints=wrong)
+    wrong = (abs,)
+    with pytest.raises(InputError, match=r"^constraints\[0\]: expected a Constraint.*subject_to"):
+        Problem(graph, costs, ram=100, constraints=wrong)
+
+
 def test_choices_become_members(graph: Graph, costs: Costs) -> None:
     """Quantities may be given as words; the problem holds members, energy by default."""
     assert Problem(graph, costs, ram=50).minimize is Quantity.ENERGY

@@ -107,6 +107,7 @@ def test_a_rule_may_ask_which_nodes_and_tensors_there_are() -> None:
         (lambda v: v.page_ins["a "] <= 1, "did you mean 'a'"),
         (lambda v: 1 <= v.page_ins["a"] <= 2, "constraint 'own': .* return a list"),
         (lambda v: v.page_ins["a"] < 1, "page_ins.0.  <  1.*strict inequality"),
+        (lambda v: v.energy <= 1, "constraint 'own': v.energy: there is no such total.*energy_j"),
         (lambda _: None, "got nothing$"),
         (lambda _: "energy_j <= 3", "got 'energy_j <= 3'"),
         (lambda v: {"a": v.energy_j <= 3}, "got an object"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -218,6 +219,9 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
     os.truncate(path, 20_000)
     with pytest.raises(InputError, match="no whole state"):
         recovered(tmp_path)
+    damage(path, 22)  # of the length of the header
+    with pytest.raises(InputError, match="is no state file of this version"):
+        recovered(tmp_path)
     path.write_bytes(b"something else")
     with pytest.raises(InputError, match="is no state file of this version"):
         recovered(tmp_path)
@@ -242,6 +246,30 @@ def test_another_model_is_refused_and_unchanged(tmp_path: Path) -> None:
         assert told in str(caught.value)
     assert not optimizer.state
     assert model.large.unique().tolist() == [-1.0]
+
+
+def test_a_model_that_cannot_have_the_state_is_refused(tmp_path: Path) -> None:
+    """Tied weights have one value, the device meta has none; other optimizers keep other things."""
+    left_by(tmp_path, 1)
+    tied = Network()
+    tied.frozen = torch.nn.Parameter(tied.frozen.detach()[: SIZES["small"]])
+    tied.small = tied.frozen
+    with torch.device("meta"):
+        empty = Network()
+    model = Network()
+    adam, momentum = torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)
+    for other, make, told in (
+        (tied, adam, "small and frozen are the same tensor in the model only"),
+        (empty, adam, r"large of the model has no memory \(device meta\)"),
+        (model, momentum, "the file has exp_avg.* of large, .* SGD keeps momentum_buffer"),
+    ):
+        optimizer = make(other.parameters(), lr=0.1)
+        with pytest.raises(InputError, match=told):
+            pmt.recover(tmp_path, other, optimizer)
+        assert not optimizer.state
+    nothing: Any = None
+    with pytest.raises(InputError, match="optimizer: expected Optimizer of torch, got nothing"):
+        pmt.recover(tmp_path, model, nothing)
 
 
 def test_a_file_stays_until_a_new_one_has_its_state(

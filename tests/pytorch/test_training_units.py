@@ -253,6 +253,7 @@ def hooked(parameters: Any) -> Any:
         (lambda _: "sgd", "got 'sgd'"),
         (lambda p: ADAM(p, fused=True), "group 0: fused=True cannot be traced; leave it out"),
         (lambda p: ADAM(p, lr=torch.tensor(0.5)), "group 0: lr is a tensor; .* such as lr=0.5"),
+        (lambda p: ADAM([{"params": p, "lr": "0.5"}]), "group 0: lr: expected a number, got '0.5'"),
         (lambda p: SGD(p, lr=0.1, differentiable=True), "differentiable=True"),
         (hooked, "it has hooks on its steps"),
         (lambda p: SGD(list(p)[:1], lr=0.1), "0.bias requires a gradient, and the optimizer"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,6 +229,13 @@ def test_schedule_of_another_graph_is_refused(graph: Graph, costs: Costs) -> Non
         check_identity(graph, schedule)
     check_identity(graph, replace(schedule, identity=None))
     check_identity(other, schedule)
+    wrongs: tuple[tuple[Any, str], ...] = (
+        (None, "got nothing$"),
+        (SimpleNamespace(schedule=schedule), "give its .schedule$"),
+    )
+    for wrong, words in wrongs:
+        with pytest.raises(ScheduleError, match=f"expected a Schedule, .*{words}"):
+            check_identity(graph, wrong)
 
 
 def test_overlap_deadline_takes_a_makespan(graph: Graph, costs: Costs, paged: Schedule) -> None:

@@ -164,6 +164,12 @@ class Costs:
         An operation of exported C, on a Cortex-M with an FPU whose clock and power are known, takes
         its instructions over the clock instead, and that time times the power.
         """
+        if not hasattr(graph, "nodes"):
+            raise CostError(f"graph: expected a Graph, got {shown(graph)}; Graph.load reads one")
+        if not hasattr(device, "compute"):
+            raise CostError(
+                f"device: expected a Device, got {shown(device)}; Device.load reads one"
+            )
         per_s, power_w = device.instructions_per_s, device.compute.power_w
         compute = {}
         for k, node in enumerate(graph.nodes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN, DeadlineCounts, Quantity
@@ -23,7 +24,9 @@ SMALLEST_COST: Final = 1e-300
 def resolve_choices(problem: Problem) -> dict[str, Any]:
     """Return the choices of a problem as members; refuse unknown ones, and costs beyond numbers."""
     chosen: dict[str, Any] = {}
-    faults: list[str] = []
+    faults = list(_wrong_kinds(problem))
+    if faults:
+        raise InputError(faults)
     counts = problem.deadline_counts
     for name, choices, value in (
         ("minimize", Quantity, problem.minimize),
@@ -51,6 +54,26 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
     if faults:
         raise InputError(faults)
     return chosen
+
+
+def _wrong_kinds(problem: Problem) -> Iterator[str]:
+    """Name what is of another kind than all that follows takes for granted."""
+    graph: Any = problem.graph
+    costs: Any = problem.costs
+    if not isinstance(graph, Graph):
+        yield f"graph: expected a Graph, got {shown(graph)}; Graph.load reads one"
+    if not isinstance(costs, Costs):
+        yield f"costs: expected Costs, got {shown(costs)}; Costs.estimate(graph, device) makes them"
+    constraints: Any = problem.constraints
+    if not isinstance(constraints, tuple | list):
+        yield f"constraints: expected a tuple of Constraint, got {shown(constraints)}"
+        return
+    for number, row in enumerate(constraints):
+        if not isinstance(row, Constraint):
+            yield (
+                f"constraints[{number}]: expected a Constraint, got {shown(row)}; subject_to takes "
+                "functions"
+            )
 
 
 def _rewarded_idling(problem: Problem) -> Iterator[str]:

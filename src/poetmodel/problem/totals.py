@@ -295,6 +295,14 @@ class TotalsBlock:
         try:
             result = rule(self.block)
             return _relations(result)
+        except AttributeError as error:
+            name = getattr(error, "name", None)
+            if not isinstance(name, str) or getattr(error, "obj", None) is not self.block:
+                raise
+            totals = ", ".join((*Total, *Count))
+            raise InputError(
+                f"{where}: v.{name}: there is no such total; expected one of {totals}"
+            ) from None
         except PyomoException as error:  # of a relation that is asked whether it is true
             raise InputError(
                 f"{where}: {str(error).splitlines()[0]} Relations have no 'and', no max(), and no "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
-from poetmodel.errors import InputError, ScheduleError
+from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, within
 from poetmodel.schedule.relations import OBJECTIVE_BOUND, OBJECTIVE_VALUE, STATED, WEAR, Schedule
 from poetmodel.schedule.simulation import Simulation, simulate, timed_anew
@@ -160,7 +160,11 @@ def broken_limits(problem: Problem, simulation: Simulation) -> tuple[str, ...]:
 
 
 def check_identity(graph: Graph, schedule: Schedule) -> None:
-    """Raise `ScheduleError` if the schedule names another graph than this one."""
+    """Raise `ScheduleError` if the schedule is none, or names another graph than this one."""
+    given: Any = schedule
+    if not isinstance(given, Schedule):
+        hint = "; give its .schedule" if hasattr(given, "schedule") else ""
+        raise ScheduleError(f"expected a Schedule, got {shown(given)}{hint}")
     if schedule.identity is not None:
         schedule.identity.check(graph, kind="schedule", error=ScheduleError)
 

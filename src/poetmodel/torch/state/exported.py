@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, listed
 from poetmodel.export.state import read_state, state_paths, state_tensors, write_state
-from poetmodel.torch.step.optimizers import OptimizerSlot
+from poetmodel.torch.state.recovery import check_kind
+from poetmodel.torch.step.optimizers import ACCEPTED, OptimizerSlot, rule_of
 from poetmodel.torch.step.updates import BATCHES, GRADIENT
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def _pairs(
     model: torch.nn.Module, tensors: Sequence[ExportedTensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield parameters and buffers that a folder has, by name."""
+    check_kind("model", model, torch.nn.Module)
     own: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     own |= dict(model.named_buffers(remove_duplicate=False))
     for tensor in tensors:
@@ -130,6 +132,8 @@ def _pairs(
                 f"{tensor.name}: expected shape {list(tensor.shape)}, as in the folder, got "
                 f"{list(mine.shape)} of the model"
             )
+        if mine.is_meta:
+            raise InputError(f"{tensor.name}: the model has no memory for it (device meta)")
         yield tensor.name, mine
 
 
@@ -151,7 +155,7 @@ def _moments(
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
     """Yield which parameter a moment is of, and what the optimizer calls it."""
     own = dict(model.named_parameters(remove_duplicate=False))
-    trained = set() if optimizer is None else _trained(optimizer)
+    trained = {} if optimizer is None else _trained(optimizer)
     for name in sorted(names):
         of, _, key = name.rpartition(".")
         if of not in own:
@@ -162,6 +166,13 @@ def _moments(
             raise InputError(
                 f"optimizer: expected it to train {of!r}, of which the folder has {key}"
             )
+        if optimizer is not None and type(optimizer) in ACCEPTED:
+            keeps = rule_of(trained[id(own[of])]).moments
+            if key not in keeps:
+                raise InputError(
+                    f"optimizer: the folder has {key} of {of!r}, and {type(optimizer).__name__} "
+                    f"keeps {listed(keeps) or 'nothing'}; give one like that which was exported"
+                )
         yield name, own[of], key
 
 
@@ -170,5 +181,7 @@ def _has_value(key: str, moment: torch.Tensor) -> bool:
     return key != "momentum_buffer" or not bool(moment.isnan().all())
 
 
-def _trained(optimizer: torch.optim.Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def _trained(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
+    """Return the group of each parameter, by its id."""
+    check_kind("optimizer", optimizer, torch.optim.Optimizer)
+    return {id(p): group for group in optimizer.param_groups for p in group["params"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from collections import defaultdict
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,7 @@ from weakref import WeakKeyDictionary, finalize
 
 import torch
 
-from poetmodel.errors import InputError
+from poetmodel.errors import InputError, listed, shown
 from poetmodel.torch.capturing.joint import LOSS
 from poetmodel.torch.capturing.replay import storage_key
 from poetmodel.torch.capturing.signature import BODY, InputKind, shown_path
@@ -26,6 +27,7 @@ from poetmodel.torch.state.file import (
     StateTensor,
 )
 from poetmodel.torch.state.pages import blank, bytes_of, checksum, read_page
+from poetmodel.torch.step.optimizers import ACCEPTED, rule_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,9 +72,11 @@ def recover(
     Raises
     ------
     InputError
-        If the file is of another model, damaged, or in use, or if there are several; nothing is
-        loaded then.
+        If the file is of another model or optimizer, damaged, or in use, or if there are several;
+        nothing is loaded then.
     """
+    check_kind("model", model, torch.nn.Module)
+    check_kind("optimizer", optimizer, torch.optim.Optimizer)
     loaded = _LOADED.pop(model, None)
     if loaded is not None:
         loaded.close()
@@ -88,6 +92,12 @@ def recover(
         _LOADED[model] = file
         return file.steps
     return 0
+
+
+def check_kind(name: str, given: object, kind: type) -> None:
+    """Raise `InputError` unless what was given is of a kind."""
+    if not isinstance(given, kind):
+        raise InputError(f"{name}: expected {kind.__name__} of torch, got {shown(given)}")
 
 
 class _Targets:
@@ -107,7 +117,12 @@ class _Targets:
             buffers = module.named_buffers(prefix, remove_duplicate=False)
             self._tensors |= {(InputKind.PARAMETER, path): value for path, value in parameters}
             self._tensors |= {(InputKind.BUFFER, path): value for path, value in buffers}
-        self._trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._moments = {
+            id(p): rule_of(group).moments if type(optimizer) in ACCEPTED else ()
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        """What the optimizer keeps for each parameter, as far as that is known."""
 
     def owner(self, tensor: StateTensor) -> torch.Tensor | None:
         """Return the parameter or buffer of a tensor of the file; for a moment its parameter."""
@@ -116,24 +131,44 @@ class _Targets:
 
     def faults(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
         """Yield why the tensors of a file are not those that are there."""
-        met = set()
+        met: dict[int, str] = {}
         for tensor in tensors:
             owner, layout = self.owner(tensor), tensor.storage.layouts[0]
             if owner is None:
                 yield f"{tensor.kind} {tensor.storage.name} is in the file only"
                 continue
-            met.add(storage_key(owner))
             if tensor.kind == InputKind.MOMENT:
-                if id(owner) not in self._trained:
-                    yield f"the optimizer has no parameter {shown_path(tensor.owner)}"
+                continue
+            first = met.setdefault(storage_key(owner), tensor.storage.name)
+            if owner.is_meta:
+                yield f"{tensor.storage.name} of the model has no memory (device meta)"
+            elif first != tensor.storage.name:
+                yield f"{first} and {tensor.storage.name} are the same tensor in the model only"
             elif (tuple(owner.shape), owner.dtype) != (layout.shape, layout.dtype):
                 yield (
                     f"{tensor.storage.name}: the file has {layout.dtype} {layout.shape}, "
                     f"the model {owner.dtype} {tuple(owner.shape)}"
                 )
+        yield from self._moment_faults(tensors)
         for (kind, path), value in self._tensors.items():
             if value.nbytes and storage_key(value) not in met:
                 yield f"{kind} {shown_path(path)} is in the model only"
+
+    def _moment_faults(self, tensors: tuple[StateTensor, ...]) -> Iterator[str]:
+        """Yield why the moments of a file are not those that the optimizer keeps."""
+        kept: defaultdict[str, set[str]] = defaultdict(set)
+        for tensor in tensors:
+            if tensor.kind == InputKind.MOMENT and self.owner(tensor) is not None:
+                kept[tensor.owner].add(tensor.key)
+        for path, keys in kept.items():
+            wanted = self._moments.get(id(self._tensors[InputKind.PARAMETER, path]))
+            if wanted is None:
+                yield f"the optimizer has no parameter {shown_path(path)}"
+            elif wanted and not (keys & set(wanted)) - {"step"}:
+                yield (
+                    f"the file has {listed(sorted(keys))} of {shown_path(path)}, and the "
+                    f"optimizer {type(self.optimizer).__name__} keeps {listed(sorted(wanted))}"
+                )
 
     def put(self, tensor: StateTensor, value: torch.Tensor | None) -> None:
         """Let a tensor have a value; None takes a moment away."""
@@ -182,7 +217,7 @@ class _StateLeft:
         """Return what the file says of itself; None if it says nothing that is known."""
         beginning = os.pread(self._descriptor, _HEADER_BYTES, 0)
         needed = Format.needed(beginning)
-        if needed is None:
+        if needed is None or needed > os.fstat(self._descriptor).st_size:
             return None
         return Format.parsed(os.pread(self._descriptor, needed, 0))
 

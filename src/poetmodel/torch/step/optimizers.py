@@ -7,6 +7,7 @@ eager PyTorch makes new memory for is written over the gradient, which nobody re
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import torch
@@ -367,6 +368,8 @@ def _group_faults(group: Mapping[str, Any]) -> Iterator[str]:
         numbers = value if key == "betas" else (value,)
         if key != "params" and any(isinstance(number, torch.Tensor) for number in numbers):
             yield f"{key} is a tensor; expected a number, such as {key}={_plain(value)}"
+        elif key == "lr" and not isinstance(value, Real):
+            yield f"lr: expected a number, got {shown(value)}"
 
 
 def _plain(value: Any) -> object:
