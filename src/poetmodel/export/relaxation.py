@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from poetmodel.backends.protocol import RawSolution
     from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.device import Device
     from poetmodel.export.freezing import Freezable
     from poetmodel.problem import Problem
 
@@ -116,8 +117,10 @@ class Relaxation:
         """For each node the least time [s] and energy [J], whichever of its outputs are wanted."""
         table, index = self.problem.table, self.freezable.graph.node_index
         times, energies = list(table.compute_time_s), list(table.compute_energy_j)
-        for graph in self.alone:
-            for name, cost in costs_for(graph, self.problem).compute.items():
+        device = _estimating(self.problem)
+        if device is not None:
+            estimates = (Costs.estimate(graph, device) for graph in self.alone)
+            for name, cost in (pair for costs in estimates for pair in costs.compute.items()):
                 k = index[name]
                 times[k] = min(times[k], cost.time_s)
                 energies[k] = min(energies[k], cost.energy_j)
@@ -501,8 +504,8 @@ class _Program:
 
 def costs_for(graph: Graph, problem: Problem) -> Costs:
     """Return the costs of a part of a problem's graph: estimated anew, or those that it states."""
-    costs, device = problem.costs, problem.costs.device
-    if device is not None and costs == Costs.estimate(problem.graph, device):
+    costs, device = problem.costs, _estimating(problem)
+    if device is not None:
         return Costs.estimate(graph, device)
     computing = [node.name for node in graph.nodes if not node.is_state]
     return replace(
@@ -512,3 +515,10 @@ def costs_for(graph: Graph, problem: Problem) -> Costs:
         if costs.pages is None
         else {tensor.name: costs.pages[tensor.name] for tensor in graph.tensors},
     )
+
+
+def _estimating(problem: Problem) -> Device | None:
+    """Return the device that the costs of a problem are estimated for; None where they are not."""
+    device = problem.costs.device
+    estimated = device is not None and problem.costs == Costs.estimate(problem.graph, device)
+    return device if estimated else None
