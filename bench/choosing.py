@@ -21,8 +21,9 @@ import poetmodel as pm
 from harness import latest, parsed, record
 from mcu.networks import mcunet, mobilenetv2
 from poetmodel import torch as pmt
-from poetmodel.export.choosing import costs_for, layers_of
+from poetmodel.export.choosing import layers_of
 from poetmodel.export.freezing import Freezable
+from poetmodel.export.relaxation import costs_for
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.torch.choosing import gradient_norms
 from poetmodel.torch.lowering.step import lower

@@ -55,6 +55,20 @@ def test_what_was_proved_and_what_wears_is_said(tmp_path: Path) -> None:
     assert written["commits"] == written["plain"] + in_ram + 16
 
 
+@pytest.mark.parametrize("device", ["nrf52840", "nano33ble"])
+def test_page_ins_count_the_first_reads_of_state(device: str, tmp_path: Path) -> None:
+    """They are those of the C; state that the core reads where it lies is not paged in."""
+    how = ("--device", device, "--ram", "90%", "--no-recompute", "--gap", "0.5")
+    told = invoke("export", STEP, *how, "--out", tmp_path).out
+    rows = {line.split("  ")[0].strip(): line for line in told.splitlines()}
+    source = (tmp_path / "src" / "pm_step.c").read_text(encoding="utf-8")
+    out, into = rows["page-outs, page-ins"].removeprefix("page-outs, page-ins").split()[:2]
+    assert int(into) == source.count("pm_page_in(")
+    if device == "nrf52840":
+        assert int(out.rstrip(",")) == source.count("pm_page_out(")
+        assert int(into) > 0
+
+
 @pytest.mark.parametrize(
     ("limits", "status", "message"),
     [

@@ -20,9 +20,10 @@ from torch.nn import functional
 
 import poetmodel as pm
 from poetmodel.errors import InputError
-from poetmodel.export.choosing import check_scores, costs_for, layers_of, select
+from poetmodel.export.choosing import check_scores, layers_of, select
 from poetmodel.export.freezing import Freezable, shape_of
 from poetmodel.export.pebbling import PebbleGame
+from poetmodel.export.relaxation import Relaxation, costs_for
 from poetmodel.export.step import Ref
 from poetmodel.graph import floor
 from poetmodel.result import Status
@@ -74,6 +75,15 @@ def settled() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return model.eval(), inputs
 
 
+def pooled() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """Return convolutions of which the first one takes the most to train."""
+    norm = nn.BatchNorm2d(2, affine=False)
+    layers = (nn.Conv2d(1, 2, 3, 1, 1), norm, nn.ReLU(), nn.AvgPool2d(2))
+    model = nn.Sequential(*layers, nn.Conv2d(2, 4, 1, 1, 1), nn.BatchNorm2d(4), nn.ReLU())
+    model.extend((nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)))
+    return model, (torch.randn(2, 1, 8, 8), LABELS)
+
+
 def shortcut() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Return a network with a shortcut."""
     return Shortcut(), (torch.randn(2, 1, 6, 6), LABELS)
@@ -89,6 +99,7 @@ NETWORKS: Final[dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]
     "chain": chain,
     "norms": norms,
     "settled norms": settled,
+    "pooled": pooled,
     "shortcut": shortcut,
     "feed forward": feed_forward,
 }
@@ -316,6 +327,37 @@ def test_layers_without_score_stay_frozen() -> None:
     assert found.layers == (names[0],)
     with pytest.raises(InputError, match="all are 0"):
         selected(step, problem, dict.fromkeys(names, 0.0))
+
+
+@pytest.mark.parametrize("counted", ["time", "energy"])
+@pytest.mark.parametrize("name", ["norms", "settled norms", "pooled", "feed forward"])
+def test_limits_that_a_set_just_keeps_allow_it(name: str, counted: str) -> None:
+    """The proof counts no more than a set needs: not what layers of score 0 would take.
+
+    Nor gradients that nothing reads in it, nor what updates of buffers read before. The limits are
+    the RAM that keeping all takes, and the time or energy of one pass.
+    """
+    step = freezable(name)
+    names = list(step.parameters)
+    sets = [*((each,) for each in names), tuple(names[2:6]), tuple(names[-2:])]
+    for chosen in sets:
+        graph = step.trained(chosen)
+        costs = pm.Costs.estimate(graph, pm.Device.load("nrf52840"))
+        alone = pm.Problem(graph, costs, ram="100%", paging=False, recompute=False, minimize="ram")
+        least = pm.solve(alone, gap=0.0, time_limit=30).peak_ram_bytes
+        assert least
+        limits: dict[str, Any] = {"ram": least, "paging": False, "recompute": False}
+        if counted == "time":
+            limits["deadline"] = alone.pass_time_s
+        else:
+            limits["energy_budget"] = alone.baseline_energy_j
+        relaxation = Relaxation(
+            freezable=step,
+            problem=problem_of(step, "nrf52840", **limits),
+            layers={each: (each,) for each in chosen},
+            scores=dict.fromkeys(chosen, 1.0),
+        )
+        assert relaxation.chosen(relaxation.solve("highs", 30)) == chosen
 
 
 def test_what_is_not_known_stays_in_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,15 @@ def test_convolutions_are_counted_in_windows() -> None:
     assert back == {**found, "line": 2 * 6, "4x4 sliding": 2 * 6 * 2, "4x1 sliding": 2 * 6 * 2}
 
 
+def test_dilated_pools_are_counted_by_what_they_see() -> None:
+    """A window of 3 x 2 over 5 rows and 4 columns sees six elements, however far they are apart."""
+    steps = (20, 20, 5, 1) * 3
+    pool = (Ref("y"), Ref("p"), Ref("x"), (0, 5), (0, 4), steps, 2, 3, 1, 1, 2, 3)
+    found = counts("pm_max_pool2d_places", *pool)
+    assert found["seen"] == 6 * 3 * 2
+    assert found["window_row"] == 6 * 3
+
+
 def test_decay_has_a_price_of_its_own() -> None:
     """An update with decay takes another way than one without."""
     arguments = (Ref("w"), Ref("g"), 40, 0.1, 1.0)

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.kernel_calls import check  # noqa: E402
+from kit.kernel_calls import check, lowered  # noqa: E402
+from poetmodel.torch.errors import CaptureError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 aten = torch.ops.aten
@@ -52,6 +53,17 @@ def test_max_pools_take_the_first_of_equal_elements() -> None:
     x[0, 0, 1, 1] = x[0, 0, 2, 3] = torch.nan
     x[0, 0, 0, 2:] = x[0, 0, 1, 2:] = -torch.inf
     check(aten.max_pool2d_with_indices.default, x, [2, 2])
+
+
+@pytest.mark.parametrize(
+    "rest", [([1, 2], [1, 1], [0, 1], [1, 3]), ([2, 1], [1, 1], [1, 0], [4, 1])]
+)
+def test_max_pools_with_windows_beside_the_image_are_refused(rest: Any) -> None:
+    """Where all of a window lies in the padding, no element has the gradient of its maximum."""
+    x = torch.randn((1, 2, 3, 2), dtype=torch.float64)
+    assert aten.max_pool2d_with_indices(x, *rest)[0].isneginf().any()
+    with pytest.raises(CaptureError, match="a window has no element of the image"):
+        lowered(aten.max_pool2d_with_indices.default, x, *rest)
 
 
 MEAN_POOLS: dict[str, tuple[Any, ...]] = {

@@ -358,6 +358,8 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
     times = {op: sum(step.op == op for step in plan.program) for op in Op}
     again = plural(times[Op.COMPUTE] - len(graph.nodes), "recomputation")
     yield row("nodes", str(len(graph.nodes)), again)
+    first = plan.first_reads(graph)  # of state, a page-in like any other
+    times[Op.PAGE_IN] += sum(op == Op.COMPUTE and k in first for op, k in plan.program)
     yield row("page-outs, page-ins", f"{times[Op.PAGE_OUT]}, {times[Op.PAGE_IN]}", str(plan.mode))
     sizes = deployment.ram_map()
     used_bytes = deployment.ram_bytes - sizes.pop("free")

@@ -17,10 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel.device import Costs
-from poetmodel.device.costs import FREE
 from poetmodel.errors import InputError, listed, shown
-from poetmodel.export.relaxation import Cut, Relaxation
+from poetmodel.export.relaxation import Cut, Relaxation, costs_for
 from poetmodel.problem.infeasibility import limits_in_words
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
@@ -28,6 +26,7 @@ from poetmodel.solver import solve
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from poetmodel.device import Costs
     from poetmodel.export.freezing import Freezable
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
@@ -451,21 +450,6 @@ def check_scores(scores: Mapping[str, float], layers: Collection[str], source: s
         )
     if not math.isfinite(sum(scores.values())):
         raise InputError(f"{source}: expected scores with a finite sum, such as shares of 1")
-
-
-def costs_for(graph: Graph, problem: Problem) -> Costs:
-    """Return the costs of a part of a problem's graph: estimated anew, or those that it states."""
-    costs, device = problem.costs, problem.costs.device
-    if device is not None and costs == Costs.estimate(problem.graph, device):
-        return Costs.estimate(graph, device)
-    computing = [node.name for node in graph.nodes if not node.is_state]
-    return replace(
-        costs,
-        compute={name: costs.compute.get(name, FREE) for name in computing},
-        pages=None
-        if costs.pages is None
-        else {tensor.name: costs.pages[tensor.name] for tensor in graph.tensors},
-    )
 
 
 def renamed(costs: Costs, graph: Graph, other: Graph) -> Costs:

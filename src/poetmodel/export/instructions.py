@@ -129,15 +129,15 @@ def _count_planes(counts: Counter[str], given: Mapping[str, Any]) -> None:
     if "x_height" in given:
         counts.update(x=planes * given["x_height"] * given["x_width"])
     if "row_step" in given or "divisor" in given:
-        seen = [_seen(given[way], given) for way in ("rows", "columns")]
+        seen = [_seen(given, way) for way in ("row", "column")]
         counts.update(window_row=planes * given["width"] * seen[0], seen=planes * math.prod(seen))
 
 
-def _seen(windows: tuple[int, ...], given: Mapping[str, Any]) -> int:
+def _seen(given: Mapping[str, Any], way: str) -> int:
     """Return how many rows or columns all windows see: a list has their begins and ends."""
-    numbers = 2 if "row_step" in given else 3
-    starts, ends = windows[::numbers], windows[1::numbers]
-    return sum(end - start for start, end in zip(starts, ends, strict=True))
+    windows, numbers = given[f"{way}s"], 2 if "row_step" in given else 3
+    starts, ends, step = windows[::numbers], windows[1::numbers], given.get(f"{way}_step", 1)
+    return sum(-(-(end - start) // step) for start, end in zip(starts, ends, strict=True))
 
 
 # -- products of matrices ------------------------------------------------------------------------

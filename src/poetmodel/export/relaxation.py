@@ -6,10 +6,12 @@ The rows are what every schedule pays; cuts exclude sets that a solver proved in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.device import Costs
+from poetmodel.device.costs import FREE
 from poetmodel.export.pebbling import PebbleGame
 from poetmodel.graph import Graph, Phase, floor
 from poetmodel.problem import DeadlineCounts
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from poetmodel.backends.protocol import RawSolution
     from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.device import Device
     from poetmodel.export.freezing import Freezable
     from poetmodel.problem import Problem
 
@@ -105,21 +108,60 @@ class Relaxation:
         }
 
     @cached_property
+    def alone(self) -> tuple[Graph, ...]:
+        """For each parameter the graph of a step that trains it alone."""
+        return tuple(self._graph((name,)) for names in self.layers.values() for name in names)
+
+    @cached_property
+    def least_costs(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """For each node the least time [s] and energy [J], whichever of its outputs are wanted."""
+        table, index = self.problem.table, self.freezable.graph.node_index
+        times, energies = list(table.compute_time_s), list(table.compute_energy_j)
+        device = _estimating(self.problem)
+        if device is not None:
+            estimates = (Costs.estimate(graph, device) for graph in self.alone)
+            for name, cost in (pair for costs in estimates for pair in costs.compute.items()):
+                k = index[name]
+                times[k] = min(times[k], cost.time_s)
+                energies[k] = min(energies[k], cost.energy_j)
+        return tuple(times), tuple(energies)
+
+    @cached_property
+    def least_read(self) -> Sequence[frozenset[int]]:
+        """For each node what it reads, whichever of its outputs are wanted."""
+        whole = self.freezable.graph
+        read = [frozenset(inputs) for inputs in whole.inputs_of]
+        for graph in self.alone:
+            for node in graph.nodes:
+                read[whole.node_index[node.name]] &= {whole.tensor_index[x] for x in node.inputs}
+        return read
+
+    def least_step_bytes(self, k: int) -> int:
+        """Return the least working set of a node that training needs, without state [B]."""
+        name = self.freezable.graph.nodes[k].name
+        return min(
+            graph.step_bytes[at]
+            - sum(graph.tensor_bytes[i] for i in graph.inputs_of[at] if i in graph.state_tensors)
+            for graph in self.alone
+            if (at := graph.node_index.get(name)) is not None
+        )
+
+    @cached_property
     def always_s(self) -> float:
         """Time of one computation of the nodes of every step [s]."""
-        times = self.problem.table.compute_time_s
+        times = self.least_costs[0]
         return sum(times[k] for k in self.freezable.always)
 
     @cached_property
     def renewal_s(self) -> float:
         """The part of it for updates of buffers [s]."""
-        times = self.problem.table.compute_time_s
+        times = self.least_costs[0]
         return sum(times[k] for k in self.freezable.renewals)
 
     def pass_s(self, layers: Collection[str]) -> float:
         """Return the time of one computation of what some layers need beside all others [s]."""
         nodes = frozenset[int]().union(*(self.nodes_for[layer] for layer in layers))
-        times = self.problem.table.compute_time_s
+        times = self.least_costs[0]
         return sum(times[k] for k in nodes)
 
     def state_bytes(self, layers: Collection[str]) -> int:
@@ -177,11 +219,13 @@ class Relaxation:
         return self.problem.usable_ram_bytes - always - self.least_bytes
 
     def _working_bytes(self, names: Collection[str], *, without_state: bool = True) -> int:
-        graph = Graph.of_valid(
+        return floor(self._graph(names), memory_mapped=without_state).bytes
+
+    def _graph(self, names: Collection[str]) -> Graph:
+        return Graph.of_valid(
             name="", nodes=self.freezable.restricted(names), batch_size=1, dtype="",
             resident_bytes={}, parameters=None, forward_macs=None, kernels=None,
         )  # fmt: skip
-        return floor(graph, memory_mapped=without_state).bytes
 
 
 class _Program:
@@ -307,7 +351,7 @@ class _Program:
         problem, table = self.problem, self.problem.table
         if problem.deadline_s is not None:
             row, most = self._time()
-            self._add_again(row, table.compute_time_s)
+            self._add_again(row, self.of.least_costs[0])
             if problem.deadline_counts == DeadlineCounts.SERIAL:
                 self._add_paged(row, table.page_in_time_s, table.page_out_time_s)
             self._limit(row, most, problem.deadline_s or 1.0)
@@ -316,10 +360,8 @@ class _Program:
                 self._add_paged(moved, table.page_in_time_s, table.page_out_time_s)
                 self._limit(moved, problem.deadline_s, problem.deadline_s or 1.0)
         if problem.energy_budget_j is not None:
-            times, energies, idle_w = (
-                table.compute_time_s, table.compute_energy_j, problem.idle_power_w
-            )  # fmt: skip
-            computing = [e + idle_w * s for e, s in zip(energies, times, strict=True)]
+            idle_w = problem.idle_power_w
+            computing = [e + idle_w * s for s, e in zip(*self.of.least_costs, strict=True)]
             moved = self._moved(table.page_in_energy_j, table.page_out_energy_j)
             row, most = self._computing(computing, moved, problem.energy_budget_j)
             self._add_again(row, computing)
@@ -339,7 +381,7 @@ class _Program:
         table, moved = self.problem.table, dict[int, float]()
         if self.problem.deadline_counts == DeadlineCounts.SERIAL:
             moved = self._moved(table.page_in_time_s, table.page_out_time_s, apart)
-        return self._computing(table.compute_time_s, moved, self.problem.deadline_s or 0.0)
+        return self._computing(self.of.least_costs[0], moved, self.problem.deadline_s or 0.0)
 
     def _computing(
         self, costs: Sequence[float], moved: Mapping[int, float], most: float
@@ -396,7 +438,7 @@ class _Program:
         if not limited and (problem.can_page or problem.recompute):
             return  # everything may come back at no price
         nodes = self.graph.nodes
-        backward = [k for k, node in enumerate(nodes) if node.phase == Phase.BACKWARD]
+        backward = [k for k in sorted(self.computed) if nodes[k].phase == Phase.BACKWARD]
         count = min(MOMENTS, len(backward))
         yield from (backward[part * len(backward) // count] for part in range(count))
 
@@ -414,24 +456,24 @@ class _Program:
         for i in before:
             if graph.node_of[i] in again:
                 back[i].append(again[graph.node_of[i]])
+        freezable, read = self.of.freezable, self.of.least_read
+        # Buffers may be renewed before, and what layers of score 0 need is not computed.
+        needed = self.computed.keys() | (freezable.always - freezable.renewals)
         for i in before:
-            for reader in {self.computed.get(k) for k in graph.users_of[i] if k > moment}:
+            later = [k for k in graph.users_of[i] if k > moment and k in needed and i in read[k]]
+            for reader in {self.computed.get(k) for k in later}:
                 self._limit_back(reader, back[i])
         for k, column in again.items():
-            for i in graph.inputs_of[k]:
+            for i in read[k]:
                 if i in back:
                     self._limit_back(column, back[i])
         own = {*graph.inputs_of[moment], *graph.outputs_of[moment]}
-        working = graph.step_bytes[moment]
-        working -= sum(sizes[i] for i in own.intersection(graph.state_tensors))
+        working = self.of.least_step_bytes(moment)
         room = float(self.of.room_bytes + self.of.least_bytes)
         unit = max(1.0, room)
         row = {kept[i]: float(sizes[i]) for i in before if i not in own}
         row[self.state] = float(max(1, self.of.room_bytes))
-        if moment in self.computed:
-            row[self.computed[moment]] = float(working)
-        else:
-            room -= working
+        row[self.computed[moment]] = float(working)
         self._limit(row, room, unit)
 
     def _limit_back(self, reader: int | None, columns: Sequence[int]) -> None:
@@ -458,3 +500,25 @@ class _Program:
             totals[key] = self._column()
         self._limit({column: 1.0, totals[key]: -1.0}, 0.0)
         return column
+
+
+def costs_for(graph: Graph, problem: Problem) -> Costs:
+    """Return the costs of a part of a problem's graph: estimated anew, or those that it states."""
+    costs, device = problem.costs, _estimating(problem)
+    if device is not None:
+        return Costs.estimate(graph, device)
+    computing = [node.name for node in graph.nodes if not node.is_state]
+    return replace(
+        costs,
+        compute={name: costs.compute.get(name, FREE) for name in computing},
+        pages=None
+        if costs.pages is None
+        else {tensor.name: costs.pages[tensor.name] for tensor in graph.tensors},
+    )
+
+
+def _estimating(problem: Problem) -> Device | None:
+    """Return the device that the costs of a problem are estimated for; None where they are not."""
+    device = problem.costs.device
+    estimated = device is not None and problem.costs == Costs.estimate(problem.graph, device)
+    return device if estimated else None

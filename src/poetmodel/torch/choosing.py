@@ -17,13 +17,13 @@ from poetmodel.export.choosing import (
     GRADIENT_NORM,
     Selection,
     check_scores,
-    costs_for,
     layers_of,
     renamed,
     select,
 )
 from poetmodel.export.freezing import Freezable, shape_of
 from poetmodel.export.io import load_scores
+from poetmodel.export.relaxation import costs_for
 from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity

@@ -174,6 +174,8 @@ def _max_pool(op: Lowering) -> None:
             strict=True,
         )
     ]  # fmt: skip
+    if any(begin >= end for side in bounds for begin, end in side):
+        op.refuse("a window has no element of the image: its maximum is -inf, and has no gradient")
     _call_max_pool(op, x, bounds, dilation)
 
 
