@@ -87,6 +87,33 @@ def test_tied_weights_and_dropout_train_as_eager() -> None:
     assert not trained(twins, step)
 
 
+@pytest.mark.parametrize("name", ["nesterov", "adamw", "rmsprop"])
+def test_numbers_that_updates_multiply_with_count(name: str) -> None:
+    """Where the update of the largest parameter is the peak, it is kept to the byte."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+    own = model, nn.functional.mse_loss, (torch.randn(4, 16), torch.randn(4, 4))
+    step = compiled(Twins(own, OPTIMIZERS[name]))
+    assert step.verify().heap_peak_bytes <= step.compiled.peak_bytes == step.budget_bytes
+
+
+def test_the_mask_of_dropout_counts_in_the_type_of_the_gradient() -> None:
+    """It is multiplied with where the gradient lies, in place."""
+    torch.manual_seed(1)
+    layers = [layer for _ in range(4) for layer in (nn.Tanh(), nn.Dropout(0.5))]
+    own = nn.Sequential(nn.Linear(8, 8), *layers), lambda y, _: (y**3).sum(), None
+    inputs = (torch.randn(512, 8), torch.zeros(()))
+    twins = Twins((*own[:2], inputs), OPTIMIZERS["sgd"])
+    nodes = twins.trace().graph.nodes
+    backward = [node for node in nodes if node.op == "native_dropout_backward"]
+    assert any(node.in_place for node in backward)
+    for node in backward:
+        if node.in_place:
+            assert node.workspace_bytes >= node.output_bytes
+    step = compiled(twins)
+    assert step.verify().heap_peak_bytes <= step.compiled.peak_bytes
+
+
 def test_the_budget_counts_state_and_inputs() -> None:
     """A moment more takes as much more; a budget without room for state says what takes it."""
     sizes = {}

@@ -19,6 +19,7 @@ from poetmodel.torch.runtime.convolutions import (  # noqa: E402
     NormBackward,
     divided_units,
     in_parts,
+    kernels_told,
     least_workspace,
 )
 from poetmodel.torch.step.trace import keep_all_bytes, least_bytes  # noqa: E402
@@ -158,6 +159,24 @@ def test_a_budget_below_whole_convolutions_is_kept() -> None:
     assert differing(step, *own) == []
     assert step.verify().heap_peak_bytes <= step.budget_bytes
     assert any("run in parts" in note for note in step.compiled.notes)
+
+
+def test_norms_of_low_precision_are_tried() -> None:
+    """With autocast, what a norm saves has the type of its weight, whatever PyTorch predicts."""
+
+    class Cast(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return super().forward(x).float()
+
+    torch.manual_seed(1)
+    model = Cast(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    inputs = (torch.randn(4, 3, 24, 24), torch.randn(4, 8, 24, 24))
+    own = (model, nn.functional.mse_loss, inputs)
+    traced = pmt.trace(*own)
+    found = divided_units(traced, budget_bytes=least_bytes(traced))
+    assert "NormBackward" in kernels_told(in_parts(traced, found))
+    assert differing(pmt.compile(*own, ram="90%", device="rpi4b"), *own) == []
 
 
 def test_gradients_that_share_their_memory_are_tried() -> None:

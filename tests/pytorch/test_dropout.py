@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kit.eager_steps import differing  # noqa: E402
+from kit.eager_steps import differing, keep_all  # noqa: E402
 from kit.plans import random_program  # noqa: E402
 from kit.rotation import rotating  # noqa: E402
 from kit.traced_models import Through, recurrent  # noqa: E402
@@ -108,6 +108,44 @@ def test_a_compiled_step_with_dropout_is_eager(kind: str, tmp_path: Path) -> Non
     with compile(*own, ram="100%", storage=tmp_path, device="rpi4b", time_limit=5) as step:
         assert differing(step, *own) == []
         assert differing(step, *own) == []
+
+
+@pytest.mark.parametrize("draw", ["dropout", "noise", "rrelu"])
+def test_numbers_that_nobody_reads_are_drawn(draw: str) -> None:
+    """As eager does: what is drawn after them is another number otherwise."""
+    draws: dict[str, Any] = {
+        "dropout": nn.functional.dropout,
+        "noise": torch.randn_like,
+        "rrelu": lambda x: nn.functional.rrelu(x, training=True),
+    }
+
+    def forward(parts: Any, x: Any) -> Any:
+        x = parts[0](x)
+        draws[draw](x)
+        return nn.functional.dropout(x, 0.25)
+
+    torch.manual_seed(1)
+    model = Through(forward, nn.Linear(8, 8))
+    own = model, nn.functional.mse_loss, (torch.randn(16, 8), torch.randn(16, 8))
+    step = keep_all(*own)
+    assert differing(step, *own) == []
+    assert differing(step, *own) == []
+
+
+def test_dropout_that_drops_nothing_copies_nothing() -> None:
+    """In evaluation, and with p = 0, it is its input, whose strides decide the order of sums."""
+
+    def forward(parts: Any, x: Any) -> Any:
+        x = parts[0](x)[:, ::4]
+        return nn.functional.gelu(parts[1](x)).mean((2, 3))
+
+    torch.manual_seed(1)
+    for dropout in (nn.Dropout(0.0), nn.Dropout(0.5).eval()):
+        model = Through(forward, nn.Conv2d(4, 48, 1), dropout)
+        own = model, nn.functional.mse_loss, (torch.randn(2, 4, 16, 16), torch.randn(2, 12))
+        assert differing(keep_all(*own), *own) == []
+        graph = trace(*own, measure_workspace=False).graph
+        assert not any(node.op in ("clone", "native_dropout") for node in graph.nodes)
 
 
 @pytest.mark.slow

@@ -275,7 +275,8 @@ class Compiled:
             else:
                 reason = (
                     f"{result.reason}; that RAM budget is ram={self.budget_bytes:,} B less the "
-                    f"{self.coarse.reserved_bytes:,} B that are reserved"
+                    f"{self.coarse.reserved_bytes:,} B that are reserved; everything is kept at "
+                    f"ram={self.keep_all_bytes:,} B"
                 )
             result = replace(result, reason=reason)
         return result

@@ -43,6 +43,7 @@ from poetmodel.torch.capturing.signature import (
 )
 from poetmodel.torch.capturing.surroundings import (
     annotated,
+    drawing,
     fake_mode,
     followed_checkpoints,
     native_operators,
@@ -212,6 +213,7 @@ def _exported(
             recorded(),
             followed_checkpoints(stepped),
             values_given(stepped, inputs, values),
+            drawing(),
             ExitStack() as stack,
             tracing(context),
         ):

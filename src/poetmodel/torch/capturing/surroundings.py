@@ -432,6 +432,13 @@ def native_operators() -> Iterator[None]:
             if key in operator.py_kernels:
                 taken.append((operator, key, operator.py_kernels.pop(key)))
         operator._dispatch_cache.clear()  # noqa: SLF001 - no other way
+    dropout = torch.ops.aten.dropout.default
+    for key in (kinds.Autograd, kinds.CompositeImplicitAutograd):
+        if key in dropout.py_kernels:
+            kernel = dropout.py_kernels[key]
+            taken.append((dropout, key, kernel))
+            dropout.py_kernels[key] = partial(_dropout, kernel)
+    dropout._dispatch_cache.clear()  # noqa: SLF001 - as above
     try:
         yield
     finally:
@@ -440,12 +447,28 @@ def native_operators() -> Iterator[None]:
             operator._dispatch_cache.clear()  # noqa: SLF001 - as above
 
 
+def _dropout(
+    kernel: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    p: float,
+    train: bool,  # noqa: FBT001 - as the operator
+) -> torch.Tensor:
+    """Return what eager does, which makes no copy where nothing is dropped."""
+    return kernel(x, p, train) if train and p != 0 else x
+
+
 def _operators() -> Iterator[Any]:
     for name in dir(torch.ops.aten):
         if name in _NAMES or name.startswith(_PREFIXES):
             packet = getattr(torch.ops.aten, name)
             for overload in packet.overloads():
                 yield getattr(packet, overload)
+
+
+def drawing() -> AbstractContextManager[None]:
+    """Keep operations that draw random numbers in a graph where nothing reads them, as eager does."""
+    config = torch._inductor.config  # noqa: SLF001 - what PyTorch asks before it takes them out
+    return config.patch(fallback_random=True)  # type: ignore[no-any-return, unused-ignore]
 
 
 @contextmanager

@@ -308,6 +308,7 @@ def _chosen(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
             ]
             return least_workspace(kernels, whole, arguments, allowed_bytes)
         if node.target is _NORM:
+            arguments[5:7] = _statistics(*arguments[1:7])
             norms = [NormBackward((Division(kind="channels", count=n),)) for n in _COUNTS]
             return least_workspace(norms, whole, arguments, allowed_bytes)
         *others, mask = arguments
@@ -327,6 +328,13 @@ def _chosen(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
             (for_input and for_input[0].divisions[0], for_weight and for_weight[0].divisions[1])
         )
         return least_workspace([both], whole, arguments, allowed_bytes)
+
+
+def _statistics(x: torch.Tensor, *vectors: Some) -> list[Some]:
+    """Return what a batch norm saves, in its kernel's type: PyTorch predicts that of the input."""
+    kept, saved = vectors[:3], vectors[3:]
+    kind = next((vector.dtype for vector in kept if vector is not None), x.dtype)
+    return [None if vector is None else vector.to(kind) for vector in saved]
 
 
 def _divisions(

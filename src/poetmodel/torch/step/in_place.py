@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     Kernel = Callable[..., torch.Tensor]
 
+_DROPOUT_BACKWARD: Final = torch.ops.aten.native_dropout_backward.default
+
 
 def pair_in_place(
     parts: Units, unit: Unit, last: Sequence[int], kept: Collection[int]
@@ -62,6 +64,17 @@ def pair_in_place(
     return ()
 
 
+def workspace_in_place_bytes(parts: Units, unit: Unit) -> int:
+    """Return what a unit with a pair takes beside its tensors, where workspaces are measured [B].
+
+    The gradient of dropout is multiplied by the mask in its own type, which is a tensor of its own.
+    """
+    whole_bytes = unit.workspace_bytes
+    if not (whole_bytes and unit.in_place and unit.node.target is _DROPOUT_BACKWARD):
+        return whole_bytes
+    return whole_bytes + parts.storages[unit.in_place[0][0]].bytes
+
+
 def place_of(parts: Units, unit: Unit, read: int) -> int:
     """Return which argument of a unit is a storage that it reads as it is."""
     return next(
@@ -77,7 +90,7 @@ def kernel_in_place(node: fx.Node, position: int) -> Kernel | None:
     It takes the arguments of the node, and returns the tensor of that memory.
     """
     target: Any = node.target
-    if target is torch.ops.aten.native_dropout_backward.default:
+    if target is _DROPOUT_BACKWARD:
         return dropout_backward_in_place(node) if position == 0 else None
     tags = getattr(target, "tags", ())
     name = getattr(getattr(target, "_schema", None), "name", "").removeprefix("aten::")

@@ -11,7 +11,7 @@ import torch
 from poetmodel.graph import Phase
 from poetmodel.torch.capturing.replay import storage_key
 from poetmodel.torch.capturing.signature import InputKind, InputSpec, Joint
-from poetmodel.torch.step.in_place import pair_in_place
+from poetmodel.torch.step.in_place import pair_in_place, workspace_in_place_bytes
 from poetmodel.torch.step.units import Made, Reading, TensorLayout, TensorStorage, Unit, Units
 from poetmodel.torch.step.updates import BufferUpdate, CustomOperation, ParameterUpdate, Update
 
@@ -116,6 +116,10 @@ class TrainingUnits(Units):
         self.last = self._last_readers()
         self.units = [
             replace(unit, in_place=pair_in_place(self, unit, self.last, kept))
+            for unit in self.units
+        ]
+        self.units = [
+            replace(unit, workspace_bytes=workspace_in_place_bytes(self, unit))
             for unit in self.units
         ]
 
