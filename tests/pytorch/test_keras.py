@@ -212,6 +212,25 @@ def test_losses_and_frozen_layers_are_seen_in_a_call(told: Told) -> None:
         mine(x)
 
 
+@pytest.mark.parametrize("way", ["eager", "compile"])
+@pytest.mark.parametrize("layer", ["GaussianNoise", "SpatialDropout1D"])
+def test_layers_that_draw_from_seeds_of_keras_are_refused(
+    layer: str, way: str, told: Told
+) -> None:
+    """Their seed would stay as it is: each step would draw the same. They may evaluate."""
+    given = keras.Input((6, 8))
+    hidden = getattr(layers, layer)(0.5, name="noise")(given)
+    mine = pmt.from_keras(keras.Model(given, layers.Dense(2)(hidden), name="net"))
+    x = torch.randn(2, 6, 8)
+    assert torch.equal(mine.eval()(x), mine(x))
+    mine.train()
+    with told.raises(InputError):
+        if way == "eager":
+            mine(x)
+        else:
+            pmt.compile(mine, functional.mse_loss, (x, torch.randn(2, 6, 2)), ram="100%")
+
+
 def test_number_of_inputs_is_checked() -> None:
     """A functional model says how many it takes."""
     _, mine, (x, *_) = module("two inputs")

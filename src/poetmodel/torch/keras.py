@@ -12,7 +12,7 @@ from poetmodel.errors import InputError
 from poetmodel.torch.errors import require_package
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 def from_keras(model: Any) -> KerasModule:
@@ -161,14 +161,37 @@ def _without_state(model: Any) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
             )
         # As Keras calls it: what a layer does not hand on of `training`, its context does.
         state = zip(variables, tensors, strict=True)
-        with StatelessScope(state_mapping=state, collect_losses=True) as scope:
-            output = model(*given, training=training)
+        scope = StatelessScope(state_mapping=state, collect_losses=True)
+        try:
+            with scope:
+                output = model(*given, training=training)
+        finally:
+            if training:
+                _check_draws(model, scope, zip(variables, tensors, strict=True))
         if training and scope.losses:
             raise _adds_losses(model)
         return output, [scope.get_current_value(v) for v in model.non_trainable_variables]
 
     traced: Callable[..., Any] = torch._dynamo.nonstrict_trace(call)  # noqa: SLF001
     return traced
+
+
+def _check_draws(model: Any, scope: Any, given: Iterable[tuple[Any, torch.Tensor]]) -> None:
+    """Raise if a layer drew from a seed of Keras', whose state is that of before in each step."""
+    seeds = [(v, seed) for v, seed in given if v.path.endswith(_SEED)]
+    drawn = [v for v, seed in seeds if scope.get_current_value(v) is not seed]
+    if not drawn:
+        return
+    owners = (
+        layer.name
+        for layer in model._flatten_layers(include_self=False)  # noqa: SLF001
+        if any(v is drawn[0] for v in layer.non_trainable_variables)
+    )
+    raise InputError(
+        f"{model.name}: the layer {next(owners, drawn[0].path)} draws from a seed of Keras' own, and "
+        "would draw the same in each step; take Dropout without noise_shape, which draws from "
+        "PyTorch's generator, or draw outside of the model"
+    ) from None
 
 
 def _arranged(model: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
