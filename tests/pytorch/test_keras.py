@@ -214,9 +214,7 @@ def test_losses_and_frozen_layers_are_seen_in_a_call(told: Told) -> None:
 
 @pytest.mark.parametrize("way", ["eager", "compile"])
 @pytest.mark.parametrize("layer", ["GaussianNoise", "SpatialDropout1D"])
-def test_layers_that_draw_from_seeds_of_keras_are_refused(
-    layer: str, way: str, told: Told
-) -> None:
+def test_layers_that_draw_from_seeds_of_keras_are_refused(layer: str, way: str, told: Told) -> None:
     """Their seed would stay as it is: each step would draw the same. They may evaluate."""
     given = keras.Input((6, 8))
     hidden = getattr(layers, layer)(0.5, name="noise")(given)

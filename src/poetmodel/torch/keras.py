@@ -188,8 +188,8 @@ def _check_draws(model: Any, scope: Any, given: Iterable[tuple[Any, torch.Tensor
         if any(v is drawn[0] for v in layer.non_trainable_variables)
     )
     raise InputError(
-        f"{model.name}: the layer {next(owners, drawn[0].path)} draws from a seed of Keras' own, and "
-        "would draw the same in each step; take Dropout without noise_shape, which draws from "
+        f"{model.name}: the layer {next(owners, drawn[0].path)} draws from a seed of Keras' own, "
+        "and would draw the same in each step; take Dropout without noise_shape, which draws from "
         "PyTorch's generator, or draw outside of the model"
     ) from None
 

@@ -466,7 +466,7 @@ def _operators() -> Iterator[Any]:
 
 
 def drawing() -> AbstractContextManager[None]:
-    """Keep operations that draw random numbers in a graph where nothing reads them, as eager does."""
+    """Keep operations that draw random numbers, as eager does, where nothing reads them."""
     config = torch._inductor.config  # noqa: SLF001 - what PyTorch asks before it takes them out
     return config.patch(fallback_random=True)  # type: ignore[no-any-return, unused-ignore]
 
