@@ -138,6 +138,21 @@ def test_a_budget_that_is_too_small_is_told_with_the_least(tmp_path: Path) -> No
         write(ram=least - 1)
 
 
+def test_parameters_without_gradients_are_refused(tmp_path: Path) -> None:
+    """Says to freeze them."""
+
+    class Beside(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self[0](x)
+
+    model = Beside(nn.Linear(4, 3), nn.Linear(4, 3))
+    write = partial(pmt.to_executorch, model, functional.cross_entropy, BATCH, ram="100%")
+    with pytest.raises(pmt.CaptureError, match="does not depend on it; freeze what is not used"):
+        write(path=tmp_path / "step.pte")
+    model[1].requires_grad_(requires_grad=False)
+    assert write(path=tmp_path / "step.pte").recomputed == 0
+
+
 STEP_FILE = """
 import torch
 from torch import nn
@@ -289,3 +304,12 @@ def test_an_operator_without_a_kernel_is_named(tmp_path: Path) -> None:
         pmt.to_executorch(
             model, functional.cross_entropy, BATCH, ram="100%", path=tmp_path / "step.pte"
         )
+
+
+def test_convolutions_over_lines_are_refused(tmp_path: Path) -> None:
+    """Their gradients have a kernel by name, which fails when it runs."""
+    model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3))
+    inputs, path = (torch.randn(4, 2, 6), torch.tensor([0, 1, 2, 0])), tmp_path / "step.pte"
+    with pytest.raises(pmt.CaptureError, match="takes images alone; write a Conv1d as a Conv2d"):
+        pmt.to_executorch(model, functional.cross_entropy, inputs, ram="100%", path=path)
+    assert not path.exists()

@@ -194,6 +194,11 @@ def _reason(error: BaseException, where: str) -> str:
             "constant of a compiled step; make it a parameter or a buffer of the module "
             "(register_buffer), or one of the inputs"
         )
+    if "did not receive a gradient" in text:
+        return (
+            "a parameter that requires a gradient gets none, for the loss does not depend on it; "
+            "freeze what is not used (requires_grad_(False)), or leave it out"
+        )
     if "DynamicOutputShapeException" in kinds:
         return (
             f"the shape that {operation} makes{where} depends on values and cannot be captured; "

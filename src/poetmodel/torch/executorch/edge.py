@@ -180,6 +180,13 @@ def _check(name: str, graph: fx.Graph) -> None:
         raise CaptureError(
             f"{name}: ExecuTorch has no kernel for {listed(absent)}; use another layer there"
         )
+    backward = torch.ops.aten.convolution_backward.default
+    for node in graph.nodes:
+        if operator_of(node) is backward and node.args[2].meta["val"].dim() != 4:  # noqa: PLR2004
+            raise CaptureError(
+                f"{name}: ExecuTorch's kernel for gradients of convolutions takes images alone; "
+                "write a Conv1d as a Conv2d over images of height 1"
+            )
 
 
 class Tidy(PassBase):  # type: ignore[misc, unused-ignore]
