@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import random_instances, random_step, seeded
+from kit.instances import random_costs, random_graph, random_instances, random_step, seeded
 from kit.oracle import optimum
 from kit.rotation import Part, parts
 from kit.worked import bench_device, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
-from poetmodel.graph import Graph, checkpoint_all_peak_bytes, operation
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import MODELS
 from poetmodel.model import build
 from poetmodel.problem import Problem
@@ -102,6 +102,22 @@ def test_nearest_problem_has_a_schedule_and_no_nearer_one_has(part: Part) -> Non
             works += [_checked(problem, remedy) for remedy in explain_infeasible(result).remedies]
     assert works.count(True) >= part.share(10)
     assert works.count(False) >= part.share(2)
+
+
+@pytest.mark.parametrize("seed", [9, 113, 367])
+def test_limit_as_it_is_is_part_of_the_proof(seed: int) -> None:
+    """No bound is below the limit that is known to be infeasible: what is open lies above it."""
+    rng = seeded(f"bs/{seed}")
+    graph = random_graph(rng, (5, 8))
+    costs = random_costs(rng, graph, mode="dma", idle=False)
+    ram = rng.randint(floor(graph).bytes, checkpoint_all_peak_bytes(graph) - 1)
+    problem = Problem(graph, costs, ram=ram, deadline_counts="overlap")
+    tight = replace(problem, deadline=problem.pass_time_s * rng.choice((1.0, 1.02, 1.1)))
+    amounts = [r for r in explained(tight).remedies if r.works and r.allowed is not None]
+    assert amounts
+    for remedy in amounts:
+        assert remedy.bound is not None
+        assert remedy.bound >= (remedy.allowed or 0) + (remedy.change == Change.RAM)
 
 
 @pytest.mark.parametrize("meaning", ["compute", "serial", "overlap"])
