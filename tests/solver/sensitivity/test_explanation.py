@@ -143,6 +143,28 @@ def test_amounts_as_they_are_printed_have_a_schedule(meaning: str) -> None:
     assert followed >= 5
 
 
+def test_graphs_beyond_the_largest_size_are_explained() -> None:
+    """Tensors that take more than 2^53 B together: storage may be enough, or no RAM at all."""
+    size = 2**52
+    graph = Graph(
+        name="large",
+        nodes=(
+            operation("a", output_bytes=size),
+            operation("b", output_bytes=size, inputs=("a",)),
+            operation("c", output_bytes=size, inputs=("b",)),
+            operation("d", output_bytes=0, inputs=("c", "a")),
+        ),
+    )
+    problem = Problem(graph, even_costs(graph), ram=2**53, aux_bytes=0, recompute=False)
+    enough = [r for r in explained(problem).remedies if r.change == Change.STORAGE]
+    assert [(remedy.works, remedy.nearest) for remedy in enough] == [(True, size)]
+    wide = replace(graph.nodes[2], workspace_bytes=1)
+    graph = replace(graph, nodes=(*graph.nodes[:2], wide, graph.nodes[3]))
+    assert list(explained(Problem(graph, even_costs(graph), ram=2**53)).sentences()) == [
+        "more RAM alone does not help"
+    ]
+
+
 def test_two_limits_are_blamed_once_each() -> None:
     """The whole reason says the floor, one pass and the baseline once, however many are missed."""
     found = explained(skip_problem(ram=11, deadline=9, energy_budget=9))
