@@ -373,3 +373,6 @@ def test_solve_says_that_no_addresses_fit(told: Told) -> None:
     told(done.err)
     assert done.err.count("the minimum RAM is 352 B") == 1
     assert not path.exists()
+    less = invoke("solve", *given[:-2], "303B", "--no-recompute", "--plan", path, "--arena")
+    assert "feasible from 304 bytes of RAM" in less.err  # of tensors alone, as that hint says
+    assert "hint: these changes leave addresses aside" in less.err

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.commands import BOARD_FILE, CHAIN, PROFILE, Outcome, invoke
+from kit.commands import BOARD_FILE, CHAIN, PROFILE, Outcome, invoke, write_solved
 from kit.plans import plan
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
@@ -46,6 +46,24 @@ def changed(path: Path, **changes: Any) -> Path:
 def verify(path: Path, graph: Path, *arguments: object) -> Outcome:
     """Run the command."""
     return invoke("verify", path, "--graph", graph, *arguments)
+
+
+def test_storage_is_that_of_the_option(plan_file: Path) -> None:
+    """A plan solved for another storage than the device's: x takes 100 B there."""
+    small = BOARD_FILE.read_text().replace("aux_bytes = 1_000_000", "aux_bytes = 99")
+    Path("small.toml").write_text(small)
+    given = ("--device", "small.toml")
+    less = verify(plan_file, CHAIN, *given, "--json")
+    assert (less.status, less.json["violations"]) == (
+        3,
+        ["storage used 100 B is above the limit of 99 B"],
+    )
+    assert verify(plan_file, CHAIN, *given, "--aux", "100B").status == 0
+    assert verify(plan_file, CHAIN, "--aux", "99").status == 3
+    schedule = invoke("verify", write_solved("s.json"), "--graph", CHAIN, "--aux", "99")
+    assert schedule.status == 2
+    assert "states its own" in schedule.err
+    assert verify(plan_file, CHAIN, "--aux", "much").status == 2
 
 
 def test_valid_plan(plan_file: Path, told: Told) -> None:

@@ -369,6 +369,37 @@ def test_gap_is_that_of_the_bound_beside_it(
     assert all(violation.startswith(said or "") for violation in verdict.violations)
 
 
+@pytest.mark.parametrize(
+    ("minimize", "bound", "gap", "asked", "said"),
+    [
+        ("energy", 9.0, 0.5, 0.5, None),
+        ("energy", 9.0, 0.5, None, None),
+        ("energy", 9.0, 0.4, None, "objective.gap: the file says 0.4, but its bound 9.0 leaves 1"),
+        ("energy", 9.0, 0.5, 0.1, "status: the file says optimal to a gap of 0.1, but its gap is"),
+        ("energy", None, 1.0, 0.1, "status: the file says optimal to a gap of 0.1, but its gap is"),
+        ("writes", 6, 0.25, 0.25, None),
+        ("writes", 6, 0.0, 0.0, "objective.gap: the file says 0.0, but its bound 6 leaves 2"),
+        ("ram", 11, 0.0, 0.0, "objective.gap: the file says 0.0, but its bound 11 leaves 6"),
+    ],
+)
+def test_gap_and_status_are_those_of_the_objective(
+    graph: Graph,
+    costs: Costs,
+    paged: Schedule,
+    minimize: str,
+    bound: float | None,
+    gap: float,
+    asked: float | None,
+    said: str | None,
+) -> None:
+    """A file that calls a schedule optimal has a bound that is near enough to its value."""
+    problem = Problem(graph, costs, ram=100, minimize=minimize)
+    stated = {"objective.bound": bound, "objective.gap": gap, "problem.gap": asked}
+    verdict = verify(problem, paged, stated=stated)
+    assert len(verdict.violations) == (said is not None), verdict.violations
+    assert all(violation.startswith(said or "") for violation in verdict.violations)
+
+
 def test_overhead_is_compared_at_the_scale_of_the_energy(graph: Graph, costs: Costs) -> None:
     """An overhead is a difference of energies: rounding of them is no false claim."""
     problem = Problem(graph, costs, ram=100)

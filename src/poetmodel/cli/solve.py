@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +32,9 @@ MIN_NODES: Final = 2
 
 TOO_EARLY: Final = "interrupted before a schedule was found"
 """The message of Ctrl-C before there is a schedule."""
+
+WITHOUT_ADDRESSES: Final = "these changes leave addresses aside: with --arena it may take more RAM"
+"""What is said of hints where addresses were asked for."""
 
 
 @options.group
@@ -118,6 +122,8 @@ def solve(
     if result.reduction:
         print_warnings([result.reduction])
     explanation = _explain(result, threads=search.threads)
+    if files.arena and explanation is not None and explanation.in_the_way:
+        explanation = replace(explanation, notes=(*explanation.notes, WITHOUT_ADDRESSES))
     reply = None if job is None else answer(job, result)
     _deliver(
         result,

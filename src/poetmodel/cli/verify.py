@@ -23,6 +23,7 @@ from poetmodel.device import Costs, StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.files import as_text, read_bytes
+from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan.simulation import check_identity
 from poetmodel.report.presenter import (
     Fact,
@@ -34,7 +35,7 @@ from poetmodel.report.presenter import (
     wear_facts,
     whole,
 )
-from poetmodel.units import format_bytes, format_joules, format_seconds
+from poetmodel.units import format_bytes, format_joules, format_seconds, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,6 +57,12 @@ class FileArgument:
         "SCHEDULE|PLAN",
         "A schedule file, *.schedule.json, or a plan, *.plan.json or binary.",
     )
+    aux: str | None = options.limit(
+        None,
+        "--aux SIZE",
+        "Storage for the paged tensors of a plan. Default: the device's; a schedule file states "
+        "it.",
+    )
 
 
 @options.command("poetmodel verify mlp.json --graph mlp")
@@ -67,9 +74,14 @@ def verify(
 ) -> None:
     """Simulate a schedule or a plan; check rules of execution, limits, and its stated figures."""
     content = read_bytes(given.schedule)
-    about = _about_plan if is_plan(content) else _about_schedule
+    planned = is_plan(content)
+    if given.aux is not None and not planned:
+        raise InputError(f"--aux: {given.schedule} is no plan, and a schedule file states its own")
     with live_line(wanted=not output.json, doing="verifying"):
-        facts, title, room = about(content, given.schedule, source, costing)
+        if planned:
+            facts, title, room = _about_plan(content, given, source, costing)
+        else:
+            facts, title, room = _about_schedule(content, given.schedule, source, costing)
         values = document(facts)
     print_warnings(values["notes"])
     if output.json:
@@ -179,12 +191,16 @@ def is_plan(content: bytes) -> bool:
 
 
 def _about_plan(
-    content: bytes, path: Path, source: options.FileGraphOptions, costing: options.CostOptions
+    content: bytes,
+    given: FileArgument,
+    source: options.FileGraphOptions,
+    costing: options.CostOptions,
 ) -> tuple[list[Fact], str, DeviceRoom | None]:
     """Return the facts about a plan, the title of their table, and the RAM of the device."""
     from poetmodel.plan import check_arena, check_plan
     from poetmodel.plan.simulation import false_claims
 
+    path = given.schedule
     stated, graph = _read_plan(content, path, source)
     plan = stated.plan
     try:
@@ -195,7 +211,11 @@ def _about_plan(
     costs, notes = costs_to_verify(plan.device, graph, costing)
     if plan.ram_budget_bytes is None:
         notes.append("the plan states no RAM budget: its peak was not checked")
-    check = check_plan(graph, costs, plan)
+    whole = checkpoint_all_peak_bytes(graph)
+    room_bytes = (
+        None if given.aux is None else parse_size(given.aux, field="aux", whole_bytes=whole)
+    )
+    check = check_plan(graph, costs, plan, aux_bytes=room_bytes)
     arena = stated.arena
     places = () if arena is None else check_arena(graph, plan, arena).violations
     violations = (*check.violations, *false_claims(check, stated.stated), *places)

@@ -434,7 +434,7 @@ class Problem:
         """
         most = {
             Quantity.RAM: self._enough_ram_bytes,
-            Quantity.WRITES: sum(self.graph.tensor_bytes),
+            Quantity.WRITES: min(MAX_BYTES, sum(self.graph.tensor_bytes)),
         }
         freed: dict[str, Any] = {
             _LIMITED_BY[quantity]: most.get(quantity) for quantity in quantities

@@ -17,7 +17,9 @@ from poetmodel.problem.parse import own_sum_faults
 from poetmodel.problem.totals import UNITS, is_number
 from poetmodel.schedule.relations import (
     OBJECTIVE_BOUND,
+    OBJECTIVE_GAP,
     OBJECTIVE_VALUE,
+    PROVED_GAP,
     RELATIONS,
     STATED,
     VERSION,
@@ -263,7 +265,12 @@ class ScheduleDocument:
         said, problem = self.objective, self.problem
         if said is None or problem is None or said.name or said.minimize != problem.minimize:
             return self.stated | self.room
-        of_objective = {OBJECTIVE_VALUE: said.value, OBJECTIVE_BOUND: said.bound}
+        of_objective = {
+            OBJECTIVE_VALUE: said.value,
+            OBJECTIVE_BOUND: said.bound,
+            OBJECTIVE_GAP: said.gap,
+            PROVED_GAP: problem.gap if self.status == "optimal" else None,
+        }
         return self.stated | self.room | of_objective
 
 

@@ -36,7 +36,10 @@ VERSION: Final = 1
 
 OBJECTIVE_VALUE: Final = "objective.value"
 OBJECTIVE_BOUND: Final = "objective.bound"
-"""What a file claims of the minimized quantity, and of its bound."""
+OBJECTIVE_GAP: Final = "objective.gap"
+"""What a file claims of the minimized quantity, of its bound, and of its gap."""
+PROVED_GAP: Final = "problem.gap"
+"""The gap that was asked for, of a file that claims an optimum."""
 STATED: Final = (
     "energy_j",
     "bound_j",

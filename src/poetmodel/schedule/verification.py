@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError, shown
-from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, within
-from poetmodel.schedule.relations import OBJECTIVE_BOUND, OBJECTIVE_VALUE, STATED, WEAR, Schedule
+from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, within
+from poetmodel.schedule.relations import (
+    OBJECTIVE_BOUND,
+    OBJECTIVE_GAP,
+    OBJECTIVE_VALUE,
+    PROVED_GAP,
+    STATED,
+    WEAR,
+    Schedule,
+)
 from poetmodel.schedule.simulation import Simulation, simulate, timed_anew
 from poetmodel.units import brief, format_bytes, format_joules, format_seconds
 
@@ -252,6 +260,7 @@ def _claims(
         if bound is not None and value is not None and not within(bound, value):
             yield f"{key}: the stated bound {bound!r} is above the simulated {what} {value!r}"
     yield from _gap_claims(simulation, stated.get("overhead_bound_j"), stated.get("gap"))
+    yield from _proof_claims(problem, simulation, stated)
 
 
 def _gap_claims(simulation: Simulation, bound_j: float | None, gap: float | None) -> Iterator[str]:
@@ -272,3 +281,24 @@ def _gap_claims(simulation: Simulation, bound_j: float | None, gap: float | None
                 f"gap: the file says {gap!r}, but its bound {bound_j!r} leaves {missing_j!r} J of "
                 f"the simulated overhead {overhead_j!r} J"
             )
+
+
+def _proof_claims(
+    problem: Problem, simulation: Simulation, stated: Mapping[str, float | None]
+) -> Iterator[str]:
+    """Compare the gap of the minimized quantity with its bound, and an optimum with that gap."""
+    objective, gap = problem.objective, stated.get(OBJECTIVE_GAP)
+    if gap is None:
+        return
+    value, above = objective.measured(simulation), max(0.0, objective.overhead(simulation))
+    slack = RELATIVE_TOLERANCE * max(abs(value), abs(objective.baseline))
+    bound, asked = stated.get(OBJECTIVE_BOUND), stated.get(PROVED_GAP)
+    compared = problem.minimize == Quantity.ENERGY and gap == stated.get("gap")
+    missing = gap * above if bound is None else min(max(0.0, value - bound), above)
+    if not compared and abs(gap * above - missing) > slack:
+        yield (
+            f"{OBJECTIVE_GAP}: the file says {gap!r}, but its bound {bound!r} leaves {missing!r} "
+            f"of the {above!r} beyond what every schedule pays"
+        )
+    if asked is not None and (gap - asked) * above > slack:
+        yield f"status: the file says optimal to a gap of {asked!r}, but its gap is {gap!r}"

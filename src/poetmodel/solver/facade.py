@@ -145,7 +145,10 @@ def solve(
 
             wants = task.wants_page_outs
             planned = problem.surrogate(wants_page_outs=True) if wants else problem
-            outcome = solve_overlapping(planned, request, task.attempt, start=start)
+            restates = task.model is None
+            outcome = solve_overlapping(
+                planned, request, task.attempt, start=start, restates=restates
+            )
         else:
             outcome = task.solve(problem, request, start)
         if task.model is None and task.exact:

@@ -44,14 +44,16 @@ def solve_overlapping(
     attempt: Attempt,
     *,
     start: Schedule | None,
+    restates: bool = True,
 ) -> Outcome:
     """Solve a problem whose transfers run beside the computing.
 
-    `attempt` solves a surrogate within a request, from a start. The outcome has the best schedule
+    `attempt` solves a surrogate within a request, from a start; it `restates` limits and objective
+    of any, unless it has a user's model to solve. The outcome has the best schedule
     whose plan keeps every limit, verified with its plan, and a bound on all of them. It is
     infeasible only where the relaxation is.
     """
-    return _ShareSearch(problem, request, attempt, start).run()
+    return _ShareSearch(problem, request, attempt, start, restates).run()
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class _ShareSearch:
     request: Request
     attempt: Attempt
     start: Schedule | None
+    restates: bool
     best: Candidate | None = None
     bound: float = 0.0
     own_bound: float | None = None
@@ -81,6 +84,8 @@ class _ShareSearch:
                 self._makespan_shares()
             elif self._timed:
                 self._bisect()
+                if self.best is None and self.restates:
+                    self._makespan_shares()
         except TimeLimitError:  # while a schedule is planned, which may take long, too
             return replace(self._outcome(), termination=Termination.TIME_LIMIT)
         except KeyboardInterrupt:  # between two solves, which take care of it themselves
@@ -98,10 +103,17 @@ class _ShareSearch:
         return problem.deadline_s is not None or problem.minimize == Quantity.TIME or idles
 
     def _makespan_shares(self) -> None:
+        """Minimize sums of times, without the deadline: a plan may keep one that the sum misses.
+
+        Where something else is minimized, any schedule whose plan keeps the limits will do.
+        """
+        problem, timed = self.problem, self.problem.minimize == Quantity.TIME
+        if self.restates:
+            problem = problem.without(Quantity.TIME, minimize=Quantity.TIME, own_objective=())
         for share in TIME_SHARES:
-            if self._done():
+            if self._done() or not (timed or self.best is None):
                 return
-            self._solve(share)
+            self._solve(share, problem=problem)
 
     def _bisect(self) -> None:
         """Look for the least share whose plan keeps the limits."""
@@ -114,14 +126,20 @@ class _ShareSearch:
             else:
                 missed = share
 
-    def _solve(self, share: float, *, ratio: float | None = None) -> tuple[Outcome, bool]:
-        """Solve one surrogate; return how it ended, and whether its plan keeps every limit."""
+    def _solve(
+        self, share: float, *, ratio: float | None = None, problem: Problem | None = None
+    ) -> tuple[Outcome, bool]:
+        """Solve one surrogate, of the stated problem or of one with other limits.
+
+        Return how it ended, and whether its plan keeps every limit.
+        """
         request = self.request
         ratio = SURROGATE_RATIO if ratio is None else ratio
         limit_s = request.elapsed_s() + ratio * request.remaining_s()
         within = replace(request, time_limit_s=max(limit_s, 1e-3), on_progress=self._report(share))
         begin = self.start if self.best is None else self.best.schedule
-        outcome = self.attempt(self.problem.surrogate(transfer_share=share), within, begin)
+        stated = problem or self.problem
+        outcome = self.attempt(stated.surrogate(transfer_share=share), within, begin)
         self.solved.append((share, outcome))
         self._raise_bound(share, outcome.bound)
         candidate = outcome.candidate

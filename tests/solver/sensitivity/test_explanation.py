@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 import pytest
 
-from kit.instances import random_instances, random_step, seeded
+from kit.instances import random_costs, random_graph, random_instances, random_step, seeded
 from kit.oracle import optimum
 from kit.rotation import Part, parts
 from kit.worked import bench_device, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
-from poetmodel.graph import Graph, checkpoint_all_peak_bytes, operation
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import MODELS
 from poetmodel.model import build
 from poetmodel.problem import Problem
@@ -104,6 +104,22 @@ def test_nearest_problem_has_a_schedule_and_no_nearer_one_has(part: Part) -> Non
     assert works.count(False) >= part.share(2)
 
 
+@pytest.mark.parametrize("seed", [9, 113, 367])
+def test_limit_as_it_is_is_part_of_the_proof(seed: int) -> None:
+    """No bound is below the limit that is known to be infeasible: what is open lies above it."""
+    rng = seeded(f"bs/{seed}")
+    graph = random_graph(rng, (5, 8))
+    costs = random_costs(rng, graph, mode="dma", idle=False)
+    ram = rng.randint(floor(graph).bytes, checkpoint_all_peak_bytes(graph) - 1)
+    problem = Problem(graph, costs, ram=ram, deadline_counts="overlap")
+    tight = replace(problem, deadline=problem.pass_time_s * rng.choice((1.0, 1.02, 1.1)))
+    amounts = [r for r in explained(tight).remedies if r.works and r.allowed is not None]
+    assert amounts
+    for remedy in amounts:
+        assert remedy.bound is not None
+        assert remedy.bound >= (remedy.allowed or 0) + (remedy.change == Change.RAM)
+
+
 @pytest.mark.parametrize("meaning", ["compute", "serial", "overlap"])
 def test_amounts_as_they_are_printed_have_a_schedule(meaning: str) -> None:
     """The figure in the sentence, read as a limit, is enough: a solve with it finds a schedule."""
@@ -125,6 +141,28 @@ def test_amounts_as_they_are_printed_have_a_schedule(meaning: str) -> None:
             assert not found.violations
             followed += 1
     assert followed >= 5
+
+
+def test_graphs_beyond_the_largest_size_are_explained() -> None:
+    """Tensors that take more than 2^53 B together: storage may be enough, or no RAM at all."""
+    size = 2**52
+    graph = Graph(
+        name="large",
+        nodes=(
+            operation("a", output_bytes=size),
+            operation("b", output_bytes=size, inputs=("a",)),
+            operation("c", output_bytes=size, inputs=("b",)),
+            operation("d", output_bytes=0, inputs=("c", "a")),
+        ),
+    )
+    problem = Problem(graph, even_costs(graph), ram=2**53, aux_bytes=0, recompute=False)
+    enough = [r for r in explained(problem).remedies if r.change == Change.STORAGE]
+    assert [(remedy.works, remedy.nearest) for remedy in enough] == [(True, size)]
+    wide = replace(graph.nodes[2], workspace_bytes=1)
+    graph = replace(graph, nodes=(*graph.nodes[:2], wide, graph.nodes[3]))
+    assert list(explained(Problem(graph, even_costs(graph), ram=2**53)).sentences()) == [
+        "more RAM alone does not help"
+    ]
 
 
 def test_two_limits_are_blamed_once_each() -> None:

@@ -163,6 +163,8 @@ def explain_infeasible(
         )
     left_s = ends_s - time.monotonic()
     remedies = find_remedies(problem, conflict=conflict, time_limit=left_s, threads=threads)
+    if model is None:
+        remedies = tuple(remedy.beyond_stated() for remedy in remedies)
     rows = [name_of(stated) for stated in conflict or () if isinstance(stated, tuple)]
     undecided = [] if irreducible or not rows else [UNDECIDED]
     return Explanation(

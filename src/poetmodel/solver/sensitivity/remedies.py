@@ -136,6 +136,13 @@ class Remedy:
     def _name(self) -> str:
         return str(self.change) if self.constraint is None else f"constraint {self.constraint!r}"
 
+    def beyond_stated(self) -> Remedy:
+        """Return it with what the proof says that no schedule keeps the limit as it is."""
+        if self.constraint is not None or None in (self.bound, self.allowed):
+            return self
+        nearer = (self.allowed or 0) + (AMOUNTS[self.change].unit == "bytes")
+        return replace(self, bound=max(self.bound or 0, nearer))
+
     @property
     def proven(self) -> bool:
         """Whether it is proven that nothing nearer works."""

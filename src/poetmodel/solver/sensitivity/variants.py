@@ -18,6 +18,7 @@ from poetmodel.result import SolveResult, Termination
 from poetmodel.schedule import GraphIdentity, Schedule
 from poetmodel.solver.facade import solve
 from poetmodel.solver.outcome import accepted
+from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,7 +91,7 @@ def _best(results: Sequence[SolveResult], problem: Problem) -> Schedule | None:
 
 
 def _paged_at_minimum_ram(problem: Problem) -> Problem:
-    ram = max(1, problem.floor.bytes + problem.resident_bytes)
+    ram = min(MAX_BYTES, max(1, problem.floor.bytes + problem.resident_bytes))
     return replace(problem, ram=ram, minimize=Quantity.ENERGY, recompute=False)
 
 
