@@ -18,11 +18,13 @@ from poetmodel.cli.plan import save_beside
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
 from poetmodel.plan import Arena, Plan, check_arena, check_plan, decode
+from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.solver import solve
 
 if TYPE_CHECKING:
     from kit.messages import Told
+    from poetmodel.problem import Problem
 
 
 SCHEDULE = Path("chain.schedule.json")
@@ -362,6 +364,35 @@ def test_solve_finds_a_schedule_whose_addresses_fit(told: Told) -> None:
     none = invoke("solve", *given, "--arena")
     assert none.status == 2
     told(none.err)
+
+
+def test_a_solve_that_was_cut_short_goes_on_from_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of the time goes into a better schedule."""
+    starts = []
+
+    def hurried(problem: Problem, *, start: Schedule | None, **stated: Any) -> SolveResult:
+        starts.append(start)
+        result = solve(problem, start=start, **stated)
+        if start is not None:
+            return result
+        return replace(result, status=Status.FEASIBLE, termination=Termination.TIME_LIMIT)
+
+    monkeypatch.setattr("poetmodel.solver.solve", hurried)
+    path = Path("chain.plan.json")
+    done = invoke("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--plan", path, "--arena")
+    assert done.status == 0, done.err
+    assert [start is not None for start in starts] == [False, True]
+    assert Arena.load(path)
+
+
+def test_addresses_are_of_plans_that_the_deadline_counts(told: Told) -> None:
+    """The core of this device waits for each transfer."""
+    path = Path("chain.plan.json")
+    given = ("--graph", CHAIN, "--device", BOARD_FILE, "--deadline-counts", "overlap")
+    done = invoke("solve", *given, "--deadline", "1h", "--plan", path, "--arena")
+    assert done.status == 2
+    told(done.err)
+    assert not path.exists()
 
 
 def test_solve_says_that_no_addresses_fit(told: Told) -> None:

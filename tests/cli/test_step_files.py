@@ -138,14 +138,15 @@ def test_one_model_has_one_least_ram_from_trace_to_board(
 ) -> None:
     """What ``limits`` proves of the step file is where exported C begins to train, to the byte.
 
-    What it says of the traced graph is of PyTorch's kernels, and it says so.
+    What it says of the traced graph is of PyTorch's kernels, and it says so. The file has an
+    inference too, which exports leave out unless it is asked for.
     """
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(CNN)
     train, graph, step = f"{tmp_path / 'train.py'}:step", "net.graph.json", "net.step.json"
     sgd, folder = ("--optimizer", "sgd"), tmp_path / "firmware"
     assert invoke("trace", train, *sgd, *BOARD, "--out", tmp_path / graph).status == 0
-    kept = ("--target", "step", "--out", tmp_path / step)
+    kept = ("--target", "step", "--infer", "--out", tmp_path / step)
     assert invoke("export", train, *sgd, *kept).status == 0
     traced, exported = (invoke("limits", tmp_path / x, *BOARD, *more) for x in (graph, step))
     assert "PyTorch's kernels" in traced.out

@@ -187,6 +187,14 @@ def test_what_are_no_inputs_is_said(tmp_path: Path, inputs: Any) -> None:
     assert not (tmp_path / "firmware").exists()
 
 
+def test_types_that_an_input_may_have_are_said(tmp_path: Path) -> None:
+    """The message names none that is refused itself."""
+    samples = torch.ones(2, 4, dtype=torch.int16)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with pytest.raises(CaptureError, match=r"torch\.int16; expected torch\.float32, .*int32 or"):
+        export(model, lambda x, y: (x * y).sum(), (torch.ones(2, 4), samples), folder=tmp_path)
+
+
 class Named(torch.nn.Module):
     """Parameters by some names."""
 

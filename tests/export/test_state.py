@@ -14,7 +14,7 @@ import poetmodel.torch as pmt  # noqa: E402
 from kit.commands import invoke  # noqa: E402
 from kit.toy_export import needs  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
-from poetmodel.export.board import STATE, Target, build, run  # noqa: E402
+from poetmodel.export.board import STATE, Target, ToolchainError, build, run  # noqa: E402
 from poetmodel.export.state import read_state, state_tensors, write_state  # noqa: E402
 
 if TYPE_CHECKING:
@@ -216,6 +216,36 @@ def test_files_and_models_that_do_not_fit_are_refused(exported: Any, tmp_path: P
     with pytest.raises(InputError, match="optimizer: expected Optimizer of torch, got 'adam'"):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=another, folder=folder)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+def test_frozen_values_of_another_model_are_refused(exported: Any) -> None:
+    """They lie in flash: a program that passed over them would train beside other features."""
+    folder, make, program_state = exported
+    net = model()
+    net[0].weight.data[0] += 1
+    optimizer = make([p for p in net.parameters() if p.requires_grad])
+    pmt.save_state(net, folder / "other.bin", optimizer=optimizer)
+    with pytest.raises(ToolchainError, match=r"other.bin: has other values of state that no step"):
+        program_state([], "state=other.bin")
+
+
+def test_folder_of_gradients_has_no_file_of_state(tmp_path: Path) -> None:
+    """What its program writes are gradients: of the size of the weights, and no weights."""
+    net = torch.nn.Linear(4, 3)
+    samples = torch.randn(2, 4), torch.tensor([0, 1])
+    pmt.export(net, torch.nn.functional.cross_entropy, samples, folder=tmp_path)
+    (tmp_path / STATE).write_bytes(bytes(4 * (12 + 3)))
+    before = net.weight.detach().clone()
+    with pytest.raises(InputError, match="hands out gradients and changes no state"):
+        pmt.load_state(tmp_path, net)
+    with pytest.raises(InputError, match="export it with an optimizer"):
+        pmt.save_state(net, tmp_path)
+    assert torch.equal(net.weight, before)
+    assert invoke("state", tmp_path).status == 0
+    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "pm_read_gradient(0, gradient)" in readme
+    assert "STATE is written: the gradients of the last step" in readme
+    assert "load_state" not in readme
 
 
 def test_doubles_are_read(exported: Any) -> None:

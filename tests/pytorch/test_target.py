@@ -9,7 +9,7 @@ import pytest
 
 from poetmodel.errors import InputError
 from poetmodel.torch import target
-from poetmodel.torch.target import is_target, load_step
+from poetmodel.torch.target import is_captured, is_target, load_step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,3 +102,5 @@ def test_targets_are_told_from_files() -> None:
     assert not is_target("net.graph.json")
     assert not is_target("paper/vgg16")
     assert not is_target("a:b.json")
+    assert is_captured("train.py"), "the function was forgotten"
+    assert not is_captured("net.step.json")

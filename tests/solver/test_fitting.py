@@ -10,7 +10,7 @@ import pytest
 
 from kit.instances import random_instance, seeded
 from kit.worked import skip_problem
-from poetmodel.errors import PlanError
+from poetmodel.errors import InputError, PlanError
 from poetmodel.placement import place
 from poetmodel.plan import check_arena, check_plan
 from poetmodel.result import Status, Termination
@@ -195,3 +195,13 @@ def test_alignment_is_checked_before_anything_is_solved() -> None:
     """A mistake costs no time."""
     with pytest.raises(PlanError, match="power of two"):
         fit_arena(skip_problem(), mode="blocking", alignment=3, solve=lambda: None)  # type: ignore[arg-type]
+
+
+def test_a_plan_without_overlap_is_none_of_a_deadline_that_counts_it() -> None:
+    """Its transfers take longer; without paging both are the same."""
+    problem = skip_problem(ram=13, deadline_counts="overlap")
+    with pytest.raises(InputError, match="state 'serial'"):
+        fit_arena(problem, mode="blocking", alignment=1)
+    checked(problem, fit_arena(problem, mode="dma", alignment=1))
+    problem = replace(problem, paging=False)
+    checked(problem, fit_arena(problem, mode="blocking", alignment=1))

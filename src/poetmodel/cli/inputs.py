@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -83,10 +83,13 @@ def given_step(given: GraphOptions) -> LoweredStep | None:
 
 
 def beside_bytes(step: LoweredStep) -> int:
-    """Return what exported C takes of RAM beside its tensors: inputs, stack, runtime [B]."""
+    """Return what exported C takes of RAM beside its tensors: inputs, stack, runtime [B].
+
+    An inference, whose outputs come on top, is exported where it is asked for.
+    """
     from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
 
-    return reserved_bytes(step, STACK_BYTES)
+    return reserved_bytes(replace(step, inference=None), STACK_BYTES)
 
 
 def is_step_file(name: str | None) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from poetmodel.plan import Arena
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
+    from poetmodel.schedule import Schedule
     from poetmodel.solver import Fitted
     from poetmodel.solver.sensitivity import Explanation
 
@@ -144,15 +145,20 @@ def _fit(problem: Problem, search: options.SearchOptions, *, shown: bool) -> Fit
     """Return the result of the method with a plan and addresses that fit."""
     from poetmodel.solver import fit_arena
 
-    def solved(stated: Problem, *, time_limit: float) -> SolveResult:
-        return _run(stated, search, time_limit, shown=shown)
+    def solved(stated: Problem, *, time_limit: float, start: Schedule | None = None) -> SolveResult:
+        return _run(stated, search, time_limit, shown=shown, start=start)
 
     mode, _ = default_mode(problem.costs.device, problem.deadline_counts)
     return fit_arena(problem, mode=mode, solve=solved, time_limit=search.time_limit)
 
 
 def _run(
-    problem: Problem, search: options.SearchOptions, limit_s: float, *, shown: bool
+    problem: Problem,
+    search: options.SearchOptions,
+    limit_s: float,
+    *,
+    shown: bool,
+    start: Schedule | None = None,
 ) -> SolveResult:
     """Return the result of the method, also where it does not apply or is interrupted."""
     try:
@@ -168,7 +174,7 @@ def _run(
             if search.method == DEFAULT:
                 from poetmodel.solver import solve as find_best
 
-                return find_best(problem, **stated)
+                return find_best(problem, start=start, **stated)
             from poetmodel.baselines import run
 
             return run(problem, search.method, **stated)

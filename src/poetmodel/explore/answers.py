@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import InputError, PlanError, VerificationError
@@ -105,7 +105,7 @@ def export_options(job: dict[str, Any], talk: Talk, known: StatedProblem) -> dic
     return {
         "device": device,
         "profile": profile,
-        "ram": job["ram_bytes"] + reserved_bytes(step, STACK_BYTES),
+        "ram": job["ram_bytes"] + reserved_bytes(replace(step, inference=None), STACK_BYTES),
         "deadline": None if deadline_s is None else f"{deadline_s!r}s",
         "paging": choice.paging,
         "recompute": choice.recompute,

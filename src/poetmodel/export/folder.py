@@ -90,7 +90,7 @@ def _check_empty(folder: Path, names: Sequence[str]) -> None:
 
 def check_prefix(prefix: str) -> None:
     """Raise unless names of C may begin like this."""
-    if not _PREFIX.fullmatch(prefix):
+    if not _PREFIX.fullmatch(str(prefix)):
         raise InputError(
             f"prefix: expected small letters, digits and underscores after a letter, such as kws, "
             f"got {prefix!r}"

@@ -36,6 +36,9 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
         "POINTERS": ", ".join(f"x{k}" for k in range(len(step.inputs))),
         "ALIGNMENT": str(deployment.arena.alignment),
         "RATE": str(step.learning_rate if trains else 0),
+        "READ": f"pm_read_{'state(0, weights)' if trains else 'gradient(0, gradient)'}",
+        "LEARNING": _LEARNING.format(rate=step.learning_rate) if trains else _NOT_LEARNING,
+        "WRITTEN": _STATE_WRITTEN if trains else _GRADIENTS_WRITTEN,
         "BEGIN": _RESUME if deployment.commit else _INIT,
         "STORAGE": _storage(deployment),
         "STORED": str(deployment.stored_bytes),
@@ -114,6 +117,18 @@ def _inference(inference: LoweredStep | None) -> str:
     inputs = "input" if count == 1 else f"{count} inputs"
     return _INFER.format(inputs=inputs, shape=shape)
 
+
+_LEARNING: Final = """\
+The learning rate is that of the optimizer's first group of trained parameters; the others keep
+  their proportion to it. When this was exported it was {rate}."""
+_NOT_LEARNING: Final = """\
+There is no optimizer: a step leaves state as it is, in flash, and reads no learning rate.
+  Gradients are in the order of `PM_GRADIENT_...`; each stays on storage until the next step."""
+_STATE_WRITTEN: Final = """\
+all state tensors, in the order of `manifest.json`, which `poetmodel state` lists.
+`poetmodel.torch.load_state` reads it into the model, and `save_state` writes such a file, which
+`state=FILE` after the four arguments begins with."""
+_GRADIENTS_WRITTEN: Final = "the gradients of the last step, in the order of `manifest.json`."
 
 _INIT: Final = "int error = pm_init();"
 _RESUME: Final = """\

@@ -41,13 +41,20 @@ class ExportedTensor:
         return math.prod(self.shape) * np.dtype(_STORED[self.dtype]).itemsize
 
 
-def state_tensors(folder: str | Path) -> tuple[ExportedTensor, ...]:
+def state_tensors(folder: str | Path, *, is_trained: bool = False) -> tuple[ExportedTensor, ...]:
     """Return what state an exported folder has, in the order of its functions and files.
+
+    Parameters
+    ----------
+    folder : str or Path
+        What was exported.
+    is_trained : bool
+        Whether its program must change state, and not only hand out gradients.
 
     Raises
     ------
     InputError
-        If the folder has no manifest of an export.
+        If the folder has no manifest of an export, or its program does not change state.
     """
     path = Path(folder) / _MANIFEST
     text = read_text(path)
@@ -55,6 +62,11 @@ def state_tensors(folder: str | Path) -> tuple[ExportedTensor, ...]:
         document = parse_json(text, expected="manifest of an export")
         if not isinstance(document, dict) or document.get("format") != "poetmodel-export":
             raise InputError("expected the manifest of a folder that poetmodel export made")
+        if is_trained and not document.get("updates", True):
+            raise InputError(
+                "its program hands out gradients and changes no state, so that it has no file of "
+                "state; export it with an optimizer"
+            )
         try:
             return tuple(map(_tensor, document["states"]))
         except (KeyError, TypeError, ValueError):

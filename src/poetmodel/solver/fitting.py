@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.clock import time_limit as limited
 from poetmodel.device import Costs, StorageMode
-from poetmodel.errors import TimeLimitError
+from poetmodel.errors import InputError, TimeLimitError
 from poetmodel.heuristics.greedy import construct, page_everything, refitted
 from poetmodel.placement import place
 from poetmodel.plan.arena import ALIGNMENT, Arena, aligned, check_alignment
@@ -94,6 +94,11 @@ def fit_arena(
         its gap includes what the addresses cost. Without a schedule plan and arena are None, and
         the result says why: ``infeasible`` where it is proved that no addresses fit.
 
+    Raises
+    ------
+    InputError
+        If transfers may overlap computation in the time that counts, but not in the plan.
+
     Notes
     -----
     From the second solve on, sizes are rounded up to the alignment, as they are in the block: where
@@ -107,8 +112,13 @@ def fit_arena(
     schedule with clearly less RAM is the answer.
     """
     check_alignment(alignment)
-    clock = Request(time_limit_s=time_limit)
-    search = _FittingSearch(problem, StorageMode(mode), alignment, solve, options, clock)
+    mode, clock = StorageMode(mode), Request(time_limit_s=time_limit)
+    if mode == StorageMode.BLOCKING and problem.is_overlapping and problem.can_page:
+        raise InputError(
+            "deadline_counts: 'overlap' is the time of a plan whose transfers overlap computation, "
+            "but in the plan that gets addresses the core waits for each; state 'serial'"
+        )
+    search = _FittingSearch(problem, mode, alignment, solve, options, clock)
     return search.run(most_solves)
 
 

@@ -52,8 +52,11 @@ def is_onnx(text: str) -> bool:
 
 
 def is_captured(text: str) -> bool:
-    """Return whether PyTorch captures what a text names: a function, or an ONNX file."""
-    return is_onnx(text) or is_target(text)
+    """Return whether PyTorch captures what a text names: a function, or an ONNX file.
+
+    A file of Python whose function is not named counts, so that its message asks for one.
+    """
+    return is_onnx(text) or is_target(text) or text.endswith(".py")
 
 
 def default_name(text: str) -> str | None:

@@ -202,8 +202,8 @@ class Lowered:
         kind = data_type(dtype)
         if kind is None:
             raise CaptureError(
-                f"{self.joint.name}: {what} is of type {dtype}; expected torch.float32, an integer "
-                "type or torch.bool: exported code computes in one type, float or double"
+                f"{self.joint.name}: {what} is of type {dtype}; expected torch.float32, "
+                "torch.int64, torch.int32 or torch.bool: exported code has no other types"
             )
         return kind
 

@@ -46,10 +46,11 @@ def load_state(
     Raises
     ------
     InputError
-        If the file is not one of the folder, or the model has no such tensors: nothing is changed.
+        If the file is not one of the folder, whose program may change no state, or the model has no
+        such tensors: nothing is changed.
     """
     file, home = state_paths(path, folder)
-    tensors = state_tensors(home)
+    tensors = state_tensors(home, is_trained=True)
     arrays = read_state(file, tensors)
     values = {tensor.name: torch.tensor(arrays[tensor.name]) for tensor in tensors}
     pairs = list(_pairs(model, tensors))
@@ -98,10 +99,11 @@ def save_state(
     Raises
     ------
     InputError
-        If the folder has tensors that the model and the optimizer do not have.
+        If the folder has tensors that the model and the optimizer do not have, or its program
+        changes no state.
     """
     file, home = state_paths(path, folder)
-    tensors = state_tensors(home)
+    tensors = state_tensors(home, is_trained=True)
     arrays = {name: own.detach().cpu().numpy() for name, own in _pairs(model, tensors)}
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     arrays |= {name: np.zeros(shapes[name]) for name, _ in _sums(model, tensors)}

@@ -4,9 +4,9 @@
    batch, from the first one again at the end. Prints a line "loss STEP VALUE" for each, and writes all state to the
    file STATE, or the gradients of the last step where there is no optimizer. With "resume" it goes on from what the
    last whole step left on storage, and says after how many that was. With "state=FILE" it begins with the state in a
-   file, which is as STATE. With "infer=OUTPUTS" it writes what pm_infer makes
-   of the first batch after the steps to that file. Status: 0; 2 for bad arguments or files; 10 + the error number of a
-   step, whose state is written all the same. */
+   file, which is as STATE, and has the values of this program where no step changes them. With "infer=OUTPUTS" it
+   writes what pm_infer makes of the first batch after the steps to that file. Status: 0; 2 for bad arguments or files;
+   10 + the error number of a step, whose state is written all the same. */
 #include "../src/pm_runtime.h"
 #include "pm_platform.h"
 #include "pm_text.h"
@@ -144,6 +144,17 @@ static int pm_begin(int resume, uint32_t *done)
 #if PM_STATES
 static const char *pm_first_name; /* the file of the state to begin with; 0 where it was not asked for */
 
+static int pm_is_state(int k, uint32_t first, uint32_t count, const pm_real *values)
+{
+    const uint32_t size = pm_bytes_of_element(&pm_states_info[k]);
+    pm_real own;
+    for (uint32_t j = 0; j < count; j++) {
+        if (pm_read_state_part(k, first + j, 1u, &own)) return 0;
+        if (memcmp(&own, (const char *)values + (size_t)j * size, size) != 0) return 0;
+    }
+    return 1;
+}
+
 static int pm_read_first_state(void)
 {
     pm_real part[PART];
@@ -156,6 +167,9 @@ static int pm_read_first_state(void)
             const uint32_t bytes = now * pm_bytes_of_element(&pm_states_info[k]);
             if (pm_file_read(file, part, bytes) != bytes) return pm_fail(": has not all state", pm_first_name);
             const int error = pm_write_state_part(k, first, now, part);
+            if (error == PM_READ_ONLY && !pm_is_state(k, first, now, part)) {
+                return pm_fail(": has other values of state that no step changes; export that model", pm_first_name);
+            }
             if (error && error != PM_READ_ONLY) {
                 pm_print_error("writing state", 0, error);
                 return 10 + error;
