@@ -255,6 +255,25 @@ def test_steps_have_the_bits_of_eager_within_a_budget(case: Case, ram: str) -> N
     check_budget(case, ram)
 
 
+@pytest.mark.parametrize("rows", [1, 256])
+def test_copies_of_parts_are_as_large_as_what_they_are_parts_of(rows: int) -> None:
+    """PyTorch copies the whole storage of what it writes into, such as that of a small norm."""
+
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.InstanceNorm2d(4, track_running_stats=True)
+            self.weight = nn.Parameter(torch.randn(4, 16, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = (self.norm(x) @ self.weight).repeat(1, 1, rows, 64)
+            x[:1, :1] = 2 * x[:1, :1]
+            return x[:, 0, :16].cos().sum()
+
+    torch.manual_seed(0)
+    check_budget(Case(Parts(), lambda model, x: model(x), (torch.randn(2, 4, 16, 16),)), "100%")
+
+
 def check_budget(case: Case, ram: str) -> None:
     """Train within a budget, or the least where the kernels of a processor leave no room for it."""
     try:

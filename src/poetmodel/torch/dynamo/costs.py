@@ -61,15 +61,13 @@ class Form(NamedTuple):
 
     def outputs(self) -> Any:
         """Return tensors without memory that lie as its outputs do."""
-        outputs = [
-            None
-            if layout is None
-            else torch.empty_strided(
-                layout[1], layout[2], dtype=getattr(torch, layout[0]), device="meta"
-            )
-            for layout in self.layouts
-        ]
+        outputs = [None if layout is None else self._output(*layout) for layout in self.layouts]
         return outputs[0] if self.is_single else tuple(outputs)
+
+    def _output(self, dtype: str, shape: list[int], stride: list[int], k: int) -> torch.Tensor:
+        empty = torch.empty(0, dtype=getattr(torch, dtype), device="meta")
+        storage = torch.UntypedStorage(self.sizes_bytes[k], device="meta")
+        return empty.set_(storage, 0, shape, stride)
 
 
 class Forms:
@@ -150,7 +148,7 @@ class Forms:
                     forms[position[node]] = _predicted(node)
                 elif self._is_generated is None:
                     form = forms[position[node]] = self._form_of(function, *given)
-                    if form.layouts != _form(fake(node)).layouts:
+                    if form[2:] != _form(fake(node))[2:]:
                         unlike[node] = form.outputs()
                 elif self._is_generated(node):
                     forms[position[node]] = _predicted(node)
@@ -160,7 +158,8 @@ class Forms:
         return [form for form in forms if form is not None]
 
     def _form_of(self, function: Callable[..., Any], arguments: Any, keywords: Any) -> Form:
-        key = form_of(function, arguments, keywords)
+        whole = [t.untyped_storage().nbytes() for t in tensors_in((arguments, keywords))]
+        key = form_of(function, arguments, keywords), *whole
         if key not in self._seen:
             self._seen[key] = self._run(function, arguments, keywords)
         return self._seen[key]
@@ -183,16 +182,18 @@ class Forms:
     def _filled(self, value: torch.Tensor, *, integer: int) -> torch.Tensor:
         """Return a tensor of ones, or of a number where it has integers.
 
-        All of a type share memory, unless times count, which are those of memory of their own.
+        All of a type share memory, unless times count, which are those of memory of their own. Its
+        storage is as large as that of the value: copies of parts take all of it.
         """
-        steps = zip(value.shape, value.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in steps if size)
+        whole_bytes = value.untyped_storage().nbytes()
         key = (value.dtype, integer)
         memory = None if self._timed else self._ones.get(key)
-        if memory is None or memory.numel() < span:
+        if memory is None or memory.nbytes < whole_bytes:
             number = 1 if value.is_floating_point() else integer
-            memory = self._ones[key] = torch.full((span,), number, dtype=value.dtype)
-        return memory.as_strided(value.shape, value.stride())
+            count = -(-whole_bytes // value.itemsize)
+            memory = self._ones[key] = torch.full((count,), number, dtype=value.dtype)
+        storage = memory.untyped_storage()[:whole_bytes]
+        return torch.empty(0, dtype=value.dtype).set_(storage, 0, value.shape, value.stride())
 
 
 def on_made_up(run: Callable[[int], Made]) -> Made:
