@@ -80,7 +80,7 @@ size: what is added to that is larger than by default.
 """
 
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "keep-all": {"ram": "100%", "paging": False, "recompute": False},
+    "keep-all": {"ram": "101%", "paging": False, "recompute": False},  # a hundredth for addresses
     "recomputed": {"share": 0.3, "paging": False},
     "blocking": {"share": 0.2},
     "dma": {"share": 0.2, "device": "stm32h743"},
