@@ -211,10 +211,10 @@ def _about_plan(
     costs, notes = costs_to_verify(plan.device, graph, costing)
     if plan.ram_budget_bytes is None:
         notes.append("the plan states no RAM budget: its peak was not checked")
-    whole = checkpoint_all_peak_bytes(graph)
-    room_bytes = (
-        None if given.aux is None else parse_size(given.aux, field="aux", whole_bytes=whole)
-    )
+    room_bytes = None
+    if given.aux is not None:
+        whole_bytes = checkpoint_all_peak_bytes(graph)
+        room_bytes = parse_size(given.aux, field="aux", whole_bytes=whole_bytes)
     check = check_plan(graph, costs, plan, aux_bytes=room_bytes)
     arena = stated.arena
     places = () if arena is None else check_arena(graph, plan, arena).violations

@@ -152,16 +152,11 @@ def _graph(joint: Joint, parts: Units) -> Graph:
     )
 
 
-_NUMBERS_BYTES: Final = 16
-"""What an update takes beside tensors, if any: a factor in double, and in the type of a tensor."""
-
-
 def _node(parts: Units, unit: Unit) -> Node:
     """Return the node of a unit; an update needs what it says, and a source nothing."""
     storages, workspace_bytes = parts.storages, unit.workspace_bytes
     if isinstance(parts, TrainingUnits) and isinstance(unit.node.target, Update):
-        numbers_bytes = min(workspace_bytes, _NUMBERS_BYTES)
-        workspace_bytes = parts.update_workspace_bytes(unit) + numbers_bytes
+        workspace_bytes = parts.update_workspace_bytes(unit)
     replaced = [storages[index].replaces for index in unit.storages]
     return Node(
         name=unit.name,

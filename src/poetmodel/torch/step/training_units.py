@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import fx
 
 _INPUTS = (InputKind.USER_INPUT, InputKind.LEARNING_RATE)
+_NUMBERS_BYTES: Final = 16
+"""What an update takes beside tensors, if any: a factor in double, and in the type of a tensor."""
 
 
 class TrainingUnits(Units):
@@ -153,16 +155,17 @@ class TrainingUnits(Units):
         return whole and self.last[computed[0]] == unit.index
 
     def update_workspace_bytes(self, unit: Unit) -> int:
-        """Return what an update needs beside its gradient: others of its size, or nothing [B]."""
+        """Return what an update needs beside its gradient: others of its size, and numbers [B]."""
         update: Any = unit.node.target
+        numbers_bytes = min(unit.workspace_bytes, _NUMBERS_BYTES)
         if not isinstance(update, ParameterUpdate):
-            return 0
+            return numbers_bytes
         fits, _ = self._fits[unit.node]
         writes = update.writes_gradient(unit.node.args[1:])
         layout = self.storages[unit.storages[0]].layouts[0]
         copied = not fits or (writes and not self.owns_gradient(unit))
         gradient_bytes: int = math.prod(layout.shape) * layout.dtype.itemsize
-        return gradient_bytes * (copied + update.rule.needs_scratch)
+        return gradient_bytes * (copied + update.rule.needs_scratch) + numbers_bytes
 
     # -- the order -------------------------------------------------------------------------------
 
