@@ -81,6 +81,34 @@ class Storage:
     """How often each erase block can be written, where known."""
     erase_block_bytes: int | None = None
     """What a write erases at least, and in multiples of [B]; None means single bytes."""
+    volatile: bool = False
+    """Whether it loses its content without power (PSRAM, SDRAM)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flash:
+    """Flash of the program, in which storage may lie too."""
+
+    size_bytes: int
+    """All of it [B]."""
+    write_unit_bytes: int
+    """What it programs at a time; every write begins at a multiple of it [B]."""
+    erase_block_bytes: int
+    """What it erases at a time [B]."""
+    erase_s: float
+    """Time to erase a block [s]."""
+    write_bytes_per_s: float
+    """Rate of programming what was erased [B/s]."""
+    power_w: float
+    """Power while it erases and programs; that of a core which waits is part of it [W]."""
+    endurance_cycles: float | None = None
+    """How often each block can be erased, where known."""
+    storage_bytes: int = 0
+    """What pages and generations of state may take of it at most [B]; 0: storage lies elsewhere."""
+
+    def write_s(self, size_bytes: int, blocks: int) -> float:
+        """Return the time to program bytes, and to erase blocks before [s]."""
+        return blocks * self.erase_s + size_bytes / self.write_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +129,8 @@ class Device:
     """The core."""
     storage: Storage | None = None
     """Auxiliary storage; None means that nothing can be paged."""
+    flash: Flash | None = None
+    """Flash of the program; None means that its size is not checked."""
     aux_bytes: int | None = None
     """Size of the auxiliary storage [B]; None means unlimited."""
     core: str = ""
@@ -150,6 +180,17 @@ class Device:
         return self.storage is not None and self.storage.memory_mapped
 
     @property
+    def is_volatile(self) -> bool:
+        """Whether the storage loses its content without power."""
+        return self.storage is not None and self.storage.volatile
+
+    @property
+    def stores_in_flash(self) -> bool:
+        """Whether storage lies in the flash of the program."""
+        in_flash = self.flash is not None and self.flash.storage_bytes > 0
+        return in_flash and self.storage is not None and not self.storage.volatile
+
+    @property
     def dma_line_bytes(self) -> int:
         """What a buffer of DMA must begin and end with so that no neighbour shares a line [B]."""
         return (self.compute.cache_line_bytes or 1) if self.has_dma else 1
@@ -189,7 +230,7 @@ class Device:
         return load_device(name_or_path)
 
 
-def parts(device: Device) -> Iterator[tuple[str, Device | Compute | Storage | Transfer]]:
+def parts(device: Device) -> Iterator[tuple[str, Device | Compute | Storage | Transfer | Flash]]:
     """Yield the parts of a device that have figures, each with what its keys begin with."""
     yield "", device
     yield "[compute] ", device.compute
@@ -197,6 +238,8 @@ def parts(device: Device) -> Iterator[tuple[str, Device | Compute | Storage | Tr
         yield "[storage] ", device.storage
         yield "[storage.page_in] ", device.storage.page_in
         yield "[storage.page_out] ", device.storage.page_out
+    if device.flash is not None:
+        yield "[flash] ", device.flash
 
 
 _LEAST_BYTES: Final = {
@@ -204,9 +247,18 @@ _LEAST_BYTES: Final = {
     "aux_bytes": 0,
     "erase_block_bytes": 1,
     "cache_line_bytes": 1,
+    "size_bytes": 1,
+    "write_unit_bytes": 1,
+    "storage_bytes": 0,
 }
-_ABOVE_ZERO: Final = ("flops_per_s", "flops_per_j", "bytes_per_s", "endurance_cycles")
-_FROM_ZERO: Final = ("idle_power_w", "power_w", "latency_s")
+_ABOVE_ZERO: Final = (
+    "flops_per_s",
+    "flops_per_j",
+    "bytes_per_s",
+    "write_bytes_per_s",
+    "endurance_cycles",
+)
+_FROM_ZERO: Final = ("idle_power_w", "power_w", "latency_s", "erase_s")
 
 
 def _faults(device: Device) -> Iterator[str]:
@@ -225,12 +277,41 @@ def _faults(device: Device) -> Iterator[str]:
             yield f"[compute] cache_line_bytes: expected a power of two, got {shown(line)}"
         if isinstance(part, Compute) and part.power_w is None and part.flops_per_j is None:
             yield "[compute]: expected power_w or flops_per_j, got neither"
-    if device.storage is not None and device.storage.mode not in tuple(StorageMode):
-        mode = shown(device.storage.mode)
-        yield f"[storage] mode: expected {' or '.join(StorageMode)}, got {mode}"
-    mapped: object = device.is_memory_mapped
-    if not isinstance(mapped, bool):
-        yield f"[storage] memory_mapped: expected true or false, got {shown(mapped)}"
+    if device.storage is not None:
+        yield from _storage_faults(device.storage)
+    if device.flash is not None:
+        yield from _flash_faults(device, device.flash)
+
+
+def _storage_faults(storage: Storage) -> Iterator[str]:
+    if storage.mode not in tuple(StorageMode):
+        yield f"[storage] mode: expected {' or '.join(StorageMode)}, got {shown(storage.mode)}"
+    for key in ("memory_mapped", "volatile"):
+        value = getattr(storage, key)
+        if not isinstance(value, bool):
+            yield f"[storage] {key}: expected true or false, got {shown(value)}"
+
+
+def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
+    """Yield which figures of the flash contradict others; only where each is in its own range."""
+    sizes = (flash.size_bytes, flash.erase_block_bytes, flash.write_unit_bytes, flash.storage_bytes)
+    if not all(isinstance(size, int) for size in sizes) or flash.write_unit_bytes < 1:
+        return
+    if flash.erase_block_bytes % flash.write_unit_bytes:
+        yield (
+            "[flash] erase_block_bytes: expected a multiple of write_unit_bytes, got "
+            f"{flash.erase_block_bytes} and {flash.write_unit_bytes}"
+        )
+    if flash.storage_bytes > flash.size_bytes:
+        yield (
+            f"[flash] storage_bytes: expected at most size_bytes, got {flash.storage_bytes} of "
+            f"{flash.size_bytes}"
+        )
+    if device.stores_in_flash and device.aux_bytes != flash.storage_bytes:
+        yield (
+            f"aux_bytes: expected storage_bytes of [flash], where the storage lies, got "
+            f"{shown(device.aux_bytes)} and {flash.storage_bytes}"
+        )
 
 
 def _figure_fault(where: str, key: str, value: Any) -> Iterator[str]:
@@ -274,6 +355,9 @@ _USUAL: Final = {
     "latency_s": _Usual(0.0, 1.0, "s", "seconds"),
     "bytes_per_s": _Usual(1e3, 1e13, "B/s", "bytes per second"),
     "power_w": _POWER,
+    "size_bytes": _BYTES,
+    "erase_s": _Usual(0.0, 10.0, "s", "seconds"),
+    "write_bytes_per_s": _Usual(1e3, 1e13, "B/s", "bytes per second"),
 }
 
 

@@ -16,11 +16,12 @@ import io
 import math
 import os
 import re
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.costs import Cost, Costs, PageCost
-from poetmodel.device.hardware import Compute, Device, Storage, StorageMode, Transfer
+from poetmodel.device.hardware import Compute, Device, Flash, Storage, StorageMode, Transfer
 from poetmodel.errors import CostError, DeviceError, did_you_mean, raised_as, shown
 from poetmodel.files import parse_toml, read_text, shipped, unknown_key, write_text
 
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _DEVICE_KEYS: Final = ("name", "core", "ram_bytes", "aux_bytes", "idle_power_w", "source")
-_TABLES: Final = ("compute", "storage")
+_TABLES: Final = ("compute", "storage", "flash")
 _COMPUTE_KEYS: Final = ("flops_per_s", "power_w", "flops_per_j", "bytes_per_s", "cache_line_bytes")
-_STORAGE_FIGURES: Final = ("memory_mapped", "endurance_cycles", "erase_block_bytes")
+_STORAGE_FIGURES: Final = ("memory_mapped", "endurance_cycles", "erase_block_bytes", "volatile")
 _STORAGE_KEYS: Final = ("mode", *_STORAGE_FIGURES, "page_in", "page_out")
 _TRANSFER_KEYS: Final = ("latency_s", "bytes_per_s", "power_w")
+_FLASH_KEYS: Final = tuple(field.name for field in fields(Flash))
+_FLASH_NEEDED: Final = tuple(field.name for field in fields(Flash) if field.default is MISSING)
 _SUFFIX: Final = ".toml"
 
 COMPUTE_COLUMNS: Final = ("compute_time_s", "compute_energy_j")
@@ -88,11 +91,15 @@ def _device(document: dict[str, Any], *, key: str) -> Device:
     compute = _table(document, "compute", "compute", _COMPUTE_KEYS, faults)
     figures = {name: document[name] for name in _DEVICE_KEYS if name in document}
     figures |= {name: document.get(name) for name in ("name", "ram_bytes")}
-    storage = _storage(document, faults) if "storage" in document else None
+    flash = _flash(document, faults) if "flash" in document else None
+    storage = _storage(document, flash, faults) if "storage" in document else None
+    if flash is not None and flash.storage_bytes and not (storage and storage.volatile):
+        figures.setdefault("aux_bytes", flash.storage_bytes)
     try:
         device = Device(
             compute=Compute(**{name: compute.get(name) for name in _COMPUTE_KEYS}),  # type: ignore[arg-type]
             storage=storage,
+            flash=flash,
             key=key,
             **figures,
         )
@@ -103,7 +110,14 @@ def _device(document: dict[str, Any], *, key: str) -> Device:
     return device
 
 
-def _storage(document: dict[str, Any], faults: list[str]) -> Storage:
+def _flash(document: dict[str, Any], faults: list[str]) -> Flash:
+    table = _table(document, "flash", "flash", _FLASH_KEYS, faults)
+    needed = {key: table.get(key) for key in _FLASH_NEEDED}
+    return Flash(**needed | {key: table[key] for key in _FLASH_KEYS if key in table})  # type: ignore[arg-type]
+
+
+def _storage(document: dict[str, Any], flash: Flash | None, faults: list[str]) -> Storage:
+    """Return the storage; where it lies in the flash, that has its block and endurance."""
     storage = _table(document, "storage", "storage", _STORAGE_KEYS, faults)
     ways = {}
     for name in ("page_in", "page_out"):
@@ -112,6 +126,9 @@ def _storage(document: dict[str, Any], faults: list[str]) -> Storage:
     mode = storage.get("mode")
     known = {str(member): member for member in StorageMode}
     figures = {key: storage[key] for key in _STORAGE_FIGURES if key in storage}
+    if flash is not None and flash.storage_bytes and not storage.get("volatile"):
+        for key in ("endurance_cycles", "erase_block_bytes"):
+            figures.setdefault(key, getattr(flash, key))
     mode = known.get(mode, mode) if isinstance(mode, str) else mode
     return Storage(mode=mode, **ways, **figures)  # type: ignore[arg-type]
 
