@@ -18,6 +18,7 @@ typedef PM_REAL pm_real;
 #define PM_MORE 10          /* no error: the step goes on with the next slice */
 #define PM_ERROR_IDLE 11    /* no step has begun */
 #define PM_ERROR_ARENA 12   /* no arena was given, or one too small or not aligned */
+#define PM_ERROR_INPUT 14   /* an index of the data, such as a label, is outside its range */
 
 /* A tensor as callers see it. */
 typedef struct {
