@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from math import prod
@@ -29,6 +29,8 @@ RECORD_BYTES: Final = 16
 """Size of the record of a commit [B]: ``src/pm_commit.c``."""
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from poetmodel.device import Device
     from poetmodel.export.step import LoweredStep, NamedTensor
     from poetmodel.plan import Plan
@@ -78,6 +80,8 @@ class Deployment:
     weights: WeightsFormat = WeightsFormat.C
     shared_kernels: str | None = None
     """The folder of kernels that steps share, from the folder of this one on; None: it has all."""
+    flash_map: Mapping[str, int] = field(default_factory=dict)
+    """What takes how much of the flash of the device [B]; nothing where its size is not known."""
 
     def __repr__(self) -> str:
         instructions = f"{len(self.plan.program)} instructions"
