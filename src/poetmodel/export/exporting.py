@@ -228,7 +228,8 @@ def _inference(
     tensors, homes = deployment.step.graph, deployment.plan.resident or ()
     stored = {tensors.tensors[i].name for i in tensors.state_tensors if i not in homes}
     step = reading_state(captured, () if mapped else stored)
-    room, least = problem.usable_ram_bytes - resident, floor(step.graph).bytes
+    least = floor(aligned_graph(step.graph, alignment_on(device))).bytes
+    room = problem.usable_ram_bytes - resident
     if room < least:
         raise BudgetError(
             f"ram: state in RAM leaves {max(0, room):,} B for an inference, and one node of it "

@@ -117,7 +117,8 @@ def code_bytes(deployment: Deployment, source: StepSource) -> int:
         for what, count in repeated(deployment, source.statements).items()
     )
     library = sum(sizes["library"][member] for member in needed)
-    return round(own + library + sum(kernel["bytes"] for kernel in kernels))
+    linked: float = own + library + sum(kernel["bytes"] for kernel in kernels)
+    return round(linked)
 
 
 def repeated(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
