@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.toy_export import BATCHES, LEARNING_RATE, Toys, batches, expected, needs, samples
+from kit.programs import needs
+from kit.toy_export import BATCHES, LEARNING_RATE, Toys, batches, expected, samples
 from poetmodel.export.board import (
     FAULT_STATUS,
     STEP_STATUS,
