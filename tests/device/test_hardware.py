@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
-from poetmodel.device import Compute, Device, Storage, StorageMode, Transfer
+from poetmodel.device import Compute, Device, Flash, Storage, StorageMode, Transfer
 from poetmodel.device.hardware import sanity_warnings
 from poetmodel.errors import DeviceError
 
 WAY = Transfer(latency_s=0.5, bytes_per_s=4.0, power_w=2.0)
+FLASH = Flash(
+    size_bytes=8192,
+    write_unit_bytes=4,
+    erase_block_bytes=1024,
+    erase_s=0.5,
+    write_bytes_per_s=4.0,
+    power_w=2.0,
+)
 
 
 @pytest.fixture
@@ -258,3 +266,53 @@ def test_idle_power_that_looks_wrong(plausible: Device) -> None:
     assert sanity_warnings(replace(plausible, idle_power_w=0.0)) == ()
     (warning,) = sanity_warnings(replace(plausible, idle_power_w=2000.0))
     assert warning.startswith("idle_power_w is 2000 W, over 1000")
+
+
+# -- flash -------------------------------------------------------------------------------------
+
+
+def test_flash_takes_its_erases_and_its_bytes() -> None:
+    """Time is that of all erases, plus bytes over the rate of what was erased."""
+    assert FLASH.write_s(6, 3) == 3 * 0.5 + 1.5
+
+
+def test_storage_lies_in_the_flash_where_its_bytes_say_so(board: Device) -> None:
+    """Volatile storage lies elsewhere, whatever the flash has for generations."""
+    shared = replace(FLASH, storage_bytes=4096)
+    assert not replace(board, flash=FLASH).stores_in_flash
+    assert replace(board, flash=shared).stores_in_flash
+    assert not replace(board, flash=shared, storage=None).stores_in_flash
+    assert board.storage is not None
+    lost = replace(board, flash=shared, storage=replace(board.storage, volatile=True))
+    assert lost.is_volatile
+    assert not lost.stores_in_flash
+    assert replace(lost, aux_bytes=1).aux_bytes == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"size_bytes": 0}, "size_bytes: expected a whole number of bytes from 1 to 2^53, got 0"),
+        ({"write_unit_bytes": 0}, "write_unit_bytes: expected a whole number of bytes from 1"),
+        ({"erase_block_bytes": None}, "erase_block_bytes: expected a whole number of bytes"),
+        ({"erase_s": -1}, "erase_s: expected a finite number >= 0, got -1"),
+        ({"write_bytes_per_s": 0}, "write_bytes_per_s: expected a finite number > 0, got 0"),
+        ({"power_w": None}, "power_w: expected a finite number >= 0, got nothing"),
+        ({"endurance_cycles": 0}, "endurance_cycles: expected a finite number > 0, got 0"),
+        ({"write_unit_bytes": 3}, "erase_block_bytes: expected a multiple of write_unit_bytes"),
+        ({"storage_bytes": -1}, "storage_bytes: expected a whole number of bytes from 0"),
+        ({"size_bytes": 2048, "storage_bytes": 4096}, "storage_bytes: expected at most size_bytes"),
+    ],
+)
+def test_figures_of_flash_are_checked(board: Device, change: dict[str, Any], fault: str) -> None:
+    """Each has its range, blocks hold whole units, and storage is a part of the flash."""
+    (found,) = faults_of(board, flash=replace(FLASH, **change))
+    assert found.startswith(f"[flash] {fault}")
+
+
+def test_storage_in_flash_has_the_size_that_the_flash_states(board: Device) -> None:
+    """Two sizes of one storage are a fault."""
+    faults = faults_of(board, flash=replace(FLASH, storage_bytes=2048))
+    assert faults == (
+        "aux_bytes: expected storage_bytes of [flash], where the storage lies, got 4096 and 2048",
+    )

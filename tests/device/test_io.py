@@ -250,7 +250,7 @@ def test_all_faults_of_a_device_come_together(board: Path) -> None:
     )
     assert faults == [
         "foo: unknown key; accepted are name, core, ram_bytes, aux_bytes, idle_power_w, source, "
-        "compute, storage",
+        "compute, storage, flash",
         "[compute]: expected a table, got 5",
         "ram_bytes: expected a whole number of bytes from 1 to 2^53, got 0",
         "[compute] flops_per_s: expected a finite number > 0, got nothing",
@@ -259,6 +259,49 @@ def test_all_faults_of_a_device_come_together(board: Path) -> None:
         "[storage.page_out] latency_s: expected a finite number >= 0, got nothing",
         "[storage.page_out] bytes_per_s: expected a finite number > 0, got nothing",
         "[storage.page_out] power_w: expected a finite number >= 0, got nothing",
+    ]
+
+
+FLASH = """
+[flash]
+size_bytes = 65_536
+write_unit_bytes = 4
+erase_block_bytes = 1024
+erase_s = 0.1
+write_bytes_per_s = 1e5
+power_w = 0.1
+endurance_cycles = 10_000
+storage_bytes = 4_096
+"""
+
+
+def test_storage_in_flash_takes_what_the_flash_states(board: Path) -> None:
+    """Size, erase block and endurance of storage are those of the flash that it lies in."""
+    board.write_text(BOARD.replace("aux_bytes = 4_096\n", "") + FLASH)
+    device = load_device(board)
+    assert device.flash is not None
+    assert device.storage is not None
+    assert (device.aux_bytes, device.flash.storage_bytes) == (4096, 4096)
+    assert (device.storage.erase_block_bytes, device.storage.endurance_cycles) == (1024, 10_000)
+
+
+def test_volatile_storage_lies_elsewhere(board: Path) -> None:
+    """What the flash has for generations says nothing of it."""
+    board.write_text(BOARD.replace('mode = "dma"', 'mode = "dma"\nvolatile = true') + FLASH)
+    device = load_device(board)
+    assert device.storage is not None
+    assert device.is_volatile
+    assert (device.storage.erase_block_bytes, device.storage.endurance_cycles) == (None, None)
+
+
+def test_faults_of_flash_are_named(tmp_path: Path) -> None:
+    """What is missing, unknown or no table."""
+    path = tmp_path / "board.toml"
+    assert device_faults(path, "flash = 3\n" + BOARD)[0] == "[flash]: expected a table, got 3"
+    faults = device_faults(path, BOARD + FLASH.replace("erase_s", "erase"))
+    assert faults == [
+        "[flash] erase: unknown key; did you mean erase_s?",
+        "[flash] erase_s: expected a finite number >= 0, got nothing",
     ]
 
 

@@ -30,6 +30,9 @@ BOARDS = {
 }
 """RAM of the boards whose figures come from data sheets [B]."""
 
+IN_FLASH = {"esp32s3-flash", "imxrt1062-flash", "nano33ble", "rp2350"}
+"""The boards whose storage lies in the flash of the program."""
+
 CARDS = {"a100": 80 * 10**9, "h100": 80 * 10**9, "rtx4090": 24 * 10**9}
 """Memory of the graphics cards, whose storage is that of the host [B]."""
 
@@ -93,6 +96,20 @@ def test_flash_wears_and_what_it_wears_by_is_stated() -> None:
         assert device.aux_bytes is not None
         assert device.storage.endurance_cycles in (10_000, 100_000)
         assert worn == device.aux_bytes * device.storage.endurance_cycles / 4096
+
+
+def test_each_microcontroller_states_the_flash_of_its_program() -> None:
+    """Storage of four lies in it, and leaves at least 256 KiB to the program."""
+    flashes = {name: load_device(name).flash for name in device_names()}
+    given = {name: flash for name, flash in flashes.items() if flash is not None}
+    assert given.keys() == BOARDS.keys() | {"mkr1000", "nrf52840"}
+    assert {name for name in given if load_device(name).stores_in_flash} == IN_FLASH
+    for name in IN_FLASH:
+        assert given[name].size_bytes - given[name].storage_bytes >= 2**18
+        assert load_device(name).aux_bytes == given[name].storage_bytes
+    volatile = {name for name in device_names() if load_device(name).is_volatile}
+    assert volatile == {"esp32s3"}
+    assert given["esp32s3"].storage_bytes
 
 
 @pytest.mark.parametrize("name", device_names())

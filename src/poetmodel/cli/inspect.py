@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from poetmodel.device import Device
+    from poetmodel.device import Device, Flash
     from poetmodel.graph import Graph
 
 
@@ -397,12 +397,16 @@ def _device_facts(board: Device) -> Iterator[Fact]:
     if compute.power_w is not None:
         yield row("compute power", f"{compute.power_w:.4g} W")
     yield row("idle power", f"{board.idle_power_w:.4g} W")
+    if board.flash is not None:
+        yield from _flash_facts(board.flash)
     if storage is None:
         yield row("storage", "none")
         return
     size = "unlimited" if board.aux_bytes is None else format_bytes(board.aux_bytes)
     mapped = ", memory-mapped" if storage.memory_mapped else ""
-    yield row("storage", size, f"transfers: {storage.mode}{mapped}")
+    lost = ", lost without power" if storage.volatile else ""
+    where = ", in the flash" if board.stores_in_flash else ""
+    yield row("storage", size, f"transfers: {storage.mode}{mapped}{lost}{where}")
     if storage.endurance_cycles is not None:
         block = storage.erase_block_bytes
         blocks = "" if block is None else f"of each erase block of {format_bytes(block)}"
@@ -410,3 +414,16 @@ def _device_facts(board: Device) -> Iterator[Fact]:
     for name, way in (("page in", storage.page_in), ("page out", storage.page_out)):
         note = f"after {format_seconds(way.latency_s)}, at {way.power_w:.4g} W"
         yield row(name, f"{count(way.bytes_per_s)}B/s", note)
+
+
+def _flash_facts(flash: Flash) -> Iterator[Fact]:
+    taken = format_bytes(flash.storage_bytes)
+    share = f", {taken} at most for pages and generations" if flash.storage_bytes else ""
+    yield row("flash", format_bytes(flash.size_bytes), f"of the program{share}")
+    cycles = flash.endurance_cycles
+    endured = "" if cycles is None else f", each at most {cycles:,.0f} times"
+    block = format_bytes(flash.erase_block_bytes)
+    yield row("flash erase", format_seconds(flash.erase_s), f"{block} at a time{endured}")
+    unit = format_bytes(flash.write_unit_bytes)
+    note = f"{unit} at a time, at {flash.power_w:.4g} W"
+    yield row("flash write", f"{count(flash.write_bytes_per_s)}B/s", note)

@@ -1,7 +1,7 @@
 """Devices and costs: who computes and pages, how long it takes and what it draws."""
 
 from poetmodel.device.costs import FREE, Cost, Costs, CostTable, PageCost
-from poetmodel.device.hardware import Compute, Device, Storage, StorageMode, Transfer
+from poetmodel.device.hardware import Compute, Device, Flash, Storage, StorageMode, Transfer
 
 __all__ = [
     "FREE",
@@ -10,6 +10,7 @@ __all__ = [
     "CostTable",
     "Costs",
     "Device",
+    "Flash",
     "PageCost",
     "Storage",
     "StorageMode",
