@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from poetmodel.device.hardware import Device
+
 RECORD_BYTES: Final = 32
 """Size of the record of a commit [B]: ``src/pm_commit.c``."""
 SUM_BYTES: Final = 4
@@ -32,6 +34,16 @@ class GenerationLayout:
     """What it erases at a time, and where a generation begins [B]."""
     checksums: bool = True
     """Whether each tensor is followed by its checksum."""
+
+    @classmethod
+    def on(cls, device: Device | None, *, checksums: bool = True) -> GenerationLayout:
+        """Return the layout where a device keeps generations: in its flash, else on its storage."""
+        flash = None if device is None or not device.commits_to_flash else device.flash
+        if flash is not None:
+            return cls(flash.write_unit_bytes, flash.erase_block_bytes, checksums)
+        storage = None if device is None else device.storage
+        block_bytes = None if storage is None else storage.erase_block_bytes
+        return cls(erase_block_bytes=block_bytes or BLOCK_BYTES, checksums=checksums)
 
     def padded(self, size_bytes: int) -> int:
         """Return what a tensor of some bytes takes, its checksum included [B]."""

@@ -158,6 +158,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         recompute=recompute,
         paging=pages,
         minimize=minimize,
+        commit=1 if commit else None,
     )
     result, plan, arena = _fitted(problem, board, clock, STEP_RATIO)
     deployment = Deployment(

@@ -115,7 +115,16 @@ def _time(problem: Problem) -> str | None:
     return (
         f"deadline {format_seconds(problem.deadline_s or 0.0)}: a single pass over all nodes "
         f"already takes {problem.pass_time_s:.9g} s{extra}; no schedule is faster"
+        f"{_committed(problem, format_seconds(problem.committing.time_s))}"
     )
+
+
+def _committed(problem: Problem, amount: str) -> str:
+    """Return what commits take of a single pass, and what helps; empty without them."""
+    if problem.table.commit is None:
+        return ""
+    more = 2 * (problem.commit or 1)
+    return f"; {amount} of it commit state: commit in every {more}-th step only, or more seldom"
 
 
 def _energy(problem: Problem) -> str | None:
@@ -124,6 +133,7 @@ def _energy(problem: Problem) -> str | None:
     return (
         f"energy budget {format_joules(problem.energy_budget_j or 0.0)}: a single pass over all "
         f"nodes already takes {problem.baseline_energy_j:.9g} J; no schedule needs less"
+        f"{_committed(problem, format_joules(problem.committing.energy_j))}"
     )
 
 

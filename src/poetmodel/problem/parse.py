@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN, DeadlineCounts, Quantity
-from poetmodel.problem.totals import Constraint, Terms, Total, check_terms
+from poetmodel.problem.totals import Constraint, Count, Terms, Total, check_terms
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from poetmodel.problem.problem import Problem
 
+COMMIT: Final = "commit"
+"""Name of the constraint that replaced state is in RAM, where not every step commits."""
 SMALLEST_COST: Final = 1e-300
 """Least time or energy other than nothing: a thousandth of it is still a full number."""
 
@@ -54,6 +57,26 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
     if faults:
         raise InputError(faults)
     return chosen
+
+
+def committed(problem: Problem) -> dict[str, Any]:
+    """Return the costs of a problem with its commits, and its constraints with theirs."""
+    every: Any = problem.commit
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        raise InputError(f"commit: expected a whole number of steps from 1 on, got {shown(every)}")
+    graph: Any = problem.graph
+    costs: Any = problem.costs
+    if not isinstance(costs, Costs) or not isinstance(graph, Graph):
+        return {}  # refused with all else
+    device = costs.device
+    rows = tuple(row for row in problem.constraints if row.name != COMMIT)
+    # Between two commits such state would be in neither generation.
+    kept = [graph.tensors[i].name for i in graph.replacement_of]
+    if (every or 1) > 1 and kept and not (device is not None and device.is_volatile):
+        terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in kept}
+        rows = (*rows, Constraint(name=COMMIT, terms=terms, lower=len(kept)))
+    changed = {} if rows == problem.constraints else {"constraints": rows}
+    return {"costs": replace(costs, commit=every), **changed}
 
 
 def _wrong_kinds(problem: Problem) -> Iterator[str]:
