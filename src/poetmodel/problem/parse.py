@@ -27,9 +27,7 @@ SMALLEST_COST: Final = 1e-300
 def resolve_choices(problem: Problem) -> dict[str, Any]:
     """Return the choices of a problem as members; refuse unknown ones, and costs beyond numbers."""
     chosen: dict[str, Any] = {}
-    faults = list(_wrong_kinds(problem))
-    if faults:
-        raise InputError(faults)
+    faults: list[str] = []
     counts = problem.deadline_counts
     for name, choices, value in (
         ("minimize", Quantity, problem.minimize),
@@ -60,15 +58,14 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
 
 
 def committed(problem: Problem) -> dict[str, Any]:
-    """Return the costs of a problem with its commits, and its constraints with theirs."""
-    every: Any = problem.commit
-    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
-        raise InputError(f"commit: expected a whole number of steps from 1 on, got {shown(every)}")
-    graph: Any = problem.graph
-    costs: Any = problem.costs
-    if not isinstance(costs, Costs) or not isinstance(graph, Graph):
-        return {}  # refused with all else
-    device = costs.device
+    """Return the costs of a problem with its commits, and its constraints with theirs.
+
+    Refuse what is of another kind than all that follows takes for granted.
+    """
+    faults = list(_wrong_kinds(problem))
+    if faults:
+        raise InputError(faults)
+    graph, every, device = problem.graph, problem.commit, problem.costs.device
     rows = tuple(row for row in problem.constraints if row.name != COMMIT)
     # Between two commits such state would be in neither generation.
     kept = [graph.tensors[i].name for i in graph.replacement_of]
@@ -76,7 +73,7 @@ def committed(problem: Problem) -> dict[str, Any]:
         terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in kept}
         rows = (*rows, Constraint(name=COMMIT, terms=terms, lower=len(kept)))
     changed = {} if rows == problem.constraints else {"constraints": rows}
-    return {"costs": replace(costs, commit=every), **changed}
+    return {"costs": replace(problem.costs, commit=every), **changed}
 
 
 def _wrong_kinds(problem: Problem) -> Iterator[str]:
@@ -87,6 +84,9 @@ def _wrong_kinds(problem: Problem) -> Iterator[str]:
         yield f"graph: expected a Graph, got {shown(graph)}; Graph.load reads one"
     if not isinstance(costs, Costs):
         yield f"costs: expected Costs, got {shown(costs)}; Costs.estimate(graph, device) makes them"
+    every: Any = problem.commit
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        yield f"commit: expected a whole number of steps from 1 on, got {shown(every)}"
     constraints: Any = problem.constraints
     if not isinstance(constraints, tuple | list):
         yield f"constraints: expected a tuple of Constraint, got {shown(constraints)}"
