@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from numbers import Real
 from operator import attrgetter
@@ -90,6 +90,14 @@ class CostTable:
     def __repr__(self) -> str:
         counts = f"{len(self.compute_time_s)} nodes, {len(self.page_in_time_s)} tensors"
         return brief(self, counts if self.has_storage else f"{counts}, no storage")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the columns as lists; what commits take is no part of it."""
+        names = [field.name for field in fields(self) if field.name != "commit"]
+        columns = {name: getattr(self, name) for name in names}
+        return {
+            k: value if isinstance(value, bool) else list(value) for k, value in columns.items()
+        }
 
     def compute_totals(self, times: Mapping[int, int]) -> Cost:
         """Return the cost of computing each node so many times."""
