@@ -150,6 +150,8 @@ def optimum(
     """
     name = str(minimize or problem.minimize)
     best = None
+    if not _has_generations(problem):
+        return None
     for resident in _homes(problem):
         search = _Search(problem, name, resident)
         search.most_labels = most_labels
@@ -157,6 +159,15 @@ def optimum(
         if found is not None and (best is None or found.value < best.value):
             best = found
     return best
+
+
+def _has_generations(problem: Problem) -> bool:
+    """Return whether storage, or flash beside one that forgets, has two generations of state."""
+    commit, device = problem.table.commit, problem.costs.device
+    room = problem.aux_limit_bytes
+    if device is not None and device.storage is not None and device.storage.volatile:
+        room = room if device.flash is None else device.flash.storage_bytes
+    return commit is None or room is None or 2 * commit.generation_bytes <= room
 
 
 def _homes(problem: Problem) -> Iterator[frozenset[int]]:

@@ -220,6 +220,16 @@ def test_transfers_beside_the_computing_leave_a_tail() -> None:
     assert checked > 20
 
 
+def test_storage_takes_two_generations() -> None:
+    """Less is infeasible, whatever the schedule."""
+    problem = stated(board(), 1, aux_bytes=6 * 64)
+    schedule = solve(problem).require_schedule()
+    short = replace(problem, aux_bytes=6 * 64 - 1)
+    assert solve(short).status == "infeasible"
+    assert verify(problem, schedule).valid
+    assert "two generations" in "".join(verify(short, schedule).violations)
+
+
 @pytest.mark.parametrize("commit", [0, -1, True, 1.5, "daily"])
 def test_other_numbers_of_steps_are_refused(commit: Any) -> None:
     """A commit comes after a whole number of steps."""

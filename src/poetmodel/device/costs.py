@@ -67,6 +67,8 @@ class Commit:
     """What it writes of a generation, checksums and record included, rounded up [B]."""
     erases: float
     """Blocks that it erases."""
+    generation_bytes: int
+    """What a generation takes on storage, in whole blocks [B]; there are two at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,6 +369,7 @@ def _commit(
         least=least,
         written_bytes=math.ceil(share * layout.size_bytes(sizes.values())),
         erases=share * blocks,
+        generation_bytes=blocks * layout.erase_block_bytes,
     )
     return commit, parts
 

@@ -36,7 +36,8 @@ def obstacle(problem: Problem) -> str | None:
 
 def obstacles(problem: Problem) -> Iterator[str]:
     """Yield each limit that no schedule can keep whatever the other limits are, in words."""
-    yield from filter(None, (_ram(problem), _time(problem), _energy(problem)))
+    parts = (_ram(problem), no_generations(problem), _time(problem), _energy(problem))
+    yield from filter(None, parts)
     yield from _constraints(problem)
 
 
@@ -106,6 +107,21 @@ def _at_floor(problem: Problem) -> Iterator[str]:
     shared_bytes = graph.shared_bytes(k, graph.inputs_of[k])
     if shared_bytes:
         yield f"{shared_bytes:,} B less where it operates in place"
+
+
+def no_generations(problem: Problem) -> str | None:
+    """Return why storage has no room for what commits write; None where it has, or none is."""
+    commit, device = problem.table.commit, problem.costs.device
+    if commit is None:
+        return None
+    flash = None if device is None or not device.is_volatile else device.flash
+    room = problem.aux_limit_bytes if flash is None else flash.storage_bytes
+    if room is None or 2 * commit.generation_bytes <= room:
+        return None
+    return (
+        f"commit: two generations of state take {2 * commit.generation_bytes:,} B in whole blocks, "
+        f"and there are {room:,} B for them; train fewer parameters, or never commit"
+    )
 
 
 def _time(problem: Problem) -> str | None:
