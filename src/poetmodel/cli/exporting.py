@@ -138,7 +138,17 @@ class DeviceOptions:
     commit: bool = options.limit(
         False,
         "--commit",
-        "Keep two generations of all state on storage, so that a power cut leaves one whole.",
+        "Keep generations of all state on storage, so that a power cut leaves one whole.",
+    )
+    commit_every: int = options.limit(
+        1,
+        "--commit-every N",
+        "Commit state in every N-th step, which costs 1/N of the time and the wear: a power cut "
+        "takes back up to N steps, and none is torn. Implies --commit.",
+        parser=options.whole_number(),
+    )
+    no_checksum: bool = options.limit(
+        False, "--no-checksum", "Keep committed state without checksums."
     )
     time_limit: float = options.how(
         60.0,
@@ -169,6 +179,8 @@ class DeviceOptions:
             "paging": not self.no_paging,
             "recompute": not self.no_recompute,
             "commit": self.commit,
+            "commit_every": self.commit_every,
+            "checksum": not self.no_checksum,
             "time_limit": self.time_limit,
             "gap": self.gap,
         }
@@ -370,10 +382,8 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
     gaps = f"{deployment.arena.fragmentation:.1%} in gaps"
     for what, size in sizes.items():
         yield row(f"  {what}", format_bytes(size), gaps if what == "the rest of the arena" else "")
-    writes, device = deployment.writes, deployment.device
-    if writes and device is not None:
-        written_bytes = sum(size * times for size, times in writes)
-        yield wear_fact(device.steps_until_worn(writes), written_bytes)
+    if deployment.written_bytes:
+        yield wear_fact(deployment.steps_until_worn, deployment.written_bytes)
     slots = len(deployment.slots)
     yield row(
         "slots on storage", str(slots), format_bytes(deployment.stored_bytes) if slots else ""
