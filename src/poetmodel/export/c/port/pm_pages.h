@@ -42,7 +42,12 @@ static uint32_t pm_up(uint32_t bytes, uint32_t step)
 }
 
 #ifdef PM_CHECKSUM
-#define PM_PAGE_SUM_BYTES (4u + PM_STORAGE_UNIT - 1u)
+#ifdef PM_CHIP_UNIT
+#define PM_PAGE_UNIT 32u
+#else
+#define PM_PAGE_UNIT PM_STORAGE_UNIT
+#endif
+#define PM_PAGE_SUM_BYTES (4u + PM_PAGE_UNIT - 1u)
 static uint32_t pm_sum[PM_PAGE_SLOTS + 1u]; /* of what was written last since the start, 0 where nothing was */
 #else
 #define PM_PAGE_SUM_BYTES 0u
@@ -65,11 +70,16 @@ static uint32_t pm_bytes_of(uint32_t slot)
 }
 
 #if PM_COMMIT
-/* What every tensor of a generation, and every sum, begins at a multiple of. */
+/* What every tensor of a generation, and every sum, begins at a multiple of: PM_CHIP_UNIT is what a driver finds. */
 static uint32_t pm_unit(void)
 {
-    const uint32_t least = (uint32_t)sizeof(pm_real);
-    return PM_STORAGE_UNIT > least ? PM_STORAGE_UNIT : least;
+    const uint32_t least = (uint32_t)sizeof(pm_real) > PM_STORAGE_UNIT ? (uint32_t)sizeof(pm_real) : PM_STORAGE_UNIT;
+#ifdef PM_CHIP_UNIT
+    const uint32_t found = PM_CHIP_UNIT;
+    return found > least ? found : least;
+#else
+    return least;
+#endif
 }
 
 /* Whether a slot is a tensor of a generation with its sum behind it. */
@@ -80,17 +90,10 @@ static int pm_has_sum(uint32_t slot)
 }
 #endif
 
-/* Finds where bytes of a slot are. */
-static int pm_find(uint32_t slot, uint32_t offset, uint32_t bytes, uint32_t *address)
+/* Where a slot begins; of one after the last: where storage ends. */
+static uint32_t pm_start_of(uint32_t slot)
 {
-    static uint32_t last, start; /* the slot that was found last, plus 1: it is written piece by piece */
-    *address = start + offset;
-    if (slot >= pm_count(PM_SLOTS) || offset > pm_bytes_of(slot) || bytes > pm_bytes_of(slot) - offset) {
-        return PM_ERROR_SLOT;
-    }
-    if (slot + 1u == last) return PM_OK;
-    last = slot + 1u;
-    start = 0;
+    uint32_t start = 0;
     for (uint32_t k = 0; k < slot && k < pm_count(PM_PAGE_SLOTS); k++) {
         start += pm_up(pm_bytes_of(k) + PM_PAGE_SUM_BYTES, PM_STORAGE_BLOCK);
     }
@@ -104,6 +107,19 @@ static int pm_find(uint32_t slot, uint32_t offset, uint32_t bytes, uint32_t *add
         start += (slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS * pm_up(all, PM_STORAGE_BLOCK);
     }
 #endif
+    return start;
+}
+
+/* Finds where bytes of a slot are. */
+static int pm_find(uint32_t slot, uint32_t offset, uint32_t bytes, uint32_t *address)
+{
+    static uint32_t last, start; /* the slot that was found last, plus 1: it is written piece by piece */
+    *address = start + offset;
+    if (slot >= pm_count(PM_SLOTS) || offset > pm_bytes_of(slot) || bytes > pm_bytes_of(slot) - offset) {
+        return PM_ERROR_SLOT;
+    }
+    if (slot + 1u != last) start = pm_start_of(slot);
+    last = slot + 1u;
     *address = start + offset;
     return PM_OK;
 }
@@ -142,7 +158,7 @@ static int pm_sum_write(uint32_t slot, uint32_t address, uint32_t sum)
 /* Where the sum of a page is: after it, where a write may begin. */
 static uint32_t pm_sum_place(uint32_t address, uint32_t bytes)
 {
-    return pm_up(address + bytes, PM_STORAGE_UNIT);
+    return pm_up(address + bytes, PM_PAGE_UNIT);
 }
 
 /* Of a page and its slot, so that a page of another slot does not pass; never 0. */
