@@ -180,7 +180,7 @@ class StepSource:
         if self.deployment.commit:
             body.append("PM_TRY_TORN(pm_save_step());")
         if self._draws:
-            body.append("pm_random_step++;")
+            body.append(f"pm_random_step{' = pm_steps' if self.deployment.commit else '++'};")
         infer = ""
         if self.deployment.inference is not None:
             inside = [*_inputs(self.deployment.inference.step, "inputs"), *self._inference]
