@@ -114,6 +114,8 @@ class StepSource:
             unit=layout.write_unit_bytes,
             block=layout.erase_block_bytes,
             generations=max(1, deployment.generations),
+            bytes=deployment.stored_bytes,
+            record=RECORD_BYTES if deployment.generation else 0,
             stored=self._stored(),
             names="\n".join(self._names({*numbers, *_STORAGE_NUMBERS, _GUARD})),
             driver=(SOURCES / "pm_driver.h").read_text(encoding="utf-8").rstrip(),
@@ -133,14 +135,9 @@ class StepSource:
         pages, state = self.deployment.page_bytes, self.deployment.generation_bytes
         lines = []
         for name, wrapped, sizes in (("PAGES", "PAGE", pages), ("STATE", "TENSOR", state)):
-            terms = (f"{n} * PM_{wrapped}_BYTES({size})" for size, n in Counter(sizes).items())
+            terms = (f"{n}u*PM_{wrapped}_BYTES({size}u)" for size, n in Counter(sizes).items())
             total = fill(" + ".join(terms) or "0u", 88).replace("\n", " \\\n    ")
-            lines.append(f"#define PM_{name}_BYTES ( \\\n    {total})")
-        record = " + PM_IN_UNITS(PM_RECORD_BYTES)" if state else ""
-        lines.append(
-            "#define PM_STORED_BYTES \\\n    (PM_PAGES_BYTES + PM_GENERATIONS * "
-            f"PM_IN_BLOCKS(PM_STATE_BYTES{record}))"
-        )
+            lines.append(f"#define PM_{name}_BYTES \\\n    ({total})")
         return "\n".join(lines)
 
     def _names(self, taken: set[str]) -> Iterator[str]:
@@ -356,9 +353,13 @@ extern "C" {{
 
 {numbers}
 
-/* Storage: what it programs at a time; what it erases at a time, where every page and every
-   generation begins; how many generations of committed state take turns, at least two; all of it.
-   The defaults are those of the device. */
+/* Storage: all of it; what it programs at a time; what it erases at a time, where every page and
+   every generation begins; how many generations of committed state take turns, at least two. The
+   defaults are those of the device. */
+#if !defined PM_STORAGE_UNIT && !defined PM_STORAGE_BLOCK && !defined PM_GENERATIONS && \\
+    !defined PM_CHECKSUM
+#define PM_STORED_BYTES {bytes}u
+#endif
 #ifndef PM_STORAGE_UNIT
 #define PM_STORAGE_UNIT {unit}u
 #endif
@@ -378,6 +379,10 @@ extern "C" {{
 #define PM_PAGE_BYTES(bytes) PM_IN_BLOCKS(bytes)
 #endif
 {stored}
+#ifndef PM_STORED_BYTES
+#define PM_STORED_BYTES \
+    (PM_PAGES_BYTES + PM_GENERATIONS * PM_IN_BLOCKS(PM_STATE_BYTES + PM_IN_UNITS({record}u)))
+#endif
 
 /* The tensors that callers see, by their numbers; sizes are of the build for float. */
 {names}
