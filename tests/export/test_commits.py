@@ -37,7 +37,7 @@ STEPS: Final = 9
 BATCHES: Final = digit_batches(STEPS, seed=8)
 OLDER, DAMAGED, EMPTY, PAGE, SHORT = 13, 5, 8, 2, 3
 MARK_BYTES: Final = 4
-"""The end of a record: what is wrong there does no harm, as all of the rest is known to be whole."""
+"""The end of a record: what is wrong there does no harm, as the rest is known to be whole."""
 
 
 class Program(NamedTuple):
@@ -52,7 +52,7 @@ class Program(NamedTuple):
         """What the flash holds."""
         return self.folder / "flash.bin"
 
-    def run(self, steps: int = STEPS, **faults: int | float) -> tuple[int, str]:
+    def run(self, steps: int = STEPS, **faults: float) -> tuple[int, str]:
         """Train to a step; return the status and what was said."""
         done = subprocess.run(
             [self.path, self.flash, str(steps), self.path.with_name("batches"), "state"],
@@ -62,7 +62,7 @@ class Program(NamedTuple):
         assert done.returncode >= 0, (done.stdout, done.stderr)
         return done.returncode, done.stdout
 
-    def state(self, **faults: int | float) -> bytes:
+    def state(self, **faults: float) -> bytes:
         """Return the state after all steps."""
         status, said = self.run(**faults)
         assert status == 0, said
@@ -216,7 +216,7 @@ def test_damaged_state_without_another_is_no_empty_storage(
 def test_storage_that_does_not_answer_loses_nothing(
     programs: Callable[[str], Program], whole: bytes, code: int
 ) -> None:
-    """Whatever number a driver gives at the start: an error, no new beginning; then all is there."""
+    """Whatever number a driver gives at the start: an error, no new beginning."""
     program = programs("read in place")
     program.run(4)
     for call in range(1, 2 * program.deployment.generations, 5):
@@ -241,9 +241,7 @@ def test_step_whose_storage_fails_can_be_done_again(
 
 
 @pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place"])
-def test_written_state_is_whole_or_as_before(
-    programs: Callable[[str], Program], plan: str
-) -> None:
+def test_written_state_is_whole_or_as_before(programs: Callable[[str], Program], plan: str) -> None:
     """A power cut while state is written leaves the old value or the new one, and the others."""
     program = programs(plan)
     program.run(2)
@@ -283,8 +281,8 @@ def test_rarer_commits_need_all_state_in_ram(tmp_path: Path) -> None:
             export_step(load_step(STEP), tmp_path, commit_every=number)  # type: ignore[arg-type]
 
 
-def test_a_step_of_other_weights_or_plan_is_another(
-    programs: Callable[[str], Program], tmp_path: Path
+def test_state_in_another_order_is_that_of_another_step(
+    programs: Callable[[str], Program],
 ) -> None:
     """Storage of a plan with another order of state is empty for this one."""
     ids = {

@@ -9,10 +9,9 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.device.generation import BLOCK_BYTES, RECORD_BYTES, GenerationLayout
+from poetmodel.device.generation import BLOCK_BYTES, GenerationLayout
 from poetmodel.errors import shown
 from poetmodel.export.kernels import changed
-from poetmodel.export.step import Ref
 from poetmodel.plan import Op
 from poetmodel.plan.arena import ALIGNMENT, aligned
 from poetmodel.schedule.machine import BEFORE
@@ -166,7 +165,10 @@ class Deployment:
         if self.device is not None and self.device.storage is not None:
             block = self.device.storage.erase_block_bytes or block
             if self.device.flash is not None and self.device.stores_in_flash:
-                unit, block = self.device.flash.write_unit_bytes, self.device.flash.erase_block_bytes
+                unit, block = (
+                    self.device.flash.write_unit_bytes,
+                    self.device.flash.erase_block_bytes,
+                )
         return GenerationLayout(unit, block, self.checksum)
 
     @property
@@ -176,7 +178,7 @@ class Deployment:
 
     @property
     def generations(self) -> int:
-        """How many generations of state there are: two, or what a storage that wears has room for."""
+        """How many generations of state take turns: two, or all that storage has room for."""
         if not self.generation:
             return 0
         storage = None if self.device is None else self.device.storage

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.export.deployment import gradient_slot, inference_slot
 from poetmodel.export.fusing import FUSED
-from poetmodel.export.kernels import changed, parameters
+from poetmodel.export.kernels import changed
 from poetmodel.export.loops import call_refs
 from poetmodel.export.step import (
     WORKSPACE,
@@ -218,13 +218,13 @@ class ProgramSource:
         if not (self.deployment.commit and adding and self._written.intersection(sums)):
             yield self._line(call)
             return
-        (to, total, *_), (add,) = call.arguments, adding
-        gradient, count = add.arguments[1:]
-        self._written.discard(total.buffer)
+        (to, old), (add,) = call_refs(call), adding
+        (_, gradient), count = call_refs(add), add.arguments[-1]
+        self._written.difference_update(sums)
         if gradient.buffer != WORKSPACE:
             yield self._line(call)
-            total = gradient
-        yield self._line(replace(call, kernel=add.kernel, arguments=(to, total, count)))
+            old = gradient
+        yield self._line(replace(call, kernel=add.kernel, arguments=(to, old, count)))
         self._written.update(sums)
 
     def _heading(self, k: int) -> Iterator[str]:
@@ -281,7 +281,8 @@ class ProgramSource:
         targets = [name for name in dict.fromkeys(names) if name in self._mapped - self._written]
         in_ram = written - self._mapped
         for target in targets:
-            live, needed = {target}, []
+            live = {target}
+            needed: list[Call] = []
             for k, call in reversed([*enumerate(calls)]):
                 changes = {ref.buffer for ref in changed(call)}
                 if changes & live and (k <= place or changes == {target}):
@@ -335,7 +336,7 @@ class ProgramSource:
 
     def _of_a_piece(self, call: Call, count: int, pieces: Mapping[str, str]) -> str:
         """Return a call that takes some elements, from `first` on."""
-        words = []
+        words: list[str] = []
         for argument in call.arguments:
             if not isinstance(argument, Ref):
                 whole = argument == count and len(words) == len(call_refs(call))

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
+MAX_STEPS: Final = 2**31
+"""More than a device trains."""
 STEP_RATIO: Final = 0.9
 """Share of the time limit for the step; the rest is for checks, and for an inference."""
 
@@ -148,7 +150,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             f"infer: {step.graph.name} was captured without its forward pass in evaluation mode; "
             "capture it again, with infer"
         )
-    if not isinstance(commit_every, int) or commit_every < 1:
+    if commit_every not in range(1, MAX_STEPS):
         raise InputError(f"commit_every: expected a number of steps from 1, got {commit_every!r}")
     commit = commit or commit_every > 1
     if commit and board.storage is None:

@@ -86,7 +86,10 @@ class StepSource:
             "NODES": (len(step.graph.nodes), ""),
             "BUFFERS": (len(self._buffers), "of state"),
             "PAGE_SLOTS": (f"{pages}u", "on storage, in blocks of their own"),
-            "STATE_SLOTS": (f"{state_slots + bool(state_slots)}u", "of a generation, its record too"),
+            "STATE_SLOTS": (
+                f"{state_slots + bool(state_slots)}u",
+                "of a generation, its record too",
+            ),
             "SLOTS": (_SLOTS if state_slots else f"{pages}u", "all of them"),
             "WEIGHT_REALS": (self.weights.reals, ""),
             "INPUT_BYTES": (input_bytes(step), "of all inputs"),
@@ -94,7 +97,10 @@ class StepSource:
             "MAPPED": (int(deployment.plan.memory_mapped), "whether the core reads storage"),
             "COMMIT": (int(deployment.commit), "whether state has generations on storage"),
             "COMMIT_EVERY": (f"{deployment.commit_every}u", "steps"),
-            "STATE_SUMS": (int(deployment.commit and deployment.checksum), "whether with checksums"),
+            "STATE_SUMS": (
+                int(deployment.commit and deployment.checksum),
+                "whether with checksums",
+            ),
             "RANDOM": (int(self._draws), "whether it draws random numbers"),
             **(
                 {"ACCUMULATE": (step.accumulate, "batches are one update")}
@@ -371,7 +377,8 @@ extern "C" {{
 #endif
 #define PM_UNIT (PM_STORAGE_UNIT > 4u ? PM_STORAGE_UNIT : 4u)
 #define PM_IN_UNITS(bytes) (((bytes) + PM_UNIT - 1u) / PM_UNIT * PM_UNIT)
-#define PM_IN_BLOCKS(bytes) (((bytes) + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK * PM_STORAGE_BLOCK)
+#define PM_IN_BLOCKS(bytes) \\
+    (((bytes) + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK * PM_STORAGE_BLOCK)
 #define PM_TENSOR_BYTES(bytes) (PM_IN_UNITS(bytes) + PM_STATE_SUMS * PM_IN_UNITS(4u))
 #ifdef PM_CHECKSUM
 #define PM_PAGE_BYTES(bytes) PM_IN_BLOCKS((bytes) + 3u + PM_STORAGE_UNIT)
