@@ -228,6 +228,7 @@ def manifest(
         "updates": step.learning_rate is not None,
         **({"accumulate": step.accumulate} if step.accumulate > 1 else {}),
         "commit": deployment.commit,
+        **({"commit_every": deployment.commit_every} if deployment.commit_every > 1 else {}),
         "memory_mapped": plan.memory_mapped,
         "mode": str(plan.mode),
         "status": None if result is None else str(result.status),
@@ -264,7 +265,8 @@ def summary(deployment: Deployment) -> dict[str, Any]:
         "arena_lower_bound_bytes": deployment.arena.lower_bound_bytes,
         "slots": len(deployment.slots),
         "stored_bytes": deployment.stored_bytes,
-        "written_bytes": sum(size * times for size, times in deployment.writes),
+        "written_bytes": deployment.written_bytes,
+        "steps_until_worn": deployment.steps_until_worn,
         "schedule": None if result is None else result.to_dict(),
     }
 
