@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from kit.browser_pages import CHROMIUM
 from kit.messages import Told
+from kit.programs import LACKING
 from kit.rotation import KEPT, chosen, keep, kept_tests, this_share
 
 if TYPE_CHECKING:
@@ -58,9 +59,10 @@ os.environ.setdefault("POETMODEL_CACHE", "")
 NEEDS_TORCH = bool(os.environ.get("POETMODEL_NEEDS_TORCH"))
 """Whether the environment is made to have PyTorch (``tox``)."""
 
-NEEDS_EMULATOR = bool(os.environ.get("POETMODEL_NEEDS_EMULATOR"))
-"""Whether exported C must be built and run here (``.ci/run``)."""
-_NO_EMULATOR = re.compile(r"no (make|cc|arm-none-eabi-gcc|qemu-system-arm) .*on PATH")
+NEEDS_PROGRAMS = bool(os.environ.get("POETMODEL_NEEDS_PROGRAMS"))
+"""Whether all programs must be here that tests run: compilers, the emulator (``.ci/run``)."""
+SKIPPED = os.environ.get("POETMODEL_SKIPPED")
+"""The file for the names of tests that were skipped for lack of a program, one a line."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -109,6 +111,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     failed = terminalreporter.stats.get("failed", [])
     for name in keep(report.nodeid for report in failed if "seeds" in report.keywords):
         terminalreporter.write_line(f"a seed that failed runs always from now on: {name} ({KEPT})")
+    if SKIPPED:
+        skipped = terminalreporter.stats.get("skipped", [])
+        names = [each.nodeid for each in skipped if LACKING.search(str(each.longrepr))]
+        Path(SKIPPED).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -119,12 +125,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
         return report
     marked = item.get_closest_marker("torch") is not None
     fault = ""
-    if NEEDS_TORCH and marked:
+    lacking = LACKING.search(str(report.longrepr)) is not None
+    if lacking:
+        fault = "skipped where every program must be" if NEEDS_PROGRAMS else ""
+    elif NEEDS_TORCH and marked:
         fault = "skipped in the environment that is made for it"
     elif not marked and "could not import 'torch'" in str(report.longrepr):
         fault = "needs PyTorch without the marker torch: no environment would run it"
-    elif NEEDS_EMULATOR and _NO_EMULATOR.search(str(report.longrepr)):
-        fault = "skipped where exported C must run"
     if fault:
         report.outcome, report.longrepr = "failed", f"{fault}: {report.longrepr}"
     return report

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from kit.measured_records import aifes_record as record
-from kit.toy_export import needs
+from kit.programs import needs
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, ToolchainError
 from result_pages.aifes import section

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.measured_records import board_record as record
-from kit.toy_export import needs
+from kit.programs import needs
 from mcu import boards
 from mcu.boards import (
     BOARD,

@@ -11,7 +11,7 @@ import pytest
 
 from kit.commands import invoke
 from kit.linear_steps import linear_step
-from kit.toy_export import needs
+from kit.programs import needs
 from poetmodel.export.board import Target, build, run
 from poetmodel.export.io import save_step
 from poetmodel.graph import Graph, floor

@@ -17,7 +17,7 @@ from torch.nn import functional  # noqa: E402
 import poetmodel.torch as pmt  # noqa: E402
 from kit.export_agreement import SCHEDULES, Exported, batches_like  # noqa: E402
 from kit.nor_flash import over_nor  # noqa: E402
-from kit.toy_export import needs  # noqa: E402
+from kit.programs import needs  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.export.board import Target  # noqa: E402
 from poetmodel.export.io import load_step, save_step  # noqa: E402

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.toy_export import needs
+from kit.programs import needs
 from poetmodel.errors import MissingExtraError
 from poetmodel.export import board
 from poetmodel.export.board import ProgramRun, Target, ToolchainError

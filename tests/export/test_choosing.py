@@ -246,6 +246,9 @@ LIMITS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "flash": ("stm32f746", {"ram": "40%", "deadline": "85%"}),
     "energy": ("stm32f746", {"ram": "60%", "energy_budget": "80%"}),
     "tight": ("nrf52840", {"ram": "20%", "paging": False}),
+    "commit in time": ("nano33ble", {"ram": "60%", "commit": 1, "deadline": "75%"}),
+    "commit": ("nano33ble", {"ram": "40%", "commit": 1, "energy_budget": "70%"}),
+    "commit seldom": ("nano33ble", {"ram": "60%", "commit": 3, "deadline": "90%"}),
 }
 
 

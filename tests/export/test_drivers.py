@@ -251,17 +251,24 @@ def test_power_cut_at_any_transfer_leaves_a_whole_generation(flash: Flash) -> No
     assert torn > transfers // 4
 
 
-def test_power_cut_before_the_first_commit_says_so(flash: Flash) -> None:
-    """While all state is made anew there is nothing to go on from, and nobody is told otherwise."""
+def test_power_cut_in_a_new_beginning_leaves_the_old_state(flash: Flash, tmp_path: Path) -> None:
+    """Until all state is made anew what was there is whole; where nothing was, that is said."""
+    assert flash.library.pm_init() == 0
+    assert flash.train(0) == 0
+    old = flash.state()
     begin = flash.transfers.value
     assert flash.library.pm_init() == 0
     transfers = flash.transfers.value - begin
-    empty = 0
+    new = flash.state()
     for left in range(1, transfers, 3):
+        assert flash.library.pm_init() == 0
+        assert flash.train(0) == 0
         flash.cut_after(left)
         assert flash.library.pm_init() != 0
         done = flash.resume()
-        assert done in {0, -NO_GENERATION}
-        empty += done == -NO_GENERATION
-        assert flash.library.pm_init() == 0
-    assert empty > 3
+        assert done in {0, STEPS}
+        assert flash.state() == (old if done else new)
+    blank = Flash(tmp_path)
+    blank.cut_after(transfers // 2)
+    assert blank.library.pm_init() != 0
+    assert blank.resume() == -NO_GENERATION

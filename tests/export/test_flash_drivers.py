@@ -11,7 +11,7 @@ import pytest
 
 from kit.digits import STEP, digit_batches
 from kit.nor_flash import DRIVERS, FLASH, C, over_nor
-from kit.toy_export import needs
+from kit.programs import needs
 from poetmodel.export.board import INPUTS, STATE, STOPPED_STATUS, Target, build, run
 from poetmodel.export.exporting import export_step
 from poetmodel.export.io import load_step

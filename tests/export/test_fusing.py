@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kit.export_agreement import batches_like  # noqa: E402
-from kit.toy_export import needs  # noqa: E402
+from kit.programs import needs  # noqa: E402
 from poetmodel.export.board import Target, build, run  # noqa: E402
 from poetmodel.export.exporting import export_step, in_tiles  # noqa: E402
 from poetmodel.export.fusing import fused, parted  # noqa: E402

@@ -17,9 +17,9 @@ from torch.nn import functional  # noqa: E402
 import poetmodel.torch as pmt  # noqa: E402
 from kit.export_agreement import QUICK_BUILD  # noqa: E402
 from kit.kernel_calls import Memory  # noqa: E402
+from kit.programs import needs  # noqa: E402
 from kit.rotation import rotating  # noqa: E402
 from kit.shared_objects import build  # noqa: E402
-from kit.toy_export import needs  # noqa: E402
 from poetmodel.errors import BudgetError, InputError  # noqa: E402
 from poetmodel.export.board import Target, run  # noqa: E402
 from poetmodel.export.deployment import STACK_BYTES, reserved_bytes  # noqa: E402

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.linear_steps import linear_step
+from kit.programs import needs
 from kit.small_networks import NETWORKS, captured
-from kit.toy_export import needs
 from poetmodel.device import Costs, Device
 from poetmodel.export.board import Target, build, run
 from poetmodel.export.exporting import export_step

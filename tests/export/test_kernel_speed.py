@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 import poetmodel.export
+from kit.programs import needs
 from kit.small_networks import captured
-from kit.toy_export import needs
 from poetmodel.export.board import MACHINES, Target, execute
 from poetmodel.export.kernels import prototypes
 from poetmodel.export.measuring import emulated_profile

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from kit.kernel_calls import KERNELS, WARNINGS, included, parameters
+from kit.programs import needs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +26,7 @@ BOARD = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")
 @pytest.mark.parametrize("compiler", ["cc", "arm-none-eabi-gcc"])
 def test_kernels_build_without_warnings(compiler: str, tmp_path: Path) -> None:
     """In float, no kernel has double arithmetic or anything else that a compiler warns of."""
-    if not shutil.which(compiler):
-        pytest.skip(f"no {compiler} on PATH")
+    needs(compiler)
     board = BOARD if compiler.startswith("arm") else ()
     done = subprocess.run(
         [compiler, *board, *WARNINGS, "-std=c11", "-O2", "-c", *included(), *SOURCE_FILES],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from kit.kernel_calls import check, lowered  # noqa: E402
-from kit.toy_export import needs  # noqa: E402
+from kit.programs import needs  # noqa: E402
 from poetmodel.export import fusing  # noqa: E402
 from poetmodel.export.board import Target, build, run  # noqa: E402
 from poetmodel.export.exporting import export_step  # noqa: E402

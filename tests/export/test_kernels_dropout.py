@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps  # noqa: E402
 from kit.export_agreement import lowered as lowered_step  # noqa: E402
 from kit.kernel_calls import Lowered, built, lowered  # noqa: E402
+from kit.programs import needs  # noqa: E402
 from kit.random_masks import kept, normal, uniform, words  # noqa: E402
-from kit.toy_export import needs  # noqa: E402
 from poetmodel.export.board import Target  # noqa: E402
 from poetmodel.torch.lowering.step import lower  # noqa: E402
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from kit.digits import STEP, digit_batches
-from kit.toy_export import needs
+from kit.programs import needs
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, build, run
 from poetmodel.export.exporting import export_step
@@ -92,8 +91,7 @@ def test_two_networks_link_into_one_application_in_cpp(
     folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Each trains as it does alone; only the one with slots on storage has a driver."""
-    if shutil.which("c++") is None:
-        pytest.skip("no c++ on PATH")
+    needs("cc", "c++")
     (tmp_path / "inputs.bin").write_bytes(BATCHES)
     kws, vww = folders("kws"), folders("vww")
     includes = (f"-I{kws / 'include'}", f"-I{vww / 'include'}")

@@ -9,7 +9,7 @@ import pytest
 
 from kit.commands import invoke
 from kit.linear_steps import linear_step
-from kit.toy_export import needs
+from kit.programs import needs
 from poetmodel.device import Costs, Device
 from poetmodel.device.io import load_profile
 from poetmodel.errors import InputError

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from kit.digits import STEP, digit_batches
-from kit.toy_export import needs
+from kit.programs import needs
 from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
 from poetmodel.export.io import load_step
@@ -65,8 +64,7 @@ def done(command: Sequence[str | Path], folder: Path) -> str:
 
 def built(project: str, folder: Path, **settings: object) -> Path:
     """Build one of the projects by CMake, and return the program."""
-    if shutil.which("cmake") is None:
-        pytest.skip("no cmake on PATH")
+    needs("cmake", "cc")
     words = [f"-D{name}={value}" for name, value in {"SOURCES": SOURCES, **settings}.items()]
     done(["cmake", "-S", SOURCES / "cmake" / project, "-B", folder, *words], folder)
     done(["cmake", "--build", folder, "--parallel", "2"], folder)
@@ -147,8 +145,7 @@ def test_component_and_module_train(
 @pytest.mark.parametrize("name", ["commits", pytest.param("kws", marks=pytest.mark.slow)])
 def test_sketch_trains(folders: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     """The library has ``src`` as its only include path; noise that is always class 0 is learnt."""
-    if shutil.which("c++") is None:
-        pytest.skip("no c++ on PATH")
+    needs("cc", "c++")
     folder, arduino = folders(name), SOURCES / "arduino"
     sketch = folder / "examples" / "Train"
     libraries = [folder / "src"]

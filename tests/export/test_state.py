@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import poetmodel.torch as pmt  # noqa: E402
 from kit.commands import invoke  # noqa: E402
-from kit.toy_export import needs  # noqa: E402
+from kit.programs import needs  # noqa: E402
 from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.export.board import STATE, Target, ToolchainError, build, run  # noqa: E402
 from poetmodel.export.state import read_state, state_tensors, write_state  # noqa: E402

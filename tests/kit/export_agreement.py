@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from kit.eager_steps import eager_step
+from kit.programs import needs
 from kit.shared_objects import build
-from kit.toy_export import needs
 from poetmodel.device.io import load_device
 from poetmodel.export.board import ProgramRun, Target, run
 from poetmodel.export.deployment import STACK_BYTES, alignment_on, reserved_bytes

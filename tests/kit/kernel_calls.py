@@ -7,7 +7,6 @@ import importlib
 import math
 import pkgutil
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pytest
 import torch
 from torch import fx
 from torch.utils._pytree import tree_map_only
 
 import poetmodel.export
+from kit.programs import needs
 from kit.shared_objects import STORE
 from poetmodel.export.kernels import prototypes
 from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, Ref, ScaledLearningRate
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 SOURCES: Final = Path(poetmodel.export.__file__).parent / "c"
 KERNELS: Final = SOURCES / "kernels"
 WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion", "-Wmissing-prototypes")
-COMPILER: Final = shutil.which("cc") or ""
 TOLERANCE: Final = 1e-12
 
 _NUMPY: Final = {DataType.REAL: np.float64, DataType.INT32: np.int32, DataType.UINT8: np.uint8}
@@ -70,14 +68,13 @@ def included() -> tuple[str, ...]:
 @cache
 def built(kernel: str) -> Callable[..., None]:
     """Return a kernel, built in double; what C leaves undefined ends the process."""
-    if not COMPILER:
-        pytest.skip("no cc on PATH")
+    needs("cc")
     options = ("-std=c11", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-DPM_REAL=double")
     checks = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
     # What generated code defines: the number of the step, which random numbers depend on.
     text = f'#include "{kernel}.c"\n#include <stdint.h>\nuint32_t pm_random_step;\n'
     paths = (*included(), "-xc", "-", "-lm", "-o")
-    command = [COMPILER, *options, *WARNINGS, *checks, *paths]
+    command = ["cc", *options, *WARNINGS, *checks, *paths]
     library = STORE.keep(
         f"{kernel}.so",
         lambda path: subprocess.run([*command, path], input=text, text=True, check=True),

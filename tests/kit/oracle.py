@@ -28,7 +28,8 @@ State tensors: every set of them that may be resident is tried. For one such set
 problem without homes. What is resident, or read where it lies, is always there and not searched;
 resident state takes its bytes off the budget. Other state is on storage from the start, and the
 step of its node is its first read; nothing that reads it runs once it is replaced. What replaces
-state takes no RAM, and its write-back, like the first read, is what every schedule pays.
+state takes no RAM, and its write-back, like the first read, is what every schedule pays. With
+commits that is paid for resident state too, with erases and records.
 
 An operator in place takes less RAM at those choices in which the input goes at its step.
 
@@ -149,6 +150,8 @@ def optimum(
     """
     name = str(minimize or problem.minimize)
     best = None
+    if not _has_generations(problem):
+        return None
     for resident in _homes(problem):
         search = _Search(problem, name, resident)
         search.most_labels = most_labels
@@ -156,6 +159,15 @@ def optimum(
         if found is not None and (best is None or found.value < best.value):
             best = found
     return best
+
+
+def _has_generations(problem: Problem) -> bool:
+    """Return whether storage, or flash beside one that forgets, has two generations of state."""
+    commit, device = problem.table.commit, problem.costs.device
+    room = problem.aux_limit_bytes
+    if device is not None and device.storage is not None and device.storage.volatile:
+        room = room if device.flash is None else device.flash.storage_bytes
+    return commit is None or room is None or 2 * commit.generation_bytes <= room
 
 
 def _homes(problem: Problem) -> Iterator[frozenset[int]]:
@@ -294,21 +306,28 @@ class _Search:
         compute_s = list(map(Fraction, table.compute_time_s))
         in_s = list(map(Fraction, table.page_in_time_s)) or tensors
         out_s = list(map(Fraction, table.page_out_time_s)) or tensors
+        commit = table.commit
+        rest_s = rest_j = committed = Fraction(0)
+        if commit is not None:
+            rest_s, rest_j = Fraction(commit.rest.time_s), Fraction(commit.rest.energy_j)
+            committed = Fraction(commit.written_bytes)
+        self.parts = frozenset(() if commit is None else commit.parts)
         compute = _Quantity(sum(compute_s, Fraction(0)), compute_s, tensors, tensors)
-        transfer = _Quantity(Fraction(0), nodes, in_s, out_s)
+        transfer = _Quantity(rest_s, nodes, in_s, out_s)
         compute_j = list(map(Fraction, table.compute_energy_j))
         in_j = list(map(Fraction, table.page_in_energy_j)) or tensors
         out_j = list(map(Fraction, table.page_out_energy_j)) or tensors
-        energy = _Quantity(sum(compute_j, Fraction(0)), compute_j, in_j, out_j)
+        energy = _Quantity(sum(compute_j, rest_j), compute_j, in_j, out_j)
         energy = energy.plus(compute.times(idle_w))
         if counts == "serial":
             energy = energy.plus(transfer.times(idle_w))
         sizes = list(map(Fraction, self.bytes))
+        paged = [Fraction(0) if i in self.parts else size for i, size in enumerate(sizes)]
         totals = {
             "energy_j": energy,
             "compute_s": compute,
             "transfer_s": transfer,
-            "bytes_written": _Quantity(Fraction(0), nodes, tensors, sizes),
+            "bytes_written": _Quantity(committed, nodes, tensors, paged),
             "bytes_read": _Quantity(Fraction(0), nodes, sizes, tensors),
         }
         return {name: self._with_homes(quantity) for name, quantity in totals.items()}
@@ -316,7 +335,8 @@ class _Search:
     def _with_homes(self, of: _Quantity) -> _Quantity:
         """Return a quantity with the first reads and the write-backs of state on storage."""
         reads = sum(of.page_in[i] for i in self.read_first)
-        writes = sum(of.page_out[self.new[i]] for i in self.stored if i in self.new)
+        written = {self.new[i] for i in self.stored if i in self.new} | self.parts
+        writes = sum(of.page_out[i] for i in written)
         return of._replace(base=of.base + reads + writes)
 
     def _sum(self, totals: dict[str, _Quantity], terms: Iterable[tuple[str, float]]) -> _Quantity:

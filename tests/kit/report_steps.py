@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from poetmodel.device import StorageMode
@@ -55,7 +54,6 @@ def step_values(problem: Problem, **changes: Any) -> dict[str, Any]:
     mode = StorageMode.BLOCKING
     plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
     check = check_plan(graph, costs, plan, ram_budget_bytes=usable)
-    table = asdict(costs.table(graph))
     return {
         "format": "poetmodel-compiled-step",
         "version": 2,
@@ -94,7 +92,7 @@ def step_values(problem: Problem, **changes: Any) -> dict[str, Any]:
         "result": result.to_dict(),
         "scheduled": {
             "graph": graph_to_dict(graph),
-            "costs": {k: v if isinstance(v, bool) else list(v) for k, v in table.items()},
+            "costs": costs.table(graph).to_dict(),
         },
         **changes,
     }

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
+from kit.programs import needs
 from kit.shared_objects import STORE, build, digest
 from poetmodel.export import board
 from poetmodel.export.board import ProgramRun, Target, run
@@ -25,13 +25,6 @@ GENERATED = {"pm_state.c", "pm_state.h", "pm_slices.c", "kernels"}
 """What a toy does without."""
 LEARNING_RATE = 0.05
 BATCHES = 3
-
-
-def needs(target: Target) -> None:
-    """Skip the test where this machine cannot build for a target, and run that."""
-    missing = board.missing_programs(target)
-    if missing:
-        pytest.skip(f"no {' and no '.join(missing)} on PATH")
 
 
 class Toys:

@@ -301,7 +301,7 @@ def check_budget(case: Case, ram: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what Inductor says of PyTorch
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor: no g++ on PATH")
 @pytest.mark.parametrize("name", ["mlp", "cnn", "unet", "decoder"])
 def test_kernels_of_inductor_compute_what_it_does_within_a_budget(name: str) -> None:
     """Bit by bit, whatever is computed again in other kernels."""
@@ -322,7 +322,7 @@ def test_kernels_of_inductor_compute_what_it_does_within_a_budget(name: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what Inductor says of PyTorch
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor: no g++ on PATH")
 def test_what_inductor_takes_beside_a_plan_is_known_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,7 +368,7 @@ print(len(back.plans))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor: no g++ on PATH")
 def test_inductor_compiles_where_pyomo_was_loaded_first(tmp_path: Path) -> None:
     """Pyomo's mock modules of optional packages do not end Inductor's pickling."""
     done = subprocess.run(
@@ -384,7 +384,7 @@ def test_inductor_compiles_where_pyomo_was_loaded_first(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what Inductor says of PyTorch
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor: no g++ on PATH")
 def test_a_partitioner_is_set_up_by_hand() -> None:
     """In Inductor's own settings."""
     torch.manual_seed(0)

@@ -131,28 +131,42 @@ def test_unmarked():
 
 def test_other():
     pytest.skip("could not import 'scip'")
+
+@pytest.mark.torch
+def test_lacking():
+    pytest.skip("no arm-none-eabi-gcc and no qemu-system-arm on PATH")
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("needed", "failing"),
-    [("", ["test_unmarked"]), ("1", ["test_marked", "test_unmarked"])],
+    ("needed", "programs", "failing"),
+    [
+        ("", "", ["test_unmarked"]),
+        ("1", "", ["test_marked", "test_unmarked"]),
+        ("1", "1", ["test_lacking", "test_marked", "test_unmarked"]),
+    ],
 )
-def test_what_torch_keeps_from_running_is_noticed(
-    needed: str, failing: list[str], tmp_path: Path
+def test_missing_packages_and_programs_are_noticed(
+    needed: str, programs: str, failing: list[str], tmp_path: Path
 ) -> None:
-    """No environment passes over a test without its marker; the one for PyTorch, over none."""
-    done = pytest_on(tmp_path, SKIPPED, needed)
+    """A skip fails where the environment installs what is missing; others are written down."""
+    skipped = tmp_path / "skipped.txt"
+    settings = {"POETMODEL_NEEDS_PROGRAMS": programs, "POETMODEL_SKIPPED": str(skipped)}
+    done = pytest_on(tmp_path, SKIPPED, needed, **settings)
     if needed and find_spec("torch") is None:
         assert done.returncode == pytest.ExitCode.USAGE_ERROR
         assert "PyTorch is not installed" in done.stderr
         return
     failed = sorted(re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE))
     assert failed == failing, done.stdout
+    written = [line.rpartition("::")[2] for line in skipped.read_text().splitlines()]
+    assert written == ([] if programs else ["test_lacking"])
 
 
-def pytest_on(folder: Path, source: str, needed: str) -> subprocess.CompletedProcess[str]:
+def pytest_on(
+    folder: Path, source: str, needed: str, **settings: str
+) -> subprocess.CompletedProcess[str]:
     """Run pytest on one file, with the hooks of all tests."""
     file = folder / "test_skipped.py"
     file.write_text(source)
@@ -163,5 +177,5 @@ def pytest_on(folder: Path, source: str, needed: str) -> subprocess.CompletedPro
         timeout=120,
         check=False,
         cwd=TESTS.parent,
-        env={**os.environ, "PYTHONPATH": str(TESTS), "POETMODEL_NEEDS_TORCH": needed},
+        env={**os.environ, "PYTHONPATH": str(TESTS), "POETMODEL_NEEDS_TORCH": needed, **settings},
     )

@@ -43,6 +43,8 @@ class Settings:
     """Seed of a solve."""
     constraints: str | None = None
     """Text of a file of own constraints; None for none."""
+    commit: int | None = None
+    """After how many steps state is written to storage; None: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,7 @@ class Run:
             ram=self.ram,
             deadline=self.deadline,
             deadline_counts=self.settings.deadline_counts,
+            commit=self.settings.commit,
         )
         if self.settings.constraints is None:
             return problem
@@ -138,12 +141,13 @@ class Run:
     def to_dict(self) -> dict[str, Any]:
         """Return its fields as plain values, without sizes and state that are the network's own.
 
-        Where there are no own constraints, they are left out: the key is what it always was.
+        Where there are no own constraints or commits, they are left out: the key is what it was.
         """
         own = {field.name for field in fields(Variant)} - self.shape.given.keys()
         values = {name: value for name, value in asdict(self).items() if name not in own}
-        if self.settings.constraints is None:
-            del values["settings"]["constraints"]
+        for name in ("constraints", "commit"):
+            if getattr(self.settings, name) is None:
+                del values["settings"][name]
         return values
 
     @classmethod

@@ -154,6 +154,7 @@ def _chosen(
             deadline_counts=limits.deadline_counts,
             aux_bytes=limits.aux,
             energy_budget=limits.energy_budget,
+            commit=limits.steps_to_commit,
             recompute=not limits.no_recompute,
             paging=not limits.no_paging,
             minimize=limits.minimize or Quantity.ENERGY,

@@ -125,6 +125,7 @@ def _start(
             "minimize": str(limits.minimize or "energy"),
             "deadline_counts": None if counts is None else str(counts),
             "count_parameters": limits.count_parameters,
+            "commit": limits.steps_to_commit,
         }
     )
     graph = catalogue.source(choice).graph

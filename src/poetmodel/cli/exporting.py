@@ -103,7 +103,7 @@ class ExportOptions:
 
 
 @options.group
-class DeviceOptions:
+class DeviceOptions(options.CommitOptions):
     """The device, and what the step may take and do there."""
 
     device: str = options.what(
@@ -136,10 +136,8 @@ class DeviceOptions:
     )
     no_paging: bool = options.limit(False, "--no-paging", "Do not page, only recompute.")
     no_recompute: bool = options.limit(False, "--no-recompute", "Do not recompute, only page.")
-    commit: bool = options.limit(
-        False,
-        "--commit",
-        "Keep two generations of all state on storage, so that a power cut leaves one whole.",
+    no_checksum: bool = options.limit(
+        False, "--no-checksum", "Keep committed state without checksums."
     )
     time_limit: float = options.how(
         60.0,
@@ -170,6 +168,8 @@ class DeviceOptions:
             "paging": not self.no_paging,
             "recompute": not self.no_recompute,
             "commit": self.commit,
+            "commit_every": self.commit_every or 1,
+            "checksum": not self.no_checksum,
             "time_limit": self.time_limit,
             "gap": self.gap,
         }
@@ -374,10 +374,8 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
     gaps = f"{deployment.arena.fragmentation:.1%} in gaps"
     for what, size in sizes.items():
         yield row(f"  {what}", format_bytes(size), gaps if what == "the rest of the arena" else "")
-    writes, device = deployment.writes, deployment.device
-    if writes and device is not None:
-        written_bytes = sum(size * times for size, times in writes)
-        yield wear_fact(device.steps_until_worn(writes), written_bytes)
+    if deployment.written_bytes:
+        yield wear_fact(deployment.steps_until_worn, deployment.written_bytes)
     slots = len(deployment.slots)
     yield row(
         "slots on storage", str(slots), format_bytes(deployment.stored_bytes) if slots else ""
@@ -387,7 +385,7 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
     """Yield what takes how much of the flash of the device, where its size is known."""
-    sizes = dict(deployment.flash_map)
+    sizes = deployment.flash_map()
     if not sizes:
         return
     free = sizes.pop("free")

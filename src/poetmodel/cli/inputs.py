@@ -299,7 +299,7 @@ def verify_document(
         document=document,
         schedule=schedule if verdict.valid else in_graph(graph, schedule),
         problem=problem,
-        costs=costs,
+        costs=None if costs is None else problem.costs,
         verdict=verdict,
         notes=tuple(notes),
     )
@@ -349,7 +349,7 @@ def read_valid(path: Path, given: FileGraphOptions, costing: CostOptions) -> Ver
         document=document,
         schedule=document.schedule,
         problem=problem,
-        costs=costs,
+        costs=problem.costs,
         verdict=verdict,
         notes=tuple(f"{path}: {note}" for note in notes),
     )

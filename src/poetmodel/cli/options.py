@@ -370,7 +370,30 @@ class CostOptions:
 
 
 @group
-class LimitOptions:
+class CommitOptions:
+    """When state is written to storage."""
+
+    commit: bool = limit(
+        False,
+        "--commit",
+        "Write all state that a step replaces to storage in every step, so that a power cut loses "
+        "none.",
+    )
+    commit_every: int | None = limit(
+        None,
+        "--commit-every N",
+        "The same in every N-th step, at 1/N of the cost; with N above 1 the state stays in RAM.",
+        parser=whole_number(),
+    )
+
+    @property
+    def steps_to_commit(self) -> int | None:
+        """After how many steps state is written to storage."""
+        return self.commit_every or (1 if self.commit else None)
+
+
+@group
+class LimitOptions(CommitOptions):
     """The limits of a step, what is minimized, and which decisions are allowed."""
 
     ram: str | None = limit(
@@ -436,6 +459,7 @@ class LimitOptions:
             minimize=self.minimize or Quantity.ENERGY,
             energy_budget=self.energy_budget if energy_budget is None else energy_budget,
             count_parameters=self.count_parameters,
+            commit=self.steps_to_commit,
         )
         if not self.constraints:
             return stated

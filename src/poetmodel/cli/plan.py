@@ -120,8 +120,10 @@ def plan(
     try:
         check_identity(graph, document.schedule)
         costs, notes = costs_of_file(document.device, graph, costing)
-        budget = _budget(document, graph, costs, wanted.ram)
         stated = document.problem
+        if stated is not None:
+            costs = replace(costs, commit=stated.commit)
+        budget = _budget(document, graph, costs, wanted.ram)
         mode, doubts = default_mode(
             costs.device, None if stated is None else stated.deadline_counts
         )

@@ -187,6 +187,7 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
     single_pass = f"a single pass takes {format_seconds(problem.pass_time_s)}"
     yield row("compute time", format_seconds(simulation.compute_s or 0.0), single_pass)
     yield row("transfer time", format_seconds(simulation.transfer_s or 0.0))
+    yield from commit_facts(problem)
     if simulation.planned_s is not None:
         overlap = "of the plan, where transfers overlap computation"
         yield row("makespan", format_seconds(simulation.planned_s), overlap)
@@ -201,6 +202,16 @@ def time_facts(problem: Problem, simulation: Simulation) -> Iterator[Fact]:
         )
     if problem.energy_budget_j is not None:
         yield row("energy budget", format_joules(problem.energy_budget_j))
+
+
+def commit_facts(problem: Problem) -> Iterator[Fact]:
+    """Yield what commits take of a step; every schedule pays it."""
+    commit, paid = problem.table.commit, problem.committing
+    if commit is not None:
+        every = "every step" if problem.commit == 1 else f"its share of one in {problem.commit}"
+        written = f"{format_bytes(commit.written_bytes)} and {commit.erases:.4g} erases"
+        amount = f"{format_seconds(paid.time_s)}, {format_joules(paid.energy_j)}"
+        yield row("commit", amount, f"{every}: {written}, a part of the single pass")
 
 
 def _effort(result: SolveResult, *, total_s: float, read_s: float) -> Iterator[Fact]:

@@ -133,6 +133,7 @@ def sweep(
     variant: Annotated[
         options.FileGraphOptions, options.without("graph", "batch", "image", "sequence")
     ],
+    commits: options.CommitOptions,
     search: Annotated[options.SearchOptions, options.without("method", "formulation", "backend")],
     runs: RunOptions,
     output: options.OutputOptions,
@@ -145,7 +146,8 @@ def sweep(
         from poetmodel.bench.pictures import check_form
 
         check_form(runs.plot)
-    cells = _runs(problems, variant.shape, search, seed=runs.seed)
+    commit = commits.steps_to_commit
+    cells = _runs(problems, variant.shape, search, seed=runs.seed, commit=commit)
     with progress_bar(wanted=not output.json) as on_progress:
         records = bench.sweep(
             cells,
@@ -177,7 +179,12 @@ def sweep(
 
 
 def _runs(
-    problems: GridOptions, variant: Variant, search: options.SearchOptions, *, seed: int
+    problems: GridOptions,
+    variant: Variant,
+    search: options.SearchOptions,
+    *,
+    seed: int,
+    commit: int | None,
 ) -> Sequence[Run]:
     """Return all combinations; raise every fault of the options, those of a file with its name."""
     from poetmodel import bench
@@ -191,6 +198,7 @@ def _runs(
         threads=search.threads,
         seed=seed,
         constraints=None if problems.constraints is None else read_text(problems.constraints),
+        commit=commit,
     )
     try:
         return bench.grid(

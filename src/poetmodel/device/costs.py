@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from numbers import Real
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import CostError, listed, shown
 from poetmodel.units import brief
 
@@ -48,6 +50,28 @@ class PageCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What one step pays so that all replaced state is on storage after every so many steps.
+
+    A write that is a part of it costs what the page-out of a replacement does in the table: paid at
+    the page-out where the state has its home on storage, else after all else.
+    """
+
+    parts: tuple[int, ...]
+    """The replacements whose page-outs are a part of it."""
+    rest: Cost
+    """What it takes beside these: erases, the record, and of volatile storage all state."""
+    least: Mapping[int, Cost]
+    """What each replacement adds to it at least: its write, and its share of the blocks."""
+    written_bytes: int
+    """What it writes of a generation, checksums and record included, rounded up [B]."""
+    erases: float
+    """Blocks that it erases."""
+    generation_bytes: int
+    """What a generation takes on storage, in whole blocks [B]; there are two at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
     """The costs of one graph by index of node (compute) or tensor (page), in seconds and joules.
 
@@ -62,10 +86,20 @@ class CostTable:
     page_out_energy_j: tuple[float, ...]
     has_storage: bool
     """Whether tensors can be paged at all."""
+    commit: Commit | None = None
+    """What commits take, where there are any."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.compute_time_s)} nodes, {len(self.page_in_time_s)} tensors"
         return brief(self, counts if self.has_storage else f"{counts}, no storage")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the columns as lists; what commits take is no part of it."""
+        names = [field.name for field in fields(self) if field.name != "commit"]
+        columns = {name: getattr(self, name) for name in names}
+        return {
+            k: value if isinstance(value, bool) else list(value) for k, value in columns.items()
+        }
 
     def compute_totals(self, times: Mapping[int, int]) -> Cost:
         """Return the cost of computing each node so many times."""
@@ -79,6 +113,15 @@ class CostTable:
             _total(page_ins, self.page_in_time_s) + _total(page_outs, self.page_out_time_s),
             _total(page_ins, self.page_in_energy_j) + _total(page_outs, self.page_out_energy_j),
         )
+
+    def commit_totals(self, paged_out: Collection[int] = ()) -> Cost:
+        """Return what a commit takes beside the page-outs of some replacements; else nothing."""
+        if self.commit is None:
+            return FREE
+        apart = {new: 1 for new in self.commit.parts if new not in paged_out}
+        written = self.transfer_totals({}, apart)
+        rest = self.commit.rest
+        return Cost(written.time_s + rest.time_s, written.energy_j + rest.energy_j)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +143,8 @@ class Costs:
     """The device that gives RAM, storage size and mode, and idle power, where known."""
     source: str = field(default="", compare=False)
     """Where the figures come from, for messages."""
+    commit: int | None = None
+    """After how many steps all replaced state is written to storage; None: never."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compute", MappingProxyType(dict(self.compute)))
@@ -117,7 +162,8 @@ class Costs:
     def __reduce__(self) -> tuple[object, ...]:
         pages = None if self.pages is None else dict(self.pages)
         values = {"compute": dict(self.compute), "pages": pages}
-        return partial(type(self), **values, device=self.device, source=self.source), ()  # type: ignore[arg-type]
+        more = {"device": self.device, "source": self.source, "commit": self.commit}
+        return partial(type(self), **values, **more), ()  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device | None = None) -> Costs:
@@ -259,15 +305,73 @@ class Costs:
             raise CostError(f"{self.source}: {fault}" if self.source else fault for fault in faults)
         compute = [FREE if node.is_state else self.compute[node.name] for node in graph.nodes]
         pages = [] if self.pages is None else [self.pages[t.name] for t in graph.tensors]
+        written = [page.page_out for page in pages]
+        commit = None
+        if self.commit is not None and self.pages is not None and graph.state_of:
+            commit, parts = _commit(graph, written, self.device, every=self.commit)
+            written = [parts.get(i, cost) for i, cost in enumerate(written)]
         return CostTable(
             compute_time_s=tuple(cost.time_s for cost in compute),
             compute_energy_j=tuple(cost.energy_j for cost in compute),
             page_in_time_s=tuple(cost.page_in.time_s for cost in pages),
             page_in_energy_j=tuple(cost.page_in.energy_j for cost in pages),
-            page_out_time_s=tuple(cost.page_out.time_s for cost in pages),
-            page_out_energy_j=tuple(cost.page_out.energy_j for cost in pages),
+            page_out_time_s=tuple(cost.time_s for cost in written),
+            page_out_energy_j=tuple(cost.energy_j for cost in written),
             has_storage=self.pages is not None,
+            commit=commit,
         )
+
+
+def _commit(
+    graph: Graph, page_outs: Sequence[Cost], device: Device | None, *, every: int
+) -> tuple[Commit, dict[int, Cost]]:
+    """Return what commits take in a step, and of it the writes of replacements, by tensor.
+
+    Flash is written at its rate, and a generation erases the blocks that it takes. On other storage
+    a tensor costs what its page-out does; blocks that it erases are a part of that.
+    """
+    layout, share = GenerationLayout.on(device), 1 / every
+    sizes = {i: graph.tensor_bytes[i] for i in sorted(graph.state_of)}
+    storage = None if device is None else device.storage
+    flash = None if device is None or not device.commits_to_flash else device.flash
+    blocks = layout.blocks(sizes.values())
+
+    def written(size_bytes: int, page_out: Cost = FREE, paid_bytes: int = 0) -> Cost:
+        """Return the cost of a write, of which a page-out pays some bytes."""
+        if flash is not None:
+            time_s, power_w = flash.write_s(size_bytes, 0), flash.power_w
+        elif storage is not None:
+            way, power_w = storage.page_out, storage.page_out.power_w
+            time_s = (size_bytes - paid_bytes) / way.bytes_per_s
+        else:
+            time_s = power_w = 0.0
+        paid = FREE if flash is not None else page_out
+        return Cost(share * (paid.time_s + time_s), share * (paid.energy_j + time_s * power_w))
+
+    parts = {i: written(layout.padded(m), page_outs[i], m) for i, m in sizes.items()}
+    least = parts
+    rest = written(layout.size_bytes(()), min(page_outs, key=attrgetter("time_s")))
+    if flash is not None:
+        volatile = device is not None and device.is_volatile
+        rest = written(layout.size_bytes(sizes.values() if volatile else ()))
+        erased_s = share * flash.write_s(0, blocks)
+        rest = Cost(rest.time_s + erased_s, rest.energy_j + erased_s * flash.power_w)
+        block_s = share * flash.write_s(0, 1) / layout.erase_block_bytes
+        shares_s = {i: block_s * layout.padded(m) for i, m in sizes.items()}
+        least = {
+            i: Cost(cost.time_s + shares_s[i], cost.energy_j + shares_s[i] * flash.power_w)
+            for i, cost in parts.items()
+        }
+        parts = {} if volatile else parts
+    commit = Commit(
+        parts=tuple(parts),
+        rest=rest,
+        least=least,
+        written_bytes=math.ceil(share * layout.size_bytes(sizes.values())),
+        erases=share * blocks,
+        generation_bytes=blocks * layout.erase_block_bytes,
+    )
+    return commit, parts
 
 
 def _total(times: Mapping[int, int], costs: Sequence[float]) -> float:

@@ -191,17 +191,26 @@ class Device:
         return in_flash and self.storage is not None and not self.storage.volatile
 
     @property
+    def commits_to_flash(self) -> bool:
+        """Whether generations of state lie in the program's flash: storage does, or forgets."""
+        return self.stores_in_flash or (self.is_volatile and self.flash is not None)
+
+    @property
     def dma_line_bytes(self) -> int:
         """What a buffer of DMA must begin and end with so that no neighbour shares a line [B]."""
         return (self.compute.cache_line_bytes or 1) if self.has_dma else 1
 
-    def steps_until_worn(self, writes: Iterable[tuple[int, int]]) -> float | None:
+    def steps_until_worn(
+        self, writes: Iterable[tuple[int, int]], *, committed_blocks: float = 0
+    ) -> float | None:
         """Return how many training steps the storage endures, with ideal wear levelling.
 
         Parameters
         ----------
         writes : iterable of (int, int)
             Sizes [B] that a step writes, each with how often.
+        committed_blocks : float
+            Blocks that commits erase in a step beside these.
 
         Returns
         -------
@@ -209,12 +218,24 @@ class Device:
             Size of the storage times its endurance over the bytes of all erase blocks that a step
             writes; None where the device states no endurance or no size, or nothing is written.
         """
-        storage = self.storage
-        if storage is None or storage.endurance_cycles is None or self.aux_bytes is None:
+        storage, flash = self.storage, self.flash
+        if storage is None:
             return None
-        block = storage.erase_block_bytes or 1
+        worn = flash if flash is not None and self.stores_in_flash else storage
+        block = worn.erase_block_bytes or 1
         written = sum(-(-size // block) * block * times for size, times in writes)
-        return self.aux_bytes * storage.endurance_cycles / written if written else None
+        apart = flash is not None and self.is_volatile
+        beside = 0.0 if apart else committed_blocks * block
+        parts = [(self.aux_bytes, worn.endurance_cycles, written + beside)]
+        if flash is not None and apart:
+            committed = committed_blocks * flash.erase_block_bytes
+            parts.append((flash.storage_bytes, flash.endurance_cycles, committed))
+        lives = [
+            size * cycles / erased
+            for size, cycles, erased in parts
+            if size is not None and cycles is not None and erased
+        ]
+        return min(lives, default=None)
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Device:

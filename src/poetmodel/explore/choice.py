@@ -58,6 +58,7 @@ class Selection(BaseModel):
     deadline_counts: Literal["compute", "serial", "overlap"] | None = None
     aux_bytes: Annotated[int, Field(ge=0)] | None = None
     count_parameters: bool = False
+    commit: Size | None = None
 
     @property
     def shape(self) -> Variant:
@@ -167,6 +168,7 @@ class Catalogue:
             paging=choice.paging,
             minimize=choice.minimize,
             count_parameters=choice.count_parameters,
+            commit=choice.commit,
         )
 
     def _ram_bytes(self, name: str) -> int | None:

@@ -9,7 +9,9 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import shown
+from poetmodel.export.kernels import changed
 from poetmodel.plan import Op
 from poetmodel.plan.arena import ALIGNMENT, aligned
 from poetmodel.schedule.machine import BEFORE
@@ -21,15 +23,14 @@ measured on Cortex-M cores, checksums of pages aside."""
 STACK_BYTES: Final = 1536
 """What is reserved for the stack unless another size is wanted [B]. Cortex-M cores needed between
 1,280 and 1,408 at most: for Adam with state that is read in place."""
-BLOCK_BYTES: Final = 4096
-"""What most flash erases at a time [B]."""
-CHECKSUM_BYTES: Final = 35
-"""What the checksum of a page takes at most, with the gap before it [B]: ``port/pm_pages.h``."""
-RECORD_BYTES: Final = 16
-"""Size of the record of a commit [B]: ``src/pm_commit.c``."""
+NEARLY_FULL: Final = 0.9
+"""Share of the flash that generations leave free where two fit, and above which there is a
+warning."""
+MOST_GENERATIONS: Final = 4096
+"""How many generations of state rotate at most: after a restart the record of each is read."""
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Device
     from poetmodel.export.step import LoweredStep, NamedTensor
@@ -72,7 +73,12 @@ class Deployment:
     device: Device | None = None
     result: SolveResult | None = None
     commit: bool = False
-    """Whether storage has two generations of all state, of which one is always whole."""
+    """Whether storage has generations of all state that is replaced, of which one is always
+    whole."""
+    commit_every: int = 1
+    """In each how many steps state is committed."""
+    checksum: bool = True
+    """Whether committed state has checksums on storage."""
     inference: Inference | None = None
     """The forward pass in evaluation mode, where it was asked for."""
     prefix: str = "pm"
@@ -80,8 +86,8 @@ class Deployment:
     weights: WeightsFormat = WeightsFormat.C
     shared_kernels: str | None = None
     """The folder of kernels that steps share, from the folder of this one on; None: it has all."""
-    flash_map: Mapping[str, int] = field(default_factory=dict)
-    """What takes how much of the flash of the device [B]; nothing where its size is not known."""
+    program: Mapping[str, int] = field(default_factory=dict)
+    """What takes how much of flash beside storage: code, constants, first weights [B]."""
 
     def __repr__(self) -> str:
         instructions = f"{len(self.plan.program)} instructions"
@@ -92,15 +98,20 @@ class Deployment:
     @cached_property
     def slots(self) -> tuple[str, ...]:
         """What is kept on storage, by slot: tensors paged out, gradients, state, in this order."""
-        return tuple(self._slot_bytes)
+        return (*self._page_bytes, *self.generation)
 
     @cached_property
-    def slot_bytes(self) -> tuple[int, ...]:
-        """The size of each slot in the build for the device [B]."""
-        return tuple(self._slot_bytes.values())
+    def page_bytes(self) -> tuple[int, ...]:
+        """The sizes of the first slots, which are in blocks of their own [B]."""
+        return tuple(self._page_bytes.values())
 
     @cached_property
-    def _slot_bytes(self) -> dict[str, int]:
+    def generation_bytes(self) -> tuple[int, ...]:
+        """The sizes of the tensors of one generation, which are the last slots [B]."""
+        return tuple(self.step.buffers[name].bytes for name in self.generation)
+
+    @cached_property
+    def _page_bytes(self) -> dict[str, int]:
         buffers = self.step.buffers
         paged = {name: buffers[name].bytes for name in _paged_out(self.step, self.plan)}
         more = {}
@@ -112,43 +123,127 @@ class Deployment:
             gradient_slot(value): buffers[value.pieces[0].buffer].bytes
             for value in self.step.gradients
         }
-        state = {name: buffers[name].bytes for name in self.stored_state}
+        state = {name: buffers[name].bytes for name in self._state if self._has_slot(name)}
         return paged | more | handed_out | state
 
+    @cached_property
+    def _state(self) -> tuple[str, ...]:
+        graph = self.step.graph
+        return tuple(graph.tensors[i].name for i in graph.state_tensors)
+
+    def _has_slot(self, name: str) -> bool:
+        """Return whether a state tensor has a slot of its own: with commits one that stays so."""
+        if self.commit:
+            return name not in self.generation
+        return name not in self.resident_names
+
+    @cached_property
+    def resident_names(self) -> frozenset[str]:
+        """The state that has its home in RAM."""
+        return frozenset(self.step.graph.tensors[i].name for i in self.plan.resident or ())
+
+    @cached_property
+    def generation(self) -> tuple[str, ...]:
+        """The state that each commit writes, in the order in which a step does: storage first."""
+        if not self.commit:
+            return ()
+        graph = self.step.graph
+        replaced = {graph.tensors[old].name for old in graph.replacement_of}
+        pieces = (ref.buffer for value in self.step.states for ref in value.pieces)
+        order = (*self._written(), *(name for name in pieces if name in self.resident_names))
+        return tuple(dict.fromkeys(name for name in order if name in replaced))
+
+    def _written(self) -> Iterator[str]:
+        """Yield state that has its home on storage when it is written there."""
+        graph = self.step.graph
+        for op, i in self.plan.program:
+            if op == Op.PAGE_OUT and i in graph.state_of and not self.plan.memory_mapped:
+                yield graph.tensors[graph.state_of[i]].name
+            if op == Op.COMPUTE and self.plan.memory_mapped:
+                named = (ref.buffer for call in self.step.calls[i] for ref in changed(call))
+                yield from (name for name in named if name not in self.resident_names)
+
     @property
-    def pages(self) -> tuple[int, ...]:
-        """The sizes of all pages on storage: slots, and what commits have beside them [B]."""
-        state = len(self.stored_state)
-        again = self.slot_bytes[len(self.slots) - state :] if self.commit else ()
-        records = (RECORD_BYTES,) * 2 if self.commit else ()
-        return (*self.slot_bytes, *again, *records)
+    def layout(self) -> GenerationLayout:
+        """How storage is written."""
+        return GenerationLayout.on(self.device, checksums=self.checksum)
+
+    @property
+    def _paged_bytes(self) -> int:
+        block = self.layout.erase_block_bytes
+        return sum(-(-size // block) * block for size in self.page_bytes)
+
+    @property
+    def generations(self) -> int:
+        """How many generations of state take turns: two, or all that storage has room for."""
+        if not self.generation:
+            return 0
+        storage = None if self.device is None else self.device.storage
+        if storage is None or storage.endurance_cycles is None or self.device is None:
+            return 2
+        room = (self.device.aux_bytes or 0) - self._paged_bytes
+        if self.device.flash is not None and self.device.stores_in_flash:
+            most = int(NEARLY_FULL * self.device.flash.size_bytes) - sum(self.program.values())
+            room = min(room, most - self._paged_bytes)
+        each = self.commit_erases * self.layout.erase_block_bytes
+        return max(2, min(room // each, MOST_GENERATIONS))
 
     @property
     def stored_bytes(self) -> int:
-        """What storage takes in blocks of flash, with checksums and the records of commits [B]."""
-        sizes = (size + CHECKSUM_BYTES for size in self.pages)
-        return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes)
+        """What storage takes in its blocks: pages, and all generations [B]."""
+        return self._stored_bytes(self.generations)
 
     @property
-    def writes(self) -> tuple[tuple[int, int], ...]:
-        """What a step writes to storage: sizes [B], and how often; what commits write too."""
-        sizes = self.step.graph.tensor_bytes
-        paged = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
-        buffers = (self.step.buffers[value.pieces[0].buffer] for value in self.step.gradients)
-        pages = [
-            *((sizes[i], times) for i, times in paged.items()),
-            *((b.bytes, 1) for b in buffers),
-        ]
-        if self.commit:
-            pages += [*((sizes[i], 1) for i in self.plan.resident or ()), (RECORD_BYTES, 1)]
-        return tuple(pages)
+    def least_stored_bytes(self) -> int:
+        """The same with two generations, where there are any [B]."""
+        return self._stored_bytes(min(self.generations, 2))
 
-    @cached_property
-    def stored_state(self) -> tuple[str, ...]:
-        """The state tensors that have a slot: with commits all, else those on storage."""
-        graph = self.step.graph
-        resident = () if self.commit else self.plan.resident or ()
-        return tuple(graph.tensors[i].name for i in graph.state_tensors if i not in resident)
+    def _stored_bytes(self, generations: int) -> int:
+        each = self.commit_erases * self.layout.erase_block_bytes
+        return self._paged_bytes + generations * each
+
+    @property
+    def commit_bytes(self) -> int:
+        """What one commit writes: state, checksums, record [B]."""
+        return self.layout.size_bytes(self.generation_bytes) if self.generation else 0
+
+    @property
+    def commit_erases(self) -> int:
+        """How many blocks one commit erases."""
+        return self.layout.blocks(self.generation_bytes) if self.generation else 0
+
+    @property
+    def page_writes(self) -> tuple[tuple[int, int], ...]:
+        """What a step writes beside commits: sizes of pages [B], and how often each."""
+        graph, sizes = self.step.graph, self.step.graph.tensor_bytes
+        paged = Counter(i for op, i in self.plan.program if op == Op.PAGE_OUT)
+        homes = {graph.tensor_index[name] for name in self.generation}
+        buffers = (self.step.buffers[value.pieces[0].buffer] for value in self.step.gradients)
+        return (
+            *((sizes[i], n) for i, n in paged.items() if graph.state_of.get(i) not in homes),
+            *((b.bytes, 1) for b in buffers),
+        )
+
+    @property
+    def written_bytes(self) -> int:
+        """What a step writes to storage; of a commit its share [B]."""
+        pages = sum(size * times for size, times in self.page_writes)
+        return pages + -(-self.commit_bytes // self.commit_every)
+
+    @property
+    def steps_until_worn(self) -> float | None:
+        """How many steps the storage endures as its drivers write it, which level nothing.
+
+        Each page keeps its blocks, and generations take turns. None where the device states no
+        endurance, or nothing is written.
+        """
+        storage = None if self.device is None else self.device.storage
+        if storage is None or storage.endurance_cycles is None:
+            return None
+        turns = [1 / times for _, times in self.page_writes]
+        if self.generation:
+            turns.append(self.generations * self.commit_every)
+        return storage.endurance_cycles * min(turns) if turns else None
 
     @cached_property
     def resident_bytes(self) -> int:
@@ -164,6 +259,14 @@ class Deployment:
         """The size of the arena, in which a step and an inference run at different times [B]."""
         more = 0 if self.inference is None else self.resident_bytes + self.inference.arena.bytes
         return max(self.arena.bytes, more)
+
+    def flash_map(self) -> dict[str, int]:
+        """Return what takes how much of the flash of the device [B]; nothing where it has none."""
+        if self.device is None or self.device.flash is None:
+            return {}
+        in_flash = self.device.stores_in_flash
+        sizes = {**self.program, "storage": self.stored_bytes if in_flash else 0}
+        return sizes | {"free": self.device.flash.size_bytes - sum(sizes.values())}
 
     def ram_map(self) -> dict[str, int]:
         """Return what takes how much of the RAM of the build for the device [B]."""

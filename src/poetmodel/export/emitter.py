@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from itertools import filterfalse
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.errors import BudgetError, InputError
-from poetmodel.export.deployment import inference_slot
+from poetmodel.export.deployment import gradient_slot, inference_slot
 from poetmodel.export.fusing import FUSED
-from poetmodel.export.kernels import parameters
+from poetmodel.export.kernels import changed
+from poetmodel.export.loops import call_refs
 from poetmodel.export.ranges import Indices, indices_of, traced
 from poetmodel.export.step import (
     WORKSPACE,
@@ -25,7 +25,7 @@ from poetmodel.plan import Op
 from poetmodel.schedule.machine import BEFORE, Content
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from poetmodel.export.deployment import Deployment, Inference
@@ -44,6 +44,8 @@ _CONSTANT: Final = {
 }
 _PIECE: Final = 32
 """Elements of memory-mapped state that are updated and written at a time."""
+_MANY_PIECES: Final = 4
+"""So many of them are on the stack at a time; where there are more, they are half as long."""
 _STACK_BESIDE_BYTES: Final = 1024
 """What the rest of a program takes of the stack while a weight's windows are there [B]: 676 were
 measured on a Cortex-M4."""
@@ -202,22 +204,26 @@ class ProgramSource:
         replaced = {tensor.replaces for tensor in node.outputs if tensor.replaces is not None}
         if replaced:
             self._torn = True
-        for call in filterfalse(self._copies_nothing, self.step.calls[k]):
-            self.kernels.setdefault(call.kernel)
-            yield from self._called(node.name, call, replaced)
+        calls = self.step.calls[k]
+        for place, call in enumerate(calls):
+            if not self._copies_nothing(call):
+                self.kernels.setdefault(call.kernel)
+                yield from self._called(node.name, calls, place, replaced)
         if self._seen[k] == 1:
             yield from self._results(k)
 
-    def _called(self, node: str, call: Call, replaced: AbstractSet[str | None]) -> Iterator[str]:
-        """Yield a call; what it writes to mapped state goes by the driver."""
+    def _called(
+        self, node: str, calls: Sequence[Call], place: int, replaced: AbstractSet[str | None]
+    ) -> Iterator[str]:
+        """Yield one of a node's calls; what it writes to mapped state goes by the driver."""
+        call = calls[place]
         for indices in indices_of(call):
             yield from self._refused(indices)
-        pairs = zip(call.arguments, parameters(call.kernel), strict=True)
-        changed = [a for a, kind in pairs if isinstance(a, Ref) and not kind.startswith("const")]
-        written = {ref.buffer for ref in changed} & replaced
+        refs = changed(call)
+        written = {ref.buffer for ref in refs} & replaced
         if not written & self._mapped:
-            yield self._line(call)
-        elif any(ref.offset and ref.buffer in written & self._mapped for ref in changed):
+            yield from self._summed_again(calls[:place], call, replaced)
+        elif any(ref.offset and ref.buffer in written & self._mapped for ref in refs):
             raise InputError(
                 f"{node}: its state is a part of a larger tensor, which memory-mapped storage "
                 "cannot take; give it memory of its own, such as .clone() returns, or choose a "
@@ -229,8 +235,32 @@ class ProgramSource:
             yield from self._row_by_row(call)
         elif call.kernel in FUSED.values():
             yield from self._filter_by_filter(call)
+        elif self.deployment.commit:
+            yield from self._one_by_one(calls, place, written)
         else:
-            yield from self._piecewise(call, written)
+            yield from self._piecewise((call,), written & self._mapped)
+
+    def _summed_again(
+        self, before: Sequence[Call], call: Call, replaced: AbstractSet[str | None]
+    ) -> Iterator[str]:
+        """Yield a call that writes to no mapped state.
+
+        Where it copies a sum of gradients that another call has changed, and that a commit has
+        written as it is after the node, the copy is of the old one, and is changed like it.
+        """
+        sums = [r.buffer for r in call.arguments if isinstance(r, Ref) and r.buffer in replaced]
+        adding = [c for c in before if any(ref.buffer in sums for ref in changed(c))]
+        if not (self.deployment.commit and adding and self._written.intersection(sums)):
+            yield self._line(call)
+            return
+        (to, old), (add,) = call_refs(call), adding
+        (_, gradient), count = call_refs(add), add.arguments[-1]
+        self._written.difference_update(sums)
+        if gradient.buffer != WORKSPACE:
+            yield self._line(call)
+            old = gradient
+        yield self._line(replace(call, kernel=add.kernel, arguments=(to, old, count)))
+        self._written.update(sums)
 
     def _heading(self, k: int) -> Iterator[str]:
         """Yield what comes before the calls of a node: in a step, where a slice may end, a hook."""
@@ -276,49 +306,84 @@ class ProgramSource:
             "storage cannot take; make it contiguous, or choose a device whose storage is paged"
         )
 
-    def _piecewise(self, call: Call, written: set[str]) -> Iterator[str]:
-        """Yield an update of state that the core reads where it lies, and writes by the driver.
+    def _one_by_one(self, calls: Sequence[Call], place: int, written: set[str]) -> Iterator[str]:
+        """Yield what writes the tensors of an update to the next generation, one after the other.
 
-        Kernels of updates take pointers first, which all advance with the elements but those to
-        buffers of one, and then the count of elements.
+        Each is computed again from old values, by all calls of its node that it depends on. State
+        in RAM that the call changes too is changed with the last one.
         """
-        refs = [a for a in call.arguments if isinstance(a, Ref)]
-        count, *others = call.arguments[len(refs) :]
-        types = parameters(call.kernel)
-        pieces: dict[int, str] = {}
-        names = []
-        for k, ref in enumerate(refs):
-            if ref.buffer == WORKSPACE:  # the gradient, summed or clipped
-                names.append(f"(const pm_real *){self._pointer(ref)} + first")
-                continue
-            buffer = self.step.buffers[ref.buffer]
-            changed = not types[k].startswith("const") and ref.buffer in written & self._mapped
-            if changed and not buffer.elements == 1 != count:
-                pieces[k] = buffer.type.c_name
-                names.append(f"piece{k}")
-            else:
-                names.append(f"{self._word(ref)}{'' if buffer.elements == 1 else ' + first'}")
+        names = (ref.buffer for ref in changed(calls[place]))
+        targets = [name for name in dict.fromkeys(names) if name in self._mapped - self._written]
+        in_ram = written - self._mapped
+        for target in targets:
+            live = {target}
+            needed: list[Call] = []
+            for k, call in reversed([*enumerate(calls)]):
+                changes = {ref.buffer for ref in changed(call)}
+                if changes & live and (k <= place or changes == {target}):
+                    needed.insert(0, call)
+                    read = {a.buffer for a in call.arguments if isinstance(a, Ref)}
+                    live |= read & self._mapped
+            last = target == targets[-1]
+            yield from self._piecewise(needed, {target}, set() if last else in_ram)
+
+    def _piecewise(
+        self, calls: Sequence[Call], targets: set[str], kept: AbstractSet[str] = frozenset()
+    ) -> Iterator[str]:
+        """Yield updates of state that the core reads where it lies, and writes by the driver.
+
+        Only `targets` are written; what else of such state calls change, and what is `kept`, they
+        change in copies. Kernels of updates take pointers first, which all advance with the
+        elements but those to buffers of one, and then the count of elements.
+        """
+        buffers = self.step.buffers
+        refs = {a.buffer: a for c in calls for a in changed(c) if a.buffer in self._mapped | kept}
+        pieces = {name: f"piece{k}" for k, name in enumerate(refs)}
+        count = max(buffers[name].elements for name in targets)
+        most = _PIECE if len(pieces) <= _MANY_PIECES else _PIECE // 2
         begin = "{"
-        if {refs[k].buffer for k in pieces} <= self._written:
+        if not self.deployment.commit and targets <= self._written:
             # The new values are there, and would be erased by being written again as they are.
-            begin, call = self._made(call, begin), replace(call, where=None)
+            (call,) = calls
+            begin, calls = self._made(call, begin), (replace(call, where=None),)
         yield begin
-        yield from (f"    {kind} piece{k}[{_PIECE}];" for k, kind in pieces.items())
-        yield f"    for (int32_t first = 0; first < {count}; first += {_PIECE}) {{"
-        yield f"        const int32_t n = PM_MIN({count} - first, {_PIECE});"
-        for k in pieces:
-            size = f"(size_t)n * sizeof piece{k}[0]"
-            yield f"        memcpy(piece{k}, {self._word(refs[k])} + first, {size});"
-        words = ", ".join([*names, "n", *map(self._word, others)])
-        yield f"        {self._made(call, f'{call.kernel}({words});')}"
-        for k in pieces:
-            slot = f"PM_NEW({self._slot[refs[k].buffer]})"
-            size = f"(uint32_t)sizeof piece{k}[0]"
-            moved = f"(uint32_t)first * {size}, piece{k}, (uint32_t)n * {size}"
+        for name, piece in pieces.items():
+            kind = buffers[name].type.c_name
+            yield f"    {kind} {piece}[{min(most, buffers[name].elements)}];"
+            yield f"    const {kind} *const old_{piece} = {self._pointer(refs[name], old=True)};"
+        yield f"    for (int32_t first = 0; first < {count}; first += {most}) {{"
+        yield f"        const int32_t n = PM_MIN({count} - first, {most});"
+        for name, piece in pieces.items():
+            n, first = ("1", "") if buffers[name].elements == 1 != count else ("n", " + first")
+            yield f"        memcpy({piece}, old_{piece}{first}, (size_t){n} * sizeof {piece}[0]);"
+        for call in calls:
+            self.kernels.setdefault(call.kernel)
+            yield f"        {self._made(call, self._of_a_piece(call, count, pieces))}"
+        for name, piece in pieces.items():
+            if name not in targets:
+                continue
+            slot, size = f"PM_NEW({self._slot[name]})", f"(uint32_t)sizeof {piece}[0]"
+            moved = f"(uint32_t)first * {size}, {piece}, (uint32_t)n * {size}"
             yield f"        {self._try(f'pm_page_write({slot}, {moved})')}"
         yield "    }"
         yield "}"
-        self._written.update(refs[k].buffer for k in pieces)
+        self._written.update(targets)
+
+    def _of_a_piece(self, call: Call, count: int, pieces: Mapping[str, str]) -> str:
+        """Return a call that takes some elements, from `first` on."""
+        words: list[str] = []
+        for argument in call.arguments:
+            if not isinstance(argument, Ref):
+                whole = argument == count and len(words) == len(call_refs(call))
+                words.append("n" if whole else self._word(argument))
+            elif argument.buffer == WORKSPACE:  # the gradient, summed or clipped
+                words.append(f"(const pm_real *){self._pointer(argument)} + first")
+            elif argument.buffer in pieces:
+                words.append(pieces[argument.buffer])
+            else:
+                one = self.step.buffers[argument.buffer].elements == 1
+                words.append(self._pointer(argument) + ("" if one else " + first"))
+        return f"{call.kernel}({', '.join(words)});"
 
     def _row_by_row(self, call: Call) -> Iterator[str]:
         """Yield the update of a mapped weight that makes its gradient: parts of each row."""
@@ -411,7 +476,7 @@ class ProgramSource:
             return self.lists.setdefault(argument, f"pm_list_{len(self.lists)}")
         return str(int(argument)) if isinstance(argument, int) else _real(argument)
 
-    def _pointer(self, ref: Ref) -> str:
+    def _pointer(self, ref: Ref, *, old: bool = False) -> str:
         name = ref.buffer
         if name == WORKSPACE:
             # Its elements are of the type that the kernel takes: 4 bytes each, as PM_SCALE counts.
@@ -420,7 +485,9 @@ class ProgramSource:
         if name in self._callers:
             return _plus(self._callers[name], ref.offset)
         if name in self._mapped:
-            slot = f"PM_{'NEW' if name in self._written else 'OLD'}({self._slot[name]})"
+            way = "NEW" if name in self._written and not old else "OLD"
+            commits = name in self.deployment.generation
+            slot = f"PM_{way}({self._slot[name]})" if commits else f"{self._slot[name]}"
             pointer = f"((const {kind.c_name} *)pm_page_address({slot}))"
             return _plus(pointer, ref.offset)
         if name in self._here or name in self._old:
@@ -436,8 +503,8 @@ class ProgramSource:
     def _slot_of(self, name: str) -> str:
         old = self._old.get(name)
         if old is not None:
-            return f"PM_NEW({self._slot[old]})"
-        if name in self.deployment.stored_state:
+            return f"PM_NEW({self._slot[old]})" if self.deployment.commit else str(self._slot[old])
+        if name in self.deployment.generation:
             return f"PM_OLD({self._slot[name]})"
         return str(self._slot[name if self.inference is None else inference_slot(name)])
 
@@ -465,8 +532,8 @@ class ProgramSource:
 
     def _handed_out(self, buffers: AbstractSet[str]) -> Iterator[str]:
         """Yield what hands out gradients that lie in some buffers, as constants may."""
-        first = len(self._slot) - len(self._gradients) - len(self.deployment.stored_state)
-        for slot, piece in enumerate(self._gradients, start=first):
+        for value, piece in zip(self.step.gradients, self._gradients, strict=True):
+            slot = self._slot[gradient_slot(value)]
             if piece.buffer in buffers:
                 size = self.step.buffers[piece.buffer].bytes
                 address = self._pointer(Ref(piece.buffer))
@@ -474,7 +541,7 @@ class ProgramSource:
                 yield self._try(f"pm_page_wait({slot})")
 
     def _try(self, call: str) -> str:
-        return f"PM_TRY{'_TORN' if self._torn else ''}({call});"
+        return f"PM_TRY_{'TORN' if self._torn else 'PAGE'}({call});"
 
 
 def _plus(pointer: str, offset: int) -> str:

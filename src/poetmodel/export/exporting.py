@@ -18,7 +18,7 @@ from poetmodel.export.deployment import (
     alignment_on,
     reserved_bytes,
 )
-from poetmodel.export.flash import check_flash, flash_map
+from poetmodel.export.flash import check_flash, program_sizes
 from poetmodel.export.folder import check_folder, check_prefix, check_shared, write_folder
 from poetmodel.export.source import StepSource
 from poetmodel.export.step import Weights, reading_state
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
+MAX_STEPS: Final = 2**31
+"""More than a device trains."""
 STEP_RATIO: Final = 0.9
 """Share of the time limit for the step; the rest is for checks, and for an inference."""
 
@@ -62,6 +64,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     time_limit: float = 60.0,
     gap: float = 0.01,
     commit: bool = False,
+    commit_every: int = 1,
+    checksum: bool = True,
     infer: bool = False,
     prefix: str = "pm",
     weights: WeightsFormat | str = WeightsFormat.C,
@@ -102,7 +106,12 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     gap : float
         Gap of the overhead at which the solver stops.
     commit : bool
-        Whether storage keeps two generations of all state, so that one is whole at any moment.
+        Whether storage keeps generations of all state, so that one is whole at any moment.
+    commit_every : int
+        In each how many steps state goes there; above 1 it implies `commit`, and all state that is
+        replaced must have its home in RAM.
+    checksum : bool
+        Whether committed state has checksums, which are compared when it is read.
     infer : bool
         Whether ``pm_infer`` is wanted too: the forward pass in evaluation mode. Its step must have
         been captured with it.
@@ -145,8 +154,16 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             f"infer: {step.graph.name} was captured without its forward pass in evaluation mode; "
             "capture it again, with infer"
         )
+    if commit_every not in range(1, MAX_STEPS):
+        raise InputError(f"commit_every: expected a number of steps from 1, got {commit_every!r}")
+    commit = commit or commit_every > 1
     if commit and board.storage is None:
         raise InputError(f"commit: device {board.name} has no storage for two generations of state")
+    if commit and board.is_volatile:
+        raise InputError(
+            f"commit: the storage of {board.name} forgets without power, and no driver of the "
+            "folder writes state to its flash; choose a device whose storage keeps it"
+        )
     costs = _costs(step, board, profile)
     reserved = reserved_bytes(step, parse_size(stack, field="stack"))
     ram_bytes = _ram_bytes(step, board, ram, reserved)
@@ -162,6 +179,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         recompute=recompute,
         paging=pages,
         minimize=minimize,
+        commit=commit_every if commit else None,
     )
     result, plan, arena = _fitted(problem, board, clock, STEP_RATIO)
     deployment = Deployment(
@@ -172,7 +190,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         stack_bytes=parse_size(stack, field="stack"),
         device=board,
         result=result,
-        commit=commit and bool(step.graph.state_tensors),
+        commit=commit and bool(step.graph.replacement_of),
+        commit_every=commit_every,
+        checksum=checksum,
         prefix=prefix,
         weights=WeightsFormat(weights),
         shared_kernels=None
@@ -184,7 +204,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         deployment = replace(deployment, inference=inference)
     _check_storage(deployment, board)
     source = StepSource(deployment, Weights.of(step))
-    deployment = replace(deployment, flash_map=flash_map(deployment, source))
+    deployment = replace(deployment, program=program_sizes(deployment, source))
     check_flash(deployment)
     write_folder(deployment, folder, command=command)
     return deployment
@@ -242,20 +262,19 @@ def _inference(
         costs=Costs.estimate(step.graph, device),
         ram=room,
         deadline=None,
-        aux_bytes=None if aux is None else max(0, aux - sum(deployment.slot_bytes)),
+        aux_bytes=None if aux is None else max(0, aux - deployment.least_stored_bytes),
     )
     _, plan, arena = _fitted(wanted, device, clock)
     return Inference(step=step, plan=plan, arena=arena)
 
 
 def _check_storage(deployment: Deployment, device: Device) -> None:
-    """Raise if all pages together are more than the storage of the device has room for."""
-    block = (device.storage and device.storage.erase_block_bytes) or 1
-    stored = sum(-(-size // block) * block for size in deployment.pages)
+    """Raise if the storage of the device has no room for all pages."""
+    block, stored = deployment.layout.erase_block_bytes, deployment.least_stored_bytes
     if device.aux_bytes is not None and stored > device.aux_bytes:
         what, advice = "what is kept there", "give more ram"
         if deployment.commit:
-            what, advice = "both generations of all state there", "leave commit out"
+            what, advice = "what is kept there, state in two generations,", "leave commit out"
         raise BudgetError(
             f"storage: {what} takes {stored:,} B in blocks of {block:,} B, and device "
             f"{device.name} has {device.aux_bytes:,} B; {advice}"

@@ -7,12 +7,15 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
+from poetmodel.export.step import Ref
 from poetmodel.files import write_text, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from importlib.resources.abc import Traversable
     from pathlib import Path
+
+    from poetmodel.export.step import Call
 
 SOURCES: Final[Traversable] = files("poetmodel.export") / "c"
 """The C that is copied."""
@@ -44,6 +47,12 @@ def kernel_names() -> frozenset[str]:
 def parameters(kernel: str) -> tuple[str, ...]:
     """Return the types of what a kernel takes, such as ``const pm_real *``."""
     return tuple(_LAST_WORD.sub("", declared).strip() for declared in _declared(kernel))
+
+
+def changed(call: Call) -> list[Ref]:
+    """Return what a call writes to."""
+    pairs = zip(call.arguments, parameters(call.kernel), strict=True)
+    return [a for a, kind in pairs if isinstance(a, Ref) and not kind.startswith("const")]
 
 
 @cache

@@ -51,14 +51,14 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
         **dict(_sketch(deployment)),
         **{sdk: _paged(text, deployment) for sdk, text in _PAGED.items()},
         "WEIGHTS": _BINARY if deployment.weights is WeightsFormat.BINARY else "",
-        "COMMIT": _COMMIT if deployment.commit else "",
+        "COMMIT": _committed(deployment),
         "INFER": _inference(step.inference),
     }
 
 
 def _flash(deployment: Deployment) -> str:
     """Return a table of what the step takes of flash, where the device states its size."""
-    rows = "".join(f"\n| {what} | {size:,} |" for what, size in deployment.flash_map.items())
+    rows = "".join(f"\n| {what} | {size:,} |" for what, size in deployment.flash_map().items())
     return f"\n{_FLASH}{rows}" if rows else ""
 
 
@@ -103,17 +103,36 @@ def _storage(deployment: Deployment) -> str:
     """Return how an application gives a step its storage."""
     if not deployment.slots:
         return "The plan pages nothing: no driver of storage is needed."
-    mapped = _MAPPED if deployment.plan.memory_mapped else ""
-    stored = deployment.stored_bytes
-    times = ", state at every second step" if deployment.commit else ""
-    return _STORAGE.format(slots=len(deployment.slots), stored=stored, mapped=mapped, times=times)
+    layout = deployment.layout
+    turns = "" if not deployment.commit else _TURNS.format(generations=deployment.generations)
+    return _STORAGE.format(
+        slots=len(deployment.slots),
+        stored=deployment.stored_bytes,
+        block=layout.erase_block_bytes,
+        unit=layout.write_unit_bytes,
+        mapped=_MAPPED if deployment.plan.memory_mapped else "",
+        turns=turns,
+    )
 
 
 def _paged(text: str, deployment: Deployment) -> str:
     """Return where an SDK puts pages, if there are any."""
-    size, upper = f"{deployment.stored_bytes:#x}", deployment.prefix.upper()
-    chip = "memory" if deployment.plan.memory_mapped else "a flash chip on the SPI bus"
-    return text.format(size=size, upper=upper, chip=chip) if deployment.slots else ""
+    size, upper = deployment.stored_bytes, deployment.prefix.upper()
+    chip = "a driver of yours" if deployment.plan.memory_mapped else "a flash chip on the SPI bus"
+    device, at = deployment.device, _EXAMPLE_ADDRESS
+    if device is not None and device.flash is not None and device.stores_in_flash:
+        at = device.flash.size_bytes - size
+    return text.format(size=size, at=at, upper=upper, chip=chip) if deployment.slots else ""
+
+
+def _committed(deployment: Deployment) -> str:
+    """Return what holds where a step commits."""
+    if not deployment.commit:
+        return ""
+    every = deployment.commit_every
+    when = "every step" if every == 1 else f"the last step of {every} (`PM_COMMIT_EVERY`)"
+    sums = _SUMS if deployment.checksum else "It has no checksums.\n"
+    return _COMMIT.format(when=when) + sums
 
 
 def _inference(inference: LoweredStep | None) -> str:
@@ -143,8 +162,9 @@ _GRADIENTS_WRITTEN: Final = "the gradients of the last step, in the order of `ma
 
 _INIT: Final = "int error = pm_init();"
 _RESUME: Final = """\
-int error = pm_resume();                      /* after a restart: what the last whole step left */
-if (error == PM_ERROR_EMPTY) error = pm_init();"""
+int error = pm_resume();                        /* after a restart: what the last commit left */
+if (error == PM_RESUMED_OLDER) error = PM_OK;   /* or the one before, where that is damaged */
+if (error == PM_ERROR_EMPTY) error = pm_init(); /* there is none; with other errors ask again */"""
 
 _SPI: Final = """
 #ifndef ARDUINO_ARCH_ESP32
@@ -191,9 +211,14 @@ a file that includes `port/pm_pages.h`; or, for a storage with DMA, `pm_page_out
 | `port/driver_flash_area.c` | Zephyr: node label `pm_partition`, or `PM_PARTITION` |
 | `port/driver_esp_partition.c` | ESP-IDF: partition `"pm_pages"`, or `PM_PARTITION` (16 letters) |
 
-Storage takes {stored:,} B in blocks of 4,096 B (`PM_STORAGE_BLOCK`). Flash wears, and its drivers
-level nothing: a slot keeps its blocks, which are erased whenever it is written{times}.
+Storage takes {stored:,} B (`PM_STORED_BYTES`): it is erased in blocks of {block:,} B
+(`PM_STORAGE_BLOCK`) and written in units of {unit} B (`PM_STORAGE_UNIT`). Flash wears, and drivers
+level nothing: a page keeps its blocks, which are erased whenever it is written.{turns}
 """
+
+_TURNS: Final = """ State is
+written to {generations:,} places in turn (`PM_GENERATIONS`, which may be less, from 2 on)."""
+_EXAMPLE_ADDRESS: Final = 0xC0000
 
 _PAGED: Final = {
     "CMAKE": """
@@ -205,15 +230,15 @@ the board's overlay, at an address where nothing else lies, unless
 `CONFIG_POETMODEL_{upper}_FLASH_AREA=n`. Before Zephyr 4.4 a partition has no `compatible`:
 
 ```dts
-&flash0 {{ partitions {{ pm_partition: partition@c0000 {{
-    compatible = "zephyr,mapped-partition"; reg = <0xc0000 {size}>;
+&flash0 {{ partitions {{ pm_partition: partition@{at:x} {{
+    compatible = "zephyr,mapped-partition"; reg = <{at:#x} {size:#x}>;
 }}; }}; }};
 ```""",
     "ESP": """ Its
 pages go to a partition of `partitions.csv`, unless `PM_STORAGE` is set to nothing:
 
 ```text
-pm_pages, data, undefined, , {size}
+pm_pages, data, undefined, , {size:#x}
 ```""",
     "ARDUINO": """ Its `storage.c`
 says where pages go: a partition as of ESP-IDF on an ESP32, else {chip}.""",
@@ -235,11 +260,17 @@ component or a library of its own.
 """
 
 _COMMIT: Final = """
-Storage has two generations of all state, of which one is whole whenever the power goes: the folder
-was made with `--commit`. Begin with `pm_resume`, which gives back what the last whole step left,
-and with `pm_init` where that says `PM_ERROR_EMPTY`; after `PM_TORN`, `pm_resume` takes the step
-back. `pm_commits - 1` steps were whole. `pm_write_state` changes the whole generation itself: where
-the power goes meanwhile, write that tensor again.
+Storage has generations of all state, of which one is whole whenever the power goes: {when}
+writes the next one. Begin with `pm_resume`, which gives back what the last commit left. Only
+`PM_ERROR_EMPTY` says that there is nothing: begin with `pm_init` then. `PM_RESUMED_OLDER` is no
+error: the newest generation is damaged, and the one before was taken. `PM_ERROR_CHECKSUM` says that
+all are damaged, and any other error that storage did not answer: nothing was changed, ask again.
+After `PM_TORN`, `pm_resume` takes the step back. `pm_steps` were done. `pm_write_state` writes a
+generation too: all of it holds, or nothing.
+"""
+_SUMS: Final = """\
+State has checksums on storage: it is checked when it is read, and where the core reads it as it
+lies, by `pm_resume`. A page that is wrong ends a step with `PM_ERROR_CHECKSUM` or `PM_TORN`.
 """
 
 _INFER: Final = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import Costs
@@ -17,11 +18,12 @@ from poetmodel.graph import Graph, Phase, floor
 from poetmodel.problem import DeadlineCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from poetmodel.backends.protocol import RawSolution
     from poetmodel.backends.standard_form import StandardForm
     from poetmodel.device import Device
+    from poetmodel.device.costs import Cost
     from poetmodel.export.freezing import Freezable
     from poetmodel.problem import Problem
 
@@ -363,7 +365,8 @@ class _Program:
             idle_w = problem.idle_power_w
             computing = [e + idle_w * s for s, e in zip(*self.of.least_costs, strict=True)]
             moved = self._moved(table.page_in_energy_j, table.page_out_energy_j)
-            row, most = self._computing(computing, moved, problem.energy_budget_j)
+            always_j = self._add_committed(moved, attrgetter("energy_j"))
+            row, most = self._computing(computing, moved, problem.energy_budget_j - always_j)
             self._add_again(row, computing)
             self._add_paged(row, table.page_in_energy_j, table.page_out_energy_j)
             self._limit(row, most, problem.energy_budget_j or 1.0)
@@ -379,9 +382,11 @@ class _Program:
     def _time(self, apart: Collection[str] = ()) -> tuple[dict[int, float], float]:
         """Return the time of a pass and of transfers, but of some layers' state; and its limit."""
         table, moved = self.problem.table, dict[int, float]()
+        left_s = self.problem.deadline_s or 0.0
         if self.problem.deadline_counts == DeadlineCounts.SERIAL:
             moved = self._moved(table.page_in_time_s, table.page_out_time_s, apart)
-        return self._computing(self.of.least_costs[0], moved, self.problem.deadline_s or 0.0)
+            left_s -= self._add_committed(moved, attrgetter("time_s"), apart)
+        return self._computing(self.of.least_costs[0], moved, left_s)
 
     def _computing(
         self, costs: Sequence[float], moved: Mapping[int, float], most: float
@@ -399,13 +404,32 @@ class _Program:
         row: dict[int, float] = {}
         if not self.problem.can_page:
             return row
-        news = self.graph.replacement_of
+        news, commit = self.graph.replacement_of, self.problem.table.commit
+        parts = () if commit is None else commit.parts
         for layer, state in self.of.state_of.items():
             for i in state if layer not in apart else ():
-                cost = out[news[i]] + (0.0 if self.problem.reads_in_place else into[i])
+                cost = 0.0 if news[i] in parts else out[news[i]]
+                cost += 0.0 if self.problem.reads_in_place else into[i]
                 for column, value in ((self.trained[layer], cost), (self.resident[i], -cost)):
                     row[column] = row.get(column, 0.0) + value
         return row
+
+    def _add_committed(
+        self, row: dict[int, float], cost: Callable[[Cost], float], apart: Collection[str] = ()
+    ) -> float:
+        """Add what commits cost for the state of each layer, but some; return that of all steps.
+
+        A generation takes no fewer blocks than its bytes fill.
+        """
+        commit = self.problem.table.commit
+        if commit is None:
+            return 0.0
+        left = {new: cost(least) for new, least in commit.least.items()}
+        for layer, state in self.of.state_of.items():
+            added = sum(left.pop(self.graph.replacement_of[i]) for i in state)
+            if layer not in apart:
+                row[self.trained[layer]] = row.get(self.trained[layer], 0.0) + added
+        return sum(left.values())
 
     def _add(self, cut: Cut) -> None:
         """Add the row of a cut: ``active`` is 1 where it holds, else 0 or less."""
@@ -520,5 +544,7 @@ def costs_for(graph: Graph, problem: Problem) -> Costs:
 def _estimating(problem: Problem) -> Device | None:
     """Return the device that the costs of a problem are estimated for; None where they are not."""
     device = problem.costs.device
-    estimated = device is not None and problem.costs == Costs.estimate(problem.graph, device)
-    return device if estimated else None
+    if device is None:
+        return None
+    estimate = replace(Costs.estimate(problem.graph, device), commit=problem.commit)
+    return device if problem.costs == estimate else None

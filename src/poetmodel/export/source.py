@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
+from hashlib import sha256
 from itertools import accumulate
+from textwrap import fill
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from poetmodel.device.generation import RECORD_BYTES
 from poetmodel.export.deployment import gradient_slot, input_bytes, output_bytes
 from poetmodel.export.emitter import ProgramSource, comment, elements
 from poetmodel.export.kernels import RANDOM, SOURCES
@@ -27,6 +32,9 @@ _TYPE_NAMES: Final = {
     DataType.INT32: "PM_IS_INT32",
     DataType.UINT8: "PM_IS_UINT8",
 }
+_SLOTS: Final = "(PM_PAGE_SLOTS + PM_GENERATIONS * PM_STATE_SLOTS)"
+_STORAGE_NUMBERS: Final = ("STATE_BYTES",)
+"""What the header defines beside that state could be called like."""
 _GUARD: Final = "STATE_H"
 """The guard of ``pm_state.h``, which no state may be called like."""
 _HOMES: Final = {
@@ -72,9 +80,8 @@ class StepSource:
     def header(self) -> str:
         """Return the text of ``pm.h``."""
         step, deployment = self.step, self.deployment
-        slots = deployment.slots
-        state_slots = len(deployment.stored_state)
-        generations = 2 if deployment.commit else 1
+        layout = deployment.layout
+        pages, state_slots = len(deployment.page_bytes), len(deployment.generation)
         numbers = {
             "ARENA_BYTES": (deployment.arena_bytes, "of the build for float"),
             "ALIGNMENT": (deployment.arena.alignment, "of what lies in the arena, and of it"),
@@ -83,14 +90,22 @@ class StepSource:
             "GRADIENTS": (len(step.gradients), "handed out, where nothing updates"),
             "NODES": (len(step.graph.nodes), ""),
             "BUFFERS": (len(self._buffers), "of state"),
-            "SLOTS": (len(slots) + state_slots * (generations - 1), "on storage"),
-            "STATE_SLOTS": (state_slots, "the last ones, in each generation"),
-            "STORED_BYTES": (f"{deployment.stored_bytes}u", "of storage, in blocks of 4096"),
+            "PAGE_SLOTS": (f"{pages}u", "on storage, in blocks of their own"),
+            "STATE_SLOTS": (
+                f"{state_slots + bool(state_slots)}u",
+                "of a generation, its record too",
+            ),
+            "SLOTS": (_SLOTS if state_slots else f"{pages}u", "all of them"),
             "WEIGHT_REALS": (self.weights.reals, ""),
             "INPUT_BYTES": (input_bytes(step), "of all inputs"),
             "OUTPUTS": (output_bytes(step) // 4, "elements that pm_infer writes"),
             "MAPPED": (int(deployment.plan.memory_mapped), "whether the core reads storage"),
-            "COMMIT": (int(deployment.commit), "whether state has two generations on storage"),
+            "COMMIT": (int(deployment.commit), "whether state has generations on storage"),
+            "COMMIT_EVERY": (f"{deployment.commit_every}u", "steps"),
+            "STATE_SUMS": (
+                int(deployment.commit and deployment.checksum),
+                "whether with checksums",
+            ),
             "RANDOM": (int(self._draws), "whether it draws random numbers"),
             **(
                 {"ACCUMULATE": (step.accumulate, "batches are one update")}
@@ -98,6 +113,7 @@ class StepSource:
                 else {}
             ),
             "STEP_ID": (f"0x{step.graph.sha256[:8]}u", "the graph"),
+            "LAYOUT_ID": (f"0x{self._layout_id}u", "the order of its state on storage"),
         }
         lines = [
             f"#define PM_{name} {value}{f' /* {note} */' if note else ''}"
@@ -106,13 +122,34 @@ class StepSource:
         return _HEADER.format(
             name=_one_line(step.graph.name),
             numbers="\n".join(lines),
-            names="\n".join(self._names({*numbers, _GUARD})),
+            unit=layout.write_unit_bytes,
+            block=layout.erase_block_bytes,
+            generations=max(1, deployment.generations),
+            bytes=deployment.stored_bytes,
+            record=RECORD_BYTES if deployment.generation else 0,
+            stored=self._stored(),
+            names="\n".join(self._names({*numbers, *_STORAGE_NUMBERS, _GUARD})),
             driver=(SOURCES / "pm_driver.h").read_text(encoding="utf-8").rstrip(),
             resume=_RESUME_DECLARATION if deployment.commit else "",
             gradients=_GRADIENT_DECLARATION if step.gradients else "",
             infer="" if deployment.inference is None else _INFER_DECLARATION,
             accumulate=_ACCUMULATE_COMMENT if step.accumulate > 1 else "",
         )
+
+    @property
+    def _layout_id(self) -> str:
+        """What tells one order of the state of a generation from another."""
+        return sha256(json.dumps(self.deployment.generation).encode()).hexdigest()[:8]
+
+    def _stored(self) -> str:
+        """Return the definitions of what storage takes, in the units and blocks of a build."""
+        pages, state = self.deployment.page_bytes, self.deployment.generation_bytes
+        lines = []
+        for name, wrapped, sizes in (("PAGES", "PAGE", pages), ("STATE", "TENSOR", state)):
+            terms = (f"{n}u*PM_{wrapped}_BYTES({size}u)" for size, n in Counter(sizes).items())
+            total = fill(" + ".join(terms) or "0u", 88).replace("\n", " \\\n    ")
+            lines.append(f"#define PM_{name}_BYTES \\\n    ({total})")
+        return "\n".join(lines)
 
     def _names(self, taken: set[str]) -> Iterator[str]:
         """Yield a constant for the index of each tensor that callers see, with what it is."""
@@ -149,9 +186,9 @@ class StepSource:
         ]
         body = list(self._body)
         if self.deployment.commit:
-            body += ["PM_TRY_TORN(pm_save_resident());", "PM_TRY_TORN(pm_commit());"]
+            body.append("PM_TRY_TORN(pm_save_step());")
         if self._draws:
-            body.append("pm_random_step++;")
+            body.append(f"pm_random_step{' = pm_steps' if self.deployment.commit else '++'};")
         infer = ""
         if self.deployment.inference is not None:
             inside = [*_inputs(self.deployment.inference.step, "inputs"), *self._inference]
@@ -195,9 +232,8 @@ class StepSource:
     # -- tables ------------------------------------------------------------------------------------
 
     def _tables(self) -> Iterator[str]:
-        sizes, generations = self.deployment.slot_bytes, 2 if self.deployment.commit else 1
-        again = len(self.deployment.stored_state) * (generations - 1)
-        slots = (*sizes, *sizes[len(sizes) - again :])
+        record = (RECORD_BYTES,) if self.deployment.generation else ()
+        slots = (*self.deployment.page_bytes, *self.deployment.generation_bytes, *record)
         yield _table("const uint32_t pm_slot_bytes[]", map(str, slots), empty="0")
         yield _table("const pm_buffer_t pm_buffers[]", map(self._buffer, self._buffers))
         pieces: list[str] = []
@@ -328,6 +364,38 @@ extern "C" {{
 
 {numbers}
 
+/* Storage: all of it; what it programs at a time; what it erases at a time, where every page and
+   every generation begins; how many generations of committed state take turns, at least two. The
+   defaults are those of the device. */
+#if !defined PM_STORAGE_UNIT && !defined PM_STORAGE_BLOCK && !defined PM_GENERATIONS && \\
+    !defined PM_CHECKSUM
+#define PM_STORED_BYTES {bytes}u
+#endif
+#ifndef PM_STORAGE_UNIT
+#define PM_STORAGE_UNIT {unit}u
+#endif
+#ifndef PM_STORAGE_BLOCK
+#define PM_STORAGE_BLOCK {block}u
+#endif
+#ifndef PM_GENERATIONS
+#define PM_GENERATIONS {generations}u
+#endif
+#define PM_UNIT (PM_STORAGE_UNIT > 4u ? PM_STORAGE_UNIT : 4u)
+#define PM_IN_UNITS(bytes) (((bytes) + PM_UNIT - 1u) / PM_UNIT * PM_UNIT)
+#define PM_IN_BLOCKS(bytes) \\
+    (((bytes) + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK * PM_STORAGE_BLOCK)
+#define PM_TENSOR_BYTES(bytes) (PM_IN_UNITS(bytes) + PM_STATE_SUMS * PM_IN_UNITS(4u))
+#ifdef PM_CHECKSUM
+#define PM_PAGE_BYTES(bytes) PM_IN_BLOCKS((bytes) + 3u + PM_STORAGE_UNIT)
+#else
+#define PM_PAGE_BYTES(bytes) PM_IN_BLOCKS(bytes)
+#endif
+{stored}
+#ifndef PM_STORED_BYTES
+#define PM_STORED_BYTES \
+    (PM_PAGES_BYTES + PM_GENERATIONS * PM_IN_BLOCKS(PM_STATE_BYTES + PM_IN_UNITS({record}u)))
+#endif
+
 /* The tensors that callers see, by their numbers; sizes are of the build for float. */
 {names}
 
@@ -371,9 +439,13 @@ _ACCUMULATE_COMMENT: Final = """
    the PM_ACCUMULATE-th since the last update updates, at its learning rate."""
 
 _RESUME_DECLARATION: Final = """
-/* In place of pm_init after a restart: the state of the last whole step, or PM_ERROR_EMPTY. */
+/* In place of pm_init after a restart: PM_OK, with the state of the last step that was committed;
+   PM_RESUMED_OLDER, with the one before, as the last one is damaged; PM_ERROR_EMPTY, and that
+   alone, where storage was read and has no state of this step; PM_ERROR_CHECKSUM where what it has
+   is damaged. With any other error storage did not answer: nothing was changed, call again. */
 int pm_resume(void);
-extern uint32_t pm_commits; /* 1 by pm_init, and 1 more by each step, also over restarts */
+extern uint32_t pm_commits; /* 1 by pm_init, and 1 more by each step that commits, over restarts */
+extern uint32_t pm_steps;   /* done since pm_init, also over restarts */
 """
 
 _GRADIENT_DECLARATION: Final = """

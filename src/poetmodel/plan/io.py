@@ -69,6 +69,7 @@ class _PlanFile(GraphFile):
     program: list[Step]
     resident: list[Index] | None = None
     memory_mapped: bool = False
+    commit: Annotated[int, Field(ge=1)] | None = None
     makespan_s: Finite | None = None
     stall_s: Finite | None = None
     transfer_s: Finite | None = None
@@ -112,6 +113,7 @@ def parse_document(text: str, *, source: str) -> PlanDocument:
         device=document.device,
         resident=None if document.resident is None else tuple(document.resident),
         memory_mapped=document.memory_mapped,
+        commit=document.commit,
     )
     stated = {key: getattr(document, key) for key in STATED}
     return PlanDocument(plan=plan, stated=stated, arena=_arena(document.arena))

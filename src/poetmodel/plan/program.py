@@ -63,6 +63,8 @@ class Plan:
     """The state tensors whose home is RAM, ascending; None for a graph of version 1."""
     memory_mapped: bool = False
     """Whether the core reads state on storage where it lies, without a copy in RAM."""
+    commit: int | None = None
+    """After how many steps all replaced state is written to storage; None: never."""
 
     def __post_init__(self) -> None:
         program = tuple(Instruction(Op(op), int(index)) for op, index in self.program)
@@ -105,6 +107,8 @@ class Plan:
             document["resident"] = list(self.resident)
         if self.memory_mapped:
             document["memory_mapped"] = True
+        if self.commit is not None:
+            document["commit"] = self.commit
         if check is not None:
             document.update((key, getattr(check, key)) for key in STATED)
         if arena is not None:

@@ -12,7 +12,7 @@ from poetmodel.schedule.machine import Machine, Moment
 from poetmodel.units import brief, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from poetmodel.device import Costs, Device
     from poetmodel.graph import Graph
@@ -113,6 +113,8 @@ def check_plan(
     check_identity(graph, plan)
     device = costs.device if costs is not None else None
     homes = plan.homes(graph)
+    if costs is not None and plan.commit is not None:
+        costs = replace(costs, commit=plan.commit)
     table = None if costs is None else costs.table(graph)
     machine = Machine(homes, plan.program, mode=plan.mode, table=table)
     machine.run()
@@ -129,7 +131,7 @@ def check_plan(
         peak_ram_bytes=peak_bytes,
         peak_position=highs.index(peak_bytes) if highs else None,
         aux_used_bytes=homes.storage_bytes + sum(sizes[i] for i in paged_out),
-        written_bytes=sum(sizes[i] * n for i, n in machine.count[Op.PAGE_OUT].items()),
+        written_bytes=_written_bytes(machine, sizes),
         read_bytes=sum(sizes[i] * n for i, n in machine.count[Op.PAGE_IN].items()),
         **_figures(machine, device.idle_power_w if device is not None else 0.0),
     )
@@ -181,6 +183,14 @@ def _exceeded(
         yield f"storage used {used_bytes:,} B is above the limit of {aux_bytes:,} B"
 
 
+def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
+    """Return what page-outs and commits write [B]."""
+    commit = None if machine.table is None else machine.table.commit
+    parts, committed = ((), 0) if commit is None else (commit.parts, commit.written_bytes)
+    paged = machine.count[Op.PAGE_OUT].items()
+    return committed + sum(sizes[i] * times for i, times in paged if i not in parts)
+
+
 def _figures(machine: Machine, idle_power_w: float) -> dict[str, float]:
     """Return times and energy, by the names of `PlanCheck`; none without costs."""
     table, count = machine.table, machine.count
@@ -188,12 +198,17 @@ def _figures(machine: Machine, idle_power_w: float) -> dict[str, float]:
         return {}
     compute = table.compute_totals(count[Op.COMPUTE])
     transfer = table.transfer_totals(count[Op.PAGE_IN], count[Op.PAGE_OUT])
-    serial_s = compute.time_s + transfer.time_s
-    makespan_s = max(machine.core_s, machine.bus_s) if machine.is_dma else serial_s
+    # State that has its home in RAM is written after all else, then the record of the commit.
+    tail = table.commit_totals(count[Op.PAGE_OUT])
+    transfer_s = transfer.time_s + tail.time_s
+    serial_s = compute.time_s + transfer_s
+    beside_s = max(machine.core_s, machine.bus_s) + tail.time_s
+    makespan_s = beside_s if machine.is_dma else serial_s
+    energy_j = compute.energy_j + transfer.energy_j + tail.energy_j
     return {
         "compute_s": compute.time_s,
-        "transfer_s": transfer.time_s,
+        "transfer_s": transfer_s,
         "stall_s": machine.stall_s,
         "makespan_s": makespan_s,
-        "energy_j": compute.energy_j + transfer.energy_j + idle_power_w * makespan_s,
+        "energy_j": energy_j + idle_power_w * makespan_s,
     }

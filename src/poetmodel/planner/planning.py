@@ -108,6 +108,7 @@ def _plan_of(
         device=None if device is None else device.short_name,
         resident=schedule.resident if has_homes else None,
         memory_mapped=has_homes and device is not None and device.is_memory_mapped,
+        commit=costs.commit if graph.state_of else None,
     )
     homes = plan.homes(graph)
     if mode == StorageMode.BLOCKING:

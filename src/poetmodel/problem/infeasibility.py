@@ -36,7 +36,8 @@ def obstacle(problem: Problem) -> str | None:
 
 def obstacles(problem: Problem) -> Iterator[str]:
     """Yield each limit that no schedule can keep whatever the other limits are, in words."""
-    yield from filter(None, (_ram(problem), _time(problem), _energy(problem)))
+    parts = (_ram(problem), no_generations(problem), _time(problem), _energy(problem))
+    yield from filter(None, parts)
     yield from _constraints(problem)
 
 
@@ -108,6 +109,21 @@ def _at_floor(problem: Problem) -> Iterator[str]:
         yield f"{shared_bytes:,} B less where it operates in place"
 
 
+def no_generations(problem: Problem) -> str | None:
+    """Return why storage has no room for what commits write; None where it has, or none is."""
+    commit, device = problem.table.commit, problem.costs.device
+    if commit is None:
+        return None
+    flash = None if device is None or not device.is_volatile else device.flash
+    room = problem.aux_limit_bytes if flash is None else flash.storage_bytes
+    if room is None or 2 * commit.generation_bytes <= room:
+        return None
+    return (
+        f"commit: two generations of state take {2 * commit.generation_bytes:,} B in whole blocks, "
+        f"and there are {room:,} B for them; train fewer parameters, or never commit"
+    )
+
+
 def _time(problem: Problem) -> str | None:
     if within(problem.pass_time_s, problem.deadline_s):
         return None
@@ -115,7 +131,16 @@ def _time(problem: Problem) -> str | None:
     return (
         f"deadline {format_seconds(problem.deadline_s or 0.0)}: a single pass over all nodes "
         f"already takes {problem.pass_time_s:.9g} s{extra}; no schedule is faster"
+        f"{_committed(problem, format_seconds(problem.committing.time_s))}"
     )
+
+
+def _committed(problem: Problem, amount: str) -> str:
+    """Return what commits take of a single pass, and what helps; empty without them."""
+    if problem.table.commit is None:
+        return ""
+    more = 2 * (problem.commit or 1)
+    return f"; {amount} of it commit state: commit in every {more}-th step only, or more seldom"
 
 
 def _energy(problem: Problem) -> str | None:
@@ -124,6 +149,7 @@ def _energy(problem: Problem) -> str | None:
     return (
         f"energy budget {format_joules(problem.energy_budget_j or 0.0)}: a single pass over all "
         f"nodes already takes {problem.baseline_energy_j:.9g} J; no schedule needs less"
+        f"{_committed(problem, format_joules(problem.committing.energy_j))}"
     )
 
 

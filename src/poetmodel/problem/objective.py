@@ -129,7 +129,8 @@ class Objective:
     reference: float | None = None
     """Value of a known schedule; only better ones matter."""
     counted: TimeSum | None = field(default=None, compare=False)
-    """The sum of times that stands for a makespan, in a surrogate."""
+    """The sum of times that stands for a makespan, in a surrogate; `baseline` is that of a single
+    pass then."""
     own: OwnSum | None = None
     """A user's own sum, where that is minimized."""
 
@@ -179,7 +180,6 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
 
     Then the own constraints, a lower side with all signs turned: each row has an upper side alone.
     """
-    pass_s = problem.pass_time_s
     if problem.deadline_s is not None:
         for name, counted in zip(DEADLINE_ROWS, problem.deadline_sums, strict=False):
             yield over_totals(
@@ -187,8 +187,9 @@ def linear_limits(problem: Problem) -> Iterator[LinearRow]:
                 _times(problem, counted),
                 name=name,
                 # Rows count what comes beyond a single pass, so its time is taken off the limit.
-                upper=problem.deadline_s * (1 + RELATIVE_TOLERANCE) - counted.compute * pass_s,
-                baseline=pass_s,
+                upper=problem.deadline_s * (1 + RELATIVE_TOLERANCE)
+                - counted.of(problem.pass_compute_s, problem.committing.time_s),
+                baseline=problem.pass_time_s,
             )
     if problem.energy_budget_j is not None:
         energy = problem.energy
@@ -217,7 +218,9 @@ def _sides(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
     # Parts of a single pass that cancel out are no more exact for that.
     passes: dict[str, float] = {
         Total.ENERGY: problem.energy.baseline,
-        Total.COMPUTE: problem.pass_time_s,
+        Total.COMPUTE: problem.pass_compute_s,
+        Total.TRANSFER: problem.committing.time_s,
+        Total.BYTES_WRITTEN: committed_bytes(problem),
     }
     parts = (abs(weight * passes.get(key, 0)) for key, weight in constraint.terms.items())
     largest = max(parts, default=0)
@@ -269,17 +272,20 @@ def sum_of(problem: Problem, terms: Iterable[tuple[str, float]]) -> tuple[Coeffi
         elif key in (Total.BYTES_WRITTEN, Total.BYTES_READ):
             sizes = graph.tensor_bytes
             moved = (nothing, sizes) if key == Total.BYTES_WRITTEN else (sizes, nothing)
+            if key == Total.BYTES_WRITTEN:
+                baseline += weight * committed_bytes(problem)
             parts.append((_moving(problem, (0,) * len(graph.nodes), *moved), weight))
         elif key == Total.ENERGY:
             parts += [(part, weight * power) for part, power in _energy_parts(problem)]
             baseline += weight * problem.energy.baseline
         elif key == Total.COMPUTE:
             parts.append((_coefficients(problem, table.compute_time_s), weight))
-            baseline += weight * problem.pass_time_s
+            baseline += weight * problem.pass_compute_s
         else:
+            baseline += weight * problem.committing.time_s
             moved_s = (table.page_in_time_s, table.page_out_time_s)
             parts.append((_coefficients(problem, (), *moved_s), weight))
-    named = _moving(problem, tuple(compute), tuple(page_in), tuple(page_out), home)
+    named = _moving(problem, tuple(compute), tuple(page_in), tuple(page_out), home, counts=True)
     return weighted((named, 1), *parts) if parts else named, baseline
 
 
@@ -342,7 +348,8 @@ def _writes(problem: Problem) -> Objective:
         format=format_bytes,
         label="bytes paged out",
         figure="written_bytes",
-        overhead_figure="written_bytes",
+        overhead_figure="paged_bytes",
+        baseline=committed_bytes(problem),
         coefficients=_coefficients(problem, page_out=sizes),
         whole=sum(sizes),
     )
@@ -362,6 +369,12 @@ def _own(problem: Problem) -> Objective:
         whole=sum(map(abs, (value for column in coefficients for value in column))),
         own=OwnSum(problem.graph, problem.own_objective, rewards),
     )
+
+
+def committed_bytes(problem: Problem) -> int:
+    """Return what commits write in a step [B]."""
+    commit = problem.table.commit
+    return 0 if commit is None else commit.written_bytes
 
 
 def rewards_page_outs(problem: Problem) -> bool:
@@ -438,16 +451,20 @@ def _moving(
     page_in: Sequence[float],
     page_out: Sequence[float],
     home: Sequence[float] = (),
+    *,
+    counts: bool = False,
 ) -> Coefficients:
     """Return coefficients in which state on storage pays its first read and its write-back.
 
-    `home` is what it pays beside these. Memory-mapped state is not read.
+    `home` is what it pays beside these. Memory-mapped state is not read. A write-back that is a
+    part of a commit is paid wherever the home is; `counts` of page-outs have it all the same.
     """
-    graph = problem.graph
+    graph, commit = problem.graph, problem.table.commit
+    paid = () if commit is None or counts else commit.parts
     at_home: list[float] = list(home) or [0] * len(graph.tensors)
     for i in graph.state_tensors:
         if not problem.reads_in_place:
             at_home[i] += page_in[i]
-        if i in graph.replacement_of:
+        if i in graph.replacement_of and graph.replacement_of[i] not in paid:
             at_home[i] += page_out[graph.replacement_of[i]]
     return Coefficients(compute, page_in, page_out, tuple(at_home))

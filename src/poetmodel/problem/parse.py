@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, InputError, shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.problem.objective import OWN, DeadlineCounts, Quantity
-from poetmodel.problem.totals import Constraint, Terms, Total, check_terms
+from poetmodel.problem.totals import Constraint, Count, Terms, Total, check_terms
 from poetmodel.units import parse_energy, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from poetmodel.problem.problem import Problem
 
+COMMIT: Final = "commit"
+"""Name of the constraint that replaced state is in RAM, where not every step commits."""
 SMALLEST_COST: Final = 1e-300
 """Least time or energy other than nothing: a thousandth of it is still a full number."""
 
@@ -24,9 +27,7 @@ SMALLEST_COST: Final = 1e-300
 def resolve_choices(problem: Problem) -> dict[str, Any]:
     """Return the choices of a problem as members; refuse unknown ones, and costs beyond numbers."""
     chosen: dict[str, Any] = {}
-    faults = list(_wrong_kinds(problem))
-    if faults:
-        raise InputError(faults)
+    faults: list[str] = []
     counts = problem.deadline_counts
     for name, choices, value in (
         ("minimize", Quantity, problem.minimize),
@@ -56,6 +57,25 @@ def resolve_choices(problem: Problem) -> dict[str, Any]:
     return chosen
 
 
+def committed(problem: Problem) -> dict[str, Any]:
+    """Return the costs of a problem with its commits, and its constraints with theirs.
+
+    Refuse what is of another kind than all that follows takes for granted.
+    """
+    faults = list(_wrong_kinds(problem))
+    if faults:
+        raise InputError(faults)
+    graph, every, device = problem.graph, problem.commit, problem.costs.device
+    rows = tuple(row for row in problem.constraints if row.name != COMMIT)
+    # Between two commits such state would be in neither generation.
+    kept = [graph.tensors[i].name for i in graph.replacement_of]
+    if (every or 1) > 1 and kept and not (device is not None and device.is_volatile):
+        terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in kept}
+        rows = (*rows, Constraint(name=COMMIT, terms=terms, lower=len(kept)))
+    changed = {} if rows == problem.constraints else {"constraints": rows}
+    return {"costs": replace(problem.costs, commit=every), **changed}
+
+
 def _wrong_kinds(problem: Problem) -> Iterator[str]:
     """Name what is of another kind than all that follows takes for granted."""
     graph: Any = problem.graph
@@ -64,6 +84,9 @@ def _wrong_kinds(problem: Problem) -> Iterator[str]:
         yield f"graph: expected a Graph, got {shown(graph)}; Graph.load reads one"
     if not isinstance(costs, Costs):
         yield f"costs: expected Costs, got {shown(costs)}; Costs.estimate(graph, device) makes them"
+    every: Any = problem.commit
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        yield f"commit: expected a whole number of steps from 1 on, got {shown(every)}"
     constraints: Any = problem.constraints
     if not isinstance(constraints, tuple | list):
         yield f"constraints: expected a tuple of Constraint, got {shown(constraints)}"

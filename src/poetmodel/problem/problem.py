@@ -18,7 +18,7 @@ from poetmodel.problem.objective import (
     linear_limits,
     rewards_page_outs,
 )
-from poetmodel.problem.parse import resolve_choices, resolve_limits
+from poetmodel.problem.parse import committed, resolve_choices, resolve_limits
 from poetmodel.problem.rows import Coefficients, LinearRow
 from poetmodel.problem.totals import Constraint, Terms, Total, TotalsBlock
 from poetmodel.problem.working_graph import working_graph
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from poetmodel.device import Costs, CostTable
+    from poetmodel.device.costs import Cost
     from poetmodel.schedule import Simulation
 
 _LIMITED_BY: Final[Mapping[Quantity, str]] = {
@@ -96,6 +97,9 @@ class Problem:
         baseline. Default: none.
     count_parameters : bool
         Whether parameters, gradients and optimizer state take room in the RAM budget.
+    commit : int, optional
+        After how many steps all replaced state is written to storage. A step pays its share of
+        that. With more than 1, replaced state has its home in RAM. Default: never.
     constraints : tuple of Constraint
         Own constraints on the totals of a schedule; `subject_to` adds some.
     own_objective : tuple of (str, float)
@@ -140,6 +144,7 @@ class Problem:
     minimize: str = "energy"
     energy_budget: str | float | None = None
     count_parameters: bool = False
+    commit: int | None = None
     constraints: tuple[Constraint, ...] = ()
     own_objective: Terms = ()
     stand_in: StandIn = StandIn()
@@ -155,6 +160,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         values = vars(self)
+        values.update(committed(self))
         values.update(resolve_choices(self))
         values.update(resolve_limits(self))
 
@@ -298,14 +304,33 @@ class Problem:
         return self.costs.device.idle_power_w if self.costs.device is not None else 0.0
 
     @property
-    def pass_time_s(self) -> float:
+    def pass_compute_s(self) -> float:
         """Compute time of a single pass [s]."""
         return sum(self.table.compute_time_s)
 
+    @cached_property
+    def committing(self) -> Cost:
+        """What commits add to a single pass: all replaced state is written to storage."""
+        return self.table.commit_totals()
+
+    @property
+    def pass_time_s(self) -> float:
+        """Time that counts of a single pass [s].
+
+        Commits are a part of it where transfers count; beside the computing run all writes of state
+        but those that come last in any case.
+        """
+        commit = self.table.commit
+        if commit is None or self.deadline_counts == DeadlineCounts.COMPUTE:
+            return self.pass_compute_s
+        counted = self.committing if self.counts_transfers else commit.rest
+        return self.pass_compute_s + counted.time_s
+
     @property
     def baseline_energy_j(self) -> float:
-        """Energy of a single pass, idle power included [J]."""
-        return sum(self.table.compute_energy_j) + self.idle_power_w * self.pass_time_s
+        """Energy of a single pass, commits and idle power included [J]."""
+        pass_j = sum(self.table.compute_energy_j) + self.committing.energy_j
+        return pass_j + self.idle_power_w * self.pass_time_s
 
     @property
     def asks_energy(self) -> bool:
@@ -371,7 +396,9 @@ class Problem:
         """Return a quantity, whether it is minimized or not, as this problem counts it."""
         objective, reference = OBJECTIVES[quantity](self), self.stand_in.reference_value
         if quantity == Quantity.TIME and self.stand_in.transfer_share is not None:
-            objective = replace(objective, counted=self.time_sum)
+            counted = self.time_sum
+            baseline = counted.of(self.pass_compute_s, self.committing.time_s)
+            objective = replace(objective, counted=counted, baseline=baseline)
         if quantity == self.minimize and reference is not None and objective.is_sum:
             objective = replace(objective, reference=reference)
         return objective
@@ -484,6 +511,7 @@ class Problem:
             "energy_budget_j": self.energy_budget_j,
             "aux_bytes": self.aux_limit_bytes,
             "count_parameters": self.count_parameters,
+            **({} if self.commit is None else {"commit": self.commit}),
             **({"constraints": [row.to_dict() for row in rows]} if rows else {}),
             **({"weights": dict(self.own_objective)} if self.minimize == OWN else {}),
         }

@@ -280,6 +280,7 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
         *_given("--deadline", deadline),
         *_given("--deadline-counts", stated.deadline_counts),
         *_given("--minimize", None if stated.minimize in ("energy", OWN) else stated.minimize),
+        *_given("--commit-every", stated.commit),
         *_given("--constraints", _rows_file(sources) if stated.constraints or own else None),
         *_given("--energy-budget", energy),
         *(switch for switch, wanted in switches.items() if wanted),

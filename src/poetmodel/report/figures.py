@@ -167,6 +167,7 @@ _FIGURES: Final[dict[str, tuple[Row, ...]]] = {
         ("problem.energy_budget_j", "energy budget", format_joules),
         ("problem.aux_bytes", "storage limit", whole_bytes),
         ("problem.count_parameters", "parameters count in the budget", yes_or_no),
+        ("problem.commit", "steps from commit to commit", whole),
     ),
     "Device": (
         ("device.name", "device", str),

@@ -127,6 +127,7 @@ class ProblemEntry(Strict):
     energy_budget_j: Finite | None = None
     aux_bytes: Index | None = None
     count_parameters: bool = False
+    commit: Annotated[int, Field(ge=1)] | None = None
     constraints: list[ConstraintEntry] = []
     weights: dict[str, Number] = {}
     method: str = "optimal"
@@ -156,6 +157,7 @@ class ProblemEntry(Strict):
             minimize=self.minimize,
             energy_budget=self.energy_budget_j,
             count_parameters=self.count_parameters,
+            commit=self.commit,
             constraints=rows,
             own_objective=tuple(self.weights.items()),
         )

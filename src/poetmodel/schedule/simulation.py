@@ -72,7 +72,7 @@ class Simulation:
     Samples that start on storage do not count, and replacements take the room of what they replace.
     """
     written_bytes: int
-    """Bytes paged out, each time counted [B]."""
+    """Bytes paged out, each time counted, and those that commits write [B]."""
     read_bytes: int
     """Bytes paged in, each time counted, the first reads of state on storage included [B]."""
     recomputations: Mapping[int, int] = field(default_factory=dict)
@@ -81,6 +81,8 @@ class Simulation:
     """How often each tensor is paged in, where it is; the first read of state included."""
     page_outs: Mapping[int, int] = field(default_factory=dict)
     """How often each tensor is paged out, where it is."""
+    committed_bytes: int = 0
+    """What of the written bytes commits write, which every schedule pays [B]."""
     resident: frozenset[int] = frozenset()
     """State that has its home in RAM."""
     compute_s: float | None = None
@@ -131,6 +133,11 @@ class Simulation:
         return self.peak_ram_bytes if planned is None else planned
 
     @property
+    def paged_bytes(self) -> int:
+        """Bytes written beside those of commits [B]."""
+        return self.written_bytes - self.committed_bytes
+
+    @property
     def makespan_s(self) -> float | None:
         """Time from begin to end [s]; None without costs.
 
@@ -171,11 +178,15 @@ class Simulation:
         """Return what a key other than a count stands for."""
         if key == CONSTANT:
             return 0 if extra else 1
-        if key in (Total.BYTES_WRITTEN, Total.BYTES_READ):
-            return self.written_bytes if key == Total.BYTES_WRITTEN else self.read_bytes
+        if key == Total.BYTES_READ:
+            return self.read_bytes
+        if key == Total.BYTES_WRITTEN:
+            return self.paged_bytes if extra else self.written_bytes
         beyond = self._beyond_a_pass[key]
-        if extra or self.rates is None or key == Total.TRANSFER:
+        if extra or self.rates is None:
             return beyond
+        if key == Total.TRANSFER:
+            return beyond + Fraction(self.rates.table.commit_totals().time_s)
         if key == Total.ENERGY:
             return beyond + Fraction(self.baseline_energy_j or 0.0)
         return beyond + Fraction(sum(self.rates.table.compute_time_s))
@@ -190,7 +201,7 @@ class Simulation:
         energy_j = _exactly((self.recomputations, table.compute_energy_j))
         transfer_s = Fraction(0)
         if table.has_storage:
-            moved = self.page_ins, self.page_outs
+            moved = self.page_ins, _beside(self.page_outs, table)
             times_s = table.page_in_time_s, table.page_out_time_s
             energies_j = table.page_in_energy_j, table.page_out_energy_j
             transfer_s = _exactly(*zip(moved, times_s, strict=True))
@@ -265,6 +276,9 @@ def simulate(
     read = _counts(schedule.M_in, len(sizes))
     read.update(homes.first_reads.values())
     written = _counts(schedule.M_out, len(sizes))
+    commit = None if costs is None else costs.table(graph).commit
+    paged = {i: times for i, times in written.items() if commit is None or i not in commit.parts}
+    committed_bytes = 0 if commit is None else commit.written_bytes
     return Simulation(
         violations=tuple(violations),
         curve=curve,
@@ -273,7 +287,8 @@ def simulate(
         peak_use=peak_use,
         aux_used_bytes=homes.storage_bytes
         + sum(sizes[i] for i in written.keys() - graph.on_aux - graph.state_of.keys()),
-        written_bytes=sum(sizes[i] * times for i, times in written.items()),
+        written_bytes=committed_bytes + sum(sizes[i] * times for i, times in paged.items()),
+        committed_bytes=committed_bytes,
         read_bytes=sum(sizes[i] * times for i, times in read.items()),
         recomputations=Counter(k for t, k in schedule.R if 0 <= k < t),
         page_ins=read,
@@ -282,7 +297,10 @@ def simulate(
         steps_until_worn=(
             None
             if device is None
-            else device.steps_until_worn((sizes[i], times) for i, times in written.items())
+            else device.steps_until_worn(
+                ((sizes[i], times) for i, times in paged.items()),
+                committed_blocks=0 if commit is None else commit.erases,
+            )
         ),
         **_figures(graph, costs, computed, (read, written), deadline_counts, makespan_s),
     )
@@ -376,25 +394,39 @@ def _figures(
     counts = deadline_counts or (DeadlineCounts.OVERLAP if overlaps else DeadlineCounts.SERIAL)
     compute = table.compute_totals(computed)
     extra = table.compute_totals({k: computed[k] - 1 for k in range(len(graph.nodes))})
-    transfer = table.transfer_totals(*moved)
-    counted_s = 0.0 if counts == DeadlineCounts.COMPUTE else transfer.time_s
-    time_s, extra_s = compute.time_s + counted_s, extra.time_s + counted_s
-    pass_s = sum(table.compute_time_s)
+    transfer = table.transfer_totals(moved[0], _beside(moved[1], table))
+    commit = table.commit_totals()
+    transfer_s = transfer.time_s + commit.time_s
+    pass_s, extra_s = sum(table.compute_time_s), extra.time_s
+    time_s = compute.time_s
+    if counts != DeadlineCounts.COMPUTE:
+        time_s, extra_s = time_s + transfer_s, extra_s + transfer.time_s
+    if counts != DeadlineCounts.COMPUTE and table.commit is not None:
+        serial = counts == DeadlineCounts.SERIAL
+        pass_s += commit.time_s if serial else table.commit.rest.time_s
     planned_s = makespan_s if counts == DeadlineCounts.OVERLAP else None
     if planned_s is not None:
         time_s, extra_s = planned_s, max(0.0, planned_s - pass_s)
+    pass_j = sum(table.compute_energy_j) + commit.energy_j
     return {
         "compute_s": compute.time_s,
-        "transfer_s": transfer.time_s,
+        "transfer_s": transfer_s,
         "time_s": time_s,
-        "energy_j": compute.energy_j + transfer.energy_j + idle_w * time_s,
-        "baseline_energy_j": sum(table.compute_energy_j) + idle_w * pass_s,
+        "energy_j": compute.energy_j + transfer.energy_j + commit.energy_j + idle_w * time_s,
+        "baseline_energy_j": pass_j + idle_w * pass_s,
         "overhead_j": extra.energy_j + transfer.energy_j + idle_w * extra_s,
         "rates": Rates(table, idle_w, counts != DeadlineCounts.COMPUTE),
         "overtime_s": extra_s,
         "recompute_s": extra.time_s,
         "planned_s": planned_s,
     }
+
+
+def _beside(page_outs: Mapping[int, int], table: CostTable) -> Mapping[int, int]:
+    """Return the page-outs that are no part of a commit, with their counts."""
+    if table.commit is None:
+        return page_outs
+    return {i: times for i, times in page_outs.items() if i not in table.commit.parts}
 
 
 def _exactly(*columns: tuple[Mapping[int, int], Sequence[float]]) -> Fraction:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from poetmodel.device.room import DeviceRoom, gauge, gauge_claims, room_figures
 from poetmodel.errors import InputError, ScheduleError, shown
 from poetmodel.problem import RELATIVE_TOLERANCE, Constraint, Problem, Quantity, within
+from poetmodel.problem.infeasibility import no_generations
 from poetmodel.schedule.relations import (
     OBJECTIVE_BOUND,
     OBJECTIVE_GAP,
@@ -212,6 +213,9 @@ def _limits(problem: Problem, simulation: Simulation) -> Iterator[str]:
     limit = problem.aux_limit_bytes
     if limit is not None and simulation.aux_used_bytes > limit:
         yield f"storage used {simulation.aux_used_bytes:,} B is above the limit of {limit:,} B"
+    generations = no_generations(problem)
+    if generations is not None:
+        yield generations
     for time_s in problem.limited_times_s(simulation):
         if not within(time_s, problem.deadline_s):
             yield (

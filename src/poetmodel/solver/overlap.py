@@ -155,8 +155,8 @@ class _ShareSearch:
         if share == 0:
             self.bound = max(self.bound, bound)
         elif self.problem.minimize == Quantity.TIME and self.problem.plans_all_transfers:
-            pass_s = self.problem.pass_time_s
-            self.bound = max(self.bound, (pass_s + bound) / (1 + share) - pass_s)
+            whole_s = self.problem.surrogate(transfer_share=share).objective.baseline + bound
+            self.bound = max(self.bound, whole_s / (1 + share) - self.problem.pass_time_s)
 
     def _take(
         self, schedule: Schedule, own: OwnObjective | None = None, *, share: float = 0.0

@@ -159,8 +159,8 @@ def choose(  # noqa: PLR0913 - one way in, and all but four of its parameters ha
         Capturing comes on top of the time.
     **limits
         Limits as for `poetmodel.Problem`: ``ram``, ``deadline``, ``deadline_counts``,
-        ``aux_bytes``, ``energy_budget``, ``recompute``, ``paging``, and what to ``minimize``.
-        Percentages are of the step that trains all.
+        ``aux_bytes``, ``energy_budget``, ``commit``, ``recompute``, ``paging``, and what to
+        ``minimize``. Percentages are of the step that trains all.
 
     Returns
     -------

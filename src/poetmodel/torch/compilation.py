@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
@@ -433,10 +433,7 @@ def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
         "result": compiled.result.to_dict(),
         "scheduled": {
             "graph": graph_to_dict(coarse.graph),
-            "costs": {
-                name: value if isinstance(value, bool) else list(value)
-                for name, value in asdict(compiled.costs.table(coarse.graph)).items()
-            },
+            "costs": compiled.costs.table(coarse.graph).to_dict(),
         },
     }
 

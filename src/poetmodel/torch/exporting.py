@@ -55,7 +55,8 @@ def export(
     **options
         As for `poetmodel.export.exporting.export_step`: ``ram``, ``device``, ``profile``,
         ``stack``, ``tile``, ``paging``, ``recompute``, ``minimize``, ``deadline``, ``time_limit``,
-        ``gap``, ``commit``, ``prefix``, ``weights``, ``shared_kernels``.
+        ``gap``, ``commit``, ``commit_every``, ``checksum``, ``prefix``, ``weights``,
+        ``shared_kernels``.
 
     Returns
     -------

@@ -304,7 +304,7 @@ def _paging(content: Any) -> Paging | None:
 
 def _problem_key(problem: Problem) -> str:
     device = problem.costs.device
-    costs = [asdict(problem.table), None if device is None else str(asdict(device))]
+    costs = [problem.table.to_dict(), None if device is None else str(asdict(device))]
     return digest(__version__, problem.graph.sha256, problem.to_dict(), costs)
 
 

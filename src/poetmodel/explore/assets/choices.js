@@ -3,9 +3,9 @@ const choices = (() => {
   const { $ } = page;
   const PLAIN = {
     batch: null, image: null, sequence: null, state: null, train: null, tile: null, in_place: false, paging: true, recompute: true,
-    minimize: "energy", deadline_counts: null, aux_bytes: null, count_parameters: false,
+    minimize: "energy", deadline_counts: null, aux_bytes: null, count_parameters: false, commit: null,
   };
-  const NUMBERS = ["batch", "image", "sequence", "aux_bytes"];
+  const NUMBERS = ["batch", "image", "sequence", "aux_bytes", "commit"];
   const FIELDS = ["model", "device", ...Object.keys(PLAIN)];
 
   // -- the address: what is not as it is without a word ------------------------------------------
@@ -40,15 +40,15 @@ const choices = (() => {
       if (field.type === "checkbox") field.checked = choice[name];
       else field.value = choice[name] ?? "";
     }
-    for (const name of ["train", "tile"]) $(name).parentElement.hidden = !choice.state;
-    const words = [choice.model, choice.device, choice.batch && `batch ${choice.batch}`, choice.state, choice.train && `train ${choice.train}`, choice.tile && `tiles of ${choice.tile}`, choice.in_place && "in place", !choice.paging && "no paging", !choice.recompute && "no recomputation", choice.minimize !== "energy" && `least ${choice.minimize}`];
+    for (const name of ["train", "tile", "commit"]) $(name).parentElement.hidden = !choice.state;
+    const words = [choice.model, choice.device, choice.batch && `batch ${choice.batch}`, choice.state, choice.train && `train ${choice.train}`, choice.tile && `tiles of ${choice.tile}`, choice.in_place && "in place", !choice.paging && "no paging", !choice.recompute && "no recomputation", choice.commit && (choice.commit > 1 ? `commit every ${choice.commit} steps` : "commit"), choice.minimize !== "energy" && `least ${choice.minimize}`];
     $("problem-words").textContent = words.filter(Boolean).join(" · ");
   };
   const changed = (choice, field) => {  // the choice that a control makes; null for one of something else
     if (!FIELDS.includes(field.name)) return null;
     const value = field.type === "checkbox" ? field.checked : field.type === "number" ? Number(field.value) || null : field.value || null;
     const found = { ...choice, [field.name]: value };
-    return found.state ? found : { ...found, train: null, tile: null };
+    return found.state ? found : { ...found, train: null, tile: null, commit: null };
   };
   return { stated, read, fill, show, changed };
 })();

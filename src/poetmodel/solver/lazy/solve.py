@@ -164,7 +164,7 @@ def find_fastest(problem: Problem, request: Request, bound: float, params: LazyP
     if problem.deadline_s is None:
         msg = "there is no deadline to keep"
         raise ValueError(msg)
-    most = problem.deadline_s - problem.pass_time_s
+    most = problem.deadline_s - problem.quantity(Quantity.TIME).baseline
     ceiling = most + MARGIN * problem.deadline_s
     fastest = problem.without(Quantity.TIME, minimize=Quantity.TIME)
     kept = False

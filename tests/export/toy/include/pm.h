@@ -26,16 +26,34 @@
 #define PM_INPUT_BYTES 24
 #define PM_STATES 3
 #define PM_NODES 3
-#define PM_STATE_SLOTS 2
-#define PM_SLOTS (1 + TOY_GRADIENT_SLOTS + PM_STATE_SLOTS * (1 + PM_COMMIT))
+#if PM_COMMIT
+#define PM_PAGE_SLOTS (1u + TOY_GRADIENT_SLOTS)
+#define PM_STATE_SLOTS 3u
+#define PM_STATE_SUMS 1
+#else
+#define PM_PAGE_SLOTS (3u + TOY_GRADIENT_SLOTS)
+#define PM_STATE_SLOTS 0u
+#define PM_STATE_SUMS 0
+#endif
+#ifndef PM_GENERATIONS
+#define PM_GENERATIONS 2u
+#endif
+#define PM_SLOTS (PM_PAGE_SLOTS + PM_GENERATIONS * PM_STATE_SLOTS)
+#ifndef PM_STORAGE_UNIT
+#define PM_STORAGE_UNIT 1u
+#endif
+#ifndef PM_STORAGE_BLOCK
+#define PM_STORAGE_BLOCK 4096u
+#endif
 #define PM_STORED_BYTES 65536u
 #define PM_STEP_ID 0x70591234u
+#define PM_LAYOUT_ID 0x11112222u
 
 int pm_init(void);
 int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss);
 int pm_read_state(int index, pm_real *to);
 int pm_read_gradient(int index, pm_real *to);
 int pm_resume(void);
-extern uint32_t pm_commits;
+extern uint32_t pm_commits, pm_steps;
 
 #endif

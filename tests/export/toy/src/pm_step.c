@@ -11,14 +11,14 @@
 static _Alignas(16) unsigned char pm_arena[PM_ARENA_BYTES * PM_SCALE];
 #define PM_REALS(offset) ((pm_real *)(void *)(pm_arena + (offset) * PM_SCALE))
 
-const uint32_t pm_slot_bytes[PM_SLOTS] = {
+const uint32_t pm_slot_bytes[] = {
     4,
 #ifdef TOY_GRADIENTS
     20, 4,
 #endif
     20, 4,
 #if PM_COMMIT
-    20, 4,
+    PM_RECORD_BYTES,
 #endif
 };
 const pm_tensor_t pm_inputs_info[PM_INPUTS] = {{5, 0}, {1, 4}};
@@ -45,19 +45,18 @@ int pm_init(void)
     PM_TRY(pm_commit_clear());
     PM_TRY(out(PM_NEW(W_SLOT), PM_REALS(32), 20));
     PM_TRY(out(PM_NEW(B_SLOT), PM_REALS(56), 4));
-#endif
-    PM_TRY(out(PM_OLD(W_SLOT), PM_REALS(32), 20));
-#if PM_COMMIT
-    PM_TRY(out(PM_OLD(B_SLOT), PM_REALS(56), 4));
-    PM_TRY(pm_commit());
+    PM_TRY(pm_commit(0));
+#else
+    PM_TRY(out(W_SLOT, PM_REALS(32), 20));
 #endif
     PM_FREE(0, 56);
     return PM_OK;
 }
 
 #if PM_COMMIT
-int pm_load_resident(void)
+int pm_load_state(void)
 {
+    PM_TRY(in(PM_OLD(W_SLOT), PM_REALS(32), 20));
     return in(PM_OLD(B_SLOT), PM_REALS(56), 4);
 }
 #endif
@@ -104,7 +103,7 @@ int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss)
     *b -= lr * *g;
 #if PM_COMMIT
     PM_TRY_TORN(out(PM_NEW(B_SLOT), b, 4));
-    PM_TRY_TORN(pm_commit());
+    PM_TRY_TORN(pm_commit(1));
 #endif
 #endif
     PM_FREE(0, 56);

@@ -1,4 +1,6 @@
 /* Storage in a file: of a host, or by semihosting of the machine that emulates a board. */
+#include <string.h>
+
 #include "../port/pm_pages.h"
 #include "pm_platform.h"
 
@@ -17,7 +19,9 @@ int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
 {
     const int file = pm_storage_file(address);
     if (file < 0) return PM_ERROR_PAGE;
-    return pm_file_read(file, to, bytes) == bytes ? PM_OK : PM_ERROR_SHORT;
+    const uint32_t there = pm_file_read(file, to, bytes);
+    memset((unsigned char *)to + there, 0xFF, bytes - there); /* what was never written is erased */
+    return PM_OK;
 }
 
 int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)

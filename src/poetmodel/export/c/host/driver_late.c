@@ -13,11 +13,11 @@ static struct {
     const void *from;
     void *to;
     uint32_t bytes;
-} pm_under_way[(uint32_t)PM_SLOTS + 2u];
+} pm_under_way[PM_SLOTS ? PM_SLOTS : 1];
 
 static int pm_begin(uint32_t slot, const void *from, void *to, uint32_t bytes)
 {
-    if (slot > (uint32_t)PM_SLOTS + 1u) return PM_ERROR_SLOT;
+    if (slot + 1u > PM_SLOTS) return PM_ERROR_SLOT;
     if (pm_under_way[slot].from || pm_under_way[slot].to) return PM_ERROR_BUSY;
     pm_under_way[slot].from = from;
     pm_under_way[slot].to = to;
@@ -39,7 +39,7 @@ int __wrap_pm_page_in(uint32_t slot, void *to, uint32_t bytes)
 
 int __wrap_pm_page_wait(uint32_t slot)
 {
-    if (slot > (uint32_t)PM_SLOTS + 1u) return PM_ERROR_SLOT;
+    if (slot + 1u > PM_SLOTS) return PM_ERROR_SLOT;
     const void *const from = pm_under_way[slot].from;
     void *const to = pm_under_way[slot].to;
     pm_under_way[slot].from = 0;

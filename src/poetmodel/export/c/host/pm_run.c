@@ -148,9 +148,10 @@ static int pm_begin(int resume, uint32_t *done)
     *done = 0;
 #if PM_COMMIT
     if (resume) {
-        PM_TRY(pm_resume());
-        *done = pm_commits - 1u;
-        return PM_OK;
+        const int error = pm_resume();
+        *done = pm_steps;
+        if (error == PM_RESUMED_OLDER) pm_complain("pm_run: the newest generation is damaged, and the one before was taken\n");
+        return error == PM_RESUMED_OLDER ? PM_OK : error;
     }
 #endif
     return resume ? PM_ERROR_EMPTY : pm_init();

@@ -4,8 +4,11 @@
 
 #include "esp_partition.h"
 
-#define PM_STORAGE_UNIT 16u /* what is written at a time where the partition is encrypted */
+static inline unsigned int pm_chip_unit(void);
+#define PM_CHIP_UNIT pm_chip_unit()
 #include "pm_pages.h"
+
+#define PM_MOST_UNIT 16u /* what is written at a time where the partition is encrypted */
 
 #ifndef PM_PARTITION
 #define PM_PARTITION "pm_pages"
@@ -22,23 +25,35 @@ static const esp_partition_t *pm_partition(void)
     if (!partition) {
         partition = esp_partition_find_first(ESP_PARTITION_TYPE_DATA, ESP_PARTITION_SUBTYPE_ANY, PM_PARTITION);
     }
-    if (!partition || partition->size < PM_STORED_BYTES * sizeof(pm_real) / 4u) return 0;
     return partition;
+}
+
+static inline unsigned int pm_chip_unit(void)
+{
+    const esp_partition_t *const partition = pm_partition();
+    return partition && partition->encrypted ? PM_MOST_UNIT : 1u;
+}
+
+/* The same where it has room for all slots. */
+static const esp_partition_t *pm_whole_partition(void)
+{
+    const esp_partition_t *const partition = pm_partition();
+    return partition && partition->size >= pm_start_of(PM_SLOTS) ? partition : 0;
 }
 
 int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
 {
-    const esp_partition_t *const partition = pm_partition();
+    const esp_partition_t *const partition = pm_whole_partition();
     if (!partition) return PM_ERROR_PAGE;
     return esp_partition_read(partition, address, to, bytes) == ESP_OK ? PM_OK : PM_ERROR_PAGE;
 }
 
 int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
 {
-    const esp_partition_t *const partition = pm_partition();
-    unsigned char last[PM_STORAGE_UNIT];
+    const esp_partition_t *const partition = pm_whole_partition();
+    unsigned char last[PM_MOST_UNIT];
     if (!partition) return PM_ERROR_PAGE;
-    const uint32_t unit = partition->encrypted ? PM_STORAGE_UNIT : 1u;
+    const uint32_t unit = pm_chip_unit();
     if (address % unit) return PM_ERROR_PAGE;
 
     const uint32_t before = (address + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK;
@@ -60,7 +75,7 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
 const void *pm_storage_address(uint32_t address)
 {
     static const void *mapped;
-    const esp_partition_t *const partition = pm_partition();
+    const esp_partition_t *const partition = pm_whole_partition();
     if (!mapped) {
         esp_partition_mmap_handle_t handle;
         if (!partition) return 0;

@@ -3,8 +3,11 @@
 #include <string.h>
 #include <zephyr/storage/flash_map.h>
 
-#define PM_STORAGE_UNIT 32u /* no write block of flash is larger */
+static inline unsigned int pm_chip_unit(void);
+#define PM_CHIP_UNIT pm_chip_unit()
 #include "pm_pages.h"
+
+#define PM_MOST_UNIT 32u /* no write block of flash is larger */
 
 #ifndef PM_PARTITION
 #define PM_PARTITION pm_partition
@@ -23,25 +26,29 @@ static int pm_area(const struct flash_area **area)
 {
     static const struct flash_area *opened;
     if (!opened && flash_area_open(PM_PARTITION_ID, &opened)) opened = 0;
-    if (opened && opened->fa_size < PM_STORED_BYTES * sizeof(pm_real) / 4u) return PM_ERROR_PAGE;
     *area = opened;
     return opened ? PM_OK : PM_ERROR_PAGE;
+}
+
+static inline unsigned int pm_chip_unit(void)
+{
+    const struct flash_area *area;
+    return pm_area(&area) ? 1u : flash_area_align(area);
 }
 
 int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
 {
     const struct flash_area *area;
-    const int error = pm_area(&area);
-    if (error) return error;
+    if (pm_area(&area) || area->fa_size < pm_start_of(PM_SLOTS)) return PM_ERROR_PAGE;
     return flash_area_read(area, (off_t)address, to, bytes) ? PM_ERROR_PAGE : PM_OK;
 }
 
 int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
 {
     const struct flash_area *area;
-    unsigned char last[PM_STORAGE_UNIT];
+    unsigned char last[PM_MOST_UNIT];
     const int error = pm_area(&area);
-    if (error) return error;
+    if (error || area->fa_size < pm_start_of(PM_SLOTS)) return PM_ERROR_PAGE;
     const uint32_t unit = flash_area_align(area);
     if (unit == 0 || unit > sizeof last || address % unit) return PM_ERROR_PAGE;
 

@@ -7,7 +7,7 @@
 #include "pm.h"
 #include "pm_storage.h"
 
-#ifdef PM_CHECKSUM
+#if defined(PM_CHECKSUM) || PM_STATE_SUMS
 #include "../src/pm_checksum.h"
 #endif
 
@@ -20,20 +20,15 @@
 #define PM_STORAGE_WRITE pm_storage_write
 #endif
 
-#if defined(PM_CHECKSUM) && PM_MAPPED
+#if defined(PM_CHECKSUM) && PM_MAPPED && !PM_COMMIT
 #error "pages that are written piece by piece carry no checksum: leave CHECKSUM out"
 #endif
 
-/* After the slots of the step come the two records of commits. */
-#define PM_PAGES ((uint32_t)PM_SLOTS + 2u * PM_COMMIT)
-#define PM_RECORD_BYTES 16u
-
-#ifdef PM_CHECKSUM
-#define PM_SUM_BYTES (4u + PM_STORAGE_UNIT - 1u)
-static uint32_t pm_sum[PM_PAGES + 1u]; /* of what was written last since the start, 0 where nothing was */
-#else
-#define PM_SUM_BYTES 0u
-#endif
+/* What moves that storage has no number of its own for. */
+static int pm_moved(int error)
+{
+    return error == PM_OK || error == PM_ERROR_SHORT ? error : PM_ERROR_PAGE;
+}
 
 /* A number that may be 0 without a warning where something is compared with it. */
 static inline uint32_t pm_count(uint32_t number)
@@ -41,32 +36,129 @@ static inline uint32_t pm_count(uint32_t number)
     return number;
 }
 
+static uint32_t pm_up(uint32_t bytes, uint32_t step)
+{
+    return (bytes + step - 1u) / step * step;
+}
+
+#ifdef PM_CHECKSUM
+#ifdef PM_CHIP_UNIT
+#define PM_PAGE_UNIT 32u
+#else
+#define PM_PAGE_UNIT PM_STORAGE_UNIT
+#endif
+#define PM_PAGE_SUM_BYTES (4u + PM_PAGE_UNIT - 1u)
+static uint32_t pm_sum[PM_PAGE_SLOTS + 1u]; /* of what was written last since the start, 0 where nothing was */
+#else
+#define PM_PAGE_SUM_BYTES 0u
+#endif
+
+/* Which slot of its generation a slot is, from PM_PAGE_SLOTS on; those in blocks of their own stay. */
+static uint32_t pm_row_of(uint32_t slot)
+{
+#if PM_COMMIT
+    if (slot >= pm_count(PM_PAGE_SLOTS)) return PM_PAGE_SLOTS + (slot - PM_PAGE_SLOTS) % PM_STATE_SLOTS;
+#endif
+    return slot;
+}
+
 static uint32_t pm_bytes_of(uint32_t slot)
 {
-    return slot < pm_count(PM_SLOTS) ? pm_slot_bytes[slot] * (uint32_t)(sizeof(pm_real) / 4u) : PM_RECORD_BYTES;
+    const uint32_t row = pm_row_of(slot);
+    if (PM_COMMIT && row == PM_PAGE_SLOTS + PM_STATE_SLOTS - 1u) return PM_RECORD_BYTES;
+    return pm_slot_bytes[row] * (uint32_t)(sizeof(pm_real) / 4u);
+}
+
+#if PM_COMMIT
+/* What every tensor of a generation, and every sum, begins at a multiple of: PM_CHIP_UNIT is what a driver finds. */
+static uint32_t pm_unit(void)
+{
+    const uint32_t least = (uint32_t)sizeof(pm_real) > PM_STORAGE_UNIT ? (uint32_t)sizeof(pm_real) : PM_STORAGE_UNIT;
+#ifdef PM_CHIP_UNIT
+    const uint32_t found = PM_CHIP_UNIT;
+    return found > least ? found : least;
+#else
+    return least;
+#endif
+}
+
+/* Whether a slot is a tensor of a generation with its sum behind it. */
+static int pm_has_sum(uint32_t slot)
+{
+    const uint32_t row = pm_row_of(slot);
+    return PM_STATE_SUMS && row >= pm_count(PM_PAGE_SLOTS) && row != PM_PAGE_SLOTS + PM_STATE_SLOTS - 1u;
+}
+#endif
+
+/* Where a slot begins; of one after the last: where storage ends. */
+static uint32_t pm_start_of(uint32_t slot)
+{
+    uint32_t start = 0;
+    for (uint32_t k = 0; k < slot && k < pm_count(PM_PAGE_SLOTS); k++) {
+        start += pm_up(pm_bytes_of(k) + PM_PAGE_SUM_BYTES, PM_STORAGE_BLOCK);
+    }
+#if PM_COMMIT
+    if (slot >= pm_count(PM_PAGE_SLOTS)) {
+        uint32_t all = 0;
+        for (uint32_t row = PM_PAGE_SLOTS; row < PM_PAGE_SLOTS + PM_STATE_SLOTS; row++) {
+            if (row == pm_row_of(slot)) start += all;
+            all += pm_up(pm_bytes_of(row), pm_unit()) + (pm_has_sum(row) ? pm_up(4u, pm_unit()) : 0u);
+        }
+        start += (slot - PM_PAGE_SLOTS) / PM_STATE_SLOTS * pm_up(all, PM_STORAGE_BLOCK);
+    }
+#endif
+    return start;
 }
 
 /* Finds where bytes of a slot are. */
 static int pm_find(uint32_t slot, uint32_t offset, uint32_t bytes, uint32_t *address)
 {
-    if (slot >= pm_count(PM_PAGES) || offset > pm_bytes_of(slot) || bytes > pm_bytes_of(slot) - offset) {
+    static uint32_t last, start; /* the slot that was found last, plus 1: it is written piece by piece */
+    *address = start + offset;
+    if (slot >= pm_count(PM_SLOTS) || offset > pm_bytes_of(slot) || bytes > pm_bytes_of(slot) - offset) {
         return PM_ERROR_SLOT;
     }
-    uint32_t start = 0;
-    for (uint32_t k = 0; k < slot; k++) {
-        const uint32_t room = pm_bytes_of(k) + PM_SUM_BYTES + PM_STORAGE_BLOCK - 1u;
-        start += room - room % PM_STORAGE_BLOCK;
-    }
+    if (slot + 1u != last) start = pm_start_of(slot);
+    last = slot + 1u;
     *address = start + offset;
     return PM_OK;
 }
+
+#if PM_STATE_SUMS
+#ifdef __cplusplus
+extern "C" {
+#endif
+extern uint32_t pm_numbers[2]; /* of the commit that is read, and of the one that is written: pm_commit.c */
+#ifdef __cplusplus
+}
+#endif
+
+/* What the sum of a tensor begins with, so that one of another place, commit or step does not pass. */
+static uint32_t pm_sum_begin(uint32_t slot, int written)
+{
+    const uint32_t key[3] = {PM_LAYOUT_ID, pm_row_of(slot), pm_numbers[written]};
+    return pm_sum_on(0, key, sizeof key);
+}
+
+/* Compares the sum behind a tensor with one of what was read. */
+static int pm_sum_compare(uint32_t slot, uint32_t address, uint32_t found)
+{
+    uint32_t sum = 0;
+    const int error = pm_moved(PM_STORAGE_READ(address + pm_up(pm_bytes_of(slot), pm_unit()), &sum, sizeof sum));
+    return error ? error : sum == found ? PM_OK : PM_ERROR_CHECKSUM;
+}
+
+static int pm_sum_write(uint32_t slot, uint32_t address, uint32_t sum)
+{
+    return pm_moved(PM_STORAGE_WRITE(address + pm_up(pm_bytes_of(slot), pm_unit()), &sum, sizeof sum));
+}
+#endif
 
 #ifdef PM_CHECKSUM
 /* Where the sum of a page is: after it, where a write may begin. */
 static uint32_t pm_sum_place(uint32_t address, uint32_t bytes)
 {
-    const uint32_t end = address + bytes + PM_STORAGE_UNIT - 1u;
-    return end - end % PM_STORAGE_UNIT;
+    return pm_up(address + bytes, PM_PAGE_UNIT);
 }
 
 /* Of a page and its slot, so that a page of another slot does not pass; never 0. */
@@ -80,46 +172,58 @@ static uint32_t pm_sum_of(uint32_t slot, const void *data, uint32_t bytes)
 int pm_page_out(uint32_t slot, const void *from, uint32_t bytes)
 {
     uint32_t address;
-    const int error = pm_find(slot, 0, bytes, &address);
-    if (error) return error;
-#ifdef PM_CHECKSUM
-    if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT; /* the sum is of the whole page */
-    const uint32_t sum = pm_sum_of(slot, from, bytes);
-    pm_sum[slot] = sum;
-    const int written = PM_STORAGE_WRITE(address, from, bytes);
-    return written ? written : PM_STORAGE_WRITE(pm_sum_place(address, bytes), &sum, sizeof sum);
-#else
-    return PM_STORAGE_WRITE(address, from, bytes);
+    int error = pm_find(slot, 0, bytes, &address);
+    if (!error) error = pm_moved(PM_STORAGE_WRITE(address, from, bytes));
+#if PM_STATE_SUMS
+    if (!error && pm_has_sum(slot)) {
+        if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT; /* the sum is of the whole tensor */
+        return pm_sum_write(slot, address, pm_sum_on(pm_sum_begin(slot, 1), from, bytes));
+    }
 #endif
+#ifdef PM_CHECKSUM
+    if (!error && slot < pm_count(PM_PAGE_SLOTS)) {
+        if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT;
+        const uint32_t sum = pm_sum_of(slot, from, bytes);
+        pm_sum[slot] = sum;
+        return pm_moved(PM_STORAGE_WRITE(pm_sum_place(address, bytes), &sum, sizeof sum));
+    }
+#endif
+    return error;
 }
 
 int pm_page_in(uint32_t slot, void *to, uint32_t bytes)
 {
     uint32_t address;
-    const int error = pm_find(slot, 0, bytes, &address);
-    if (error) return error;
-#ifdef PM_CHECKSUM
-    uint32_t sum = 0;
-    if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT;
-    int moved = PM_STORAGE_READ(address, to, bytes);
-    if (!moved) moved = PM_STORAGE_READ(pm_sum_place(address, bytes), &sum, sizeof sum);
-    if (moved) return moved;
-    const int is_last = pm_sum[slot] == 0 || pm_sum[slot] == sum; /* an older page has its own sum */
-    return is_last && pm_sum_of(slot, to, bytes) == sum ? PM_OK : PM_ERROR_CHECKSUM;
-#else
-    return PM_STORAGE_READ(address, to, bytes);
+    int error = pm_find(slot, 0, bytes, &address);
+    if (!error) error = pm_moved(PM_STORAGE_READ(address, to, bytes));
+#if PM_STATE_SUMS
+    if (!error && pm_has_sum(slot)) {
+        if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT;
+        return pm_sum_compare(slot, address, pm_sum_on(pm_sum_begin(slot, 0), to, bytes));
+    }
 #endif
+#ifdef PM_CHECKSUM
+    if (!error && slot < pm_count(PM_PAGE_SLOTS)) {
+        uint32_t sum = 0;
+        if (bytes != pm_bytes_of(slot)) return PM_ERROR_SLOT;
+        error = pm_moved(PM_STORAGE_READ(pm_sum_place(address, bytes), &sum, sizeof sum));
+        if (error) return error;
+        const int is_last = pm_sum[slot] == 0 || pm_sum[slot] == sum; /* an older page has its own sum */
+        return is_last && pm_sum_of(slot, to, bytes) == sum ? PM_OK : PM_ERROR_CHECKSUM;
+    }
+#endif
+    return error;
 }
 
 int pm_page_wait(uint32_t slot)
 {
-    return slot >= pm_count(PM_PAGES) ? PM_ERROR_SLOT : PM_OK;
+    return slot >= pm_count(PM_SLOTS) ? PM_ERROR_SLOT : PM_OK;
 }
 
 #if PM_MAPPED
 const void *pm_page_address(uint32_t slot)
 {
-    uint32_t address = 0;
+    uint32_t address;
     (void)pm_find(slot, 0, 0, &address);
     return pm_storage_address(address);
 }
@@ -127,9 +231,29 @@ const void *pm_page_address(uint32_t slot)
 int pm_page_write(uint32_t slot, uint32_t offset, const void *from, uint32_t bytes)
 {
     uint32_t address;
-    const int error = pm_find(slot, offset, bytes, &address);
-    return error ? error : PM_STORAGE_WRITE(address, from, bytes);
+    int error = pm_find(slot, offset, bytes, &address);
+    if (!error) error = pm_moved(PM_STORAGE_WRITE(address, from, bytes));
+#if PM_STATE_SUMS
+    static uint32_t sum; /* of the tensor that is being written, until here */
+    if (!error && pm_has_sum(slot)) {
+        sum = pm_sum_on(offset ? sum : pm_sum_begin(slot, 1), from, bytes);
+        if (offset + bytes == pm_bytes_of(slot)) error = pm_sum_write(slot, address - offset, sum);
+    }
+#endif
+    return error;
 }
+
+#if PM_STATE_SUMS
+int pm_page_check(uint32_t slot)
+{
+    uint32_t address;
+    const int error = pm_find(slot, 0, 0, &address);
+    if (error || !pm_has_sum(slot)) return error;
+    const void *const data = pm_storage_address(address);
+    if (!data) return PM_ERROR_PAGE;
+    return pm_sum_compare(slot, address, pm_sum_on(pm_sum_begin(slot, 0), data, pm_bytes_of(slot)));
+}
+#endif
 #endif
 
 #endif

@@ -5,10 +5,12 @@
 #include <string.h>
 
 /* pm.h defines PM_INPUTS, PM_STATES, PM_NODES, PM_GRADIENTS (0 with an optimizer), PM_INPUT_BYTES (of all inputs,
-   4 for each element), PM_OUTPUTS (elements that pm_infer writes; 0 where it is not there), PM_SLOTS (with both
-   generations), PM_COMMIT (0 or 1), PM_MAPPED (0 or 1: storage is read like RAM), PM_RANDOM (0 or 1: it draws random
-   numbers), PM_STEP_ID (a number made from the graph), and with PM_COMMIT PM_STATE_SLOTS (of one generation).
-   Sizes in bytes are those of the float build; all are PM_SCALE times that. */
+   4 for each element), PM_OUTPUTS (elements that pm_infer writes; 0 where it is not there), PM_SLOTS (with all
+   generations), PM_PAGE_SLOTS (those in blocks of their own, the first ones), PM_STATE_SLOTS (of one generation),
+   PM_GENERATIONS, PM_COMMIT (0 or 1), PM_COMMIT_EVERY, PM_STATE_SUMS (0 or 1: committed state has checksums), PM_MAPPED
+   (0 or 1: storage is read like RAM), PM_RANDOM (0 or 1: it draws random numbers), PM_STEP_ID (a number made from the
+   graph) and PM_LAYOUT_ID (from the order of a generation). Sizes in bytes are those of the float build; all are
+   PM_SCALE times that. */
 #include "pm.h"
 #include "pm_real.h"
 
@@ -18,20 +20,26 @@ int pm_read_state_part(int index, uint32_t first, uint32_t count, pm_real *to);
 int pm_write_state_part(int index, uint32_t first, uint32_t count, const pm_real *from);
 int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to);
 
-/* Storage with commits. State has two generations, whose slots are PM_STATE_SLOTS apart; pm_generation says which one
-   is whole. A step reads that (PM_OLD), writes all of the other (PM_NEW), waits, and ends with pm_commit(). pm_init
-   begins with pm_commit_clear(), writes both generations, and ends with pm_commit(). */
+/* Storage with commits. Of the generations of replaced state, whose slots are PM_STATE_SLOTS apart, pm_generation is
+   whole. A step reads that (PM_OLD), writes all of the next one (PM_NEW) in the order of its slots, waits, and ends with
+   pm_commit(1), which writes the record. pm_init begins with pm_commit_clear(), and writes all of the next one too. */
 #if PM_COMMIT
 extern uint32_t pm_generation;
 int pm_commit_clear(void);
-int pm_commit(void);
-int pm_load_resident(void); /* generated: pages in all state that lives in RAM, from PM_OLD */
+int pm_commit(uint32_t steps); /* how many steps more are done: 0 where state was written and none was */
+int pm_load_state(void); /* loads what lives in RAM from PM_OLD, and checks all state there */
 #define PM_OLD(slot) ((slot) + pm_generation * PM_STATE_SLOTS)
-#define PM_NEW(slot) ((slot) + (1u - pm_generation) * PM_STATE_SLOTS)
+#define PM_NEW(slot) ((slot) + (pm_generation + 1u) % PM_GENERATIONS * PM_STATE_SLOTS)
 #else
 #define PM_OLD(slot) (slot)
 #define PM_NEW(slot) (slot)
 #endif
+
+/* What a failure of a driver counts as: whatever number it gives, it is none of those that mean something else. */
+static inline int pm_page_error(int error)
+{
+    return error >= PM_ERROR_PAGE && error <= PM_ERROR_BUSY ? error : PM_ERROR_PAGE;
+}
 
 /* Instructions of each node, where they are counted. */
 void pm_profile_start(void); /* before each step */
@@ -52,6 +60,11 @@ void pm_profile_print(uint32_t steps);
     do {                                          \
         PM_ASIDE(const int pm_error = (call)); \
         if (pm_error) return pm_error;            \
+    } while (0)
+#define PM_TRY_PAGE(call)                         \
+    do {                                          \
+        PM_ASIDE(const int pm_error = (call));    \
+        if (pm_error) return pm_page_error(pm_error); \
     } while (0)
 #define PM_TRY_TORN(call)                         \
     do {                                          \

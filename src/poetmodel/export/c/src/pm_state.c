@@ -35,6 +35,12 @@ static void load(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t c
     }
 }
 
+/* Whether each commit writes a buffer; else it has one slot, in blocks of its own, or none. */
+static int is_committed(const pm_buffer_t *buffer)
+{
+    return PM_COMMIT && buffer->slot + 1u > PM_PAGE_SLOTS; /* PM_NO_SLOT is the highest number */
+}
+
 #if PM_SLOTS
 /* Bytes of a buffer on storage, the same for every type: what the float build has, times PM_SCALE. */
 static uint32_t bytes_on_storage(const pm_buffer_t *buffer)
@@ -42,60 +48,156 @@ static uint32_t bytes_on_storage(const pm_buffer_t *buffer)
     return buffer->elements * (buffer->type == PM_IS_UINT8 ? 1u : 4u) * PM_SCALE;
 }
 
+static uint32_t old_slot(const pm_buffer_t *buffer)
+{
+    return is_committed(buffer) ? PM_OLD(buffer->slot) : buffer->slot;
+}
+
+static uint32_t new_slot(const pm_buffer_t *buffer)
+{
+    return is_committed(buffer) ? PM_NEW(buffer->slot) : buffer->slot;
+}
+
 /* Pages a buffer in, into the room that it has between two steps. */
 static int fetch(const pm_buffer_t *buffer)
 {
-    PM_TRY(pm_page_in(PM_OLD(buffer->slot), PM_ADDRESS(buffer->address), bytes_on_storage(buffer)));
-    return pm_page_wait(PM_OLD(buffer->slot));
+    PM_TRY_PAGE(pm_page_in(old_slot(buffer), PM_ADDRESS(buffer->address), bytes_on_storage(buffer)));
+    PM_TRY_PAGE(pm_page_wait(old_slot(buffer)));
+    return PM_OK;
 }
 
-static int put(const pm_buffer_t *buffer, uint32_t slot)
+static int put(const pm_buffer_t *buffer)
 {
-    PM_TRY(pm_page_out(slot, PM_ADDRESS(buffer->address), bytes_on_storage(buffer)));
-    return pm_page_wait(slot);
+    PM_TRY_PAGE(pm_page_out(new_slot(buffer), PM_ADDRESS(buffer->address), bytes_on_storage(buffer)));
+    PM_TRY_PAGE(pm_page_wait(new_slot(buffer)));
+    return PM_OK;
 }
 #endif
+
+/* Elements of a tensor of state that pm_write_state changes; from: 0, where pm_init gives all state first values. */
+typedef struct {
+    const unsigned char *from;
+    int index;
+    uint32_t first, count;
+} change_t;
+
+static uint32_t most(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Puts into elements first, first + 1, ... of a buffer, which are at `to` if anywhere, what changes of them; returns
+   whether any do. */
+static int change(const change_t *what, const pm_buffer_t *buffer, uint32_t first, uint32_t count, void *to)
+{
+    const pm_pieces_t *pieces = &pm_state_pieces[what->index];
+    const uint32_t size = size_of(buffer->type);
+    uint32_t begin = 0; /* of a piece in the tensor */
+    int any = 0;
+    for (uint32_t k = 0; k < pieces->count && what->from; k++) {
+        const pm_piece_t *piece = &pm_pieces[pieces->first + k];
+        /* Elements of the piece, and then of the buffer. */
+        const uint32_t from = most(what->first, begin) - begin;
+        const uint32_t until = most(least(what->first + what->count, begin + piece->elements), begin) - begin;
+        const uint32_t low = most(piece->offset + from, first);
+        const uint32_t high = least(piece->offset + until, first + count);
+        if (&pm_buffers[piece->buffer] == buffer && from < until && low < high) {
+            const uint32_t source = begin + low - piece->offset - what->first;
+            any = 1;
+            if (to) {
+                memcpy((unsigned char *)to + (size_t)(low - first) * size, what->from + (size_t)source * size,
+                       (size_t)(high - low) * size);
+            }
+        }
+        begin += piece->elements;
+    }
+    return any;
+}
 
 #if PM_SLOTS && PM_MAPPED
-/* Writes first values to storage that the core reads where it lies. */
-static int write_mapped(const pm_buffer_t *buffer, uint32_t slot)
+/* The same to storage that the core reads where it lies, in pieces. */
+static int write_mapped(const pm_buffer_t *buffer, const change_t *what)
 {
     pm_real some[32];
+    const int whole = is_committed(buffer) || !what->from;
     const uint32_t size = size_of(buffer->type);
     for (uint32_t first = 0; first < buffer->elements; first += 32u) {
-        const uint32_t count = buffer->elements - first < 32u ? buffer->elements - first : 32u;
-        load(some, buffer, first, count);
-        PM_TRY(pm_page_write(slot, first * size, some, count * size));
+        const uint32_t count = least(buffer->elements - first, 32u);
+        if (what->from) {
+            const unsigned char *old = pm_page_address(old_slot(buffer));
+            memcpy(some, old + (size_t)first * size, (size_t)count * size);
+        } else {
+            load(some, buffer, first, count);
+        }
+        if (change(what, buffer, first, count, some) || whole) {
+            PM_TRY_PAGE(pm_page_write(new_slot(buffer), first * size, some, count * size));
+        }
     }
     return PM_OK;
 }
 #endif
 
-/* Gives a buffer its first values, on storage in both generations where there are two. */
-static int begin(const pm_buffer_t *buffer)
+/* Writes a buffer to its home and to storage: with first values, or with what changes of it. */
+static int write_buffer(const pm_buffer_t *buffer, const change_t *what)
 {
-    if (buffer->home == PM_RAM || buffer->home == PM_STORAGE) {
-        load(PM_ADDRESS(buffer->address), buffer, 0, buffer->elements);
+    void *const place = PM_ADDRESS(buffer->address);
+#if PM_SLOTS && PM_MAPPED
+    if (buffer->home == PM_MAPPED_STORAGE) {
+        return write_mapped(buffer, what);
+    }
+#endif
+    if (!what->from) {
+        load(place, buffer, 0, buffer->elements);
     }
 #if PM_SLOTS
-    if (buffer->slot == PM_NO_SLOT) {
-        return PM_OK;
-    }
-#if PM_MAPPED
-    if (buffer->home == PM_MAPPED_STORAGE) {
-        PM_TRY(write_mapped(buffer, PM_OLD(buffer->slot)));
-#if PM_COMMIT
-        PM_TRY(write_mapped(buffer, PM_NEW(buffer->slot)));
-#endif
-        return PM_OK;
+    if (what->from && buffer->home == PM_STORAGE) {
+        PM_TRY(fetch(buffer));
     }
 #endif
-#if PM_COMMIT
-    PM_TRY(put(buffer, PM_NEW(buffer->slot)));
-#endif
-    PM_TRY(put(buffer, PM_OLD(buffer->slot)));
+    (void)change(what, buffer, 0, buffer->elements, place);
+#if PM_SLOTS
+    if (buffer->slot != PM_NO_SLOT) {
+        return put(buffer);
+    }
 #endif
     return PM_OK;
+}
+
+/* Writes what changes to where it lies; of committed state all, as the next generation, once that is needed. */
+static int write_state(const change_t *what)
+{
+    int commits = PM_COMMIT && !what->from;
+    for (uint32_t k = 0; k < PM_BUFFERS; k++) {
+        const pm_buffer_t *buffer = &pm_buffers[k];
+        const int changes = buffer->home != PM_FLASH && !what->from;
+        if (changes || change(what, buffer, 0, buffer->elements, 0)) {
+#if PM_COMMIT
+            if (is_committed(buffer)) {
+                commits = 1;
+                continue;
+            }
+#endif
+            PM_TRY(write_buffer(buffer, what));
+        }
+    }
+#if PM_COMMIT
+    for (uint32_t slot = PM_PAGE_SLOTS; commits && slot + 1u < PM_PAGE_SLOTS + PM_STATE_SLOTS; slot++) {
+        for (uint32_t k = 0; k < PM_BUFFERS; k++) {
+            if (pm_buffers[k].slot == slot) {
+                PM_TRY(write_buffer(&pm_buffers[k], what));
+            }
+        }
+    }
+    return commits ? pm_commit(0) : PM_OK;
+#else
+    (void)commits;
+    return PM_OK;
+#endif
 }
 
 /* Constants as doubles, where those are the reals. */
@@ -132,28 +234,26 @@ int pm_init(void)
 #if PM_COMMIT
     PM_TRY(pm_commit_clear());
 #endif
-    /* What lies in RAM for ever comes last: its room may be that of nothing else. */
-    for (uint32_t k = 0; k < PM_BUFFERS; k++) {
-        if (pm_buffers[k].home != PM_RAM) {
-            PM_TRY(begin(&pm_buffers[k]));
-        }
-    }
-    for (uint32_t k = 0; k < PM_BUFFERS; k++) {
-        if (pm_buffers[k].home == PM_RAM) {
-            PM_TRY(begin(&pm_buffers[k]));
-        }
-    }
-#if PM_COMMIT
-    return pm_commit();
-#else
-    return PM_OK;
-#endif
+    static const change_t all = {0, 0, 0, 0};
+    return write_state(&all);
 }
 
 #if PM_COMMIT
-int pm_load_resident(void)
+int pm_load_state(void)
 {
     PM_TRY(prepare());
+#if PM_STATE_SUMS
+    for (uint32_t k = 0; k < PM_BUFFERS; k++) {
+        if (pm_buffers[k].home == PM_STORAGE && is_committed(&pm_buffers[k])) {
+            PM_TRY(fetch(&pm_buffers[k]));
+        }
+#if PM_MAPPED
+        if (pm_buffers[k].home == PM_MAPPED_STORAGE) {
+            PM_TRY_PAGE(pm_page_check(old_slot(&pm_buffers[k])));
+        }
+#endif
+    }
+#endif
     for (uint32_t k = 0; k < PM_BUFFERS; k++) {
         if (pm_buffers[k].home == PM_RAM) {
             PM_TRY(fetch(&pm_buffers[k]));
@@ -162,14 +262,18 @@ int pm_load_resident(void)
     return PM_OK;
 }
 
-int pm_save_resident(void)
+int pm_save_step(void)
 {
-    for (uint32_t k = 0; k < PM_BUFFERS; k++) {
-        if (pm_buffers[k].home == PM_RAM) {
-            PM_TRY(put(&pm_buffers[k], PM_NEW(pm_buffers[k].slot)));
+    if ((pm_steps + 1u) % PM_COMMIT_EVERY) {
+        pm_steps++;
+        return PM_OK;
+    }
+    for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* these are last in a generation, in this order */
+        if (pm_buffers[k].home == PM_RAM && is_committed(&pm_buffers[k])) {
+            PM_TRY(put(&pm_buffers[k]));
         }
     }
-    return PM_OK;
+    return pm_commit(1);
 }
 #endif
 
@@ -190,66 +294,38 @@ static int read_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count
 #endif
 #if PM_SLOTS && PM_MAPPED
     if (buffer->home == PM_MAPPED_STORAGE) {
-        from = pm_page_address(PM_OLD(buffer->slot));
+        from = pm_page_address(old_slot(buffer));
     }
 #endif
     memcpy(to, from + (size_t)first * size, (size_t)count * size);
     return PM_OK;
 }
 
-static int write_buffer(const pm_buffer_t *buffer, uint32_t first, uint32_t count, const void *from)
-{
-    const uint32_t size = size_of(buffer->type);
-    unsigned char *to = PM_ADDRESS(buffer->address);
-    if (buffer->home == PM_FLASH) {
-        return PM_READ_ONLY;
-    }
-#if PM_SLOTS && PM_MAPPED
-    if (buffer->home == PM_MAPPED_STORAGE) {
-        return pm_page_write(PM_OLD(buffer->slot), first * size, from, count * size);
-    }
-#endif
-#if PM_SLOTS
-    if (buffer->home == PM_STORAGE) {
-        PM_TRY(fetch(buffer));
-    }
-#endif
-    memcpy(to + (size_t)first * size, from, (size_t)count * size);
-#if PM_SLOTS
-    if (buffer->slot != PM_NO_SLOT) {
-        return put(buffer, PM_OLD(buffer->slot));
-    }
-#endif
-    return PM_OK;
-}
-
-/* Reads to `to` or writes from `from`, whichever is there, piece by piece. */
-static int move(int index, uint32_t first, uint32_t count, unsigned char *to, const unsigned char *from)
+/* Why elements cannot be moved, or PM_OK. */
+static int refused(int index, uint32_t first, uint32_t count)
 {
     if (index < 0 || index >= PM_STATES || first > pm_states_info[index].elements ||
         count > pm_states_info[index].elements - first) {
         return PM_ERROR_INDEX;
     }
-    if (pm_progress.slice) {
-        return PM_ERROR_BUSY; /* the state is that of no step, and its room may be used */
-    }
+    return pm_progress.slice ? PM_ERROR_BUSY : PM_OK; /* the state is that of no step, and its room may be used */
+}
+
+int pm_read_state_part(int index, uint32_t first, uint32_t count, pm_real *to)
+{
+    PM_TRY(refused(index, first, count));
     const pm_pieces_t *pieces = &pm_state_pieces[index];
     uint32_t begin_of_piece = 0;
     uint32_t done = 0;
     for (uint32_t k = 0; k < pieces->count && done < count; k++) {
         const pm_piece_t *piece = &pm_pieces[pieces->first + k];
-        const uint32_t size = size_of(pm_buffers[piece->buffer].type);
+        const pm_buffer_t *buffer = &pm_buffers[piece->buffer];
         const uint32_t at = first + done;
         if (at < begin_of_piece + piece->elements) {
             const uint32_t inside = at - begin_of_piece;
-            const uint32_t left = piece->elements - inside;
-            const uint32_t some = count - done < left ? count - done : left;
-            const pm_buffer_t *buffer = &pm_buffers[piece->buffer];
-            if (to) {
-                PM_TRY(read_buffer(buffer, piece->offset + inside, some, to + (size_t)done * size));
-            } else {
-                PM_TRY(write_buffer(buffer, piece->offset + inside, some, from + (size_t)done * size));
-            }
+            const uint32_t some = least(count - done, piece->elements - inside);
+            unsigned char *const next = (unsigned char *)to + (size_t)done * size_of(buffer->type);
+            PM_TRY(read_buffer(buffer, piece->offset + inside, some, next));
             done += some;
         }
         begin_of_piece += piece->elements;
@@ -257,14 +333,18 @@ static int move(int index, uint32_t first, uint32_t count, unsigned char *to, co
     return PM_OK;
 }
 
-int pm_read_state_part(int index, uint32_t first, uint32_t count, pm_real *to)
-{
-    return move(index, first, count, (unsigned char *)to, 0);
-}
-
 int pm_write_state_part(int index, uint32_t first, uint32_t count, const pm_real *from)
 {
-    return move(index, first, count, 0, (const unsigned char *)from);
+    PM_TRY(refused(index, first, count));
+    const change_t what = {(const unsigned char *)from, index, first, count};
+    for (uint32_t k = 0; k < PM_BUFFERS; k++) {
+        const uint8_t home = pm_buffers[k].home;
+        const int stays = home == PM_FLASH || (PM_COMMIT && home == PM_MAPPED_STORAGE && !is_committed(&pm_buffers[k]));
+        if (stays && change(&what, &pm_buffers[k], 0, pm_buffers[k].elements, 0)) {
+            return PM_READ_ONLY;
+        }
+    }
+    return write_state(&what);
 }
 
 static uint32_t elements_of(int index)
@@ -274,12 +354,12 @@ static uint32_t elements_of(int index)
 
 int pm_read_state(int index, pm_real *to)
 {
-    return move(index, 0, elements_of(index), (unsigned char *)to, 0);
+    return pm_read_state_part(index, 0, elements_of(index), to);
 }
 
 int pm_write_state(int index, const pm_real *from)
 {
-    return move(index, 0, elements_of(index), 0, (const unsigned char *)from);
+    return pm_write_state_part(index, 0, elements_of(index), from);
 }
 
 /* -- gradients of a step without updates ------------------------------------------------------ */
@@ -295,8 +375,8 @@ int pm_read_gradient_part(int index, uint32_t first, uint32_t count, pm_real *to
         return PM_ERROR_BUSY;
     }
     const pm_gradient_t *gradient = &pm_gradients[index];
-    PM_TRY(pm_page_in(gradient->slot, pm_arena, gradient->slot_elements * 4u * PM_SCALE));
-    PM_TRY(pm_page_wait(gradient->slot));
+    PM_TRY_PAGE(pm_page_in(gradient->slot, pm_arena, gradient->slot_elements * 4u * PM_SCALE));
+    PM_TRY_PAGE(pm_page_wait(gradient->slot));
     const pm_real *from = PM_REALS(0);
     for (uint32_t k = 0; k < count; k++) {
         uint32_t at = gradient->offset;

@@ -90,7 +90,7 @@ int pm_run_nodes(uint32_t nodes);
     case (number)
 
 #if PM_COMMIT
-int pm_save_resident(void); /* the end of a step: pages out all state that lives in RAM, to PM_NEW */
+int pm_save_step(void); /* the end of a step: pages out all state that lives in RAM, to PM_NEW, and commits */
 #endif
 
 #endif

@@ -3,9 +3,10 @@
 
 #if defined(ARDUINO_ARCH_ESP32) && (!PM_MAPPED || PM_COMMIT)
 #include <../port/driver_esp_partition.c>
-#elif PM_MAPPED
-/* The core reads its pages where they lie, and a step changes them byte by byte: memory. */
+#elif !PM_MAPPED
+#include <../port/driver_spi_flash.c>
+#elif defined(PM_KEEP_IN_RAM)
 #include <../port/driver_ram.c>
 #else
-#include <../port/driver_spi_flash.c>
+#error "the core reads these pages where they lie: write the functions of port/pm_storage.h for the memory of this board here, or define PM_KEEP_IN_RAM for RAM, which forgets them"
 #endif

@@ -1,0 +1,63 @@
+"""Where the tensors of one generation of committed state lie on storage, and what they take.
+
+They lie back to back in the order in which a step writes them, and a record of the commit is last.
+``port/pm_pages.h`` of an exported folder calculates the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from poetmodel.device.hardware import Device
+
+RECORD_BYTES: Final = 32
+"""Size of the record of a commit [B]: ``src/pm_commit.c``."""
+SUM_BYTES: Final = 4
+"""Size of a tensor's checksum [B]."""
+BLOCK_BYTES: Final = 4096
+"""What most flash erases at a time [B]."""
+LEAST_UNIT_BYTES: Final = 4
+"""Tensors, sums and records begin at multiples of this at least [B]."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLayout:
+    """How storage is written: in which units, in which blocks, and with what beside tensors."""
+
+    write_unit_bytes: int = 1
+    """What storage programs at a time [B]."""
+    erase_block_bytes: int = BLOCK_BYTES
+    """What it erases at a time, and where a generation begins [B]."""
+    checksums: bool = True
+    """Whether each tensor is followed by its checksum."""
+
+    @classmethod
+    def on(cls, device: Device | None, *, checksums: bool = True) -> GenerationLayout:
+        """Return the layout where a device keeps generations: in its flash, else on its storage."""
+        flash = None if device is None or not device.commits_to_flash else device.flash
+        if flash is not None:
+            return cls(flash.write_unit_bytes, flash.erase_block_bytes, checksums)
+        storage = None if device is None else device.storage
+        block_bytes = None if storage is None else storage.erase_block_bytes
+        return cls(erase_block_bytes=block_bytes or BLOCK_BYTES, checksums=checksums)
+
+    def padded(self, size_bytes: int) -> int:
+        """Return what a tensor of some bytes takes, its checksum included [B]."""
+        more = self._in_units(SUM_BYTES) if self.checksums else 0
+        return self._in_units(size_bytes) + more
+
+    def size_bytes(self, sizes: Iterable[int]) -> int:
+        """Return what a generation takes: its tensors, of these sizes, and its record [B]."""
+        return sum(map(self.padded, sizes)) + self._in_units(RECORD_BYTES)
+
+    def blocks(self, sizes: Iterable[int]) -> int:
+        """Return how many blocks a generation takes, all of which a commit erases."""
+        return -(-self.size_bytes(sizes) // self.erase_block_bytes)
+
+    def _in_units(self, size_bytes: int) -> int:
+        unit = max(LEAST_UNIT_BYTES, self.write_unit_bytes)
+        return -(-size_bytes // unit) * unit

@@ -1,0 +1,298 @@
+"""What a commit writes, wears and survives: programs in C++ over NOR flash that counts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pytest
+
+from kit.digits import STEP, digit_batches
+from kit.toy_export import needs
+from poetmodel.device.generation import GenerationLayout
+from poetmodel.errors import BudgetError, InputError
+from poetmodel.export.board import Target
+from poetmodel.export.exporting import export_step
+from poetmodel.export.io import load_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from poetmodel.export.deployment import Deployment
+
+PLANS: Final[dict[str, dict[str, Any]]] = {
+    "paged": {"ram": "90%", "recompute": False},
+    "on storage": {"ram": "90%", "commit": True},
+    "in RAM": {"ram": "150%", "commit": True},
+    "read in place": {"ram": "90%", "device": "nano33ble", "commit": True},
+    "without sums": {"ram": "90%", "device": "nano33ble", "commit": True, "checksum": False},
+    "each third": {"ram": "150%", "device": "nano33ble", "commit_every": 3},
+}
+STEPS: Final = 9
+BATCHES: Final = digit_batches(STEPS, seed=8)
+OLDER, DAMAGED, EMPTY, PAGE, SHORT = 13, 5, 8, 2, 3
+MARK_BYTES: Final = 4
+"""The end of a record: what is wrong there does no harm, as the rest is known to be whole."""
+
+
+class Program(NamedTuple):
+    """A deployment that was built, and a folder to run it in."""
+
+    deployment: Deployment
+    path: Path
+    folder: Path
+
+    @property
+    def flash(self) -> Path:
+        """What the flash holds."""
+        return self.folder / "flash.bin"
+
+    def run(self, steps: int = STEPS, **faults: float) -> tuple[int, str]:
+        """Train to a step; return the status and what was said."""
+        done = subprocess.run(
+            [self.path, self.flash, str(steps), self.path.with_name("batches"), "state"],
+            cwd=self.folder, env=os.environ | {k: str(v) for k, v in faults.items()},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode >= 0, (done.stdout, done.stderr)
+        return done.returncode, done.stdout
+
+    def state(self, **faults: float) -> bytes:
+        """Return the state after all steps."""
+        status, said = self.run(**faults)
+        assert status == 0, said
+        return (self.folder / "state").read_bytes()
+
+    def resumed(self, **faults: int) -> tuple[int, int]:
+        """Return what ``pm_resume`` says, and after how many steps."""
+        said = self.run(0, ONLY_RESUME=1, **faults)[1]
+        error, steps = re.findall(r"resume (-?\d+) steps (\d+)", said)[0]
+        return int(error), int(steps)
+
+    def flip(self, at: int, bit: int) -> None:
+        """Change a bit of the flash."""
+        content = bytearray(self.flash.read_bytes())
+        content[at] ^= 1 << bit
+        self.flash.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Program]:
+    """Return programs by what their plans do with storage, each on new flash."""
+    needs(Target.HOST)
+    if shutil.which("c++") is None:
+        pytest.skip("no c++ on PATH")
+    made: dict[str, tuple[Deployment, Path]] = {}
+
+    def program(plan: str) -> Program:
+        if plan not in made:
+            folder = tmp_path_factory.mktemp("plan")
+            deployment = export_step(load_step(STEP), folder, gap=0.5, **PLANS[plan])
+            main = str(__file__).replace("test_commits.py", "library/commits.cpp")
+            includes = (f"-I{folder / 'include'}", f"-I{folder}")
+            objects = folder / "objects"
+            objects.mkdir()
+            for command in (
+                ["cc", "-O1", "-ffp-contract=off", *includes, "-c", *folder.glob("src/*.c")],
+                ["c++", "-O1", "-Wall", "-Wextra", "-Werror", *includes, "-c", main],
+                ["c++", *(f"{p.stem}.o" for p in folder.glob("src/*.c")), "commits.o", "-o", "app"],
+            ):
+                subprocess.run(command, cwd=objects, check=True)
+            (objects / "batches").write_bytes(BATCHES)
+            made[plan] = deployment, objects / "app"
+        return Program(*made[plan], tmp_path_factory.mktemp("flash"))
+
+    return program
+
+
+@pytest.fixture(scope="module")
+def whole(programs: Callable[[str], Program]) -> bytes:
+    """Return the state after all steps without a fault."""
+    return programs("in RAM").state()
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_said_is_what_the_flash_counts(programs: Callable[[str], Program], plan: str) -> None:
+    """Bytes and erases of a step: never more than said, and at most an erase less a page."""
+    program = programs(plan)
+    made = program.deployment
+    block = made.layout.erase_block_bytes
+    pages = [size for size, times in made.page_writes for _ in range(times)]
+    erases = sum(-(-size // block) for size in pages)
+    status, said = program.run()
+    assert status == 0
+    steps = [tuple(map(int, n)) for n in re.findall(r"step 0 bytes (\d+) erases (\d+)", said)]
+    assert len(steps) == STEPS
+    for number, (written, erased) in enumerate(steps, start=1):
+        commits = made.commit and number % made.commit_every == 0
+        most = sum(pages) + made.commit_bytes * commits
+        padding = 3 * len(made.generation)
+        assert most - padding <= written <= most
+        assert erased == erases + made.commit_erases * commits
+    header = program.path.parents[1] / "include" / "pm.h"
+    assert f"#define PM_STORED_BYTES {made.stored_bytes}u" in header.read_text()
+    assert program.flash.stat().st_size == made.stored_bytes + 1
+
+
+def test_generations_take_turns(programs: Callable[[str], Program]) -> None:
+    """No block is erased twice before each generation had its turn; so long the storage lasts."""
+    program = programs("read in place")
+    made = program.deployment
+    assert made.generations > STEPS
+    most, erases = map(int, re.findall(r"worn (\d+) of (\d+)", program.run()[1])[0])
+    assert (most, erases) == (1, (STEPS + 1) * made.commit_erases)
+    assert made.steps_until_worn == 10_000 * made.generations
+    assert programs("each third").deployment.steps_until_worn == pytest.approx(
+        3 * 10_000 * programs("each third").deployment.generations
+    )
+
+
+def test_small_tensors_share_blocks() -> None:
+    """Forty counters of Adam are one block, not forty."""
+    layout = GenerationLayout(4, 4096)
+    assert layout.blocks([4] * 40 + [2000]) == 1
+    assert layout.size_bytes([4] * 40 + [2001]) == 40 * 8 + 2008 + 32
+    assert GenerationLayout(32, 4096, checksums=False).size_bytes([5, 33]) == 32 + 64 + 32
+
+
+@pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place", "without sums"])
+def test_power_cut_at_any_moment(
+    programs: Callable[[str], Program], whole: bytes, plan: str
+) -> None:
+    """In an erase, a tensor, a record, again and again: the state comes to the same end."""
+    program, random = programs(plan), np.random.default_rng(4)
+    cuts = 0
+    for _ in range(12):
+        program.flash.unlink(missing_ok=True)
+        for _ in range(4):
+            cuts += program.run(FUEL=int(random.integers(0, 20_000)))[0] == 99
+            assert program.resumed()[0] in {0, EMPTY}
+        assert program.state() == whole
+    assert cuts > 12
+
+
+@pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place"])
+def test_damaged_state_is_noticed(
+    programs: Callable[[str], Program], whole: bytes, plan: str
+) -> None:
+    """A wrong bit of the newest generation: the one before is taken, and that is said."""
+    program, random = programs(plan), np.random.default_rng(5)
+    made = program.deployment
+    size = made.commit_erases * made.layout.erase_block_bytes
+    begin = made.stored_bytes - made.generations * size + 4 % made.generations * size
+    record = begin + made.commit_bytes - 32
+    places = [*random.integers(begin, begin + made.commit_bytes - MARK_BYTES, 20)]
+    places += [*range(record, record + 32 - MARK_BYTES, 3)]
+    program.run(4)
+    content = program.flash.read_bytes()
+    for at in places:
+        program.flash.write_bytes(content)
+        program.flip(int(at), int(random.integers(8)))
+        assert program.resumed() == (OLDER, 3)
+        assert program.state() == whole
+        assert program.resumed() == (0, STEPS)
+
+
+def test_damaged_state_without_another_is_no_empty_storage(
+    programs: Callable[[str], Program],
+) -> None:
+    """Where pm_init's is the only generation there is nothing to fall back to, and no silence."""
+    program = programs("read in place")
+    made = program.deployment
+    program.run(0)
+    content = program.flash.read_bytes()
+    for at in (0, made.commit_bytes - 32, made.commit_bytes - 20):
+        program.flash.write_bytes(content)
+        program.flip(at, 3)
+        assert program.resumed()[0] == DAMAGED
+
+
+@pytest.mark.parametrize("code", [-1, 1, 2, 3, 4, 5, 6, 8, 10, 11, 13])
+def test_storage_that_does_not_answer_loses_nothing(
+    programs: Callable[[str], Program], whole: bytes, code: int
+) -> None:
+    """Whatever number a driver gives at the start: an error, no new beginning."""
+    program = programs("read in place")
+    program.run(4)
+    for call in range(1, 2 * program.deployment.generations, 5):
+        error, _ = program.resumed(FAIL_READ=call, CODE=code)
+        if error != 0:
+            assert error == (SHORT if code == SHORT else PAGE)
+    assert program.resumed(FAIL_READ=1, FAILING=2, CODE=code)[0] in {SHORT, PAGE}
+    assert program.state() == whole
+
+
+@pytest.mark.parametrize("plan", ["on storage", "read in place"])
+@pytest.mark.parametrize("code", [1, 6, 8, 10, 13, -1])
+def test_step_whose_storage_fails_can_be_done_again(
+    programs: Callable[[str], Program], whole: bytes, plan: str, code: int
+) -> None:
+    """No number of a driver leaves a step under way: the next call is a step again."""
+    program = programs(plan)
+    for kind in ("STEP_READ", "STEP_WRITE"):
+        for call in (1, 7, 60):
+            program.flash.unlink(missing_ok=True)
+            assert program.state(**{kind: call}, CODE=code) == whole
+
+
+@pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place"])
+def test_written_state_is_whole_or_as_before(programs: Callable[[str], Program], plan: str) -> None:
+    """A power cut while state is written leaves the old value or the new one, and the others."""
+    program = programs(plan)
+    program.run(2)
+    content, before = program.flash.read_bytes(), (program.folder / "state").read_bytes()
+    assert program.run(0, CHANGE=0.5)[0] == 0
+    after = (program.folder / "state").read_bytes()
+    assert after != before
+    assert np.all(np.frombuffer(after, "<f4", 8) == 0.5)
+    found = set()
+    for fuel in range(0, 9000, 450):
+        program.flash.write_bytes(content)
+        program.run(0, CHANGE=0.5, FUEL=fuel)
+        assert program.run(0)[0] == 0
+        found.add((program.folder / "state").read_bytes())
+        assert program.resumed() == (0, 2)
+    assert found == {before, after}
+
+
+def test_each_third_step_commits(programs: Callable[[str], Program], whole: bytes) -> None:
+    """A restart takes back what came after the last commit, and no step is torn."""
+    program = programs("each third")
+    assert program.state() == whole
+    assert program.resumed() == (0, STEPS)
+    for steps in (1, 2, 3, 5, 8):
+        program.flash.unlink()
+        program.run(steps)
+        assert program.resumed() == (0, steps // 3 * 3)
+        assert program.state() == whole
+
+
+def test_rarer_commits_need_all_state_in_ram(tmp_path: Path) -> None:
+    """State that each step replaces on storage cannot be taken back over several of them."""
+    with pytest.raises(BudgetError, match=r"commit_every: .* has its home on storage.*more ram"):
+        export_step(load_step(STEP), tmp_path, ram="90%", commit_every=2, gap=0.5)
+    for number in (0, -1, 1.5):
+        with pytest.raises(InputError, match="commit_every: expected a number of steps from 1"):
+            export_step(load_step(STEP), tmp_path, commit_every=number)  # type: ignore[arg-type]
+
+
+def test_state_in_another_order_is_that_of_another_step(
+    programs: Callable[[str], Program],
+) -> None:
+    """Storage of a plan with another order of state is empty for this one."""
+    ids = {
+        plan: re.findall(
+            r"LAYOUT_ID (\w+)", (programs(plan).path.parents[1] / "include" / "pm.h").read_text()
+        )[0]
+        for plan in ("on storage", "in RAM")
+    }
+    assert ids["on storage"] != ids["in RAM"]
+    program, other = programs("on storage"), programs("in RAM")
+    program.run(3)
+    shutil.copyfile(program.flash, other.flash)
+    assert other.resumed() == (EMPTY, 0)

@@ -1,0 +1,21 @@
+"""Programs beside Python that tests run: where a machine lacks one, its tests are skipped."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from poetmodel.export.board import Target, programs
+
+LACKING = re.compile(r"no [\w+-]+( and no [\w+-]+)* on PATH")
+"""How the reason of such a skip reads."""
+
+
+def needs(*names: Target | str) -> None:
+    """Skip the test where a program is missing: by its name, or one that a target needs."""
+    wanted = [p for name in names for p in (programs(name) if isinstance(name, Target) else [name])]
+    missing = [program for program in dict.fromkeys(wanted) if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"no {' and no '.join(missing)} on PATH")

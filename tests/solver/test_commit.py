@@ -1,0 +1,237 @@
+"""Commits: what they cost is in every figure, limit and bound, wherever the state has its home."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kit.claims import row_faults
+from kit.instances import seeded, state_problem
+from kit.own_rows import state_rows_problem
+from poetmodel import planner
+from poetmodel.device import Costs, Device
+from poetmodel.device.generation import GenerationLayout
+from poetmodel.device.hardware import Compute, Flash, Storage, StorageMode, Transfer
+from poetmodel.errors import InputError
+from poetmodel.graph import Graph, Node, Phase, Tensor, operation
+from poetmodel.plan import check_plan
+from poetmodel.problem import Problem
+from poetmodel.schedule import verify
+from poetmodel.solver import solve
+
+FLASH = Flash(
+    size_bytes=1 << 20,
+    write_unit_bytes=8,
+    erase_block_bytes=64,
+    erase_s=2.0,
+    write_bytes_per_s=4.0,
+    power_w=3.0,
+    endurance_cycles=1000,
+    storage_bytes=4096,
+)
+
+
+def committing(problem: Problem, seed: str) -> Problem:
+    """Return a problem whose steps commit; its storage may lie in the program's flash."""
+    rng = seeded(f"commit/{seed}")
+    device = problem.costs.device
+    assert device is not None
+    costs = problem.costs
+    if rng.random() < 0.6:
+        device = replace(device, flash=FLASH, aux_bytes=FLASH.storage_bytes)
+        assert device.storage is not None
+        if rng.random() < 0.3:
+            device = replace(device, storage=replace(device.storage, volatile=True))
+        costs = replace(costs, device=device)
+    commit = rng.choice((1, 1, 1, 2, 5))
+    counts = rng.choice(("serial", "serial", "compute"))
+    changes = {"commit": commit, "costs": costs, "deadline_counts": counts}
+    stated = replace(problem.without("time"), **changes)
+    if rng.random() < 0.4:
+        stated = replace(stated, deadline=rng.choice(("100%", "110%", "150%")))
+    return stated
+
+
+def commit_problem(seed: str) -> Problem:
+    """Make a problem with state that is committed."""
+    return committing(state_problem(seed), seed)
+
+
+def commit_rows_problem(seed: str) -> Problem:
+    """Make one with own constraints and objectives too."""
+    return committing(state_rows_problem(seed), seed)
+
+
+SEEDS = [f"c/{i}" for i in range(400)]
+
+
+@pytest.mark.parametrize("way", ["lazy", "compact"])
+def test_commits_are_exact(way: str) -> None:
+    """Every way finds what exhaustive search finds, and claims nothing more."""
+    assert not row_faults(SEEDS[:40], way, commit_problem)
+    assert not row_faults(SEEDS[40:60], way, commit_rows_problem)
+
+
+@pytest.mark.seeds
+@pytest.mark.parametrize("number", range(8))
+def test_commits_are_exact_on_more(number: int) -> None:
+    """Three hundred more, by row generation and as one model."""
+    seeds = SEEDS[60 + 40 * number : 100 + 40 * number]
+    assert not row_faults(seeds[:30], "lazy", commit_problem)
+    assert not row_faults(seeds[20:], "compact", commit_rows_problem)
+
+
+# -- by hand -----------------------------------------------------------------------------------
+
+
+def small_step() -> Graph:
+    """Return a step that updates a weight of 100 B and a counter of 4 B, and reads one of 40 B."""
+    state = {"op": "state", "phase": Phase.STATE}
+    weights = (
+        Node(name="w", outputs=(Tensor(name="w", bytes=100),), **state),
+        Node(name="n", outputs=(Tensor(name="n", bytes=4),), **state),
+        Node(name="f", outputs=(Tensor(name="f", bytes=40),), **state),
+    )
+    updated = (Tensor(name="w+", bytes=100, replaces="w"), Tensor(name="n+", bytes=4, replaces="n"))
+    layer = operation("y", output_bytes=20, inputs=("w", "f"), flops=1000)
+    update = Node(
+        name="step",
+        op="update",
+        phase=Phase.UPDATE,
+        inputs=("w", "n", "y"),
+        outputs=updated,
+        recomputable=False,
+    )
+    return Graph(name="small", nodes=(*weights, layer, update))
+
+
+def board(**more: Any) -> Device:
+    """Return a board whose storage lies in `FLASH`."""
+    way = Transfer(latency_s=0.0, bytes_per_s=10.0, power_w=1.0)
+    storage = Storage(mode=StorageMode.BLOCKING, page_in=way, page_out=way, memory_mapped=True)
+    given = {"storage": storage, "flash": FLASH, "aux_bytes": FLASH.storage_bytes} | more
+    return Device(
+        name="board",
+        ram_bytes=1000,
+        compute=Compute(flops_per_s=1000.0, power_w=2.0),
+        **given,
+    )
+
+
+def stated(device: Device, commit: int | None, **limits: Any) -> Problem:
+    """Return the problem of the small step on a board."""
+    graph = small_step()
+    return Problem(graph, Costs.estimate(graph, device), ram=1000, commit=commit, **limits)
+
+
+def test_a_commit_costs_what_flash_takes() -> None:
+    """Each tensor and its sum in units of 8 B, a record of 32 B, and every block of it erased."""
+    problem = stated(board(), 1)
+    written = (104 + 8) + (8 + 8) + 32
+    commit_s = written / 4.0 + 3 * 2.0  # 160 B lie in three blocks of 64
+    assert GenerationLayout(8, 64).size_bytes([100, 4]) == written
+    result = solve(problem, gap=0.0)
+    assert result.status == "optimal"
+    assert result.time_s == pytest.approx(1.0 + commit_s)
+    assert result.energy_j == pytest.approx(2.0 + 3.0 * commit_s)
+    assert result.overhead_j == 0.0
+    assert result.written_bytes == written
+    assert problem.baseline_energy_j == pytest.approx(result.energy_j)
+    assert problem.pass_time_s == pytest.approx(result.time_s)
+    assert result.simulation.steps_until_worn == pytest.approx(4096 * 1000 / (3 * 64))
+
+
+def test_every_nth_step_pays_its_share_and_keeps_state_in_ram() -> None:
+    """A quarter of time, energy and erases; a home on storage is refused."""
+    whole, fourth = stated(board(), 1), stated(board(), 4)
+    for name in ("time_s", "energy_j"):
+        paid = getattr(whole.committing, name) / 4
+        assert getattr(fourth.committing, name) == pytest.approx(paid)
+    schedule = solve(stated(board(), None, minimize="ram"), gap=0.0).require_schedule()
+    assert len(schedule.resident) < 2
+    assert verify(whole, schedule).valid
+    assert "commit" in "".join(verify(fourth, schedule).violations)
+    assert {0, 1} <= set(solve(replace(fourth, minimize="ram")).require_schedule().resident)
+
+
+def test_commits_of_storage_that_forgets_go_to_flash() -> None:
+    """All replaced state is written there, beside the page-outs of homes on the storage."""
+    way = Transfer(latency_s=0.0, bytes_per_s=10.0, power_w=1.0)
+    storage = Storage(mode=StorageMode.BLOCKING, page_in=way, page_out=way, volatile=True)
+    problem = stated(board(storage=storage, aux_bytes=None), 1)
+    assert problem.committing.time_s == pytest.approx(160 / 4.0 + 3 * 2.0)
+    on_storage = solve(replace(problem, minimize="ram"), gap=0.0)
+    sizes = problem.graph.tensor_bytes
+    paged = {i for _, i in on_storage.require_schedule().M_out}
+    assert paged
+    assert on_storage.written_bytes == 160 + sum(sizes[i] for i in paged)
+    never = stated(board(storage=storage, aux_bytes=None), None)
+    assert problem.table.page_out_time_s == never.table.page_out_time_s
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_plan_takes_what_its_schedule_says(resident: bool) -> None:
+    """Wherever the homes are, blocking or beside the computing."""
+    for mode in StorageMode:
+        way = Transfer(latency_s=0.0, bytes_per_s=10.0, power_w=1.0)
+        storage = Storage(mode=mode, page_in=way, page_out=way, memory_mapped=True)
+        problem = stated(board(storage=storage), 1, minimize="time" if resident else "ram")
+        result = solve(problem, gap=0.0)
+        plan = planner.make_plan(problem.graph, problem.costs, result.require_schedule(), mode=mode)
+        assert plan.commit == 1
+        check = check_plan(problem.graph, problem.costs, plan)
+        assert not check.violations
+        assert check.written_bytes == result.written_bytes
+        assert check.makespan_s == pytest.approx(result.simulation.makespan_s)
+        assert check.energy_j == pytest.approx(result.energy_j)
+
+
+def test_transfers_beside_the_computing_leave_a_tail() -> None:
+    """State in RAM is written after all else; no bound is above a plan of any schedule."""
+    checked = 0
+    for seed in SEEDS[:40]:
+        problem = commit_problem(seed)
+        device = problem.costs.device
+        assert device is not None
+        assert device.storage is not None
+        device = replace(device, storage=replace(device.storage, mode=StorageMode.DMA))
+        costs = replace(problem.costs, device=device)
+        try:
+            problem = Problem(
+                problem.graph, costs, ram=problem.ram, minimize="time", commit=problem.commit
+            )
+        except InputError:
+            continue
+        if problem.table.commit is None:
+            continue
+        result = solve(problem, gap=0.0, time_limit=20)
+        other = solve(replace(problem, minimize="energy"), gap=0.0, time_limit=20)
+        for each in (result, other):
+            if each.schedule is None:
+                continue
+            verdict = planner.verify(problem, each.schedule)
+            tail_s = problem.table.commit_totals(verdict.simulation.page_outs).time_s
+            assert verdict.valid
+            assert verdict.simulation.time_s >= problem.pass_compute_s + tail_s - 1e-9
+            assert result.proven_bound <= verdict.simulation.time_s + 1e-9
+            checked += 1
+    assert checked > 20
+
+
+def test_storage_takes_two_generations() -> None:
+    """Less is infeasible, whatever the schedule."""
+    problem = stated(board(), 1, aux_bytes=6 * 64)
+    schedule = solve(problem).require_schedule()
+    short = replace(problem, aux_bytes=6 * 64 - 1)
+    assert solve(short).status == "infeasible"
+    assert verify(problem, schedule).valid
+    assert "two generations" in "".join(verify(short, schedule).violations)
+
+
+@pytest.mark.parametrize("commit", [0, -1, True, 1.5, "daily"])
+def test_other_numbers_of_steps_are_refused(commit: Any) -> None:
+    """A commit comes after a whole number of steps."""
+    with pytest.raises(InputError, match="commit"):
+        stated(board(), commit)
