@@ -88,9 +88,11 @@ def test_pages_on_a_card_take_none(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     """To the byte, with what takes what and what helps; nothing is written."""
-    known = exported(tmp_path / "fits", "nano33ble", commit=True).flash_map()
+    fits = exported(tmp_path / "fits", "nano33ble", commit=True)
+    known = fits.flash_map() | {"storage": fits.least_stored_bytes}
     used = sum(size for what, size in known.items() if what != "free")
-    assert exported(tmp_path / "exact", device_of(used), commit=True).flash_map()["free"] == 0
+    exact = exported(tmp_path / "exact", device_of(used), commit=True)
+    assert (exact.flash_map()["free"], exact.generations) == (0, 2)
     with pytest.raises(FlashError) as caught:
         exported(tmp_path / "refused", device_of(used - 1), commit=True)
     (fault,) = caught.value.faults
@@ -103,6 +105,15 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "refused").exists()
     with pytest.raises(FlashError, match=r"has 4,096 B; take a smaller network$"):
         exported(tmp_path / "refused", device_of(4096, "nrf52840"))
+
+
+def test_generations_leave_a_tenth_of_the_flash(tmp_path: Path) -> None:
+    """More than two take what the program leaves, but the last tenth, which is the application's."""
+    made = exported(tmp_path, device_of(2**17, storage_bytes=2**17), commit=True)
+    assert made.generations > 2
+    block = made.commit_erases * 4096
+    assert 2**17 // 10 <= made.flash_map()["free"] < 2**17 // 10 + block
+    assert flash_warning(made) is None
 
 
 def test_little_room_is_warned_of(tmp_path: Path) -> None:

@@ -690,7 +690,7 @@ def test_files_that_cannot_be_taken(
 
 def test_models_that_are_linear_are_not_called_quantized(tmp_path: Path) -> None:
     """The names of operators of quantized networks have more than that word in them."""
-    node = helper.make_node("LinearClassifier", ["x"], ["y"], domain="ai.onnx.ml", name="svm")
+    node = helper.make_node("LinearRegressor", ["x"], ["y"], domain="ai.onnx.ml", name="svm")
     file = linear(nodes=[node], held=[])
     file.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
     (tmp_path / "network.onnx").write_bytes(file.SerializeToString())
