@@ -114,6 +114,10 @@ class BudgetError(InputError):
     """A limit (RAM, time, energy, storage) is not usable."""
 
 
+class FlashError(BudgetError):
+    """What would be exported does not fit the flash of its device."""
+
+
 class ScheduleError(InputError):
     """A schedule file is malformed or belongs to another graph."""
 

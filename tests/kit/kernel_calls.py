@@ -45,7 +45,7 @@ _GUARD: Final = 64
 """Elements before and after each buffer that a kernel may neither read nor write."""
 
 _TYPES: Final = {"pm_real": ctypes.c_double, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32}
-_DEFINITION: Final = re.compile(r"^void (pm_\w+)\(([^)]*)\)\n\{", re.MULTILINE)
+_DEFINITION: Final = re.compile(r"^(?:void|int) (pm_\w+)\(([^)]*)\)\n\{", re.MULTILINE)
 
 
 def parameters(kernel: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer  # noqa: TC002 - typer itself reads the annotation
 
 from poetmodel.cli import completion, options
+from poetmodel.cli.failures import print_warnings
 from poetmodel.cli.inputs import check_outputs
 from poetmodel.cli.output import figures, live_line, print_json, print_text, print_written, show
 from poetmodel.errors import InputError, raised_as
@@ -218,6 +219,7 @@ def export(
         print_written(wanted.out)
         return
     from poetmodel.export.exporting import export_step
+    from poetmodel.export.flash import flash_warning
 
     command = shlex.join(["poetmodel", *sys.argv[1:]])
     given = planned.given()
@@ -235,6 +237,8 @@ def export(
             on_progress=on_progress,
             **given,
         )
+    warning = flash_warning(deployment)
+    print_warnings([warning] if warning else [])
     facts = list(_facts(deployment))
     if output.json:
         from poetmodel.export.folder import summary
@@ -376,3 +380,18 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
     yield row(
         "slots on storage", str(slots), format_bytes(deployment.stored_bytes) if slots else ""
     )
+    yield from _flash_facts(deployment)
+
+
+def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
+    """Yield what takes how much of the flash of the device, where its size is known."""
+    sizes = dict(deployment.flash_map)
+    if not sizes:
+        return
+    free = sizes.pop("free")
+    used_bytes = sum(sizes.values())
+    share = percent(used_bytes / (used_bytes + free), digits=3)
+    yield row("flash", format_bytes(used_bytes), f"{share} of {format_bytes(used_bytes + free)}")
+    notes = {"code": "estimated, as by -O2 on a Cortex-M4; without the application"}
+    for what, taken in sizes.items():
+        yield row(f"  {what}", format_bytes(taken), notes.get(what, ""))

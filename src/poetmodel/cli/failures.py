@@ -11,6 +11,7 @@ from poetmodel.cli.entry import INTERRUPTED
 from poetmodel.cli.output import print_note, printable
 from poetmodel.errors import (
     BackendUnavailableError,
+    FlashError,
     InputError,
     MethodNotApplicableError,
     NoScheduleError,
@@ -54,7 +55,8 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
     """Print an error on stderr and return its exit status."""
     if isinstance(error, InputError):
         print_faults(error.faults)
-        return ExitStatus.BAD_INPUT
+        full = isinstance(error, FlashError)
+        return ExitStatus.INFEASIBLE if full else ExitStatus.BAD_INPUT
     if isinstance(error, VerificationError):
         message = "the solver's schedule breaks a rule and was dropped; please report this bug"
         print_faults([message, *error.violations])

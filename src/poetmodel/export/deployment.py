@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from math import prod
@@ -27,7 +27,7 @@ MOST_GENERATIONS: Final = 4096
 """How many generations of state rotate at most: after a restart the record of each is read."""
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from poetmodel.device import Device
     from poetmodel.export.step import LoweredStep, NamedTensor
@@ -83,6 +83,8 @@ class Deployment:
     weights: WeightsFormat = WeightsFormat.C
     shared_kernels: str | None = None
     """The folder of kernels that steps share, from the folder of this one on; None: it has all."""
+    flash_map: Mapping[str, int] = field(default_factory=dict)
+    """What takes how much of the flash of the device [B]; nothing where its size is not known."""
 
     def __repr__(self) -> str:
         instructions = f"{len(self.plan.program)} instructions"

@@ -12,6 +12,7 @@ from poetmodel.export.deployment import gradient_slot, inference_slot
 from poetmodel.export.fusing import FUSED
 from poetmodel.export.kernels import changed
 from poetmodel.export.loops import call_refs
+from poetmodel.export.ranges import Indices, indices_of, traced
 from poetmodel.export.step import (
     WORKSPACE,
     Call,
@@ -83,6 +84,9 @@ class ProgramSource:
         self._resident = {trained.tensors[i].name for i in plan.resident or ()}
         state = {trained.tensors[i].name for i in trained.state_tensors}
         self._mapped = state - self._resident if plan.memory_mapped else set()
+        self._constants = weights.offsets.keys() - state
+        self._within: list[Indices] = []
+        """The indices that were found to be in their range."""
         self._old = {
             self.graph.tensors[new].name: self.graph.tensors[old].name
             for old, new in self.graph.replacement_of.items()
@@ -122,6 +126,7 @@ class ProgramSource:
     def lines(self) -> Iterator[str]:
         """Yield the statements of one step, or of one inference."""
         tensors = {tensor.name for tensor in self.graph.tensors}
+        yield from self._callers_indices()
         yield from self._handed_out({ref.buffer for ref in self._gradients} - tensors)
         for position, (op, index) in enumerate(self.plan.program):
             if op == Op.COMPUTE:
@@ -151,6 +156,34 @@ class ProgramSource:
             name = self.graph.tensors[x].name
             if y in placed and placed[y] == self._here.get(name):
                 yield name
+
+    # -- indices -----------------------------------------------------------------------------------
+
+    def _callers_indices(self) -> Iterator[str]:
+        """Yield what refuses the indices that a caller gives, those too that a step copies."""
+        makers = {
+            tensor.name: [call for call in calls if tensor.name in call.buffers]
+            for node, calls in zip(self.graph.nodes, self.step.calls, strict=True)
+            for tensor in node.outputs
+        }
+        for calls in self.step.calls:
+            for indices in (indices for call in calls for indices in indices_of(call)):
+                given = traced(indices, makers)
+                if given.ref.buffer in self._callers:
+                    yield from self._refused(given)
+                    self._within.append(indices)
+
+    def _refused(self, indices: Indices) -> Iterator[str]:
+        """Yield what ends the program where indices are out of their range and were not asked."""
+        known = any(others.imply(indices) for others in self._within)
+        if known or indices.ref.buffer in self._constants:
+            return
+        self._within.append(indices)
+        self.kernels.setdefault("pm_within")
+        numbers = f"{indices.low}, {indices.high}, {indices.ignored}"
+        given = f"{self._pointer(indices.ref)}, {self._word(indices.shape)}, {numbers}"
+        error = "PM_TORN" if self._torn else "PM_ERROR_INPUT"
+        yield f"if (!pm_within({given})) return {error};"
 
     # -- computing ---------------------------------------------------------------------------------
 
@@ -184,6 +217,8 @@ class ProgramSource:
     ) -> Iterator[str]:
         """Yield one of a node's calls; what it writes to mapped state goes by the driver."""
         call = calls[place]
+        for indices in indices_of(call):
+            yield from self._refused(indices)
         refs = changed(call)
         written = {ref.buffer for ref in refs} & replaced
         if not written & self._mapped:

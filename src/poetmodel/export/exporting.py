@@ -18,8 +18,10 @@ from poetmodel.export.deployment import (
     alignment_on,
     reserved_bytes,
 )
+from poetmodel.export.flash import check_flash, flash_map
 from poetmodel.export.folder import check_folder, check_prefix, check_shared, write_folder
-from poetmodel.export.step import reading_state
+from poetmodel.export.source import StepSource
+from poetmodel.export.step import Weights, reading_state
 from poetmodel.export.tiles import tiled
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import check_plan
@@ -133,6 +135,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     ------
     BudgetError
         If the RAM leaves no room for any schedule.
+    FlashError
+        If program and storage do not fit the flash of the device.
     NoScheduleError
         If no schedule keeps the limits, or none was found in time.
     """
@@ -199,6 +203,9 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         inference = _inference(deployment, step.inference, problem, board, clock)
         deployment = replace(deployment, inference=inference)
     _check_storage(deployment, board)
+    source = StepSource(deployment, Weights.of(step))
+    deployment = replace(deployment, flash_map=flash_map(deployment, source))
+    check_flash(deployment)
     write_folder(deployment, folder, command=command)
     return deployment
 

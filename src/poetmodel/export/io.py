@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from poetmodel.errors import InputError, raised_as, shown
-from poetmodel.export.kernels import kernel_names, parameters
+from poetmodel.export.kernels import kernel_names, parameter_names, parameters
 from poetmodel.export.step import (
     WORKSPACE,
     Argument,
@@ -63,6 +63,7 @@ class _Call(Strict):
     kernel: str
     arguments: list[_Argument]
     where: _Condition | None = None
+    within: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
 
 
 class _Buffer(Strict):
@@ -137,6 +138,8 @@ def _written_call(call: Call) -> dict[str, object]:
         "kernel": call.kernel,
         "arguments": [_written(a) for a in call.arguments],
     }
+    if call.within is not None:
+        entry["within"] = list(call.within)
     if call.where is None:
         return entry
     where = {"counter": _written(call.where.counter), "value": call.where.value}
@@ -204,7 +207,8 @@ def _call(call: _Call) -> Call:
     if call.where is not None:
         counter = call.where.counter
         where = Condition(Ref(counter.buffer, counter.offset), call.where.value)
-    return Call(call.kernel, tuple(map(_read, call.arguments)), where)
+    within = None if call.within is None else (call.within[0], call.within[1])
+    return Call(call.kernel, tuple(map(_read, call.arguments)), where, within)
 
 
 def _read(argument: object) -> Argument:
@@ -316,6 +320,8 @@ def _call_faults(
         yield "there is no such kernel"
         return
     yield from _condition_faults(step, call.where, readable)
+    if call.within is not None and not {"index", "target"} & {*parameter_names(call.kernel)}:
+        yield "within: it goes by no indices"
     types = parameters(call.kernel)
     if len(types) != len(call.arguments):
         yield f"expected {len(types)} arguments, got {len(call.arguments)}"

@@ -32,6 +32,7 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
         "RAM": format_bytes(deployment.ram_bytes),
         "WHAT": _what(step),
         "ROWS": "\n".join(f"| {what} | {size:,} |" for what, size in deployment.ram_map().items()),
+        "FLASH": _flash(deployment),
         "INPUTS": inputs,
         "POINTERS": ", ".join(f"x{k}" for k in range(len(step.inputs))),
         "ALIGNMENT": str(deployment.arena.alignment),
@@ -53,6 +54,12 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
         "COMMIT": _committed(deployment),
         "INFER": _inference(step.inference),
     }
+
+
+def _flash(deployment: Deployment) -> str:
+    """Return a table of what the step takes of flash, where the device states its size."""
+    rows = "".join(f"\n| {what} | {size:,} |" for what, size in deployment.flash_map.items())
+    return f"\n{_FLASH}{rows}" if rows else ""
 
 
 def _what(step: LoweredStep) -> str:
@@ -136,6 +143,10 @@ def _inference(inference: LoweredStep | None) -> str:
     inputs = "input" if count == 1 else f"{count} inputs"
     return _INFER.format(inputs=inputs, shape=shape)
 
+
+_FLASH: Final = """
+| flash (code is estimated: a Cortex-M4, `-O2`) | bytes |
+|---|---|"""
 
 _LEARNING: Final = """\
 The learning rate is that of the optimizer's first group of trained parameters; the others keep

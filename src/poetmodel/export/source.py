@@ -69,6 +69,11 @@ class StepSource:
         return tuple(self.program.kernels)
 
     @property
+    def statements(self) -> tuple[str, ...]:
+        """The lines of the programs."""
+        return (*self._body, *self._inference)
+
+    @property
     def _draws(self) -> bool:
         return bool(RANDOM.intersection(self.kernels))
 

@@ -141,6 +141,9 @@ class Call:
     arguments: tuple[Argument, ...]
     where: Condition | None = None
     """When it is made; None where it always is."""
+    within: tuple[int, int] | None = None
+    """From where on, and below what, the indices must be that it goes by; None where it has none,
+    or where they always are."""
 
     @property
     def buffers(self) -> tuple[str, ...]:

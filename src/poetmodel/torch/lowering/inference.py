@@ -148,7 +148,7 @@ def _sharing(step: LoweredStep, inference: LoweredStep) -> LoweredStep:
             Ref(others.get(a.buffer, a.buffer), a.offset) if isinstance(a, Ref) else a
             for a in call.arguments
         )
-        return Call(call.kernel, arguments)
+        return replace(call, arguments=arguments)
 
     return replace(
         inference,

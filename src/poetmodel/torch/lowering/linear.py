@@ -244,6 +244,7 @@ def _lower_nll_loss_forward(op: Lowering) -> None:
         table(op, out.broadcast(target.shape), places, target),
         *(x.strides[classes], *_weight(op, weight)[1:], ignored),
         *(int(reduction != _NONE or not target.shape), int(reduction == _MEAN)),
+        within=(0, x.shape[classes]),
     )
 
 
@@ -259,6 +260,7 @@ def _lower_nll_loss_backward(op: Lowering) -> None:
         *(out, gradient, target, *_weight(op, weight)[:1], total),
         table(op, gradient, without(out, (classes,)), target),
         *(out.strides[classes], *_weight(op, weight)[1:], ignored, int(reduction == _MEAN)),
+        within=(0, out.shape[classes]),
     )
 
 

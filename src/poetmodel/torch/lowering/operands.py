@@ -176,14 +176,16 @@ class Lowering:
         """Return whether its result has bytes, which are stored as truth values are."""
         return getattr(self.node.meta.get("val"), "dtype", None) is torch.uint8
 
-    def call(self, kernel: str, *arguments: Argument | Look) -> None:
+    def call(
+        self, kernel: str, *arguments: Argument | Look, within: tuple[int, int] | None = None
+    ) -> None:
         """Add a call; a look stands for the pointer to its first element."""
         for argument, wanted in zip(arguments, parameters(kernel), strict=True):
             if isinstance(argument, Look) and argument.type.c_name not in wanted:
                 kinds = (_NOUNS[kind] for kind in DataType if kind.c_name in wanted)
                 self.refuse(f"expected {next(kinds, wanted)}, got {_NOUNS[argument.type]}")
         values = tuple(a.ref if isinstance(a, Look) else a for a in arguments)
-        self.calls.append(Call(kernel, values, self.where))
+        self.calls.append(Call(kernel, values, self.where, within))
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise `CaptureError` with operator, module and reason."""

@@ -236,27 +236,45 @@ def _lower_arange(op: Lowering) -> None:
 # -- indices -----------------------------------------------------------------------------------
 
 
-def _gather(op: Lowering, x: Look, index: Look, step: int, size: int) -> None:
+def _gather(
+    op: Lowering, x: Look, index: Look, step: int, size: int, *, below_zero: bool = False
+) -> None:
     """Copy what indices say from x, which has the place of the output's elements besides."""
     out = op.output()
     if x.type is DataType.UINT8:
         op.refuse("expected numbers, got truth values")
-    op.call(f"pm_gather{SUFFIX[x.type]}", out, x, index, table(op, out, x, index), step, size)
+    op.call(
+        f"pm_gather{SUFFIX[x.type]}",
+        *(out, x, index, table(op, out, x, index), step, size),
+        within=_within(size, below_zero=below_zero),
+    )
+
+
+def _within(size: int, *, below_zero: bool) -> tuple[int, int] | None:
+    """Return the range of an index; nothing where several were made one, of no such size."""
+    return (-size if below_zero else 0, size) if size else None
 
 
 def _scatter(
-    op: Lowering, out: Look, x: Look, index: Look, *numbers: int, accumulate: bool = False
+    op: Lowering,
+    out: Look,
+    x: Look,
+    index: Look,
+    *numbers: int,
+    accumulate: bool = False,
+    below_zero: bool = False,
 ) -> None:
     """Write x where indices say; `numbers` are step, size, and for sums the index to skip."""
     if x.type is not DataType.REAL:
         op.refuse("expected real numbers")
     kernel = "pm_scatter_add" if accumulate else "pm_scatter"
-    op.call(kernel, out, x, index, table(op, x, out, index), *numbers)
+    within = _within(numbers[1], below_zero=below_zero)
+    op.call(kernel, out, x, index, table(op, x, out, index), *numbers, within=within)
 
 
 @lowers(aten.embedding.default)
 def _lower_embedding(op: Lowering) -> None:
-    _index(op, op.value(op.args[0]), [op.args[1]])
+    _index(op, op.value(op.args[0]), [op.args[1]], below_zero=False)
 
 
 @lowers(aten.embedding_dense_backward.default)
@@ -279,7 +297,8 @@ def _lower_embedding_bag(op: Lowering) -> None:
     if not w.is_contiguous:
         op.refuse("expected a table whose rows lie in order")
     most: Look | int = op.output(3) if mode == _MAXIMUM and op.has_output(3) else 0
-    _bags(op, "pm_embedding_bag", (out, most, w), bags, weights, (*out.shape, mode, padding))
+    numbers = (*out.shape, mode, padding)
+    _bags(op, "pm_embedding_bag", (out, most, w), bags, weights, numbers, rows=w.shape[0])
 
 
 @lowers(aten._embedding_bag_backward.default)
@@ -288,9 +307,9 @@ def _lower_embedding_bag_backward(op: Lowering) -> None:
     _refuse_of_bags(op, by_frequency, sparse)
     dw, gradient = op.output(), in_order(op, op.value(gradient))
     fill(op, dw, 0)
-    rows: Look | int = op.value(most) if mode == _MAXIMUM else 0
-    numbers = (*gradient.shape, mode, padding)
-    _bags(op, "pm_embedding_bag_backward", (dw, gradient, rows), bags, weights, numbers)
+    chosen: Look | int = op.value(most) if mode == _MAXIMUM else 0
+    numbers, tensors = (*gradient.shape, mode, padding), (dw, gradient, chosen)
+    _bags(op, "pm_embedding_bag_backward", tensors, bags, weights, numbers, rows=dw.shape[0])
 
 
 def _refuse_of_bags(op: Lowering, by_frequency: bool, sparse: bool) -> None:  # noqa: FBT001
@@ -306,13 +325,15 @@ def _bags(
     bags: Sequence[Any],
     weights: Any,
     numbers: Sequence[int],
+    *,
+    rows: int,
 ) -> None:
     """Call a kernel on bags: indices, where each begins; `numbers` of bags, columns, and others."""
     index, offset = (in_order(op, op.value(tensor)) for tensor in bags)
     factors: Look | int = 0 if weights is None else in_order(op, op.value(weights))
     count, *others = numbers
     sizes = (count, offset.elements, index.elements, *others)
-    op.call(kernel, *tensors, index, offset, factors, *sizes)
+    op.call(kernel, *tensors, index, offset, factors, *sizes, within=(0, rows))
 
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
@@ -324,12 +345,12 @@ def _lower_index(op: Lowering) -> None:
 def _lower_index_select(op: Lowering) -> None:
     x, dimension, index = op.args
     x = op.value(x)
-    _index(op, x, [*[None] * wrapped(dimension, len(x.shape)), index])
+    _index(op, x, [*[None] * wrapped(dimension, len(x.shape)), index], below_zero=False)
 
 
-def _index(op: Lowering, x: Look, indices: Sequence[Any]) -> None:
+def _index(op: Lowering, x: Look, indices: Sequence[Any], *, below_zero: bool = True) -> None:
     there, index, step, size = _indexed(op, x, indices, op.output().shape)
-    _gather(op, there, index, step, size)
+    _gather(op, there, index, step, size, below_zero=below_zero)
 
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
@@ -346,7 +367,8 @@ def _lower_index_put(op: Lowering) -> None:
     # No index is as large as the size; of several that were made one, none is below 0.
     skipped = ((size or -1),) if accumulate else ()
     values = operand(op, values).broadcast(shape)
-    _scatter(op, there, values, index, step, size, *skipped, accumulate=accumulate)
+    numbers = (step, size, *skipped)
+    _scatter(op, there, values, index, *numbers, accumulate=accumulate, below_zero=True)
 
 
 def _is_index(indices: Sequence[Any], dimension: int) -> bool:
@@ -379,6 +401,7 @@ def _indexed(
                 "pm_add_index",
                 *(index, given, table(op, index, given)),
                 *(x.strides[k], x.shape[k]),
+                within=_within(x.shape[k], below_zero=True),
             )
         step, size = 1, 0
     first = _first(indices)

@@ -1,0 +1,293 @@
+"""Fill the table of code sizes that exports take: what GCC and the linker make of real steps.
+
+``python bench/mcu/code_sizes.py`` writes ``src/poetmodel/export/code_sizes.json``, in minutes. Each
+kernel is linked alone, which says its bytes and what it needs of the C library; of linked steps
+what is neither kernel nor library nor table is fitted to what their programs repeat.
+Needs PyTorch and GCC for Arm, with newlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import nn
+from torch.nn import functional
+
+BENCH: Final = Path(__file__).resolve().parents[1]
+if str(BENCH) not in sys.path:
+    sys.path.append(str(BENCH))
+
+import poetmodel.export  # noqa: E402
+from mcu import small_networks  # noqa: E402
+from mcu.instructions import Functions, every_loss, planes  # noqa: E402
+from mcu.networks import NETWORKS  # noqa: E402
+from poetmodel.device.io import load_device  # noqa: E402
+from poetmodel.export import kernels as our  # noqa: E402
+from poetmodel.export.exporting import export_step  # noqa: E402
+from poetmodel.export.flash import TABLE, repeated, table_bytes  # noqa: E402
+from poetmodel.export.source import StepSource  # noqa: E402
+from poetmodel.export.step import Weights  # noqa: E402
+from poetmodel.torch.lowering.inference import with_inference  # noqa: E402
+from poetmodel.torch.lowering.step import lower  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from poetmodel.export.deployment import Deployment
+    from poetmodel.export.step import LoweredStep
+
+COMPILER: Final = "arm-none-eabi-gcc"
+FLAGS: Final = (
+    *("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-ffunction-sections"),
+    *("-fdata-sections", "-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16"),
+)
+"""Those of the Makefile of an exported folder, for ``m4``."""
+LINK: Final = ("-nostartfiles", "--specs=nosys.specs", "-Wl,--gc-sections", "-Wl,-e,app", "-lm")
+DIGITS: Final = 4
+"""Significant digits that the table has."""
+
+_SECTION: Final = re.compile(
+    r"^ (\.(?:text|rodata|ARM|data)\S*)\s+0x0*([0-9a-f]+)\s+0x([0-9a-f]+) (\S.*)$", re.MULTILINE
+)
+_MEMBER: Final = re.compile(r"\((\S+)\)$")
+
+APPLICATION: Final = """\
+#include "pm.h"
+#if PM_SLOTS
+#include "port/pm_pages.h"
+int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
+{
+    (void)address, (void)to;
+    return (int)bytes;
+}
+int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
+{
+    (void)address, (void)from;
+    return (int)bytes;
+}
+#if PM_MAPPED
+const void *pm_storage_address(uint32_t address) { return (const void *)(uintptr_t)address; }
+#endif
+#endif
+static const void *inputs[PM_INPUTS ? PM_INPUTS : 1];
+static pm_real values[4];
+int app(void);
+int app(void)
+{
+    int error = pm_init();
+#if PM_COMMIT
+    error |= pm_resume();
+#endif
+    error |= pm_step(inputs, values[0], values);
+    error |= pm_read_state(0, values) | pm_write_state(0, values);
+#if PM_GRADIENTS
+    error |= pm_read_gradient(0, values);
+#endif
+#if PM_OUTPUTS
+    error |= pm_infer(inputs, values);
+#endif
+    return error;
+}
+"""
+"""What calls all that a step offers; its own bytes are not counted."""
+
+
+def linked(sources: Sequence[Path], folder: Path, *includes: Path) -> Counter[str]:
+    """Return the bytes of each source and of each member of the C library in a linked program."""
+    objects = []
+    for source in sources:
+        to = folder / f"{source.stem}.o"
+        options = [f"-I{include}" for include in includes]
+        run([COMPILER, *FLAGS, *options, "-c", source, "-o", to])
+        objects.append(to)
+    run([COMPILER, *FLAGS, *objects, *LINK, f"-Wl,-Map={folder / 'map'}", "-o", folder / "app"])
+    text = (folder / "map").read_text(encoding="utf-8")
+    text = text[text.index("Linker script and memory map") :]
+    # A long name has its numbers on the next line.
+    text = re.sub(r"^( \.\S+)\n\s+(0x)", r"\1 \2", text, flags=re.MULTILINE)
+    sizes: Counter[str] = Counter()
+    for _, address, size, origin in _SECTION.findall(text):
+        member = _MEMBER.search(origin)
+        sizes[member[1] if member else Path(origin).stem] += (
+            int(size, 16) if int(address, 16) else 0
+        )
+    return sizes
+
+
+def run(command: Sequence[str | Path]) -> None:
+    """Run a compiler; raise with what it said where it failed."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]}: {done.stderr[-2000:]}")
+
+
+def kernel_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return for each kernel its bytes and members of the library, and the bytes of members."""
+    kernels: dict[str, Any] = {}
+    library: dict[str, int] = {}
+    names = sorted(our.kernel_names())
+    header = our.prototypes({name: our.kernel_source(name) for name in names})
+    (folder / "pm_kernels.h").write_text(header, encoding="utf-8")
+    random = folder / "random.c"
+    step = "#include <stdint.h>\nextern uint32_t pm_random_step;\nuint32_t pm_random_step;\n"
+    random.write_text(step, encoding="utf-8")
+    for name in names:
+        calling = f'#include "pm_kernels.h"\nextern void *app;\nvoid *app = (void *)(long){name};\n'
+        (folder / "calling.c").write_text(calling, encoding="utf-8")
+        random = folder / "random.c"
+        random.write_text(
+            "#include <stdint.h>\nextern uint32_t pm_random_step;\nuint32_t pm_random_step;\n"
+        )
+        kernel = Path(str(our.SOURCES / "kernels" / f"{name}.c"))
+        sizes = linked(
+            [folder / "calling.c", random, kernel],
+            folder,
+            *(folder, Path(str(our.SOURCES / "src")), Path(str(our.SOURCES / "kernels"))),
+        )
+        members = {part: size for part, size in sizes.items() if part.endswith(".o")}
+        library |= members
+        kernels[name] = {"bytes": sizes[name], "library": sorted(members)}
+    return kernels, library
+
+
+def steps() -> Iterator[tuple[LoweredStep, dict[str, Any]]]:
+    """Yield steps, and how each is exported."""
+    entropy = functional.cross_entropy
+    ways: tuple[dict[str, Any], ...] = (
+        {"device": "nrf52840"},
+        {"device": "nrf52840", "ram": "85%"},
+        {"device": "nrf52840", "ram": "85%", "commit": True},
+        {"device": "nano33ble", "commit": True},
+        {"device": "nano33ble", "ram": "80%"},
+        {"device": "nrf52840", "tile": "4KiB"},
+    )
+    for name, way in product(small_networks.NETWORKS, ways):
+        yield captured(*small_networks.training(name)), way
+    for rule in (None, torch.optim.Adam, torch.optim.RMSprop):
+        for name, way in product(small_networks.NETWORKS, ways[1:4]):
+            if rule is not None or "commit" not in way:
+                yield captured(*small_networks.training(name), rule, infer=True), way
+    for masks in (True, False):
+        yield (
+            captured(
+                Functions(6, 10), every_loss, (torch.randn(3, 6), torch.rand(3, 10)), masks=masks
+            ),
+            {},
+        )
+        images = (torch.randn(1, 3, 15, 15), torch.randint(0, 7, (1,)))
+        yield captured(planes(8, 2), entropy, images, masks=masks), {}
+    for name, make in NETWORKS.items():
+        torch.manual_seed(0)
+        given = make()
+        for way in ({}, {"commit": True}, {"tile": "8KiB", "device": "nano33ble"}):
+            if name != "mobilenetv2-035":
+                yield captured(*given), {"ram": "110%", **way}
+
+
+def captured(
+    model: nn.Module,
+    loss: Any,
+    inputs: tuple[torch.Tensor, ...],
+    rule: Any = torch.optim.SGD,
+    *,
+    infer: bool = False,
+    masks: bool = True,
+) -> LoweredStep:
+    """Return a step whose updates follow a rule, with an inference where one is wanted."""
+    optimizer = None if rule is None else rule(model.parameters(), lr=0.01)
+    step = lower(model, loss, inputs, optimizer=optimizer, masks=masks)
+    return with_inference(step, model, loss, inputs) if infer else step
+
+
+def linked_step(folder: Path) -> Counter[str]:
+    """Return the bytes of each part of an exported step in a program that calls all that it offers.
+
+    The program's own and the first values of state are left out.
+    """
+    (folder / "app.c").write_text(APPLICATION, encoding="utf-8")
+    sources = [*sorted((folder / "src").glob("*.c")), folder / "app.c"]
+    with tempfile.TemporaryDirectory() as objects:
+        sizes = linked(sources, Path(objects), folder / "include", folder)
+    del sizes["app"], sizes["pm_weights"]
+    return sizes
+
+
+def measured(deployment: Deployment, folder: Path) -> tuple[Counter[str], int, Counter[str]]:
+    """Return what a step repeats, the bytes that are neither kernel nor table, and the library."""
+    source = StepSource(deployment, Weights.of(deployment.step))
+    sizes = linked_step(folder)
+    library = Counter({part: size for part, size in sizes.items() if part.endswith(".o")})
+    others = library.keys() | set(source.kernels)
+    own = sum(size for part, size in sizes.items() if part not in others)
+    counts = repeated(deployment, source.statements)
+    return counts, own - table_bytes(deployment, source), library
+
+
+def fitted(samples: Sequence[tuple[Counter[str], int]]) -> dict[str, float]:
+    """Return the bytes of what programs repeat that fit relative errors best."""
+    columns = sorted({what for counts, _ in samples for what in counts})
+    matrix = np.array([[counts[what] / size for what in columns] for counts, size in samples])
+    values, _ = nnls(matrix, np.ones(len(samples)))
+    worst = np.abs(matrix @ values - 1)
+    logging.info(
+        "%d programs: worst %.1f %%, mean %.1f %%",
+        len(samples),
+        100 * worst.max(),
+        100 * worst.mean(),
+    )
+    found = zip(columns, values, strict=True)
+    return {what: float(f"{value:.{DIGITS}g}") for what, value in found if value}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile, link, fit and write; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    default = Path(poetmodel.export.__file__).parent / TABLE
+    parser.add_argument("--out", type=Path, default=default)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        kernels, library = kernel_sizes(Path(folder))
+    samples, of_runtime = [], set()
+    for step, way in steps():
+        with tempfile.TemporaryDirectory() as folder:
+            device = replace(load_device(way.get("device", "nrf52840")), flash=None)
+            infer = step.inference is not None
+            given = {"gap": 0.5, "time_limit": 20.0, "infer": infer, **way, "device": device}
+            made = export_step(step, Path(folder), **given)
+            counts, size, needed = measured(made, Path(folder))
+            samples.append((counts, size))
+            known = {member for name in kernels for member in kernels[name]["library"]}
+            of_runtime |= needed.keys() - known
+            library |= needed
+        logging.info("%s %s: %d B", step.graph.name, way, size)
+    median = sorted(entry["bytes"] for entry in kernels.values())[len(kernels) // 2]
+    table = {
+        "kernels": kernels,
+        "library": library,
+        "other": {"bytes": median, "library": []},
+        "program": fitted(samples),
+        "runtime": {"bytes": 0, "library": sorted(of_runtime)},
+    }
+    text = json.dumps(table, indent=0, sort_keys=True)
+    options.out.write_text(f"{text}\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

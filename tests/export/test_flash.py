@@ -1,0 +1,183 @@
+"""What an exported step takes of flash: estimated, printed, refused where it does not fit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kit.commands import invoke
+from kit.digits import STEP
+from poetmodel.device.io import load_device
+from poetmodel.errors import FlashError
+from poetmodel.export import board
+from poetmodel.export.board import Target
+from poetmodel.export.exporting import export_step
+from poetmodel.export.flash import (
+    code_bytes,
+    flash_warning,
+    repeated,
+    table,
+    table_bytes,
+)
+from poetmodel.export.folder import summary
+from poetmodel.export.io import load_step
+from poetmodel.export.kernels import kernel_names
+from poetmodel.export.source import StepSource
+from poetmodel.export.step import Weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from poetmodel.device import Device
+    from poetmodel.export.deployment import Deployment
+
+
+def device_of(size_bytes: int, name: str = "nano33ble", *, storage_bytes: int = 65_536) -> Device:
+    """Return a device with other flash."""
+    device = load_device(name)
+    assert device.flash is not None
+    storage = storage_bytes if device.stores_in_flash else 0
+    flash = replace(device.flash, size_bytes=size_bytes, storage_bytes=storage)
+    aux_bytes = storage if storage else device.aux_bytes
+    return replace(device, flash=flash, aux_bytes=aux_bytes)
+
+
+def exported(folder: Path, device: Device | str, **given: Any) -> Deployment:
+    """Export the step of the digits."""
+    return export_step(load_step(STEP), folder, device=device, gap=0.5, **given)
+
+
+def test_the_table_has_all_kernels() -> None:
+    """Each with its bytes and what it needs of the library, which is there too."""
+    sizes = table()
+    assert sizes["kernels"].keys() == kernel_names()
+    for kernel in (*sizes["kernels"].values(), sizes["runtime"], sizes["other"]):
+        assert kernel["bytes"] >= 0
+        assert set(kernel["library"]) <= sizes["library"].keys()
+
+
+def test_what_takes_flash_is_said_everywhere(tmp_path: Path) -> None:
+    """The parts add up to the flash of the chip, in the README, the manifest and for programs."""
+    made = exported(tmp_path, "nano33ble", commit=True)
+    sizes = dict(made.flash_map)
+    assert list(sizes) == ["code", "constants", "first weights", "storage", "free"]
+    assert sum(sizes.values()) == 2**20
+    assert sizes["storage"] == made.stored_bytes > 0
+    assert sizes["first weights"] == sum(
+        made.step.buffers[made.step.graph.tensors[i].name].bytes
+        for i in made.step.graph.state_tensors
+    )
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["flash"] == summary(made)["flash"] == sizes
+    readme = (tmp_path / "README.md").read_text()
+    assert f"| first weights | {sizes['first weights']:,} |" in readme
+    assert flash_warning(made) is None
+
+
+def test_pages_on_a_card_take_none(tmp_path: Path) -> None:
+    """And a device that does not state its flash is not asked."""
+    made = exported(tmp_path / "card", "nrf52840", commit=True)
+    assert made.flash_map["storage"] == 0 < made.stored_bytes
+    without = exported(tmp_path / "none", "rpi4b")
+    assert without.flash_map == {}
+    assert "flash (code" not in (tmp_path / "none" / "README.md").read_text()
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """To the byte, with what takes what and what helps; nothing is written."""
+    known = exported(tmp_path / "fits", "nano33ble", commit=True).flash_map
+    used = sum(size for what, size in known.items() if what != "free")
+    assert exported(tmp_path / "exact", device_of(used), commit=True).flash_map["free"] == 0
+    with pytest.raises(FlashError) as caught:
+        exported(tmp_path / "refused", device_of(used - 1), commit=True)
+    (fault,) = caught.value.faults
+    assert fault == (
+        f"flash: code {known['code']:,} B, constants {known['constants']:,} B, first weights "
+        f"{known['first weights']:,} B and storage {known['storage']:,} B are {used:,} B, and "
+        f"device Arduino Nano 33 BLE has {used - 1:,} B; leave commit out or take a device whose "
+        "storage is a card"
+    )
+    assert not (tmp_path / "refused").exists()
+    with pytest.raises(FlashError, match=r"has 4,096 B; take a smaller network$"):
+        exported(tmp_path / "refused", device_of(4096, "nrf52840"))
+
+
+def test_little_room_is_warned_of(tmp_path: Path) -> None:
+    """Above nine tenths of the flash."""
+    known = exported(tmp_path, "nrf52840").flash_map
+    used = sum(size for what, size in known.items() if what != "free")
+    made = exported(tmp_path, device_of(used * 10 // 9 - 2, "nrf52840"))
+    warning = flash_warning(made)
+    assert warning is not None
+    assert warning.startswith("the step takes 90% of the flash of device nrf52840: ")
+    assert flash_warning(exported(tmp_path, device_of(used * 10 // 9 + 2, "nrf52840"))) is None
+
+
+def test_the_command_says_so(tmp_path: Path) -> None:
+    """A row for each part; the status of what is too large is that of what is infeasible."""
+    options = ("--time-limit", "20", "--gap", "0.5", "--out", tmp_path / "c")
+    said = invoke("export", STEP, "--device", "nano33ble", *options)
+    assert said.status == 0
+    for part in ("flash", "  code", "  constants", "  first weights", "  storage"):
+        assert any(line.startswith(part) for line in said.out.splitlines()), part
+    small = tmp_path / "small.toml"
+    small.write_text(
+        'name = "Small"\ncore = "Cortex-M4"\nram_bytes = 262_144\n'
+        "[compute]\nflops_per_s = 1e6\npower_w = 0.01\n"
+        "[flash]\nsize_bytes = 8_192\nwrite_unit_bytes = 4\nerase_block_bytes = 4_096\n"
+        "erase_s = 0.1\nwrite_bytes_per_s = 1e5\npower_w = 0.01\n"
+    )
+    said = invoke("export", STEP, "--device", small, *options)
+    assert said.status == 3
+    assert said.err.startswith("error: flash: code ")
+
+
+# -- estimates -----------------------------------------------------------------------------------
+
+
+def test_programs_are_counted_by_what_they_repeat(tmp_path: Path) -> None:
+    """Calls, their arguments by what they are, and those that are on the stack."""
+    made = exported(tmp_path, "nrf52840")
+    lines = (
+        "PM_SLICE(2):",
+        "PM_NODE(1); /* a */",
+        "pm_mm(PM_REALS(16), x0, PM_CONSTANT_REALS(4), 1, 300, -7, lr, PM_C(-0.5), pm_list_3);",
+        "if (!pm_within(x1, pm_list_0, 0, 5, -100)) return PM_ERROR_INPUT;",
+        "PM_TRY(pm_page_out(2, PM_ADDRESS(32), 64 * PM_SCALE));",
+    )
+    counts = repeated(made, lines)
+    assert counts["runtime"] == counts["node"] == counts["driver"] == counts["test"] == 1
+    assert (counts["call"], counts["address"], counts["constant"], counts["real"]) == (3, 2, 3, 2)
+    assert (counts["number"], counts["long number"], counts["other"]) == (6, 1, 3)
+    assert counts["stacked"] == 3 + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"device": "nrf52840"},
+        {"device": "nrf52840", "ram": "85%", "commit": True},
+        {"device": "nano33ble", "commit": True},
+        {"device": "nano33ble", "ram": "85%"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["digits"])
+def test_estimates_are_near_what_is_linked(
+    tmp_path: Path, name: str, given: dict[str, Any]
+) -> None:
+    """Within a tenth of what GCC makes of the step and its runtime, kernels and library."""
+    missing = board.missing_programs(Target.M4, emulate=False)
+    if missing:
+        pytest.skip(f"no {' and no '.join(missing)} on PATH")
+    from mcu.code_sizes import linked_step
+
+    del name
+    made = export_step(load_step(STEP), tmp_path, gap=0.5, **given)
+    source = StepSource(made, Weights.of(made.step))
+    estimate = code_bytes(made, source) + table_bytes(made, source)
+    assert estimate == pytest.approx(linked_step(tmp_path).total(), rel=0.1)
