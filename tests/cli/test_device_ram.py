@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,18 @@ def test_solve_warns_of_a_peak_above_the_boards_ram(files: dict[str, Path], told
     assert WARNING in outcome.err
     told(outcome.err)
     assert solve(files, "--profile", files["profile"]).err.count(WARNING) == 1
+
+
+def test_state_in_the_graph_is_a_remedy() -> None:
+    """Where parameters and gradients are too much, with the least RAM that is then enough."""
+    given = ("solve", "resnet8", "--device", "esp32s3", "--time-limit", "20", "--gap", "1")
+    outcome = invoke(*given, "--ram", "384KiB")
+    assert WARNING in outcome.err
+    hint = re.search(r"hint: with (--state .*) parameters .* least ([\d.]+) KiB of", outcome.err)
+    assert hint is not None
+    enough = invoke(*given, *hint[1].split(), "--ram", f"{hint[2]}KiB")
+    assert enough.status == 0
+    assert "hint" not in enough.err
 
 
 def test_resident_bytes_count_beside_the_peak(files: dict[str, Path]) -> None:

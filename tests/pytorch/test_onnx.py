@@ -688,6 +688,17 @@ def test_files_that_cannot_be_taken(
         pmt.from_onnx("network.onnx")
 
 
+def test_models_that_are_linear_are_not_called_quantized(tmp_path: Path) -> None:
+    """The names of operators of quantized networks have more than that word in them."""
+    node = helper.make_node("LinearClassifier", ["x"], ["y"], domain="ai.onnx.ml", name="svm")
+    file = linear(nodes=[node], held=[])
+    file.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    (tmp_path / "network.onnx").write_bytes(file.SerializeToString())
+    with pytest.raises(InputError, match=r"'svm'.*export the network without") as caught:
+        pmt.from_onnx(tmp_path / "network.onnx")
+    assert "quantized" not in str(caught.value)
+
+
 def test_dilations_of_pools_are_refused(tmp_path: Path, told: Told) -> None:
     """The node is named when it runs."""
     node = helper.make_node(

@@ -385,7 +385,7 @@ def _facts(deployment: Deployment) -> Iterator[Fact]:
 
 def _flash_facts(deployment: Deployment) -> Iterator[Fact]:
     """Yield what takes how much of the flash of the device, where its size is known."""
-    sizes = dict(deployment.flash_map)
+    sizes = deployment.flash_map()
     if not sizes:
         return
     free = sizes.pop("free")

@@ -19,8 +19,11 @@ from poetmodel.cli.output import figures, live_line, print_json, print_written, 
 from poetmodel.cli.plan import arena_facts, default_mode, save_beside
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.report.presenter import document
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from poetmodel.plan import Arena
     from poetmodel.problem import Problem
     from poetmodel.result import SolveResult
@@ -136,9 +139,32 @@ def solve(
         called_s=called_s,
         read_s=read_s,
     )
+    print_warnings(_remedies(source, result), kind="hint")
     for path in save_beside(result, plan=files.plan, plot=files.plot, fitted=fitted):
         print_written(path)
     raise typer.Exit(_status(result, explanation))
+
+
+def _remedies(source: options.GraphOptions, result: SolveResult) -> Iterator[str]:
+    """Yield what makes a built-in network fit whose parameters and gradients do not."""
+    room, device = result.room, result.problem.costs.device
+    shape = source.shape
+    if room is None or device is None or room.fits or not room.resident_bytes or shape.state:
+        return
+    from poetmodel.graph import floor
+    from poetmodel.graph.catalogue import load_model, model_names
+
+    if source.model not in model_names():
+        return
+    paging = device.storage is not None and result.problem.paging
+    mapped = paging and device.is_memory_mapped
+    graph = load_model(source.model, replace(shape, state="sgd", in_place=True))
+    least_bytes = floor(graph, memory_mapped=mapped, resident=not paging).bytes
+    if least_bytes <= device.ram_bytes:
+        yield (
+            "with --state sgd --in-place parameters and gradients are planned too: the step then "
+            f"takes at least {format_bytes(least_bytes)} of RAM in all"
+        )
 
 
 def _fit(problem: Problem, search: options.SearchOptions, *, shown: bool) -> Fitted:

@@ -23,6 +23,9 @@ measured on Cortex-M cores, checksums of pages aside."""
 STACK_BYTES: Final = 1536
 """What is reserved for the stack unless another size is wanted [B]. Cortex-M cores needed between
 1,280 and 1,408 at most: for Adam with state that is read in place."""
+NEARLY_FULL: Final = 0.9
+"""Share of the flash that generations leave free where two fit, and above which there is a
+warning."""
 MOST_GENERATIONS: Final = 4096
 """How many generations of state rotate at most: after a restart the record of each is read."""
 
@@ -83,8 +86,8 @@ class Deployment:
     weights: WeightsFormat = WeightsFormat.C
     shared_kernels: str | None = None
     """The folder of kernels that steps share, from the folder of this one on; None: it has all."""
-    flash_map: Mapping[str, int] = field(default_factory=dict)
-    """What takes how much of the flash of the device [B]; nothing where its size is not known."""
+    program: Mapping[str, int] = field(default_factory=dict)
+    """What takes how much of flash beside storage: code, constants, first weights [B]."""
 
     def __repr__(self) -> str:
         instructions = f"{len(self.plan.program)} instructions"
@@ -179,6 +182,9 @@ class Deployment:
         if storage is None or storage.endurance_cycles is None or self.device is None:
             return 2
         room = (self.device.aux_bytes or 0) - self._paged_bytes
+        if self.device.flash is not None and self.device.stores_in_flash:
+            most = int(NEARLY_FULL * self.device.flash.size_bytes) - sum(self.program.values())
+            room = min(room, most - self._paged_bytes)
         each = self.commit_erases * self.layout.erase_block_bytes
         return max(2, min(room // each, MOST_GENERATIONS))
 
@@ -253,6 +259,14 @@ class Deployment:
         """The size of the arena, in which a step and an inference run at different times [B]."""
         more = 0 if self.inference is None else self.resident_bytes + self.inference.arena.bytes
         return max(self.arena.bytes, more)
+
+    def flash_map(self) -> dict[str, int]:
+        """Return what takes how much of the flash of the device [B]; nothing where it has none."""
+        if self.device is None or self.device.flash is None:
+            return {}
+        in_flash = self.device.stores_in_flash
+        sizes = {**self.program, "storage": self.stored_bytes if in_flash else 0}
+        return sizes | {"free": self.device.flash.size_bytes - sum(sizes.values())}
 
     def ram_map(self) -> dict[str, int]:
         """Return what takes how much of the RAM of the build for the device [B]."""

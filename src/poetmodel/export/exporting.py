@@ -18,7 +18,7 @@ from poetmodel.export.deployment import (
     alignment_on,
     reserved_bytes,
 )
-from poetmodel.export.flash import check_flash, flash_map
+from poetmodel.export.flash import check_flash, program_sizes
 from poetmodel.export.folder import check_folder, check_prefix, check_shared, write_folder
 from poetmodel.export.source import StepSource
 from poetmodel.export.step import Weights, reading_state
@@ -204,7 +204,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         deployment = replace(deployment, inference=inference)
     _check_storage(deployment, board)
     source = StepSource(deployment, Weights.of(step))
-    deployment = replace(deployment, flash_map=flash_map(deployment, source))
+    deployment = replace(deployment, program=program_sizes(deployment, source))
     check_flash(deployment)
     write_folder(deployment, folder, command=command)
     return deployment
@@ -248,7 +248,8 @@ def _inference(
     tensors, homes = deployment.step.graph, deployment.plan.resident or ()
     stored = {tensors.tensors[i].name for i in tensors.state_tensors if i not in homes}
     step = reading_state(captured, () if mapped else stored)
-    room, least = problem.usable_ram_bytes - resident, floor(step.graph).bytes
+    least = floor(aligned_graph(step.graph, alignment_on(device))).bytes
+    room = problem.usable_ram_bytes - resident
     if room < least:
         raise BudgetError(
             f"ram: state in RAM leaves {max(0, room):,} B for an inference, and one node of it "

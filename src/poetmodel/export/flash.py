@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.errors import FlashError
+from poetmodel.export.deployment import NEARLY_FULL
 from poetmodel.graph import Phase
 from poetmodel.units import format_bytes
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 TABLE: Final = "code_sizes.json"
 """The file beside this module."""
-NEARLY_FULL: Final = 0.9
-"""Share of the flash above which there is a warning."""
 _CALL: Final = re.compile(r"\bpm_\w+\(")
 _REGISTERS: Final = 4
 """Arguments but reals that are not on the stack."""
@@ -50,26 +49,21 @@ def table() -> dict[str, Any]:
     return sizes
 
 
-def flash_map(deployment: Deployment, source: StepSource) -> dict[str, int]:
-    """Return what takes how much of the flash of a device [B]; nothing where that is not known."""
-    device = deployment.device
-    if device is None or device.flash is None:
-        return {}
+def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
+    """Return what a step takes of flash beside storage [B]."""
     graph, buffers = deployment.step.graph, deployment.step.buffers
     state = sum(buffers[graph.tensors[i].name].bytes for i in graph.state_tensors)
-    sizes = {
+    return {
         "code": code_bytes(deployment, source),
         "constants": table_bytes(deployment, source) + len(source.weights.data) - state,
         "first weights": state,
-        "storage": deployment.stored_bytes if device.stores_in_flash else 0,
     }
-    return sizes | {"free": device.flash.size_bytes - sum(sizes.values())}
 
 
 def check_flash(deployment: Deployment) -> None:
     """Raise `FlashError` where a step does not fit the flash of its device."""
-    sizes, device = dict(deployment.flash_map), deployment.device
-    if device is None or device.flash is None or sizes.get("free", 0) >= 0:
+    sizes, device = deployment.flash_map(), deployment.device
+    if device is None or device.flash is None or sizes["free"] >= 0:
         return
     missing, size = -sizes.pop("free"), device.flash.size_bytes
     parts = [f"{what} {amount:,} B" for what, amount in sizes.items() if amount]
@@ -92,7 +86,7 @@ def _advice(deployment: Deployment, sizes: Mapping[str, int], missing: int) -> s
 
 def flash_warning(deployment: Deployment) -> str | None:
     """Return a sentence where little of the flash is left."""
-    device, free = deployment.device, deployment.flash_map.get("free", 0)
+    device, free = deployment.device, deployment.flash_map().get("free", 0)
     if device is None or device.flash is None:
         return None
     size = device.flash.size_bytes
@@ -117,8 +111,8 @@ def code_bytes(deployment: Deployment, source: StepSource) -> int:
         for what, count in repeated(deployment, source.statements).items()
     )
     library = sum(sizes["library"][member] for member in needed)
-    total: float = own + library + sum(kernel["bytes"] for kernel in kernels)
-    return round(total)
+    linked: float = own + library + sum(kernel["bytes"] for kernel in kernels)
+    return round(linked)
 
 
 def repeated(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
@@ -127,6 +121,7 @@ def repeated(deployment: Deployment, statements: Iterable[str]) -> Counter[str]:
     counts["slots"] += bool(deployment.slots)
     counts["mapped"] += bool(deployment.slots) and deployment.plan.memory_mapped
     counts["commit"] += deployment.commit
+    counts["checksum"] += deployment.commit and deployment.checksum
     counts["gradients"] += bool(deployment.step.gradients)
     counts["infer"] += deployment.inference is not None
     for line in statements:
@@ -166,14 +161,14 @@ _RECORDS: Final = {"buffer": 20, "piece": 12, "state": 16, "gradient": 32, "slot
 
 def table_bytes(deployment: Deployment, source: StepSource) -> int:
     """Return the bytes of the tables and lists of ``pm_step.c``."""
-    step, slots = deployment.step, len(deployment.slots)
+    step = deployment.step
     pieces = [ref for value in step.states for ref in value.pieces]
     counts = {
         "buffer": len({ref.buffer for ref in pieces}),
         "piece": len(pieces),
         "state": len(step.states),
         "gradient": len(step.gradients),
-        "slot": slots,
+        "slot": len(deployment.slots),
         "number": sum(map(len, source.program.lists)),
     }
     return sum(_RECORDS[what] * count for what, count in counts.items())

@@ -58,7 +58,7 @@ def template_words(deployment: Deployment) -> Mapping[str, str]:
 
 def _flash(deployment: Deployment) -> str:
     """Return a table of what the step takes of flash, where the device states its size."""
-    rows = "".join(f"\n| {what} | {size:,} |" for what, size in deployment.flash_map.items())
+    rows = "".join(f"\n| {what} | {size:,} |" for what, size in deployment.flash_map().items())
     return f"\n{_FLASH}{rows}" if rows else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 OPSETS: Final = (13, 23)
 """The oldest and the newest version of the operators that is known."""
 _CONTROL_FLOW: Final = frozenset(("If", "Loop", "Scan"))
+_QUANTIZED: Final = re.compile(r"[Qq]uantize|QLinear|Integer")
+"""What operators of quantized networks have in their names."""
 _DOMAINS: Final = ("", "ai.onnx")
 _MOST_CHECKED: Final = 2**31
 """Size of a file from which on ONNX does not check it [B]."""
@@ -257,7 +260,7 @@ def _check_operators(
     advice = "export the network without them"
     if _CONTROL_FLOW & missing.keys():
         advice += "; a network whose course depends on values cannot be scheduled"
-    elif any("Linear" in name or "Integer" in name or "QL" in name for name in missing):
+    elif any(_QUANTIZED.search(name) for name in missing):
         advice = "give the file from before it was quantized"
     raise InputError(f"{path}: operators that are not known: {told}; {advice}")
 

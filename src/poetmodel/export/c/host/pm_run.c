@@ -46,6 +46,21 @@ static int pm_read_batch(int file, const void **inputs)
     return 1;
 }
 
+/* Reads the file to its end, and goes back: 0 where it has something else than whole batches, such as floats for a
+   build for double. */
+static int pm_has_batches(int file)
+{
+    uint32_t whole = 0, bytes, batches = 0;
+    for (int32_t i = 0; i < PM_INPUTS; i++) {
+        whole += pm_inputs_info[i].elements * pm_bytes_of_element(&pm_inputs_info[i]);
+    }
+    while (whole && (bytes = pm_file_read(file, pm_batch, whole)) != 0) {
+        if (bytes != whole) return 0;
+        batches++;
+    }
+    return (batches || !whole) && pm_file_seek(file, 0) == 0;
+}
+
 static int pm_next_batch(int file, const void **inputs)
 {
     return pm_read_batch(file, inputs) || (pm_file_seek(file, 0) == 0 && pm_read_batch(file, inputs));
@@ -267,6 +282,10 @@ int main(int argc, char **argv)
     if (pm_read_words(argc - 5, argv + 5, &resume)) return 2;
     const int file = pm_file_open(argv[3], PM_FILE_READ);
     if (file < 0) return pm_fail(": cannot be read", argv[3]);
+    if (steps && !pm_has_batches(file)) {
+        return pm_fail(PM_IS_DOUBLE ? ": expected whole batches, their reals in double" : ": expected whole batches",
+                       argv[3]);
+    }
     int status = pm_begin(resume, &done);
     if (status) {
         pm_print_error(resume ? "pm_resume" : "pm_init", 0, status);
