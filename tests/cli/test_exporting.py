@@ -40,7 +40,10 @@ def test_missing_torch_is_said(
 
 
 def test_what_was_proved_and_what_wears_is_said(tmp_path: Path) -> None:
-    """Energy, overhead and gap of the schedule; commits write all state in RAM each step too."""
+    """Energy, overhead and gap of the schedule; commits write all state in RAM each step too.
+
+    Each tensor has a checksum then, and the generation a record.
+    """
     how = ("--ram", "95%", "--device", "nano33ble", "--no-recompute", "--gap", "0.5")
     written = {}
     for name, options in (("plain", ()), ("commits", ("--commit",))):
@@ -52,7 +55,7 @@ def test_what_was_proved_and_what_wears_is_said(tmp_path: Path) -> None:
         assert document["stored_bytes"] % 4096 == 0
     state = invoke("state", tmp_path / "commits", "--json").json
     in_ram = sum(tensor["bytes"] for tensor in state if tensor["home"] == "ram")
-    assert written["commits"] == written["plain"] + in_ram + 16
+    assert written["commits"] == written["plain"] + in_ram + 4 * len(state) + 32
 
 
 @pytest.mark.parametrize("device", ["nrf52840", "nano33ble"])

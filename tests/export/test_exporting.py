@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from kit.export_agreement import Exported, batches_like, lowered, torch_steps  # noqa: E402
 from poetmodel.device.io import load_device  # noqa: E402
-from poetmodel.errors import BudgetError, InputError, NoScheduleError  # noqa: E402
+from poetmodel.errors import BudgetError, InputError  # noqa: E402
 from poetmodel.export.board import Target, build  # noqa: E402
 from poetmodel.export.io import load_step, save_step  # noqa: E402
 from poetmodel.torch.errors import CaptureError  # noqa: E402
@@ -260,7 +260,7 @@ def test_two_generations_have_room_on_the_storage(tmp_path: Path) -> None:
     given = (model, torch.nn.MSELoss(), (torch.randn(2, 32), torch.randn(2, 64)))
     options = {"folder": tmp_path, "device": device, "optimizer": optimizer, "gap": 0.5}
     assert export(*given, **options, ram="8KiB").slots
-    with pytest.raises(NoScheduleError, match=r"two generations of state take 24,576 B"):
+    with pytest.raises(BudgetError, match=r"both generations of all state there takes 24,576 B"):
         export(*given, **options, ram="8KiB", commit=True)
     export(*given, **options | {"device": board}, ram="8KiB", commit=True)
 

@@ -6,7 +6,7 @@ import copy
 import json
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from kit.shared_objects import build
 from poetmodel.device.io import load_device
 from poetmodel.export.board import ProgramRun, Target, run
 from poetmodel.export.deployment import STACK_BYTES, alignment_on, reserved_bytes
-from poetmodel.export.exporting import export_step
+from poetmodel.export.exporting import DEVICE, export_step
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.solver.fitting import aligned_graph
@@ -303,7 +303,8 @@ class Exported:
         The RAM for the arena, between the least that a node needs (0) and what keep-all does (1).
         Without paging all state is in RAM, and the least is as much more.
     **options
-        Those of `export_step`, in place of `SCHEDULES`' "keep-all".
+        Those of `export_step`, in place of `SCHEDULES`' "keep-all". The device is the default one
+        with as much flash as the program takes.
     """
 
     def __init__(
@@ -314,7 +315,9 @@ class Exported:
             device = load_device(board) if isinstance(board, str) else board
             paging = options.get("paging", True)
             options["ram"] = _ram_bytes(step, share, alignment_on(device), paging=paging)
-        settings = {"gap": 0.5, "time_limit": 120.0} | (options or SCHEDULES["keep-all"])
+        board = replace(load_device(DEVICE), flash=None)
+        settings = {"device": board, "gap": 0.5, "time_limit": 120.0}
+        settings |= options or SCHEDULES["keep-all"]
         self.folder = folder
         self.deployment = export_step(step, folder, **settings)
         self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))

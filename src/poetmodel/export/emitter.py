@@ -82,9 +82,9 @@ class ProgramSource:
             self._callers[self.step.output.pieces[0].buffer] = "outputs"
         trained, plan = deployment.step.graph, deployment.plan
         self._resident = {trained.tensors[i].name for i in plan.resident or ()}
-        state = {trained.tensors[i].name for i in trained.state_tensors}
-        self._mapped = state - self._resident if plan.memory_mapped else set()
-        self._constants = weights.offsets.keys() - state
+        self._state = {trained.tensors[i].name for i in trained.state_tensors}
+        self._mapped = self._state - self._resident if plan.memory_mapped else set()
+        self._constants = weights.offsets.keys() - self._state
         self._within: list[Indices] = []
         """The indices that were found to be in their range."""
         self._old = {
@@ -445,12 +445,12 @@ class ProgramSource:
         )
         yield "{"
         yield f"    pm_real piece[{_PIECE + most}];"
+        yield f"    const pm_real *const old = {self._word(weight)};"
         yield "    int32_t at = 0, held = 0;"
         yield f"    {loops[0]}"
         yield f"        {loops[1]}"
         yield f"            const int32_t n = {count};"
-        here = f"piece + held, {self._word(weight)} + at + held"
-        yield f"            memcpy({here}, (size_t)n * sizeof piece[0]);"
+        yield "            memcpy(piece + held, old + at + held, (size_t)n * sizeof piece[0]);"
         yield f"            {kernel}(piece + held, {words});"
         yield "            held += n;"
         yield f"            while (held >= {_PIECE}) {{"
@@ -506,7 +506,8 @@ class ProgramSource:
             return f"PM_NEW({self._slot[old]})" if self.deployment.commit else str(self._slot[old])
         if name in self.deployment.generation:
             return f"PM_OLD({self._slot[name]})"
-        return str(self._slot[name if self.inference is None else inference_slot(name)])
+        own = self.inference is None or name in self._state
+        return str(self._slot[name if own else inference_slot(name)])
 
     def _page_in(self, name: str) -> Iterator[str]:
         yield from self._transfer("in", name)

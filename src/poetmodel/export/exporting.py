@@ -274,7 +274,7 @@ def _check_storage(deployment: Deployment, device: Device) -> None:
     if device.aux_bytes is not None and stored > device.aux_bytes:
         what, advice = "what is kept there", "give more ram"
         if deployment.commit:
-            what, advice = "what is kept there, state in two generations,", "leave commit out"
+            what, advice = "both generations of all state there", "leave commit out"
         raise BudgetError(
             f"storage: {what} takes {stored:,} B in blocks of {block:,} B, and device "
             f"{device.name} has {device.aux_bytes:,} B; {advice}"

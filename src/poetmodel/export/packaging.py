@@ -246,8 +246,9 @@ says where pages go: a partition as of ESP-IDF on an ESP32, else {chip}.""",
 """Where pages go in each SDK."""
 
 _MAPPED: Final = """ The core reads this storage like RAM: write `pm_storage_address`
-too, or `pm_page_address` and `pm_page_write`. Without `--commit` a step reads a block while it
-writes it, which RAM, FRAM and MRAM allow; flash is erased by blocks and needs `--commit`."""
+too, or `pm_page_address`, `pm_page_write` and `pm_page_check`. Without `--commit` a step reads a
+block while it writes it, which RAM, FRAM and MRAM allow; flash is erased by blocks and needs
+`--commit`."""
 
 _BINARY: Final = """
 The weights are `src/pm_weights.bin`: define `PM_WEIGHTS_FILE` as its path, in quotes.

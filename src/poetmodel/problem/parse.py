@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from poetmodel.problem.problem import Problem
 
-COMMIT: Final = "commit"
-"""Name of the constraint that replaced state is in RAM, where not every step commits."""
+COMMIT: Final = "replaced state stays in RAM between commits"
+"""Name of the constraint of problems in which not every step commits."""
 SMALLEST_COST: Final = 1e-300
 """Least time or energy other than nothing: a thousandth of it is still a full number."""
 

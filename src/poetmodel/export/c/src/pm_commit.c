@@ -72,7 +72,10 @@ static int pm_read_records(uint32_t below, int is_short_none, pm_records_t *foun
         const int is_step = record->step_id == PM_STEP_ID, is_layout = record->layout_id == PM_LAYOUT_ID;
         const uint32_t marked = record->mark ^ PM_MARK;
         if (is_sound && is_step && is_layout) {
-            if (record->number > found->last) found->last = record->number, found->is_new_run = 0;
+            if (record->number > found->last) {
+                found->last = record->number;
+                found->is_new_run = 0;
+            }
             if (record->number < below && record->number > found->newest.number) {
                 found->newest = *record;
                 found->generation = generation;
@@ -127,7 +130,10 @@ int pm_resume(void)
     pm_commits = 0;
     for (;;) {
         PM_TRY(pm_read_records(below, 0, &found));
-        if (last == 0) last = found.last, run = found.newest.run;
+        if (below == 0xFFFFFFFFu) {
+            last = found.last;
+            run = found.newest.run;
+        }
         if (found.newest.number == 0 || found.newest.run != run || found.is_new_run) {
             return last || found.is_damaged ? PM_ERROR_CHECKSUM : PM_ERROR_EMPTY;
         }
