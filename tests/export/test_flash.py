@@ -91,10 +91,11 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     fits = exported(tmp_path / "fits", "nano33ble", commit=True)
     known = fits.flash_map() | {"storage": fits.least_stored_bytes}
     used = sum(size for what, size in known.items() if what != "free")
-    exact = exported(tmp_path / "exact", device_of(used), commit=True)
+    exact = exported(tmp_path / "exact", device_of(used, storage_bytes=used), commit=True)
     assert (exact.flash_map()["free"], exact.generations) == (0, 2)
+    small = device_of(used - 1, storage_bytes=used - 1)
     with pytest.raises(FlashError) as caught:
-        exported(tmp_path / "refused", device_of(used - 1), commit=True)
+        exported(tmp_path / "refused", small, commit=True)
     (fault,) = caught.value.faults
     assert fault == (
         f"flash: code {known['code']:,} B, constants {known['constants']:,} B, first weights "
@@ -108,7 +109,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_generations_leave_a_tenth_of_the_flash(tmp_path: Path) -> None:
-    """More than two take what the program leaves, but the last tenth, which is the application's."""
+    """More than two take what the program leaves, but not the last tenth."""
     made = exported(tmp_path, device_of(2**17, storage_bytes=2**17), commit=True)
     assert made.generations > 2
     block = made.commit_erases * 4096
