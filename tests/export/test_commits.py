@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kit.digits import STEP, digit_batches
+from kit.nor_flash import PARTS, over_nor
 from kit.toy_export import needs
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import BudgetError, InputError
@@ -137,6 +138,30 @@ def test_said_is_what_the_flash_counts(programs: Callable[[str], Program], plan:
     header = program.path.parents[1] / "include" / "pm.h"
     assert f"#define PM_STORED_BYTES {made.stored_bytes}u" in header.read_text()
     assert program.flash.stat().st_size == made.stored_bytes + 1
+
+
+@pytest.mark.parametrize("driver", PARTS)
+@pytest.mark.parametrize("plan", ["paged", "on storage", "in RAM", "read in place"])
+def test_drivers_do_what_is_said(
+    programs: Callable[[str], Program], tmp_path: Path, plan: str, driver: str
+) -> None:
+    """Each driver of flash writes as many bytes in a step, and erases as many blocks."""
+    if (plan, driver) == ("read in place", "spi_flash"):
+        return  # no core reads it so
+    made = programs(plan).deployment
+    app = over_nor(programs(plan).path.parents[1], driver, tmp_path / "app", "-DPM_GENERATIONS=2u")
+    (tmp_path / "batches").write_bytes(BATCHES)
+    counts = []
+    for steps in ("2", "6"):
+        command = [app, steps, "0.1", "batches", "state"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        counts.append([int(n) for n in re.findall(r"nor_(?:written|erased) (\d+)", done.stderr)])
+    written, erased = ((more - few) / 4 for few, more in zip(*counts, strict=True))
+    pages = [size for size, times in made.page_writes for _ in range(times)]
+    block = made.layout.erase_block_bytes
+    most = made.commit_bytes + sum(pages)
+    assert most - 3 * len(made.generation) <= written <= most
+    assert erased == made.commit_erases + sum(-(-size // block) for size in pages)
 
 
 def test_generations_take_turns(programs: Callable[[str], Program]) -> None:

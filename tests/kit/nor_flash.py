@@ -8,6 +8,7 @@ from typing import Final
 
 FLASH: Final = Path(__file__).parents[1] / "export" / "library" / "flash"
 DRIVERS: Final = {"flash_area": "zephyr.c", "esp_partition": "esp.c"}
+PARTS: Final = {name: (part, "nor.c") for name, part in DRIVERS.items()} | {"spi_flash": ("spi.c",)}
 """Drivers, each with what stands for its SDK."""
 C: Final = (
     "cc",
@@ -27,10 +28,9 @@ def over_nor(folder: Path, driver: str, program: Path, *flags: str) -> Path:
         *sorted((folder / "src").glob("*.c")),
         *(folder / "host" / f"{name}.c" for name in ("pm_run", "pm_text", "pm_host")),
         folder / "port" / f"driver_{driver}.c",
-        FLASH / DRIVERS[driver],
-        FLASH / "nor.c",
+        *(FLASH / part for part in PARTS[driver]),
     ]
-    includes = (f"-I{folder / 'include'}", f"-I{FLASH}", *flags)
+    includes = (f"-I{folder}", f"-I{folder / 'include'}", f"-I{FLASH}", *flags)
     command = [*C, *includes, *parts, "-lm", "-o", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device.generation import GenerationLayout
@@ -225,10 +225,15 @@ class Deployment:
         )
 
     @property
+    def writes(self) -> tuple[tuple[int, float], ...]:
+        """What a step writes to storage: sizes [B], and how often; of a commit its share."""
+        commit = (self.commit_bytes, 1 / self.commit_every)
+        return (*self.page_writes, commit) if self.generation else self.page_writes
+
+    @property
     def written_bytes(self) -> int:
-        """What a step writes to storage; of a commit its share [B]."""
-        pages = sum(size * times for size, times in self.page_writes)
-        return pages + -(-self.commit_bytes // self.commit_every)
+        """What a step writes to storage, in the mean [B]."""
+        return math.ceil(sum(size * times for size, times in self.writes))
 
     @property
     def steps_until_worn(self) -> float | None:
@@ -318,7 +323,7 @@ def input_bytes(step: LoweredStep) -> int:
 def output_bytes(step: LoweredStep) -> int:
     """Return the size of what an inference writes for its caller [B]."""
     output = None if step.inference is None else step.inference.output
-    return 0 if output is None else prod(output.shape) * output.type.itemsize
+    return 0 if output is None else math.prod(output.shape) * output.type.itemsize
 
 
 def reserved_bytes(step: LoweredStep, stack_bytes: int) -> int:

@@ -10,7 +10,7 @@
 
 enum { REFUSED = -22, BROKEN = -5, CUT = 9 };
 
-static unsigned long calls;
+static unsigned long calls, written, erased;
 
 static unsigned char *memory(void)
 {
@@ -70,6 +70,7 @@ int nor_write(size_t at, const void *from, size_t bytes)
             abort();
         }
     }
+    written += bytes;
     memcpy(memory() + at, from, kind == 'c' ? bytes / 2 : bytes);
     if (kind == 'c') _exit(CUT);
     return 0;
@@ -80,13 +81,14 @@ int nor_erase(size_t at, size_t bytes)
     const char kind = fault();
     if (outside(at, bytes) || at % NOR_SECTOR || bytes % NOR_SECTOR) return REFUSED;
     if (kind == 'f') return BROKEN;
+    erased += bytes / NOR_SECTOR;
     memset(memory() + at, 0xFF, kind == 'c' ? bytes / 2 : bytes);
     if (kind == 'c') _exit(CUT);
     return 0;
 }
 
-/* How many calls there were, for the test that lets each of them fail. */
+/* How many calls there were, for the test that lets each of them fail; what they did. */
 __attribute__((destructor)) static void tell(void)
 {
-    fprintf(stderr, "nor_calls %lu\n", calls);
+    fprintf(stderr, "nor_calls %lu\nnor_written %lu\nnor_erased %lu\n", calls, written, erased);
 }

@@ -27,13 +27,15 @@ static inline uint32_t pm_checksum(uint32_t sum, const void *data, uint32_t byte
 static inline uint32_t pm_sum_on(uint32_t sum, const void *data, uint32_t bytes)
 {
     const uint8_t *byte = (const uint8_t *)data;
-    for (uint32_t i = 0; i < bytes; i += 4u) {
-        uint32_t word = 0;
-        if (bytes - i >= 4u) {
-            memcpy(&word, byte + i, 4u);
-        } else {
-            memcpy(&word, byte + i, bytes - i);
-        }
+    uint32_t word;
+    for (; bytes >= 4u; bytes -= 4u, byte += 4) {
+        memcpy(&word, byte, 4u);
+        sum = (sum ^ word) * 0x9E3779B1u;
+        sum ^= sum >> 15;
+    }
+    if (bytes) {
+        word = 0;
+        memcpy(&word, byte, bytes);
         sum = (sum ^ word) * 0x9E3779B1u;
         sum ^= sum >> 15;
     }
