@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from poetmodel.device import Device
     from poetmodel.export.step import LoweredStep
 
     Make = Callable[[Any], torch.optim.Optimizer]
@@ -290,6 +291,13 @@ def lowered(training: Any, optimizer: str = "gradients", *, name: str | None = N
     return lower(model, loss_fn, inputs, name=name, optimizer=updates, clip_grad_norm=clip)
 
 
+def _with_enough_flash(device: str | Device) -> Device:
+    """Return a device whose flash takes any program; storage has as much of it as before."""
+    board = load_device(device) if isinstance(device, str) else device
+    flash = board.flash
+    return board if flash is None else replace(board, flash=replace(flash, size_bytes=2**40))
+
+
 class Exported:
     """A training step as a folder of C, and what its programs print and write.
 
@@ -303,8 +311,8 @@ class Exported:
         The RAM for the arena, between the least that a node needs (0) and what keep-all does (1).
         Without paging all state is in RAM, and the least is as much more.
     **options
-        Those of `export_step`, in place of `SCHEDULES`' "keep-all". The device is the default one
-        with as much flash as the program takes.
+        Those of `export_step`, in place of `SCHEDULES`' "keep-all". The device has as much flash
+        as the program takes.
     """
 
     def __init__(
@@ -315,9 +323,9 @@ class Exported:
             device = load_device(board) if isinstance(board, str) else board
             paging = options.get("paging", True)
             options["ram"] = _ram_bytes(step, share, alignment_on(device), paging=paging)
-        board = replace(load_device(DEVICE), flash=None)
-        settings = {"device": board, "gap": 0.5, "time_limit": 120.0}
+        settings = {"device": DEVICE, "gap": 0.5, "time_limit": 120.0}
         settings |= options or SCHEDULES["keep-all"]
+        settings["device"] = _with_enough_flash(settings["device"])
         self.folder = folder
         self.deployment = export_step(step, folder, **settings)
         self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
