@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 DEVICE = "nrf52840"
 """The device whose costs count unless another is named: a Cortex-M4 with 256 KiB."""
-MAX_STEPS: Final = 2**31
-"""More than a device trains."""
 STEP_RATIO: Final = 0.9
 """Share of the time limit for the step; the rest is for checks, and for an inference."""
 
@@ -154,7 +152,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
             f"infer: {step.graph.name} was captured without its forward pass in evaluation mode; "
             "capture it again, with infer"
         )
-    if commit_every not in range(1, MAX_STEPS):
+    if type(commit_every) is not int or commit_every < 1:
         raise InputError(f"commit_every: expected a number of steps from 1, got {commit_every!r}")
     commit = commit or commit_every > 1
     if commit and board.storage is None:
