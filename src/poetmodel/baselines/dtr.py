@@ -12,6 +12,7 @@ from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
 from poetmodel.problem import Problem, Quantity
+from poetmodel.schedule.instructions import Instruction, Op
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ class Runtime(Execution):
             end = users[-1] if users else graph.node_of[i]
             self.leaving[needs[i] if i in self.pinned else end].append(i)
         self.limit_s = THRASHING * sum(self.compute_time_s)
+        self.program: list[Instruction] = []
+        """What it did, in its own order, which a schedule of stages does not keep."""
 
     def run(self) -> Schedule:
         """Execute the training step and return it as a schedule."""
@@ -142,6 +145,7 @@ class Runtime(Execution):
                 f"training step within {format_bytes(int(self.limit_bytes))}"
             )
         super().compute(k)
+        self.program.append(Instruction(Op.COMPUTE, k))
         for i in self.graph.outputs_of[k]:
             self.scores.recover(i)
         for i in self.graph.inputs_of[k]:
@@ -157,6 +161,7 @@ class Runtime(Execution):
     def evict(self, i: int) -> None:
         """Free tensor `i` and count it as evicted, unless nothing can need it any more."""
         super().evict(i)
+        self.program.append(Instruction(Op.FREE, i))
         if i not in self.pinned:
             self.scores.evict(i)
 

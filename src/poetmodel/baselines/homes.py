@@ -43,7 +43,7 @@ def _with_homes(method: Scheduler[P], *, in_ram: bool) -> Scheduler[P]:
         graph = problem.graph
         if not graph.state_tensors:
             return method(problem, *options, **named)
-        plain = _without_state(problem, in_ram=in_ram)
+        plain = without_state(problem, in_ram=in_ram)
         plain_schedule = method(plain, *options, **named)
         _require_in_time(problem, plain_schedule)
         return paged_at_once(
@@ -58,7 +58,7 @@ def _with_homes(method: Scheduler[P], *, in_ram: bool) -> Scheduler[P]:
     return schedule
 
 
-def _without_state(problem: Problem, *, in_ram: bool) -> Problem:
+def without_state(problem: Problem, *, in_ram: bool) -> Problem:
     """Return the problem that is left to a method once the homes of state are chosen."""
     graph = problem.graph
     state_bytes = graph.state_bytes
