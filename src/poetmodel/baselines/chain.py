@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from poetmodel.baselines.engine import begin_of_backward, droppable, last_forward_uses, retain
+from poetmodel.baselines.engine import (
+    FORWARD,
+    begin_of_backward,
+    droppable,
+    last_forward_uses,
+    retain,
+)
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase, articulation_points
 
@@ -47,6 +53,12 @@ class Chain:
         self.free = droppable(graph)
         """Recomputable tensors of the forward pass."""
         own = {graph.node_of[i] for i in self.free}
+        late = next((node for node in graph.nodes[begin:] if node.phase in FORWARD), None)
+        if late is not None:
+            raise MethodNotApplicableError(
+                f"graph {graph.name!r} is no chain: its forward node {late.name!r} follows a "
+                "backward one"
+            )
         points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
         ends = [k for k in points if k in own and k < begin]
         if len(ends) < 2 or begin == len(graph.nodes):  # noqa: PLR2004 - a chain has two steps or more

@@ -23,12 +23,14 @@ from poetmodel.schedule import (
     simulate,
     spans_of_rows,
 )
+from poetmodel.solver.outcome import verify_schedule
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from poetmodel.problem import Problem
+    from poetmodel.solver.outcome import Candidate
 
 FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
 """Phases of the forward pass; later nodes read what it saved."""
@@ -311,6 +313,23 @@ def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
         f"it cannot keep within the {usable:,} B that tensors may use; its schedule needs "
         f"{peak:,} B"
     )
+
+
+def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
+    """Return the best schedule of several rules of a method, by what the problem minimizes.
+
+    Rules that do not apply are passed over. Where none does, the reason of the first is raised.
+    """
+    found: list[Candidate] = []
+    refusals: list[MethodNotApplicableError] = []
+    for rule in rules:
+        try:
+            found.append(verify_schedule(problem, rule()))
+        except MethodNotApplicableError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return min(found, key=lambda each: (bool(each.violations), each.value)).schedule
 
 
 def fitting(

@@ -7,10 +7,19 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.chain import Chain, ChainMemory
-from poetmodel.baselines.engine import begin_of_backward, fitted, last_forward_uses, retain
+from poetmodel.baselines.checkpointing import rotor
+from poetmodel.baselines.engine import (
+    begin_of_backward,
+    cheapest,
+    fitted,
+    last_forward_uses,
+    retain,
+)
 from poetmodel.baselines.homes import all_in_ram
+from poetmodel.baselines.paging import Overhead, eviction_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
+from poetmodel.problem import DeadlineCounts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -36,16 +45,24 @@ class Action(StrEnum):
 
 
 @all_in_ram
-def pofo(problem: Problem) -> Schedule:
+def pofo(problem: Problem, rule: str = "") -> Schedule:
     """Give every step of a chain one action so that the step of training takes the least time.
 
-    Energy and deadline are ignored. The plan of the schedule for DMA decides when transfers begin.
+    Deadlines are ignored. The plan of the schedule for DMA decides when transfers begin.
 
     As in the paper: chains only; one action per layer; page-outs end before the last step of the
     forward pass (the loss) begins, page-ins begin after it; transfers run one at a time beside the
     computing, and the core waits where RAM is not free yet. The dynamic program goes through the
     steps once and decides both passes at the same time: the backward pass is the same kind of
     process with time reversed, a page-in being a page-out there.
+
+    The `rule` says what is added up; without one, the best schedule of all rules is taken, that of
+    `rotor` among them, which is the choice without offloading.
+
+    - ``published``: as above, on every device.
+    - ``time``: where transfers block the core, they hold up both passes for as long as they take;
+      where a deadline counts compute only, they take no time.
+    - ``energy``: energies are added up, those of all transfers among them.
 
     Interpreted: a layer is a step between articulation points, its activation what its part of the
     backward pass reads and the state it hands on. Adjacent steps with the action recompute form a
@@ -56,8 +73,11 @@ def pofo(problem: Problem) -> Schedule:
     beyond that the quickest of each class of kept bytes. So the method is exact for short chains
     and a beam search for long ones, in time proportional to ``L * WIDTH**2`` for `L` steps.
     """
+    if not rule:
+        chosen = (lambda each=each: pofo(problem, each) for each in Overhead)
+        return cheapest(problem, (*chosen, lambda: rotor(problem)))
     chain = ChainMemory(problem.graph)
-    layers = tuple(layers_of(problem, chain))
+    layers = tuple(layers_of(problem, chain, Overhead(rule)))
     left_out = {Action.OFFLOAD: not problem.can_page, Action.RECOMPUTE: not problem.recompute}
     actions = [action for action in Action if not left_out.get(action)]
 
@@ -72,18 +92,20 @@ def pofo(problem: Problem) -> Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One step as the dynamic program sees it."""
+    """One step as the dynamic program sees it. Costs are seconds, or joules where these count."""
 
-    forward_s: float
-    """Time of the step [s]."""
-    recompute_s: float
-    """Time of the step when it is recomputed, without its samples [s]."""
-    backward_s: float
-    """Time of its part of the backward pass [s]."""
-    out_s: float
-    """Time to page its activation out [s]."""
-    in_s: float
-    """Time to page it in [s]."""
+    forward_cost: float
+    """Cost of the step."""
+    recompute_cost: float
+    """Cost of the step when it is recomputed, without its samples."""
+    backward_cost: float
+    """Cost of its part of the backward pass."""
+    transfer_cost: float = 0.0
+    """Cost of paging its activation out and in that no computing hides."""
+    out_s: float = 0.0
+    """Time to page its activation out beside the computing [s]."""
+    in_s: float = 0.0
+    """Time to page it in beside the computing [s]."""
     size_bytes: int
     """Its activation: tape and state [B]."""
     input_bytes: int
@@ -142,8 +164,8 @@ class ActionPrefix:
 
     actions: tuple[Action, ...] = ()
     """One for each step so far."""
-    spent_s: float = 0.0
-    """Time of both passes so far, waiting included [s]."""
+    total: float = 0.0
+    """Cost of both passes so far, waiting included."""
     kept_bytes: int = 0
     """Activations that stay [B]."""
     page_outs: Transfers = Transfers()
@@ -153,8 +175,8 @@ class ActionPrefix:
     """Page-in of the latest step that is offloaded, while a part still needs it: time, bytes."""
     run_bytes: int = 0
     """Activations of the current run of recomputed steps [B]."""
-    run_s: float = 0.0
-    """Time to compute that run [s]."""
+    run_cost: float = 0.0
+    """Cost of computing that run."""
     run_peak_bytes: int = 0
     """Peak of computing that run [B]."""
 
@@ -174,8 +196,8 @@ class ActionPrefix:
         wait = page_outs.wait_s(ram_bytes - use)
         if wait is None:
             return None
-        spent = wait + layer.forward_s
-        return replace(self, spent_s=self.spent_s + spent, page_outs=self.page_outs.after(spent))
+        spent = wait + layer.forward_cost
+        return replace(self, total=self.total + spent, page_outs=self.page_outs.after(spent))
 
     def backward(self, layer: Layer, ram_bytes: int, *, run_ends: bool) -> ActionPrefix | None:
         """Return the prefix with one more part of the backward pass before those so far."""
@@ -183,25 +205,25 @@ class ActionPrefix:
         wait = self.page_ins.wait_s(ram_bytes - held - layer.backward_bytes)
         if wait is None:
             return None
-        spent = wait + layer.backward_s
-        after = replace(self, spent_s=self.spent_s + spent, page_ins=self.page_ins.after(spent))
+        spent = wait + layer.backward_cost
+        after = replace(self, total=self.total + spent, page_ins=self.page_ins.after(spent))
         return after.end_run(layer, ram_bytes) if run_ends else after
 
     def end_run(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
         """Return the prefix with its run recomputed and its anchor paged in before that."""
         held = self.kept_bytes + (self.anchor[1] if self.anchor else 0)
         page_ins, spent = self.page_ins, 0.0
-        if self.run_bytes or self.run_s:
+        if self.run_bytes or self.run_cost:
             wait = page_ins.wait_s(ram_bytes - held - self.run_peak_bytes - layer.others_bytes)
             if wait is None:
                 return None
-            spent = wait + self.run_s
+            spent = wait + self.run_cost
             page_ins = page_ins.after(spent)
         if self.anchor:
             page_ins = page_ins.then(*self.anchor)
         return ActionPrefix(
             actions=self.actions,
-            spent_s=self.spent_s + spent,
+            total=self.total + spent,
             kept_bytes=self.kept_bytes,
             page_outs=self.page_outs,
             page_ins=page_ins,
@@ -215,20 +237,24 @@ class ActionPrefix:
         if action == Action.OFFLOAD:
             page_outs = self.page_outs.then(layer.out_s, layer.size_bytes)
             return replace(
-                self, actions=actions, page_outs=page_outs, anchor=(layer.in_s, layer.size_bytes)
+                self,
+                actions=actions,
+                total=self.total + layer.transfer_cost,
+                page_outs=page_outs,
+                anchor=(layer.in_s, layer.size_bytes),
             )
         return replace(
             self,
             actions=actions,
             run_bytes=self.run_bytes + layer.size_bytes,
-            run_s=self.run_s + layer.recompute_s,
+            run_cost=self.run_cost + layer.recompute_cost,
             run_peak_bytes=max(self.run_peak_bytes, self.run_bytes + layer.recompute_bytes),
         )
 
     def dominates(self, other: ActionPrefix) -> bool:
         """Return whether all that may follow the other prefix is as good after this one."""
         return (
-            self.spent_s <= other.spent_s
+            self.total <= other.total
             and self.kept_bytes <= other.kept_bytes
             and self.page_outs.within(other.page_outs)
             and self.page_ins.within(other.page_ins)
@@ -257,22 +283,22 @@ def best_actions(
         prefixes = _pruned(longer)
     ends = []
     for prefix in prefixes:
-        drained_s = prefix.spent_s + prefix.page_outs.drain_s
-        drained = replace(prefix, spent_s=drained_s, page_outs=Transfers())
+        drained_total = prefix.total + prefix.page_outs.drain_s
+        drained = replace(prefix, total=drained_total, page_outs=Transfers())
         ahead = drained.forward(layers[-1], ram_bytes)
         whole = ahead and ahead.backward(layers[-1], ram_bytes, run_ends=True)
         if whole:
-            spent = whole.spent_s + whole.page_ins.drain_s
-            ends.append(replace(whole, spent_s=spent, actions=(*whole.actions, Action.KEEP)))
-    return min(ends, key=lambda prefix: prefix.spent_s, default=None)
+            spent = whole.total + whole.page_ins.drain_s
+            ends.append(replace(whole, total=spent, actions=(*whole.actions, Action.KEEP)))
+    return min(ends, key=lambda prefix: prefix.total, default=None)
 
 
 def _pruned(prefixes: list[ActionPrefix]) -> list[ActionPrefix]:
     """Return the undominated prefixes, or the most promising of them."""
     groups: dict[object, list[ActionPrefix]] = {}
-    for prefix in sorted(prefixes, key=lambda prefix: prefix.spent_s):
+    for prefix in sorted(prefixes, key=lambda prefix: prefix.total):
         check_time_limit()
-        key = (prefix.actions[-1], prefix.anchor, prefix.run_bytes, prefix.run_s)
+        key = (prefix.actions[-1], prefix.anchor, prefix.run_bytes, prefix.run_cost)
         kept = groups.setdefault(key, [])
         if not any(other.dominates(prefix) for other in kept):
             kept.append(prefix)
@@ -281,29 +307,34 @@ def _pruned(prefixes: list[ActionPrefix]) -> list[ActionPrefix]:
         return kept_prefixes
     most = 1 + max(prefix.kept_bytes for prefix in kept_prefixes)
     bins: dict[int, list[ActionPrefix]] = {}
-    for prefix in sorted(kept_prefixes, key=_expected_s):
+    for prefix in sorted(kept_prefixes, key=_expected):
         members = bins.setdefault(prefix.kept_bytes * BINS // most, [])
         if len(members) < WIDTH // BINS:
             members.append(prefix)
     return [prefix for members in bins.values() for prefix in members]
 
 
-def _expected_s(prefix: ActionPrefix) -> float:
-    return prefix.spent_s + prefix.page_outs.drain_s + prefix.page_ins.drain_s + prefix.run_s
+def _expected(prefix: ActionPrefix) -> float:
+    return prefix.total + prefix.page_outs.drain_s + prefix.page_ins.drain_s + prefix.run_cost
 
 
-def layers_of(problem: Problem, chain: ChainMemory) -> Iterator[Layer]:
-    """Yield the steps of a chain with their times and peaks."""
-    table = problem.table
+def layers_of(problem: Problem, chain: ChainMemory, rule: Overhead) -> Iterator[Layer]:
+    """Yield the steps of a chain with their costs by a rule, and their peaks."""
+    computing, paging_in, paging_out = eviction_costs(problem, rule)
+    overlaps = rule == Overhead.PUBLISHED or (
+        rule == Overhead.TIME and problem.deadline_counts == DeadlineCounts.OVERLAP
+    )
     before: Collection[int] = ()
     for s, step in enumerate(chain.steps):
         activation = step.tape | step.state
+        out, back = (sum(costs[i] for i in activation) for costs in (paging_out, paging_in))
         yield Layer(
-            forward_s=sum(table.compute_time_s[k] for k in step.nodes),
-            recompute_s=sum(table.compute_time_s[k] for k in chain.recomputed_nodes(s)),
-            backward_s=sum(table.compute_time_s[k] for k in step.backward),
-            out_s=sum(table.page_out_time_s[i] for i in activation) if table.has_storage else 0.0,
-            in_s=sum(table.page_in_time_s[i] for i in activation) if table.has_storage else 0.0,
+            forward_cost=sum(computing[k] for k in step.nodes),
+            recompute_cost=sum(computing[k] for k in chain.recomputed_nodes(s)),
+            backward_cost=sum(computing[k] for k in step.backward),
+            transfer_cost=0.0 if overlaps else out + back,
+            out_s=out if overlaps else 0.0,
+            in_s=back if overlaps else 0.0,
             size_bytes=chain.bytes_of(activation),
             input_bytes=chain.bytes_of(before),
             forward_bytes=chain.first[s].taped,

@@ -236,6 +236,7 @@ _ALL: Final = (
         **_table_1("-++-"),
         pages=True,
         recomputes=True,
+        variants=("published", "time", "energy"),
     ),
     Method(
         name="dtr",
@@ -262,10 +263,11 @@ _ALL: Final = (
         summary="swap what is unused longest; recompute only what swapping would hold up more",
         source="Peng et al., Capuchin, ASPLOS 2020, section 4, doi 10.1145/3373376.3378505",
         assumptions="the accesses of the first step repeat",
-        home="poetmodel.baselines.paging:capuchin",
+        home="poetmodel.baselines.capuchin:capuchin",
         **_table_1("+++-"),
         pages=True,
         recomputes=True,
+        variants=("published", "time", "energy"),
     ),
     Method(
         name="lru-paging",
