@@ -288,12 +288,10 @@ def _problems(kind: str) -> Iterator[ComparedRun]:
     elif kind == STEPS:
         budgets = tuple(f"{steps.LEAST_RAM}+{share}%" for share in (0, 30, 60))
         axes = product(steps.MLPERF_TINY, (steps.PAGED, steps.MAPPED), budgets)
-    elif kind == DMA:
+    elif kind in (DMA, TIME):
         models = ("vgg16-cifar", "resnet18-cifar", "mobilenetv2")
-        axes = product(models, ("stm32h743", "jetson-tx2"), (grid.FLOOR, "50%", "70%"))
-    elif kind == TIME:
-        models = ("vgg16-cifar", "resnet18-cifar", "mobilenetv2")
-        axes = product(models, ("nrf52840", "jetson-tx2"), (grid.FLOOR, "50%", "70%"))
+        devices = ("jetson-tx2", "stm32h743" if kind == DMA else "nrf52840")
+        axes = product(models, devices, (grid.FLOOR, "50%", "70%"))
     else:
         sizes = {100: range(3), 250: range(3), 500: range(2), 1000: range(1)}
         models = [f"{n}{NUMBERS}{seed}" for n, seeds in sizes.items() for seed in seeds]
@@ -360,7 +358,7 @@ def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
     """
     run = ComparedRun(**fields)
     share = _warmed_up() if run.method == PAPER or _by_solver(run.method) else 1.0
-    for attempt in range(ATTEMPTS):
+    for attempt in range(1, ATTEMPTS + 1):
         problem = run.problem()
         begun, begun_cpu_s = time.perf_counter(), time.process_time()
         facts = _facts_of(run, problem, run.limit_s / share)
@@ -377,7 +375,7 @@ def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
         cell=fields,
         workers=1,
         threads=1,
-        attempts=attempt + 1,
+        attempts=attempt,
         seconds=seconds,
         cpu_s=cpu_s,
         graph_nodes=len(problem.graph.nodes),

@@ -80,13 +80,18 @@ class Chain:
             self.steps.append(ChainStep(nodes, outputs, state, tape, tuple(part)))
 
     def realize(
-        self, held: Mapping[int, Collection[int]], *, freed: Collection[int] = ()
+        self,
+        held: Mapping[int, Collection[int]],
+        *,
+        freed: Collection[int] = (),
+        stored: Collection[int] = (),
     ) -> Schedule:
         """Return the schedule that has the tensors of `held` in RAM as each part begins.
 
         Steps count from 0. What the forward pass itself keeps is what the last step's part begins
         with. Own tensors of `freed` steps are freed before their part begins, and recomputed for
-        it; those of other steps stay where parts behind them held them.
+        it; those of other steps stay where parts behind them held them. What is `stored` is paged
+        out, and in where it is missing.
         """
         graph, steps, last = self.graph, self.steps, last_forward_uses(self.graph)
         begin = begin_of_backward(graph)
@@ -110,7 +115,7 @@ class Chain:
         def demand(t: int) -> Collection[int]:
             return held[part_of[t]] if t in first else ()
 
-        return retain(graph, keep, demand)
+        return retain(graph, keep, demand, stored=stored)
 
     def bytes_of(self, tensors: Collection[int]) -> int:
         """Return the bytes of some tensors together [B]."""
