@@ -43,6 +43,7 @@ from poetmodel.plan import Plan, check_plan
 from poetmodel.problem import Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import simulate
+from poetmodel.schedule.instructions import Instruction, Op
 from run_grid import GRACE_S, PRELOADED, warm_up
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ def in_own_order(problem: Problem) -> dict[str, Any]:
     plain = without_state(problem, in_ram=True) if problem.graph.state_tensors else problem
     runtime = Runtime(plain, "full", plain.usable_ram_bytes)
     runtime.run()
-    plan = Plan(program=tuple(runtime.program), mode=StorageMode.BLOCKING)
+    at_the_end = (Instruction(Op.FREE, i) for i in sorted(runtime.ram))
+    plan = Plan(program=(*runtime.program, *at_the_end), mode=StorageMode.BLOCKING)
     check = check_plan(plain.graph, plain.costs, plan, ram_budget_bytes=plain.usable_ram_bytes)
     if check.violations:
         raise MethodNotApplicableError(check.violations[0])

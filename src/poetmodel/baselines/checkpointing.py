@@ -149,7 +149,11 @@ def rotor(problem: Problem) -> Schedule:
     to a fourth above the budget, whose schedule keeps the budget in the simulator. The best
     schedule seen is returned. It takes time in proportion to ``L**3 * 500`` for `L` steps.
     """
-    table = ChainTable(problem)
+    return checkpointed(problem, ChainTable(problem))
+
+
+def checkpointed(problem: Problem, table: ChainTable) -> Schedule:
+    """Return the schedule of `rotor` by its table."""
     best = bisected(problem, table.schedule, table.budget, table.units)
     if best is None:
         raise MethodNotApplicableError(

@@ -8,7 +8,9 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.baselines.checkpointing import MARGIN, ChainTable, rotor
+import numpy as np
+
+from poetmodel.baselines.checkpointing import MARGIN, ChainTable, checkpointed
 from poetmodel.baselines.engine import bisected, cheapest
 from poetmodel.baselines.homes import all_in_ram
 from poetmodel.baselines.paging import Overhead, eviction_costs
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
 
 UNITS: Final = 32
 """Steps in which the RAM to fill is looked for, up to the budget."""
-WIDTH: Final = 80
+WIDTH: Final = 60
 """Most prefixes that are extended from one step to the next."""
-BINS: Final = 40
+BINS: Final = 30
 """Classes of kept bytes into which they are sorted when there are more."""
 
 
@@ -73,25 +75,31 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     extended, beyond that the cheapest of each class of kept bytes. So the method is a beam search
     for long chains, in time proportional to ``L * WIDTH**2 + L**3 * 500`` for `L` steps.
     """
+    times = ChainTable(problem)
     if rule:
-        return _with_rule(problem, Overhead(rule))
+        return _with_rule(problem, Overhead(rule), times)
     adapted = Overhead.TIME if problem.minimize == Quantity.TIME else Overhead.ENERGY
     rules = [Overhead.PUBLISHED, adapted]
-    chosen = (partial(_with_rule, problem, each) for each in rules)
-    return cheapest(problem, (*chosen, partial(rotor, problem)))
+    chosen = (partial(_with_rule, problem, each, times) for each in rules)
+    return cheapest(problem, (*chosen, partial(checkpointed, problem, times)))
 
 
-def _with_rule(problem: Problem, rule: Overhead) -> Schedule:
+def _with_rule(problem: Problem, rule: Overhead, table: ChainTable) -> Schedule:
     computing, _, _ = eviction_costs(problem, rule)
-    table = ChainTable(problem, computing)
+    per_second = sum(computing) / (problem.pass_time_s or 1.0)
+    if not np.allclose(computing, per_second * np.array(problem.table.compute_time_s), atol=0):
+        table, per_second = ChainTable(problem, computing), 1.0
     layers = tuple(layers_of(problem, table.chain, rule))
     left_out = {Action.OFFLOAD: not problem.can_page, Action.RECOMPUTE: not problem.recompute}
     actions = [action for action in Action if not left_out.get(action)]
 
     usable = problem.usable_ram_bytes
 
+    def run_cost(first: int, last: int, room_bytes: int) -> float:
+        return per_second * table.run_cost(first, last, room_bytes)
+
     def run(units: int) -> Schedule | None:
-        best = best_actions(layers, usable * units // UNITS, actions, table.run_cost)
+        best = best_actions(layers, usable * units // UNITS, actions, run_cost)
         return None if best is None else schedule_of(table, best)
 
     schedule = bisected(problem, run, UNITS, UNITS + UNITS // MARGIN)
