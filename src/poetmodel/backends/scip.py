@@ -83,6 +83,7 @@ class Scip(Solver):
             _optimize(model)
         status = self.translate(model.getStatus(), STATUS)
         outcome = _collect(model, variables, call.form, status)
+        call.root_bound = finite(model.getDualboundRoot())
         model.freeProb()
         return outcome
 

@@ -334,6 +334,7 @@ class ChainTable:
         return self.up(part), 0.0
 
     def state_units(self, s: int) -> int:
+        """Return the size of the state of step `s`."""
         return self.up(self.chain.bytes_of(self.chain.steps[s].state))
 
     def kept_bytes(self, s: int) -> int:
@@ -341,4 +342,5 @@ class ChainTable:
         return self.chain.bytes_of(self.chain.steps[s].state & self.chain.steps[s].tape)
 
     def up(self, size_bytes: int) -> int:
+        """Return in how many units so many bytes fit."""
         return -(-size_bytes // self.unit_bytes)
