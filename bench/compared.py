@@ -16,7 +16,6 @@ import json
 import os
 import random
 import sys
-import time
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -27,7 +26,17 @@ import grid
 import poetmodel as pm
 import what_trains_where as steps
 from cases import GAP, SMOKE_LIMIT_S
-from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all
+from harness import (
+    ATTEMPTS,
+    FreshProcesses,
+    RecordedRun,
+    core_share_of,
+    parsed,
+    record,
+    recorded,
+    run_all,
+    within_core,
+)
 from poetmodel.baselines import METHODS, method, recompute_once
 from poetmodel.baselines import run as run_method
 from poetmodel.baselines.dtr import Runtime
@@ -74,10 +83,6 @@ PAPER: Final = "paper"
 """The published program, solved as it is by the solver of the optimum."""
 LIMIT_S, LAYERED_LIMIT_S = 15.0, 60.0
 """Processor time of a run, the same for all methods; that of a layered graph [s]."""
-CORE_SHARE: Final = 0.8
-"""A run that met its limit with less than this share of it in processor time is repeated."""
-ATTEMPTS: Final = 6
-"""How often a run is made until it had its processor time."""
 ORDER_SEED: Final = 29
 """Seed of the order in which problems are run."""
 
@@ -353,33 +358,18 @@ def smoke_runs() -> Iterator[ComparedRun]:
 
 
 def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
-    """Let a method schedule a problem and return the record; the graph is read before the clock.
-
-    Limits of the package are wall time. A run that met its limit is repeated with another one until
-    it had its processor time within `CORE_SHARE`; only the last one is kept.
-    """
+    """Let a method schedule a problem and return the record; the graph is read before the clock."""
     run = ComparedRun(**fields)
-    share = _warmed_up() if run.method == PAPER or _by_solver(run.method) else 1.0
-    for attempt in range(1, ATTEMPTS + 1):
-        problem = run.problem()
-        begun, begun_cpu_s = time.perf_counter(), time.process_time()
-        facts = _facts_of(run, problem, run.limit_s / share)
-        seconds, cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu_s
-        met = facts.get("termination") == Termination.TIME_LIMIT
-        if not met or CORE_SHARE <= cpu_s / run.limit_s <= 1 / CORE_SHARE:
-            break
-        share *= cpu_s / run.limit_s
-    else:
-        facts = {"status": FAILED, "reason": f"the processor was busy in {ATTEMPTS} attempts"}
+    solves = run.method == PAPER or (run.method != OWN_ORDER and method(run.method).by_solver)
+    share = core_share_of(warm_up) if solves else 1.0
+    problem = run.problem()
+    facts = within_core(run.limit_s, lambda wall_s: _facts_of(run, wall_s), share=share)
     return record(
         KIND,
         run.name,
         cell=fields,
         workers=1,
         threads=1,
-        attempts=attempt,
-        seconds=seconds,
-        cpu_s=cpu_s,
         graph_nodes=len(problem.graph.nodes),
         ram_budget_bytes=problem.ram_budget_bytes,
         floor_bytes=problem.floor.bytes,
@@ -390,21 +380,9 @@ def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
     )
 
 
-def _by_solver(name: str) -> bool:
-    return name != OWN_ORDER and method(name).by_solver
-
-
-def _warmed_up() -> float:
-    """Load the solver; return which share of a core that had, a tenth or more."""
-    begun, cpu_s = time.perf_counter(), time.process_time()
-    warm_up()
-    share = (time.process_time() - cpu_s) / (time.perf_counter() - begun)
-    return min(1.0, max(0.1, share))
-
-
-def _facts_of(run: ComparedRun, problem: Problem, wall_s: float) -> dict[str, Any]:
+def _facts_of(run: ComparedRun, wall_s: float) -> dict[str, Any]:
     """Return how a method ended within some wall time."""
-    name, options = run.method, {}
+    problem, name, options = run.problem(), run.method, dict[str, Any]()
     if name == PAPER:
         name, options = OPTIMAL, {"formulation": PAPER}
     try:
