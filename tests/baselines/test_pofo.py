@@ -27,7 +27,6 @@ from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 
-
 STAYING = (Action.KEEP, Action.OFFLOAD)
 
 

@@ -68,12 +68,12 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
 
     Interpreted: a layer is a step between articulation points, its activation what its part of the
     backward pass reads and the state it hands on. Adjacent steps with the action recompute form
-    runs. As in the paper a run hands its last state on, which stays in RAM until the part behind it
-    is over, and goes through its own parts by `rotor`, with the RAM that is free by then. The state
-    of a prefix is its bytes kept, its pending transfers in both passes and its cost so far. A prefix
-    dominates another if it is no worse in all of these. Up to `WIDTH` undominated prefixes are
-    extended, beyond that the cheapest of each class of kept bytes. So the method is a beam search
-    for long chains, in time proportional to ``L * WIDTH**2 + L**3 * 500`` for `L` steps.
+    runs. As in the paper, `rotor` goes through a run with the RAM that is free by then; the state
+    that the run hands on stays in RAM until the part behind it is over. The state of a prefix is
+    its bytes kept, its pending transfers in both passes and its cost so far. A prefix dominates
+    another if it is no worse in all of these. Up to `WIDTH` undominated prefixes are extended,
+    beyond that the cheapest of each class of kept bytes. So the method is a beam search for long
+    chains, in time proportional to ``L * WIDTH**2 + L**3 * 500`` for `L` steps.
     """
     times = ChainTable(problem)
     if rule:
