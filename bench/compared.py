@@ -130,6 +130,8 @@ def selective(problem: Problem) -> Schedule:
     return min(fitting, key=lambda pair: pair[0])[1]
 
 
+AS_PUBLISHED: Final = ("capuchin:published", "pofo:published")
+"""Methods whose rules are adapted to what a problem counts, by the published rule alone."""
 OWN_ORDER: Final = "dtr, own order"
 """What the runtime of DTR does, as a program: a schedule of stages may take more RAM."""
 
@@ -166,7 +168,7 @@ def methods_of(kind: str) -> tuple[str, ...]:
         return WITHOUT_BACKWARD
     shipped = (name for name in METHODS if kind == STEPS or name not in OF_STATE)
     others = (PAPER,) if kind == PUBLISHED else ()
-    return (*shipped, GREEDY, SELECTIVE, OWN_ORDER, *others)
+    return (*shipped, GREEDY, SELECTIVE, *AS_PUBLISHED, OWN_ORDER, *others)
 
 
 # -- problems --------------------------------------------------------------------------------------
@@ -296,7 +298,7 @@ def _problems(kind: str) -> Iterator[ComparedRun]:
         budgets = tuple(f"{steps.LEAST_RAM}+{share}%" for share in (0, 30, 60))
         axes = product(steps.MLPERF_TINY, (steps.PAGED, steps.MAPPED), budgets)
     elif kind in (DMA, TIME):
-        models = ("vgg16-cifar", "resnet18-cifar", "mobilenetv2")
+        models = ("vgg16-cifar", "resnet18-cifar", *(("mobilenetv2",) if kind == DMA else ()))
         devices = ("jetson-tx2", "stm32h743" if kind == DMA else "nrf52840")
         axes = product(models, devices, (grid.FLOOR, "50%", "70%"))
     else:
