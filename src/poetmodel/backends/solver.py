@@ -233,7 +233,9 @@ def _honest(
         raise BackendError(f"the solver stopped without a result ({raw.status})")
     objective = None if x is None else form.value(x)
     bound = _honest_bound(raw.bound, status, objective, form, limits.objective_cutoff)
-    root = raw.root_bound if raw.nodes is None or raw.nodes > 1 else bound
+    root = raw.root_bound if raw.nodes is not None else None
+    if raw.nodes in (0, 1):
+        root = bound
     if root is not None and bound is not None:
         root = form.sense * min(form.sense * root, form.sense * bound)
     return replace(raw, status=status, x=x, objective=objective, bound=bound, root_bound=root)
