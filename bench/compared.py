@@ -130,8 +130,9 @@ def selective(problem: Problem) -> Schedule:
     return min(fitting, key=lambda pair: pair[0])[1]
 
 
-AS_PUBLISHED: Final = ("capuchin:published", "pofo:published")
-"""Methods whose rules are adapted to what a problem counts, by the published rule alone."""
+VARIANTS: Final = ("capuchin:published", "pofo:published", "dtr:eq", "dtr:msps")
+"""The published rules alone of methods whose rules are adapted to what a problem counts, and the
+scores of DTR's paper that do best beside its own."""
 OWN_ORDER: Final = "dtr, own order"
 """What the runtime of DTR does, as a program: a schedule of stages may take more RAM."""
 
@@ -172,7 +173,7 @@ def methods_of(kind: str) -> tuple[str, ...]:
     left_out = (SAME, *(() if kind == STEPS else OF_STATE))
     shipped = (name for name in METHODS if name not in left_out)
     others = (PAPER,) if kind == PUBLISHED else ()
-    return (*shipped, GREEDY, SELECTIVE, *AS_PUBLISHED, OWN_ORDER, *others)
+    return (*shipped, GREEDY, SELECTIVE, *VARIANTS, OWN_ORDER, *others)
 
 
 # -- problems --------------------------------------------------------------------------------------
