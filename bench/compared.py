@@ -130,9 +130,9 @@ def selective(problem: Problem) -> Schedule:
     return min(fitting, key=lambda pair: pair[0])[1]
 
 
-VARIANTS: Final = ("capuchin:published", "pofo:published", "dtr:eq", "dtr:msps")
-"""The published rules alone of methods whose rules are adapted to what a problem counts, and the
-scores of DTR's paper that do best beside its own."""
+VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr:msps")
+"""The published rule alone of a method that takes the best of its rules, and the scores of DTR's
+paper that do best beside its own."""
 OWN_ORDER: Final = "dtr, own order"
 """What the runtime of DTR does, as a program: a schedule of stages may take more RAM."""
 
@@ -303,7 +303,7 @@ def _problems(kind: str) -> Iterator[ComparedRun]:
         budgets = tuple(f"{steps.LEAST_RAM}+{share}%" for share in (0, 30, 60))
         axes = product(steps.MLPERF_TINY, (steps.PAGED, steps.MAPPED), budgets)
     elif kind in (DMA, TIME):
-        models = ("vgg16-cifar", "resnet18-cifar")
+        models = ["vgg16-cifar", "resnet18-cifar"]
         devices = ("jetson-tx2", "stm32h743" if kind == DMA else "nrf52840")
         axes = product(models, devices, (grid.FLOOR, "50%", "70%"))
     else:

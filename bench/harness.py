@@ -143,6 +143,7 @@ def within_core(
     its processor time is the limit within `CORE_SHARE`; only the last run counts. `share` is what
     part of a core it may expect.
     """
+    facts: Record = {}
     for attempt in range(1, ATTEMPTS + 1):
         begun, begun_cpu_s = time.perf_counter(), time.process_time()
         facts = measure(limit_s / share)
