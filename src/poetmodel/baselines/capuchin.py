@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetmodel.baselines.engine import cheapest
-from poetmodel.baselines.homes import all_in_ram
+from poetmodel.baselines.homes import in_either_home
 from poetmodel.baselines.paging import (
     Gap,
     Overhead,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@all_in_ram
+@in_either_home
 def capuchin(problem: Problem, rule: str = "") -> Schedule:
     """Swap by free time while transfers are hidden, then swap or recompute by saving per second.
 

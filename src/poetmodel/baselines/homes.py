@@ -8,9 +8,10 @@ takes its bytes off the budget, and state on storage is like samples that lie th
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
+from poetmodel.baselines.engine import cheapest
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
@@ -35,6 +36,19 @@ def all_in_ram(method: Scheduler[P]) -> Scheduler[P]:
 def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
     """Make a method take graphs with state: the home of all state is storage."""
     return _with_homes(method, in_ram=False)
+
+
+def in_either_home(method: Scheduler[P]) -> Scheduler[P]:
+    """Make a method take graphs with state: it is in RAM, or on storage, whichever is better."""
+
+    @wraps(method)
+    def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
+        if not problem.graph.state_tensors:
+            return method(problem, *options, **named)
+        homes = (all_in_ram(method), all_on_storage(method))
+        return cheapest(problem, (partial(home, problem, *options, **named) for home in homes))
+
+    return schedule
 
 
 def _with_homes(method: Scheduler[P], *, in_ram: bool) -> Scheduler[P]:

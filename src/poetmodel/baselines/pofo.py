@@ -12,7 +12,7 @@ import numpy as np
 
 from poetmodel.baselines.checkpointing import MARGIN, ChainTable, checkpointed
 from poetmodel.baselines.engine import bisected, cheapest
-from poetmodel.baselines.homes import all_in_ram
+from poetmodel.baselines.homes import in_either_home
 from poetmodel.baselines.paging import Overhead, eviction_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
@@ -46,7 +46,7 @@ class Action(StrEnum):
     """They are dropped and recomputed, in a run with adjacent steps of the same action."""
 
 
-@all_in_ram
+@in_either_home
 def pofo(problem: Problem, rule: str = "") -> Schedule:
     """Give every step of a chain one action so that the step of training takes the least time.
 

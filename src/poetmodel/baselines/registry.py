@@ -35,6 +35,8 @@ class StateHomes(StrEnum):
     """All in RAM."""
     STORAGE = "storage"
     """All on storage."""
+    EITHER = "RAM or storage"
+    """All in RAM, or all on storage, whichever is better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +236,7 @@ _ALL: Final = (
         not_for=_NO_CHAIN,
         home="poetmodel.baselines.pofo:pofo",
         **_table_1("-++-"),
+        state_homes=StateHomes.EITHER,
         pages=True,
         recomputes=True,
         variants=("published", "time", "energy"),
@@ -255,6 +258,7 @@ _ALL: Final = (
         assumptions="later reads are unknown",
         home="poetmodel.baselines.dtr:dtr_paging",
         **_table_1("++++"),
+        state_homes=StateHomes.EITHER,
         pages=True,
         recomputes=True,
     ),
@@ -266,6 +270,7 @@ _ALL: Final = (
         "the published rule",
         home="poetmodel.baselines.capuchin:capuchin",
         **_table_1("+++-"),
+        state_homes=StateHomes.EITHER,
         pages=True,
         recomputes=True,
         variants=("published", "time", "energy"),
