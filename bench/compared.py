@@ -30,6 +30,7 @@ from harness import (
     ATTEMPTS,
     FreshProcesses,
     RecordedRun,
+    ThisProcess,
     core_share_of,
     parsed,
     record,
@@ -367,8 +368,7 @@ def smoke_runs() -> Iterator[ComparedRun]:
 def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
     """Let a method schedule a problem and return the record; the graph is read before the clock."""
     run = ComparedRun(**fields)
-    solves = run.method == PAPER or (run.method != OWN_ORDER and method(run.method).by_solver)
-    share = core_share_of(warm_up) if solves else 1.0
+    share = core_share_of(warm_up) if _solves(run) else 1.0
     problem = run.problem()
     facts = within_core(run.limit_s, lambda wall_s: _facts_of(run, wall_s), share=share)
     return record(
@@ -385,6 +385,10 @@ def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
         baseline=problem.objective.baseline,
         **facts,
     )
+
+
+def _solves(run: ComparedRun) -> bool:
+    return run.method == PAPER or (run.method != OWN_ORDER and method(run.method).by_solver)
 
 
 def _facts_of(run: ComparedRun, wall_s: float) -> dict[str, Any]:
@@ -433,6 +437,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--method", action="append", default=[], help="a method of one's own, too: FILE.py:FUNCTION"
     )
+    parser.add_argument(
+        "--quick", action="store_true", help="methods without a solver alone, in one process"
+    )
     options = parsed(parser, "compared.jsonl", arguments)
     try:
         for name in options.method:
@@ -440,13 +447,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PoetModelError as error:
         parser.error(str(error))
     chosen = [
-        run for run in runs(options.kind or KINDS, options.method) if options.only in run.name
+        run
+        for run in runs(options.kind or KINDS, options.method)
+        if options.only in run.name and not (options.quick and _solves(run))
     ]
+    apart = FreshProcesses(1, preloaded=(*PRELOADED, "compared"), grace_s=ATTEMPTS * GRACE_S)
     return run_all(
         chosen,
         recorded(options.out),
         measure_method,
-        FreshProcesses(1, preloaded=(*PRELOADED, "compared"), grace_s=ATTEMPTS * GRACE_S),
+        ThisProcess() if options.quick else apart,
         kind=KIND,
     )
 

@@ -125,6 +125,19 @@ class FreshProcesses(Executor):
         raise ProcessEndedError(process.exitcode, time.monotonic() - begun_s)
 
 
+class ThisProcess(Executor):
+    """Does one run after the other in this process: for methods that have no solver to load."""
+
+    def submit(self, measure: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+        """Call a function at once; what it raises comes out of the future."""
+        done: Future[Any] = Future()
+        try:
+            done.set_result(measure(*arguments))
+        except Exception as error:  # noqa: BLE001 - as an executor has it
+            done.set_exception(error)
+        return done
+
+
 def _answer(out: Connection, measure: Callable[..., Record], *arguments: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process itself
     out.send(measure(*arguments))
@@ -197,7 +210,7 @@ def run_all(
     runs: Sequence[AnyRun],
     store: RecordFile,
     measure: Callable[[dict[str, Any], Any], Record],
-    pool: FreshProcesses,
+    pool: Executor,
     *,
     kind: str,
     workers: int = 1,
