@@ -160,7 +160,7 @@ def test_better_home_is_taken() -> None:
     assert set(capuchin(roomy).resident) == set(roomy.graph.state_tensors)
     assert capuchin(short).resident == ()
     assert verify(short, capuchin(short)).valid
-    with pytest.raises(MethodNotApplicableError, match="at .df. 8 B more"):
+    with pytest.raises(MethodNotApplicableError, match=r"at .df. 8 B more"):
         capuchin(layers(ram="70%", paging=False))
 
 
