@@ -246,8 +246,7 @@ class ActionPrefix:
 
     def end_run(self, layer: Layer, ram_bytes: int, run_cost: RunCost) -> ActionPrefix | None:
         """Return the prefix with its run at its end, the state of the last step kept."""
-        assert self.run_begin is not None  # noqa: S101 - of a run that goes on
-        first, last = self.run_begin, len(self.actions) - 1
+        first, last = self.run_begin or 0, len(self.actions) - 1
         held = self.kept_bytes + (self.anchor[1] if self.anchor else 0)
         best: tuple[float, int] | None = None
         for wait in (0.0, *(end for end, _ in self.page_ins.ends)):
