@@ -401,6 +401,8 @@ def _facts_of(run: ComparedRun, wall_s: float) -> dict[str, Any]:
             with time_limit(wall_s):
                 return in_own_order(problem)
         result = run_method(problem, name, time_limit=wall_s, gap=GAP, seed=run.seed, **options)
+        if result.termination == Termination.INTERRUPTED:
+            raise KeyboardInterrupt
         return _facts(result)
     except TimeLimitError:
         return {"status": str(Status.UNKNOWN), "termination": str(Termination.TIME_LIMIT)}
