@@ -16,7 +16,6 @@ import json
 import os
 import random
 import sys
-import time
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -27,16 +26,34 @@ import grid
 import poetmodel as pm
 import what_trains_where as steps
 from cases import GAP, SMOKE_LIMIT_S
-from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all
+from harness import (
+    ATTEMPTS,
+    FreshProcesses,
+    RecordedRun,
+    ThisProcess,
+    core_share_of,
+    parsed,
+    record,
+    recorded,
+    run_all,
+    within_core,
+)
 from poetmodel.baselines import METHODS, method, recompute_once
 from poetmodel.baselines import run as run_method
-from poetmodel.baselines.homes import all_in_ram
+from poetmodel.baselines.dtr import Runtime
+from poetmodel.baselines.homes import all_in_ram, without_state
 from poetmodel.bench.measurement import FAILED, NOT_APPLICABLE
-from poetmodel.device import Costs, Device
-from poetmodel.errors import MethodNotApplicableError, PoetModelError
+from poetmodel.bench.tables import model_gap
+from poetmodel.clock import time_limit
+from poetmodel.device import Costs, Device, StorageMode
+from poetmodel.errors import MethodNotApplicableError, PoetModelError, TimeLimitError
 from poetmodel.graph import Phase, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct
+from poetmodel.plan import Plan, check_plan
+from poetmodel.problem import Quantity
+from poetmodel.result import Status, Termination
 from poetmodel.schedule import simulate
+from poetmodel.schedule.instructions import Instruction, Op
 from run_grid import GRACE_S, PRELOADED, warm_up
 
 if TYPE_CHECKING:
@@ -50,19 +67,23 @@ if TYPE_CHECKING:
 
 KIND: Final = "compared"
 """Kind of the records."""
-PUBLISHED, ZOO, CAPTURED, STEPS, LAYERED = KINDS = (
+PUBLISHED, ZOO, CAPTURED, STEPS, DMA, TIME, LAYERED = KINDS = (
     "published",
     "zoo",
     "captured",
     "whole steps",
+    "dma",
+    "time",
     "layered",
 )
 """Kinds of problems; the last one is a table of its own."""
 MAIN: Final = KINDS[:-1]
 """Kinds of the main table."""
 OPTIMAL: Final = "optimal"
-LIMIT_S, OTHERS_LIMIT_S, LAYERED_LIMIT_S = 15.0, 10.0, 60.0
-"""Wall time of a solve: of the optimum, of another method, of a layered graph [s]."""
+PAPER: Final = "paper"
+"""The published program, solved as it is by the solver of the optimum."""
+LIMIT_S, LAYERED_LIMIT_S = 15.0, 60.0
+"""Processor time of a run, the same for all methods; that of a layered graph [s]."""
 ORDER_SEED: Final = 29
 """Seed of the order in which problems are run."""
 
@@ -110,6 +131,36 @@ def selective(problem: Problem) -> Schedule:
     return min(fitting, key=lambda pair: pair[0])[1]
 
 
+VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr:msps")
+"""The published rule alone of a method that takes the best of its rules, and the scores of DTR's
+paper that do best beside its own."""
+OWN_ORDER: Final = "dtr, own order"
+"""What the runtime of DTR does, as a program: a schedule of stages may take more RAM."""
+
+
+def in_own_order(problem: Problem) -> dict[str, Any]:
+    """Return the facts of DTR's run as a program, which the simulator of plans executes."""
+    plain = without_state(problem, in_ram=True) if problem.graph.state_tensors else problem
+    runtime = Runtime(plain, "full", plain.usable_ram_bytes)
+    runtime.run()
+    at_the_end = (Instruction(Op.FREE, i) for i in sorted(runtime.ram))
+    plan = Plan(program=(*runtime.program, *at_the_end), mode=StorageMode.BLOCKING)
+    check = check_plan(plain.graph, plain.costs, plan, ram_budget_bytes=plain.usable_ram_bytes)
+    if check.violations:
+        raise MethodNotApplicableError(check.violations[0])
+    energy_j, time_s = check.energy_j or 0.0, check.makespan_s or 0.0
+    spent = time_s if problem.minimize == Quantity.TIME else energy_j
+    return {
+        "status": str(Status.FEASIBLE),
+        "overhead": max(0.0, spent - problem.objective.baseline),
+        "overhead_j": max(0.0, energy_j - problem.baseline_energy_j),
+        "peak_ram_bytes": problem.usable_ram_bytes - plain.usable_ram_bytes + check.peak_ram_bytes,
+    }
+
+
+SAME: Final = "recompute-only"
+"""A method that is left out: it solves the problem of ``checkmate``, as the energy of a node is in
+proportion to its time in all problems here."""
 OF_STATE: Final = ("resident", "zero-offload")
 """Methods that are about state, and do nothing of their own on graphs without."""
 WITHOUT_BACKWARD: Final = (OPTIMAL, GREEDY, "dtr", "capuchin", "chen-sqrt")
@@ -120,8 +171,10 @@ def methods_of(kind: str) -> tuple[str, ...]:
     """Return the methods that are run on a kind of problems, the optimum first."""
     if kind == LAYERED:
         return WITHOUT_BACKWARD
-    shipped = (name for name in METHODS if kind == STEPS or name not in OF_STATE)
-    return (*shipped, GREEDY, SELECTIVE)
+    left_out = (SAME, *(() if kind == STEPS else OF_STATE))
+    shipped = (name for name in METHODS if name not in left_out)
+    others = (PAPER,) if kind == PUBLISHED else ()
+    return (*shipped, GREEDY, SELECTIVE, *VARIANTS, OWN_ORDER, *others)
 
 
 # -- problems --------------------------------------------------------------------------------------
@@ -143,7 +196,7 @@ class ComparedRun(RecordedRun):
     method: str = OPTIMAL
     """A method."""
     limit_s: float = LIMIT_S
-    """Wall time, building included [s]."""
+    """Processor time, building included [s]."""
     seed: int = 0
     """Seed of the solver."""
 
@@ -166,7 +219,10 @@ class ComparedRun(RecordedRun):
             graph = layered_graph(self.model)
             costs = Costs.estimate(graph, Device.load(self.device))
             return pm.Problem(graph, costs, ram=self.ram, paging=False)
-        return grid.Instance(goal=0, model=self.model, device=self.device, ram=self.ram).problem()
+        problem = grid.Instance(
+            goal=0, model=self.model, device=self.device, ram=self.ram
+        ).problem()
+        return replace(problem, minimize=Quantity.TIME) if self.kind == TIME else problem
 
 
 DATA: Final = "MOCCASIN_DATA"
@@ -228,6 +284,8 @@ CURVES: Final = (
     (ZOO, "resnet18-cifar", "nrf52840", (grid.FLOOR, *_SHARES)),
     (CAPTURED, "traced/models/vit", grid.PROFILE, (grid.FLOOR, *_SHARES)),
     (STEPS, "resnet8", steps.PAGED, tuple(f"least+{share}%" for share in (0, *range(10, 100, 15)))),
+    (DMA, "resnet18-cifar", "stm32h743", (grid.FLOOR, *_SHARES[1::2])),
+    (TIME, "resnet18-cifar", "jetson-tx2", (grid.FLOOR, *_SHARES[1::2])),
 )
 """Problems of the picture: a network and a device of each kind, over budgets."""
 
@@ -245,6 +303,10 @@ def _problems(kind: str) -> Iterator[ComparedRun]:
     elif kind == STEPS:
         budgets = tuple(f"{steps.LEAST_RAM}+{share}%" for share in (0, 30, 60))
         axes = product(steps.MLPERF_TINY, (steps.PAGED, steps.MAPPED), budgets)
+    elif kind in (DMA, TIME):
+        models = ["vgg16-cifar", "resnet18-cifar"]
+        devices = ("jetson-tx2", "stm32h743" if kind == DMA else "nrf52840")
+        axes = product(models, devices, (grid.FLOOR, "50%", "70%"))
     else:
         sizes = {100: range(3), 250: range(3), 500: range(2), 1000: range(1)}
         models = [f"{n}{NUMBERS}{seed}" for n, seeds in sizes.items() for seed in seeds]
@@ -281,10 +343,9 @@ def _possible(run: ComparedRun) -> bool:
 def runs(kinds: Sequence[str] = KINDS, own: Sequence[str] = ()) -> Iterator[ComparedRun]:
     """Yield the runs of some kinds, each problem with all methods right after each other."""
     for problem in problems(kinds):
-        layered = problem.kind == LAYERED
+        limit_s = LAYERED_LIMIT_S if problem.kind == LAYERED else LIMIT_S
         for name in (*methods_of(problem.kind), *own):
-            limit_s = LIMIT_S if name == OPTIMAL else OTHERS_LIMIT_S
-            yield replace(problem, method=name, limit_s=LAYERED_LIMIT_S if layered else limit_s)
+            yield replace(problem, method=name, limit_s=limit_s)
 
 
 def smoke_runs() -> Iterator[ComparedRun]:
@@ -292,6 +353,8 @@ def smoke_runs() -> Iterator[ComparedRun]:
     small = {
         PUBLISHED: ("paper/linear", "paper-m4", "70%"),
         STEPS: ("mlp", steps.PAGED, "least+50%"),
+        DMA: ("mlp", "stm32h743", "70%"),
+        TIME: ("mlp", "stm32h743", "70%"),
         LAYERED: ("20, 0", "paper-m4", "90%"),
     }
     for kind, (model, device, ram) in small.items():
@@ -305,44 +368,66 @@ def smoke_runs() -> Iterator[ComparedRun]:
 def measure_method(fields: dict[str, Any], _start: None = None) -> Record:
     """Let a method schedule a problem and return the record; the graph is read before the clock."""
     run = ComparedRun(**fields)
-    if method(run.method).by_solver:
-        warm_up()
+    share = core_share_of(warm_up) if _solves(run) else 1.0
     problem = run.problem()
-    begun, cpu_s = time.perf_counter(), time.process_time()
-    try:
-        result = run_method(problem, run.method, time_limit=run.limit_s, gap=GAP, seed=run.seed)
-        facts = _facts(result)
-    except MethodNotApplicableError as error:
-        facts = {"status": NOT_APPLICABLE, "reason": str(error)}
-    except PoetModelError as error:
-        facts = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
+    facts = within_core(run.limit_s, lambda wall_s: _facts_of(run, wall_s), share=share)
     return record(
         KIND,
         run.name,
         cell=fields,
         workers=1,
         threads=1,
-        seconds=time.perf_counter() - begun,
-        cpu_s=time.process_time() - cpu_s,
         graph_nodes=len(problem.graph.nodes),
         ram_budget_bytes=problem.ram_budget_bytes,
         floor_bytes=problem.floor.bytes,
         keep_all_bytes=checkpoint_all_peak_bytes(problem.graph),
         baseline_energy_j=problem.baseline_energy_j,
+        baseline=problem.objective.baseline,
         **facts,
     )
 
 
+def _solves(run: ComparedRun) -> bool:
+    return run.method == PAPER or (run.method != OWN_ORDER and method(run.method).by_solver)
+
+
+def _facts_of(run: ComparedRun, wall_s: float) -> dict[str, Any]:
+    """Return how a method ended within some wall time."""
+    problem, name, options = run.problem(), run.method, dict[str, Any]()
+    if name == PAPER:
+        name, options = OPTIMAL, {"formulation": PAPER}
+    try:
+        if name == OWN_ORDER:
+            with time_limit(wall_s):
+                return in_own_order(problem)
+        result = run_method(problem, name, time_limit=wall_s, gap=GAP, seed=run.seed, **options)
+        if result.termination == Termination.INTERRUPTED:
+            raise KeyboardInterrupt
+        return _facts(result)
+    except TimeLimitError:
+        return {"status": str(Status.UNKNOWN), "termination": str(Termination.TIME_LIMIT)}
+    except MethodNotApplicableError as error:
+        return {"status": NOT_APPLICABLE, "reason": str(error)}
+    except PoetModelError as error:
+        return {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
+
+
 def _facts(result: SolveResult) -> dict[str, Any]:
+    valid, baseline = not result.violations, result.problem.objective.baseline
+    statistics = result.statistics
     return {
         "status": str(result.status),
         "termination": str(result.termination),
-        "reason": result.reason,
+        "reason": result.reason or "; ".join(result.violations[:1]),
         "gap": result.objective_gap,
         "requested_gap": result.requested_gap,
-        "overhead_j": result.overhead_j,
+        "overhead": result.overhead if valid else None,
+        "overhead_bound": result.proven_bound - baseline,
+        "overhead_j": result.overhead_j if valid else None,
         "overhead_bound_j": result.overhead_bound_j,
         "peak_ram_bytes": result.peak_ram_bytes,
+        "restricted": statistics.get("restricted_status"),
+        "model_gap": model_gap(statistics),
     }
 
 
@@ -354,6 +439,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--method", action="append", default=[], help="a method of one's own, too: FILE.py:FUNCTION"
     )
+    parser.add_argument(
+        "--quick", action="store_true", help="methods without a solver alone, in one process"
+    )
     options = parsed(parser, "compared.jsonl", arguments)
     try:
         for name in options.method:
@@ -361,13 +449,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PoetModelError as error:
         parser.error(str(error))
     chosen = [
-        run for run in runs(options.kind or KINDS, options.method) if options.only in run.name
+        run
+        for run in runs(options.kind or KINDS, options.method)
+        if options.only in run.name and not (options.quick and _solves(run))
     ]
+    apart = FreshProcesses(1, preloaded=(*PRELOADED, "compared"), grace_s=ATTEMPTS * GRACE_S)
     return run_all(
         chosen,
         recorded(options.out),
         measure_method,
-        FreshProcesses(1, preloaded=(*PRELOADED, "compared"), grace_s=GRACE_S),
+        ThisProcess() if options.quick else apart,
         kind=KIND,
     )
 

@@ -64,7 +64,7 @@ def _ended(row: Row) -> tuple[str, ...]:
         status,
         *("-" if energy is None else format_joules(max(0.0, energy)) for energy in (value, bound)),
         gap_words(row) if row["status"] in (Status.OPTIMAL, Status.FEASIBLE) else "-",
-        seconds(row["seconds"]),
+        seconds(row.get("cpu_s") or row["seconds"]),
     )
 
 

@@ -8,8 +8,20 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from compared import CURVES, GREEDY, LAYERED, MAIN, NUMBERS, OF_STATE, OPTIMAL, SELECTIVE
+from compared import (
+    CURVES,
+    GREEDY,
+    LAYERED,
+    MAIN,
+    NUMBERS,
+    OF_STATE,
+    OPTIMAL,
+    OWN_ORDER,
+    PAPER,
+    SELECTIVE,
+)
 from poetmodel.baselines import METHODS
+from poetmodel.bench.measurement import NOT_APPLICABLE
 from poetmodel.units import format_bytes
 from result_pages.drawing import BLUE, COLOURS, PALE, Chart
 from result_pages.records import ONE_PERCENT, Line, percent_text, seconds_text
@@ -35,6 +47,7 @@ IN_README: Final = (
     "min-cut",
     SELECTIVE,
     "dtr",
+    PAPER,
 )
 """Methods of the README's table, the optimum and `BEST` aside."""
 _LINES: Final = ("-", "--", ":")
@@ -48,10 +61,19 @@ class MethodRecord(Line):
     """The record of a problem that one method scheduled."""
 
     @property
-    def overhead_j(self) -> float | None:
-        """Energy of its schedule beyond a single pass [J]; None without one."""
-        found = self.record.get("overhead_j")
-        return None if found is None else max(0.0, float(found))
+    def overhead(self) -> float | None:
+        """Energy or time of its schedule beyond a single pass [J, s]; None without one.
+
+        That of `PAPER` counts where it is its solver's, and not the schedule that it began with.
+        """
+        found = self.record.get("overhead", self.record.get("overhead_j"))
+        begun_with = self.cell["method"] == PAPER and self.record.get("model_gap") is None
+        return None if found is None or begun_with else max(0.0, float(found))
+
+    @property
+    def baseline(self) -> float:
+        """What a single pass takes of what is minimized [J, s]."""
+        return float(self.record.get("baseline", self.record["baseline_energy_j"]))
 
     @property
     def cpu_s(self) -> float:
@@ -59,14 +81,15 @@ class MethodRecord(Line):
         return float(self.record.get("cpu_s", self.seconds))
 
     @property
-    def bound_j(self) -> float:
-        """What is proved that every schedule pays [J]."""
-        return max(0.0, float(self.record.get("overhead_bound_j") or 0.0))
+    def bound(self) -> float:
+        """What is proved that every schedule pays [J, s]."""
+        found = self.record.get("overhead_bound", self.record.get("overhead_bound_j"))
+        return max(0.0, float(found or 0.0))
 
     @property
     def proved(self) -> bool:
         """Whether its schedule is proved to 1 % of the overhead."""
-        return self.overhead_j is not None and self.gap is not None and self.gap <= ONE_PERCENT
+        return self.overhead is not None and self.gap is not None and self.gap <= ONE_PERCENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +111,19 @@ class Compared:
     @property
     def solved(self) -> bool:
         """Whether some method has a schedule; if not there is nothing to compare."""
-        return any(run.overhead_j is not None for run in self.runs.values())
+        return any(run.overhead is not None for run in self.runs.values())
 
     @property
-    def least_j(self) -> float:
-        """The least overhead that any method found [J]."""
-        found = (run.overhead_j for run in self.runs.values())
+    def least(self) -> float:
+        """The least overhead that any method found [J, s]."""
+        found = (run.overhead for run in self.runs.values())
         return min(value for value in found if value is not None)
 
     def best(self) -> MethodRecord | None:
         """Return the best record of the earlier methods that need no solver."""
         found = [run for name, run in self.runs.items() if is_heuristic(name)]
-        able = [run for run in found if run.overhead_j is not None]
-        return min(able, key=lambda run: run.overhead_j or 0.0, default=None)
+        able = [run for run in found if run.overhead is not None]
+        return min(able, key=lambda run: run.overhead or 0.0, default=None)
 
     def record_of(self, method: str) -> MethodRecord | None:
         """Return the record of a method, or that of the best for `BEST`."""
@@ -112,13 +135,13 @@ class Compared:
         The least overhead lies between what is proved and what was found. Where both are 0, that of
         the record is 1 if it is 0 too, else infinite.
         """
-        value = run.overhead_j or 0.0
-        bound = self.least_j if self.optimum.proved else self.optimum.bound_j
-        return _times(value, self.least_j), _times(value, bound)
+        value = run.overhead or 0.0
+        bound = self.least if self.optimum.proved else self.optimum.bound
+        return _times(value, self.least), _times(value, bound)
 
     def ties(self, run: MethodRecord) -> bool:
         """Return whether a record has an overhead as low as any."""
-        return run.overhead_j is not None and run.overhead_j <= self.least_j * (1 + TIE)
+        return run.overhead is not None and run.overhead <= self.least * (1 + TIE)
 
 
 def _times(value: float, least: float) -> float:
@@ -129,12 +152,13 @@ def _times(value: float, least: float) -> float:
 
 def by_solver(name: str) -> bool:
     """Return whether a method solves a program."""
-    return name in METHODS and METHODS[name].by_solver
+    return name == PAPER or (name in METHODS and METHODS[name].by_solver)
 
 
 def is_heuristic(name: str) -> bool:
     """Return whether a method is one of earlier work, and solves no program."""
-    return name == SELECTIVE or (name in METHODS and not METHODS[name].by_solver)
+    known = name.partition(":")[0] in METHODS or name in (SELECTIVE, OWN_ORDER)
+    return known and not by_solver(name)
 
 
 def problems_of(
@@ -168,7 +192,7 @@ class Row:
     def runs(self) -> list[tuple[Compared, MethodRecord]]:
         """The problems on which it has a schedule."""
         pairs = ((problem, problem.record_of(self.method)) for problem in self.problems)
-        return [(p, run) for p, run in pairs if run is not None and run.overhead_j is not None]
+        return [(p, run) for p, run in pairs if run is not None and run.overhead is not None]
 
     @property
     def tried(self) -> int:
@@ -258,10 +282,7 @@ def page(records: Sequence[dict[str, Any]], source: str) -> str:
         source=source,
         chart=CHART,
         **_told(problems),
-        limit=_limit_text([problem.optimum for problem in problems]),
-        others_limit=_limit_text(
-            run for problem in problems for name, run in problem.runs.items() if name != OPTIMAL
-        ),
+        limit=_limit_text(run for problem in problems for run in problem.runs.values()),
         core_share=core_share(records),
         left_out=len(problems_of(records, unsolved=True)) - len(problems),
         rows=[*rows(problems), Row(BEST, problems)],
@@ -288,8 +309,8 @@ def readme_table(records: Sequence[dict[str, Any]]) -> str:
         "compared-readme",
         rows=[*chosen, Row(BEST, problems)],
         kind_of=_kind_of,
-        exact=next((row for row in earlier if by_solver(row.method)), None),
-        limit=_limit_text([problem.optimum for problem in problems]),
+        exact=next((row for row in earlier if row.method == "checkmate"), None),
+        limit=_limit_text(run for problem in problems for run in problem.runs.values()),
         records=records,
         core_share=core_share(records),
         **_told(problems),
@@ -302,6 +323,8 @@ def _kind_of(method: str) -> str:
         return "this package"
     if not by_solver(method):
         return "heuristic"
+    if method == PAPER:
+        return "published program"
     return "exact" if METHODS[method].pages else "exact, no paging"
 
 
@@ -321,16 +344,21 @@ def _told(problems: Sequence[Compared]) -> dict[str, Any]:
         "problems": problems,
         "kinds": Counter(problem.kind for problem in problems),
         "proved": sum(run.proved for run in optima),
-        "free": sum(problem.least_j == 0 for problem in problems),
+        "free": sum(problem.least == 0 for problem in problems),
         "best": Row(BEST, problems),
         "best_name": BEST,
         "greedy": Row(GREEDY, problems),
         "optimum": Row(OPTIMAL, problems),
-        "least": statistics.median(
-            problem.least_j / problem.optimum.record["baseline_energy_j"] for problem in problems
-        ),
+        "least": statistics.median(p.least / p.optimum.baseline for p in problems),
+        "unsolved": _unsolved(problems),
         "optimal": OPTIMAL,
     }
+
+
+def _unsolved(problems: Sequence[Compared]) -> Counter[bool]:
+    """Return how many problems Checkmate leaves unsolved: with a proof, and at its limit."""
+    found = [problem.runs.get("checkmate") for problem in problems]
+    return Counter(run.status == NOT_APPLICABLE for run in found if run and run.overhead is None)
 
 
 def _ties(problems: Sequence[Compared], names: Sequence[str]) -> dict[str, Any]:
@@ -354,7 +382,7 @@ def core_share(records: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def _limit_text(runs: Iterable[MethodRecord]) -> str:
-    """Return the wall time that runs had, or all of these where they differ."""
+    """Return the processor time that runs had, or all of these where they differ."""
     return " or ".join(f"{limit:g} s" for limit in sorted({run.cell["limit_s"] for run in runs}))
 
 
@@ -375,14 +403,14 @@ def _layered_label(problem: Compared) -> str:
 
 def _overhead_text(problem: Compared, name: str) -> str:
     """Return the overhead of a method over the baseline; of the optimum with what is proved."""
-    run, baseline = problem.runs.get(name), problem.optimum["baseline_energy_j"]
-    if run is None or run.overhead_j is None:
-        proved = name == OPTIMAL and problem.optimum.bound_j
-        return f"at least {percent_text(problem.optimum.bound_j / baseline)}" if proved else "-"
-    value = percent_text(run.overhead_j / baseline)
+    run, baseline = problem.runs.get(name), problem.optimum.baseline
+    if run is None or run.overhead is None:
+        proved = name == OPTIMAL and problem.optimum.bound
+        return f"at least {percent_text(problem.optimum.bound / baseline)}" if proved else "-"
+    value = percent_text(run.overhead / baseline)
     if name != OPTIMAL or run.proved:
         return value
-    return f"{percent_text(run.bound_j / baseline)} to {value}"
+    return f"{percent_text(run.bound / baseline)} to {value}"
 
 
 # -- the chart -------------------------------------------------------------------------------------
@@ -404,12 +432,12 @@ def chart(records: Sequence[dict[str, Any]]) -> Chart:
         for row in rows(problems):
             for problem, run in row.runs:
                 share = problem.optimum["ram_budget_bytes"] / problem.optimum["keep_all_bytes"]
-                paid = (run.overhead_j or 0.0) / problem.optimum["baseline_energy_j"]
+                paid = (run.overhead or 0.0) / problem.optimum.baseline
                 lines.setdefault(row.method, []).append([100 * share, 100 * paid])
         bound = [
             [
                 100 * problem.optimum["ram_budget_bytes"] / problem.optimum["keep_all_bytes"],
-                100 * problem.optimum.bound_j / problem.optimum["baseline_energy_j"],
+                100 * problem.optimum.bound / problem.optimum.baseline,
             ]
             for problem in problems
         ]
@@ -417,13 +445,13 @@ def chart(records: Sequence[dict[str, Any]]) -> Chart:
         name = model.rpartition("/")[2]
         heading = f"{kind}: {name}" + ("" if device == "profile" else f" on {device}")
         shown[heading] = {"lines": lines, "bound": bound, "peak": peak}
-    return Chart(shown=shown, paint=_paint, height_inches=7.6)
+    return Chart(shown=shown, paint=_paint, height_inches=10.4)
 
 
 def _paint(figure: Any, shown: Any) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    panels = figure.subplots(2, 2, squeeze=False).ravel()
+    panels = figure.subplots(3, 2, squeeze=False).ravel()
     names = dict.fromkeys(name for panel in shown.values() for name in panel["lines"])
     others = sorted(name for name in names if name != OPTIMAL)
     styles = {
@@ -463,4 +491,4 @@ def _paint(figure: Any, shown: Any) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=4)
-    figure.supylabel("energy beyond a single pass", fontsize=9)
+    figure.supylabel("energy (in the last panel: time) beyond a single pass", fontsize=9)

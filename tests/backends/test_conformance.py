@@ -492,6 +492,15 @@ def test_reuse_is_deterministic(solver: Solver) -> None:
     assert np.array_equal(np.asarray(first.x), np.asarray(second.x))
 
 
+def test_bound_of_the_root_is_told(solver: Solver) -> None:
+    """It is no better than the last one, and the relaxation proves no more; 503 is the optimum."""
+    result = solver.solve(covering(), SAFE)
+    relaxed = solver.solve(covering().relaxed(), SAFE)
+    assert result.root_bound is not None
+    assert relaxed.objective - 1e-6 <= result.root_bound <= result.bound
+    assert relaxed.root_bound is None
+
+
 @FIRST_QUICKLY
 def test_threads_may_change(solver: Solver) -> None:
     """One thread, then two, then one again, all in one process."""

@@ -12,6 +12,7 @@ import poetmodel as pm
 from kit.instances import random_costs, random_problem, random_step, seeded
 from kit.worked import skip_problem, state, update
 from poetmodel.baselines import METHODS, StateHomes, run
+from poetmodel.baselines.capuchin import capuchin
 from poetmodel.baselines.dtr import dtr
 from poetmodel.baselines.homes import all_in_ram, all_on_storage
 from poetmodel.baselines.paging import lru_paging, offload_all, zero_offload
@@ -112,8 +113,12 @@ def test_schedules_are_valid_with_the_stated_homes_or_refused(entry: Method) -> 
             continue
         assert verify(problem, schedule).valid
         made += 1
-        in_ram = entry.state_homes == StateHomes.RAM
-        assert schedule.resident == (problem.graph.state_tensors if in_ram else ())
+        homes = {
+            StateHomes.RAM: [problem.graph.state_tensors],
+            StateHomes.STORAGE: [()],
+            StateHomes.EITHER: [problem.graph.state_tensors, ()],
+        }
+        assert schedule.resident in homes[entry.state_homes]
     chains = ("griewank-walther", "rotor", "pofo")
     assert made > (0 if entry.name in chains else 5)
 
@@ -147,6 +152,16 @@ def test_with_all_state_in_ram_a_method_sees_the_rest() -> None:
     assert [plain.usable_ram_bytes for plain in seen] == [30 - 14]
     assert [plain.graph.state_tensors for plain in seen] == [()]
     assert checkpoint_all_peak_bytes(seen[0].graph) + 14 == checkpoint_all_peak_bytes(problem.graph)
+
+
+def test_better_home_is_taken() -> None:
+    """Where state fits into RAM it stays there, else it is paged; no RAM for it is no refusal."""
+    roomy, short = layers(), layers(ram="70%")
+    assert set(capuchin(roomy).resident) == set(roomy.graph.state_tensors)
+    assert capuchin(short).resident == ()
+    assert verify(short, capuchin(short)).valid
+    with pytest.raises(MethodNotApplicableError, match=r"at .df. 8 B more"):
+        capuchin(layers(ram="70%", paging=False))
 
 
 def test_state_on_storage_takes_room_there() -> None:

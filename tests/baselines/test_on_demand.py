@@ -11,8 +11,9 @@ from kit.baseline_checks import valid_or_refused
 from kit.instances import random_instances
 from kit.strategies import graphs
 from kit.worked import even_costs, skip_graph, skip_problem
+from poetmodel.baselines.capuchin import capuchin
 from poetmodel.baselines.dtr import dtr, dtr_paging
-from poetmodel.baselines.paging import capuchin, lru_paging
+from poetmodel.baselines.paging import lru_paging
 from poetmodel.baselines.swap_advisor import swap_advisor
 from poetmodel.graph import Graph, floor
 from poetmodel.problem import Problem

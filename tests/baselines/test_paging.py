@@ -9,9 +9,9 @@ import pytest
 from kit.baseline_checks import valid_or_refused
 from kit.instances import random_instances
 from kit.worked import comb_graph, even_costs, gap_graph, skip_graph, skip_problem
+from poetmodel.baselines.capuchin import capuchin
 from poetmodel.baselines.paging import (
     Gap,
-    capuchin,
     execute_gaps,
     gaps_of,
     lru_paging,
@@ -22,6 +22,7 @@ from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, floor, operation
 from poetmodel.graph.catalogue import load_model
+from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.schedule import checkpoint_all, simulate
 
@@ -242,9 +243,9 @@ def _two_gaps(transfer_s: float, *, ram: int = 9, **limits: object) -> Problem:
     return Problem(graph, costs, ram=ram, **limits)  # type: ignore[arg-type]
 
 
-def _left(problem: Problem) -> tuple[list[int], list[int]]:
+def _left(problem: Problem, rule: str = "published") -> tuple[list[int], list[int]]:
     """Return which tensors a schedule swaps, and which it recomputes."""
-    schedule = capuchin(problem)
+    schedule = capuchin(problem, rule)
     return [i for _, i in schedule.M_in], [k for t, k in schedule.R if k < t]
 
 
@@ -265,6 +266,43 @@ def test_both_gaps_worked_by_hand() -> None:
     """With 5.5 s `b` waits 1 s, as recomputing it takes: a swap. With 6 s it would wait 2 s."""
     assert _left(_two_gaps(5.5, ram=5)) == ([1, 0], [])
     assert _left(_two_gaps(6, ram=5)) == ([0], [1])
+
+
+def test_transfers_that_block_are_charged_by_hand() -> None:
+    """Where nothing hides them, 1 s out and 1 s in are more than recomputing either in 1 s.
+
+    With 0.4 s each way, 0.8 s are less, and the first of equal gaps goes.
+    """
+    assert _left(_two_gaps(1, deadline_counts="serial"), "time") == ([], [0])
+    assert _left(_two_gaps(0.4, deadline_counts="serial"), "time") == ([0], [])
+    assert _left(_two_gaps(7, deadline_counts="compute"), "time") == ([0], [])
+
+
+def test_energy_is_charged_by_hand() -> None:
+    """Pages take 1 J each way, recomputing `a` or `b` 1 J: the latter, however quick pages are."""
+    assert _left(_two_gaps(0.1, deadline_counts="overlap"), "energy") == ([], [0])
+
+
+def test_transfers_wait_for_the_channel_by_hand() -> None:
+    """Both must go. `a` swaps: out 1..6 s, in 7..12 s of its 12 s; free time 12 - 10 = 2.
+
+    The gap of `b`, 2..12 s, has 4 + 5 s of that: 10 - 9 - 10 = -9, so recomputing in 1 s is less.
+    The published rule sees a free time of 10 - 10 = 0, and swaps it, too.
+    """
+    problem = _two_gaps(5, ram=5, deadline_counts="overlap")
+    assert _left(problem, "time") == ([0], [1])
+    assert _left(problem, "published") == ([1, 0], [])
+
+
+def test_best_rule_is_taken_for_each_problem() -> None:
+    """Where transfers block, the published rule pays 4 s more than the least of the three."""
+    problem = _two_gaps(1, deadline_counts="serial", minimize="time")
+    by_rule = {
+        rule: verify(problem, capuchin(problem, rule)).simulation.time_s
+        for rule in ("published", "time", "energy")
+    }
+    assert by_rule == {"published": 16.0, "time": 15.0, "energy": 15.0}
+    assert verify(problem, capuchin(problem)).simulation.time_s == 15.0
 
 
 def test_more_saving_per_second_goes_first() -> None:

@@ -16,7 +16,7 @@ from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import METHODS, method_names, run
 from poetmodel.baselines import running as home
 from poetmodel.errors import InputError, MethodNotApplicableError, VerificationError
-from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.graph import checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule
@@ -90,6 +90,26 @@ def test_options_of_the_solver_are_refused_where_there_is_none() -> None:
         run(problem_of("100%"), "rotor", gap=-1.0)
     with pytest.raises(InputError, match="expected one of optimal, paging-only"):
         run(problem_of("100%"), "nope")
+
+
+def test_misspelled_option_is_named() -> None:
+    """The field of a request is no option; what is one is listed."""
+    for name in ("rotor", "optimal", "checkmate"):
+        with pytest.raises(
+            TypeError, match=r"unexpected keyword argument 'time_limit_s'; expected form"
+        ):
+            run(problem_of("100%"), name, time_limit_s=5.0)
+
+
+@pytest.mark.parametrize("name", ["rotor", "pofo", "griewank-walther"])
+def test_forward_node_behind_a_backward_one_is_no_chain(name: str) -> None:
+    """The method does not apply, and names the node."""
+    chain = training_chain([300] * 4)
+    late = operation("metric", output_bytes=8, inputs=("g3", "f2"), phase="forward")
+    graph = replace(chain, nodes=(*chain.nodes, late))
+    problem = Problem(graph, chain_costs(graph), ram="95%")
+    with pytest.raises(MethodNotApplicableError, match="forward node 'metric' follows a backward"):
+        run(problem, name)
 
 
 def test_command_line_takes_the_method(tmp_path: Path) -> None:

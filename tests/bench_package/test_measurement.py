@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from kit.commands import BOARD, training_step, write_graph
 from poetmodel.baselines import run
 from poetmodel.bench import Settings, grid, measurement
-from poetmodel.bench.measurement import measure
+from poetmodel.bench.measurement import _course, measure
 from poetmodel.bench.tables import rows
 from poetmodel.errors import BackendUnavailableError, LicenceError, PoetModelError
 from poetmodel.schedule import RELATIONS
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from poetmodel.bench.runs import Run
+    from poetmodel.result import SolveResult
 
 
 def _run(method: str, ram: str = "70%") -> Run:
@@ -39,6 +41,18 @@ def test_record_says_everything_but_the_relations() -> None:
     assert not set(RELATIONS) & set(record["result"])
     assert record["schedule"]["R"]
     assert record["counts"]["paged_in"] == len(record["schedule"]["M_in"])
+
+
+def test_course_by_hand() -> None:
+    """Nothing for 1 s, 8 for 2 s, which is half above the last value of 4, then that for 5 s."""
+    history = ((0.5, None, 0.0), (1.0, 8.0, 0.0), (2.0, 8.0, 3.0), (3.0, 4.0, 3.0), (8.0, 4.0, 4.0))
+    found = _course(cast("SolveResult", SimpleNamespace(simulation=object(), history=history)))
+    assert found == {"first_schedule_s": 1.0, "primal_integral_s": 1.0 + 2 * 0.5}
+    told = SimpleNamespace(simulation=object(), history=(), wall_s=3.0, overhead=1.0)
+    once = _course(cast("SolveResult", told))
+    assert once == {"first_schedule_s": 3.0, "primal_integral_s": 3.0}
+    nothing = _course(cast("SolveResult", SimpleNamespace(simulation=None)))
+    assert nothing == {"first_schedule_s": None, "primal_integral_s": None}
 
 
 def test_heuristics_have_records_too() -> None:

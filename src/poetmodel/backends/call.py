@@ -58,6 +58,8 @@ class SolverCall:
         self._bound: float | None = None
         self._began = time.perf_counter()
         self._reported = self._began
+        self.root_bound: float | None = None
+        """Bound before the first branching, as far as the solver has told."""
         self.build_s = 0.0
         """Time until the solver was ready to start [s]."""
 
@@ -97,9 +99,14 @@ class SolverCall:
                 self._guard(lambda: self._report(round_binaries(x(), self.form)))
         return self.stopping
 
-    def tick(self, bound: float | None = None) -> bool:
-        """Report that the solver is alive; return whether it has to stop."""
+    def tick(self, bound: float | None = None, nodes: float | None = None) -> bool:
+        """Report that the solver is alive; return whether it has to stop.
+
+        With at most one of its `nodes` done the bound is that of the root.
+        """
         self._raise_bound(bound)
+        if nodes is not None and nodes <= 1 and bound is not None:
+            self.root_bound = bound
         if self.on_progress is not None and time.perf_counter() - self._reported > _TICK_S:
             self._guard(lambda: self._report(None))
         return self.stopping
@@ -113,7 +120,7 @@ class SolverCall:
     def forget(self) -> None:
         """Begin again: a run went wrong, and so did perhaps what it reported."""
         self._incumbent = None
-        self._bound = None
+        self._bound = self.root_bound = None
         self._refused = self._failure is not None
 
     def raise_failure(self) -> None:

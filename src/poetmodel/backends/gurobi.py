@@ -175,7 +175,8 @@ def _listener(gurobipy: Any, columns: Any, call: SolverCall) -> Callable[[Any, i
                 finite(model.cbGet(codes.MIPSOL_OBJBND)),
             )
         elif where == codes.MIP:
-            call.tick(finite(model.cbGet(codes.MIP_OBJBND)))
+            nodes = model.cbGet(codes.MIP_NODCNT)
+            call.tick(finite(model.cbGet(codes.MIP_OBJBND)), nodes)
         else:
             call.tick()
         if call.stopping:

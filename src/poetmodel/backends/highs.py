@@ -407,7 +407,8 @@ def _listen(highs: Any, call: SolverCall, resolved: _Resolved, misfits: list[str
         call.solution(call.form.value(x), lambda: x, resolved.bound(data.mip_dual_bound))
 
     def mip_asked(event: Any) -> None:
-        if call.tick(resolved.bound(event.data_out.mip_dual_bound)):
+        data = event.data_out
+        if call.tick(resolved.bound(data.mip_dual_bound), data.mip_node_count):
             event.interrupt()
 
     def lp_asked(event: Any) -> None:

@@ -157,6 +157,8 @@ class RawSolution:
     """Proven bound in the model's sense, never beyond `objective`; None without one."""
     nodes: int | None = None
     """Branch-and-bound nodes; None for a model without integers."""
+    root_bound: float | None = None
+    """Bound before the first branching; None without integers, or where there was none."""
     basis: Basis | None = None
     """Of the optimum of a model without integers, where the solver tells."""
     build_s: float = 0.0

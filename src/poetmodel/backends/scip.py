@@ -230,7 +230,7 @@ def _listen(
             # during this event SCIP's primal bound is still that of the solution before
             halt = call.solution(model.getSolObjVal(model.getBestSol()), values, bound)
         else:
-            halt = call.tick(bound)
+            halt = call.tick(bound, model.getNTotalNodes())
         pass_on()
         # SCIP refuses while it sets up the search; the next event finds the call stopping, too.
         if (halt or call.stopping) and model.getStage() != stages.INITSOLVE:

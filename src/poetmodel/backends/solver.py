@@ -121,6 +121,7 @@ class Solver(ABC):
             raw = replace(raw, status=SolverStatus.INTERRUPTED)
         if raw.status is SolverStatus.INFEASIBLE_OR_UNBOUNDED:
             raw = replace(raw, status=self._decide(call))
+        raw = replace(raw, root_bound=call.root_bound)
         raw = _honest(raw, form, limits, known if accepted else None)
         return replace(
             raw,
@@ -232,7 +233,12 @@ def _honest(
         raise BackendError(f"the solver stopped without a result ({raw.status})")
     objective = None if x is None else form.value(x)
     bound = _honest_bound(raw.bound, status, objective, form, limits.objective_cutoff)
-    return replace(raw, status=status, x=x, objective=objective, bound=bound)
+    root = raw.root_bound if raw.nodes is not None else None
+    if raw.nodes in (0, 1):
+        root = bound
+    if root is not None and bound is not None:
+        root = form.sense * min(form.sense * root, form.sense * bound)
+    return replace(raw, status=status, x=x, objective=objective, bound=bound, root_bound=root)
 
 
 def _is_disproved(

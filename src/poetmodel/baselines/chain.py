@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from poetmodel.baselines.engine import begin_of_backward, droppable, last_forward_uses, retain
+from poetmodel.baselines.engine import (
+    FORWARD,
+    begin_of_backward,
+    droppable,
+    last_forward_uses,
+    retain,
+)
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase, articulation_points
 
@@ -47,6 +53,12 @@ class Chain:
         self.free = droppable(graph)
         """Recomputable tensors of the forward pass."""
         own = {graph.node_of[i] for i in self.free}
+        late = next((node for node in graph.nodes[begin:] if node.phase in FORWARD), None)
+        if late is not None:
+            raise MethodNotApplicableError(
+                f"graph {graph.name!r} is no chain: its forward node {late.name!r} follows a "
+                "backward one"
+            )
         points = articulation_points(graph, phases={Phase.FORWARD, Phase.LOSS})
         ends = [k for k in points if k in own and k < begin]
         if len(ends) < 2 or begin == len(graph.nodes):  # noqa: PLR2004 - a chain has two steps or more
@@ -68,13 +80,18 @@ class Chain:
             self.steps.append(ChainStep(nodes, outputs, state, tape, tuple(part)))
 
     def realize(
-        self, held: Mapping[int, Collection[int]], *, freed: Collection[int] = ()
+        self,
+        held: Mapping[int, Collection[int]],
+        *,
+        freed: Collection[int] = (),
+        stored: Collection[int] = (),
     ) -> Schedule:
         """Return the schedule that has the tensors of `held` in RAM as each part begins.
 
         Steps count from 0. What the forward pass itself keeps is what the last step's part begins
         with. Own tensors of `freed` steps are freed before their part begins, and recomputed for
-        it; those of other steps stay where parts behind them held them.
+        it; those of other steps stay where parts behind them held them. What is `stored` is paged
+        out, and in where it is missing.
         """
         graph, steps, last = self.graph, self.steps, last_forward_uses(self.graph)
         begin = begin_of_backward(graph)
@@ -98,7 +115,7 @@ class Chain:
         def demand(t: int) -> Collection[int]:
             return held[part_of[t]] if t in first else ()
 
-        return retain(graph, keep, demand)
+        return retain(graph, keep, demand, stored=stored)
 
     def bytes_of(self, tensors: Collection[int]) -> int:
         """Return the bytes of some tensors together [B]."""

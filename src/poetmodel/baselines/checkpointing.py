@@ -6,19 +6,21 @@ they differ in time and size.
 
 from __future__ import annotations
 
+import math
 from math import comb
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from poetmodel.baselines.chain import Chain, ChainMemory
+from poetmodel.baselines.engine import bisected
 from poetmodel.baselines.homes import all_in_ram
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -147,27 +149,18 @@ def rotor(problem: Problem) -> Schedule:
     to a fourth above the budget, whose schedule keeps the budget in the simulator. The best
     schedule seen is returned. It takes time in proportion to ``L**3 * 500`` for `L` steps.
     """
-    table = _Table(problem)
-    best: tuple[float, Schedule] | None = None
-    low, high = 0, table.units
-    units = table.budget
-    while low <= high:
-        schedule = table.schedule(units)
-        simulation = None if schedule is None else simulate(problem.graph, problem.costs, schedule)
-        if simulation is None or simulation.peak_ram_bytes <= problem.usable_ram_bytes:
-            low = units + 1
-        else:
-            high = units - 1
-        if schedule and simulation and low > units:
-            compute_s = simulation.compute_s or 0.0
-            best = min(best or (compute_s, schedule), (compute_s, schedule), key=lambda b: b[0])
-        units = (low + high) // 2
+    return checkpointed(problem, ChainTable(problem))
+
+
+def checkpointed(problem: Problem, table: ChainTable) -> Schedule:
+    """Return the schedule of `rotor` by its table."""
+    best = bisected(problem, table.schedule, table.budget, table.units)
     if best is None:
         raise MethodNotApplicableError(
             f"no persistent schedule of its {len(table.chain.steps)} steps keeps within the "
             f"{problem.usable_ram_bytes:,} B that tensors may use"
         )
-    return best[1]
+    return best
 
 
 class _Decision(NamedTuple):
@@ -183,12 +176,13 @@ class _Decision(NamedTuple):
     """The fewest units with which the decision is possible."""
 
 
-class _Table:
+class ChainTable:
     """The dynamic program over steps ``0..L-1``."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, times: Sequence[float] = ()) -> None:
         self.chain = chain = ChainMemory(problem.graph)
-        steps, times = range(len(chain.steps)), problem.table.compute_time_s
+        times = times or problem.table.compute_time_s
+        steps = range(len(chain.steps))
         self.forward_s = [sum(times[k] for k in chain.recomputed_nodes(s)) for s in steps]
         self.rest_s = [sum(times[k] for k in chain.nodes_beside_state(s)) for s in steps]
         """Time of what is missing of each step's tape when its state is in memory [s]."""
@@ -266,30 +260,62 @@ class _Table:
 
     def schedule(self, units: int) -> Schedule | None:
         """Return the best schedule with so much memory, None where it is too little."""
-        steps = self.chain.steps
-        if not np.isfinite(self.least_s[0, len(steps) - 1, False][units]):
+        last = len(self.chain.steps) - 1
+        if not np.isfinite(self.least_s[0, last, False][units]):
             return None
+        held, freed = self.decided(0, last, units, frozenset(), kept=False)
+        return self.chain.realize(held, freed=freed)
+
+    def decided(
+        self, first: int, last: int, units: int, outside: frozenset[int], *, kept: bool
+    ) -> tuple[dict[int, frozenset[int]], set[int]]:
+        """Return what parts of steps `first` to `last` begin with, and which states are freed.
+
+        `outside` is held beside the steps; the state of the last step is there too if it is `kept`.
+        """
+        steps = self.chain.steps
         held: dict[int, frozenset[int]] = {}
         freed: set[int] = set()
-        todo = [(0, len(steps) - 1, units, frozenset[int](), False)]
+        todo = [(first, last, units, outside, kept)]
         while todo:
             check_time_limit()
-            s, t, m, outside, kept = todo.pop()
-            decision = None if s == t else self.best_decision(s, t, m, kept=kept)
+            s, t, m, beside, stays = todo.pop()
+            decision = None if s == t else self.best_decision(s, t, m, kept=stays)
             if decision is None or decision.cut is None:
-                held[s] = outside | steps[s].tape
+                held[s] = beside | steps[s].tape
                 if decision is not None:
                     tape = steps[s].tape | steps[s].state
-                    todo.append((s + 1, t, m - decision.held_units, outside | tape, kept))
+                    todo.append((s + 1, t, m - decision.held_units, beside | tape, stays))
                 continue
             stored = decision.cut - 1
-            stays = bool(self.staying(s, stored)[m] <= self.least_s[s, stored, False][m])
-            if not stays:
+            again = bool(self.staying(s, stored)[m] > self.least_s[s, stored, False][m])
+            if again:
                 freed.add(stored)
             state = steps[stored].state
-            todo.append((decision.cut, t, m - decision.held_units, outside | state, kept))
-            todo.append((s, stored, m, outside, stays))
-        return self.chain.realize(held, freed=freed)
+            todo.append((decision.cut, t, m - decision.held_units, beside | state, stays))
+            todo.append((s, stored, m, beside, not again))
+        return held, freed
+
+    def run_cost(self, first: int, last: int, room_bytes: int) -> float:
+        """Return the least time to recompute steps for their parts, the one behind them over [s].
+
+        It is infinite where the room is too little.
+        """
+        units = min(room_bytes // self.unit_bytes, self.units)
+        return math.inf if units < 0 else float(self._freed_or_kept(first, last, units).min())
+
+    def run(
+        self, first: int, last: int, room_bytes: int, outside: frozenset[int]
+    ) -> tuple[dict[int, frozenset[int]], set[int]]:
+        """Return what the parts of such a run begin with, and which states are freed."""
+        units = min(room_bytes // self.unit_bytes, self.units)
+        freed_s, kept_s = self._freed_or_kept(first, last, units)
+        held, freed = self.decided(first, last, units, outside, kept=bool(kept_s <= freed_s))
+        return held, freed | ({last} if kept_s > freed_s else set())
+
+    def _freed_or_kept(self, first: int, last: int, units: int) -> NDArray[np.float64]:
+        """Return the least times where the state of the last step is freed, and where it stays."""
+        return np.array([self.least_s[first, last, kept][units] for kept in (False, True)])
 
     def best_decision(self, s: int, t: int, m: int, *, kept: bool) -> _Decision:
         """Return the best first decision for steps ``s..t`` with `m` units."""
@@ -308,6 +334,7 @@ class _Table:
         return self.up(part), 0.0
 
     def state_units(self, s: int) -> int:
+        """Return the size of the state of step `s`."""
         return self.up(self.chain.bytes_of(self.chain.steps[s].state))
 
     def kept_bytes(self, s: int) -> int:
@@ -315,4 +342,5 @@ class _Table:
         return self.chain.bytes_of(self.chain.steps[s].state & self.chain.steps[s].tape)
 
     def up(self, size_bytes: int) -> int:
+        """Return in how many units so many bytes fit."""
         return -(-size_bytes // self.unit_bytes)

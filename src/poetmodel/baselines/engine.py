@@ -23,12 +23,14 @@ from poetmodel.schedule import (
     simulate,
     spans_of_rows,
 )
+from poetmodel.solver.outcome import verify_schedule
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from poetmodel.problem import Problem
+    from poetmodel.solver.outcome import Candidate
 
 FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
 """Phases of the forward pass; later nodes read what it saved."""
@@ -311,6 +313,47 @@ def fitted(problem: Problem, run: Callable[[int], Schedule]) -> Schedule:
         f"it cannot keep within the {usable:,} B that tensors may use; its schedule needs "
         f"{peak:,} B"
     )
+
+
+def bisected(
+    problem: Problem, run: Callable[[int], Schedule | None], first: int, most: int
+) -> Schedule | None:
+    """Return the best schedule seen while the largest memory that keeps the budget is looked for.
+
+    A method may count more RAM than the simulator does, so that it may fill more than the budget.
+    It gets a memory of 0 to `most` units, the `first` one being the budget.
+    """
+    best: Candidate | None = None
+    low, high, units = 0, most, first
+    while low <= high:
+        schedule = run(units)
+        candidate = None if schedule is None else verify_schedule(problem, schedule)
+        usable = problem.usable_ram_bytes
+        if candidate is None or candidate.simulation.peak_ram_bytes <= usable:
+            low = units + 1
+        else:
+            high = units - 1
+        if candidate and low > units and (best is None or candidate.value < best.value):
+            best = candidate
+        units = (low + high) // 2
+    return None if best is None else best.schedule
+
+
+def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
+    """Return the best schedule of several rules of a method, by what the problem minimizes.
+
+    Rules that do not apply are passed over. Where none does, the reason of the first is raised.
+    """
+    found: list[Candidate] = []
+    refusals: list[MethodNotApplicableError] = []
+    for rule in rules:
+        try:
+            found.append(verify_schedule(problem, rule()))
+        except MethodNotApplicableError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return min(found, key=lambda each: (bool(each.violations), each.value)).schedule
 
 
 def fitting(

@@ -8,9 +8,10 @@ takes its bytes off the budget, and state on storage is like samples that lie th
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
+from poetmodel.baselines.engine import cheapest
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, Phase
@@ -37,13 +38,26 @@ def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
     return _with_homes(method, in_ram=False)
 
 
+def in_either_home(method: Scheduler[P]) -> Scheduler[P]:
+    """Make a method take graphs with state: it is in RAM, or on storage, whichever is better."""
+
+    @wraps(method)
+    def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
+        if not problem.graph.state_tensors:
+            return method(problem, *options, **named)
+        homes = (all_in_ram(method), all_on_storage(method))
+        return cheapest(problem, (partial(home, problem, *options, **named) for home in homes))
+
+    return schedule
+
+
 def _with_homes(method: Scheduler[P], *, in_ram: bool) -> Scheduler[P]:
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
         graph = problem.graph
         if not graph.state_tensors:
             return method(problem, *options, **named)
-        plain = _without_state(problem, in_ram=in_ram)
+        plain = without_state(problem, in_ram=in_ram)
         plain_schedule = method(plain, *options, **named)
         _require_in_time(problem, plain_schedule)
         return paged_at_once(
@@ -58,7 +72,7 @@ def _with_homes(method: Scheduler[P], *, in_ram: bool) -> Scheduler[P]:
     return schedule
 
 
-def _without_state(problem: Problem, *, in_ram: bool) -> Problem:
+def without_state(problem: Problem, *, in_ram: bool) -> Problem:
     """Return the problem that is left to a method once the homes of state are chosen."""
     graph = problem.graph
     state_bytes = graph.state_bytes

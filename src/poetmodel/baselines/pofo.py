@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.baselines.chain import Chain, ChainMemory
-from poetmodel.baselines.engine import begin_of_backward, fitted, last_forward_uses, retain
-from poetmodel.baselines.homes import all_in_ram
+import numpy as np
+
+from poetmodel.baselines.checkpointing import MARGIN, ChainTable, checkpointed
+from poetmodel.baselines.engine import bisected, cheapest
+from poetmodel.baselines.homes import in_either_home
+from poetmodel.baselines.paging import Overhead, eviction_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
+from poetmodel.problem import DeadlineCounts, Quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from poetmodel.baselines.chain import ChainMemory
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
 
-WIDTH: Final = 240
+    RunCost = Callable[[int, int, int], float]
+
+UNITS: Final = 32
+"""Steps in which the RAM to fill is looked for, up to the budget."""
+WIDTH: Final = 60
 """Most prefixes that are extended from one step to the next."""
-BINS: Final = 40
+BINS: Final = 30
 """Classes of kept bytes into which they are sorted when there are more."""
 
 
@@ -32,14 +43,14 @@ class Action(StrEnum):
     OFFLOAD = "offload"
     """They are paged out after the step and paged in before they are read."""
     RECOMPUTE = "recompute"
-    """They are dropped and recomputed, with adjacent steps of the same action."""
+    """They are dropped and recomputed, in a run with adjacent steps of the same action."""
 
 
-@all_in_ram
-def pofo(problem: Problem) -> Schedule:
+@in_either_home
+def pofo(problem: Problem, rule: str = "") -> Schedule:
     """Give every step of a chain one action so that the step of training takes the least time.
 
-    Energy and deadline are ignored. The plan of the schedule for DMA decides when transfers begin.
+    Deadlines are ignored. The plan of the schedule for DMA decides when transfers begin.
 
     As in the paper: chains only; one action per layer; page-outs end before the last step of the
     forward pass (the loss) begins, page-ins begin after it; transfers run one at a time beside the
@@ -47,55 +58,80 @@ def pofo(problem: Problem) -> Schedule:
     steps once and decides both passes at the same time: the backward pass is the same kind of
     process with time reversed, a page-in being a page-out there.
 
+    The `rule` says what is added up. Without one, the best schedule is taken of the published rule,
+    that for the quantity that is minimized, and `rotor`, which is the choice without offloading.
+
+    - ``published``: as above, on every device.
+    - ``time``: where transfers block the core, they hold up both passes for as long as they take;
+      where a deadline counts compute only, they take no time.
+    - ``energy``: energies are added up, those of all transfers among them.
+
     Interpreted: a layer is a step between articulation points, its activation what its part of the
-    backward pass reads and the state it hands on. Adjacent steps with the action recompute form a
-    run. All of it is recomputed, with its tapes, before the part behind the run begins; the paper
-    goes through such runs by rotor, which may compute a layer more often. The state of a prefix is
-    its bytes kept, its pending transfers in both passes and its time so far. A prefix dominates
+    backward pass reads and the state it hands on. Adjacent steps with the action recompute form
+    runs. As in the paper, `rotor` goes through a run with the RAM that is free by then; the state
+    that the run hands on stays in RAM until the part behind it is over. The state of a prefix is
+    its bytes kept, its pending transfers in both passes and its cost so far. A prefix dominates
     another if it is no worse in all of these. Up to `WIDTH` undominated prefixes are extended,
-    beyond that the quickest of each class of kept bytes. So the method is exact for short chains
-    and a beam search for long ones, in time proportional to ``L * WIDTH**2`` for `L` steps.
+    beyond that the cheapest of each class of kept bytes. So the method is a beam search for long
+    chains, in time proportional to ``L * WIDTH**2 + L**3 * 500`` for `L` steps.
     """
-    chain = ChainMemory(problem.graph)
-    layers = tuple(layers_of(problem, chain))
+    times = ChainTable(problem)
+    if rule:
+        return _with_rule(problem, Overhead(rule), times)
+    adapted = Overhead.TIME if problem.minimize == Quantity.TIME else Overhead.ENERGY
+    rules = [Overhead.PUBLISHED, adapted]
+    chosen = (partial(_with_rule, problem, each, times) for each in rules)
+    return cheapest(problem, (*chosen, partial(checkpointed, problem, times)))
+
+
+def _with_rule(problem: Problem, rule: Overhead, table: ChainTable) -> Schedule:
+    computing, _, _ = eviction_costs(problem, rule)
+    per_second = sum(computing) / (problem.pass_time_s or 1.0)
+    if not np.allclose(computing, per_second * np.array(problem.table.compute_time_s), atol=0):
+        table, per_second = ChainTable(problem, computing), 1.0
+    layers = tuple(layers_of(problem, table.chain, rule))
     left_out = {Action.OFFLOAD: not problem.can_page, Action.RECOMPUTE: not problem.recompute}
     actions = [action for action in Action if not left_out.get(action)]
 
-    def run(ram_bytes: int) -> Schedule:
-        best = best_actions(layers, ram_bytes, actions)
-        if best is None:
-            raise MethodNotApplicableError(f"no choice of actions keeps within {ram_bytes:,} B")
-        return schedule_of(chain, best.actions)
+    usable = problem.usable_ram_bytes
 
-    return fitted(problem, run)
+    def run_cost(first: int, last: int, room_bytes: int) -> float:
+        return per_second * table.run_cost(first, last, room_bytes)
+
+    def run(units: int) -> Schedule | None:
+        best = best_actions(layers, usable * units // UNITS, actions, run_cost)
+        return None if best is None else schedule_of(table, best)
+
+    schedule = bisected(problem, run, UNITS, UNITS + UNITS // MARGIN)
+    if schedule is None:
+        raise MethodNotApplicableError(f"no choice of actions keeps within {usable:,} B")
+    return schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One step as the dynamic program sees it."""
+    """One step as the dynamic program sees it. Costs are seconds, or joules where these count."""
 
-    forward_s: float
-    """Time of the step [s]."""
-    recompute_s: float
-    """Time of the step when it is recomputed, without its samples [s]."""
-    backward_s: float
-    """Time of its part of the backward pass [s]."""
-    out_s: float
-    """Time to page its activation out [s]."""
-    in_s: float
-    """Time to page it in [s]."""
+    forward_cost: float
+    """Cost of the step."""
+    backward_cost: float
+    """Cost of its part of the backward pass."""
+    transfer_cost: float = 0.0
+    """Cost of paging its activation out and in that no computing hides."""
+    out_s: float = 0.0
+    """Time to page its activation out beside the computing [s]."""
+    in_s: float = 0.0
+    """Time to page it in beside the computing [s]."""
     size_bytes: int
     """Its activation: tape and state [B]."""
+    state_bytes: int
+    """Its state [B]."""
     input_bytes: int
     """The state before it [B]."""
     forward_bytes: int
     """Peak of the step, its input and what is kept aside [B]."""
-    recompute_bytes: int
-    """The same when it is recomputed, gradients and samples aside [B]."""
     backward_bytes: int
     """Peak of its part of the backward pass, the state before it and what is kept aside [B]."""
-    others_bytes: int
-    """Gradients and samples as its part of the backward pass begins [B]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +178,8 @@ class ActionPrefix:
 
     actions: tuple[Action, ...] = ()
     """One for each step so far."""
-    spent_s: float = 0.0
-    """Time of both passes so far, waiting included [s]."""
+    total: float = 0.0
+    """Cost of both passes so far, waiting included."""
     kept_bytes: int = 0
     """Activations that stay [B]."""
     page_outs: Transfers = Transfers()
@@ -151,19 +187,21 @@ class ActionPrefix:
     """Pending page-ins, with time reversed."""
     anchor: tuple[float, int] | None = None
     """Page-in of the latest step that is offloaded, while a part still needs it: time, bytes."""
-    run_bytes: int = 0
-    """Activations of the current run of recomputed steps [B]."""
-    run_s: float = 0.0
-    """Time to compute that run [s]."""
-    run_peak_bytes: int = 0
-    """Peak of computing that run [B]."""
+    run_begin: int | None = None
+    """The first step of a run that goes on."""
+    run_so_far_cost: float = 0.0
+    """Cost of recomputing that run if it ended here."""
+    run_backward_cost: float = 0.0
+    """Cost of the parts of that run."""
+    runs: tuple[tuple[int, int, int], ...] = ()
+    """Runs that have ended: first and last step, and the RAM for their parts [B]."""
 
     def forward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
         """Return the prefix after one more step forward, None if that never fits."""
         last = self.actions[-1] if self.actions else Action.KEEP
         use = self.kept_bytes + layer.forward_bytes
         page_outs = self.page_outs
-        if last == Action.RECOMPUTE:
+        if self.run_begin is not None:
             use += layer.input_bytes
         elif last == Action.OFFLOAD and page_outs.ends:  # the step reads it: it stays until its end
             end_s, size = page_outs.ends[-1]
@@ -174,61 +212,79 @@ class ActionPrefix:
         wait = page_outs.wait_s(ram_bytes - use)
         if wait is None:
             return None
-        spent = wait + layer.forward_s
-        return replace(self, spent_s=self.spent_s + spent, page_outs=self.page_outs.after(spent))
+        spent = wait + layer.forward_cost
+        return replace(self, total=self.total + spent, page_outs=self.page_outs.after(spent))
 
-    def backward(self, layer: Layer, ram_bytes: int, *, run_ends: bool) -> ActionPrefix | None:
+    def backward(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
         """Return the prefix with one more part of the backward pass before those so far."""
-        held = self.kept_bytes + self.run_bytes + (self.anchor[1] if self.anchor else 0)
-        wait = self.page_ins.wait_s(ram_bytes - held - layer.backward_bytes)
-        if wait is None:
-            return None
-        spent = wait + layer.backward_s
-        after = replace(self, spent_s=self.spent_s + spent, page_ins=self.page_ins.after(spent))
-        return after.end_run(layer, ram_bytes) if run_ends else after
-
-    def end_run(self, layer: Layer, ram_bytes: int) -> ActionPrefix | None:
-        """Return the prefix with its run recomputed and its anchor paged in before that."""
         held = self.kept_bytes + (self.anchor[1] if self.anchor else 0)
-        page_ins, spent = self.page_ins, 0.0
-        if self.run_bytes or self.run_s:
-            wait = page_ins.wait_s(ram_bytes - held - self.run_peak_bytes - layer.others_bytes)
-            if wait is None:
-                return None
-            spent = wait + self.run_s
-            page_ins = page_ins.after(spent)
+        wait = self.page_ins.wait_s(ram_bytes - held - layer.backward_bytes)
+        return None if wait is None else self._after(wait + layer.backward_cost)
+
+    def _after(self, spent: float) -> ActionPrefix:
+        """Return the prefix after more of the backward pass, its anchor paged in before that."""
+        page_ins = self.page_ins.after(spent)
         if self.anchor:
             page_ins = page_ins.then(*self.anchor)
-        return ActionPrefix(
-            actions=self.actions,
-            spent_s=self.spent_s + spent,
-            kept_bytes=self.kept_bytes,
-            page_outs=self.page_outs,
-            page_ins=page_ins,
+        return replace(self, total=self.total + spent, page_ins=page_ins, anchor=None)
+
+    def in_run(self, layer: Layer, ram_bytes: int, run_cost: RunCost) -> ActionPrefix | None:
+        """Return the prefix whose run has the step that it went through last."""
+        step = len(self.actions)
+        first = step if self.run_begin is None else self.run_begin
+        held = self.kept_bytes + (self.anchor[1] if self.anchor else 0)
+        so_far = run_cost(first, step, ram_bytes - held)
+        if so_far == math.inf:
+            return None
+        return replace(
+            self,
+            actions=(*self.actions, Action.RECOMPUTE),
+            run_begin=first,
+            run_so_far_cost=so_far,
+            run_backward_cost=self.run_backward_cost + layer.backward_cost,
+        )
+
+    def end_run(self, layer: Layer, ram_bytes: int, run_cost: RunCost) -> ActionPrefix | None:
+        """Return the prefix with its run at its end, the state of the last step kept."""
+        first, last = self.run_begin or 0, len(self.actions) - 1
+        held = self.kept_bytes + (self.anchor[1] if self.anchor else 0)
+        best: tuple[float, int] | None = None
+        for wait in (0.0, *(end for end, _ in self.page_ins.ends)):
+            room_bytes = ram_bytes - held - self.page_ins.left_bytes(wait)
+            spent = wait + run_cost(first, last, room_bytes)
+            if spent < math.inf and (best is None or spent < best[0]):
+                best = spent, room_bytes
+        if best is None:
+            return None
+        return replace(
+            self._after(best[0] + self.run_backward_cost),
+            kept_bytes=self.kept_bytes + layer.state_bytes,
+            run_begin=None,
+            run_so_far_cost=0.0,
+            run_backward_cost=0.0,
+            runs=(*self.runs, (first, last, best[1])),
         )
 
     def with_action(self, action: Action, layer: Layer) -> ActionPrefix:
-        """Return the prefix with an action for the step that it went through last."""
+        """Return the prefix that keeps or offloads the step that it went through last."""
         actions = (*self.actions, action)
         if action == Action.KEEP:
             return replace(self, actions=actions, kept_bytes=self.kept_bytes + layer.size_bytes)
-        if action == Action.OFFLOAD:
-            page_outs = self.page_outs.then(layer.out_s, layer.size_bytes)
-            return replace(
-                self, actions=actions, page_outs=page_outs, anchor=(layer.in_s, layer.size_bytes)
-            )
+        beside = layer.out_s > 0 or layer.in_s > 0
         return replace(
             self,
             actions=actions,
-            run_bytes=self.run_bytes + layer.size_bytes,
-            run_s=self.run_s + layer.recompute_s,
-            run_peak_bytes=max(self.run_peak_bytes, self.run_bytes + layer.recompute_bytes),
+            total=self.total + layer.transfer_cost,
+            page_outs=self.page_outs.then(layer.out_s, layer.size_bytes)
+            if beside
+            else self.page_outs,
+            anchor=(layer.in_s, layer.size_bytes if beside else layer.state_bytes),
         )
 
     def dominates(self, other: ActionPrefix) -> bool:
         """Return whether all that may follow the other prefix is as good after this one."""
         return (
-            self.spent_s <= other.spent_s
+            self.total <= other.total
             and self.kept_bytes <= other.kept_bytes
             and self.page_outs.within(other.page_outs)
             and self.page_ins.within(other.page_ins)
@@ -236,43 +292,48 @@ class ActionPrefix:
 
 
 def best_actions(
-    layers: Sequence[Layer], ram_bytes: int, actions: Sequence[Action] = tuple(Action)
+    layers: Sequence[Layer], ram_bytes: int, actions: Sequence[Action], run_cost: RunCost
 ) -> ActionPrefix | None:
-    """Return the quickest of the allowed actions, None where none keep within the RAM.
+    """Return the cheapest of the allowed actions, None where none keep within the RAM.
 
-    The last layer holds the loss and keeps its outputs.
+    The last layer holds the loss and keeps its outputs. `run_cost` says what recomputing steps for
+    their parts costs: from the first to the last step, within some RAM [B].
     """
     prefixes = [ActionPrefix()]
     for layer in layers[:-1]:
-        longer = []
+        longer: list[ActionPrefix | None] = []
         for prefix in prefixes:
             check_time_limit()
             ahead = prefix.forward(layer, ram_bytes)
-            for action in actions if ahead else ():
-                whole = ahead and ahead.backward(
-                    layer, ram_bytes, run_ends=action != Action.RECOMPUTE
-                )
-                if whole:
-                    longer.append(whole.with_action(action, layer))
-        prefixes = _pruned(longer)
+            if ahead is None:
+                continue
+            if Action.RECOMPUTE in actions:
+                on = ahead.in_run(layer, ram_bytes, run_cost)
+                longer += [on, on and on.end_run(layer, ram_bytes, run_cost)]
+            whole = ahead.backward(layer, ram_bytes) if ahead.run_begin is None else None
+            for action in set(actions) - {Action.RECOMPUTE} if whole else ():
+                longer.append(whole and whole.with_action(action, layer))
+        prefixes = _pruned([prefix for prefix in longer if prefix is not None])
     ends = []
     for prefix in prefixes:
-        drained_s = prefix.spent_s + prefix.page_outs.drain_s
-        drained = replace(prefix, spent_s=drained_s, page_outs=Transfers())
+        if prefix.run_begin is not None:
+            continue
+        drained_total = prefix.total + prefix.page_outs.drain_s
+        drained = replace(prefix, total=drained_total, page_outs=Transfers())
         ahead = drained.forward(layers[-1], ram_bytes)
-        whole = ahead and ahead.backward(layers[-1], ram_bytes, run_ends=True)
+        whole = ahead and ahead.backward(layers[-1], ram_bytes)
         if whole:
-            spent = whole.spent_s + whole.page_ins.drain_s
-            ends.append(replace(whole, spent_s=spent, actions=(*whole.actions, Action.KEEP)))
-    return min(ends, key=lambda prefix: prefix.spent_s, default=None)
+            spent = whole.total + whole.page_ins.drain_s
+            ends.append(replace(whole, total=spent, actions=(*whole.actions, Action.KEEP)))
+    return min(ends, key=lambda prefix: prefix.total, default=None)
 
 
 def _pruned(prefixes: list[ActionPrefix]) -> list[ActionPrefix]:
     """Return the undominated prefixes, or the most promising of them."""
     groups: dict[object, list[ActionPrefix]] = {}
-    for prefix in sorted(prefixes, key=lambda prefix: prefix.spent_s):
+    for prefix in sorted(prefixes, key=lambda prefix: prefix.total):
         check_time_limit()
-        key = (prefix.actions[-1], prefix.anchor, prefix.run_bytes, prefix.run_s)
+        key = (prefix.actions[-1], prefix.anchor, prefix.run_begin)
         kept = groups.setdefault(key, [])
         if not any(other.dominates(prefix) for other in kept):
             kept.append(prefix)
@@ -281,58 +342,63 @@ def _pruned(prefixes: list[ActionPrefix]) -> list[ActionPrefix]:
         return kept_prefixes
     most = 1 + max(prefix.kept_bytes for prefix in kept_prefixes)
     bins: dict[int, list[ActionPrefix]] = {}
-    for prefix in sorted(kept_prefixes, key=_expected_s):
+    for prefix in sorted(kept_prefixes, key=_expected):
         members = bins.setdefault(prefix.kept_bytes * BINS // most, [])
         if len(members) < WIDTH // BINS:
             members.append(prefix)
     return [prefix for members in bins.values() for prefix in members]
 
 
-def _expected_s(prefix: ActionPrefix) -> float:
-    return prefix.spent_s + prefix.page_outs.drain_s + prefix.page_ins.drain_s + prefix.run_s
+def _expected(prefix: ActionPrefix) -> float:
+    waiting_s = prefix.page_outs.drain_s + prefix.page_ins.drain_s
+    return prefix.total + waiting_s + prefix.run_so_far_cost + prefix.run_backward_cost
 
 
-def layers_of(problem: Problem, chain: ChainMemory) -> Iterator[Layer]:
-    """Yield the steps of a chain with their times and peaks."""
-    table = problem.table
+def layers_of(problem: Problem, chain: ChainMemory, rule: Overhead) -> Iterator[Layer]:
+    """Yield the steps of a chain with their costs by a rule, and their peaks."""
+    computing, paging_in, paging_out = eviction_costs(problem, rule)
+    overlaps = rule == Overhead.PUBLISHED or (
+        rule == Overhead.TIME and problem.deadline_counts == DeadlineCounts.OVERLAP
+    )
     before: Collection[int] = ()
     for s, step in enumerate(chain.steps):
         activation = step.tape | step.state
+        out, back = (sum(costs[i] for i in activation) for costs in (paging_out, paging_in))
         yield Layer(
-            forward_s=sum(table.compute_time_s[k] for k in step.nodes),
-            recompute_s=sum(table.compute_time_s[k] for k in chain.recomputed_nodes(s)),
-            backward_s=sum(table.compute_time_s[k] for k in step.backward),
-            out_s=sum(table.page_out_time_s[i] for i in activation) if table.has_storage else 0.0,
-            in_s=sum(table.page_in_time_s[i] for i in activation) if table.has_storage else 0.0,
+            forward_cost=sum(computing[k] for k in step.nodes),
+            backward_cost=sum(computing[k] for k in step.backward),
+            transfer_cost=0.0 if overlaps else out + back,
+            out_s=out if overlaps else 0.0,
+            in_s=back if overlaps else 0.0,
             size_bytes=chain.bytes_of(activation),
+            state_bytes=chain.bytes_of(step.state),
             input_bytes=chain.bytes_of(before),
             forward_bytes=chain.first[s].taped,
-            recompute_bytes=chain.recomputed[s].taped,
             backward_bytes=chain.backward_bytes[s],
-            others_bytes=chain.others_before(s),
         )
         before = step.state
 
 
-def schedule_of(chain: Chain, actions: Sequence[Action]) -> Schedule:
+def schedule_of(table: ChainTable, chosen: ActionPrefix) -> Schedule:
     """Return the schedule of one action per step."""
-    graph = chain.graph
-    begin, last = begin_of_backward(graph), last_forward_uses(graph)
-    by_action: dict[Action, set[int]] = {action: set() for action in Action}
-    for step, action in zip(chain.steps, actions, strict=True):
-        by_action[action].update(step.tape | step.state)
-    demanded: dict[int, set[int]] = {}
-    run: set[int] = set()
-    for step, action in zip(chain.steps, actions, strict=True):
-        if step.backward:
-            demanded[step.backward[0]] = set(run) if action != Action.RECOMPUTE else set()
+    ends = {first: (last, room_bytes) for first, last, room_bytes in chosen.runs}
+    held: dict[int, frozenset[int]] = {}
+    freed: set[int] = set()
+    stored: set[int] = set()
+    kept, before = frozenset[int](), frozenset[int]()
+    end = -1
+    for s, (step, action) in enumerate(zip(table.chain.steps, chosen.actions, strict=True)):
+        activation = step.tape | step.state
         if action == Action.RECOMPUTE:
-            run |= step.tape
-        elif step.backward:
-            run = set()
-    return retain(
-        graph,
-        keep=lambda t, i: i in by_action[Action.KEEP] or t < last[i] or t >= begin,
-        demand=lambda t: demanded.get(t, ()),
-        stored=by_action[Action.OFFLOAD],
-    )
+            if s in ends:
+                end, room_bytes = ends[s]
+                parts, again = table.run(s, end, room_bytes, kept | before)
+                held, freed, before = held | parts, freed | again, frozenset()
+            kept |= step.state if s == end else frozenset()
+            continue
+        held[s] = kept | before | step.tape
+        if action == Action.KEEP:
+            kept, before = kept | activation, frozenset()
+        else:
+            stored, before = stored | activation, step.state
+    return table.chain.realize(held, freed=freed, stored=stored)

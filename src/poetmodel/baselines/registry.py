@@ -35,6 +35,8 @@ class StateHomes(StrEnum):
     """All in RAM."""
     STORAGE = "storage"
     """All on storage."""
+    EITHER = "RAM or storage"
+    """All in RAM, or all on storage, whichever is better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,12 +232,14 @@ _ALL: Final = (
         source="Beaumont et al., Efficient combination of rematerialization and offloading, "
         "NeurIPS 2021, section 4",
         assumptions="a chain of steps; one action per layer; page-outs end before the loss, "
-        "page-ins begin after it; transfers overlap with computing",
+        "page-ins begin after it; transfers overlap with computing, by the published rule",
         not_for=_NO_CHAIN,
         home="poetmodel.baselines.pofo:pofo",
         **_table_1("-++-"),
+        state_homes=StateHomes.EITHER,
         pages=True,
         recomputes=True,
+        variants=("published", "time", "energy"),
     ),
     Method(
         name="dtr",
@@ -254,6 +258,7 @@ _ALL: Final = (
         assumptions="later reads are unknown",
         home="poetmodel.baselines.dtr:dtr_paging",
         **_table_1("++++"),
+        state_homes=StateHomes.EITHER,
         pages=True,
         recomputes=True,
     ),
@@ -261,11 +266,14 @@ _ALL: Final = (
         name="capuchin",
         summary="swap what is unused longest; recompute only what swapping would hold up more",
         source="Peng et al., Capuchin, ASPLOS 2020, section 4, doi 10.1145/3373376.3378505",
-        assumptions="the accesses of the first step repeat",
-        home="poetmodel.baselines.paging:capuchin",
+        assumptions="the accesses of the first step repeat; transfers overlap with computing, by "
+        "the published rule",
+        home="poetmodel.baselines.capuchin:capuchin",
         **_table_1("+++-"),
+        state_homes=StateHomes.EITHER,
         pages=True,
         recomputes=True,
+        variants=("published", "time", "energy"),
     ),
     Method(
         name="lru-paging",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from poetmodel import solver
@@ -54,6 +55,8 @@ def run(problem: Problem, name: str, **options: Any) -> SolveResult:
     ------
     InputError
         If there is no such method, or the options cannot be used.
+    TypeError
+        If an option is none of `poetmodel.solve`.
     MethodNotApplicableError
         If the method does not apply to the graph, or its schedule breaks a limit.
     VerificationError
@@ -76,6 +79,11 @@ def run(problem: Problem, name: str, **options: Any) -> SolveResult:
 
 def _request(entry: Method, options: dict[str, Any]) -> Request:
     """Return the request that the options of a method state, which are those of `solve`."""
+    known = list(signature(solver.solve).parameters)[1:]
+    for unknown in sorted(options.keys() - set(known)):
+        raise TypeError(
+            f"run() got an unexpected keyword argument {unknown!r}; expected {', '.join(known)}"
+        )
     others = {"formulation", "start"}
     for unusable in others if not entry.by_solver else ():
         if options.get(unusable) is not None:

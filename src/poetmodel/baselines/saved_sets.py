@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 THRESHOLDS: Final = 12
 """Thresholds of the greedy method for each set of candidates."""
-SIZES: Final = 10
+SIZES: Final = 40
 """Equal steps in which the knapsack of the minimum cut shrinks, from all tensors to none."""
 UNITS: Final = 1000
 """Units into which that knapsack is divided."""
@@ -79,7 +79,8 @@ def chen_sqrt(problem: Problem) -> Schedule:
     2020). The quickest schedule that fits the budget wins. Samples, labels and what cannot be
     recomputed are always kept.
     """
-    return _quickest(problem, (_every_root(nodes) for nodes in _candidates(problem.graph)))
+    plans = (_every_root(nodes) for nodes in _candidates(problem.graph))
+    return _quickest(problem, _segmented(problem.graph, plans), "segments")
 
 
 @all_in_ram
@@ -97,7 +98,7 @@ def chen_greedy(problem: Problem) -> Schedule:
         for nodes in _candidates(graph)
         for threshold in _thresholds(graph)
     )
-    return _quickest(problem, plans)
+    return _quickest(problem, _segmented(graph, plans), "segments")
 
 
 def _candidates(graph: Graph) -> tuple[Sequence[int], ...]:
@@ -134,20 +135,19 @@ def _above(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
     return closing
 
 
-def _quickest(problem: Problem, plans: Iterable[Sequence[int]]) -> Schedule:
+def _quickest(problem: Problem, schedules: Iterable[Schedule], what: str) -> Schedule:
     """Return the schedule with the least compute time of those that keep the budget."""
-    different = dict.fromkeys(map(tuple, plans))
-    schedules = (_segmented(problem.graph, ends) for ends in different)
-    fits = fitting(problem, schedules, "segments")
+    fits = fitting(problem, schedules, what)
     return min(fits, key=lambda candidate: candidate[1].compute_s or 0.0)[0]
 
 
-def _segmented(graph: Graph, ends: Sequence[int]) -> Schedule:
-    """Return the schedule that keeps the outputs of segment ends and of the last segment."""
-    starts = [0, *(k + 1 for k in ends), begin_of_backward(graph)]
-    groups = [range(*pair) for pair in pairwise(starts)]
-    saved = {i for k in (*ends, *groups[-1]) for i in graph.outputs_of[k]}
-    return recompute_once(graph, saved, groups)
+def _segmented(graph: Graph, plans: Iterable[Sequence[int]]) -> Iterator[Schedule]:
+    """Yield the schedules that keep the outputs of segment ends and of the last segment."""
+    for ends in dict.fromkeys(map(tuple, plans)):
+        starts = [0, *(k + 1 for k in ends), begin_of_backward(graph)]
+        groups = [range(*pair) for pair in pairwise(starts)]
+        saved = {i for k in (*ends, *groups[-1]) for i in graph.outputs_of[k]}
+        yield recompute_once(graph, saved, groups)
 
 
 # -- a minimum cut --------------------------------------------------------------------------------
@@ -161,15 +161,16 @@ def min_cut(problem: Problem) -> Schedule:
     must not run again: the most compute time for a number of bytes of their outputs. Then the
     tensors of least size are saved that cut those nodes, as sources, from what the backward pass
     reads. PyTorch chooses candidates by kinds of operators and counts all saved bytes. Here all
-    nodes of the forward pass are candidates, each with its time, and the knapsack shrinks by tenths
-    until the budget is kept. What is recomputed is computed when it is read first and stays until
-    its last use, so a small saved set need not mean a small peak.
+    nodes of the forward pass are candidates, each with its time. Knapsacks of 41 sizes are tried,
+    and the quickest schedule that keeps the budget is taken: what is recomputed stays from its
+    first use to its last, so a smaller saved set need not mean a smaller peak.
     """
     graph = problem.graph
     whole = sum(graph.tensor_bytes[i] for i in droppable(graph))
     knapsacks = (_knapsack(problem, whole * n // SIZES) for n in range(SIZES, -1, -1))
-    schedules = (recompute_once(graph, saved_tensors(graph, once)) for once in knapsacks)
-    return next(fitting(problem, schedules, "saved sets"))[0]
+    saved = dict.fromkeys(saved_tensors(graph, once) for once in knapsacks)
+    schedules = (recompute_once(graph, tensors) for tensors in saved)
+    return _quickest(problem, schedules, "saved sets")
 
 
 def saved_tensors(graph: Graph, once: Collection[int]) -> frozenset[int]:

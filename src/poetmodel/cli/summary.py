@@ -18,7 +18,7 @@ from poetmodel.report.presenter import (
     state_facts,
     wear_facts,
 )
-from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.result import SolveResult, Status, Termination, relative_gap
 from poetmodel.schedule import Schedule, Simulation, constraint_values
 from poetmodel.units import format_bytes, format_joules, format_seconds
 
@@ -74,6 +74,8 @@ def result_table(result: SolveResult, *, total_s: float, read_s: float) -> Table
 def proof_facts(result: SolveResult) -> Iterator[Fact]:
     """Yield what was minimized, what is proved of it, and why the solve stopped."""
     reason = STOPPED[result.termination]
+    if result.termination == Termination.STALLED and _is_own_model_proved(result):
+        reason = "proved for the model that was solved, which is not the problem itself"
     if result.violations:
         reason = "rejected by the verifier, see below"
     if not result.backend and result.termination == Termination.STALLED:
@@ -86,6 +88,19 @@ def proof_facts(result: SolveResult) -> Iterator[Fact]:
     yield from _minimized(result)
     if result.problem.asks_energy:
         yield from _energy(result)
+
+
+def _is_own_model_proved(result: SolveResult) -> bool:
+    """Return whether the solver proved its model: ``paper``, or that of a narrower problem."""
+    found = result.statistics
+    value, bound = found.get("model_value"), found.get("model_bound")
+    if found.get("restricted_status") is not None:
+        return bool(found["restricted_status"] == Status.OPTIMAL)
+    return (
+        value is not None
+        and bound is not None
+        and relative_gap(value, bound) <= result.requested_gap
+    )
 
 
 def _energy(result: SolveResult) -> Iterator[Fact]:

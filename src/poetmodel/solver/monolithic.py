@@ -377,7 +377,8 @@ class _ModelSolve:
                 build_s=self.build_s,
                 statistics=statistics,
             )
-        for name, value in (("model_value", raw.objective), ("model_bound", raw.bound)):
+        figures = (("model_value", raw.objective), ("model_bound", raw.bound))
+        for name, value in (*figures, ("root_bound", raw.root_bound)):
             if value is not None:
                 statistics[name] = value * self.unit
         return Outcome(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import poetmodel as pm
+from poetmodel.baselines import run
 from poetmodel.errors import GraphError
 
 PUBLISHED = {100: 236, 250: 944, 500: 2461, 1000: 5875}
@@ -50,6 +51,40 @@ def test_durations_and_sizes_are_spread_as_published() -> None:
     assert max(node.flops for node in nodes) <= 1000e6
     assert 1150 < units[len(units) // 2] < 1450
     assert units[-1] <= 5500
+
+
+def test_training_graph_has_every_gradient() -> None:
+    """Each tensor but the sample has one, of its size, which reads what its readers read.
+
+    The forward pass is the graph without one, and the backward pass takes twice its FLOP.
+    """
+    plain = pm.zoo.random_layered(40, 3)
+    graph = pm.zoo.random_layered(40, 3, backward=True)
+    assert [node.inputs for node in graph.nodes[:40]] == [node.inputs for node in plain.nodes]
+    assert [node.name for node in graph.nodes[40:]] == [f"dv{k}" for k in range(39, 0, -1)]
+    by_name = {node.name: node for node in graph.nodes}
+    for node in graph.nodes[1:40]:
+        gradient = by_name[f"d{node.name}"]
+        assert gradient.output_bytes == node.output_bytes
+        readers = [reader for reader in graph.nodes[:40] if node.name in reader.inputs]
+        read = {f"d{r.name}" for r in readers} | {name for r in readers for name in r.inputs}
+        assert set(gradient.inputs) == (read or {node.name})
+    forward, backward = (
+        sum(node.flops for node in part) for part in (plain.nodes, graph.nodes[40:])
+    )
+    through_the_sample = sum(
+        2 * node.flops / len(node.inputs) for node in plain.nodes if "v0" in node.inputs
+    )
+    assert backward == pytest.approx(2 * forward - through_the_sample, rel=1e-6)
+
+
+def test_training_graph_can_be_scheduled() -> None:
+    """Methods for backward passes apply, and the optimum is no worse than any."""
+    graph = pm.zoo.random_layered(30, 1, backward=True)
+    problem = pm.Problem(graph, pm.Costs.estimate(graph, pm.Device.load("paper-m4")), ram="80%")
+    best = pm.solve(problem, time_limit=20, gap=0.05)
+    for name in ("capuchin", "dtr-paging", "lru-paging"):
+        assert best.bound_j <= run(problem, name).energy_j
 
 
 def test_energy_of_a_recomputation_is_in_proportion_to_its_duration() -> None:

@@ -91,6 +91,8 @@ def test_statistics_tell_rounds_rows_and_columns() -> None:
     assert outcome.termination == Termination.PROVED
     assert outcome.statistics["rounds"] > 1
     assert 1 < outcome.statistics["enforced_rows"] < 20
+    assert outcome.statistics["nodes"] >= 0
+    assert 0.0 <= outcome.statistics["root_bound"] <= outcome.bound
     assert 20 < outcome.statistics["columns"] < 150
 
 

@@ -136,6 +136,10 @@ class Session:
     """Most columns of a model that was solved, linear or integer."""
     rows: int = 0
     """Most rows of one, cuts included."""
+    nodes: int = 0
+    """Branch-and-bound nodes of all integer models together."""
+    root_bound: float | None = None
+    """What was proved before the first integer model, in the unit of the minimized quantity."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set to end every solve that runs."""
     is_late: bool = False
@@ -295,9 +299,12 @@ class Session:
             self.columns = max(self.columns, form.n_columns)
             self.rows = max(self.rows, form.n_rows)
         known = self.bounds.lower
+        if form.is_mip and self.root_bound is None:
+            self.root_bound = known
         raw = self.solver.solve(
             form, limits, start=start, basis=basis, on_progress=on_progress, stop=self.stop
         )
+        self.nodes += raw.nodes or 0
         if raw.solved_again:
             self.bounds.lower = known  # what the first run told on its way may be wrong
         if raw.status == SolverStatus.INTERRUPTED:

@@ -98,6 +98,10 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
             "enforced_rows": len(grouping.stage_rows) + len(grouping.step_rows),
             "columns": session.columns,
             "rows": session.rows,
+            "nodes": session.nodes,
+            "root_bound": session.bounds.lower
+            if session.root_bound is None
+            else session.root_bound,
         },
         log="".join(session.log),
     )
@@ -110,7 +114,7 @@ def _proved_infeasible(problem: Problem) -> str:
 def _together(last: Outcome, parts: Sequence[Outcome]) -> Outcome:
     """Return the last of several sessions with the figures of all."""
     figures = dict(last.statistics)
-    for name, combine in (("rounds", sum), ("columns", max), ("rows", max)):
+    for name, combine in (("rounds", sum), ("columns", max), ("rows", max), ("nodes", sum)):
         values = [part.statistics[name] for part in parts if name in part.statistics]
         if values:
             figures[name] = combine(values)

@@ -1,0 +1,224 @@
+"""Capuchin: swap or recompute each tensor in its gaps, by what that holds up."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetmodel.baselines.engine import cheapest
+from poetmodel.baselines.homes import in_either_home
+from poetmodel.baselines.paging import (
+    Gap,
+    Overhead,
+    StorageSpace,
+    eviction_costs,
+    execute_gaps,
+    gaps_of,
+    within_budget,
+)
+from poetmodel.clock import check_time_limit
+from poetmodel.errors import MethodNotApplicableError
+from poetmodel.graph import checkpoint_all_profile
+from poetmodel.problem import DeadlineCounts, Problem
+from poetmodel.schedule import Schedule, simulate
+from poetmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@in_either_home
+def capuchin(problem: Problem, rule: str = "") -> Schedule:
+    """Swap by free time while transfers are hidden, then swap or recompute by saving per second.
+
+    Candidates are the gaps between two accesses of a tensor that cross the peak: a stage that does
+    not fit in RAM. On the timeline of keep-all the *free time* of a gap is the start of its
+    back-access less page-in time, less the end of its evicted-access plus page-out time. Where it
+    is not negative, computing hides both transfers.
+
+    1. Gaps of free time 0 or more are swapped, the longest free time first, until all stages fit.
+    2. Then the tensor leaves in the gap of most memory saving per second (MSPS), bytes over
+       overhead. The overhead of a swap is the time that is not hidden. The overhead of a
+       recomputation is the compute time of all that must be recomputed for it, by the plan so far.
+       The lesser of the two decides how the tensor leaves RAM, a swap where they are equal.
+
+    The `rule` says what is charged; without one, the best schedule of all three is taken.
+
+    - ``published``: as above, on every device, and transfers are not queued behind each other.
+    - ``time``: where transfers block the core, the free time of a gap is minus its transfer time;
+      where a deadline counts compute only, transfers take none. Where they overlap with computing,
+      the channel is busy in a gap for the transfers that the plan has there so far: they begin
+      right after their evicted-access, and end right before their back-access.
+    - ``energy``: overheads are energies, and the free time of a gap is minus that of its transfers.
+
+    The last two charge no page-out where the plan has written the tensor before.
+
+    Interpretations. The paper takes one amount of memory to save; here every stage must fit. Its
+    page-in is triggered early and adjusted by feedback; a schedule pages in at the stage of use,
+    and a plan moves transfers. A recomputation that does not fit in its stage becomes a swap if
+    that is allowed; else more tensors leave that stage. Inputs recomputed for a tensor are not kept
+    for others ("collective recomputation").
+
+    Takes O(gaps) choices, each of which looks at every gap and what is recomputed for it.
+    """
+    rules = [Overhead(rule)] if rule else list(Overhead)
+    return cheapest(problem, (_Capuchin(problem, each).run for each in rules))
+
+
+class _Capuchin:
+    def __init__(self, problem: Problem, rule: Overhead) -> None:
+        graph = problem.graph
+        self.problem = problem
+        self.graph = graph
+        self.sizes = graph.tensor_bytes
+        self.gaps = [gap for gap in gaps_of(graph) if self.sizes[gap.tensor]]
+        self.around: dict[int, list[Gap]] = {}
+        for gap in self.gaps:
+            self.around.setdefault(gap.tensor, []).append(gap)
+        self.excess: NDArray[np.int64] = (
+            np.array(checkpoint_all_profile(graph)) - problem.usable_ram_bytes
+        )
+        """What each stage is above the budget by the plan so far, shape (stages,) [B]."""
+        self.pages: dict[Gap, bool] = {}
+        """The plan: gaps out of RAM, true where the tensor is swapped."""
+        self.storage = StorageSpace(problem)
+        self.end_s = list(accumulate(problem.table.compute_time_s))
+        self.rule = rule
+        counted = DeadlineCounts.OVERLAP if rule == Overhead.PUBLISHED else problem.deadline_counts
+        self.overlaps = rule != Overhead.ENERGY and counted == DeadlineCounts.OVERLAP
+        """Whether computing hides transfers."""
+        self.computing, self.paging_in, self.paging_out = eviction_costs(problem, rule)
+        self.booked: list[tuple[float, float]] = []
+        """When the channel is busy by the plan so far, from and to [s]."""
+
+    def run(self) -> Schedule:
+        self._swap_what_is_hidden()
+        while True:
+            self._choose_until_it_fits()
+            schedule = execute_gaps(self.problem, self.pages)
+            if not self._repair(schedule):
+                return within_budget(self.problem, schedule)
+
+    # -- choosing -------------------------------------------------------------------------------
+
+    def _swap_what_is_hidden(self) -> None:
+        free = {gap: self._free(gap) for gap in self.gaps}
+        for gap in sorted(self.gaps, key=lambda gap: -free[gap]):
+            check_time_limit()
+            if free[gap] < 0 or self.excess.max() <= 0:
+                break
+            hidden = self._free(gap) >= 0  # still, as the channel may be busy by now
+            if hidden and self._is_crowded(gap) and self.storage.takes(gap.tensor):
+                self._take(gap, page=True)
+
+    def _choose_until_it_fits(self) -> None:
+        while self.excess.max() > 0:
+            best: tuple[float, Gap, bool] | None = None
+            for gap in self.gaps:
+                check_time_limit()
+                if gap in self.pages or not self._is_crowded(gap):
+                    continue
+                swap = max(0.0, -self._free(gap))
+                overhead = min(swap, self._recomputation(gap)) if swap > 0 else 0.0
+                if overhead == math.inf:
+                    continue
+                saving = self.sizes[gap.tensor] / overhead if overhead > 0 else math.inf
+                if best is None or saving > best[0]:
+                    best = (saving, gap, swap == overhead)
+            if best is None:
+                worst = int(self.excess.argmax())
+                raise MethodNotApplicableError(
+                    f"at {self.graph.nodes[worst].name!r} {format_bytes(int(self.excess[worst]))} "
+                    "more than tensors may use are needed, and no tensor is left to swap or "
+                    "recompute"
+                )
+            self._take(best[1], page=best[2])
+
+    def _is_crowded(self, gap: Gap) -> bool:
+        return bool(self.excess[gap.before + 1 : gap.after].max() > 0)
+
+    def _take(self, gap: Gap, *, page: bool) -> None:
+        if gap not in self.pages:
+            self.excess[gap.before + 1 : gap.after] -= self.sizes[gap.tensor]
+        self.pages[gap] = page
+        if page and self.overlaps and self.rule != Overhead.PUBLISHED:
+            begin, end = self.end_s[gap.before], self.end_s[gap.after - 1]
+            out_s, in_s = self._transfers(gap)
+            self.booked += [(begin, begin + out_s), (end - in_s, end)]
+        if page:
+            self.storage.write(gap.tensor)
+
+    def _transfers(self, gap: Gap) -> tuple[float, float]:
+        """Return what page-out and page-in of a gap cost: seconds or joules."""
+        i = gap.tensor
+        once = self.graph.on_aux if self.rule == Overhead.PUBLISHED else self.storage.stored
+        return 0.0 if i in once else self.paging_out[i], self.paging_in[i]
+
+    def _free(self, gap: Gap) -> float:
+        """Return the free time of a gap [s]; minus infinity without space on storage.
+
+        Where nothing is hidden, it is minus what the transfers cost.
+        """
+        if not self.storage.takes(gap.tensor):
+            return -math.inf
+        transfers = sum(self._transfers(gap))
+        if not self.overlaps:
+            return -transfers
+        begin, end = self.end_s[gap.before], self.end_s[gap.after - 1]
+        busy_s = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in self.booked)
+        return end - begin - busy_s - transfers
+
+    def _recomputation(self, gap: Gap) -> float:
+        """Return what recomputing a tensor for its back-access costs, by the plan."""
+        graph, problem = self.graph, self.problem
+        t = gap.after
+        total = 0.0
+        wanted, met = [gap.tensor], {gap.tensor}
+        computed: set[int] = set()
+        while wanted:
+            k = graph.node_of[wanted.pop()]
+            if k in computed:
+                continue
+            if not problem.may_recompute(k):
+                return math.inf
+            computed.add(k)
+            total += self.computing[k]
+            for p in graph.inputs_of[k]:
+                if p in met or self._is_in_ram(p, t):
+                    continue
+                met.add(p)
+                if p in self.storage.stored:
+                    total += self.paging_in[p]
+                else:
+                    wanted.append(p)
+        return total
+
+    def _is_in_ram(self, p: int, t: int) -> bool:
+        """Return whether stage `t` has tensor `p` by the plan, whatever else it recomputes."""
+        users = self.graph.users_of[p]
+        if not users or users[-1] < t:
+            return False
+        return not any(
+            gap in self.pages for gap in self.around.get(p, ()) if gap.before < t < gap.after
+        )
+
+    # -- recomputations that do not fit ------------------------------------------------------------
+
+    def _repair(self, schedule: Schedule) -> bool:
+        """Change the plan where recomputations do not fit; return whether any did not."""
+        usable = self.problem.usable_ram_bytes
+        peaks: dict[int, int] = {}
+        for point in simulate(self.graph, None, schedule).curve:
+            peaks[point.stage] = max(point.ram_bytes, peaks.get(point.stage, 0))
+        over = {t: peak - usable for t, peak in peaks.items() if peak > usable}
+        for t, over_bytes in over.items():
+            recomputed = [gap for gap, page in self.pages.items() if gap.after == t and not page]
+            swappable = next((gap for gap in recomputed if self.storage.takes(gap.tensor)), None)
+            if swappable is not None:
+                self._take(swappable, page=True)
+            else:
+                self.excess[t] += over_bytes
+        return bool(over)
