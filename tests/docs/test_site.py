@@ -356,20 +356,3 @@ def test_pictures_are_in_the_site(site: Path) -> None:
             left_out = there.parent.name == "reference" and not there.parent.exists()
             if not place.scheme and not left_out:
                 assert there.exists(), (page.relative_to(site), target)
-
-
-def test_animation_is_short_and_small_and_can_stand_still() -> None:
-    """Twenty seconds in 2.5 MB at most; readers who want no motion get a still of equal size."""
-    images = pytest.importorskip("PIL.Image")
-    path = ROOT / "docs" / "explore.webp"
-    assert path.stat().st_size < 2.5e6
-    lasting_ms = 0
-    with images.open(path) as moving, images.open(path.with_suffix(".png")) as still:
-        for frame in range(moving.n_frames):
-            moving.seek(frame)
-            moving.load()  # which reads how long it stands
-            lasting_ms += moving.info["duration"]
-        assert still.size == moving.size
-    assert 15_000 <= lasting_ms <= 25_000
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert '<source media="(prefers-reduced-motion: reduce)" srcset="explore.png">' in text
