@@ -8,7 +8,7 @@ grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``) a
 that of whole steps, the last ``*-fused.jsonl`` for that inside of ``torch.compile``, the last
 ``*-step-costs.jsonl`` for what compiled steps cost, the last
 ``*-constraints.jsonl`` for
-own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
+own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/concepts/plans.md``, the last
 ``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last ``*-masks.jsonl`` for
 a part of ``docs/how-to/training-step.md``, the last ``*-recurrent.jsonl`` for a part of
 ``docs/how-to/export.md``, the last ``*-choice.jsonl`` for a part of
@@ -79,7 +79,7 @@ INDEX: Final = ROOT / "docs" / "index.md"
 TESTED_PAGE: Final = ROOT / "docs" / "tested.md"
 ABLATION_PAGE: Final = ROOT / "bench" / "lazy-records.md"
 COMPARED_PAGE: Final = ROOT / "docs" / "compared.md"
-PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
+PLANS_PAGE: Final = ROOT / "docs" / "concepts" / "plans.md"
 EXECUTORCH_PAGE: Final = ROOT / "docs" / "how-to" / "executorch.md"
 EXPORT_PAGE: Final = ROOT / "docs" / "how-to" / "export.md"
 STEP_PAGE: Final = ROOT / "docs" / "how-to" / "training-step.md"

@@ -47,7 +47,7 @@ def test_generated_parts_are_current(script: str) -> None:
 
 def test_notation_has_every_relation() -> None:
     """Each relation of the paper has its row."""
-    text = (ROOT / "docs" / "notation.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "concepts" / "glossary.md").read_text(encoding="utf-8")
     for name in RELATIONS:
         assert f"| `{name}[t," in text
 

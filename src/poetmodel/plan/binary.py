@@ -1,6 +1,6 @@
 """Plans as a few hundred bytes, for a device that knows the graph.
 
-``docs/plans.md`` states the format bit by bit. First computations in graph order are not stored,
+``docs/concepts/plans.md`` states the format bit by bit. First computations in graph order are not stored,
 nor are the waits and frees that follow from the rest.
 """
 
