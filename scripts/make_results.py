@@ -19,7 +19,7 @@ the README's table of boards, the last ``*-aifes.jsonl`` for a section of that p
 ``*-coverage.jsonl`` for ``docs/pytorch-models.md``, the last ``*-curve.jsonl`` for the chart
 ``docs/training-curve.svg``, and the last other file for all else; the last
 ``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``bench/lazy-records.md``;
-charts lie beside their pages, that of ``docs/tested.md`` is of its own table;
+charts lie beside their pages, that of ``docs/results/tested.md`` is of its own table;
 ``docs/paper-figures.md``, the pictures beside it and the README's table of solvers are made of
 ``bench/results/figures/``.
 Pages need jinja2 and charts matplotlib (the extra ``report``);
@@ -76,7 +76,7 @@ BUILT_IN_PAGE: Final = ROOT / "docs" / "built-in-steps.md"
 MODELS_PAGE: Final = ROOT / "docs" / "pytorch-models.md"
 TRAINS_PAGE: Final = ROOT / "docs" / "what-trains-where.md"
 INDEX: Final = ROOT / "docs" / "index.md"
-TESTED_PAGE: Final = ROOT / "docs" / "tested.md"
+TESTED_PAGE: Final = ROOT / "docs" / "results" / "tested.md"
 ABLATION_PAGE: Final = ROOT / "bench" / "lazy-records.md"
 COMPARED_PAGE: Final = ROOT / "docs" / "compared.md"
 PLANS_PAGE: Final = ROOT / "docs" / "concepts" / "plans.md"

@@ -336,7 +336,7 @@ def decoded(picture: bytes) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(
-    "name", ["results", "results-grid", "what-trains-where", "built-in-steps", "tested"]
+    "name", ["results", "results-grid", "what-trains-where", "built-in-steps", "results/tested"]
 )
 def test_pages_of_results_begin_with_a_chart(name: str) -> None:
     """A chart comes before the first table, and no open table has more than a screen of rows."""
