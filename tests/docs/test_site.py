@@ -173,11 +173,11 @@ def test_public_names_are_in_the_reference(whole: Path) -> None:
 
 
 def test_search_knows_the_pages(site: Path) -> None:
-    """The index of the search is part of the site and has every how-to."""
+    """The index of the search is part of the site and has every guide."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     places = {entry["location"].partition("#")[0] for entry in index["docs"]}
-    for page in ROOT.glob("docs/how-to/*.md"):
-        assert f"how-to/{page.stem}.html" in places
+    for page in ROOT.glob("docs/guides/*.md"):
+        assert f"guides/{page.stem}.html" in places
 
 
 @pytest.mark.parametrize(
