@@ -11,7 +11,7 @@ that of whole steps, the last ``*-fused.jsonl`` for that inside of ``torch.compi
 own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/concepts/plans.md``, the last
 ``*-executorch.jsonl`` for a part of ``docs/guides/executorch.md``, the last ``*-masks.jsonl`` for
 a part of ``docs/guides/model.md``, the last ``*-recurrent.jsonl`` for a part of
-``docs/how-to/export.md``, the last ``*-choice.jsonl`` for a part of
+``docs/guides/export.md``, the last ``*-choice.jsonl`` for a part of
 ``docs/guides/choose.md`` and its chart, the last ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/built-in-steps.md``, the last ``*-compared.jsonl`` for ``docs/compared.md`` and the
 README's table of methods, the last ``*-mcu.jsonl`` for ``docs/what-trains-where.md`` and
@@ -82,7 +82,7 @@ ABLATION_PAGE: Final = ROOT / "bench" / "lazy-records.md"
 COMPARED_PAGE: Final = ROOT / "docs" / "compared.md"
 PLANS_PAGE: Final = ROOT / "docs" / "concepts" / "plans.md"
 EXECUTORCH_PAGE: Final = ROOT / "docs" / "guides" / "executorch.md"
-EXPORT_PAGE: Final = ROOT / "docs" / "how-to" / "export.md"
+EXPORT_PAGE: Final = ROOT / "docs" / "guides" / "export.md"
 STEP_PAGE: Final = ROOT / "docs" / "guides" / "model.md"
 CHOICE_PAGE: Final = ROOT / "docs" / "guides" / "choose.md"
 README: Final = ROOT / "README.md"

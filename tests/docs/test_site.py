@@ -184,15 +184,15 @@ def test_search_knows_the_pages(site: Path) -> None:
     ("page", "text", "expected"),
     [
         ("results.md", "[p](../bench/protocol.md#a)", "[p](project/protocol.md#a)"),
-        ("how-to/device.md", "[f](../formats.md)", "[f](../formats.md)"),
-        ("how-to/device.md", "[c](../../CONTRIBUTING.md)", "[c](../project/contributing.md)"),
-        ("project/contributing.md", "[f](docs/formats.md#a-b)", "[f](../formats.md#a-b)"),
+        ("guides/model.md", "[f](../index.md)", "[f](../index.md)"),
+        ("guides/model.md", "[c](../../CONTRIBUTING.md)", "[c](../project/contributing.md)"),
+        ("project/contributing.md", "[f](docs/index.md#a-b)", "[f](../index.md#a-b)"),
         ("project/contributing.md", "[p](bench/protocol.md)", "[p](protocol.md)"),
         ("project/protocol.md", "[x](cases.py)", "x"),
         ("index.md", "[w](https://example.org/a.md)", "[w](https://example.org/a.md)"),
         ("index.md", "[here](#part)", "[here](#part)"),
         ("start-research.md", "[t](tutorial.ipynb#a)", "[t](tutorial.md#a)"),
-        ("tutorial.md", "[f](formats.md)", "[f](formats.md)"),
+        ("tutorial.md", "[f](index.md)", "[f](index.md)"),
     ],
 )
 def test_links_of_the_repository_become_links_of_the_site(
