@@ -71,22 +71,13 @@ def components() -> str:
 
 
 def page(text: str) -> str:
-    """Return the page with its block current: the components of each pair of formulations."""
-    tables = (_overview(*FORMULATIONS[:2]), _overview(*FORMULATIONS[2:]))
-    return replace_block(text, "components", "\n\n".join(tables))
+    """Return the page with its block current: the names of components, by formulation."""
+    return replace_block(text, "components", "\n".join(map(_named, FORMULATIONS)))
 
 
-def _overview(*formulations: Formulation) -> str:
-    parts = dict.fromkeys(part for each in formulations for part in each.components)
-    rows = [
-        (
-            f"`{part.name}`",
-            markdown(part.statement).partition("\n")[0],
-            ", ".join(f"`{each.name}`" for each in formulations if part in each.components),
-        )
-        for part in parts
-    ]
-    return table(("component", "says", "in"), rows)
+def _named(formulation: Formulation) -> str:
+    names = ", ".join(f"`{component.name}`" for component in formulation.components)
+    return f"- `{formulation.name}`: {names}"
 
 
 def methods_page(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from blocks import LONG, folded, replace_block, table
@@ -61,6 +63,6 @@ def test_every_component_is_on_the_page_and_in_the_reference() -> None:
     text, reference = page(PAGE.read_text(encoding="utf-8")), components()
     for formulation in FORMULATIONS:
         for component in formulation.components:
-            assert f"| `{component.name}` | " in text
+            assert re.search(rf"^- `{formulation.name}`:.* `{component.name}`", text, re.MULTILINE)
             assert component.source in reference
             assert markdown(component.statement) in reference
