@@ -2,7 +2,7 @@
 
 ``python bench/addresses.py --out bench/results/$(date +%F)-addresses.jsonl`` solves each problem
 for some seconds, plans its schedule and places all copies; ``python scripts/make_results.py`` puts
-the figures into ``docs/plans.md``. Networks for microcontrollers are captured from PyTorch.
+the figures into ``docs/concepts/plans.md``. Networks for microcontrollers come from PyTorch.
 """
 
 from __future__ import annotations

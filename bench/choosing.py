@@ -1,7 +1,7 @@
 """Which layers of small networks to train in how much RAM: the best set, greedy, the last layers.
 
 ``python bench/choosing.py --out bench/results/$(date +%F)-choice.jsonl`` runs everything;
-``python scripts/make_results.py`` makes a part of ``docs/how-to/choose.md`` and its chart of it.
+``python scripts/make_results.py`` makes a part of ``docs/guides/choose.md`` and its chart of it.
 Batch norms keep their statistics. Scores are norms of the gradient of a batch of noise, for which
 batch norms took the statistics of the batch. Nothing is paged: all state that is trained stays in
 RAM. It needs PyTorch.

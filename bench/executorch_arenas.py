@@ -3,7 +3,7 @@
 ``python bench/executorch_arenas.py --out bench/results/$(date +%F)-executorch.jsonl`` writes each
 network for each budget, and trains both programs for some steps: bits are compared. It needs the
 extra ``executorch``. ``python scripts/make_results.py`` puts the figures into
-``docs/how-to/executorch.md``.
+``docs/guides/executorch.md``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """RAM of exported steps that train all, biases or the last two layers, with masks and without.
 
 ``python bench/masks.py --out bench/results/$(date +%F)-masks.jsonl`` solves each for some seconds;
-``python scripts/make_results.py`` puts the figures into ``docs/how-to/training-step.md``. Without
+``python scripts/make_results.py`` puts the figures into ``docs/guides/model.md``. Without
 masks a step saves for its backward pass what PyTorch saves.
 """
 

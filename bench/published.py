@@ -3,9 +3,9 @@
 Facts and figures are those of github.com/ShishirPatil/poet (``poet/architectures``,
 ``poet/power_computation.py``, ``poet/power_computation_transformer.py``): its operators, its FLOP
 rules, four bytes per element, and a backward pass that is one reversed chain. They are kept as
-they are, with their faults; ``docs/deviations.md`` lists those. Time and energy there are FLOP
-over a device's FLOP/s and FLOP/J, and a transfer is latency plus bytes over rate times power, so
-`poetmodel.device.Costs.estimate` with the ``paper-*`` devices gives its costs exactly.
+they are, with their faults; ``docs/concepts/deviations.md`` lists those. Time and energy there are
+FLOP over a device's FLOP/s and FLOP/J, and a transfer is latency plus bytes over rate times power,
+so `poetmodel.device.Costs.estimate` with the ``paper-*`` devices gives its costs exactly.
 
 Every function takes the samples of a training step as `batch_size`, where the published code has
 one.

@@ -1,7 +1,7 @@
 """Exports of recurrent networks in less and less RAM, by time steps and as they are captured.
 
 ``python bench/recurrent.py --out bench/results/$(date +%F)-recurrent.jsonl`` solves each for a
-minute at most; ``python scripts/make_results.py`` puts the figures into ``docs/how-to/export.md``.
+minute at most; ``python scripts/make_results.py`` puts the figures into ``docs/guides/export.md``.
 RAM is a share of what the captured step takes where everything is kept, in both.
 """
 

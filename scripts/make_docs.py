@@ -1,8 +1,9 @@
 """Put what components and methods say of themselves into the pages.
 
-``docs/formulations.md`` tells the components of each formulation, ``docs/baselines.md`` the methods
-of earlier work. ``python scripts/make_docs.py`` rewrites the generated blocks; ``--check`` writes
-nothing and exits 1 where a page is not current.
+``docs/concepts/formulations.md`` lists the components of each formulation, and the site's reference
+has them in full; ``docs/baselines.md`` has the methods of earlier work. ``python
+scripts/make_docs.py`` rewrites the generated blocks; ``--check`` writes nothing and exits 1 if a
+page is not current.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from poetmodel.model.paper import PAPER
 from poetmodel.model.unreduced import UNREDUCED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from poetmodel.baselines import Method
     from poetmodel.model import Component, Formulation
 
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "formulations.md"
-"""The page with one block per formulation."""
+DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
+PAGE: Final = DOCS / "concepts" / "formulations.md"
+"""The page with the components of all formulations."""
 
-METHODS_PAGE: Final = PAGE.with_name("baselines.md")
+METHODS_PAGE: Final = DOCS / "baselines.md"
 """The page with the table of methods."""
 
 FORMULATIONS: Final = (COMPACT, LAZY, UNREDUCED, PAPER)
-"""In the order of the page; a component is told in full where it comes first."""
+"""In the order of the page."""
 
 _LITERAL: Final = re.compile(r"^(?P<lead>.*)::\n\n(?P<code>(?:    .*\n|\n)*    .*)", re.MULTILINE)
 
@@ -50,46 +52,32 @@ def markdown(statement: str) -> str:
     return _LITERAL.sub(fence, inspect.cleandoc(statement))
 
 
-def rendered(formulation: Formulation, told: Mapping[Component, str]) -> str:
-    """Return the block of one formulation.
-
-    Parameters
-    ----------
-    formulation : Formulation
-        What to tell.
-    told : mapping of Component to str
-        Components that another formulation's block tells in full, and which.
-    """
-    parts = [_overview(formulation)]
-    for component in formulation.components:
-        if component in told:
-            continue
-        parts.append(f"#### {formulation.name}: {component.name}")
-        parts.append(markdown(component.statement))
-        parts.append(f"Source: {component.source}.")
-    shared = [(part.name, told[part]) for part in formulation.components if part in told]
-    if shared:
-        names = ", ".join(f"`{name}`" for name, _ in shared)
-        parts.append(f"As in `{shared[0][1]}`: {names}.")
+def components() -> str:
+    """Return every component of every formulation as Markdown, each where it comes first."""
+    parts = []
+    told: set[Component] = set()
+    for formulation in FORMULATIONS:
+        parts.append(f"### Components of `{formulation.name}`")
+        for component in formulation.components:
+            if component not in told:
+                parts.append(f"#### {formulation.name}: {component.name}")
+                parts.append(markdown(component.statement))
+                parts.append(f"Source: {component.source}.")
+        shared = [f"`{part.name}`" for part in formulation.components if part in told]
+        if shared:
+            parts.append(f"As above: {', '.join(shared)}.")
+        told.update(formulation.components)
     return "\n\n".join(parts)
 
 
-def _overview(formulation: Formulation) -> str:
-    rows = [
-        (f"`{part.name}`", markdown(part.statement).partition("\n")[0], part.source)
-        for part in formulation.components
-    ]
-    return table(("component", "says", "source"), rows)
-
-
 def page(text: str) -> str:
-    """Return the page with every block current."""
-    told: dict[Component, str] = {}
-    for formulation in FORMULATIONS:
-        text = replace_block(text, formulation.name, rendered(formulation, told))
-        for component in formulation.components:
-            told.setdefault(component, formulation.name)
-    return text
+    """Return the page with its block current: the names of components, by formulation."""
+    return replace_block(text, "components", "\n".join(map(_named, FORMULATIONS)))
+
+
+def _named(formulation: Formulation) -> str:
+    names = ", ".join(f"`{component.name}`" for component in formulation.components)
+    return f"- `{formulation.name}`: {names}"
 
 
 def methods_page(text: str) -> str:

@@ -8,18 +8,19 @@ grid (``docs/results-grid.md``, its plot, and its part of ``docs/results.md``) a
 that of whole steps, the last ``*-fused.jsonl`` for that inside of ``torch.compile``, the last
 ``*-step-costs.jsonl`` for what compiled steps cost, the last
 ``*-constraints.jsonl`` for
-own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/plans.md``, the last
-``*-executorch.jsonl`` for a part of ``docs/how-to/executorch.md``, the last ``*-masks.jsonl`` for
-a part of ``docs/how-to/training-step.md``, the last ``*-recurrent.jsonl`` for a part of
-``docs/how-to/export.md``, the last ``*-choice.jsonl`` for a part of
-``docs/how-to/choose.md`` and its chart, the last ``*-trains.jsonl`` and ``*-against.jsonl`` for
+own constraints, the last ``*-addresses.jsonl`` for a part of ``docs/concepts/plans.md``, the last
+``*-executorch.jsonl`` for a part of ``docs/guides/executorch.md``, the last ``*-masks.jsonl`` for
+a part of ``docs/guides/model.md``, the last ``*-recurrent.jsonl`` for a part of
+``docs/guides/export.md``, the last ``*-choice.jsonl`` for a part of
+``docs/guides/choose.md`` and its chart, the last ``*-trains.jsonl`` and ``*-against.jsonl`` for
 ``docs/built-in-steps.md``, the last ``*-compared.jsonl`` for ``docs/compared.md`` and the
 README's table of methods, the last ``*-mcu.jsonl`` for ``docs/what-trains-where.md`` and
 the README's table of boards, the last ``*-aifes.jsonl`` for a section of that page, the last
-``*-coverage.jsonl`` for ``docs/pytorch-models.md``, the last ``*-curve.jsonl`` for the chart
+``*-coverage.jsonl`` for a part of
+``docs/guides/pytorch-limits.md``, the last ``*-curve.jsonl`` for the chart
 ``docs/training-curve.svg``, and the last other file for all else; the last
 ``*-ablation.jsonl`` and each ``*-ablation-*.jsonl`` for a part of ``bench/lazy-records.md``;
-charts lie beside their pages, that of ``docs/tested.md`` is of its own table;
+charts lie beside their pages, that of ``docs/results/tested.md`` is of its own table;
 ``docs/paper-figures.md``, the pictures beside it and the README's table of solvers are made of
 ``bench/results/figures/``.
 Pages need jinja2 and charts matplotlib (the extra ``report``);
@@ -73,17 +74,17 @@ PAGE: Final = ROOT / "docs" / "results.md"
 GRID_PAGE: Final = ROOT / "docs" / "results-grid.md"
 FIGURES_PAGE: Final = ROOT / "docs" / "paper-figures.md"
 BUILT_IN_PAGE: Final = ROOT / "docs" / "built-in-steps.md"
-MODELS_PAGE: Final = ROOT / "docs" / "pytorch-models.md"
+MODELS_PAGE: Final = ROOT / "docs" / "guides" / "pytorch-limits.md"
 TRAINS_PAGE: Final = ROOT / "docs" / "what-trains-where.md"
 INDEX: Final = ROOT / "docs" / "index.md"
-TESTED_PAGE: Final = ROOT / "docs" / "tested.md"
+TESTED_PAGE: Final = ROOT / "docs" / "results" / "tested.md"
 ABLATION_PAGE: Final = ROOT / "bench" / "lazy-records.md"
 COMPARED_PAGE: Final = ROOT / "docs" / "compared.md"
-PLANS_PAGE: Final = ROOT / "docs" / "plans.md"
-EXECUTORCH_PAGE: Final = ROOT / "docs" / "how-to" / "executorch.md"
-EXPORT_PAGE: Final = ROOT / "docs" / "how-to" / "export.md"
-STEP_PAGE: Final = ROOT / "docs" / "how-to" / "training-step.md"
-CHOICE_PAGE: Final = ROOT / "docs" / "how-to" / "choose.md"
+PLANS_PAGE: Final = ROOT / "docs" / "concepts" / "plans.md"
+EXECUTORCH_PAGE: Final = ROOT / "docs" / "guides" / "executorch.md"
+EXPORT_PAGE: Final = ROOT / "docs" / "guides" / "export.md"
+STEP_PAGE: Final = ROOT / "docs" / "guides" / "model.md"
+CHOICE_PAGE: Final = ROOT / "docs" / "guides" / "choose.md"
 README: Final = ROOT / "README.md"
 BLOCKS: Final[tuple[tuple[str, Path, str, Callable[[Any, str], str]], ...]] = (
     ("*-addresses.jsonl", PLANS_PAGE, "fragmentation", addresses.block),
@@ -91,6 +92,7 @@ BLOCKS: Final[tuple[tuple[str, Path, str, Callable[[Any, str], str]], ...]] = (
     ("*-masks.jsonl", STEP_PAGE, "masks", masks.block),
     ("*-recurrent.jsonl", EXPORT_PAGE, "recurrent", recurrent.block),
     ("*-choice.jsonl", CHOICE_PAGE, "choice", choice.block),
+    ("*-coverage.jsonl", MODELS_PAGE, "models", coverage.block),
 )
 """Records that a part of a page is made of: that part, and what makes it."""
 
@@ -131,9 +133,6 @@ def due() -> dict[Path, str]:
         against_source, commits = read_newest("*-against.jsonl")
         made = trains.page(stepped, trains_source, commits, against_source)
         pages[BUILT_IN_PAGE] = made
-    coverage_source, captured = read_newest("*-coverage.jsonl")
-    if captured:
-        pages[MODELS_PAGE] = coverage.page(captured, coverage_source)
     if exported:
         aifes_source, beside_aifes = read_newest("*-aifes.jsonl")
         section = aifes.section(beside_aifes, aifes_source)

@@ -2,7 +2,7 @@
 
 Pages link to files by their place in the repository, so that links work there too. Some of these
 files are made pages of the site; links to the rest become plain text. Notebooks become pages with
-what their cells print.
+what their cells print, and the reference gets the components of all formulations.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from make_docs import components
 from poetmodel.report.scheme import following_scheme
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -30,6 +31,9 @@ PAGES: Final = {
 
 SOURCES: Final = {page: source for source, page in PAGES.items() if page != "index.md"}
 """Pages whose text is elsewhere, and where."""
+
+COMPONENTS: Final = "<!-- components of all formulations -->"
+"""Where the site has what `make_docs` says of each component."""
 
 _ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
 _CODE: Final = re.compile(r"`[^`\n]+`")
@@ -56,8 +60,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Make links and tables that hold in the repository hold in the site."""
-    return site_tables(site_links(markdown, page.file.src_uri))
+    """Make links and tables that hold in the repository hold in the site; add the components."""
+    text = site_tables(site_links(markdown, page.file.src_uri))
+    if COMPONENTS in text:
+        text = text.replace(COMPONENTS, components())
+    return text
 
 
 def notebook_page(notebook: dict[str, Any], name: str) -> str:

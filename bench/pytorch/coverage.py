@@ -3,7 +3,7 @@
 ``python -m pytorch.coverage --out results/$(date +%F)-coverage.jsonl`` in ``bench`` tries all of
 `pytorch.zoo`, each in a process of its own, and writes a JSON line for each; ``--model`` (may be
 given several times) chooses some. Libraries that are not installed fail.
-``python scripts/make_results.py`` makes ``docs/pytorch-models.md`` of it.
+``python scripts/make_results.py`` makes a part of ``docs/guides/pytorch-limits.md`` of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `docs/plans.md` says of the fragmentation of addresses."""
+"""What `docs/concepts/plans.md` says of the fragmentation of addresses."""
 
 from __future__ import annotations
 

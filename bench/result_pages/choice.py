@@ -1,4 +1,4 @@
-"""What `docs/how-to/choose.md` says of scores and RAM, and the chart beside it."""
+"""What `docs/guides/choose.md` says of scores and RAM, and the chart beside it."""
 
 from __future__ import annotations
 

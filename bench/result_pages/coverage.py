@@ -1,4 +1,4 @@
-"""The page that says which models of other libraries can be compiled."""
+"""What `docs/guides/pytorch-limits.md` says of models of other libraries."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ class ModelRecord(Line):
         return str(self["name"].split(maxsplit=1)[0])
 
     @property
-    def model(self) -> str:
-        """Its name there."""
-        return str(self["name"].split(maxsplit=1)[1])
-
-    @property
     def refused(self) -> bool:
         """Whether it is refused in a sentence."""
         return bool(self["status"] == REFUSED)
@@ -40,61 +35,24 @@ class ModelRecord(Line):
         return bool(self["status"] == self.record.get("other") == WORKS and smaller)
 
     @property
-    def status_text(self) -> str:
-        """How it fares, where it is not refused."""
-        if self.works:
-            return "works"
-        if self["status"] == DIFFERS:
-            return escaped(self["reason"])
-        if self["other"] != WORKS:
-            return f"another batch: {escaped(self.record['other'])}"
-        return "differs in the smaller budget"
-
-    @property
-    def back_end(self) -> str:
-        """How it fares with the back end of ``torch.compile``."""
+    def in_back_end(self) -> bool:
+        """Whether it has eager's bits with the back end of ``torch.compile``."""
         told = self.record.get("back_end")
-        if told is None:
-            return "-"
-        if told["status"] == REFUSED:
-            return escaped(told["reason"])
-        if told["status"] == DIFFERS:
-            return "differs"
-        return f"{told['share']:.0%}" + (", as captured" if told["status"] == AS_CAPTURED else "")
-
-    @property
-    def reads(self) -> str:
-        """Where it reads values of inputs."""
-        places = (read["place"].partition(" ")[0] for read in self["read"])
-        names = dict.fromkeys(place.removeprefix(f"{self.library}/") for place in places)
-        return "<br>".join(f"`{name}`" for name in names)
+        return told is not None and told["status"] == WORKS
 
 
-def escaped(text: str) -> str:
-    """Return text of others as it may stand in a table."""
-    for mark in "\\|*_<[`":
-        text = text.replace(mark, f"\\{mark}")
-    return text
-
-
-def page(records: Sequence[dict[str, Any]], source: str) -> str:
-    """Return the page."""
+def block(records: Sequence[dict[str, Any]], source: str) -> str:
+    """Return a row for each library: how many of its models were tried, work and are refused."""
     kept = [record for record in records if record["status"] in (WORKS, DIFFERS, REFUSED)]
     tried = [ModelRecord(record) for record in kept]
-    libraries = dict.fromkeys(model.library for model in tried if not model.refused)
-    text = render(
-        "pytorch-models",
+    libraries = dict.fromkeys(model.library for model in tried)
+    return render(
+        "models",
         source=source,
         lead=lead(kept),
         records=kept,
-        models={
-            library: [m for m in tried if m.library == library and not m.refused]
-            for library in libraries
-        },
-        refused=[model for model in tried if model.refused],
-        escaped=escaped,
+        models={library: [m for m in tried if m.library == library] for library in libraries},
     )
-    return f"{text}\n"
 
 
 def lead(records: Sequence[dict[str, Any]]) -> str:

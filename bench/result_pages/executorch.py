@@ -1,4 +1,4 @@
-"""What `docs/how-to/executorch.md` says of the arenas of ExecuTorch's programs."""
+"""What `docs/guides/executorch.md` says of the arenas of ExecuTorch's programs."""
 
 from __future__ import annotations
 

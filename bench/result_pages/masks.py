@@ -1,4 +1,4 @@
-"""What `docs/how-to/training-step.md` says of masks: RAM of exported steps with and without."""
+"""What `docs/guides/model.md` says of masks: RAM of exported steps with and without."""
 
 from __future__ import annotations
 

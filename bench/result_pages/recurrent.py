@@ -1,4 +1,4 @@
-"""What `docs/how-to/export.md` says of recurrent networks: exports in less and less RAM."""
+"""What `docs/guides/export.md` says of recurrent networks: exports in less and less RAM."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import typer.main
 from poetmodel.cli.application import app
 from poetmodel.cli.failures import ExitStatus
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 STAGED = {ExitStatus.FAILURE, ExitStatus.INTERRUPTED, ExitStatus.CLOSED_PIPE}
 """ExitStatuses that speak of the program or the shell, not of the result."""

@@ -13,7 +13,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = {page.relative_to(DOCS).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 RUNNING = [name for name, text in TEXTS.items() if any(block.is_run for block in blocks_of(text))]
-SLOW = {"how-to/sweep.md"}
+SLOW = {"guides/compare.md"}
 """Pages that start processes of their own, again and again."""
 COMMAND = re.compile(r"^\s*(?:\$ )?poetmodel [^\[]+$", re.MULTILINE)
 """A line that calls the program; one with brackets only shows what can be given."""
@@ -62,8 +62,9 @@ def test_commands_are_in_blocks_that_run(name: str) -> None:
 
 
 def test_pages_for_users_have_blocks_that_run() -> None:
-    """The first page and every how-to is tried out, not only read."""
-    promised = {"index.md", *(name for name in TEXTS if name.startswith(("start-", "how-to/")))}
+    """The first page and every guide is tried out, not only read."""
+    guides = (name for name in TEXTS if name.startswith(("start-", "guides/")))
+    promised = {"index.md", *guides}
     assert promised <= set(RUNNING)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from blocks import LONG, folded, replace_block, table
-from make_docs import FORMULATIONS, PAGE, markdown, page
+from make_docs import FORMULATIONS, PAGE, components, markdown, page
 from poetmodel.model import FORMULATIONS as BY_NAME
 from poetmodel.model import Formulation
 
@@ -54,12 +56,13 @@ def test_literal_blocks_become_code() -> None:
     )
 
 
-def test_every_formulation_with_components_is_on_the_page() -> None:
-    """What users can build by name has its components told."""
+def test_every_component_is_on_the_page_and_in_the_reference() -> None:
+    """The components of what users can build by name are listed, and stated in the reference."""
     named = {part for part in BY_NAME.values() if isinstance(part, Formulation)}
     assert named <= set(FORMULATIONS)
-    text = page(PAGE.read_text(encoding="utf-8"))
+    text, reference = page(PAGE.read_text(encoding="utf-8")), components()
     for formulation in FORMULATIONS:
         for component in formulation.components:
-            assert component.source in text
-            assert markdown(component.statement) in text
+            assert re.search(rf"^- `{formulation.name}`:.* `{component.name}`", text, re.MULTILINE)
+            assert component.source in reference
+            assert markdown(component.statement) in reference

@@ -173,26 +173,26 @@ def test_public_names_are_in_the_reference(whole: Path) -> None:
 
 
 def test_search_knows_the_pages(site: Path) -> None:
-    """The index of the search is part of the site and has every how-to."""
+    """The index of the search is part of the site and has every guide."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     places = {entry["location"].partition("#")[0] for entry in index["docs"]}
-    for page in ROOT.glob("docs/how-to/*.md"):
-        assert f"how-to/{page.stem}.html" in places
+    for page in ROOT.glob("docs/guides/*.md"):
+        assert f"guides/{page.stem}.html" in places
 
 
 @pytest.mark.parametrize(
     ("page", "text", "expected"),
     [
         ("results.md", "[p](../bench/protocol.md#a)", "[p](project/protocol.md#a)"),
-        ("how-to/device.md", "[f](../formats.md)", "[f](../formats.md)"),
-        ("how-to/device.md", "[c](../../CONTRIBUTING.md)", "[c](../project/contributing.md)"),
-        ("project/contributing.md", "[f](docs/formats.md#a-b)", "[f](../formats.md#a-b)"),
+        ("guides/model.md", "[f](../index.md)", "[f](../index.md)"),
+        ("guides/model.md", "[c](../../CONTRIBUTING.md)", "[c](../project/contributing.md)"),
+        ("project/contributing.md", "[f](docs/index.md#a-b)", "[f](../index.md#a-b)"),
         ("project/contributing.md", "[p](bench/protocol.md)", "[p](protocol.md)"),
         ("project/protocol.md", "[x](cases.py)", "x"),
         ("index.md", "[w](https://example.org/a.md)", "[w](https://example.org/a.md)"),
         ("index.md", "[here](#part)", "[here](#part)"),
         ("start-research.md", "[t](tutorial.ipynb#a)", "[t](tutorial.md#a)"),
-        ("tutorial.md", "[f](formats.md)", "[f](formats.md)"),
+        ("tutorial.md", "[f](index.md)", "[f](index.md)"),
     ],
 )
 def test_links_of_the_repository_become_links_of_the_site(
@@ -336,7 +336,7 @@ def decoded(picture: bytes) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(
-    "name", ["results", "results-grid", "what-trains-where", "built-in-steps", "tested"]
+    "name", ["results", "results-grid", "what-trains-where", "built-in-steps", "results/tested"]
 )
 def test_pages_of_results_begin_with_a_chart(name: str) -> None:
     """A chart comes before the first table, and no open table has more than a screen of rows."""
@@ -356,20 +356,3 @@ def test_pictures_are_in_the_site(site: Path) -> None:
             left_out = there.parent.name == "reference" and not there.parent.exists()
             if not place.scheme and not left_out:
                 assert there.exists(), (page.relative_to(site), target)
-
-
-def test_animation_is_short_and_small_and_can_stand_still() -> None:
-    """Twenty seconds in 2.5 MB at most; readers who want no motion get a still of equal size."""
-    images = pytest.importorskip("PIL.Image")
-    path = ROOT / "docs" / "explore.webp"
-    assert path.stat().st_size < 2.5e6
-    lasting_ms = 0
-    with images.open(path) as moving, images.open(path.with_suffix(".png")) as still:
-        for frame in range(moving.n_frames):
-            moving.seek(frame)
-            moving.load()  # which reads how long it stands
-            lasting_ms += moving.info["duration"]
-        assert still.size == moving.size
-    assert 15_000 <= lasting_ms <= 25_000
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert '<source media="(prefers-reduced-motion: reduce)" srcset="explore.png">' in text

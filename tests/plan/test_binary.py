@@ -45,7 +45,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def test_bytes_are_as_the_page_says() -> None:
-    """The example of ``docs/plans.md``, byte by byte."""
+    """The example of ``docs/concepts/plans.md``, byte by byte."""
     graph = skip_graph()
     data = encode(graph, plan(FOLLOWS, ram_budget_bytes=300, device="m4"))
     body = bytes(

@@ -52,7 +52,7 @@ class Label(NamedTuple):
 class Model:
     """A linear model of a problem, which the components of a formulation fill.
 
-    A column has a number, and so has a row. Names are those of `docs/notation.md`.
+    A column has a number, and so has a row. Names are those of `docs/concepts/glossary.md`.
     """
 
     # Variables of compact and of its relaxations.

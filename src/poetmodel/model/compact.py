@@ -1,7 +1,7 @@
 """``compact``: the exact model with few binaries and no big-M.
 
 Written over `Events`: decisions exist only where they can matter. Memory is stated step by step
-without a recurrence; see `docs/formulations.md` for the argument that nothing is lost.
+without a recurrence; see `docs/concepts/formulations.md` for the argument that nothing is lost.
 """
 
 from __future__ import annotations

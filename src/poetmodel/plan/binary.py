@@ -1,7 +1,7 @@
 """Plans as a few hundred bytes, for a device that knows the graph.
 
-``docs/plans.md`` states the format bit by bit. First computations in graph order are not stored,
-nor are the waits and frees that follow from the rest.
+``docs/concepts/plans.md`` states the format bit by bit. First computations in graph order are not
+stored, nor are the waits and frees that follow from the rest.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ class CompiledSchedule(NamedTuple):
 def compiled(homes: Homes, schedule: Schedule) -> CompiledSchedule:
     """Write a schedule down as the program that a device with blocking storage runs.
 
-    It is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/deviations.md`` lists what differs.
+    It is Algorithm 2 of Patil et al., POET (ICML 2022); ``docs/concepts/deviations.md`` lists what
+    differs.
     It has page-ins, the computation and page-outs of every step, and frees. A stage frees what the
     next one does not begin with: after its last use there, or at its own step where nothing in the
     stage uses it.

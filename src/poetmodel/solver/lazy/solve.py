@@ -46,8 +46,9 @@ def solve_lazily(
     quantity. With two threads or more, a process searches for schedules beside the proof. After
     Ctrl-C the outcome has the best schedule and bound so far.
 
-    ``docs/lazy.md`` holds the argument why each reduction is exact. With one thread the course
-    is determined by problem and seed as long as no limit or slice of time has ended a part of it.
+    ``docs/concepts/lazy.md`` has the argument why each reduction is exact. With one thread the
+    course is determined by problem and seed as long as no limit or slice of time has ended a part
+    of it.
     """
     params = params or LazyParams()
     give_up_s = math.inf
