@@ -63,8 +63,24 @@ class Exported(Line):
 
     @property
     def trains(self) -> bool:
-        """Whether it was built within the RAM and run."""
-        return bool(self["status"] == YES)
+        """Whether it was built within the RAM and run, and the board's flash takes it."""
+        return bool(self["status"] == YES) and not self.fault_of_flash
+
+    @property
+    def fault_of_flash(self) -> str:
+        """Why the flash of its board does not run what was recorded; empty where it does.
+
+        Flash loses a block before it is written, which only commits allow for.
+        """
+        board = Device.load(self["cell"]["board"])
+        if self["cell"]["part"] != BOARD or self["status"] != YES or board.flash is None:
+            return ""
+        if self["flash_bytes"] > board.flash.size_bytes:
+            taken, size = (format_bytes(b) for b in (self["flash_bytes"], board.flash.size_bytes))
+            return f"program and first weights are {taken}, and the flash has {size}"
+        if board.stores_in_flash and board.is_memory_mapped and self["written_bytes"]:
+            return "state on flash needs `--commit`, which this record lacks"
+        return ""
 
     @property
     def place(self) -> tuple[str, str | None]:
@@ -98,6 +114,8 @@ class Exported(Line):
         """Why it does not train."""
         if self["status"] == FAILED:
             return str(self["reason"])
+        if self.fault_of_flash:
+            return self.fault_of_flash
         last = self["tried"][-1]
         if "floor_bytes" not in last:
             return str(last["reason"]).removeprefix("proved: ")
@@ -161,6 +179,7 @@ def page(records: Sequence[dict[str, Any]], source: str, beside: str = "") -> st
         others=OTHERS,
         chart=CHART,
         named=named,
+        answer=answer,
         place_text=place_text,
         steps=STEPS,
         tolerance=LOSS_TOLERANCE,
@@ -227,6 +246,8 @@ def answer(run: Exported | None) -> str:
         return "-"
     if run["status"] == FAILED:
         return "failed"
+    if run.fault_of_flash:
+        return "open" if "commit" in run.fault_of_flash else "no: flash"
     return f"yes, {run.tile}" if run.trains and run.tile else str(run["status"])
 
 
