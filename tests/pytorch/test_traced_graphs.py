@@ -31,9 +31,10 @@ CAPTURES = (*(f"models/{name}" for name in MODELS), *(f"whole-steps/{name}" for 
 
 
 def test_every_traced_graph_is_listed() -> None:
-    """The folder holds the graphs of the lists, each with its profile, and nothing else."""
+    """The folder holds the graphs of the lists, each with its profile, and their licence."""
     names = (*SIZES, *CAPTURES)
     files = {f"{name}.{kind}" for name in names for kind in ("graph.json", "profile.csv")}
+    files.add("README.md")
     found = (path for path in TRACED.rglob("*") if path.is_file())
     assert {path.relative_to(TRACED).as_posix() for path in found} == files
 

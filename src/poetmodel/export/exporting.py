@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import Costs, StorageMode
+from poetmodel.device.generation import GenerationLayout
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import BudgetError, InputError, VerificationError
 from poetmodel.export.deployment import (
@@ -179,6 +180,8 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         minimize=minimize,
         commit=commit_every if commit else None,
     )
+    if problem.table.commit is not None:
+        _check_storage(2 * problem.table.commit.generation_bytes, board, commit=True)
     result, plan, arena = _fitted(problem, board, clock, STEP_RATIO)
     deployment = Deployment(
         step=step,
@@ -200,7 +203,7 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
     if step.inference is not None:
         inference = _inference(deployment, step.inference, problem, board, clock)
         deployment = replace(deployment, inference=inference)
-    _check_storage(deployment, board)
+    _check_storage(deployment.least_stored_bytes, board, commit=deployment.commit)
     source = StepSource(deployment, Weights.of(step))
     deployment = replace(deployment, program=program_sizes(deployment, source))
     check_flash(deployment)
@@ -266,17 +269,19 @@ def _inference(
     return Inference(step=step, plan=plan, arena=arena)
 
 
-def _check_storage(deployment: Deployment, device: Device) -> None:
-    """Raise if the storage of the device has no room for all pages."""
-    block, stored = deployment.layout.erase_block_bytes, deployment.least_stored_bytes
-    if device.aux_bytes is not None and stored > device.aux_bytes:
-        what, advice = "what is kept there", "give more ram"
-        if deployment.commit:
-            what, advice = "both generations of all state there", "leave commit out"
-        raise BudgetError(
-            f"storage: {what} takes {stored:,} B in blocks of {block:,} B, and device "
-            f"{device.name} has {device.aux_bytes:,} B; {advice}"
-        )
+def _check_storage(stored_bytes: int, device: Device, *, commit: bool) -> None:
+    """Raise if the storage of the device has no room for what a step keeps there [B]."""
+    if device.aux_bytes is None or stored_bytes <= device.aux_bytes:
+        return
+    what, advice = "what is kept there", "give more ram"
+    if commit:
+        what = "both generations of all state there"
+        advice = "train fewer parameters, or leave commit out"
+    block = GenerationLayout.on(device).erase_block_bytes
+    raise BudgetError(
+        f"storage: {what} takes {stored_bytes:,} B in blocks of {block:,} B, and device "
+        f"{device.name} has {device.aux_bytes:,} B; {advice}"
+    )
 
 
 def in_tiles(step: LoweredStep, tile: str | int | None) -> LoweredStep:

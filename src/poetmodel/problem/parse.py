@@ -72,8 +72,10 @@ def committed(problem: Problem) -> dict[str, Any]:
     if (every or 1) > 1 and kept and not (device is not None and device.is_volatile):
         terms: dict[str, float] = {f"{Count.RESIDENT}:{name}": 1 for name in kept}
         rows = (*rows, Constraint(name=COMMIT, terms=terms, lower=len(kept)))
-    changed = {} if rows == problem.constraints else {"constraints": rows}
-    return {"costs": replace(problem.costs, commit=every), **changed}
+    changed: dict[str, Any] = {} if rows == problem.constraints else {"constraints": rows}
+    if problem.costs.commit != every:  # the same costs stay the same object
+        changed["costs"] = replace(problem.costs, commit=every)
+    return changed
 
 
 def _wrong_kinds(problem: Problem) -> Iterator[str]:
