@@ -207,6 +207,21 @@ def test_what_is_needed_after_its_state_was_replaced_is_refused() -> None:
     with pytest.raises(MethodNotApplicableError, match="has 'a' again at 'c', after state that"):
         all_in_ram(recompute)(problem)
 
+    def page_in(plain: Problem) -> Schedule:
+        i, made = plain.graph.tensor_index["a"], plain.graph.node_index
+        kept = checkpoint_all(plain.graph)
+        stages = range(made["a"] + 1, made["c"] + 1)
+        return replace(
+            kept,
+            S_RAM=tuple(pair for pair in kept.S_RAM if pair != (made["c"], i)),
+            S_AUX=tuple((t, i) for t in stages),
+            M_out=((made["a"], i),),
+            M_in=((made["c"], i),),
+        )
+
+    larger = replace(problem, ram=13)
+    assert pm.verify(larger, all_in_ram(page_in)(larger)).valid  # what is stored stays there
+
 
 # -- state on storage ------------------------------------------------------------------------------
 

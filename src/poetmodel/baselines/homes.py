@@ -140,13 +140,12 @@ def _costs(problem: Problem, graph: Graph) -> Costs:
 
 
 def _require_in_time(problem: Problem, schedule: Schedule) -> None:
-    """Raise unless everything runs before what it reads is replaced."""
-    graph, last = problem.graph, problem.graph.last_stages
-    for pairs, node_of in ((schedule.R, range(len(graph.nodes))), (schedule.M_in, graph.node_of)):
-        for t, i in pairs:
-            k = node_of[i]
-            if t > last[k]:
-                raise MethodNotApplicableError(
-                    f"it has {graph.nodes[k].name!r} again at {graph.nodes[t].name!r}, after state "
-                    "that this needs was replaced"
-                )
+    """Raise unless nodes run before what they read is replaced, and state is paged in before."""
+    graph = problem.graph
+    late = [(t, k) for t, k in schedule.R if t > graph.last_stages[k]]
+    late += [(t, graph.node_of[i]) for t, i in schedule.M_in if t > graph.last_page_in(i)]
+    for t, k in late:
+        raise MethodNotApplicableError(
+            f"it has {graph.nodes[k].name!r} again at {graph.nodes[t].name!r}, after state "
+            "that this needs was replaced"
+        )
