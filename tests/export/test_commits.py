@@ -85,9 +85,7 @@ class Program(NamedTuple):
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Program]:
     """Return programs by what their plans do with storage, each on new flash."""
-    needs(Target.HOST)
-    if shutil.which("c++") is None:
-        pytest.skip("no c++ on PATH")
+    needs(Target.HOST, "c++")
     made: dict[str, tuple[Deployment, Path]] = {}
 
     def program(plan: str) -> Program:

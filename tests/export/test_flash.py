@@ -10,6 +10,7 @@ import pytest
 
 from kit.commands import invoke
 from kit.digits import STEP
+from kit.programs import needs
 from poetmodel.device.io import load_device
 from poetmodel.errors import FlashError
 from poetmodel.export import board
@@ -180,9 +181,7 @@ def test_programs_are_counted_by_what_they_repeat(tmp_path: Path) -> None:
 )
 def test_estimates_are_near_what_is_linked(tmp_path: Path, given: dict[str, Any]) -> None:
     """Within a tenth of what GCC makes of the step and its runtime, kernels and library."""
-    missing = board.missing_programs(Target.M4, emulate=False)
-    if missing:
-        pytest.skip(f"no {' and no '.join(missing)} on PATH")
+    needs(*board.programs(Target.M4, emulate=False))
     from mcu.code_sizes import linked_step
 
     made = export_step(load_step(STEP), tmp_path, gap=0.5, **given)
