@@ -106,7 +106,7 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
-            msg = f"{where}: the file ends in the middle of its JSON; is it cut off?"
+            msg = f"{where}: unexpected end of file: the JSON is truncated"
         else:
             msg = f"{where}: not valid JSON ({error.msg})"
         raise InputError(msg) from None

@@ -169,4 +169,4 @@ def _listen(port: int | None) -> socket.socket:
             return listener
     if port is None:
         raise InputError(f"no port from {PORT} to {PORT + PORTS - 1} is free; give --port N")
-    raise InputError(f"--port {port}: is taken, or not allowed; give another one")
+    raise InputError(f"--port {port}: in use or not permitted; choose another")

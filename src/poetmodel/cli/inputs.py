@@ -108,7 +108,7 @@ def read_graph(given: GraphOptions) -> Graph:
         return (read_named if tiled else load_file)(given.graph, given.shape)
     if given.model is None:
         raise InputError(
-            "no graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
+            "missing graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
             "--graph FILE"
         )
     return read_named(given.model, given.shape)
@@ -126,7 +126,7 @@ def graph_of(
         if identity is None or identity.name not in model_names():
             known = "" if identity is None else f", {identity.name!r}"
             raise InputError(
-                f"no graph: give --graph FILE|MODEL, the graph that {source} is for{known}"
+                f"missing graph: pass --graph FILE|MODEL with the graph of {source}{known}"
             )
         name = identity.name
         if not shape.given:

@@ -70,9 +70,7 @@ class CostingOptions:
     def check(self) -> None:
         """Raise if costs would be both estimated and measured, or a device cannot be read."""
         if self.device is not None and self.power_from is not None:
-            raise InputError(
-                "--device estimates all costs and --power-from is for measured ones: give only one"
-            )
+            raise InputError("--device and --power-from cannot be combined")
         read_device(self.power_from)
 
     def trace(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
@@ -194,7 +192,7 @@ def trace(
     for path in written:
         print_written(path)
     if not written:
-        print_warnings(["nothing was written: give --out FILE for the graph"])
+        print_warnings(["nothing written; pass --out FILE to save the graph"])
 
 
 KERNELS: Final = (
@@ -331,7 +329,7 @@ def _said(
         return onnx.step(sizes.batch), replace(sizes, batch=None)
     said = onnx.step()
     if said.given and not is_captured(what):
-        raise InputError(f"{said.given[0]}: is for ONNX files; {what} is none")
+        raise InputError(f"{said.given[0]}: only applies to ONNX files; {what} is not one")
     return said, sizes
 
 

@@ -169,7 +169,7 @@ class DeviceRoom:
         return max(0, self.needed_bytes - self.ram_bytes)
 
     def remark(self) -> str:
-        """Return in words whether the step fits, what it needs, and which part is too much."""
+        """Describe whether the step fits, what it needs, and which part is too much."""
         return f"{'fits' if self.fits else 'does not fit'}; {self._needs()}"
 
     def warning(self) -> str | None:

@@ -37,7 +37,7 @@ def price(coefficients: Coefficients, partial: PartialSchedule) -> float:
 
 
 class Score(NamedTuple):
-    """How good a partial schedule is; a lesser one is better."""
+    """Score of a partial schedule; lower is better."""
 
     excess: float
     """By how much limits are exceeded, as fractions of what they leave, summed: 0 where all are

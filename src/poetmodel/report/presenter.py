@@ -123,7 +123,7 @@ def _steps(number: float) -> str:
 
 
 MOST_CONSTRAINTS: Final = 20
-"""Most own constraints that people read of; JSON has all of them."""
+"""Maximum number of user constraints shown; JSON has all of them."""
 
 
 def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:

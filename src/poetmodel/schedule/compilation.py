@@ -176,7 +176,7 @@ class _Compiler:
             self.in_ram.difference_update(gone)
 
     def _begin(self, t: int) -> None:
-        """Enter a stage: object to what it lists in RAM or on storage that is not there."""
+        """Enter a stage; report tensors that it claims in RAM or on storage and that are absent."""
         for i in self.kept.enter(t, self.in_ram):
             fault = f"{self._tensor(i)} is not in RAM when stage {t} begins"
             self._object(("S_RAM", t, i), fault)

@@ -1,4 +1,4 @@
-"""What goes wrong: PyTorch is missing, a step cannot be captured, a page is lost."""
+"""Exceptions of the PyTorch front end."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ def is_foreign(target: Any) -> bool:
 
 
 def _file_digest(name: str) -> str | None:
-    """Return what tells the source of a module: version or content; None where there is none."""
+    """Return an identifier of a module's source: version or content; None if it has neither."""
     if name.partition(".")[0] == "torch":
         return str(torch.__version__)
     file = getattr(sys.modules.get(name), "__file__", None)

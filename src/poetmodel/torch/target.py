@@ -78,7 +78,9 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
         return onnx_step(target, onnx.loss, function=_loss, batch=onnx.batch, dims=dict(onnx.dims))
     given = () if onnx is None else onnx.given
     if given:
-        raise InputError(f"{given[0]}: is for ONNX files; {target} gives model, loss and inputs")
+        raise InputError(
+            f"{given[0]}: only applies to ONNX files; {target} gives model, loss and inputs"
+        )
     if not is_target(target):
         raise InputError(f"{shown(target)}: expected {FORM}, or an ONNX file, *.onnx")
     with _imported(target) as function:

@@ -52,7 +52,7 @@ class ProofState:
     columns: int
     """Most columns of a relaxation."""
     found: FoundSchedule | None = None
-    """The best schedule, if the search does not know it."""
+    """The best schedule, unless already sent to the search."""
     answer: Schedule | None = None
     """The latest answer of a relaxation, if the search has not had it."""
 

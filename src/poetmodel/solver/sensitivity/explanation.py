@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SHARE: Final = 0.2
 """Part of the time limit that an explanation may take beside the solve."""
 MOST_ROWS: Final = 5
-"""Most own constraints that a sentence names."""
+"""Maximum number of user constraints that a sentence names."""
 UNDECIDED: Final = "whether it takes all of these constraints was not decided in time"
 CONFLICT_SHARE: Final = 0.5
 """Part of its time for finding which own constraints are in conflict."""

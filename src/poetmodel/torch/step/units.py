@@ -77,7 +77,7 @@ class Made:
     workspace_bytes: int
     """What it takes beside that while it runs [B]."""
     gradient_fits: tuple[bool, bool] | None = None
-    """Of an update whether its gradient lies as its parameter does, and fills its memory."""
+    """Whether the gradient of an update has the parameter's layout and fills its memory."""
 
     def to_list(self) -> list[Any]:
         """Return it as plain values."""
