@@ -148,7 +148,7 @@ def _repeated(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[str 
 
 
 def place(path: Sequence[str | int], document: object = None) -> str:
-    """Return how messages call a part of a document: ``nodes[3] ('conv1').inputs[0]``."""
+    """Return the name of a document's part in messages: ``nodes[3] ('conv1').inputs[0]``."""
     words = ""
     value: Any = document
     for depth, part in enumerate(path):
@@ -167,7 +167,7 @@ def place(path: Sequence[str | int], document: object = None) -> str:
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """Return what is wrong with a key that no file of its kind has, in words."""
+    """Return a sentence on a key that no file of its kind has."""
     accepted = tuple(known)
     hint = did_you_mean(str(key), accepted) or f"accepted are {', '.join(accepted)}"
     return f"unknown key; {hint}"

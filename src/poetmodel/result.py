@@ -372,7 +372,7 @@ class SolveResult:
         return self.minimizes_energy or self.overhead_bound_j > 0
 
     def _name(self) -> str:
-        """Return what was minimized, in words."""
+        """Return the name of the minimized quantity."""
         own = self.own_objective
         if own is not None:
             return f"{own.sense} {own.name}"
@@ -397,7 +397,7 @@ class SolveResult:
         }
 
     def _on_device(self, simulation: Simulation) -> dict[str, Any]:
-        """Return what the schedule takes of the device's RAM, and of the life of its storage."""
+        """Return the RAM of the device that the schedule takes, and the life of its storage."""
         room, device = self.room, self.problem.costs.device
         if room is None or device is None:
             return {}

@@ -234,7 +234,7 @@ def _meant(unit: str, units: Mapping[str, object]) -> list[str]:
 
 
 def _example(number: str, unit: str) -> str:
-    """Return how an amount is written, with the factor of units that are often mixed up."""
+    """Return the text of an amount, with the factor of units that are often mixed up."""
     if SIZE_UNITS.get(unit, 1) == 1:
         return f"{number}{unit}"
     return f"{number}{unit} ({unit}: {SIZE_UNITS[unit]:,} B)"

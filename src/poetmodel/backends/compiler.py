@@ -239,7 +239,7 @@ class _StatedRows:
         return self._columns[span], self._values[span]
 
     def layout(self, position: Mapping[int, int]) -> Layout:
-        """Return where the columns are, given the position of each variable by `id`."""
+        """Return the positions of the columns, given the position of each variable by `id`."""
         positions = [position.get(id(variable), -1) for variable in self.variables]
         columns = np.array(positions, dtype=np.int32)
         return Layout(self.model, columns, self.fixed, self.model.limits)

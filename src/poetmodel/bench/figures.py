@@ -63,7 +63,7 @@ class Figure:
     """Whether a solve starts from the schedule of the next smaller budget."""
 
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
-        """Return what has to be solved: budgets ascend along each axis, no run is there twice.
+        """Return the problems: budgets ascend along each axis, no run is there twice.
 
         A quick figure has fewer budgets, one seed and shorter limits; a time limit replaces those
         of the figure [s].

@@ -53,7 +53,7 @@ def panels(
 
 
 def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
-    """Return what identifies the content of a picture; its file carries it."""
+    """Return an identifier of a picture's content; its file carries it."""
     text = json.dumps([asdict(panel) for panel in shown])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -106,7 +106,7 @@ def sweep_queue(
     warm: bool,
     on_progress: Callable[[Progress], None] | None,
 ) -> RunQueue[Run]:
-    """Return what does the runs of a sweep, see `sweep`."""
+    """Return the function that does the runs of a sweep, see `sweep`."""
     along: dict[Run, list[Run]] = {}
     for run in runs:
         along.setdefault(run.chain, []).append(run)

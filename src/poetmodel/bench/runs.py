@@ -112,7 +112,7 @@ class Run:
         return replace(self, ram="")
 
     def problem(self) -> Problem:
-        """Return what is to be solved.
+        """Return the problem.
 
         Raises
         ------

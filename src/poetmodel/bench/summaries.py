@@ -49,7 +49,7 @@ def summary(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
 
 
 def without(row: Row) -> str:
-    """Return what stands for a figure where there is no schedule."""
+    """Return the text in place of a figure if there is no schedule."""
     status = str(row["status"])
     return _WORDS.get(status, status)
 

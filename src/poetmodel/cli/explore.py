@@ -98,7 +98,7 @@ def explore(
 def _start(
     source: options.GraphOptions, costing: options.CostOptions, limits: options.LimitOptions
 ) -> tuple[Catalogue, Selection, dict[str, Any]]:
-    """Return what may be chosen, what is chosen first, and where the sliders stand."""
+    """Return the choices, the first one of each, and the positions of the sliders."""
     from poetmodel.explore.choice import Selection, of_files
 
     if source.model is not None and source.graph is not None:

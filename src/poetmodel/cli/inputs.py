@@ -67,7 +67,7 @@ def read_named(name: str, shape: Variant) -> Graph:
 
 
 def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
-    """Return what a step file holds, in tiles of the size that is given; None for another file."""
+    """Return the content of a step file, in tiles of the given size; None for another file."""
     if name is None or not is_step_file(name) or shape.given.keys() - {"tile"}:
         return None
     from poetmodel.export.exporting import in_tiles
@@ -83,7 +83,7 @@ def given_step(given: GraphOptions) -> LoweredStep | None:
 
 
 def beside_bytes(step: LoweredStep) -> int:
-    """Return what exported C takes of RAM beside its tensors: inputs, stack, runtime [B].
+    """Return the RAM that exported C takes beside its tensors: inputs, stack, runtime [B].
 
     An inference, whose outputs come on top, is exported where it is asked for.
     """
@@ -202,7 +202,7 @@ def read_device(device: str | None) -> Device | None:
 
 
 def device_warnings(device: Device) -> tuple[str, ...]:
-    """Return what looks wrong about a device, in sentences."""
+    """Return the doubtful values of a device, as sentences."""
     from poetmodel.device.hardware import sanity_warnings
 
     return tuple(f"device {device.short_name}: {text}" for text in sanity_warnings(device))

@@ -342,7 +342,7 @@ class OnnxOptions:
     )
 
     def step(self, batch: int | None = None) -> OnnxStep:
-        """Return what is said of the step; another option may have said the batch."""
+        """Return the statements about the step; another option may have stated the batch."""
         from poetmodel.torch.target import OnnxStep
 
         dims = tuple(map(_dimension, self.dim or ()))

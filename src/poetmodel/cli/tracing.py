@@ -322,7 +322,7 @@ class ProfileOptions:
 def _said(
     what: str, onnx: options.OnnxOptions, sizes: options.FileGraphOptions
 ) -> tuple[OnnxStep, options.FileGraphOptions]:
-    """Return what is said of the step of an ONNX file, its batch too, and what is of a network."""
+    """Return the facts on the step of an ONNX file, its batch too, and those of a network."""
     from poetmodel.torch.target import is_captured, is_onnx
 
     if is_onnx(what):

@@ -115,7 +115,7 @@ class CostTable:
         )
 
     def commit_totals(self, paged_out: Collection[int] = ()) -> Cost:
-        """Return what a commit takes beside the page-outs of some replacements; else nothing."""
+        """Return the cost of a commit beside some page-outs; zero without commits."""
         if self.commit is None:
             return FREE
         apart = {new: 1 for new in self.commit.parts if new not in paged_out}
@@ -325,7 +325,7 @@ class Costs:
 def _commit(
     graph: Graph, page_outs: Sequence[Cost], device: Device | None, *, every: int
 ) -> tuple[Commit, dict[int, Cost]]:
-    """Return what commits take in a step, and of it the writes of replacements, by tensor.
+    """Return the cost of commits in a step, and of it the writes of replacements, by tensor.
 
     Flash is written at its rate, and a generation erases the blocks that it takes. On other storage
     a tensor costs what its page-out does; blocks that it erases are a part of that.

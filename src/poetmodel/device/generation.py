@@ -46,16 +46,16 @@ class GenerationLayout:
         return cls(erase_block_bytes=block_bytes or BLOCK_BYTES, checksums=checksums)
 
     def padded(self, size_bytes: int) -> int:
-        """Return what a tensor of some bytes takes, its checksum included [B]."""
+        """Return the storage of a tensor of some bytes, its checksum included [B]."""
         more = self._in_units(SUM_BYTES) if self.checksums else 0
         return self._in_units(size_bytes) + more
 
     def size_bytes(self, sizes: Iterable[int]) -> int:
-        """Return what a generation takes: its tensors, of these sizes, and its record [B]."""
+        """Return the storage of a generation: its tensors, of these sizes, and its record [B]."""
         return sum(map(self.padded, sizes)) + self._in_units(RECORD_BYTES)
 
     def blocks(self, sizes: Iterable[int]) -> int:
-        """Return how many blocks a generation takes, all of which a commit erases."""
+        """Return the number of blocks in a generation, all of which a commit erases."""
         return -(-self.size_bytes(sizes) // self.erase_block_bytes)
 
     def _in_units(self, size_bytes: int) -> int:

@@ -203,7 +203,7 @@ class Device:
     def steps_until_worn(
         self, writes: Iterable[tuple[int, int]], *, committed_blocks: float = 0
     ) -> float | None:
-        """Return how many training steps the storage endures, with ideal wear levelling.
+        """Return the number of training steps that the storage endures, with ideal wear levelling.
 
         Parameters
         ----------
@@ -384,7 +384,7 @@ _USUAL: Final = {
 
 
 def sanity_warnings(device: Device) -> tuple[str, ...]:
-    """Return what looks wrong in a device, each a sentence with its figures.
+    """Return the doubtful values of a device, each a sentence with its figures.
 
     Three things are looked at: whether the power stated and the one implied
     (``flops_per_s / flops_per_j``) differ by more than a factor of 2; whether storage is faster

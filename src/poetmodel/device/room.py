@@ -52,7 +52,7 @@ class RamUse:
 def ram_use(
     graph: Graph, copies: Iterable[int], *, step: int | None = None, dying: Collection[int] = ()
 ) -> RamUse:
-    """Return what a step takes of RAM, by kind.
+    """Return the RAM of a step, by kind.
 
     Parameters
     ----------
@@ -82,13 +82,13 @@ def ram_use(
 
 
 def kind_of(graph: Graph, i: int) -> str:
-    """Return what a tensor is: ``state``, ``activation`` or ``gradient``."""
+    """Return the kind of a tensor: ``state``, ``activation`` or ``gradient``."""
     phase = graph.nodes[graph.node_of[i]].phase
     return {Phase.STATE: "state", Phase.BACKWARD: "gradient"}.get(Phase(phase), "activation")
 
 
 def part_of(graph: Graph, i: int | None) -> int:
-    """Return which of `PARTS` a tensor is; None stands for a workspace."""
+    """Return the member of `PARTS` for a tensor; None stands for a workspace."""
     if i is None:
         return len(PARTS) - 1
     return ("state", "activation", "gradient").index(kind_of(graph, i))

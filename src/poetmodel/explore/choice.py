@@ -205,7 +205,7 @@ def _shown(path: str) -> str:
 
 
 def fingerprint(problem: Problem) -> str:
-    """Return what tells a problem from others, whatever its RAM and its deadline are."""
+    """Return an identifier of a problem, whatever its RAM and its deadline are."""
     limits = problem.to_dict()
     for key in ("ram_budget_bytes", "deadline_s"):
         del limits[key]

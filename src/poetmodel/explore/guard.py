@@ -119,7 +119,7 @@ class _Limited:
 
 
 def _with_headers(send: Send) -> Send:
-    """Return what adds the headers that every reply has."""
+    """Return the application with the headers that every reply has."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

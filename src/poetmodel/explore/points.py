@@ -192,7 +192,7 @@ def point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
 
 
 def joined(before: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
-    """Return what two servers know of a point together, and whether it is the new one's schedule.
+    """Return the merged records of a point, and whether the schedule is the new one's.
 
     The better schedule counts, and of equal ones that whose solve went further; the bound is the
     higher one. A new value counts only if its schedule is `carried` along.

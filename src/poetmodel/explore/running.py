@@ -179,7 +179,7 @@ class _Server(uvicorn.Server):
 
 
 def _version() -> str:
-    """Return what tells this version's pictures from those of others: what makes them."""
+    """Return an identifier of this version's pictures: a digest of the code that makes them."""
     digest = hashlib.sha256((installed("poetmodel") or "").encode())
     for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):
         for path in sorted(files(package).iterdir(), key=lambda path: path.name):

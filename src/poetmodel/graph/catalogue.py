@@ -67,7 +67,7 @@ class InputShape:
         return {name: value for name, value in asdict(self).items() if value not in _NOT_GIVEN}
 
     def label(self, model: str) -> str:
-        """Return what tables call such a network: ``mlp, batch 8``."""
+        """Return the name of such a network in tables: ``mlp, batch 8``."""
         said = (
             name.replace("_", " ") if value is True else f"{name} {value}"
             for name, value in self.given.items()
@@ -116,7 +116,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def describe_model(name: str) -> str:
-    """Return what a shipped model is, in one line."""
+    """Return the description of a shipped model, in one line."""
     _require_known(name)
     return _DESCRIPTIONS[name]
 
@@ -209,7 +209,7 @@ def find_model(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
 
 
 def model_path(folder: Path, name: str) -> Path:
-    """Return where the graph file of a model lies in a folder of shipped graphs."""
+    """Return the path of a model's graph file in a folder of shipped graphs."""
     return folder / f"{name}{SUFFIX}"
 
 

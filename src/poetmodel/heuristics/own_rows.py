@@ -85,7 +85,7 @@ class OwnRows:
     def uses(
         self, partial: PartialSchedule, restoration: Restoration, *, adding: bool = True
     ) -> Uses:
-        """Return what adding a restoration uses, or dropping it gives back, negative.
+        """Return the use of an added restoration, negative for a dropped one.
 
         A tensor's first page-in needs its page-out; what serves only a restoration is not counted,
         but for the page-ins of state, which go with its home on storage.

@@ -130,7 +130,7 @@ class PartialSchedule:
         *,
         working: Graph | None = None,
     ) -> Self:
-        """Return what a valid schedule brings back, less what serves nothing and is not wanted.
+        """Return the restorations of a valid schedule that serve something or are wanted.
 
         The result is valid too, with no more energy, time, writes or RAM at any step; state keeps
         its homes. `wanted` is that of a problem with constraints or an objective of its own, where
@@ -279,7 +279,7 @@ class PartialSchedule:
         ]
 
     def source(self, i: int, t: int) -> Restoration | None:
-        """Return what brought back tensor `i` of stage `t`; None for what it has without that."""
+        """Return the restoration of tensor `i` in stage `t`; None if it needs none."""
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         if stage < 0:
             return None
@@ -333,7 +333,7 @@ class PartialSchedule:
         return [i for i in outputs if i not in paged_in and self.serves(i, t)]
 
     def mark(self) -> int:
-        """Return where the partial schedule stands, for `undo`."""
+        """Return the current position of the partial schedule, for `undo`."""
         return len(self._log)
 
     def undo(self, mark: int) -> None:
@@ -432,7 +432,7 @@ class PartialSchedule:
         return self.page_ins[i] == 1 and not self.stored[i] and i not in self.paged_out
 
     def _gaps_now(self, i: int) -> list[tuple[int, int]]:
-        """Return what `gaps` should hold for tensor `i`: needs and sources in one pass."""
+        """Return the proper content of `gaps` for tensor `i`: needs and sources in one pass."""
         sources, own = self._sources[i], self._own[i]
         gaps = []
         previous = -1

@@ -20,7 +20,7 @@ _TINY: Final = 1e-9
 
 
 def price(coefficients: Coefficients, partial: PartialSchedule) -> float:
-    """Return what a partial schedule pays."""
+    """Return the price of a partial schedule."""
     nodes = sum(coefficients.compute[k] for again in partial.recomputed for k in again)
     total = nodes + sum(
         count * coefficients.page_in[i] + (0.0 if partial.stored[i] else coefficients.page_out[i])
@@ -85,7 +85,7 @@ class PenalizedObjective:
         self._greedy, self._penalty = weighted(*greedy), weighted(*penalty)
 
     def prices(self, penalty: float) -> Coefficients:
-        """Return what to be greedy about: the objective, and as much of the limits as is asked.
+        """Return the score to be greedy about: the objective, and a chosen share of the limits.
 
         `penalty` is how much the use of all that the limits leave counts, beside the whole of the
         objective (the baseline, for energy); infinite to leave the objective out.
@@ -102,7 +102,7 @@ class PenalizedObjective:
         return price(self._greedy, partial) / used if used > 0 else 1.0
 
     def score(self, partial: PartialSchedule) -> Score:
-        """Return how good a partial schedule is."""
+        """Return the score of a partial schedule."""
         excess = 0.0
         for prices, slack in self.limits:
             used = price(prices, partial)

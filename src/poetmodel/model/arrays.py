@@ -160,7 +160,7 @@ class Model:
         return len(self.lower)
 
     def column_labels(self) -> list[Label]:
-        """Return what each column stands for."""
+        """Return the label of each column."""
         labels: list[Label] = []
         for family, columns in self.families.items():
             labels.extend(map(Label, repeat(family), columns))
@@ -250,14 +250,14 @@ class Model:
         return self.keys[rows.start : rows.stop]
 
     def row_labels(self) -> list[Label]:
-        """Return what each row stands for."""
+        """Return the label of each row."""
         labels: list[Label] = []
         for family, rows in self.row_families.items():
             labels.extend(map(Label, repeat(family), self.keys[rows.start : rows.stop]))
         return labels
 
     def span(self, number: int) -> slice:
-        """Return where among all terms those of a row are."""
+        """Return the positions of a row's terms among all terms."""
         return slice(self._ends[number], self._ends[number + 1])
 
     def n_terms(self, rows: range) -> int:

@@ -126,7 +126,7 @@ class MemoryRows:
                 yield k, *row
 
     def column(self, liveness: Liveness) -> int:
-        """Return what stands for a liveness column, below zero."""
+        """Return the negated terms of a liveness column."""
         return -1 - self.live.setdefault(liveness, len(self.live))
 
 
@@ -226,7 +226,7 @@ class _Stage:
         return *_merged(columns[~fixed], sizes[~fixed]), constant + int(sizes[fixed].sum())
 
     def _resident(self, k: int) -> NDArray[np.bool_]:
-        """Return which state counts at step `k` where it is resident, as what a copy does not."""
+        """Return the state that counts at step `k` if resident, but not as a copy."""
         nodes = self.generator.home_nodes
         counted = self.read & (nodes < k)
         if k == self.t and self.generator.graph.output_bytes[k]:

@@ -92,7 +92,7 @@ def _objective(m: Model) -> None:
 
 
 def minimized(m: Model, problem: Problem) -> tuple[list[Term], float]:
-    """Return what a problem minimizes, in its unit, as terms over a model's columns and a constant.
+    """Return the objective of a problem, in its unit: terms over a model's columns, and a constant.
 
     The model is of that problem, or of one that it is a surrogate of.
     """

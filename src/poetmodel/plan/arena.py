@@ -232,7 +232,7 @@ class _Offsets:
         self.lower_bound_bytes = max(self.lower_bound_bytes, total)
 
     def _giver(self, copy: Stay) -> Rectangle:
-        """Return what has the memory that a copy takes over."""
+        """Return the previous content of the memory that a copy takes over."""
         return next(
             other
             for other in self.live

@@ -138,7 +138,7 @@ class _Slices:
     def _slice(
         self, position: int, step: Instruction, moment: Moment, *, again: bool
     ) -> Event | None:
-        """Return what an instruction is on its track; None where nothing takes place there."""
+        """Return the event of an instruction on its track; None if nothing takes place there."""
         op, index = step
         words = self.words
         verb = words.verb(step, again=again)

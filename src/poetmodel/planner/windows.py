@@ -51,7 +51,7 @@ class PageOut(_Transfer):
     """What its last reader, in gap `unused` less 1, writes over it once it is done [B]."""
 
     def held_bytes(self, gap: int) -> int:
-        """Return what RAM it keeps at a computation unless it is done before [B]."""
+        """Return the RAM that it keeps at a computation unless it is done before [B]."""
         return self.bytes if gap >= self.unused else self.shared_bytes
 
     @property

@@ -63,7 +63,7 @@ class DeadlineCounts(StrEnum):
 
 
 def transfer_mode(device: Device | None, deadline_counts: str | None) -> StorageMode:
-    """Return how the storage of a device transfers, else what the deadline implies."""
+    """Return the transfer mode of the device's storage, else the one that the deadline implies."""
     if device is not None and device.storage is not None:
         return device.storage.mode
     overlap = deadline_counts == DeadlineCounts.OVERLAP
@@ -97,7 +97,7 @@ class OwnSum:
         return simulation.total(self.graph, self.terms)
 
     def overhead(self, simulation: Simulation) -> float:
-        """Return how far the sum is above its baseline, that of a single pass less the rewards."""
+        """Return the excess of the sum over its baseline: a single pass less the rewards."""
         extra = simulation.total(self.graph, self.terms, extra=True)
         above = extra - self.rewards
         return above if above > ROUNDING * max(abs(extra), abs(self.rewards)) else 0.0
@@ -247,7 +247,7 @@ def _sides(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
 
 
 def sum_of(problem: Problem, terms: Iterable[tuple[str, float]]) -> tuple[Coefficients, float]:
-    """Return what each decision adds to a sum of totals, and what a single pass takes."""
+    """Return the term of each decision in a sum of totals, and the sum of a single pass."""
     graph, table = problem.graph, problem.table
     nothing = (0,) * len(graph.tensors)
     parts: list[tuple[Coefficients, float]] = []
@@ -372,7 +372,7 @@ def _own(problem: Problem) -> Objective:
 
 
 def committed_bytes(problem: Problem) -> int:
-    """Return what commits write in a step [B]."""
+    """Return the bytes that commits write in a step [B]."""
     commit = problem.table.commit
     return 0 if commit is None else commit.written_bytes
 
@@ -390,7 +390,7 @@ def rewards_page_outs(problem: Problem) -> bool:
 
 
 def largest_rewards(graph: Graph, coefficients: Coefficients) -> float:
-    """Return what the negative coefficients of a sum take off it at the very most, 0 or less.
+    """Return the least possible sum of the terms with negative coefficients, 0 or less.
 
     No count exceeds the stages after the first computation; a tensor goes out once.
     """

@@ -263,7 +263,7 @@ def _kind(entry: _Entry) -> str:
 
 
 def _lead(subject: Subject, rivals: Sequence[Rival]) -> str:
-    """Return what the comparison comes to, in a sentence."""
+    """Return a sentence on the result of the comparison."""
     own = _ratio(subject, subject.simulation)
     if own is None or not subject.verdict.valid:
         return ""

@@ -75,7 +75,7 @@ def _of_step(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
-    """Return what the timeline of a plan shows.
+    """Return the data of a plan's timeline.
 
     ``ops``, ``of``: the instructions, a letter and the index of a node or tensor each. ``issued``:
     when each comes up, and the end of the plan; None where there are no times. ``work``: position,

@@ -141,7 +141,7 @@ class _Compiler:
         return [*whole, *spans_of_pairs(pairs)]
 
     def _fault(self, relation: str, t: int, k: int) -> str:
-        """Return what is wrong with an entry by itself; empty where nothing."""
+        """Return the faults of an entry by itself; empty if none."""
         nodes, made_by, of_nodes = self.graph.nodes, self.node_of, relation == "R"
         if not (0 <= t < len(nodes) and 0 <= k < len(nodes if of_nodes else made_by)):
             return "the graph has no such stage or index"

@@ -96,7 +96,7 @@ class Decision:
 def find_decisions(
     problem: Problem, schedule: Schedule, at_limit: Iterable[MemoryPoint] = ()
 ) -> tuple[Decision, ...]:
-    """Return what a valid schedule decides on each tensor, in the order of the graph.
+    """Return the decision of a valid schedule on each tensor, in the order of the graph.
 
     `at_limit` are the steps with RAM at its limit, see `steps_at_limit`.
     """
@@ -145,7 +145,7 @@ class InPlaceUse:
 
 
 def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
-    """Return where a valid schedule operates in place, in the order of execution."""
+    """Return the operations in place of a valid schedule, in the order of execution."""
     if not any(graph.in_place_of):
         return ()
     computed = _by_index(schedule.R)
@@ -160,7 +160,7 @@ def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
 
 
 def saved_in_place_bytes(problem: Problem, schedule: Schedule, simulation: Simulation) -> int:
-    """Return how much higher the peak of a schedule is where nothing operates in place [B]."""
+    """Return the rise of a schedule's peak if nothing operates in place [B]."""
     graph = problem.graph
     if not any(graph.in_place_of):
         return 0

@@ -80,7 +80,7 @@ class Homes:
 
     @classmethod
     def of(cls, graph: Graph, resident: Iterable[int] = (), *, mapped: bool = False) -> Homes:
-        """Return what homes make of a graph: some state resident, the rest on storage.
+        """Return the graph under given homes: some state resident, the rest on storage.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class Homes:
     # -- programs ----------------------------------------------------------------------------
 
     def shared(self, k: int, dying: Collection[int]) -> dict[int, int]:
-        """Return which of some inputs node `k` writes over, each with how much of it [B]."""
+        """Return the inputs that node `k` overwrites, each with the bytes of it [B]."""
         pairs = self.graph.in_place_of[k]
         return {x: min(self.sizes[x], self.sizes[y]) for y, x in pairs if x in dying}
 
@@ -178,7 +178,7 @@ class Homes:
         return sorted(self.written_back - done.written)
 
     def fault_of_reading(self, i: int, done: StateAccess) -> str:
-        """Return what is wrong with a computation that reads a tensor; empty where nothing."""
+        """Return the faults of a computation that reads a tensor; empty if none."""
         return f"reads {self._name(i)}, {self._gone(i, done)}" if i in done.replaced else ""
 
     def fault(self, op: Op, i: int, done: StateAccess) -> str:
@@ -269,7 +269,7 @@ class Homes:
                 yield ("R", t, k), fault
 
     def _fault_of_entry(self, relation: str, t: int, i: int) -> str:
-        """Return what is wrong with an entry about state or a replacement; empty where nothing."""
+        """Return the faults of an entry about state or a replacement; empty if none."""
         graph = self.graph
         old = graph.state_of.get(i, i)
         new = graph.replacement_of.get(old)

@@ -404,7 +404,7 @@ def _joined(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def count_pairs(spans: Iterable[Span]) -> int:
-    """Return how many pairs spans have."""
+    """Return the number of pairs in spans."""
     return sum(last - first + 1 for _, first, last in spans)
 
 

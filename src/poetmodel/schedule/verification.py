@@ -85,7 +85,7 @@ class ConstraintValue:
 
 
 def constraint_values(problem: Problem, simulation: Simulation) -> tuple[ConstraintValue, ...]:
-    """Return what the sums of the own constraints of a problem are in a schedule."""
+    """Return the sums of a problem's own constraints in a schedule."""
     values = []
     for row in problem.constraints:
         value = simulation.total(problem.graph, row.terms.items())

@@ -323,7 +323,7 @@ class _FittingSearch:
         return plan, arena
 
     def _fitted(self, first: SolveResult, result: SolveResult, plan: Plan, arena: Arena) -> Fitted:
-        """Return what was found with less RAM as a result of the problem as stated."""
+        """Return the result with less RAM as a result of the problem as stated."""
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
         fitted = replace(

@@ -200,7 +200,7 @@ class _ShareSearch:
         return is_closed(self.problem, self.best.value, self.bound, self.request.gap)
 
     def _report(self, share: float) -> Callable[[SolveProgress], bool | None]:
-        """Return what watches a surrogate's solve: it reports what holds for the problem."""
+        """Return the observer of a surrogate's solve; it reports facts about the problem."""
 
         def report(progress: SolveProgress) -> bool | None:
             bound = self.bound

@@ -40,7 +40,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def digest(*parts: Any) -> str:
-    """Return what tells plain values, as JSON has them, from all others."""
+    """Return a digest of plain values, as JSON has them."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
@@ -73,7 +73,7 @@ class Cache:
             return cls(None)
 
     def read(self, kind: str, key: str) -> Any:
-        """Return what was written, or None; what is damaged is passed over."""
+        """Return the written object, or None; a damaged one is passed over."""
         if self.folder is None:
             text = self._texts.get((kind, key))
             return None if text is None else json.loads(text)
@@ -139,7 +139,7 @@ class UnknownError(Exception):
 
 @cache
 def _own_code() -> str:
-    """Return what tells this version of the package's code from others."""
+    """Return a digest of this version of the package's code."""
     sha256 = hashlib.sha256(__version__.encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         sha256.update(path.read_bytes())
@@ -190,7 +190,7 @@ def operations_form(graph: torch.fx.Graph) -> list[Any]:
 
 
 def tensor_form(tensor: torch.Tensor) -> list[Any]:
-    """Return what tells how a tensor lies in memory from all others, as plain values."""
+    """Return the memory layout of a tensor, as plain values."""
     form = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
     return [str(tensor.dtype), str(tensor.device), *form]
 
@@ -204,7 +204,7 @@ def _target(target: Any, positions: dict[Any, int]) -> Any:
 
 
 def value_form(value: Any, positions: dict[Any, int]) -> Any:
-    """Return what a call is given as plain values; nodes are told by their positions.
+    """Return the arguments of a call as plain values; nodes are told by their positions.
 
     Raises
     ------

@@ -98,7 +98,7 @@ class Choice:
             parameter.requires_grad_(name in self.parameters)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a solve says, with the set under ``choice``, as plain values."""
+        """Return the result of a solve, with the set under ``choice``, as plain values."""
         return self.result.to_dict() | {
             "choice": {
                 "status": str(self.status),

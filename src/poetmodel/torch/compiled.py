@@ -221,7 +221,7 @@ class Compiled:
         return max(first.budget_bytes, whole) if keeps else first.budget_bytes
 
     def _problem(self) -> Problem:
-        """Return what to solve; its budget is what is left beside what is reserved."""
+        """Return the problem; its budget is the rest beside the reserved bytes."""
         coarse, costs, options = self.coarse, self.costs, self.options
         usable = self.budget_bytes - coarse.reserved_bytes
         if usable <= 0:
@@ -294,7 +294,7 @@ class Compiled:
         return plan, check
 
     def _runner(self, plan: Plan) -> Runner:
-        """Return what runs a plan; state moves to its homes with the first step."""
+        """Return the runner of a plan; state moves to its homes with the first step."""
         runner = Runner(
             self.trace,
             plan,
@@ -335,7 +335,7 @@ class Compiled:
             self.homes.close()
 
     def _too_little(self) -> str:
-        """Return what of the budget is reserved, and the least one that is usable."""
+        """Return the reserved part of the budget, and the least usable budget."""
         coarse, whole = self.coarse, self.keep_all_bytes
 
         def told(size_bytes: int, rounded: Callable[[float], int]) -> str:
@@ -389,7 +389,7 @@ def _check_host(model: torch.nn.Module) -> None:
 def _costs(
     traced: Trace, options: Options, known: KnownStep
 ) -> tuple[Costs, Profile | None, tuple[str, ...]]:
-    """Return what the traced step costs, the measurement if there was one, and notes on it."""
+    """Return the costs of the traced step, its measurement if there was one, and notes on it."""
     given = options.profile
     if given is not None:
         costs = given.costs if isinstance(given, Profile) else given

@@ -153,7 +153,7 @@ def _is_memory(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException, where: str) -> str:
-    """Return what cannot be captured, where, and what to do."""
+    """Return the part that cannot be captured, its place, and a remedy."""
     kinds = {kind.__name__ for link in chain(error) for kind in type(link).__mro__}
     operators = (getattr(link, "func", None) for link in chain(error))
     operation = next(

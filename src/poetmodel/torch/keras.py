@@ -130,7 +130,7 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return name
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Return what the model returns; several inputs are in the order of ``model.inputs``."""
+        """Return the model's outputs; several inputs are in the order of ``model.inputs``."""
         trained = [getattr(self, name) for name in self._trained]
         others = [getattr(self, x) if isinstance(x, str) else x for x in self._others]
         output, news = self._call(trained, others, inputs, self.training)

@@ -167,7 +167,7 @@ class Schedules:
         self._cache.write("network", self._network_key(problem), named)
 
     def _network_key(self, problem: Problem) -> str:
-        """Return what a problem has in common with those of the same network in other shapes."""
+        """Return an identifier that problems of the same network in other shapes share."""
         nodes = [(node.name, node.op) for node in problem.graph.nodes]
         stated = (problem.paging, problem.recompute, str(problem.minimize))
         return digest(__version__, problem.graph.name, nodes, stated)

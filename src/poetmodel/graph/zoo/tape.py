@@ -197,7 +197,7 @@ class Tape:
         return sum(weight.size for weight in self._weights.values())
 
     def _resident_bytes(self) -> dict[str, int]:
-        """Return what lies in RAM outside of the graph; nothing where state is inside."""
+        """Return the bytes in RAM outside of the graph; nothing if state is inside."""
         if self._state is not None:
             return {}
         rule = None if self._optimizer is None else OPTIMIZERS[self._optimizer]

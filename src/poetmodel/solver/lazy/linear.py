@@ -205,7 +205,7 @@ class _Span:
             self.parts.append((begin, end, level))
 
     def at(self, stage: int) -> float:
-        """Return what is held across the end of a stage [B]."""
+        """Return the bytes held across the end of a stage [B]."""
         return self.size * sum(level for begin, end, level in self.parts if begin <= stage < end)
 
 

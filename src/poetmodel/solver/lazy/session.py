@@ -246,7 +246,7 @@ class Session:
         return {"objective_cutoff": value + ALLOWANCE * (1.0 + abs(value))}
 
     def within_cutoff(self, relaxation: Relaxation, bound: float) -> float:
-        """Return what the bound of an integer solve says in the unit of the minimized quantity.
+        """Return the bound of an integer solve in the unit of the minimized quantity.
 
         The solve's cutoff is a little above `upper`; that nothing is below it is proved up to
         `upper`. A bound beyond the cutoff is left as it is: it contradicts a schedule.

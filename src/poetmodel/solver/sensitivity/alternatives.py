@@ -235,7 +235,7 @@ def _alternative(
     before: Simulation,
     result: SolveResult | None,
 ) -> Alternative:
-    """Return what was found with something forbidden; no result if it was not asked."""
+    """Return the result with something forbidden; no result if it was not asked."""
     blank = Alternative(tensor=tensors[0], forbidden=way, how=How.BOUNDED)
     if result is None:
         return blank

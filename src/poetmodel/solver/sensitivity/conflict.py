@@ -64,7 +64,7 @@ class _ConflictSearch:
         return result.status == Status.INFEASIBLE
 
     def least(self, kept: list[Stated], more: list[Stated], *, asked: bool) -> list[Stated]:
-        """Return which of `more` it takes, beside those kept, for a contradiction.
+        """Return the members of `more` needed, beside those kept, for a contradiction.
 
         With `asked` those kept may be one by themselves.
         """

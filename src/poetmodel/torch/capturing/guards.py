@@ -286,7 +286,7 @@ class Guards:
             yield "autocast is on around the step: use it inside of the model and the loss"
 
     def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
-        """Return what a step on some flat inputs depends on, as things are now."""
+        """Return the present values that a step on some flat inputs depends on."""
         joint = self._joint
         modules = tuple(joint.module.modules())
         states = [module.__dict__ for module in modules]
@@ -378,7 +378,7 @@ def _is_hooked(tensor: torch.Tensor | None) -> bool:
 
 
 def _hooks_told(name: str, parameters: Sequence[str]) -> str:
-    """Return what is wrong with hooks of parameters, and what to do."""
+    """Return the faults in hooks of parameters, with a remedy."""
     return (
         f"{name}: {listed(parameters)}: a compiled step does not run hooks of parameters "
         "(register_hook, register_post_accumulate_grad_hook); remove them, and do what they do "
@@ -390,7 +390,7 @@ def _hooks_told(name: str, parameters: Sequence[str]) -> str:
 
 
 def _form(value: Any) -> Any:
-    """Return of a tensor all but its values; of anything else its type, and it as text.
+    """Return all of a tensor but its values; of anything else its type and its text.
 
     As text NaN is equal to itself, and numbers of two types are not.
     """

@@ -134,7 +134,7 @@ class _Held:
         self._before = self._begun = _content(value)
 
     def values(self) -> Iterable[Any]:
-        """Return what it held."""
+        """Return the previous content."""
         return self._before.values() if isinstance(self._before, dict) else self._before
 
     def is_as_before(self) -> bool:
@@ -359,7 +359,7 @@ def _form(tensor: torch.Tensor) -> str:
 
 
 def _content(value: Any) -> Any:
-    """Return what is in a container, as a copy: a dict, or a list."""
+    """Return a copy of a container's content: a dict, or a list."""
     return dict(value) if isinstance(value, dict) else list(value)
 
 
@@ -510,7 +510,7 @@ class Leftovers:
         return removals
 
     def _holders(self, kept: Sequence[Any]) -> tuple[list[Callable[[], object]], Sequence[Any]]:
-        """Return what empties those that hold some objects, and those that cannot be emptied."""
+        """Return functions that empty holders of some objects, and holders that stay full."""
         ids = set(map(id, kept))
         holders = [holder for holder in gc.get_referrers(*kept) if holder is not kept]
         removals = [empty for holder in holders for empty in self._removals(holder, ids)]
@@ -543,7 +543,7 @@ class Leftovers:
                 yield partial(setattr, holder, key, None)
 
     def _removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
-        """Return what takes a key out of a dictionary: a name is what it was, or is None."""
+        """Return a function that removes a key; a module's name is restored, or None."""
         before = self._names.get(id(holder), {})
         owners = gc.get_referrers(holder)
         if not any(isinstance(owner, _Cached) for owner in owners):
@@ -559,5 +559,5 @@ class Leftovers:
 
 
 def _old_collections() -> int:
-    """Return how often Python has collected, and so made oldest objects of others."""
+    """Return the number of full collections so far, after which surviving objects count as old."""
     return sum(int(generation["collections"]) for generation in gc.get_stats()[1:])

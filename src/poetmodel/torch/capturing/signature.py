@@ -130,7 +130,7 @@ class Lookup:
         """Path of each module below the first, of the one that it is in, and its name there."""
 
     def __call__(self, module: torch.nn.Module) -> list[torch.Tensor]:
-        """Return what is there, in the order of the paths."""
+        """Return the objects there, in the order of the paths."""
         modules = {"": module}
         for path, owner, name in self._modules:
             child = modules[owner].__dict__["_modules"].get(name)
@@ -139,7 +139,7 @@ class Lookup:
 
 
 def _tensor(module: torch.nn.Module, name: str) -> Any:
-    """Return what `getattr` does, which takes ten times as long for what modules keep as here."""
+    """Return the result of `getattr`, in a tenth of its time for attributes that modules keep."""
     state = module.__dict__
     tensor = state["_parameters"].get(name)
     if tensor is None:
@@ -190,7 +190,7 @@ class Joint:
         return Lookup([a.target for a in self.owned])
 
     def owned_values(self) -> list[torch.Tensor]:
-        """Return what `owned` stand for now."""
+        """Return the present objects of `owned`."""
         return self._lookup(self.module)
 
     @cached_property
@@ -198,7 +198,7 @@ class Joint:
         return Lookup([source.path for source in self.read.sources if source.position is None])
 
     def read_from(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Return what the sources of `read` stand for now, for flat inputs."""
+        """Return the present objects of the sources of `read`, for flat inputs."""
         buffers = iter(self._read_buffers(self.module))
         return [
             next(buffers) if source.position is None else inputs[source.position]
@@ -215,7 +215,7 @@ class Joint:
         return input_names(self.input_spec, by_name=self.output is not None)
 
     def returned(self, loss: torch.Tensor, others: Sequence[torch.Tensor]) -> Any:
-        """Return what a step hands out: its loss, or an output of the model with its tensors."""
+        """Return the outputs of a step: its loss, or an output of the model with its tensors."""
         return loss if self.output is None else self.output.filled(loss, others)
 
     def named(self, returned: Any) -> dict[str, torch.Tensor]:
@@ -253,7 +253,7 @@ class Joint:
         raise CaptureError(msg)
 
     def value(self, argument: InputSpec, inputs: Sequence[Any] | None = None) -> torch.Tensor:
-        """Return what an argument stands for now: of flat inputs, or those of the capture.
+        """Return the present object of an argument: of flat inputs, or those of the capture.
 
         The parameter or buffer itself, the input, the constant, or for a tangent ones, divided. An
         input that is a number and no tensor is itself; the graph holds it as it was at the capture.

@@ -453,7 +453,7 @@ def _dropout(
     p: float,
     train: bool,  # noqa: FBT001 - as the operator
 ) -> torch.Tensor:
-    """Return what eager does, which makes no copy where nothing is dropped."""
+    """Return eager's result, which is no copy if nothing is dropped."""
     return kernel(x, p, train) if train and p != 0 else x
 
 

@@ -163,7 +163,7 @@ class KnownValues:
             setattr(fake, _VALUE, KnownValue(real, source))
 
     def of(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
-        """Return what an operation gives if its inputs are known; None where they are not.
+        """Return the result of an operation on known inputs; None if they are not known.
 
         Constants in place are constants still; what is written with other values is one no more,
         and neither is what follows from inputs.
@@ -246,7 +246,7 @@ class KnownValues:
             self.read(known, bool(known.real), by=bool)
 
     def selected(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
-        """Return what an operation gives whose shape depends on values; None where not known.
+        """Return the result of an operation whose shape depends on values; None if not known.
 
         Of what a mask selects only the mask needs to be known. Where no more is, only the form of
         the result is.
@@ -311,7 +311,7 @@ def _key(leaf: Any) -> Any:
 
 
 def _known(tensor: torch.Tensor, function: Any) -> KnownValue | None:
-    """Return what is known of a fake tensor."""
+    """Return the known value of a fake tensor."""
     if function.overloadpacket.__name__ in _LITERAL and type(tensor) is torch.Tensor:
         return KnownValue(tensor.clone())
     known: KnownValue | None = getattr(tensor, _VALUE, None)

@@ -101,7 +101,7 @@ class Forms:
         self._ones: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
     def of(self, operations: Operations) -> list[Form]:
-        """Return what each operation of a graph does; what is not known is run once."""
+        """Return the forms of each operation of a graph; unknown ones are run once."""
         key = self._key(operations)
         values = None if key is None else self._cache.read("forms", key)
         with suppress(TypeError):
@@ -113,7 +113,7 @@ class Forms:
         return forms
 
     def _key(self, operations: Operations) -> str | None:
-        """Return what tells a graph from others on this host; None for one of unknown values."""
+        """Return an identifier of a graph on this host; None for one of unknown values."""
         given = [list(map(tensor_form, tensors_in(fake(node)))) for node in operations.arguments]
         with suppress(UnknownError):
             return digest(
@@ -219,7 +219,7 @@ def on_made_up(run: Callable[[int], Made]) -> Made:
 
 
 def predicted_forms(operations: Operations) -> list[Form]:
-    """Return what each operation of a graph makes by PyTorch's prediction, without workspaces."""
+    """Return the outputs of each operation by PyTorch's prediction, without workspaces."""
     return [_predicted(operation.node) for operation in operations.operations]
 
 

@@ -92,7 +92,7 @@ class Emitter:
         self._current[key] = new
 
     def _value(self, node: fx.Node) -> fx.Node:
-        """Return what shows now what a node of the old graph shows."""
+        """Return the node of the new graph for a node of the old one."""
         stated = self._operations
         if node in self._arguments:
             return self._argument(node)

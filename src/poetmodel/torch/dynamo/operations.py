@@ -28,14 +28,14 @@ TANGENTS: Final = "tangents"
 
 
 def function_of(node: fx.Node) -> Callable[..., Any]:
-    """Return what to call for a node: its target, or what stands for it."""
+    """Return the function for a node: its target, or a replacement for it."""
     target, chosen = node.meta.get(CHOSEN, (None, None))
     function: Callable[..., Any] = chosen if target is node.target else node.target
     return function
 
 
 def fake(node: fx.Node) -> Any:
-    """Return what a node makes, without its memory, as the capture predicts it."""
+    """Return the output of a node, without its memory, as the capture predicts it."""
     return node.meta.get("val")
 
 

@@ -298,7 +298,7 @@ def _node(
 
 
 def _costs(graph: Graph, wanted: Wanted, device: Device, times_s: Sequence[float]) -> Costs:
-    """Return what a step costs: estimated, or as the forms of operations were measured."""
+    """Return the costs of a step: estimated, or from measured forms of operations."""
     estimated = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated.compute_time_s]
     if wanted.costs == MEASURED:
@@ -319,7 +319,7 @@ def _costs(graph: Graph, wanted: Wanted, device: Device, times_s: Sequence[float
 
 
 def _copies_bytes(operations: Operations) -> int:
-    """Return what copies take of arguments that the forward pass overwrites and others read [B]."""
+    """Return the bytes of copies of overwritten arguments that others read [B]."""
     read = {
         source
         for operation in operations.operations

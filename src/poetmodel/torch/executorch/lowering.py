@@ -72,7 +72,7 @@ def lowered(edge: EdgeProgramManager, *, is_ours: bool, time_limit: float = 10.0
 
 
 def _counted(metadata: dict[str, Any], methods: Mapping[str, ExportedProgram]) -> dict[str, Any]:
-    """Return where gradients and parameters begin among what a method returns.
+    """Return the starts of gradients and of parameters among the outputs of a method.
 
     ExecuTorch 1.5.1 counts new values of buffers too, which no method returns.
     """

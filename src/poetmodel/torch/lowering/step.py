@@ -187,7 +187,7 @@ class Lowered:
         return value
 
     def _look(self, node: fx.Node, value: torch.Tensor, what: str) -> Look:
-        """Return which elements of which storage a value of the captured graph has."""
+        """Return the elements, and their storage, of a value of the captured graph."""
         numbers = self.parts.reading((node,)).storages
         buffer = self.names[numbers[0]] if numbers else _TANGENT
         return Look(
@@ -341,7 +341,7 @@ class Lowered:
     def _in_place(
         self, unit: Unit, lowering: Lowering, there: set[str]
     ) -> tuple[tuple[str, str], ...]:
-        """Return which input the first output may take over: one that is whole, and lies alike."""
+        """Return the input that the first output may take over: a whole one of the same layout."""
         if not lowering.elementwise or not lowering.has_output(0):
             return ()
         out = lowering.output()

@@ -79,7 +79,7 @@ def onnx_step(
 
 
 def _outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> Any:
-    """Return what the network makes of inputs; where it cannot, say in which node."""
+    """Return the network's outputs for inputs; on failure, name the node."""
     reached = ""
 
     def enter(name: str) -> Callable[..., None]:

@@ -100,7 +100,7 @@ class Certificate:
         return self.heap_peak_bytes <= self.budget_bytes
 
     def summary(self) -> str:
-        """Return what was found, in a few lines."""
+        """Return the findings, in a few lines."""
         if self.differences:
             told = listed(self.differences, most=5)
             same = f"{len(self.differences)} of {self.compared} results differ from eager: {told}"

@@ -116,7 +116,7 @@ def _eager(compiled: Compiled, *, backward: bool = True) -> Any:
 
 
 def _unstable(compiled: Compiled, state: State, expected: Results) -> list[ResultDifference]:
-    """Return which results are others when eager runs again, with modules as it left them.
+    """Return the results that differ when eager runs again, with modules as it left them.
 
     Where it left nothing behind, and loss and buffers of another forward pass are the same, what
     the backward pass computes is too: no Python code of the model runs in it.

@@ -201,7 +201,7 @@ class Runner:
             error.add_note(TORN)
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return what the arguments stand for now, in their order."""
+        """Return the present objects of the arguments, in their order."""
         values: list[Any] = self._fixed.copy()
         for index, value in zip(self._owned, self.trace.joint.owned_values(), strict=True):
             values[index] = value

@@ -158,7 +158,7 @@ class Generated:
             yield f"del {', '.join(map(view_name, emission.reads.views))}"
 
     def _kernel(self, unit: Unit, point: int) -> Any:
-        """Return what to call for the computation of a unit at a point of the program."""
+        """Return the function for the computation of a unit at a point of the program."""
         del point
         return kernel_of(unit.node)
 

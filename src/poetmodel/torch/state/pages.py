@@ -445,7 +445,7 @@ class Memory:
 
 
 def _written(entries: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which pages of a private mapping are no longer those of the file."""
+    """Return the pages of a private mapping that are no longer those of the file."""
     written: NDArray[np.bool_] = ((entries & _THERE) != 0) & ((entries & _OF_FILE) == 0)
     return written
 

@@ -214,7 +214,7 @@ class _StateLeft:
         self.steps = record.steps
 
     def form(self) -> Format | None:
-        """Return what the file says of itself; None if it says nothing that is known."""
+        """Return the file's description of itself; None if it has none that is known."""
         beginning = os.pread(self._descriptor, _HEADER_BYTES, 0)
         needed = Format.needed(beginning)
         if needed is None or needed > os.fstat(self._descriptor).st_size:

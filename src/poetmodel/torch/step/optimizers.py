@@ -333,7 +333,7 @@ _RULES: Final[Mapping[str, type[Rule]]] = {
 
 
 def rule_of(group: Mapping[str, Any]) -> Rule:
-    """Return what an optimizer does to the parameters of a group that has no `group_faults`."""
+    """Return the rule of an optimizer for the parameters of a group that has no `group_faults`."""
     kind = next(kind for key, kind in _RULES.items() if key in group)
     settings = {field.name: group[field.name] for field in fields(kind)}
     if "betas" in settings:

@@ -183,7 +183,7 @@ def _node(parts: Units, unit: Unit) -> Node:
 
 
 def _resident_bytes(joint: Joint, trained: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Return what is in memory for the whole step.
+    """Return the tensors in memory for the whole step.
 
     ``parameters`` are all that the step finds in place: parameters, frozen ones too, buffers and
     constants, but not the inputs, which belong to the caller. ``gradients`` are those of
@@ -382,7 +382,7 @@ def _run(trace: Trace, free: Collection[int] = ()) -> tuple[Graph, tuple[int, ..
 
 
 def _there(trace: Trace, free: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
-    """Return what is in RAM throughout a step with updates, and its size [B]."""
+    """Return the tensors in RAM throughout a step with updates, and their size [B]."""
     graph = trace.graph
     inputs = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
     if graph.version == 1:

@@ -155,7 +155,7 @@ class TrainingUnits(Units):
         return whole and self.last[computed[0]] == unit.index
 
     def update_workspace_bytes(self, unit: Unit) -> int:
-        """Return what an update needs beside its gradient: others of its size, and numbers [B]."""
+        """Return the reads of an update beside its gradient: tensors and numbers [B]."""
         update: Any = unit.node.target
         numbers_bytes = min(unit.workspace_bytes, _NUMBERS_BYTES)
         if not isinstance(update, ParameterUpdate):
@@ -250,7 +250,7 @@ class TrainingUnits(Units):
 
 
 def layout_of(value: torch.Tensor) -> TensorLayout:
-    """Return how a tensor that is there before the step lies in its storage."""
+    """Return the layout of a tensor that exists before the step, in its storage."""
     return TensorLayout(
         position=None,
         dtype=value.dtype,

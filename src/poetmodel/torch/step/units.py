@@ -98,7 +98,7 @@ class Made:
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Made:
-        """Return what `to_list` has made plain values of."""
+        """Return the object that `to_list` made plain values of."""
         sizes, outputs, flops, moved_bytes, workspace_bytes, fits = values
         layouts = (
             TensorLayout(
@@ -291,7 +291,7 @@ class Units:
     def _observe(
         self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any
     ) -> Made | None:
-        """Return what an operation makes, if that is anything new."""
+        """Return the output of an operation, if it is anything new."""
         inputs = tensors_in((arguments, keywords))
         there = {storage_key(tensor) for tensor in inputs}
         single = not isinstance(value, tuple | list)

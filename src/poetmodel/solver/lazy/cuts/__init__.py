@@ -56,4 +56,4 @@ class Separator(Protocol):
         """Return cuts that a point violates by more than `least`, the most violated first."""
 
     def restate(self, cut: Cut) -> Iterable[Cut]:
-        """Return what a cut of a coarser relaxation becomes in this one; nothing where it goes."""
+        """Return this relaxation's form of a coarser one's cut; nothing if it goes."""
