@@ -1,4 +1,4 @@
-"""What is installed and shipped, and how files are read and written safely."""
+"""Installed and shipped files, and safe reading and writing."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ _OTHER_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "mw": ("mWh",),
     "\u03bcj": ("uJ",),
 }
-"""What may be meant by other spellings, in small letters, of any kind of unit."""
+"""Possible meanings of other spellings, in small letters, of any kind of unit."""
 
 _QUANTITY: Final = re.compile(
     # Bounded, so that no number written by hand can take long to read.

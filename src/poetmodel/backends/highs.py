@@ -79,7 +79,7 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
     "kHighsInterrupt": SolverStatus.OTHER_LIMIT,  # by HiGHS itself, not by the user
     "kMemoryLimit": SolverStatus.OTHER_LIMIT,
 }
-"""What each member of ``HighsModelStatus`` means here."""
+"""Meaning of each member of ``HighsModelStatus``."""
 
 _ENUMERATION: Final = 1 << 16
 """Presolve's rule "enumeration", as a bit of the option ``presolve_rule_off``."""
@@ -254,9 +254,9 @@ class _Resolved:
 
     form: StandardForm
     best: float
-    """What the costs that are left out add to the objective at best."""
+    """Least sum of the costs that are left out."""
     worst: float
-    """What they add at worst."""
+    """Greatest sum of those costs."""
 
     @classmethod
     def of(cls, form: StandardForm) -> _Resolved:

@@ -49,11 +49,11 @@ class Figure:
     """One figure or table of the paper, or a comparison of the same kind."""
 
     name: str
-    """What ``poetmodel bench`` calls it."""
+    """Name in ``poetmodel bench``."""
     title: str
-    """What it shows, in one line."""
+    """Description, in one line."""
     paper: str
-    """What the paper says there; empty where it has no such figure."""
+    """Statement of the paper; empty if it has no such figure."""
     parts: tuple[Part, ...]
     limit_s: float
     """Limit of each solve, building included [s]."""

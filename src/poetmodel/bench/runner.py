@@ -137,7 +137,7 @@ class Recordable(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """What identifies it in the records."""
+        """Key in the records."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return its fields as plain values."""

@@ -1,4 +1,4 @@
-"""What commands read: graphs, devices, costs, and schedule files with the problem they state."""
+"""Inputs of commands: graphs, devices, costs, and schedule files with the problem they state."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ LEAST_PYTORCH_BYTES: Final = 2**26
 NO_COSTS: Final = (
     "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or --profile FILE"
 )
-"""What is said where neither is given."""
+"""Message if neither is given."""
 MEASURED_COSTS: Final = "; give --profile if it was solved with measured costs"
-"""What to do where the costs of a file are taken from its device."""
+"""Remedy if the costs of a file are taken from its device."""
 
 
 # -- graphs ------------------------------------------------------------------------------------

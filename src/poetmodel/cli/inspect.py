@@ -76,7 +76,7 @@ def inspect(source: GraphOptions, board: BoardOptions, output: OutputOptions) ->
 
 @group
 class FolderArgument:
-    """What was exported."""
+    """Exported program."""
 
     folder: Path = argument(REQUIRED, "FOLDER", "A folder that 'poetmodel export' made.")
 

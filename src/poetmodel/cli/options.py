@@ -212,7 +212,7 @@ class FormulationName(StrEnum):
 
 
 class StateName(StrEnum):
-    """What state ``--state`` puts into the graph."""
+    """Values of ``--state``."""
 
     SGD = "sgd"
     MOMENTUM = "momentum"
@@ -321,7 +321,7 @@ def _dimension(text: str) -> tuple[str, int]:
 
 @group
 class OnnxOptions:
-    """What an ONNX file does not say of a training step."""
+    """Facts on a training step that an ONNX file lacks."""
 
     loss: str | None = onnx(
         None,
@@ -517,7 +517,7 @@ class SearchOptions:
 
 @group
 class OutputOptions:
-    """What is printed."""
+    """Output settings."""
 
     json: bool = output(False, "--json", "Print JSON on stdout, and nothing else.")
     quiet: bool = output(

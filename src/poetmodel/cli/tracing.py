@@ -130,7 +130,7 @@ def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
 
 @options.group
 class TraceOptions:
-    """What is traced, and the files that are written."""
+    """Traced step, and the files to write."""
 
     target: str = options.argument(
         options.REQUIRED,
@@ -232,7 +232,7 @@ def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: b
 
 
 class ProfileTarget(StrEnum):
-    """What ``--target`` of a profile names."""
+    """Kinds of ``--target`` of a profile."""
 
     HOST = "host"
     QEMU = "qemu"
@@ -251,7 +251,7 @@ _emulating = partial(options.option, rich_help_panel="How to emulate")
 
 @options.group
 class EmulationOptions:
-    """What is measured on an emulated board, and what turns its instructions into time."""
+    """Emulated board of a measurement, and the rates that turn its instructions into time."""
 
     target: ProfileTarget = _emulating(
         ProfileTarget.HOST,
@@ -307,7 +307,7 @@ class EmulationOptions:
 
 @options.group
 class ProfileOptions:
-    """What is measured or estimated, and the file that is written."""
+    """Measured or estimated step, and the file to write."""
 
     what: str = options.argument(
         options.REQUIRED,

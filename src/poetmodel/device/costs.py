@@ -33,7 +33,7 @@ class Cost:
     time_s: float
     """How long it takes [s]."""
     energy_j: float
-    """What it takes from the battery [J]."""
+    """Energy from the battery [J]."""
 
 
 FREE = Cost(0.0, 0.0)
@@ -51,7 +51,7 @@ class PageCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What one step pays so that all replaced state is on storage after every so many steps.
+    """Cost of a step so that all replaced state is on storage after every so many steps.
 
     A write that is a part of it costs what the page-out of a replacement does in the table: paid at
     the page-out where the state has its home on storage, else after all else.
@@ -60,15 +60,15 @@ class Commit:
     parts: tuple[int, ...]
     """The replacements whose page-outs are a part of it."""
     rest: Cost
-    """What it takes beside these: erases, the record, and of volatile storage all state."""
+    """Cost beside these: erases, the record, and of volatile storage all state."""
     least: Mapping[int, Cost]
-    """What each replacement adds to it at least: its write, and its share of the blocks."""
+    """Least cost of each replacement: its write, and its share of the blocks."""
     written_bytes: int
-    """What it writes of a generation, checksums and record included, rounded up [B]."""
+    """Written bytes of a generation, checksums and record included, rounded up [B]."""
     erases: float
     """Blocks that it erases."""
     generation_bytes: int
-    """What a generation takes on storage, in whole blocks [B]; there are two at least."""
+    """Size of a generation on storage, in whole blocks [B]; there are two at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class CostTable:
     has_storage: bool
     """Whether tensors can be paged at all."""
     commit: Commit | None = None
-    """What commits take, where there are any."""
+    """Cost of commits, if there are any."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.compute_time_s)} nodes, {len(self.page_in_time_s)} tensors"

@@ -19,7 +19,7 @@ RECORD_BYTES: Final = 32
 SUM_BYTES: Final = 4
 """Size of a tensor's checksum [B]."""
 BLOCK_BYTES: Final = 4096
-"""What most flash erases at a time [B]."""
+"""Usual erase block of flash [B]."""
 LEAST_UNIT_BYTES: Final = 4
 """Tensors, sums and records begin at multiples of this at least [B]."""
 
@@ -29,9 +29,9 @@ class GenerationLayout:
     """How storage is written: in which units, in which blocks, and with what beside tensors."""
 
     write_unit_bytes: int = 1
-    """What storage programs at a time [B]."""
+    """Write unit of the storage [B]."""
     erase_block_bytes: int = BLOCK_BYTES
-    """What it erases at a time, and where a generation begins [B]."""
+    """Erase block, at which a generation begins [B]."""
     checksums: bool = True
     """Whether each tensor is followed by its checksum."""
 

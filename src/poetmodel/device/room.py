@@ -1,4 +1,4 @@
-"""What a training step takes of the RAM of a device, whatever budget it was planned for."""
+"""RAM of a training step on a device, whatever budget it was planned for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RamUse:
     activation_bytes: int = 0
     """Everything else: what the forward pass and the loss made, and samples [B]."""
     gradient_bytes: int = 0
-    """What nodes of the backward pass made [B]."""
+    """Bytes made by nodes of the backward pass [B]."""
     workspace_bytes: int = 0
     """Memory that the step needs only while it runs [B]."""
 
@@ -121,7 +121,7 @@ def floor_use(graph: Graph, *, memory_mapped: bool = False) -> RamUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRoom:
-    """What a step takes of a device's RAM: its peak and the resident bytes."""
+    """RAM of a step on a device: its peak and the resident bytes."""
 
     device: str
     """Short name of the device."""
@@ -160,12 +160,12 @@ class DeviceRoom:
 
     @property
     def free_bytes(self) -> int:
-        """What is left of the RAM, 0 where nothing is [B]."""
+        """Free RAM, 0 if there is none [B]."""
         return max(0, self.ram_bytes - self.needed_bytes)
 
     @property
     def missing_bytes(self) -> int:
-        """What the device has too little, 0 where the step fits [B]."""
+        """Missing RAM, 0 if the step fits [B]."""
         return max(0, self.needed_bytes - self.ram_bytes)
 
     def remark(self) -> str:

@@ -1,4 +1,4 @@
-"""What a page shows of a point: charts, decisions and words, by the report's own functions."""
+"""Views of a point on a page: charts, decisions and words, by the report's own functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all sessions share: problems, points, who wants which, and what the workers do about it.
+"""Shared state of all sessions: problems, points, demand, and the work on it.
 
 A session wants one point at a time. A point that somebody wants and that is not over is solved, the
 newest wish first; one that nobody wants any more is not. Everything here runs in the event loop of

@@ -84,7 +84,7 @@ def serve(
 
 
 class _Ending:
-    """What a signal asks for: a server that is there ends, and one that comes ends at once."""
+    """Requests by signals: a server that runs ends, and one that starts ends at once."""
 
     def __init__(self) -> None:
         self._wanted = False

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poetmodel.graph.structure import Graph
 
 _PLAIN_NODE: Final = {"op": "op", "phase": "forward"}
-"""What a digraph of a user's own need not say."""
+"""Attributes that a user's digraph may leave out."""
 
 
 def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:

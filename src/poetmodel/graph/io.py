@@ -38,7 +38,7 @@ STATE_DEFAULTS: Final[Mapping[str, Any]] = {
     "bytes_moved": None,
     "instructions": None,
 }
-"""What holds of every node that holds state, and is never written."""
+"""Facts about every node that holds state, which are never written."""
 
 _GRAPH_DEFAULTS: Final[Mapping[str, Any]] = {
     field.name: field.default if field.default is not MISSING else {}

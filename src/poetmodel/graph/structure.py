@@ -142,7 +142,7 @@ class Graph:
     """
 
     name: str
-    """What people call it."""
+    """Name for users."""
     nodes: tuple[Node, ...]
     """The operations in execution order."""
     batch_size: int = 1

@@ -26,7 +26,7 @@ class OwnRows:
         self.limits = tuple(limits)
         self.slacks = [limit.upper for limit in limits]
         self.units: list[float] = []
-        """What an excess is measured in."""
+        """Unit of an excess."""
         self.only_adds: list[bool] = []
         self.is_single: list[bool] = []
         """Whether a row counts no more than one decision."""
@@ -43,7 +43,7 @@ class OwnRows:
         for (field, _), rows in uses.items():
             columns[field].append(tuple(rows))
         self.compute, self.page_in, self.page_out, self.storage_home = columns.values()
-        """What each decision uses: for nodes, then for tensors."""
+        """Use of each decision: for nodes, then for tensors."""
         self.wanted: Coefficients | None = None
         """How much each decision is wanted, by constraints or the objective; None if none is."""
         if any(any(column) for column in problem.wanted):

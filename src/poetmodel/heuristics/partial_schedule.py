@@ -58,7 +58,7 @@ class PartialSchedule:
         """The working graph of the problem, without state."""
         self.rows = rows
         self.used: list[float] = [] if rows is None else [0] * len(rows.limits)
-        """What is used of each own row."""
+        """Use of each own row."""
         self.exceeded: set[int] = set()
         """Own rows of which too much is used."""
         if rows is not None:
@@ -103,7 +103,7 @@ class PartialSchedule:
         self.row_bytes: NDArray[np.int64] = np.array(self.working.step_bytes, dtype=np.int64)
         """RAM at the last step of each stage, ``(t, t)`` [B]."""
         self.extra_bytes: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
-        """What the highest step of a stage needs beyond that, as `peaks` last found it [B]."""
+        """Excess of a stage's highest step beyond that, as `peaks` last found it [B]."""
         self._dirty: set[int] = set()
         self._log: list[tuple[Restoration, bool]] = []
         for restoration in restorations:

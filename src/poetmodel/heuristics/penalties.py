@@ -1,4 +1,4 @@
-"""What partial schedules are measured by: the minimized quantity, and the excess over limits."""
+"""Scores of partial schedules: the minimized quantity, and the excess over limits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WORST: Final = Score(float("inf"), float("inf"))
 
 
 class PenalizedObjective:
-    """What a problem asks of a partial schedule that fits into RAM."""
+    """Limits and objective of a problem for a partial schedule that fits into RAM."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -61,7 +61,7 @@ class PenalizedObjective:
         self.rows = OwnRows.of(problem)
         """Own constraints, and what the objective wants; None without."""
         self.rewards = 0.0 if objective.own is None else objective.own.rewards
-        """What negative terms take off the objective at the very most, 0 or less."""
+        """Least possible sum of the objective's negative terms, 0 or less."""
         greedy = [(self.objective, 1 / (abs(objective.baseline) or objective.whole or 1.0))]
         if objective != energy:
             tie = energy.coefficients

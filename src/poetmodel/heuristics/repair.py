@@ -69,7 +69,7 @@ class Repair:
     problem: Problem
     partial: PartialSchedule
     prices: Coefficients
-    """What to be greedy about."""
+    """Quantity to be greedy about."""
     limit_bytes: int
     """RAM that every step keeps within [B]."""
     rng: Random | None = None

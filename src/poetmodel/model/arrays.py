@@ -33,7 +33,7 @@ Family = dict[Any, int]
 
 
 class Label(NamedTuple):
-    """What a column or a row stands for."""
+    """Meaning of a column or a row."""
 
     family: str
     """The variables, or the constraint, that it is one of."""
@@ -90,7 +90,7 @@ class Model:
         """Whether a tensor may come back to a group of a relaxation that it enters."""
         self.decisions: Decisions
         self.relations: CompactRelations | TriangleRelations
-        """What the paper's relations are in terms of the columns."""
+        """The paper's relations in terms of the columns."""
         self.families: dict[str, Family] = {}
         self.lower: list[float] = []
         """Lower bound of each column."""
@@ -103,7 +103,7 @@ class Model:
         self.peak: int | None = None
         """The column of the peak RAM, where that is minimized."""
         self.live_for: tuple[Liveness, ...] = ()
-        """What each column of `live` stands for."""
+        """Meaning of each column of `live`."""
         self.limits: dict[Label, LinearRow] = {}
         """Exact limits, in their own units, over columns, of the rows that state them."""
         self.has_objective = False

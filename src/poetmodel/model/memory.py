@@ -103,7 +103,7 @@ class MemoryRows:
         self.home_nodes = np.array([self.graph.node_of[i] for i, *_ in state], dtype=np.int64)
         """For each state tensor that may be resident, the node that holds it."""
         self.home_bytes = np.array([size for _, size, _ in state], dtype=np.int64)
-        """What it takes of RAM where it is resident [B]."""
+        """RAM that it takes if it is resident [B]."""
         self.home_columns = np.array([column for *_, column in state], dtype=np.int64)
         """The column that says so."""
         self.home_of = {i: column for i, _, column in state}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a formulation decides beyond the single pass."""
+    """Decisions of a formulation beyond the single pass."""
 
     recomputations: Sequence[tuple[int, Any]]
     """(node, column that counts one more computation of it); of a Pyomo model its variables."""

@@ -139,7 +139,7 @@ class _Places:
 
 
 class Words:
-    """What the instructions of a plan do, in words."""
+    """Actions of a plan's instructions, in words."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.graph = graph

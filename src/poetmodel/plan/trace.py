@@ -107,7 +107,7 @@ def _us(time_s: float) -> float:
 
 
 class _Slices:
-    """What happens on the two tracks."""
+    """Events on the two tracks."""
 
     def __init__(self, graph: Graph, plan: Plan, check: PlanCheck) -> None:
         self.graph, self.plan, self.check = graph, plan, check

@@ -1,4 +1,4 @@
-"""What rules a problem out before any solver is asked, in words."""
+"""Reasons that rule a problem out before any solver is asked, in words."""
 
 from __future__ import annotations
 

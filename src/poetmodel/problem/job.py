@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a person knows: samples, the time until they must be through, a battery.
+    """Job in a user's terms: samples, the time until they must be through, a battery.
 
     A step trains on one batch; the last one may be smaller and costs as much.
 

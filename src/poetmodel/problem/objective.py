@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Simulation
 
 OWN: Final = "own"
-"""What is minimized where it is a user's own sum of totals."""
+"""Name of an objective that is a user's own sum of totals."""
 CONSTRAINTS: Final = "constraints"
 """Name of the rows of a user's own constraints in a model; their index is (name, side)."""
 DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
@@ -39,7 +39,7 @@ LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", CONSTRAINTS})
 
 
 class Quantity(StrEnum):
-    """What a problem minimizes."""
+    """Objective of a problem."""
 
     ENERGY = "energy"
     """Energy of one training step [J]."""
@@ -90,7 +90,7 @@ class OwnSum:
     graph: Graph = field(compare=False)
     terms: Terms
     rewards: float
-    """What its negative terms take off it at the very most, 0 or less."""
+    """Least possible sum of its negative terms, 0 or less."""
 
     def measured(self, simulation: Simulation) -> float:
         """Return the sum."""
@@ -112,15 +112,15 @@ class Objective:
     format: Callable[[float], str]
     """Shows an amount with its unit."""
     label: str
-    """What lies above the baseline, in words."""
+    """Name of the part above the baseline, in words."""
     figure: str
     """Name of the simulator's figure."""
     overhead_figure: str
     """Name of the figure that is the amount above the baseline, added up by itself."""
     coefficients: Coefficients
-    """What each decision adds to it; nothing for peak RAM, which is no sum over decisions."""
+    """Contribution of each decision; none for peak RAM, which is no sum over decisions."""
     baseline: float = 0.0
-    """What every schedule pays: that of a single pass. A gap is a fraction of what lies above."""
+    """Value of a single pass, which every schedule pays. A gap is a fraction of the excess."""
     least: float = 0.0
     """Lower bound above the baseline that needs no solver: the minimum RAM, else nothing."""
     whole: float = 0.0
@@ -415,7 +415,7 @@ OBJECTIVES: Final[Mapping[str, Callable[[Problem], Objective]]] = {
     Quantity.WRITES: _writes,
     OWN: _own,
 }
-"""What makes the objective of each quantity."""
+"""Makers of the objective of each quantity."""
 
 
 def _times(problem: Problem, counted: TimeSum) -> Coefficients:

@@ -24,7 +24,7 @@ CONSTANT: Final = "constant"
 
 
 class Count(StrEnum):
-    """What is counted for each node or tensor; a key such as ``page_ins:conv1`` names one."""
+    """Counted node or tensor each; a key such as ``page_ins:conv1`` names one."""
 
     RECOMPUTATIONS = "recomputations"
     """How often a node is computed beyond the first time."""

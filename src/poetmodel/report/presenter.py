@@ -31,7 +31,7 @@ class Fact:
     """Its name for people; None if only JSON has it."""
     unit: Unit = str
     note: str = ""
-    """What people should know about it."""
+    """Remarks for the reader."""
     alarm: bool = False
     """Whether it says that something is wrong."""
 

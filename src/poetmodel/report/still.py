@@ -69,7 +69,7 @@ def image(picture: Timeline | Grid | AddressMap, form: str) -> bytes:
 
 
 SETTINGS: Final[Any] = {"svg.hashsalt": "poetmodel", "svg.fonttype": "none"}
-"""What lets the same picture give the same bytes, with text as text."""
+"""Settings that make equal pictures equal bytes, with text as text."""
 
 
 def content(figure: Any, form: str, **how: Any) -> bytes:

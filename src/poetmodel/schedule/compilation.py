@@ -83,7 +83,7 @@ class _Holding:
 
 
 class _Compiler:
-    """What is in RAM and on storage from stage to stage, and the program so far."""
+    """Content of RAM and storage from stage to stage, and the program so far."""
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of

@@ -26,7 +26,7 @@ _NONE: Final[frozenset[int]] = frozenset()
 
 @dataclass(slots=True)
 class StateAccess:
-    """What a program has done so far with the state of a graph."""
+    """State of a graph so far in a program."""
 
     read: set[int] = field(default_factory=set)
     """State on storage that was read."""
@@ -46,13 +46,13 @@ class Homes:
 
     graph: Graph
     sizes: Sequence[int]
-    """What a copy of each tensor takes of RAM [B]."""
+    """RAM of a copy of each tensor [B]."""
     inputs: Sequence[Sequence[int]]
     """For each node the tensors whose copies it reads."""
     outputs: Sequence[Sequence[int]]
     """For each node the tensors whose copies are in RAM after it."""
     new: Sequence[Sequence[int]]
-    """Of these the ones that are written over no state."""
+    """Those that are written over no state."""
     step_bytes: Sequence[int]
     """For each node what it takes beside its inputs: new copies and its workspace [B]."""
     stored: frozenset[int]
@@ -60,11 +60,11 @@ class Homes:
     resident: frozenset[int] = _NONE
     """State that is in RAM throughout."""
     ram_bytes: int = 0
-    """What it takes [B]."""
+    """Its RAM [B]."""
     on_storage: frozenset[int] = _NONE
     """State whose home is storage."""
     storage_bytes: int = 0
-    """What it takes there [B]."""
+    """Its storage [B]."""
     mapped: bool = False
     """Whether the core reads that where it lies."""
     held: frozenset[int] = _NONE
@@ -76,7 +76,7 @@ class Homes:
     written_back: frozenset[int] = _NONE
     """The tensors that replace state on storage."""
     unknown: tuple[str, ...] = ()
-    """What is wrong with the list of resident state."""
+    """Faults in the list of resident state."""
 
     @classmethod
     def of(cls, graph: Graph, resident: Iterable[int] = (), *, mapped: bool = False) -> Homes:

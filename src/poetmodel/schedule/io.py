@@ -257,7 +257,7 @@ class ScheduleDocument:
     """The figures, by key."""
     objective: ObjectiveEntry | None = None
     room: dict[str, float | None] = field(default_factory=dict)
-    """What the file says of the device's RAM and the life of its storage, by key."""
+    """Statements of the file on the device's RAM and the life of its storage, by key."""
     history: tuple[tuple[float, float | None, float | None], ...] = ()
     """How incumbent and bound met, where the file says so; see `SolveResult.history`."""
 

@@ -42,7 +42,7 @@ class MemoryPoint(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What the energy and the time of a schedule are made of."""
+    """Parts of the energy and the time of a schedule."""
 
     table: CostTable
     """Costs of one computation or transfer each."""
@@ -82,7 +82,7 @@ class Simulation:
     page_outs: Mapping[int, int] = field(default_factory=dict)
     """How often each tensor is paged out, where it is."""
     committed_bytes: int = 0
-    """What of the written bytes commits write, which every schedule pays [B]."""
+    """Part of the written bytes that commits write, which every schedule pays [B]."""
     resident: frozenset[int] = frozenset()
     """State that has its home in RAM."""
     compute_s: float | None = None
@@ -107,7 +107,7 @@ class Simulation:
     """RAM of that plan, where it is minimized: page-ins that begin early take more than the
     schedule says [B]."""
     rates: Rates | None = field(default=None, repr=False, compare=False)
-    """What each computation and transfer costs; None without costs."""
+    """Costs of each computation and transfer; None without costs."""
     steps_until_worn: float | None = None
     """How many training steps the storage endures, with ideal wear levelling.
 

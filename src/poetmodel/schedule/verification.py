@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the verifier found about a schedule for a problem."""
+    """The verifier's findings on a schedule for a problem."""
 
     simulation: Simulation
     """Figures of the simulation."""
@@ -48,12 +48,12 @@ class Verdict:
 
 
 class PlannedFigures(NamedTuple):
-    """What a plan whose transfers run beside the computing comes to."""
+    """Result of a plan whose transfers run beside the computing."""
 
     makespan_s: float | None
     """How long it takes [s]."""
     ram_bytes: int | None = None
-    """What it takes of RAM, where that is minimized [B]."""
+    """Its RAM, if that is minimized [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a user has added to a model of ``compact``, read back in terms of its decisions."""
+"""Rows that a user has added to a model of ``compact``, in terms of its decisions."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class _Literal(NamedTuple):
 
     column: int
     size: Fraction
-    """What it takes where it holds, 0 or more."""
+    """Need where it holds, 0 or more."""
     sign: int
     """1 for the column itself, -1 for ``1 - column``."""
 

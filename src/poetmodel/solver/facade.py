@@ -159,7 +159,7 @@ def solve(
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    """What to solve: a problem by a formulation, or a model of it that a user may have extended."""
+    """Input of a solve: a problem by a formulation, or a user's model of it."""
 
     problem: Problem
     formulation: str

@@ -48,7 +48,7 @@ class Fitted(NamedTuple):
     """A result with the plan of its schedule and addresses for it, within the budget."""
 
     result: SolveResult
-    """What was found for the problem as stated; without a schedule, why."""
+    """Result for the problem as stated; without a schedule, the reason."""
     plan: Plan | None
     """The plan; None without a schedule."""
     arena: Arena | None

@@ -61,7 +61,7 @@ TERMINATIONS: Final[Mapping[SolverStatus, Termination]] = {
     SolverStatus.OTHER_LIMIT: Termination.STALLED,
     SolverStatus.UNBOUNDED: Termination.STALLED,
 }
-"""What each way of a back end to stop means for a solve."""
+"""Meaning of each reason of a back end to stop."""
 
 GAP_SHARE: Final = 0.99
 """Part of the gap tolerance that a solver may leave; its bound is reduced by up to the rest."""
@@ -183,7 +183,7 @@ class _ModelSolve:
     """The solve of one compiled model."""
 
     problem: Problem
-    """What it states."""
+    """Statement of the row."""
     arrays: Model
     extended: pyo.ConcreteModel | None
     """The user's model, None where there is none."""
@@ -199,9 +199,9 @@ class _ModelSolve:
     build_s: float
     """Time to build and compile the model [s]."""
     log: list[str] = field(default_factory=list)
-    """What the solver has logged, in pieces."""
+    """The solver's log, in pieces."""
     latest: BackendProgress | None = None
-    """What the solver has told, with its best solution."""
+    """The solver's reports, with its best solution."""
     is_late: bool = False
     """Whether the solver was left behind."""
 

@@ -66,7 +66,7 @@ class _ShareSearch:
     best: Candidate | None = None
     bound: float = 0.0
     own_bound: float | None = None
-    """What the relaxation proves of the model's own objective."""
+    """Bound of the relaxation on the model's own objective."""
     nearest_s: float | None = None
     """Least makespan seen of a schedule that breaks no other limit [s]."""
     solved: list[tuple[float, Outcome]] = field(default_factory=list)

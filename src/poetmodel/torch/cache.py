@@ -32,7 +32,7 @@ LARGEST_BYTES: Final = 2**28
 _DIGITS: Final = 40
 """How many digits of a key are in the name of a file."""
 _NAMES: Final = "*-" + "[0-9a-f]" * _DIGITS + ".json"
-"""What such names look like: a folder may hold other files too."""
+"""Pattern of such names: a folder may hold other files too."""
 FOLDER: Final = "POETMODEL_CACHE"
 """The environment variable with the folder to use where none is given; empty for no cache."""
 
@@ -60,7 +60,7 @@ class Cache:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._texts: dict[tuple[str, str], bytes] = {}
-        """What is kept without a folder, as a file has it."""
+        """Values without a folder, as a file has them."""
 
     @classmethod
     def of(cls, given: str | Path | bool) -> Cache:  # noqa: FBT001 - as `compile` takes it

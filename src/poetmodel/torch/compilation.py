@@ -271,7 +271,7 @@ class Step:
 
     @property
     def compiled(self) -> Compiled:
-        """What ran last, or is to run first."""
+        """Program that ran last, or is to run first."""
         return self._current
 
     @property
@@ -281,7 +281,7 @@ class Step:
 
     @property
     def result(self) -> SolveResult:
-        """What the solver found: the schedule that runs.
+        """Result of the solver: the schedule that runs.
 
         Its RAM and its budget leave out what is reserved; `budget_bytes` is that of the step.
         """
@@ -289,7 +289,7 @@ class Step:
 
     @property
     def plan(self) -> Plan:
-        """What is run."""
+        """Program that runs."""
         return self._current.plan
 
     @property

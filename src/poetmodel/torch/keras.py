@@ -91,7 +91,7 @@ def _adds_losses(model: Any) -> InputError:
 
 
 _SEED: Final = "seed_generator_state"
-"""What the path of a variable ends in that has the state of random draws."""
+"""Ending of the path of a variable that has the state of random draws."""
 
 
 def _is_seeded(layer: Any) -> bool:

@@ -50,7 +50,7 @@ class TapeOptions(TypedDict, total=False):
     tile: str | int | None
     """Split larger weights into state tensors of at most this size, along output channels."""
     train: str | None
-    """What is trained: ``"all"``, ``"last-N"``, ``"biases"``, or a pattern of names."""
+    """Trained parts: ``"all"``, ``"last-N"``, ``"biases"``, or a pattern of names."""
 
 
 class Tape:

@@ -190,7 +190,7 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
 
 
 class _Span:
-    """What one tensor adds across the ends of stages."""
+    """Bytes of one tensor across the ends of stages."""
 
     def __init__(self, change: NDArray[np.float64], size: int) -> None:
         self.change = change

@@ -45,7 +45,7 @@ class FoundSchedule(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofState:
-    """What the proof knows."""
+    """Bounds and rows of the proof."""
 
     bound: float
     """Best lower bound."""

@@ -84,7 +84,7 @@ class Relaxation:
     paged_in_beside: Family
     """Column of ``paged_in_beside[i]``."""
     separators: dict[str, Separator] = field(init=False, default_factory=dict)
-    """What finds its cuts, by family."""
+    """Separators of its cuts, by family."""
     cuts: list[Cut] = field(init=False, default_factory=list)
     """Valid rows found so far, in columns of `form`."""
     lasting: list[Cut] = field(init=False, default_factory=list)

@@ -36,7 +36,7 @@ class _ConflictSearch:
     time_limit: float
     threads: int
     all: list[Stated] = field(default_factory=list)
-    """What the problem is limited by, rows alone or together."""
+    """Limits of the problem, rows alone or together."""
     begun_s: float = field(default_factory=time.monotonic)
     known: list[Schedule] = field(default_factory=list)
     """Schedules that keep some of the limits."""

@@ -59,13 +59,13 @@ class Explanation:
     obstacles: tuple[str, ...]
     """Limits that no schedule keeps whatever the others are, in words."""
     remedies: tuple[Remedy, ...]
-    """What comes of each change by itself."""
+    """Result of each change by itself."""
     constraints: tuple[str, ...] = ()
     """Names of constraints added to a model that contradict each other or the limits."""
     rows: tuple[str, ...] = ()
     """Names of the problem's own constraints that contradict each other or the limits."""
     limits: tuple[str, ...] = ()
-    """What else takes part in that, in words."""
+    """Further limits in that, in words."""
     notes: tuple[str, ...] = ()
     """Further remarks."""
 

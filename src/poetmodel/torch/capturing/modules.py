@@ -1,4 +1,4 @@
-"""What the forward pass of a module sets, draws or leaves behind: put back, taken away or refused.
+"""Objects that a module's forward pass sets, draws or leaves behind: restored, removed or refused.
 
 A table that a function keeps (``functools.lru_cache``, a dictionary, a name of a Python module)
 would hold a tensor of the capture, which is no number: eager PyTorch fails that reads it later.
@@ -173,7 +173,7 @@ class _Held:
 
 
 class _Flags:
-    """What a tensor of a module has beside its values."""
+    """Properties of a module's tensor beside its values."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -209,7 +209,7 @@ _ABSENT: Final = object()
 _OWN: Final = frozenset(vars(torch.nn.Module()))
 """Names of what every module has: parameters, buffers, hooks, submodules, mode."""
 _SWAPPED: Final = ("_parameters", "_buffers")
-"""What a capture puts tensors of its own into."""
+"""Containers for a capture's own tensors."""
 
 
 def is_of_a_user(value: Any) -> bool:
@@ -237,7 +237,7 @@ class AssignedBuffers:
         self._assigned: set[tuple[str, str]] = set()
         self._known: frozenset[tuple[str, str]] = frozenset()
         self.at_start: Callable[[], object] | None = None
-        """What to do before each forward pass."""
+        """Functions to call before each forward pass."""
 
     def learn(self) -> bool:
         """Copy what was found to be assigned from now on; return whether that is anything new.
@@ -470,10 +470,10 @@ class Leftovers:
     def __init__(self) -> None:
         modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
         self._names = {id(vars(module)): dict(vars(module)) for module in modules}
-        """Of each Python module its names, by the identity of their dictionary."""
+        """Names of each Python module, by the identity of their dictionary."""
         self._collections = _old_collections()
         self._known: list[Callable[[], object]] = []
-        """What empties all that is known to keep tensors."""
+        """Functions that empty all known holders of tensors."""
         self.kept_by: set[str] = set()
         """The names and keys that held such tensors the last time."""
 

@@ -144,9 +144,9 @@ class Sampler:
         self._left = Counter(self._forms.values())
         """How many of each form are to come, by what the capture predicts."""
         self._first: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
-        """Of each form that is to come again: the first one, its true form, and its outputs."""
+        """First of each form that is to come again, its true form, and its outputs."""
         self.like: dict[fx.Node, fx.Node] = {}
-        """Of each operation that was not executed the one whose outputs stand for its own."""
+        """Operation whose outputs stand for those of each operation that was not executed."""
 
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Return the outputs of an operation, or those of one like it."""
@@ -340,7 +340,7 @@ class Workspaces:
 
     def __init__(self) -> None:
         self.sizes_bytes: dict[fx.Node, int] = {}
-        """Of each operation that was executed [B]; views take nothing."""
+        """Workspace of each operation that was executed [B]; views take nothing."""
         self._forms: dict[Hashable, int] = {}
 
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

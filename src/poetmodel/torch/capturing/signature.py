@@ -56,19 +56,19 @@ class InputKind(StrEnum):
     CONSTANT_TENSOR = "constant"
     """A tensor that the module's code holds on to."""
     MOMENT = "moment"
-    """What an optimizer keeps for a parameter."""
+    """Kinds of an optimizer's state for a parameter."""
     LEARNING_RATE = "learning rate"
     """That of a group of parameters, as the optimizer has it when the step begins."""
 
 
 class OutputKind(StrEnum):
-    """What an output of the graph is for."""
+    """Purposes of an output of the graph."""
 
     LOSS = "loss"
     CHECK = "check"
     """Whether all numbers are finite that the model asked about."""
     OUTPUT = "output"
-    """What else the model returns; handed out at the end of the step, detached."""
+    """Further outputs of the model; handed out at the end of the step, detached."""
     GRADIENT = "gradient"
     """The gradient of an input; accumulated into its ``.grad``."""
     MUTATION = "mutation"
@@ -109,7 +109,7 @@ class OutputSpec:
 
     @property
     def name(self) -> str:
-        """What it is, for people: ``loss``, ``output logits``, ``gradient of conv1.weight``."""
+        """Description for users: ``loss``, ``output logits``, ``gradient of conv1.weight``."""
         if self.target is None:
             return f"{self.kind} {self.path}".strip()
         return f"{self.kind} of {self.target.name}"
@@ -152,26 +152,26 @@ class Joint:
     """A captured step: the joint graph of forward, loss and backward, and its signature."""
 
     name: str
-    """What messages call it."""
+    """Name in messages."""
     module: torch.nn.Module
     """The captured module: the user's at `BODY`, with the loss applied to its output; takes flat
     inputs."""
     graph_module: fx.GraphModule
     """Forward, loss and backward; functional: no operation changes a tensor in place."""
     arguments: tuple[InputSpec, ...]
-    """What goes in: placeholders in order, then constants."""
+    """Inputs: placeholders in order, then constants."""
     results: tuple[OutputSpec, ...]
-    """What comes out, in the order of the graph's output; absent gradients are left out."""
+    """Outputs, in the order of the graph's output; absent gradients are left out."""
     input_spec: Any
     """How inputs are flattened (``torch.utils._pytree.TreeSpec``)."""
     inputs: tuple[Any, ...]
     """The inputs it was captured with, flat."""
     read: ValueGuards
-    """What Python code of the model read from inputs and buffers: the graph holds for that."""
+    """Values of inputs and buffers that Python code of the model read: the graph holds for them."""
     output: OutputForm | None = None
-    """What a step returns that gets its inputs by name; None where it returns its loss."""
+    """Outputs of a step that gets its inputs by name; None if it returns its loss."""
     accumulate: int = 1
-    """What the loss is divided by where the backward pass starts."""
+    """Divisor of the loss at the start of the backward pass."""
     checked: tuple[str, ...] = ()
     """The lines that ask whether numbers are finite; the step is undone where they are not."""
     optimizer: torch.optim.Optimizer | None = None

@@ -1,4 +1,4 @@
-"""What the operations of a joint graph take: memory beside their tensors, and time.
+"""Costs of a joint graph's operations: memory beside their tensors, and time.
 
 Operations of one form (operator, shapes, strides, types, numbers) take the same, whatever their
 values. Each form runs once on made-up tensors, with the caches of libraries full.
@@ -47,15 +47,15 @@ _COPIED_BYTES: Final = 2**26
 
 
 class Form(NamedTuple):
-    """What one form of operation was seen to do. Its fields are plain values, as JSON has them."""
+    """Observations of one form of operation. Its fields are plain values, as JSON has them."""
 
     workspace_bytes: int
     """The highest total of allocations during the operation, less its outputs [B]."""
     time_s: float
     sizes_bytes: list[int]
-    """Of each storage that it makes [B]."""
+    """Sizes of the storages that it makes [B]."""
     layouts: list[list[Any] | None]
-    """Of each output: type, shape, stride, and number of its storage; None for no tensor."""
+    """Type, shape, stride, and storage number of each output; None for no tensor."""
     is_single: bool
     """Whether it returns one tensor, and no tuple."""
 
@@ -71,7 +71,7 @@ class Form(NamedTuple):
 
 
 class Forms:
-    """What the forms of operations do: as seen here, or in earlier processes.
+    """Costs of the forms of operations: as seen here, or in earlier processes.
 
     PyTorch predicts strides that some kernels do not keep (convolutions in bfloat16), and others
     take more memory for it. So what an operation was seen to make is what its readers read.
@@ -129,7 +129,7 @@ class Forms:
         position = {operation.node: k for k, operation in enumerate(operations.operations)}
         forms: list[Form | None] = [None] * len(position)
         unlike: dict[fx.Node, Any] = {}
-        """What lies in memory otherwise than PyTorch predicts, and views of that."""
+        """Tensors with another memory layout than PyTorch predicts, and views of them."""
 
         def value_of(source: fx.Node) -> Any:
             return unlike[source] if source in unlike else fake(source)

@@ -48,7 +48,7 @@ MOST_READS: Final = 4
 ATTEMPTS: Final = 5
 """How often a graph is planned again for what Inductor takes beside a plan."""
 _SCANS: Final = frozenset(("cumsum", "prepare_softmax_online"))
-"""What PyTorch has no tag for that says that it reduces."""
+"""Reducing operators that PyTorch has no tag for."""
 _DRAWN: Final = frozenset(
     ("inductor_lookup_seed", "inductor_randint", "inductor_random", "inductor_seed")
 )

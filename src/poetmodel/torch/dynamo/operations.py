@@ -1,4 +1,4 @@
-"""What of a joint graph makes memory: operations, and the storages that they make."""
+"""Operations of a joint graph that make memory, and the storages that they make."""
 
 from __future__ import annotations
 
@@ -147,9 +147,9 @@ class Operations:
         """The node that shows a storage as it was made, by its key; None where nobody reads it."""
         self.bytes: dict[int, int] = {}
         self._inlined: dict[int, tuple[int, ...]] = {}
-        """Of what is computed inside of its readers, what it reads: keys by key."""
+        """Inputs of values that are computed inside of their readers: keys by key."""
         self.tuples: dict[fx.Node, set[int]] = {}
-        """Of operations with several results the keys of what they make."""
+        """Keys of the results of operations with several results."""
         self.operations: list[Operation] = []
         written = [
             node for node in graph.nodes if node.meta.get("partitioner_tag") == "must_be_in_forward"

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 RESULTS: Final = "results"
 """Name of the node that stands for the end of the step, where results are handed over."""
 TOKEN_BYTES: Final = 8
-"""What stands in RAM for each page that is out [B]."""
+"""RAM of the token for each page that is out [B]."""
 MEASURED: Final = "measured"
 """The costs that are measured on this host, in place of estimates."""
 
@@ -108,7 +108,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a back end was asked for; `poetmodel.torch.backend` says what each means."""
+    """Request of a back end; `poetmodel.torch.backend` describes each field."""
 
     ram: str | int
     device: Device | None

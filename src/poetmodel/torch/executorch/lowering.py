@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 METHOD: Final = "forward"
-"""What the step is called in a file."""
+"""Name of the step in a file."""
 _INDEX: Final = "__et_training_{}_index_"
 """The methods of a file that tell where its gradients and its parameters begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """What the file of a program has in it."""
+    """Content of a program's file."""
 
     program: bytes
     greedy_bytes: int

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     Key = tuple[fx.Node, int]
-    """What makes memory, and the number of its output."""
+    """Node that makes memory, and the number of its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Captured:
     operations: Mapping[str, fx.Node]
     """The node of the edge program for each node of the graph, but for inputs and the end."""
     resident_bytes: int
-    """What is in the arena throughout: parameters that are trained, and buffers that change [B]."""
+    """Bytes in the arena throughout: parameters that are trained, and buffers that change [B]."""
 
 
 def captured(program: ExportedProgram, *, name: str) -> Captured:

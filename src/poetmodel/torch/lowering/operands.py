@@ -41,7 +41,7 @@ _TYPES: Final = {
 }
 
 _LOWERED: Final[dict[Any, Lower]] = {}
-"""What lowers each operator."""
+"""Lowering of each operator."""
 
 
 def lowers(*operators: Any) -> Callable[[Lower], Lower]:
@@ -206,7 +206,7 @@ def _with_defaults(node: fx.Node) -> tuple[Any, ...]:
 # -- what kernels are told about tensors -------------------------------------------------------
 
 SUFFIX: Final = {DataType.REAL: "", DataType.INT32: "_int", DataType.UINT8: "_byte"}
-"""What the name of a kernel ends with where there is one for each type."""
+"""Ending of a kernel's name if there is one for each type."""
 
 _WORDS: Final = {DataType.REAL: "real", DataType.INT32: "int", DataType.UINT8: "byte"}
 _NOUNS: Final = {

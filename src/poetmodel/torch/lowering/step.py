@@ -101,7 +101,7 @@ class Lowered:
         self.parts = TrainingUnits(joint)
         self.arguments = {argument.node: argument for argument in joint.arguments}
         self.looks: dict[fx.Node, Look] = {}
-        """Of every operation that returns one tensor, and of what the step finds."""
+        """Lowerings of every operation that returns one tensor, and of the step's findings."""
         self.names = {storage.index: storage.name for storage in self.parts.storages}
         self.replaced = {s.replaces for s in self.parts.storages if s.replaces is not None}
         self.unread: dict[str, Buffer] = {}

@@ -200,7 +200,7 @@ class State:
         if joint.optimizer is not None:
             changed = list(joint.of(InputKind.BUFFER))
         self.changed = {a.name: joint.value(a, inputs) for a in changed if a is not None}
-        """What is changed in place, by name; buffers that are not in the graph stay."""
+        """Objects changed in place, by name; buffers that are not in the graph stay."""
         self._parameters = {a.name: joint.value(a) for a in joint.of(InputKind.PARAMETER)}
         self._moments = Moments(joint)
         self.others = [

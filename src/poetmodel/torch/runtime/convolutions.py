@@ -46,7 +46,7 @@ class Divided:
     divisions: tuple[Division | None, ...]
     """That of the output; or those of the gradients of input and weight."""
     workspace_bytes: int
-    """What it takes then beside its tensors [B]."""
+    """Workspace then [B]."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -133,7 +133,7 @@ def _example(node: fx.Node) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """What of a convolution is divided, and into how many parts."""
+    """Divided dimension of a convolution, and the number of parts."""
 
     kind: str
     """Images of the ``batch``, channels that go ``in`` or ``out``, or ``groups`` of both; the
@@ -199,7 +199,7 @@ class Backward:
     """The gradients of a convolution in parts, the smaller one first."""
 
     divisions: tuple[Division | None, ...]
-    """Of the gradient of the input, and of those of weight and bias."""
+    """Parts for the gradient of the input, and for those of weight and bias."""
 
     def __call__(
         self,

@@ -69,7 +69,7 @@ class StateTensor:
     owner: str
     """Path of the parameter or buffer below the captured module; for a moment of its parameter."""
     key: str = ""
-    """Of a moment: its key in ``optimizer.state``."""
+    """Key of a moment in ``optimizer.state``."""
 
 
 def aligned(size_bytes: int) -> int:
@@ -82,7 +82,7 @@ class Format:
     """The tensors of a state file, and where it has them."""
 
     name: str
-    """Of the captured step."""
+    """Identifier of the captured step."""
     generations: int
     """How many slots each tensor has: one or two."""
     tensors: tuple[StateTensor, ...]
@@ -254,7 +254,7 @@ PREFIX: Final = ".poetmodel-state-"
 UNFINISHED: Final = ".new"
 """How the name of a file ends that has no whole state yet."""
 LARGE_BYTES: Final = 1 << 20
-"""What is at least as large goes to the medium at once, and leaves RAM; the rest at the commit."""
+"""Size from which data goes to the medium at once, and leaves RAM; the rest goes at the commit."""
 
 _KEPT: Final = "close() brings the state back to RAM"
 
@@ -280,7 +280,7 @@ class StateFile:
     ) -> None:
         self.format = Format.of(tensors, name=name, generations=generations)
         self.record = Record.blank(len(self.format.tensors), steps=steps)
-        """Of the current generation."""
+        """Number of the current generation."""
         self.storages: dict[int, TensorStorage] = {}
         self._positions: dict[int, int] = {}
         for position, tensor in enumerate(self.format.tensors):

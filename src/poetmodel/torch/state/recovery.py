@@ -122,7 +122,7 @@ class _Targets:
             for group in optimizer.param_groups
             for p in group["params"]
         }
-        """What the optimizer keeps for each parameter, as far as that is known."""
+        """State of the optimizer for each parameter, as far as that is known."""
 
     def owner(self, tensor: StateTensor) -> torch.Tensor | None:
         """Return the parameter or buffer of a tensor of the file; for a moment its parameter."""

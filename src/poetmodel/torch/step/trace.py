@@ -212,7 +212,7 @@ KEPT_SHARES: Final = (0.01, 0.001, 0.0)
 next share is tried where too little is left beside what is kept."""
 
 MOST_OF_ROOM: Final = 1 / 3
-"""What is kept takes at most this share of what a budget leaves above the least one."""
+"""Greatest share for kept tensors of the part of a budget above the least one."""
 
 LEAST_HOME_BYTES: Final = 4096
 """State of fewer bytes, less than a page, has its home in RAM always [B]."""
@@ -232,13 +232,13 @@ class Coarse:
 
     graph: Graph
     numbers: tuple[int, ...]
-    """Of each tensor of `graph` the number of its storage; then of those inside of nodes."""
+    """Storage number of each tensor of `graph`; then of those inside of nodes."""
     steps: tuple[Program, ...]
-    """Of each node of `graph` its program: the unit that it is, or several, and what they free."""
+    """Program of each node of `graph`: the unit that it is, or several, and their releases."""
     threshold_bytes: int
     """Storages of fewer bytes are always kept [B]."""
     reserves: tuple[tuple[str, int], ...]
-    """What the plan does not count and a step needs all the same: what for, and how much [B]."""
+    """Uncounted needs of a step: the purpose of each, and its bytes [B]."""
 
     @property
     def reserved_bytes(self) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _INPUTS = (InputKind.USER_INPUT, InputKind.LEARNING_RATE)
 _NUMBERS_BYTES: Final = 16
-"""What an update takes beside tensors, if any: a factor in double, and in the type of a tensor."""
+"""Scalars of an update, if any: a factor in double, and in the type of a tensor."""
 
 
 class TrainingUnits(Units):
@@ -38,7 +38,7 @@ class TrainingUnits(Units):
         self, joint: Joint, *, known: Mapping[int, Made] | None = None, measured: bool = True
     ) -> None:
         self._fits: dict[fx.Node, tuple[bool, bool]] = {}
-        """Of each update whether its gradient lies as its parameter does, and fills its memory."""
+        """Whether the gradient of each update has the parameter's layout, and fills its memory."""
         self.last: tuple[int, ...] = ()
         """For each storage the last unit that makes or reads it."""
         super().__init__(joint, known=known, measured=measured)

@@ -32,7 +32,7 @@ class RecomputeMemoryOrigin:
 
 
 class _Stay(NamedTuple):
-    """What says that a tensor that a group begins with stays in RAM."""
+    """Columns for a group's first tensors that stay in RAM."""
 
     leaves: int | None
     """Column of keeping it beyond the group; None where a stage of the group reads it."""
@@ -266,7 +266,7 @@ class RecomputeMemorySeparator:
 
 
 class _StayPoint:
-    """What stays in RAM at a point."""
+    """Tensors that stay in RAM at a point."""
 
     def __init__(self, separator: RecomputeMemorySeparator, x: NDArray[Any]) -> None:
         self.separator = separator
