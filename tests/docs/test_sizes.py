@@ -14,7 +14,6 @@ WORDS = {"README.md": 1_400, "CHANGELOG.md": 500}
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 ALL_PAGES = 62_000
 """The most words of all pages of ``docs/``, tables and code included."""
-LONGEST_PAGE = 5_000
 ROWS = 25
 """The most rows of a table; a longer one is a CSV file."""
 LINES_OF_BENCHMARKS = 8_000
@@ -40,10 +39,8 @@ def test_page_is_short(page: str) -> None:
 
 
 def test_all_pages_are_short() -> None:
-    """No page is long, and all pages together are read in an afternoon."""
-    sizes = {page.relative_to(ROOT).as_posix(): words(page) for page in PAGES}
-    assert sum(sizes.values()) <= ALL_PAGES
-    assert [page for page, size in sizes.items() if size > LONGEST_PAGE] == []
+    """A reader gets through all pages in an afternoon."""
+    assert sum(words(page) for page in PAGES) <= ALL_PAGES
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
