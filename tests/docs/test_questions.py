@@ -38,7 +38,7 @@ EMBEDDED = (
         "a power cut at any moment leaves one whole",
     ),
     Answer(
-        "What does committing state cost?",
+        "What does `--commit` cost?",
         "concepts/stages.md",
         "they count in the baseline, the time, the energy, the bytes written and the wear",
     ),
@@ -63,9 +63,9 @@ EMBEDDED = (
         "For an arena in PSRAM define `GESTURE_ARENA_EXTERN`",
     ),
     Answer(
-        "Does the board need more flash than it has?",
+        "How do I train the last layers alone?",
         "guides/export.md",
-        "A program that does not fit ends with status 3",
+        "Frozen parameters (`requires_grad=False`) become constants in flash",
     ),
     Answer(
         "Were the energies measured on boards?",
@@ -162,9 +162,9 @@ RESEARCH = (
         "on one thread, is reproducible",
     ),
     Answer(
-        "Where does this differ from POET's code?",
-        "concepts/deviations.md",
-        "Each point was checked in the [code]",
+        "Will a later version read my schedules?",
+        "reference/promises.md",
+        "every later release reads these versions",
     ),
     Answer(
         "How do I run a sweep under Slurm, and resume it?",
