@@ -22,6 +22,8 @@ BENCH: Final = Path(__file__).resolve().parents[1]
 if str(BENCH) not in sys.path:
     sys.path.append(str(BENCH))
 
+from run_grid import GRACE_S, PRELOADED  # noqa: E402
+
 from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all  # noqa: E402
 from poetmodel.bench.measurement import FAILED  # noqa: E402
 from poetmodel.device import Device  # noqa: E402
@@ -38,7 +40,6 @@ from poetmodel.export.step import Weights  # noqa: E402
 from poetmodel.graph import checkpoint_all_peak_bytes, floor  # noqa: E402
 from poetmodel.result import Status  # noqa: E402
 from poetmodel.units import format_bytes  # noqa: E402
-from run_grid import GRACE_S, PRELOADED  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

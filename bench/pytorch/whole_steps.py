@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from pytorch.offloading import in_backward, moments_offloaded, parameters_offloaded
 
 from poetmodel import torch as pmt
 from poetmodel.errors import BudgetError, NoScheduleError
 from pytorch.measurement import RAN, NoPlanError, facts_of, pairs_of
 from pytorch.networks import NETWORKS
-from pytorch.offloading import in_backward, moments_offloaded, parameters_offloaded
 from pytorch.peers import TrainingMethod, checkpoint_per_block, eager, hooks_to_file
 from pytorch.process_memory import anonymous_bytes, give_back_at_once, process_peak
 from pytorch.runs import FILE_HOOKS, KEEP_ALL, SAFE, TrainingRun
