@@ -28,11 +28,9 @@ STUDIES: Final = {
     "executorch": "executorch_arenas:STUDY",
     "mcu": "mcu.boards:STUDY",
     "aifes": "mcu.aifes:STUDY",
-    "curve": "mcu.training_curve:STUDY",
     "training": "pytorch.compare:TRAINING",
     "whole-step": "pytorch.compare:WHOLE_STEP",
     "fused": "pytorch.compare:FUSED",
-    "step-costs": "pytorch.step_costs:STUDY",
     "coverage": "pytorch.coverage:STUDY",
 }
 """Where each study is. Those from ``choice`` on need PyTorch."""

@@ -1,16 +1,15 @@
-"""Fragmentation of addresses: plans of the zoo and of captured networks, with and without search."""
+"""Fragmentation of addresses: plans of the zoo and of captured networks, and their placement."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from harness import RecordedRun, Study, record
+from harness import Cell, Study, record
 from poetmodel.bench.measurement import FAILED
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.graph import Graph, floor, zoo
@@ -77,27 +76,18 @@ def _captured() -> Iterator[tuple[str, Graph]]:
         yield name, traced.graph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddressRun(RecordedRun):
-    """One network within one budget; its plan with DMA, if it pages, has a record of its own."""
-
-    group: str
-    network: str
-    ram: str
-    mode: str = str(StorageMode.BLOCKING)
-
-    @property
-    def name(self) -> str:
-        """Its name in the records."""
-        return " | ".join((self.group, self.network, self.ram, self.mode))
-
-
-def runs(groups: tuple[str, ...] = GROUPS) -> Iterator[AddressRun]:
+def runs(groups: tuple[str, ...] = GROUPS) -> Iterator[Cell]:
     """Yield each network within each budget."""
     for group in groups:
         for name, (graph, costs) in networks(group).items():
             for ram in budgets(graph, costs):
-                yield AddressRun(group=group, network=name, ram=str(ram))
+                yield run_of(group, name, str(ram))
+
+
+def run_of(group: str, network: str, ram: str) -> Cell:
+    """Return a run: a network within a budget. Its plan with DMA has a record of its own."""
+    cell = {"group": group, "network": network, "ram": ram, "mode": str(StorageMode.BLOCKING)}
+    return Cell(" | ".join(cell.values()), cell)
 
 
 def budgets(graph: Graph, costs: Costs) -> Iterator[str | int]:
@@ -140,12 +130,13 @@ def measured(graph: Graph, plan: Plan) -> dict[str, Any]:
 
 def measure(fields: dict[str, Any], store: RecordFile) -> Record:
     """Solve, plan and place; return the record, and add that of the plan with DMA to the file."""
-    run = AddressRun(**fields)
-    graph, costs = networks(run.group)[run.network]
-    problem = Problem(graph, costs, ram=run.ram if run.ram.endswith("%") else int(run.ram))
+    graph, costs = networks(fields["group"])[fields["network"]]
+    ram = fields["ram"]
+    problem = Problem(graph, costs, ram=ram if ram.endswith("%") else int(ram))
     result = solve(problem, time_limit=LIMIT_S, gap=0.01)
     if result.schedule is None:
-        return record(KIND, run.name, cell=fields, status=FAILED, reason=result.reason)
+        name = " | ".join(fields.values())
+        return record(KIND, name, cell=fields, status=FAILED, reason=result.reason)
     made = []
     for mode in (StorageMode.BLOCKING, StorageMode.DMA):
         usable = problem.usable_ram_bytes
@@ -162,7 +153,7 @@ STUDY: Final = Study(
     name="addresses",
     kind=KIND,
     runs=runs,
-    smoke_runs=lambda: [AddressRun(group="zoo", network="mlp", ram="4552")],
+    smoke_runs=lambda: [run_of("zoo", "mlp", "4552")],
     measure=measure,
     start_of=lambda _run, store, _settings: store,
     alone=False,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import tempfile
 import warnings
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from harness import RecordedRun, Study, record
+from harness import Cell, Study, record
 from mcu import networks
 from poetmodel.errors import BudgetError
 
@@ -99,26 +98,12 @@ def _batch(inputs: Sequence[torch.Tensor], number: int) -> tuple[torch.Tensor, .
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArenaRun(RecordedRun):
-    """One network within one budget."""
-
-    network: str
-    share: float
-    """Budget, of the arena of ExecuTorch's own program."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the records."""
-        return f"{self.network} | {self.share}"
-
-
 def runs(
     networks: tuple[str, ...] = tuple(NETWORKS), shares: tuple[float, ...] = SHARES
-) -> Iterator[ArenaRun]:
+) -> Iterator[Cell]:
     """Yield each network within each budget."""
     for network, share in product(networks, shares):
-        yield ArenaRun(network=network, share=share)
+        yield Cell(f"{network} | {share}", {"network": network, "share": share})
 
 
 def measure(fields: dict[str, Any], _start: None = None) -> Record:
@@ -130,16 +115,16 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     from poetmodel.torch.executorch.edge import edge_program
     from poetmodel.torch.executorch.lowering import lowered
 
-    run = ArenaRun(**fields)
+    name, share = fields["network"], fields["share"]
     torch.manual_seed(0)
-    model, loss, inputs = NETWORKS[run.network]()
-    own = lowered(edge_program(run.network, model, loss, inputs), is_ours=False)
+    model, loss, inputs = NETWORKS[name]()
+    own = lowered(edge_program(name, model, loss, inputs), is_ours=False)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.pte"
         write = partial(pmt.to_executorch, model, loss, inputs, path=path, time_limit=LIMIT_S)
         refused = ""
         try:
-            made = write(ram=int(run.share * own.arena_bytes))
+            made = write(ram=int(share * own.arena_bytes))
         except BudgetError as error:
             refused = str(error)
             made = write(ram=int(enough(refused)))
@@ -147,7 +132,7 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     equal = [key for key, value in theirs.items() if torch.equal(value, ours[key])]
     facts = {key: value for key, value in made.to_dict().items() if key not in {"name", "path"}}
     facts |= {"refused": refused, "equal": len(equal), "compared": len(theirs)}
-    return record(KIND, run.name, cell=fields, limit_s=LIMIT_S, **facts)
+    return record(KIND, f"{name} | {share}", cell=fields, limit_s=LIMIT_S, **facts)
 
 
 def enough(sentence: str) -> str:

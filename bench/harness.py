@@ -95,6 +95,27 @@ class RecordedRun:
         return replace(self, limit_s=limit_s)  # type: ignore[call-arg]
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A run of a study without a type of its own: its name in the records, and its fields."""
+
+    name: str
+    fields: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """What identifies it in the records."""
+        return run_key(self.fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields."""
+        return self.fields
+
+    def limited(self, limit_s: float) -> Self:
+        """Return the run with another limit [s]."""
+        return replace(self, fields={**self.fields, "limit_s": limit_s})
+
+
 # -- processes -------------------------------------------------------------------------------------
 
 

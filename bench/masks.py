@@ -6,7 +6,6 @@ Without masks a step saves for its backward pass what PyTorch saves.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 import poetmodel as pm
-from harness import RecordedRun, Study, record
+from harness import Cell, Study, record
 from mcu.networks import NETWORKS
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.torch.lowering.step import lower
@@ -76,31 +75,22 @@ def least(step: LoweredStep, *, paging: bool) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaskRun(RecordedRun):
-    """The step of one network."""
-
-    network: str
-    trained: str
-    """One of `TRAINED`."""
-    masks: bool
-
-    @property
-    def name(self) -> str:
-        """Its name in the records."""
-        return f"{self.network} | {self.trained} | {'masks' if self.masks else 'as PyTorch'}"
+def named(network: str, trained: str, *, masks: bool) -> str:
+    """Return what a run is called in the records."""
+    return f"{network} | {trained} | {'masks' if masks else 'as PyTorch'}"
 
 
-def runs(networks: tuple[str, ...] = MLPERF_TINY) -> Iterator[MaskRun]:
+def runs(networks: tuple[str, ...] = MLPERF_TINY) -> Iterator[Cell]:
     """Yield each network without masks, then with them."""
     for network, trained, masks in product(networks, TRAINED, (False, True)):
-        yield MaskRun(network=network, trained=trained, masks=masks)
+        cell = {"network": network, "trained": trained, "masks": masks}
+        yield Cell(named(**cell), cell)
 
 
 def measure(fields: dict[str, Any], _start: None = None) -> Record:
     """Return the record of a step: its RAM however it is scheduled, and its instructions."""
-    run, begun = MaskRun(**fields), time.perf_counter()
-    step, numbers = step_of(run.network, run.trained, masks=run.masks)
+    begun = time.perf_counter()
+    step, numbers = step_of(**fields)
     facts = {
         "torch": str(torch.__version__),
         "device": DEVICE,
@@ -113,7 +103,8 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
         "recomputing": least(step, paging=False),
         "paging": least(step, paging=True),
     }
-    return record(KIND, run.name, cell=fields, seconds=time.perf_counter() - begun, **facts)
+    seconds = time.perf_counter() - begun
+    return record(KIND, named(**fields), cell=fields, seconds=seconds, **facts)
 
 
 STUDY: Final = Study(

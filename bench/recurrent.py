@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from harness import RecordedRun, Study, record
+from harness import Cell, Study, record
 from poetmodel.bench.measurement import FAILED
 from poetmodel.device.io import load_device
 from poetmodel.errors import PoetModelError
@@ -86,36 +85,25 @@ def takes(step: LoweredStep) -> tuple[int, int]:
     return checkpoint_all_peak_bytes(graph) + reserved, floor(graph).bytes + reserved
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecurrentRun(RecordedRun):
-    """The step of one network within some RAM."""
-
-    network: str
-    share: int
-    """RAM [% of keep-all]."""
-    apart: bool
-    """Whether time steps are nodes of their own."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the records."""
-        kind = "by time steps" if self.apart else "as captured"
-        return f"{self.network} | {self.share} % | {kind}"
+def named(network: str, share: int, *, apart: bool) -> str:
+    """Return what a run is called in the records."""
+    return f"{network} | {share} % | {'by time steps' if apart else 'as captured'}"
 
 
 def runs(
     networks: tuple[str, ...] = tuple(NETWORKS), shares: tuple[int, ...] = SHARES
-) -> Iterator[RecurrentRun]:
+) -> Iterator[Cell]:
     """Yield each network in each RAM, as captured and with its time steps apart."""
     for network, share, apart in product(networks, shares, (False, True)):
-        yield RecurrentRun(network=network, share=share, apart=apart)
+        cell = {"network": network, "share": share, "apart": apart}
+        yield Cell(named(**cell), cell)
 
 
 def measure(fields: dict[str, Any], _start: None = None) -> Record:
     """Return the record of what an export finds within some RAM."""
-    run, begun = RecurrentRun(**fields), time.perf_counter()
-    step = step_of(run.network, apart=run.apart)
-    ram_bytes = takes(step_of(run.network, apart=False))[0] * run.share // 100
+    begun, network = time.perf_counter(), fields["network"]
+    step = step_of(network, apart=fields["apart"])
+    ram_bytes = takes(step_of(network, apart=False))[0] * fields["share"] // 100
     keep_all_bytes, least_bytes = takes(step)
     facts: dict[str, Any] = {
         "torch": str(torch.__version__),
@@ -138,7 +126,8 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
         assert result is not None, "it was solved"
         facts |= {"status": str(result.status), "gap": result.gap, "energy_j": result.energy_j}
         facts["baseline_j"] = result.baseline_energy_j
-    return record(KIND, run.name, cell=fields, seconds=time.perf_counter() - begun, **facts)
+    seconds = time.perf_counter() - begun
+    return record(KIND, named(**fields), cell=fields, seconds=seconds, **facts)
 
 
 STUDY: Final = Study(

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 NEEDS: Final = {
     "mcu": (Target.HOST, Target.M4),
     "aifes": (Target.M4,),
-    "curve": (Target.M4,),
 }
 """Studies that build and run programs, and for which processors."""
 

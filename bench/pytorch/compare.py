@@ -104,5 +104,5 @@ WHOLE_STEP: Final = _study(
 FUSED: Final = _study(
     name="fused",
     runs=fused_runs,
-    smoke_runs=lambda: [TrainingRun(network="unet-b8", method=STOCK, reference=STOCK, **_SMALL)],
+    smoke_runs=lambda: [TrainingRun(network="mlp8-b16", method=STOCK, reference=STOCK, **_SMALL)],
 )
