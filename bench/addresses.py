@@ -95,7 +95,7 @@ def budgets(graph: Graph, costs: Costs) -> Iterator[str | int]:
     least = floor(graph).bytes
     whole = Problem(graph, costs, ram="100%").ram_budget_bytes
     shares = [share for share in SHARES if whole * float(share[:-1]) / 100 >= least]
-    yield from shares or [int(NEAR * least)]
+    yield from shares or (int(NEAR * least),)
 
 
 def in_order(graph: Graph, plan: Plan, alignment: int) -> int:

@@ -9,6 +9,7 @@ import re
 import tempfile
 import warnings
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -147,7 +148,7 @@ STUDY: Final = Study(
     name="executorch",
     kind=KIND,
     runs=runs,
-    smoke_runs=lambda: runs(("mlp",), (0.6,)),
+    smoke_runs=lambda: runs(("mlp",), (0.6,)) if find_spec("executorch") else (),
     measure=measure,
     alone=False,
 )

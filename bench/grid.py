@@ -407,7 +407,7 @@ def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any
     }
 
 
-def measure_warm(fields: dict[str, Any], start: Mapping[str, int]) -> Record:
+def measure_warm(fields: dict[str, Any], start: Mapping[str, Any]) -> Record:
     """Load everything, then `measure`, with so many threads and workers."""
     warm_up()
     return measure(fields, None, **start)

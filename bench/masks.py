@@ -83,7 +83,7 @@ def named(network: str, trained: str, *, masks: bool) -> str:
 def runs(networks: tuple[str, ...] = MLPERF_TINY) -> Iterator[Cell]:
     """Yield each network without masks, then with them."""
     for network, trained, masks in product(networks, TRAINED, (False, True)):
-        cell = {"network": network, "trained": trained, "masks": masks}
+        cell: dict[str, Any] = {"network": network, "trained": trained, "masks": masks}
         yield Cell(named(**cell), cell)
 
 

@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from bench.__main__ import STUDIES, study_of
 
 from harness import run_study
 from poetmodel.bench.measurement import FAILED
 from poetmodel.export.board import Target, missing_programs
+from studies import STUDIES, study_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -66,6 +66,8 @@ PLACES: Final = (
     ("rp2350", "512KiB"), ("stm32h743", None),
 )  # fmt: skip
 """Boards and how much of their RAM may be taken; None: all of it."""
+SOLVE_S: Final = 20.0
+"""Limit of each solve [s]."""
 TILES: Final = (None, "32KiB", "8KiB")
 """Sizes of tiles that are tried, in this order, until a schedule is found."""
 ROOMY: Final = "4MiB"
@@ -97,7 +99,7 @@ class BoardRun(RecordedRun):
     """One of `BOARDS`, a shipped device."""
     ram: str | None = None
     """All of the RAM that may be taken; None for the device's."""
-    solve_s: float = 20.0
+    solve_s: float = SOLVE_S
     """Limit of each solve [s]."""
     gap: float = 0.01
     """Gap at which a solve is done."""
@@ -112,9 +114,9 @@ class BoardRun(RecordedRun):
         return f"{self.part} | {self.network} | {self.board} | {self.ram or 'its RAM'}"
 
 
-def runs(parts: tuple[str, ...] = PARTS, solve_s: float = 20.0) -> Iterator[BoardRun]:
+def runs(parts: tuple[str, ...] = PARTS, solve_s: float = SOLVE_S) -> Iterator[BoardRun]:
     """Yield all runs: the references of each network first."""
-    more_s = 0.0 if solve_s == BoardRun.solve_s else len(TILES) * solve_s
+    more_s = 0.0 if solve_s == SOLVE_S else len(TILES) * solve_s
     for part in parts:
         places = PLACES if part == BOARD else (("nrf52840", ROOMY),)
         for name, (board, ram) in product(ON_BOARDS, places):

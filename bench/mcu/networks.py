@@ -94,8 +94,8 @@ class PackedAttention(nn.Module):  # type: ignore[misc, unused-ignore]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a mixture of all positions, or of those before it, for each position."""
-        parts = (_heads(part, self.heads) for part in self.projection(x).chunk(3, -1))
-        mixed = functional.scaled_dot_product_attention(*parts, is_causal=self.causal)
+        query, key, value = (_heads(y, self.heads) for y in self.projection(x).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.output(mixed.transpose(1, 2).reshape(x.shape))
 
 

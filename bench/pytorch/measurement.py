@@ -294,7 +294,7 @@ def _refused(
     budget = ram_bytes if ram_bytes is not None else int(share_of(run) * whole)
     traced = in_parts(traced, divided_units(traced, budget_bytes=budget))
     least = floor_bytes(coarsened(traced, budget_bytes=budget))
-    facts = {"budget_bytes": budget, "floor_bytes": least, "keep_all_bytes": whole}
+    facts: dict[str, Any] = {"budget_bytes": budget, "floor_bytes": least, "keep_all_bytes": whole}
     if isinstance(error, NoScheduleError):
         facts["solve_s"] = error.result.build_s + error.result.solve_s
     return no_plan(error) | facts

@@ -277,7 +277,7 @@ def _transformers() -> dict[str, Make]:
         "HuBERT": {"no SpecAugment, no layerdrop": partial(tried, "HuBERT", **no_drop)},
     }
     for name in ("BERT", "GPT-2", "Llama", "T5"):
-        more = {"gradient checkpointing": partial(checkpointed, name)}
+        more: dict[str, Make] = {"gradient checkpointing": partial(checkpointed, name)}
         variants[name] = more | variants.get(name, {})
     for name in ("DETR", "YOLOS"):
         losses = {"a loss of one's own": False, "its own loss": True}
@@ -286,8 +286,8 @@ def _transformers() -> dict[str, Make]:
     for name in TABLE["tried"]:
         if name not in ("DETR", "YOLOS", "HuBERT"):
             found[f"transformers {name}"] = partial(tried, name)
-        more = variants.get(name, {})
-        found |= {f"transformers {name}, {variant}": make for variant, make in more.items()}
+        for variant, make in variants.get(name, {}).items():
+            found[f"transformers {name}, {variant}"] = make
     return found
 
 
