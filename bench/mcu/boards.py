@@ -1,16 +1,12 @@
 """Networks on boards: exported as C, built with all of the board's RAM, run on an emulated core.
 
-``python bench/mcu/boards.py --out bench/results/$(date +%F)-mcu.jsonl`` runs everything;
-``python scripts/make_results.py`` makes ``docs/what-trains-where.md`` of it. Needs PyTorch, a C
-compiler, GCC for Arm and QEMU.
+Needs PyTorch, a C compiler, GCC for Arm and QEMU.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -18,30 +14,25 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-BENCH: Final = Path(__file__).resolve().parents[1]
-if str(BENCH) not in sys.path:
-    sys.path.append(str(BENCH))
-
-from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all  # noqa: E402
-from poetmodel.bench.measurement import FAILED  # noqa: E402
-from poetmodel.device import Device  # noqa: E402
-from poetmodel.errors import BudgetError, NoScheduleError  # noqa: E402
-from poetmodel.export.board import (  # noqa: E402
+from harness import PRELOADED, RecordedRun, Study, record
+from poetmodel.bench.measurement import FAILED
+from poetmodel.device import Device
+from poetmodel.errors import BudgetError, NoScheduleError
+from poetmodel.export.board import (
     Target,
     ToolchainError,
     build,
     run,
 )
-from poetmodel.export.deployment import STACK_BYTES, reserved_bytes  # noqa: E402
-from poetmodel.export.exporting import export_step, in_tiles  # noqa: E402
-from poetmodel.export.step import Weights  # noqa: E402
-from poetmodel.graph import checkpoint_all_peak_bytes, floor  # noqa: E402
-from poetmodel.result import Status  # noqa: E402
-from poetmodel.units import format_bytes  # noqa: E402
-from run_grid import GRACE_S, PRELOADED  # noqa: E402
+from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+from poetmodel.export.exporting import export_step, in_tiles
+from poetmodel.export.step import Weights
+from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.result import Status
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from mcu.networks import Training
     from poetmodel.bench.measurement import Record
@@ -75,6 +66,8 @@ PLACES: Final = (
     ("rp2350", "512KiB"), ("stm32h743", None),
 )  # fmt: skip
 """Boards and how much of their RAM may be taken; None: all of it."""
+SOLVE_S: Final = 20.0
+"""Limit of each solve [s]."""
 TILES: Final = (None, "32KiB", "8KiB")
 """Sizes of tiles that are tried, in this order, until a schedule is found."""
 ROOMY: Final = "4MiB"
@@ -106,7 +99,7 @@ class BoardRun(RecordedRun):
     """One of `BOARDS`, a shipped device."""
     ram: str | None = None
     """All of the RAM that may be taken; None for the device's."""
-    solve_s: float = 20.0
+    solve_s: float = SOLVE_S
     """Limit of each solve [s]."""
     gap: float = 0.01
     """Gap at which a solve is done."""
@@ -121,15 +114,14 @@ class BoardRun(RecordedRun):
         return f"{self.part} | {self.network} | {self.board} | {self.ram or 'its RAM'}"
 
 
-def runs(parts: Sequence[str] = PARTS) -> Iterator[BoardRun]:
+def runs(parts: tuple[str, ...] = PARTS, solve_s: float = SOLVE_S) -> Iterator[BoardRun]:
     """Yield all runs: the references of each network first."""
+    more_s = 0.0 if solve_s == SOLVE_S else len(TILES) * solve_s
     for part in parts:
-        if part != BOARD:
-            for name in ON_BOARDS:
-                yield BoardRun(part=part, network=name, board="nrf52840", ram=ROOMY)
-            continue
-        for name, (board, ram) in product(ON_BOARDS, PLACES):
-            yield BoardRun(part=part, network=name, board=board, ram=ram)
+        places = PLACES if part == BOARD else (("nrf52840", ROOMY),)
+        for name, (board, ram) in product(ON_BOARDS, places):
+            run = BoardRun(part=part, network=name, board=board, ram=ram, solve_s=solve_s)
+            yield replace(run, limit_s=run.limit_s + more_s)
 
 
 def smoke_runs() -> Iterator[BoardRun]:
@@ -392,29 +384,11 @@ def tools() -> dict[str, str]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do the runs; return the exit status: 130 where that was stopped."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
-    parser.add_argument("--only", default="", help="runs whose name contains this")
-    parser.add_argument("--solve-s", type=float, help="seconds of each solve; default: 20")
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
-    options = parsed(parser, "mcu.jsonl", arguments)
-    chosen = [each for each in runs(options.part or PARTS) if options.only in each.name]
-    if options.solve_s is not None:
-        more_s = len(TILES) * options.solve_s
-        chosen = [
-            replace(each, solve_s=options.solve_s, limit_s=each.limit_s + more_s) for each in chosen
-        ]
-    return run_all(
-        chosen,
-        recorded(options.out),
-        measure_board,
-        FreshProcesses(options.workers, preloaded=(*PRELOADED, "torch"), grace_s=GRACE_S),
-        kind=KIND,
-        workers=options.workers,
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="mcu",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=smoke_runs,
+    measure=measure_board,
+    preloaded=(*PRELOADED, "torch"),
+)

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from cases import GAP
+
 from poetmodel.bench.store import RecordFile
 from result_pages.rendering import render
 
