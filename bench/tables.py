@@ -44,10 +44,15 @@ if TYPE_CHECKING:
 def _figure(name: str, *, words: int) -> str:
     """Return the tables of a figure as one, whose first column names the problem."""
     parts = summary(name, rows(figure_records(name)))
-    lines = [(part.title.rpartition(": ")[2], *line) for part in parts for line in part.rows]
     if len(parts) == 1:
         return figures(parts[0].rows, parts[0].heads, words=words)
-    return figures(lines, ("problem", *parts[0].heads), words=words)
+    lines = [
+        (part.title.partition(": ")[2].partition(",")[0], *line)
+        for part in parts
+        for line in part.rows
+        if line[-1]
+    ]
+    return figures(lines, ("graph", *parts[0].heads), words=words)
 
 
 def _solver_times() -> dict[tuple[str, str], dict[str, str]]:

@@ -1,34 +1,12 @@
-"""The ablation: its variants, and what the page says of its record."""
+"""The ablation: its variants."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import ablation
 from grid import instances
 from kit.relaxation import bases_given
-from result_pages.ablation import EVERYTHING, page
-
-if TYPE_CHECKING:
-    from kit.messages import Told
-
-CELL = {"model": "m", "device": "d", "ram": "50%", "deadline": None, "limit_s": 3.0}
-
-
-def run(variant: str, seconds: float, gap: float | None, **changes: Any) -> dict[str, Any]:
-    """Return a record."""
-    return {
-        "variant": variant,
-        "status": "unknown" if gap is None else "optimal" if gap == 0 else "feasible",
-        "seconds": seconds,
-        "gap": gap,
-        "recorded": "2026-11-21T10:00:00+00:00",
-        "threads": 1,
-        "machine": {"cpu": "cpu", "python": "3.11.7", "versions": {"highspy": "1.15.1"}},
-        "cell": CELL | changes,
-    }
 
 
 def test_every_instance_is_one_of_the_grid() -> None:
@@ -92,34 +70,3 @@ def test_warm_starts_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     ablation.measure_variant({**small, "variant": "no warm starts of linear relaxations"})
     assert given
     assert all(basis is None for basis in given)
-
-
-RECORDS: dict[str, tuple[list[dict[str, Any]], ...]] = {
-    "time-outs count with their limit, other limits by themselves": (
-        [
-            run(EVERYTHING, 1.0, 0.0),
-            run(EVERYTHING, 2.5, 0.5, ram="30%"),
-            run("no cuts", 1.0, None),
-            run("no cuts", 9.0, 0.25, limit_s=9.0),
-        ],
-    ),
-    "two parts beside runs without one of them": (
-        [
-            run(EVERYTHING, 1.0, 0.0),
-            run(EVERYTHING, 1.0, 0.0, ram="30%"),
-            run("no a", 2.0, 0.0),
-            run("no a", 2.0, 0.0, ram="30%"),
-            run("no a, b", 2.0, 0.0),
-        ],
-    ),
-    "a later record in a table of its own": (
-        [run(EVERYTHING, 1.0, 0.0)],
-        [run(EVERYTHING, 2.0, 0.0), run("no cuts", 2.5, 0.1)],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", RECORDS)
-def test_page_is_what_the_records_say(case: str, told: Told) -> None:
-    """The run with one part more, or with everything, stands in for a missing one."""
-    told(page(*RECORDS[case]))

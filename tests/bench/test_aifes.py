@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from kit.measured_records import aifes_record as record
 from kit.programs import needs
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, ToolchainError
-from result_pages.aifes import section
 
 pytest.importorskip("torch")
 
@@ -132,20 +130,19 @@ def test_the_loop_trains_as_pytorch_does(tmp_path: Path, tiny: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-def test_a_record_has_all_that_the_page_says(tmp_path: Path) -> None:
-    """Exports and the stub are built and run; their losses agree, and the page is made."""
+def test_a_record_has_every_program(tmp_path: Path) -> None:
+    """Exports and the stub are built and run, and their losses agree."""
     needs(Target.M4)
     out = tmp_path / "x-aifes.jsonl"
     assert aifes.main(["--source", str(STUB), "--network", "tiny", "--out", str(out)]) == 0
     (found,) = aifes.latest(out).records()
-    assert found["programs"].keys() == record()["programs"].keys()
+    assert found["programs"].keys() == {"aifes", "keep_all", "least_ram"}
     assert found["loss_difference"] <= aifes.LOSS_TOLERANCE
-    assert section([found], out.name)
 
 
 def test_other_losses_are_refused(told: Told) -> None:
     """Programs that do not compute the same are not compared."""
-    programs = record()["programs"]
+    programs = {name: {"losses": [1.5, 1.25]} for name in ("keep_all", "least_ram", "aifes")}
     assert aifes.loss_difference(programs) == 0.0
     with told.raises(ToolchainError):
         aifes.loss_difference(programs | {"aifes": {"losses": [1.5, 1.2501]}})

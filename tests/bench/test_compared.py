@@ -1,15 +1,16 @@
-"""Every method beside the optimum: what is run, and what the page says of its records."""
+"""Every method beside the optimum: what is run, and what is on record."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import charts
 from compared import (
     CURVES,
     KINDS,
@@ -19,11 +20,9 @@ from compared import (
     MAIN,
     NUMBERS,
     OPTIMAL,
-    OWN_ORDER,
     PAPER,
     SAME,
     STEPS,
-    TIME,
     ComparedRun,
     layered_graph,
     main,
@@ -34,30 +33,15 @@ from compared import (
     smoke_runs,
 )
 from harness import CORE_SHARE, ThisProcess, within_core
-from kit.measured_records import CIRCUMSTANCES
-from make_results import ROOT, read_newest
+from measured import records
 from poetmodel.baselines import METHODS
 from poetmodel.bench.measurement import FAILED, NOT_APPLICABLE
 from poetmodel.graph import checkpoint_all_peak_bytes
-from result_pages.compared import (
-    BEST,
-    Compared,
-    MethodRecord,
-    Row,
-    chart,
-    core_share,
-    interval_text,
-    lead,
-    page,
-    problems_of,
-    readme_table,
-    rows,
-)
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from poetmodel.bench.measurement import Record
 
-    from kit.messages import Told
+ROOT = Path(__file__).resolve().parents[2]
 
 # -- what is run -----------------------------------------------------------------------------------
 
@@ -104,6 +88,7 @@ def test_quick_runs_have_no_solver(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_networks_of_the_picture_are_among_the_problems() -> None:
     """Each kind has one, over several budgets."""
+    assert [curve[:3] for curve in CURVES] == list(charts.CURVES)
     assert [kind for kind, *_ in CURVES] == list(MAIN)
     found = {(run.kind, run.model, run.device, run.ram) for run in problems(MAIN)}
     for kind, model, device, budgets in CURVES:
@@ -146,9 +131,15 @@ one run of rotor that met an earlier limit."""
 # -- what is on record -----------------------------------------------------------------------------
 
 
-def on_record() -> list[dict[str, Any]]:
-    """Return the records that the page is made of."""
-    return read_newest("*-compared.jsonl")[1]
+def on_record(*kinds: str) -> dict[tuple[str, ...], dict[str, Record]]:
+    """Return the records of some kinds of problems, by problem and method."""
+    found: dict[tuple[str, ...], dict[str, Record]] = {}
+    for record in records("compared"):
+        cell = record["cell"]
+        if cell["kind"] in kinds:
+            problem = tuple(cell[name] for name in ("kind", "model", "device", "ram"))
+            found.setdefault(problem, {})[cell["method"]] = record
+    return found
 
 
 def test_protocol_states_kinds_and_limits() -> None:
@@ -167,32 +158,32 @@ def test_records_are_many_and_within_one_limit() -> None:
 
     A run that met its limit had 0.8 to 1.25 times that in processor time.
     """
-    found = problems_of(on_record())
-    assert len(found) >= 150
-    assert {problem.kind for problem in found} == set(MAIN)
-    for problem in (*found, *problems_of(on_record(), [LAYERED], unsolved=True)):
-        assert set(methods_of(problem.kind)) - set(problem.runs) <= CUT_SHORT
-        layered = problem.kind == LAYERED
-        for run in problem.runs.values():
-            assert run.cell["limit_s"] == (LAYERED_LIMIT_S if layered else LIMIT_S)
-            assert run.status != FAILED
-            if not layered and run.record.get("termination") == "time_limit":
-                assert CORE_SHARE <= run.cpu_s / LIMIT_S <= 1 / CORE_SHARE
+    assert len(on_record(*MAIN)) >= 150
+    assert {kind for kind, *_ in on_record(*MAIN)} == set(MAIN)
+    for (kind, *_), of_problem in on_record(*KINDS).items():
+        assert set(methods_of(kind)) - set(of_problem) <= CUT_SHORT
+        layered = kind == LAYERED
+        for run in of_problem.values():
+            assert run["cell"]["limit_s"] == (LAYERED_LIMIT_S if layered else LIMIT_S)
+            assert run["status"] != FAILED
+            if not layered and run.get("termination") == "time_limit":
+                assert CORE_SHARE <= run.get("cpu_s", run["seconds"]) / LIMIT_S <= 1 / CORE_SHARE
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_are_of_the_problems_as_they_are(kind: str) -> None:
     """Graphs, costs and budgets have not changed since; Moccasin's graphs are not at hand."""
-    optima = [problem.optimum for problem in problems_of(on_record(), [kind], unsolved=True)]
-    here = [run for run in optima if kind != LAYERED or NUMBERS in run.cell["model"]]
+    optima = [of_problem[OPTIMAL] for of_problem in on_record(kind).values()]
+    here = [run for run in optima if kind != LAYERED or NUMBERS in run["cell"]["model"]]
     assert here
     for run in here:
-        problem = ComparedRun(**run.cell).problem()
+        problem = ComparedRun(**run["cell"]).problem()
         assert run["graph_nodes"] == len(problem.graph.nodes)
         assert run["ram_budget_bytes"] == problem.ram_budget_bytes
         assert run["keep_all_bytes"] == checkpoint_all_peak_bytes(problem.graph)
         assert run["baseline_energy_j"] == pytest.approx(problem.baseline_energy_j, rel=1e-9)
-        assert run.baseline == pytest.approx(problem.objective.baseline, rel=1e-9)
+        baseline = run.get("baseline", run["baseline_energy_j"])
+        assert baseline == pytest.approx(problem.objective.baseline, rel=1e-9)
 
 
 # -- limits in processor time ----------------------------------------------------------------------
@@ -229,206 +220,3 @@ def test_run_that_never_has_a_core_fails() -> None:
     assert found["status"] == FAILED
     done = within_core(1e6, lambda _: {"status": "feasible", "termination": "stalled"})
     assert (done["status"], done["attempts"]) == ("feasible", 1)
-
-
-# -- what is said of the records -------------------------------------------------------------------
-
-
-def record(method: str, overhead_j: float | None, **changes: Any) -> dict[str, Any]:
-    """Return the record of a method on a problem whose single pass takes 1 J."""
-    cell = {
-        "kind": changes.pop("kind", KINDS[0]),
-        "model": changes.pop("model", "paper/vgg16-cifar"),
-        "device": "paper-a72",
-        "ram": changes.pop("ram", "50%"),
-        "method": method,
-        "limit_s": 15.0,
-        "seed": 0,
-    }
-    ended = "not-applicable" if overhead_j is None else "feasible"
-    return {
-        **CIRCUMSTANCES,
-        "kind": "compared",
-        "name": " | ".join(map(str, cell.values())),
-        "cell": cell,
-        "seconds": 0.5,
-        "status": ended,
-        "graph_nodes": 81,
-        "ram_budget_bytes": 500,
-        "keep_all_bytes": 1000,
-        "baseline_energy_j": 1.0,
-        "overhead_j": overhead_j,
-        "overhead_bound_j": 0.0,
-        "gap": None if overhead_j is None else 1.0,
-        **changes,
-    }
-
-
-def optimum(overhead_j: float, bound_j: float, **changes: Any) -> dict[str, Any]:
-    """Return the record of the optimum between two figures [J]."""
-    gap = (overhead_j - bound_j) / overhead_j if overhead_j else 0.0
-    return record(OPTIMAL, overhead_j, **{"overhead_bound_j": bound_j, "gap": gap} | changes)
-
-
-def one(*records: dict[str, Any]) -> Compared:
-    """Return the one problem of some records."""
-    (found,) = problems_of(records)
-    return found
-
-
-def test_ratio_to_a_proved_optimum_is_a_number() -> None:
-    """What is proved to 1 % counts as the least."""
-    problem = one(optimum(2.0, 1.99), record("dtr", 5.0))
-    assert problem.ratio(problem.runs["dtr"]) == (2.5, 2.5)
-    assert (problem.ties(problem.runs["dtr"]), problem.ties(problem.optimum)) == (False, True)
-
-
-def test_ratio_without_a_proof_is_an_interval() -> None:
-    """The least lies between the bound and the best schedule of any method."""
-    problem = one(optimum(2.0, 0.5), record("dtr", 1.0))
-    assert problem.ratio(problem.optimum) == (2.0, 4.0)
-    assert problem.ratio(problem.runs["dtr"]) == (1.0, 2.0)
-    assert (problem.ties(problem.runs["dtr"]), problem.ties(problem.optimum)) == (True, False)
-    unbounded = one(optimum(2.0, 0.0), record("dtr", 4.0))
-    assert interval_text(unbounded.ratio(unbounded.runs["dtr"])) == "at least 2.00"
-
-
-def test_ratio_to_nothing_is_one_or_infinite() -> None:
-    """Where the least overhead is 0, a method pays nothing too, or infinitely more."""
-    problem = one(optimum(0.0, 0.0), record("dtr", 0.0), record("rotor", 1.0))
-    assert problem.ratio(problem.runs["dtr"]) == (1.0, 1.0)
-    assert problem.ratio(problem.runs["rotor"]) == (math.inf, math.inf)
-
-
-def test_best_of_the_earlier_heuristics_is_chosen_for_each_problem() -> None:
-    """Methods by a solver, the greedy start and own methods are not among them."""
-    problem = one(
-        optimum(1.0, 1.0),
-        record("checkmate", 1.0),
-        record("greedy", 1.1),
-        record("mine.py:mine", 1.2),
-        record("dtr", 3.0),
-        record("selective", 2.0),
-        record("rotor", None),
-    )
-    assert problem.best() == problem.runs["selective"]
-    row = Row(BEST, [problem])
-    assert (len(row.runs), row.tried, row.median, row.worst) == (1, 1, "2.00", "2.00")
-
-
-def test_rows_have_most_solved_first_and_the_optimum_before_all() -> None:
-    """A method that was not tried on a problem is not blamed for it."""
-    records = [
-        optimum(1.0, 1.0),
-        record("dtr", 2.0),
-        record("rotor", 1.5),
-        optimum(1.0, 1.0, ram="70%"),
-        record("dtr", 4.0, ram="70%"),
-        record("rotor", None, ram="70%"),
-    ]
-    found = rows(problems_of(records))
-    assert [row.method for row in found] == [OPTIMAL, "dtr", "rotor"]
-    assert [(len(row.runs), row.tried) for row in found] == [(2, 2), (2, 2), (1, 2)]
-    assert (found[1].median, found[1].worst, found[1].ties) == ("3.00", "4.00", 0)
-
-
-def test_problem_counts_once_the_optimum_is_on_record() -> None:
-    """A run that was cut short, and a problem that nothing solves, are left out."""
-    unsolved = [optimum(1.0, 1.0, ram="20%") | {"overhead_j": None}, record("dtr", None, ram="20%")]
-    records = [record("dtr", 1.0, ram="30%"), *unsolved]
-    assert problems_of(records) == []
-    assert [problem.ram for problem in problems_of(records, unsolved=True)] == ["20%"]
-    assert MethodRecord(unsolved[0]).proved is False
-
-
-def test_limits_that_differ_are_all_named() -> None:
-    """A page of runs with several limits does not pass for one with one."""
-    records = [optimum(1.0, 1.0), optimum(1.0, 1.0, ram="70%")]
-    assert "Every method had 15 s of processor time." in page(records, "x.jsonl")
-    records[1]["cell"]["limit_s"] = 60.0
-    assert "Every method had 15 s or 60 s of processor time." in page(records, "x.jsonl")
-
-
-def test_schedule_that_the_published_program_began_with_is_not_its_own() -> None:
-    """It counts where its solver has a solution, which the gap of its model tells."""
-    own, start = (record(PAPER, 2.0, model_gap=gap) for gap in (0.5, None))
-    assert (MethodRecord(own).overhead, MethodRecord(start).overhead) == (2.0, None)
-
-
-def test_time_counts_where_it_is_minimized() -> None:
-    """Overhead, bound and baseline are then those of time, whatever the energy is."""
-    fields = {"overhead": 3.0, "overhead_bound": 3.0, "baseline": 6.0, "gap": 0.0}
-    problem = one(
-        optimum(1.0, 1.0, kind=TIME, **fields),
-        record("dtr", 1.0, kind=TIME, **fields | {"overhead": 4.5}),
-    )
-    assert problem.ratio(problem.runs["dtr"]) == (1.5, 1.5)
-    assert problem.optimum.baseline == 6.0
-
-
-def test_runs_in_their_own_order_count_as_earlier_work() -> None:
-    """What DTR's runtime does is simulated as a program, and is one of the heuristics."""
-    problem = one(optimum(1.0, 1.0), record("dtr", None), record(OWN_ORDER, 1.5))
-    assert problem.best() == problem.runs[OWN_ORDER]
-
-
-def test_unsolved_problems_of_checkmate_are_proofs_or_time_outs() -> None:
-    """The page says how many are which."""
-    records = [
-        optimum(1.0, 1.0),
-        record("checkmate", None),
-        optimum(1.0, 1.0, ram="70%"),
-        record("checkmate", None, ram="70%", status="unknown", termination="time_limit"),
-    ]
-    assert "1 are proofs that recomputation alone does not suffice, and 1 are time-outs" in page(
-        records, "x.jsonl"
-    )
-
-
-def test_time_is_that_of_the_processor() -> None:
-    """Processor time where it is on record, and the share of a core that long runs had."""
-    records = [optimum(1.0, 1.0, seconds=2.0, cpu_s=0.5), record("dtr", 2.0, cpu_s=0.1)]
-    (problem,) = problems_of(records)
-    assert [run.cpu_s for run in problem.runs.values()] == [0.5, 0.1]
-    assert MethodRecord(record("rotor", None)).cpu_s == 0.5
-    assert core_share(records) == 0.25
-    assert core_share(records[1:]) is None
-
-
-def test_chart_writes_all_digits_of_its_ticks(tmp_path: Path) -> None:
-    """Small overheads have their own ticks, and few decades have more than one."""
-    pytest.importorskip("matplotlib")
-    curve = [(f"{share}0%", 10.0 ** -(share - 2)) for share in (5, 7)]
-    records = [optimum(paid, paid, ram=ram) for ram, paid in curve]
-    file = tmp_path / "chart.svg"
-    chart(records).write(file)
-    ticks = re.findall(r">([\d.]+) %<", file.read_text(encoding="utf-8"))
-    assert {"0.001", "0.01", "0.1"} <= set(ticks)
-    close = [optimum(paid, paid, ram=ram) for ram, paid in (("50%", 0.08), ("70%", 0.03))]
-    chart(close).write(file)
-    ticks = re.findall(r">([\d.]+) %<", file.read_text(encoding="utf-8"))
-    assert {"1", "2", "5"} <= set(ticks)
-
-
-def test_page_and_readme(told: Told) -> None:
-    """All of the words, of two kinds of problems and of layered graphs."""
-    layered = {"kind": LAYERED, "model": "100, 0", "ram": "90%"}
-    published = layered | {"model": "random_layered_n100"}
-    records = [
-        optimum(1.0, 1.0),
-        record("greedy", 1.0),
-        record("dtr", 2.0),
-        record("rotor", None),
-        record(OPTIMAL, None, ram="10%"),
-        optimum(1.0, 0.5, kind=STEPS, model="resnet8", ram="least+30%"),
-        record("dtr", 3.0, kind=STEPS, model="resnet8", ram="least+30%"),
-        optimum(0.05, 0.05, **layered),
-        record("greedy", 0.06, **layered),
-        optimum(0.05, 0.02, **published),
-        record(OPTIMAL, None, overhead_bound_j=0.03, **layered | {"ram": "80%"}),
-    ]
-    told(page(records, "2026-01-01-compared.jsonl"))
-    told(readme_table(records), "readme")
-    assert lead(records) in readme_table(records)
-    shown = chart(records).shown
-    assert shown["published: vgg16-cifar on paper-a72"]["lines"]["dtr"] == [[50.0, 200.0]]

@@ -1,22 +1,16 @@
-"""Own constraints in the benchmark: what is run, and what the pages say of its record."""
+"""Own constraints in the benchmark: what is run, and what a record of it holds."""
 
 from __future__ import annotations
 
 import json
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import constraints
 from constraints import MODEL, TOTALS, WITHOUT, OwnRun, measure_own, runs
 from grid import instances
-from kit.measured_records import own_record as record
 from poetmodel.problem.io import parse_constraints
-from result_pages.constraints import section, sentence
-
-if TYPE_CHECKING:
-    from kit.messages import Told
 
 SMALL = {run.form: run for run in constraints.smoke_runs() if "at_most = 2" in run.text}
 """The same constraint in each form."""
@@ -65,44 +59,3 @@ def test_a_constraint_holds_in_both_forms() -> None:
     cost = {form: measure_own(run.to_dict())["overhead_j"] for form, run in SMALL.items()}
     assert cost[TOTALS] == pytest.approx(cost[MODEL], rel=2 * constraints.GAP)
     assert cost[WITHOUT] < cost[TOTALS] * (1 - 2 * constraints.GAP)
-
-
-# -- pages -----------------------------------------------------------------------------------------
-
-
-NOTHING = {"status": "infeasible", "gap": None, "overhead_j": None}
-RECORDS: dict[str, tuple[dict[str, Any], ...]] = {
-    "beside the solve without": (
-        record(WITHOUT, seconds=0.5),
-        record(TOTALS, overhead_j=0.02, gap=0.004),
-    ),
-    "time-outs": (
-        record(WITHOUT),
-        record(TOTALS, status="feasible", seconds=60.0, gap=0.25),
-        record(WITHOUT, "fewer"),
-        record(TOTALS, "fewer", status="unknown", seconds=61.0, gap=None, overhead_j=None),
-    ),
-    "one infeasible": (
-        record(WITHOUT),
-        record(TOTALS, **NOTHING, seconds=40.0),
-        record(WITHOUT, "fewer"),
-        record(TOTALS, "fewer", seconds=3.0),
-    ),
-    "a model of one's own": (
-        record(WITHOUT),
-        record(TOTALS),
-        record(MODEL, seconds=8.0, stated_s=5.0),
-    ),
-    "a model that leaves out too much": (
-        record(WITHOUT),
-        record(TOTALS),
-        record(MODEL, **NOTHING),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", RECORDS)
-def test_section_is_what_the_records_say(case: str, told: Told) -> None:
-    """Each line beside the solve without; time-outs by name; the infeasible in no median."""
-    told(section(RECORDS[case], "run.jsonl"))
-    told(sentence(RECORDS[case]), "sentence")
