@@ -22,7 +22,7 @@ from poetmodel.units import format_bytes
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "bench"))
 
-from result_pages.drawing import GREY, RED, Chart  # noqa: E402
+from charts import GREY, RED, Chart  # noqa: E402
 
 if TYPE_CHECKING:
     from poetmodel.report.bands import Band, Timeline

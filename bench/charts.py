@@ -1,0 +1,428 @@
+"""Pictures of the pages of results, from the records, as SVG by matplotlib.
+
+A file carries a digest of what it shows, so that checking it needs no plotting library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import statistics
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from measured import RESULTS, figure_records, records
+from poetmodel.bench.pictures import digest, draw, panels
+from poetmodel.bench.summaries import overhead_ratio
+from poetmodel.bench.tables import rows
+from poetmodel.files import write_text
+from poetmodel.report.scheme import following_scheme
+from poetmodel.units import format_bytes
+from solve_tables import BEST, GOALS, OPTIMAL, VARIANTS, overheads, solves, times_least
+from step_tables import equal_peak, named, smallest, training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+WIDTH_INCHES: Final = 7.2
+"""As wide as the text of the site, so that words in charts are nearly as large as beside them."""
+BLUE, RED, GREEN, ORANGE, PURPLE = "#0072b2", "#b2182b", "#009e73", "#e69f00", "#cc79a7"
+GREY, PALE = "#808080", "#cccccc"
+COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE, RED, "#56b4e9", GREY)
+"""Colours of lines, in turn."""
+_LONG_NUMBER: Final = re.compile(r"(\.\d\d)\d+")
+"""Places of numbers beyond a hundredth of a point, which nobody sees."""
+_TAG: Final = re.compile(r"<[^>]+>")
+"""A tag with its attributes: coordinates are there, and what is between tags is text."""
+_STYLE: Final[Any] = MappingProxyType(
+    {
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 9,
+        "axes.titleweight": "bold",
+        "font.size": 9,
+        "grid.color": "#dddddd",
+        "grid.linewidth": 0.6,
+        "legend.frameon": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "poetmodel",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A picture of a page."""
+
+    shown: Any
+    """All that it shows, as JSON values; nothing to show if empty."""
+    paint: Callable[[Any, Any], None]
+    """Draws what is shown into a figure of matplotlib."""
+    height_inches: float = 3.2
+
+    @cached_property
+    def digest(self) -> str:
+        """What identifies the content."""
+        text = json.dumps([self.paint.__name__, self.shown])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def current(self, path: Path) -> bool:
+        """Return whether a file shows this."""
+        return path.is_file() and f"data {self.digest}" in path.read_text(encoding="utf-8")
+
+    def write(self, path: Path) -> None:
+        """Draw into a file; the same chart gives the same bytes."""
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+
+        with mpl.rc_context(dict(_STYLE)):
+            figure = Figure(figsize=(WIDTH_INCHES, self.height_inches), layout="constrained")
+            self.paint(figure, self.shown)
+            content = io.BytesIO()
+            metadata = {"Date": None, "Description": f"data {self.digest}"}
+            figure.savefig(content, format="svg", metadata=metadata)
+        whole = content.getvalue().decode()
+        drawn = _TAG.sub(lambda tag: _LONG_NUMBER.sub(r"\1", tag[0]), whole)
+        write_text(path, following_scheme(drawn))
+
+
+_SIZES: Final = tuple(2**k for k in range(15, 23))
+"""Ticks of an axis of bytes."""
+
+
+def _bytes_axis(axes: Any, most: float) -> None:
+    from matplotlib.ticker import NullLocator
+
+    ticks = [size for size in _SIZES if size <= most * 1.2]
+    axes.set(xscale="log", xlim=(ticks[0], most * 1.5))
+    axes.set_xticks(ticks, labels=[format_bytes(size).replace(".00", "") for size in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _rows_axis(axes: Any, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+# -- times to a proof ------------------------------------------------------------------------------
+
+
+def times() -> Chart:
+    """Return which share of the instances was proved to 1 % after which time, for each grid."""
+    shown = []
+    runs = solves()
+    for goal, of_goal in runs[~runs.infeasible & (runs.goal != 5)].groupby("goal"):
+        found = sorted(of_goal.to_1.dropna().tolist())
+        shown.append([GOALS[int(goal)], len(of_goal), found])
+    return Chart(shown=shown, paint=_paint_times)
+
+
+def _paint_times(figure: Any, shown: Any) -> None:
+    axes = figure.subplots()
+    for (heading, count, found), colour in zip(shown, COLOURS, strict=False):
+        shares = [100 * (k + 1) / count for k in range(len(found))]
+        label = f"{heading}: {len(found)} of {count}"
+        axes.step(found, shares, where="post", color=colour, linewidth=2, label=label)
+    axes.set(xscale="log", xlabel="time", ylim=(0, 103))
+    axes.set_title("Problems proved to within 1 % of the optimum's overhead")
+    axes.yaxis.set_major_formatter("{x:g} %")
+    axes.xaxis.set_major_formatter("{x:g} s")
+    axes.legend(loc="lower right")
+
+
+# -- compiled steps --------------------------------------------------------------------------------
+
+
+def steps() -> Chart:
+    """Return the times of compiled steps beside the quickest other way within the same peak."""
+    shown: dict[str, list[list[float]]] = {}
+    for duel in equal_peak(training("training")).dropna(subset=["own_time"]).itertuples():
+        shown.setdefault(duel.network, []).append([duel.best_time, duel.own_time])
+    return Chart(shown=shown, paint=_paint_steps, height_inches=3.4)
+
+
+def _paint_steps(figure: Any, shown: Any) -> None:
+    axes = figure.subplots()
+    most = 1.02 * max(x for pairs in shown.values() for x, _ in pairs)
+    axes.plot((0.9, most), (0.9, most), color=GREY, linewidth=1, linestyle="--")
+    for (network, pairs), colour in zip(shown.items(), COLOURS, strict=False):
+        axes.scatter(*zip(*pairs, strict=True), color=colour, s=22, alpha=0.8, label=network)
+    high = 1.1 * max(y for pairs in shown.values() for _, y in pairs)
+    axes.annotate("as quick", (high, high), (6, -12), textcoords="offset points")
+    axes.set(xlim=(0.9, most), ylim=(0.85, high))
+    axes.set_title("Compiled PyTorch steps and other ways to save memory, within the same peak")
+    axes.set(xlabel="quickest other way, time over eager's", ylabel="compiled, time over eager's")
+    axes.legend(loc="upper right", ncols=2)
+
+
+# -- exported C ------------------------------------------------------------------------------------
+
+
+def boards() -> Chart:
+    """Return the RAM of keep-all and of the smallest place in which each network trains."""
+    shown = {}
+    for run, kept in smallest():
+        sizes = [kept["ram_bytes"], run["ram_bytes"], run["limit_bytes"]]
+        more = run["instructions"] / kept["instructions"]
+        shown[named(run["network"]).replace("`", "")] = [*sizes, more, run["board"]]
+    return Chart(shown=shown, paint=_paint_boards, height_inches=3.6)
+
+
+def _paint_boards(figure: Any, shown: Any) -> None:
+    axes = figure.subplots()
+    kept, here, limits, more, places = zip(*shown.values(), strict=True)
+    rows = range(len(shown))
+    axes.hlines(rows, here, kept, color="#bbbbbb", linewidth=3)
+    axes.plot(kept, rows, "o", color=GREY, markersize=8, label="keep-all")
+    axes.plot(here, rows, "o", color=BLUE, markersize=8, label="on the board")
+    axes.plot(limits, rows, "|", color=RED, markersize=16, markeredgewidth=2, label="its RAM")
+    ends = map(max, kept, limits)
+    for row, (size, times, board) in enumerate(zip(ends, more, places, strict=True)):
+        text = f"{board}, {times:.2f} x instructions"
+        axes.annotate(text, (size, row), (8, 0), textcoords="offset points", va="center", size=8)
+    _bytes_axis(axes, max(kept))
+    axes.set_xlim(2**16, max(kept) * 6)
+    _rows_axis(axes, list(shown))
+    title = "RAM of C that trains on a Cortex-M: stack, inputs and runtime included"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9, weight="bold")
+    figure.legend(loc="outside lower center", ncols=3)
+
+
+_MEAN_OF: Final = 10
+"""Steps whose mean is drawn."""
+
+
+def curve() -> Chart:
+    """Return the losses of each step on an emulated board and in PyTorch, and their means."""
+    shown = [[record["losses"], record["torch_losses"]] for record in records("curve")[-1:]]
+    return Chart(shown=shown, paint=_paint_curve)
+
+
+def _paint_curve(figure: Any, shown: Any) -> None:
+    ((ours, theirs),) = shown
+    axes = figure.subplots()
+    axes.plot(range(1, len(ours) + 1), ours, ".", color="#bbbbbb", markersize=3)
+    steps = range(_MEAN_OF, len(ours) + 1)
+    axes.plot(steps, _means(theirs), color=BLUE, linewidth=4, alpha=0.5, label="PyTorch")
+    axes.plot(steps, _means(ours), color=RED, linewidth=1, label="emulated Cortex-M4")
+    axes.set(xlabel="step", title=f"Loss, mean of {_MEAN_OF} steps", ylim=(0, None))
+    axes.legend()
+
+
+def _means(values: Sequence[float]) -> list[float]:
+    return [sum(values[k - _MEAN_OF : k]) / _MEAN_OF for k in range(_MEAN_OF, len(values) + 1)]
+
+
+# -- which layers train ----------------------------------------------------------------------------
+
+
+_KIB: Final = 2**10
+
+
+def choice() -> Chart:
+    """Return the scores against the RAM, network by network: best, bound, and both rules."""
+    shown: dict[str, list[list[float]]] = {}
+    for record in records("choice"):
+        total, rules = record["total"], record["rules"]
+        scores = (
+            record["score"], record["bound"], rules["greedy"]["score"], rules["last"]["score"]
+        )  # fmt: skip
+        line = [record["ram_budget_bytes"] / _KIB, *(100 * score / total for score in scores)]
+        shown.setdefault(record["cell"]["network"], []).append(line)
+    return Chart(shown=shown, paint=_paint_choice)
+
+
+def _paint_choice(figure: Any, shown: Any) -> None:
+    panels = figure.subplots(1, len(shown), squeeze=False, sharey=True).ravel()
+    for axes, (network, lines) in zip(panels, shown.items(), strict=True):
+        ram, best, bound, greedy, last = zip(*sorted(lines), strict=True)
+        axes.plot(ram, bound, "_", color=BLUE, markersize=14, label="proven bound")
+        axes.plot(ram, best, "o-", color=BLUE, linewidth=2, label="best set")
+        axes.plot(ram, greedy, "s--", color=ORANGE, linewidth=1, label="greedy")
+        axes.plot(ram, last, "^--", color=GREY, linewidth=1, label="last layers")
+        axes.set(title=network, xlabel="RAM [KiB]", ylim=(0, 103))
+        axes.yaxis.set_major_formatter("{x:g} %")
+    panels[0].set_ylabel("score, of that of all layers")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+
+
+# -- methods ---------------------------------------------------------------------------------------
+
+CURVES: Final = (
+    ("published", "paper/vgg16-cifar", "paper-a72"),
+    ("zoo", "resnet18-cifar", "nrf52840"),
+    ("captured", "traced/models/vit", "profile"),
+    ("whole steps", "resnet8", "nrf52840"),
+    ("dma", "resnet18-cifar", "stm32h743"),
+    ("time", "resnet18-cifar", "jetson-tx2"),
+)
+"""A network and a device of each kind of problems, which are solved over many budgets."""
+_SHOWN: Final = 6
+"""Methods that are drawn beside the optimum."""
+
+
+def compared() -> Chart:
+    """Return the overhead against RAM for a network of each kind: the best methods, the bound.
+
+    The best methods have the lowest median overhead of those that solve half of the problems.
+    """
+    runs = overheads()
+    table = times_least(runs)
+    able = table[(2 * table.solved >= table.tried) & ~table.method.isin((OPTIMAL, BEST, *VARIANTS))]
+    best = [OPTIMAL, *able.nsmallest(_SHOWN, ["median_low", "median_high"]).method]
+    shown: dict[str, Any] = {}
+    for kind, model, device in CURVES:
+        found = runs[(runs.kind == kind) & (runs.model == model) & (runs.device == device)]
+        if found.empty:
+            continue
+        keep_all = found.keep_all_bytes.max()
+        share, paid = (100 * found.ram_budget_bytes / keep_all, 100 * found.value / found.single_pass)
+        points = found.assign(share=share, paid=paid).sort_values("share")
+        lines = {
+            method: points[(points.method == method) & points.paid.notna()][["share", "paid"]]
+            for method in best
+        }
+        optimum = points[points.method == OPTIMAL]
+        proof = optimum.overhead_bound.fillna(optimum.overhead_bound_j).clip(lower=0)
+        bound = optimum.assign(paid=100 * proof / optimum.single_pass)[["share", "paid"]]
+        name = model.rpartition("/")[2]
+        heading = f"{kind}: {name}" + ("" if device == "profile" else f" on {device}")
+        shown[heading] = {
+            "lines": {method: line.to_numpy().tolist() for method, line in lines.items() if len(line)},
+            "bound": bound.to_numpy().tolist(),
+            "peak": format_bytes(int(keep_all)),
+        }
+    return Chart(shown=shown, paint=_paint_compared, height_inches=9.6)
+
+
+_FEW_DECADES: Final = 100
+"""Ratio of the ends of an axis below which powers of ten alone are too few ticks."""
+
+
+def _paint_compared(figure: Any, shown: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    panels = figure.subplots(3, 2, squeeze=False).ravel()
+    names = dict.fromkeys(name for panel in shown.values() for name in panel["lines"])
+    others = sorted(name for name in names if name != OPTIMAL)
+    colours = dict(zip(others, COLOURS[1:], strict=False))
+    for axes in panels[len(shown) :]:
+        axes.set_axis_off()
+    for axes, (heading, panel) in zip(panels, shown.items(), strict=False):
+        for name, points in panel["lines"].items():
+            paid = [(x, y) for x, y in points if y > 0]
+            if not paid:
+                continue
+            if name == OPTIMAL:
+                axes.plot(*zip(*paid, strict=True), "o-", color=BLUE, linewidth=2.4, markersize=4,
+                          label=name, zorder=5)  # fmt: skip
+                continue
+            axes.plot(*zip(*paid, strict=True), color=colours[name], linewidth=1.2, marker=".",
+                      markersize=4, label=name)  # fmt: skip
+        below = [(x, y) for x, y in panel["bound"] if y > 0]
+        if below:
+            x, y = zip(*below, strict=True)
+            floor = min(y) / 3
+            axes.fill_between(x, floor, y, color=PALE, alpha=0.6, label="proved: nothing is here")
+            axes.set_ylim(bottom=floor)
+        axes.set(yscale="log", xlabel=f"RAM, share of keep-all's {panel['peak']}")
+        axes.set_title(heading)
+        axes.xaxis.set_major_formatter("{x:g} %")
+        bottom, top = axes.get_ylim()
+        if top < _FEW_DECADES * bottom:
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.12g} %")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    known = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=4)
+    figure.supylabel("energy (in the last panel: time) beyond a single pass", fontsize=9)
+
+
+# -- figures of the paper --------------------------------------------------------------------------
+
+FIGURES: Final = ("figure2", "figure3", "figure4", "figure5", "table3")
+
+
+def overview() -> Chart:
+    """Return the overhead of each method over the optimum's, a point for each problem."""
+    problems: dict[str, dict[str, float]] = {}
+    for row in (row for name in FIGURES[1:4] for row in rows(figure_records(name))):
+        ratio = overhead_ratio(row)
+        if ratio is not None:
+            place = json.dumps([row[key] for key in ("model", "device", "deadline", "ram")])
+            problems.setdefault(place, {})[row["method"]] = ratio
+    found: dict[str, list[float]] = {}
+    for methods in problems.values():
+        best = methods.pop(OPTIMAL, None)
+        if best:
+            for method, ratio in methods.items():
+                found.setdefault(method, []).append(ratio / best)
+    return Chart(shown=found, paint=_paint_overview, height_inches=4.2)
+
+
+def _paint_overview(figure: Any, shown: Any) -> None:
+    axes = figure.subplots()
+    methods = sorted(shown, key=lambda name: statistics.median(shown[name]))
+    for place, method in enumerate(methods):
+        times = shown[method]
+        axes.plot(times, [place] * len(times), "o", color=BLUE, alpha=0.35, markersize=5)
+        axes.plot(statistics.median(times), place, "|", color=RED, markersize=14, mew=2)
+    axes.axvline(1, color="#000000", linewidth=1.8)
+    axes.set_yticks(range(len(methods)), methods)
+    axes.set(xscale="log", ylim=(len(methods) - 0.5, -0.5))
+    axes.set_title("Energy overhead of each method, in times the optimum's (the line)")
+    axes.set_xlabel("a dot for each problem of Figures 3 to 5 that it solves; red: the median")
+    axes.xaxis.set_major_formatter("{x:,g} x")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperFigure:
+    """A figure of the paper, drawn as ``poetmodel bench`` draws it."""
+
+    name: str
+
+    @cached_property
+    def _shown(self) -> Any:
+        def schedule(key: str) -> dict[str, Any] | None:
+            path = RESULTS / "figures" / "schedules" / f"{key}.schedule.json"
+            return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+        return panels(self.name, rows(figure_records(self.name)), schedule)
+
+    def current(self, path: Path) -> bool:
+        """Return whether a file shows this."""
+        mark = f"data {digest(self._shown)}"
+        return path.is_file() and mark in path.read_text(encoding="utf-8")
+
+    def write(self, path: Path) -> None:
+        """Draw into a file."""
+        draw(path, self._shown)
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+CHARTS: Final[dict[str, Callable[[], Chart | PaperFigure]]] = {
+    "compared.svg": compared,
+    "results-time.svg": times,
+    "results-pytorch.svg": steps,
+    "boards-ram.svg": boards,
+    "training-curve.svg": curve,
+    "choice.svg": choice,
+    "paper-overview.svg": overview,
+    **{f"paper-{name}.svg": partial(PaperFigure, name=name) for name in FIGURES},
+}
+"""What draws each picture of the folder ``docs``."""

@@ -1,0 +1,418 @@
+"""Tables of solves: every method beside the optimum, times and gaps, constraints of one's own."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pandas as pd
+
+from measured import (
+    CASES,
+    ONE_PERCENT,
+    bytes_text,
+    code,
+    figures,
+    load,
+    markdown,
+    percent_text,
+    percentile,
+    seconds_text,
+    share_text,
+    times_text,
+    whole,
+)
+from poetmodel.baselines import METHODS
+from poetmodel.bench.measurement import FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TIE: Final = 1e-3
+"""Share by which an overhead may exceed the least and count as equal."""
+
+# -- methods ---------------------------------------------------------------------------------------
+
+OPTIMAL, GREEDY, PAPER, LAYERED = "optimal", "greedy", "paper", "layered"
+BEST: Final = "best of the earlier heuristics"
+KINDS: Final = {
+    "published": "published graphs",
+    "zoo": "built-in networks on boards",
+    "captured": "captured PyTorch models",
+    "whole steps": "whole steps on microcontrollers",
+    "dma": "boards with DMA",
+    "time": "least time instead of energy",
+}
+IN_README: Final = {
+    OPTIMAL: "poetmodel",
+    "dtr-paging": "DTR with paging",
+    "capuchin": "Capuchin",
+    "checkmate": "Checkmate",
+    "rotor": "rotor",
+    "min-cut": "PyTorch's min-cut",
+}
+VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr:msps", "dtr, own order")
+_PROBLEM: Final = ["kind", "model", "device", "ram"]
+
+
+def is_heuristic(name: str) -> bool:
+    """Return whether a method is one of earlier work that solves no program."""
+    base = name.partition(":")[0]
+    known = METHODS.get(base)
+    return name in ("selective", "dtr, own order") or (known is not None and not known.by_solver)
+
+
+def overheads(*, layered: bool = False) -> pd.DataFrame:
+    """Return each run of the comparison with its overhead relative to the least one.
+
+    Returns
+    -------
+    DataFrame
+        `value` is the overhead [J, s], `low` and `high` the interval of its ratio to the least,
+        from the best schedule known and from the proven bound; 1 where both are 0, else infinite.
+        `proved` is whether the least is proved to 1 %. `BEST` has a row for each problem. Problems
+        without a schedule are left out.
+    """
+    runs = load("compared")
+    runs = runs[(runs.kind == LAYERED) == layered]
+    value = runs.overhead.fillna(runs.overhead_j).clip(lower=0)
+    # A schedule that `paper` began with is not its own.
+    value = value.mask((runs.method == PAPER) & runs.model_gap.isna())
+    runs = runs.assign(value=value, cpu_s=runs.cpu_s.fillna(runs.seconds))
+    heuristics = runs[runs.method.map(is_heuristic)]
+    best = heuristics.groupby(_PROBLEM, as_index=False).value.min().assign(method=BEST)
+    optimum = runs[runs.method == OPTIMAL].set_index(_PROBLEM)
+    proved = optimum.value.notna() & (optimum.gap <= ONE_PERCENT)
+    least = runs.groupby(_PROBLEM).value.min()
+    bound = optimum.overhead_bound.fillna(optimum.overhead_bound_j).fillna(0.0).clip(lower=0)
+    facts = pd.DataFrame(
+        {
+            "least": least,
+            "bound": bound.mask(proved, least),
+            "proved": proved,
+            "single_pass": optimum.baseline.fillna(optimum.baseline_energy_j),
+        }
+    )
+    runs = pd.concat([runs, best]).join(facts.dropna(), on=_PROBLEM).dropna(subset=["least"])
+    return runs.assign(low=_times(runs.value, runs.least), high=_times(runs.value, runs.bound))
+
+
+def _times(value: pd.Series, least: pd.Series) -> pd.Series:
+    ratio = (value / least.where(least > 0)).astype(float)
+    return ratio.where(least > 0, np.where(value == 0, 1.0, np.inf)).mask(value.isna())
+
+
+def times_least(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return what each method makes of some problems, the optimum first, then by problems solved.
+
+    Medians and worst values are over the problems that it solves.
+    """
+    solved = runs.assign(ties=runs.value <= runs.least * (1 + TIE)).groupby("method")
+    table = pd.DataFrame(
+        {
+            "tried": solved.size(),
+            "solved": solved.value.count(),
+            "median_low": solved.low.median(),
+            "median_high": solved.high.median(),
+            "worst_low": solved.low.max(),
+            "worst_high": solved.high.max(),
+            "ties": solved.ties.sum(),
+            "cpu_s": solved.cpu_s.median(),
+        }
+    ).reset_index()
+    first = table.method.map({OPTIMAL: 0, BEST: 2}).fillna(1)
+    share = -table.solved / table.tried
+    order = table.assign(first=first, share=share)
+    order = order.sort_values(["first", "share", "median_low", "method"])
+    return order.drop(columns=["first", "share"])
+
+
+def _method_texts(table: pd.DataFrame) -> pd.DataFrame:
+    rows = table.to_dict("records")
+    return table.assign(
+        method=[r["method"] if r["method"] == BEST else code(r["method"]) for r in rows],
+        solved=[f"{r['solved']} of {r['tried']}" for r in rows],
+        median=[times_text(r["median_low"], r["median_high"]) for r in rows],
+        worst=[times_text(r["worst_low"], r["worst_high"]) for r in rows],
+    )
+
+
+def methods() -> str:
+    table = times_least(overheads())
+    texts = _method_texts(table[~table.method.isin(VARIANTS)])
+    texts = texts.rename(columns={"ties": "as good as the best", "cpu_s": "median CPU time"})
+    fixed = dict.fromkeys(("solved", "median", "worst"), lambda text: text)
+    counts = {"as good as the best": whole, "median CPU time": seconds_text}
+    return markdown(texts, {"method": str, **fixed, **counts})
+
+
+def methods_readme() -> str:
+    texts = _method_texts(times_least(overheads()))
+    rows = {row["method"].strip("`"): row for row in texts.to_dict("records")}
+    lines = [
+        (name, rows[method]["solved"], rows[method]["median"], rows[method]["worst"])
+        for method, name in IN_README.items()
+    ]
+    return figures(lines, ("method", "solved", "overhead (median)", "overhead (worst)"))
+
+
+def kinds() -> str:
+    lines = []
+    runs = overheads()
+    for kind, heading in KINDS.items():
+        of_kind = runs[runs.kind == kind]
+        optimum = of_kind[of_kind.method == OPTIMAL]
+        if optimum.empty:
+            continue
+        rows = _method_texts(times_least(of_kind)).set_index("method")
+        best, greedy = rows.loc[BEST], rows.loc[code(GREEDY)]
+        proved = f"{sum(optimum.proved)} of {len(optimum)}"
+        lines.append((heading, proved, best.solved, best["median"], best.worst, greedy["median"]))
+    heads = ("problems", "proved to 1 %", "best: solved", "median", "worst", "greedy: median")
+    return figures(lines, heads)
+
+
+def layered() -> pd.DataFrame:
+    runs = overheads(layered=True)
+    columns = ["model", "ram", "graph_nodes", "method", "status", "least_bound", "overhead"]
+    shares = runs.assign(
+        least_bound=runs.bound / runs.single_pass, overhead=runs.value / runs.single_pass
+    )
+    return shares[shares.method != BEST].sort_values(["graph_nodes", "model", "ram"])[
+        [*columns, "cpu_s"]
+    ]
+
+
+def methods_by_kind() -> pd.DataFrame:
+    runs = overheads()
+    parts = [("all", runs), *runs.groupby("kind")]
+    return pd.concat([times_least(part).assign(problems=name) for name, part in parts])
+
+
+# -- solves ----------------------------------------------------------------------------------------
+
+GOALS: Final = {
+    1: "Published graphs",
+    2: "The zoo on every device",
+    3: "Graphs traced from PyTorch",
+    4: "Scale",
+    5: "Against others",
+    6: "Captured models",
+    7: "Captured whole steps",
+}
+_CAPTURED: Final = (6, 7)
+
+
+def solves() -> pd.DataFrame:
+    """Return every instance of the grid, by goal and problem.
+
+    Captured models come from the newest ``*-captures.jsonl``.
+    """
+    cells = load("grid")
+    found = pd.concat([cells[~cells.goal.isin(_CAPTURED)], load("captures")], ignore_index=True)
+    model, size = found.model.str.rstrip("0123456789"), found.model.str.extract(r"(\d+)$")[0]
+    ram = found.ram.str.rstrip("%").where(~found.ram.str.startswith("floor"), "-1").astype(float)
+    deadline = found.deadline.str.rstrip("%").astype(float).fillna(math.inf)
+    size = size.fillna("0").astype(int)
+    order = found.assign(family=model, size=size, share=ram, late=-deadline)
+    order = order.sort_values(["goal", "family", "size", "device", "share", "late", "method"])
+    return order.assign(
+        below=order.ram_budget_bytes < order.floor_bytes,
+        infeasible=order.status == "infeasible",
+        overhead_ratio=order.overhead_j / order.baseline_energy_j,
+        columns_=[_size(facts, "columns") for facts in order.statistics],
+        rows_=[_size(facts, "rows") for facts in order.statistics],
+        to_1=[_time_to(row, ONE_PERCENT) for row in order.to_dict("records")],
+        memory_bytes=order.peak_memory_bytes + order.worker_memory_bytes.fillna(0),
+    )
+
+
+def _size(facts: object, name: str) -> int:
+    return int(facts.get(f"max_{name}", facts.get(name, 0))) if isinstance(facts, dict) else 0
+
+
+def _time_to(run: Mapping[str, Any], gap: float) -> float:
+    """Return when a solve first had a gap [s]; NaN if never."""
+    for seconds, reached in run["gaps"] if isinstance(run["gaps"], list) else ():
+        if reached <= gap:
+            return float(seconds)
+    return float(run["seconds"]) if run["gap"] <= gap else math.nan
+
+
+def proved(runs: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Return how many instances of each group are proved, and how long they take.
+
+    Those without a schedule and those that ran into their limit count with their time.
+    """
+    lines = []
+    for name, group in runs.groupby(by, sort=False):
+        able = group[~group.infeasible]
+        middle = able.to_1.fillna(math.inf).median()
+        lines.append(
+            {
+                by: name,
+                "instances": len(group),
+                "below": int(group.below.sum()),
+                "infeasible": int((group.infeasible & ~group.below).sum()),
+                "able": len(able),
+                "within_1": int((able.gap <= ONE_PERCENT).sum()),
+                "within_01": int((able.gap <= ONE_PERCENT / 10).sum()),
+                "within_5": int((able.gap <= 5 * ONE_PERCENT).sum()),
+                "median_s": able.seconds.median(),
+                "p95_s": percentile(able.seconds, 0.95),
+                "median_to_1_s": middle if math.isfinite(middle) else math.nan,
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def answer(run: Mapping[str, Any]) -> str:
+    """Return how a solve ended: its time, bold at its limit, with the gap that was left."""
+    if run["status"] == FAILED:
+        return "too large for its licence" if "licence" in run["reason"] else "failed"
+    if run["status"] == "infeasible":
+        return "infeasible"
+    done = run["gap"] <= run["requested_gap"]
+    time = seconds_text(run["seconds"])
+    rejected = ", rejected" if run.get("violations", 0) > 0 else ""
+    left = "" if done else f", gap {percent_text(run['gap'])}"
+    return f"{time if done else f'**{time}**'}{left}{rejected}"
+
+
+def grid() -> str:
+    lines = [
+        (
+            GOALS[r["goal"]],
+            *(f"{r[n]}" for n in ("instances", "below", "infeasible", "able")),
+            share_text(r["within_1"], r["able"]),
+            share_text(r["within_01"], r["able"]),
+            *(seconds_text(r[name]) for name in ("median_s", "p95_s", "median_to_1_s")),
+        )
+        for r in proved(solves(), "goal").to_dict("records")
+        if r["goal"] != 5
+    ]
+    heads = ("grid", "instances", "below the minimum RAM", "else infeasible", "others",
+             "proved to 1 %", "to 0.1 %", "median time", "95th percentile", "median to 1 %")  # fmt: skip
+    return figures(lines, heads)
+
+
+def missed() -> str:
+    runs = solves()
+    left = runs[(runs.goal == 1) & ~runs.infeasible & ~(runs.gap <= ONE_PERCENT)]
+    left = left.sort_values("gap", ascending=False)
+    again = {run["name"]: run for run in load("grid-again").to_dict("records")}
+    texts = left.assign(
+        deadline=left.deadline.fillna("-"),
+        twice=[answer(again[name]) if name in again else "-" for name in left.name],
+    )
+    texts = texts.rename(columns={"model": "graph", "ram": "RAM", "twice": "two threads"})
+    words = dict.fromkeys(("device", "RAM", "deadline"), str)
+    figures = {"gap": percent_text, "two threads": lambda text: text}
+    return markdown(texts, {"graph": code, **words, **figures})
+
+
+def scale() -> str:
+    runs = solves()
+    runs = runs[(runs.goal == 4) & (runs.device == "paper-m4")]
+    texts = runs.assign(end=[answer(run) for run in runs.to_dict("records")]).rename(
+        columns={
+            "model": "graph",
+            "graph_nodes": "nodes",
+            "ram": "RAM",
+            "end": "time",
+            "memory_bytes": "memory",
+        }
+    )
+    return markdown(
+        texts,
+        {
+            "graph": code,
+            "nodes": whole,
+            "RAM": str,
+            "time": lambda text: text,
+            "memory": bytes_text,
+        },
+    )
+
+
+def captured() -> str:
+    runs = solves()
+    runs = runs[runs.goal.isin(_CAPTURED)]
+    budgets = ("60%", "40%", "25%", "floor+2%")
+    lines = []
+    for model, of_model in runs.groupby("model", sort=False):
+        ends = {run["ram"]: answer(run) for run in of_model.to_dict("records")}
+        name = code(model.removeprefix("traced/"))
+        lines.append((name, *(ends.get(ram, "-") for ram in budgets)))
+    return figures(lines, ("graph", *budgets))
+
+
+def others() -> str:
+    """Return the default beside other formulations, at half of the RAM."""
+    runs = solves()
+    lines = []
+    names = ("default", "compact", "paper")
+    for place, found in runs[(runs.goal == 5) & (runs.ram == "50%")].groupby(["model", "device", "ram"], sort=False):
+        ends = {run["method"]: answer(run) for run in found.to_dict("records")}
+        label = f"`{place[0]}` on {place[1]}"
+        lines.append((label, *(ends.get(name, "-") for name in names)))
+    return figures(lines, ("instance", *names))
+
+
+def own_constraints() -> pd.DataFrame:
+    """Return each solve with a constraint over totals beside the one without."""
+    found = load("constraints")
+    keys = ["model", "device", "ram", "own"]
+    without = found[found.form == "without"].set_index(keys).seconds.rename("without_s")
+    pairs = found[found.form == "totals"].join(without, on=keys).dropna(subset=["without_s"])
+    feasible = pairs.status != "infeasible"
+    return pairs.assign(
+        ratio=pairs.seconds / pairs.without_s,
+        feasible=feasible,
+        answered=~feasible | (pairs.gap <= ONE_PERCENT),
+        overhead_ratio=pairs.overhead_j / pairs.baseline_energy_j,
+        columns_=[_size(facts, "columns") for facts in pairs.statistics],
+        what=[_what(own) for own in pairs.own],
+    )
+
+
+def _what(own: str) -> str:
+    """Return which constraint or objective a text states, without its numbers."""
+    kinds = {
+        "page-outs": "half the page-outs",
+        "bytes written": "half the bytes written",
+        "bytes read": "half the bytes read",
+        "one recomputation": "one recomputation of each node",
+        "equal": "equal decisions in equal blocks",
+        "wear": "energy and wear as the objective",
+        "recomputations": "half the recomputations",
+    }
+    return next((heading for words, heading in kinds.items() if words in own), own)
+
+
+def constraints() -> str:
+    lines = [
+        (
+            str(what),
+            f"{int(group.answered.sum())} of {len(group)}",
+            *(seconds_text(group[name].median()) for name in ("seconds", "without_s")),
+            f"{group.ratio.median():.2g}",
+            percent_text(group.gap.max()),
+        )
+        for what, group in own_constraints().groupby("what", sort=False)
+    ]
+    heads = ("constraint", "proved to 1 %", "median time", "without", "ratio", "largest gap")
+    return figures(lines, heads)
+
+
+def building() -> str:
+    found = load(CASES)
+    found = found[(found.kind == "build") & ~found.name.str.startswith("paper/vgg16")]
+    lines = [
+        (name.replace(" | ", ", "), seconds_text(s), whole(c), whole(r))
+        for name, s, c, r in zip(
+            found.name, found.seconds, found["columns"], found["rows"], strict=True
+        )
+    ]
+    return figures(lines, ("model", "build and compile", "columns", "rows"))

@@ -1,0 +1,672 @@
+"""Tables of training steps: compiled by PyTorch's back end, exported as C, of built-in graphs."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd
+
+from measured import (
+    bytes_text,
+    code,
+    figures,
+    load,
+    missing,
+    percent_text,
+    records,
+    seconds_text,
+    whole,
+)
+from poetmodel.bench.measurement import FAILED
+from poetmodel.device import Device
+from poetmodel.units import format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from poetmodel.bench.measurement import Record
+
+# -- compiled steps --------------------------------------------------------------------------------
+
+OWN: Final = ("both", "recompute", "paging", "keep-all", "safe", "fused")
+"""Kinds of compiled steps; all others are peers."""
+
+
+def training(kind: str) -> pd.DataFrame:
+    """Return the runs of a comparison of training methods, with ratios and peaks.
+
+    `time` and `processor` are medians over the pairs of its time over that of the reference.
+    `within` is whether its peak keeps the budget; that of a process, which has whole pages, may
+    exceed it by the slack.
+    """
+    runs = load(kind)
+    method = runs.method.str.partition("@")
+    of_process = runs.optimizer.notna() if "optimizer" in runs else pd.Series(False, runs.index)
+    peak = runs.peak_bytes if "peak_bytes" in runs else runs.heap_peak_bytes
+    limit = runs.budget_bytes * (1 + runs.slack.where(of_process, 0.0))
+    ratios = [_ratios(pairs) for pairs in runs.pairs]
+    return runs.assign(
+        method=method[0],
+        peer=method[2],
+        own=method[0].isin(OWN),
+        ran=runs.pairs.map(lambda pairs: isinstance(pairs, list)),
+        peak=peak,
+        within=peak <= limit // 1,
+        time=[ratio[0] for ratio in ratios],
+        processor=[ratio[1] for ratio in ratios],
+    )
+
+
+def _ratios(pairs: object) -> tuple[float, float]:
+    if not isinstance(pairs, list):
+        return float("nan"), float("nan")
+    return tuple(statistics.median(p[k] / p[k + 2] for p in pairs) for k in (0, 1))  # type: ignore[return-value]
+
+
+def equal_peak(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the quickest compiled step beside the quickest peer, at the peak of each peer."""
+    lines = []
+    for network, group in runs[runs.ran].groupby("network", sort=False):
+        peers = group[~group.own & (group.method != "eager") & group.peak.notna()]
+        for peer in peers.itertuples():
+            same = int(peer.peak * (1 + peer.slack))
+            best = peers[peers.peak <= same].nsmallest(1, "time").iloc[0]
+            own = group[group.own & (group.peak <= same)].nsmallest(1, "time")
+            line = {"network": network, "peer": peer.method, "share": peer.share}
+            line |= {"peak": peer.peak, "peer_time": peer.time, "best": best.method}
+            line |= {"best_time": best.time, "own": None, "own_peak": None, "own_time": None}
+            if len(own):
+                found = own.iloc[0]
+                line |= {"own": found.method, "own_peak": found.peak, "own_time": found.time}
+            lines.append(line)
+    table = pd.DataFrame(lines)
+    return table.assign(won=table.own_time <= table.best_time)
+
+
+def _networks(kind: str) -> str:
+    runs = training(kind)
+    duels = equal_peak(runs)
+    lines = []
+    for network, group in runs.groupby("network", sort=False):
+        own = group[group.own]
+        ran, of_network = own[own.ran], duels[duels.network == network]
+        ratio = of_network.own_time / of_network.best_time
+        lines.append(
+            (
+                code(str(network)),
+                bytes_text(group.keep_all_bytes.median()),
+                percent_text(ran.peak.min() / group.keep_all_bytes.median(), 2),
+                f"{int(ran.within.sum())} of {len(ran)}",
+                f"{int(ran.equal.sum())} of {len(ran)}",
+                f"{int(of_network.won.sum())} of {len(of_network)}",
+                f"{ratio.median():.2f}",
+                f"{ratio.max():.2f}",
+            )
+        )
+    heads = ("network", "keep-all", "least run at", "within budget", "eager's bits",
+             "at least as fast", "time over the best peer's", "worst")  # fmt: skip
+    return figures(lines, heads)
+
+
+def compiled() -> str:
+    """Return a row for each network whose compiled step computes gradients."""
+    return _networks("training")
+
+
+def whole_steps() -> str:
+    """Return a row for each network whose whole step is compiled."""
+    return _networks("whole-step")
+
+
+def equal_stock(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return steps with Inductor's kernels at a measured peak of stock, each beside that run."""
+    stock = runs[(runs.method == "stock") & runs.ran].set_index(["network", "share"])
+    own = runs[(runs.method == "fused") & (runs.peer == "stock") & runs.ran]
+    both = own.join(stock[["processor", "peak"]].add_prefix("stock_"), on=["network", "share"])
+    return both.assign(ratio=both.processor / both.stock_processor)
+
+
+def fused() -> str:
+    """Return a row for each network that was compiled with Inductor's kernels."""
+    runs = training("fused")
+    equal = equal_stock(runs)
+    lines = []
+    for network, group in runs.groupby("network", sort=False):
+        own, ratio = group[group.own & group.ran], equal[equal.network == network].ratio
+        lines.append(
+            (
+                code(str(network)),
+                bytes_text(group.stock_heap_peak_bytes.median()),
+                percent_text((own.peak / own.stock_heap_peak_bytes).min(), 2),
+                f"{int(own.within.sum())} of {len(own)}",
+                f"{int(own.equal.sum())} of {len(own)}",
+                f"{ratio.median():.2f}",
+                f"{ratio.max():.2f}",
+            )
+        )
+    heads = ("network", "stock's peak", "least run at", "within budget", "stock's bits",
+             "processor over stock's, equal peak", "worst")  # fmt: skip
+    return figures(lines, heads)
+
+
+def training_runs(kind: str) -> pd.DataFrame:
+    """Return every run of a comparison of training methods."""
+    names = ("network", "optimizer", "method", "peer", "share", "status", "budget_bytes", "peak",
+             "within", "time", "processor", "written_bytes", "equal", "solve_s", "gap")  # fmt: skip
+    runs = training(kind)
+    return runs[[name for name in names if name in runs]]
+
+
+def lora() -> str:
+    """Return what each process of the step of a large model takes."""
+    lines = []
+    for run in records("lora"):
+        heads = {
+            "eager": "eager PyTorch",
+            "first": "first compile, fills the cache",
+            "second": "second start, from the cache",
+        }
+        steps, start = run["steps_peak"], run["start_peak"] or {}
+        lines.append(
+            (
+                heads[run["role"]],
+                bytes_text(start.get("resident_bytes")),
+                bytes_text(steps["resident_bytes"]),
+                bytes_text(steps["anonymous_bytes"]),
+                seconds_text(run["start_s"] if start else None),
+                seconds_text(statistics.median(run["times_s"][1:])),
+            )
+        )
+    heads_ = ("process", "resident, start", "resident, steps", "anonymous, steps", "start", "step")
+    return figures(lines, heads_)
+
+
+def step_costs() -> str:
+    """Return the time of steps that keep everything beside eager's, and of divided convolutions."""
+    found = load("step-costs")
+    parts = found[found.kind == "convolutions"].set_index("network")
+    lines = []
+    for run in found[(found.kind == "step-cost") & (found.heap == "kept")].to_dict("records"):
+        added, new = (
+            statistics.median(p[0] / p[2] for p in run[name]) for name in ("added", "new")
+        )
+        part = parts.loc[run["network"]]
+        slower = part.parts_s / part.whole_s if part.divided else None
+        lines.append(
+            (
+                code(run["network"]),
+                seconds_text(statistics.median(p[2] for p in run["new"])),
+                f"{new:.3f}",
+                f"{added:.3f}",
+                percent_text(part.least_bytes / part.keep_all_bytes, 2),
+                percent_text(part.least_in_parts_bytes / part.keep_all_bytes, 2),
+                whole(part.divided),
+                "-" if slower is None else f"{slower:.2f}",
+            )
+        )
+    heads = ("network", "eager step", "new gradients", "added gradients", "least budget",
+             "in parts", "divided", "time of these")  # fmt: skip
+    return figures(lines, heads)
+
+
+# -- exported C ------------------------------------------------------------------------------------
+
+NETWORKS: Final = {
+    "ds-cnn": "",
+    "autoencoder": ", batch 2",
+    "resnet8": "",
+    "mobilenetv1-vww": ", 96 x 96",
+    "mobilenetv2-035": ", 48 x 48",
+    "resnet8-thin": "",
+    "lenet": "",
+    "bert-block": "",
+}
+"""Exported networks in the order of tables, with what their names do not say."""
+PLACES: Final = (
+    ("nrf52840", None), ("nano33ble", None), ("stm32f746", "256KiB"), ("stm32f746", None),
+    ("rp2350", "512KiB"), ("stm32h743", None),
+)  # fmt: skip
+"""Boards and how much of their RAM may be taken; None: all of it."""
+README_NETWORKS: Final = ("ds-cnn", "resnet8", "mobilenetv1-vww", "mobilenetv2-035")
+
+
+def named(network: str) -> str:
+    """Return a network as tables have it."""
+    return f"`{network}`{NETWORKS[network]}"
+
+
+def ram_of(board: str, ram: str | None) -> int:
+    """Return the RAM of a board, or how much of it may be taken [B]."""
+    return Device.load(board).ram_bytes if ram is None else parse_size(ram, field="ram")
+
+
+def fault_of_flash(run: Mapping[str, Any]) -> str:
+    """Return why the flash of its board does not run an exported step; empty where it does."""
+    board = Device.load(run["board"])
+    if run["part"] != "board" or run["status"] != "yes" or board.flash is None:
+        return ""
+    if run["flash_bytes"] > board.flash.size_bytes:
+        taken, size = (format_bytes(int(b)) for b in (run["flash_bytes"], board.flash.size_bytes))
+        return f"program and first weights are {taken}, and the flash has {size}"
+    if board.stores_in_flash and board.is_memory_mapped and run["written_bytes"]:
+        return "state on flash needs `--commit`, which this record lacks"
+    return ""
+
+
+def exported() -> list[Record]:
+    """Return the exported steps, with what is derived of them, by network and board."""
+    runs = [{**record, **record["cell"], "gap": record.get("gap")} for record in records("mcu")]
+    for run in runs:
+        run["fault"] = fault_of_flash(run)
+        run["trains"] = run["status"] == "yes" and not run["fault"]
+        run["limit_bytes"] = ram_of(run["board"], run["ram"])
+        run["tile"] = run["tried"][-1]["tile"]
+        if run["status"] == "yes":
+            core_s = run.get("instructions", 0) / run.get("clock_hz", 1.0)
+            run["time_s"] = core_s + run["transfer_s"]
+            run["energy_j"] = core_s * run.get("power_w", 0.0) + run["transfer_j"]
+    networks, places = list(NETWORKS), dict.fromkeys(PLACES)
+    order = [*places]
+
+    def place(run: Record) -> tuple[int, int]:
+        where = (run["board"], run["ram"])
+        return networks.index(run["network"]), order.index(where) if where in places else 0
+
+    return sorted(runs, key=place)
+
+
+def of_part(part: str) -> list[Record]:
+    """Return the exported steps on boards, or those that keep all or train the last layer."""
+    return [run for run in exported() if run["part"] == part]
+
+
+def _keep_all(part: str = "keep-all") -> dict[str, Record]:
+    return {run["network"]: run for run in of_part(part) if run["trains"]}
+
+
+def smallest() -> list[tuple[Record, Record]]:
+    """Return each network's step in the smallest RAM that it was found to fit, and keep-all's."""
+    pairs, boards = [], of_part("board")
+    for network, kept in _keep_all().items():
+        able = [run for run in boards if run["network"] == network and run["trains"]]
+        if able:
+            run = min(able, key=lambda run: (run["limit_bytes"], run["energy_j"]))
+            pairs.append((run, kept))
+    return pairs
+
+
+def verdict(run: Mapping[str, Any] | None) -> str:
+    """Return whether a network trains in a place, with its tiles if it has some."""
+    if run is None or run["status"] == FAILED:
+        return "-" if run is None else FAILED
+    if run["fault"]:
+        return "open" if "commit" in run["fault"] else "no: flash"
+    return f"yes, {run['tile']}" if run["trains"] and run["tile"] else str(run["status"])
+
+
+def boards() -> str:
+    """Return whether each network trains in each place."""
+    runs = {(run["network"], run["board"], run["ram"]): run for run in of_part("board")}
+    heads = [f"`{board}`, {format_bytes(ram_of(board, ram))}" for board, ram in PLACES]
+    lines = [
+        (named(network), *(verdict(runs.get((network, *place))) for place in PLACES))
+        for network in NETWORKS
+    ]
+    return figures(lines, ("network", *heads), words=len(heads) + 1)
+
+
+def board_steps() -> str:
+    """Return what a step of each network takes in the smallest RAM that it fits."""
+    lines = [
+        (
+            named(run["network"]),
+            code(run["board"]),
+            format_bytes(run["limit_bytes"]),
+            f"{run['instructions'] / 1e6:.1f} M ({run['instructions'] / kept['instructions']:.2f})",
+            seconds_text(run["time_s"]),
+            f"{1e3 * run['energy_j']:.3g} mJ",
+            percent_text(run["gap"]),
+        )
+        for run, kept in smallest()
+    ]
+    heads = ("network", "board", "RAM", "instructions", "time", "energy", "gap")
+    return figures(lines, heads, words=2)
+
+
+def boards_readme() -> str:
+    """Return the README's rows of steps on boards."""
+    lines = [
+        (
+            named(run["network"]),
+            code(run["board"]),
+            format_bytes(run["limit_bytes"]),
+            format_bytes(kept["ram_bytes"]),
+            seconds_text(run["time_s"]),
+            percent_text(run["gap"]),
+        )
+        for run, kept in smallest()
+        if run["network"] in README_NETWORKS
+    ]
+    heads = ("network", "board", "RAM", "keep-all's RAM", "time", "gap")
+    return figures(lines, heads, words=2)
+
+
+def board_ways() -> str:
+    """Return RAM and instructions of keep-all and of the last layer alone."""
+    lines = []
+    for network in NETWORKS:
+        cells = []
+        for runs in (_keep_all(), _keep_all("last layer")):
+            run = runs[network]
+            cells += [bytes_text(run["ram_bytes"]), f"{run['instructions'] / 1e6:.2f} M"]
+        lines.append((named(network), *cells))
+    heads = ("network", "keep-all: RAM", "instructions", "last layer: RAM", "instructions")
+    return figures(lines, heads)
+
+
+def refusal(run: Mapping[str, Any]) -> str:
+    """Return why a network does not train in a place; empty where it does."""
+    if run["trains"]:
+        return ""
+    last = run["tried"][-1]
+    if run["fault"] or run["status"] == FAILED or "floor_bytes" not in last:
+        return str(run["fault"] or run["reason"] or last["reason"]).removeprefix("proved: ")
+    left_bytes = max(0, run["limit_bytes"] - last["reserved_bytes"])
+    return (
+        f"inputs, stack and runtime leave {format_bytes(left_bytes)}, and "
+        f"`{last['floor_node']}` ({last['floor_op']}) alone needs "
+        f"{format_bytes(last['floor_bytes'])}"
+    )
+
+
+def board_runs() -> pd.DataFrame:
+    """Return every exported step: its answer and reason, costs, and RAM map."""
+    names = ("part", "network", "board", "limit_bytes", "answer", "because", "instructions",
+             "time_s", "energy_j", "read_bytes", "written_bytes", "recomputations",
+             "steps_until_worn", "gap", "ram_bytes", "stack_bytes", "stack_limit_bytes",
+             "resident_state_bytes", "arena_bytes", "arena_bound_bytes", "input_bytes",
+             "runtime_bytes", "flash_bytes", "weight_bytes")  # fmt: skip
+    lines = [{**run, "answer": verdict(run), "because": refusal(run)} for run in exported()]
+    return pd.DataFrame(lines)[list(names)]
+
+
+def kernels() -> pd.DataFrame:
+    """Return the instructions of each node that multiplies, with everything kept."""
+    nodes = [
+        {"network": run["network"], **node, "per_mac": node["instructions"] / node["macs"]}
+        for run in _keep_all().values()
+        for node in run["nodes"]
+    ]
+    return pd.DataFrame(nodes)
+
+
+def aifes() -> str:
+    """Return AIfES beside exported steps of the same networks."""
+    lines = []
+    for record in records("aifes"):
+        theirs = record["programs"]["aifes"]
+        for name, heading in (("aifes", "AIfES"), ("keep_all", "keep-all")):
+            found = record["programs"][name]
+            lines.append(
+                (
+                    record["cell"]["network"],
+                    heading,
+                    whole(found["instructions"]),
+                    f"{found['instructions'] / record['step_macs']:.1f}",
+                    percent_text(found["instructions"] / theirs["instructions"]),
+                    f"{whole(found['ram_bytes'])} B",
+                    percent_text(found["ram_bytes"] / theirs["ram_bytes"]),
+                )
+            )
+    table = ("network", "program", "instructions", "a MAC", "of AIfES's", "RAM", "of AIfES's")
+    return figures(lines, table, words=2)
+
+
+# -- built-in graphs -------------------------------------------------------------------------------
+
+BUDGETS: Final = ("256 KiB", "320 KiB", "512 KiB", "1 MiB")
+STORAGE: Final = {"nrf52840": "paged", "stm32f746": "read in place"}
+"""Boards that stand for their kind of storage."""
+SMALL: Final = (
+    "ds-cnn", "resnet8", "autoencoder", "mobilenetv1-vww", "mobilenetv2-035, 48 x 48",
+    "mobilenetv2-035, 96 x 96",
+)  # fmt: skip
+_TILES: Final = {"in place": "yes", "tiles": "in tiles"}
+
+
+def _least(network: str, device: str, graph: str) -> tuple[int, int] | None:
+    """Return the least RAM of a step as far as it is known: its bound, and a schedule's [B]."""
+    runs = load("trains")
+    runs = runs[(runs.part == "least") & runs.paging & (runs.network == network)]
+    runs = runs[(runs.device == device) & (runs.graph == graph) & runs.energy_j.notna()]
+    if runs.empty:
+        return None
+    first = runs.iloc[0]
+    return int(-(-first.objective_bound // 1)), int(first.objective_value)
+
+
+def verdicts(network: str, device: str, budget: str) -> str:
+    """Return whether a built-in step fits a budget on a kind of storage: proved, or open."""
+    limit, answers = parse_size(budget, field="budget"), []
+    for graph, yes in _TILES.items():
+        least = _least(network, device, graph)
+        if least is not None and least[1] <= limit:
+            return yes
+        answers.append("no" if least is not None and least[0] > limit else "open")
+    return "open" if "open" in answers else "no"
+
+
+def built_in() -> str:
+    """Return in which budgets the whole step of each built-in network fits."""
+    lines = [
+        (code(network), kind, *(verdicts(network, device, budget) for budget in BUDGETS))
+        for network in SMALL
+        for device, kind in STORAGE.items()
+    ]
+    heads = ("network", "state on storage is", *BUDGETS)
+    return figures(lines, heads, words=len(heads))
+
+
+def least_ram() -> str:
+    """Return the RAM of keep-all and the least that was found, by kind of storage."""
+    runs, lines = load("trains"), []
+    for network in SMALL:
+        kept = runs[(runs.part == "least") & ~runs.paging & (runs.network == network)]
+        kept = kept[kept.graph == "in place"].iloc[0]
+        found = [
+            min(least[1] for graph in _TILES if (least := _least(network, device, graph)))
+            for device in STORAGE
+        ]
+        sizes = (kept.state_bytes, kept.keep_all_bytes, *found)
+        lines.append((code(network), *map(bytes_text, sizes)))
+    return figures(lines, ("network", "state", "keep-all", "storage is paged", "read in place"))
+
+
+def equal_ram() -> str:
+    """Return what methods with fixed homes of state pay beside the optimum, at equal RAM."""
+    runs = load("trains")
+    runs = runs[runs.part == "policies"]
+    keys = ["network", "device", "ram"]
+    share = (runs.overhead_j / runs.baseline_energy_j).where(runs.energy_j.notna())
+    runs = runs.assign(paid=share)
+    least = runs[runs.method == "optimal"].set_index(keys).paid.rename("least")
+    lines = []
+    for method, group in runs[runs.method != "optimal"].groupby("method", sort=False):
+        both = group.join(least, on=keys)
+        ratio = (both.paid / both.least)[both.least > 0].dropna()
+        kept = f"{int(group.paid.notna().sum())} of {len(group)}"
+        lines.append((code(str(method)), kept, *map(_number, (ratio.median(), ratio.max()))))
+    return figures(lines, ("method", "budgets kept", "overhead / optimum's, median", "worst"))
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else whole(value)
+
+
+def built_in_runs() -> pd.DataFrame:
+    """Return every solve of a built-in step."""
+    names = ("part", "network", "graph", "device", "ram", "paging", "method", "status",
+             "ram_budget_bytes", "state_bytes", "keep_all_bytes", "objective_value",
+             "objective_bound", "peak_ram_bytes", "energy_j", "baseline_energy_j", "time_s",
+             "pass_s", "written_bytes", "steps_until_worn", "gap", "seconds")  # fmt: skip
+    return load("trains")[list(names)]
+
+
+# -- tables of the guides --------------------------------------------------------------------------
+
+
+def fragmentation() -> str:
+    """Return how much larger than its bound each way to place makes a block of memory."""
+    ways = {"arena_bytes": "`place`", "greedy_bytes": "greedy alone", "in_order_bytes": "heap"}
+    found, lines = load("addresses"), []
+    for name, group in [*found.groupby("group", sort=False), ("all", found)]:
+        cells = []
+        for key in ways:
+            share = group[key] / group.lower_bound_bytes - 1
+            cells += [percent_text(share.median(), 2), percent_text(share.max(), 2)]
+            cells.append(str(int((share == 0).sum())))
+        lines.append((str(name), str(len(group)), *cells))
+    heads = [f"{way}: median | worst | at the bound" for way in ways.values()]
+    return figures(lines, ("networks", "plans", *" | ".join(heads).split(" | ")))
+
+
+def arenas() -> str:
+    """Return the arenas of ExecuTorch's programs; budgets below the least of it are one row."""
+    rows: dict[tuple[str, int], Record] = {}
+    for record in records("executorch"):
+        rows.setdefault((record["cell"]["network"], record["ram_budget_bytes"]), record)
+    lines = []
+    for row in rows.values():
+        own = row["executorch_bytes"]
+        name, refused = code(row["cell"]["network"]), row["refused"]
+        if refused and "the least is" not in refused:
+            budget = format_bytes(round(row["cell"]["share"] * own))
+            lines.append((name, bytes_text(own), budget, "none found", *"-----"))
+            continue
+        budget = f"{bytes_text(row['ram_budget_bytes'])}{', the least' if refused else ''}"
+        much = ", too much" if row["greedy_bytes"] > row["ram_budget_bytes"] else ""
+        lines.append(
+            (
+                name,
+                bytes_text(own),
+                budget,
+                bytes_text(row["arena_bytes"]),
+                percent_text(row["arena_bytes"] / own),
+                f"{bytes_text(row['greedy_bytes'])}{much}",
+                str(row["recomputed"]),
+                percent_text(row["overhead"]),
+                percent_text(row["gap"]),
+            )
+        )
+    heads = ("network", "ExecuTorch's own", "budget", "arena", "of its own",
+             "with its greedy planner", "computed again", "overhead", "gap")  # fmt: skip
+    return figures(lines, heads)
+
+
+def _pairs(kind: str, *keys: str, flag: str) -> dict[tuple[Any, ...], tuple[Record, Record]]:
+    """Return the records without and with a flag, by other fields of their cells."""
+    pairs: dict[tuple[Any, ...], dict[bool, Record]] = {}
+    for record in records(kind):
+        cell = record["cell"]
+        pairs.setdefault(tuple(cell[key] for key in keys), {})[cell[flag]] = record
+    both = {key: pair for key, pair in pairs.items() if {False, True} <= pair.keys()}
+    return {key: (pair[False], pair[True]) for key, pair in both.items()}
+
+
+def masks() -> str:
+    """Return the RAM of steps that train all weights, or biases alone, without masks and with."""
+
+    def least(found: Mapping[str, Any]) -> str:
+        star = "*" if found["bytes"] and found["status"] != "optimal" else ""
+        return f"{bytes_text(found['bytes'])}{star}"
+
+    lines = []
+    for (network, trained), (before, after) in _pairs(
+        "masks", "network", "trained", flag="masks"
+    ).items():
+        if trained == "last-2":
+            continue
+        more = after["instructions"] / before["instructions"] - 1
+        kept = (bytes_text(run["keep_all_bytes"]) for run in (before, after))
+        least_ram = (least(run[way]) for way in ("recomputing", "paging") for run in (before, after))
+        lines.append((code(network), trained, *kept, *least_ram, percent_text(more)))
+    heads = ("network", "trained", "keep-all: as PyTorch", "with masks",
+             "recomputing: as PyTorch", "with masks", "paging too: as PyTorch", "with masks",
+             "instructions")  # fmt: skip
+    return figures(lines, heads, words=2)
+
+
+def recurrent() -> str:
+    """Return the energy of recurrent steps in less and less RAM, as captured and by time steps."""
+    pairs = _pairs("recurrent", "network", "share", flag="apart")
+    bases = {network: before["baseline_j"] for (network, _), (before, _) in pairs.items()
+             if before["baseline_j"]}  # fmt: skip
+    lines = []
+    for (network, share), (before, after) in pairs.items():
+        if share not in (80, 60):
+            continue
+        cells = []
+        for run in (before, after):
+            energy_j, base = run["energy_j"], bases[network]
+            star = "*" if energy_j and run["status"] != "optimal" else ""
+            energy = f"{energy_j / base:.2f}{star}" if energy_j else "-"
+            cells += [energy, percent_text(run["gap"]), f"{run['seconds']:.0f}"]
+        lines.append((network, f"{share} %, {whole(after['ram_bytes'])} B", *cells))
+    heads = ("network", "RAM", "as PyTorch: energy", "gap", "seconds", "by time steps: energy",
+             "gap", "seconds")  # fmt: skip
+    return figures(lines, heads)
+
+
+def choice() -> str:
+    """Return the scores of the sets of layers that train in less and less RAM."""
+    lines = [
+        (
+            record["cell"]["network"],
+            bytes_text(record["ram_budget_bytes"]),
+            percent_text(record["score"] / record["total"]),
+            percent_text(record["bound"] / record["total"]),
+            percent_text(record["gap"]),
+            f"{record['layers']} of {record['of_layers']}",
+            *(
+                percent_text(record["rules"][rule]["score"] / record["total"])
+                for rule in ("greedy", "last")
+            ),
+            seconds_text(record["seconds"]),
+        )
+        for record in records("choice")
+    ]
+    heads = ("network", "RAM", "best set", "proven bound", "gap", "layers", "greedy",
+             "last layers", "time")  # fmt: skip
+    return figures(lines, heads)
+
+
+def models() -> pd.DataFrame:
+    """Return the models of other libraries that were tried, and how each ended."""
+    found = load("coverage")
+    found = found[found.status.isin(["works", "differs", "refused"])]
+    fits = [
+        missing(told) or (told["equal"] and told["within"]) for told in found.budget.tolist()
+    ]
+    back_end = [None if missing(told) else told["status"] for told in found.back_end.tolist()]
+    return found.assign(
+        library=found.name.str.split().str[0],
+        works=(found.status == "works") & (found.other == "works") & pd.Series(fits, found.index),
+        refused=found.status == "refused",
+        back_end_status=back_end,
+    )
+
+
+def libraries() -> str:
+    """Return how many models of each library were tried, work and are refused."""
+    lines = [
+        (
+            str(library),
+            str(len(group)),
+            str(int(group.works.sum())),
+            str(int(group.refused.sum())),
+            str(int((group.back_end_status == "works").sum())),
+        )
+        for library, group in models().groupby("library", sort=False)
+    ]
+    return figures(lines, ("library", "tried", "eager's bits", "refused", "with `pmt.backend`"))
