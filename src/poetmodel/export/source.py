@@ -252,7 +252,9 @@ class StepSource:
         slot = str(slots.index(name)) if name in slots else "PM_NO_SLOT"
         address = self.program.room.get(name, 0)
         kind = _TYPE_NAMES[buffer.type]
-        numbers = f"{buffer.elements}, {self.weights.offsets[name]}, {address}, {slot}"
+        numbers = (
+            f"{buffer.elements}, {self.weights.offsets.get(name, 'PM_ZEROS')}, {address}, {slot}"
+        )
         return f"{{{numbers}, {_HOMES[home]}, {kind}}}"
 
     def home(self, name: str) -> str:

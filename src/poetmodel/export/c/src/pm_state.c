@@ -27,7 +27,9 @@ static uint32_t size_of(uint8_t type)
 /* Copies first values to RAM. */
 static void load(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t count)
 {
-    if (buffer->type == PM_IS_REAL) {
+    if (buffer->weights == PM_ZEROS) {
+        memset(to, 0, (size_t)count * size_of(buffer->type));
+    } else if (buffer->type == PM_IS_REAL) {
         memcpy(to, PM_CONSTANT_REALS(buffer->weights / 4u + first), (size_t)count * sizeof(pm_real));
     } else {
         const uint32_t size = size_of(buffer->type);
@@ -204,7 +206,7 @@ static int write_state(const change_t *what)
 static void widen(void)
 {
 #if PM_IS_DOUBLE
-    for (uint32_t k = 0; k < PM_WEIGHT_REALS; k++) {
+    for (uint32_t k = 0; k + 1u <= PM_WEIGHT_REALS; k++) {
         float value;
         memcpy(&value, &pm_weights[k], sizeof value);
         pm_wide_weights[k] = (pm_real)value;
