@@ -264,18 +264,37 @@ int pm_load_state(void)
     return PM_OK;
 }
 
+/* Writes what lives in RAM to the next generation. */
+static int put_resident(void)
+{
+    for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* these are last in a generation, in this order */
+        if (pm_buffers[k].home == PM_RAM && is_committed(&pm_buffers[k])) {
+            PM_TRY(put(&pm_buffers[k]));
+        }
+    }
+    return PM_OK;
+}
+
 int pm_save_step(void)
 {
     if ((pm_steps + 1u) % PM_COMMIT_EVERY) {
         pm_steps++;
         return PM_OK;
     }
-    for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* these are last in a generation, in this order */
-        if (pm_buffers[k].home == PM_RAM && is_committed(&pm_buffers[k])) {
-            PM_TRY(put(&pm_buffers[k]));
-        }
-    }
+    PM_TRY(put_resident());
     return pm_commit(1);
+}
+
+int pm_commit_now(void)
+{
+    if (pm_progress.slice) {
+        return PM_ERROR_BUSY;
+    }
+    if (pm_steps % PM_COMMIT_EVERY == 0) {
+        return PM_OK; /* the last step did */
+    }
+    PM_TRY(put_resident());
+    return pm_commit(0);
 }
 #endif
 
