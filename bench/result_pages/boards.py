@@ -78,7 +78,8 @@ class Exported(Line):
         if self["flash_bytes"] > board.flash.size_bytes:
             taken, size = (format_bytes(b) for b in (self["flash_bytes"], board.flash.size_bytes))
             return f"program and first weights are {taken}, and the flash has {size}"
-        if board.stores_in_flash and board.is_memory_mapped and self["written_bytes"]:
+        written = self["written_bytes"] and not self.record.get("commit")
+        if board.stores_in_flash and board.is_memory_mapped and written:
             return "state on flash needs `--commit`, which this record lacks"
         return ""
 

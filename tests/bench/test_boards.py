@@ -78,6 +78,7 @@ def test_a_record_holds_what_the_page_says(run: BoardRun) -> None:
         assert facts["ram_bytes"] <= facts["ram_limit_bytes"]
         assert facts["stack_bytes"] <= facts["stack_limit_bytes"]
         assert facts["losses"][1] < facts["losses"][0]
+        assert facts.get("commit", False) is (run.ram == "64KiB")
     assert page([facts], "run.jsonl")
 
 
