@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from harness import PRELOADED, RecordedRun, Study, record
 from poetmodel.bench.measurement import FAILED
 from poetmodel.device import Device
-from poetmodel.errors import BudgetError, NoScheduleError
+from poetmodel.errors import BudgetError, FlashError, NoScheduleError
 from poetmodel.export.board import (
     Target,
     ToolchainError,
@@ -125,10 +125,11 @@ def runs(parts: tuple[str, ...] = PARTS, solve_s: float = SOLVE_S) -> Iterator[B
 
 
 def smoke_runs() -> Iterator[BoardRun]:
-    """Yield every kind of run at its smallest size, and a network that does not fit."""
+    """Yield every kind of run at its smallest size: one does not fit, one commits to flash."""
     for part in PARTS:
         yield BoardRun(part=part, network="bert-block", board="nano33ble", ram=ROOMY, solve_s=3.0)
     yield BoardRun(part=BOARD, network="mobilenetv1-vww", board="nrf52840", solve_s=3.0)
+    yield BoardRun(part=BOARD, network="bert-block", board="nano33ble", ram="64KiB", solve_s=3.0)
 
 
 # -- one run ---------------------------------------------------------------------------------------
@@ -212,20 +213,32 @@ def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]
 def _exported(
     wanted: BoardRun, step: LoweredStep, folder: Path
 ) -> tuple[Deployment | None, list[dict[str, Any]]]:
-    """Return the first deployment of all sizes of tiles that fits, and what became of each."""
+    """Return the first deployment of all sizes of tiles that fits, and what became of each.
+
+    State that is replaced on flash needs commits: they are tried where it is without.
+    """
     free = wanted.part == BOARD
+    device = Device.load(wanted.board)
+    in_place = free and device.stores_in_flash and device.is_memory_mapped
     options: dict[str, Any] = {"device": wanted.board, "ram": wanted.ram}
     options |= {"paging": free, "recompute": free}
     tried: list[dict[str, Any]] = []
-    for tile in TILES if free else TILES[:1]:
+    ways = product(TILES if free else TILES[:1], (False, True) if in_place else (False,))
+    for tile, commit in ways:
         begun = time.perf_counter()
-        outcome: dict[str, Any] = {"tile": tile, "answer": NO, "reason": ""}
+        outcome: dict[str, Any] = {"tile": tile, "commit": commit, "answer": NO, "reason": ""}
+        options |= {"tile": tile, "commit": commit}
         deployment = None
         try:
             deployment = export_step(
-                step, folder, tile=tile, time_limit=wanted.solve_s, gap=wanted.gap, **options
+                step, folder, time_limit=wanted.solve_s, gap=wanted.gap, **options
             )
             outcome["answer"] = YES
+            if in_place and not commit and deployment.written_bytes:
+                outcome |= {"answer": NO, "reason": "state on flash needs commits"}
+                deployment = None
+        except FlashError as error:
+            outcome["reason"] = str(error)
         except BudgetError as error:
             outcome |= {"reason": str(error), **_largest(in_tiles(step, tile), wanted.board)}
         except NoScheduleError as error:
@@ -270,7 +283,10 @@ def _decided(deployment: Deployment) -> dict[str, Any]:
     simulation = None if result is None else result.simulation
     if result is None or simulation is None:
         raise ValueError(f"{graph.name}: expected the result of a solve")
-    transfers = result.problem.table.transfer_totals(simulation.page_ins, simulation.page_outs)
+    table = result.problem.table
+    parts = () if table.commit is None else table.commit.parts
+    outs = {i: times for i, times in simulation.page_outs.items() if i not in parts}
+    paid = (table.transfer_totals(simulation.page_ins, outs), table.commit_totals())
     return {
         "solved": str(result.status),
         "gap": result.gap,
@@ -278,9 +294,11 @@ def _decided(deployment: Deployment) -> dict[str, Any]:
         "recomputations": sum(simulation.recomputations.values()),
         "read_bytes": simulation.read_bytes,
         "written_bytes": simulation.written_bytes,
-        "transfer_s": transfers.time_s,
-        "transfer_j": transfers.energy_j,
-        "steps_until_worn": simulation.steps_until_worn,
+        "transfer_s": sum(cost.time_s for cost in paid),
+        "transfer_j": sum(cost.energy_j for cost in paid),
+        "steps_until_worn": deployment.steps_until_worn
+        if deployment.commit
+        else simulation.steps_until_worn,
         "memory_mapped": plan.memory_mapped,
         "state_bytes": graph.state_bytes,
         "resident_state_bytes": sum(graph.tensor_bytes[i] for i in plan.resident or ()),
@@ -305,6 +323,8 @@ def _ran(
 ) -> dict[Target, ProgramRun]:
     """Return what the programs for this machine and for the board did."""
     driver = "DRIVER=ram" if deployment.plan.memory_mapped else "DRIVER=file"
+    if deployment.commit:
+        driver = "DRIVER=nor"
     found = {}
     for target in (Target.HOST, BOARDS[wanted.board]):
         program = build(folder, target, settings=(driver,))
@@ -346,6 +366,23 @@ def _measured(deployment: Deployment, host: ProgramRun, board: ProgramRun) -> di
         "instructions": figures["step_instructions"],
         "clock_hz": device.clock_hz,
         "power_w": device.compute.power_w,
+        **(_worn(deployment, figures) if deployment.commit else {}),
+    }
+
+
+def _worn(deployment: Deployment, figures: Mapping[str, int]) -> dict[str, Any]:
+    """Return what storage like the flash of the board has counted; raise where it is more."""
+    block = deployment.layout.erase_block_bytes
+    pages = sum(-(-size // block) * times for size, times in deployment.page_writes)
+    said = deployment.commit_erases + pages
+    counted = figures["storage_erases"] - deployment.commit_erases  # of pm_init
+    if counted > STEPS * said:
+        raise ToolchainError(f"erases: expected {said} in a step, and flash has {counted / STEPS}")
+    return {
+        "commit": True,
+        "generations": deployment.generations,
+        "stored_bytes": deployment.stored_bytes,
+        "step_erases": counted / STEPS,
     }
 
 

@@ -18,6 +18,9 @@ from poetmodel.errors import BudgetError, raised_as, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+ESTIMATES: Final = "energies are estimates, not measured on a board"
+"""What every table of energies says on its first line."""
+
 BRIEF_CHARACTERS: Final = 150
 """Most characters of what `brief` says of an object."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.device import StorageMode
 from poetmodel.schedule.instructions import Instruction, Op
 from poetmodel.schedule.machine import BEFORE, Content, Moment
-from poetmodel.units import format_bytes, format_joules, format_seconds
+from poetmodel.units import ESTIMATES, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ def _heading(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) ->
     device = f" on {plan.device}" if plan.device else ""
     yield (
         f"Plan for {graph.name}{device}, {plan.mode} transfers: {len(plan.program)} instructions, "
-        f"{len(graph.nodes)} nodes"
+        f"{len(graph.nodes)} nodes{'' if check.makespan_s is None else f' ({ESTIMATES})'}"
     )
     if check.makespan_s is not None:
         stall = f", stall {format_seconds(check.stall_s or 0.0)}"
