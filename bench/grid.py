@@ -217,7 +217,7 @@ def _comparison() -> Iterator[Instance]:
                 yield replace(instance, method="paper, Gurobi", limit_s=PAPER_LIMIT_S)
 
 
-_GOALS: Final = {
+_GOALS: Final[dict[int, Callable[[], Iterator[Instance]]]] = {
     1: _published,
     2: _zoo,
     3: _traced,

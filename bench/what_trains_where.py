@@ -202,7 +202,7 @@ def measure_step(fields: dict[str, Any], _start: None = None) -> Record:
     run = StepRun(**fields)
     graph = graph_of(run.network, run.graph)
     course, begun, cpu_s = Course(), time.perf_counter(), time.process_time()
-    problem, result = run.problem(), None
+    problem, result, facts = run.problem(), None, dict[str, Any]()
     options: dict[str, Any] = {"time_limit": run.limit_s, "gap": run.gap, "seed": run.seed}
     try:
         result = run_method(problem, run.method, on_progress=course.note, **options)
