@@ -262,7 +262,7 @@ def exported() -> list[Record]:
         run["fault"] = fault_of_flash(run)
         run["trains"] = run["status"] == "yes" and not run["fault"]
         run["limit_bytes"] = ram_of(run["board"], run["ram"])
-        run["tile"] = run["tried"][-1]["tile"]
+        run["tile"] = run["tried"][-1]["tile"] if run["tried"] else None
         if run["status"] == "yes":
             core_s = run.get("instructions", 0) / run.get("clock_hz", 1.0)
             run["time_s"] = core_s + run["transfer_s"]
@@ -370,9 +370,11 @@ def refusal(run: Mapping[str, Any]) -> str:
     """Return why a network does not train in a place; empty where it does."""
     if run["trains"]:
         return ""
+    if run["fault"] or run["status"] == FAILED:
+        return str(run["fault"] or run["reason"])
     last = run["tried"][-1]
-    if run["fault"] or run["status"] == FAILED or "floor_bytes" not in last:
-        return str(run["fault"] or run["reason"] or last["reason"]).removeprefix("proved: ")
+    if "floor_bytes" not in last:
+        return str(last["reason"]).removeprefix("proved: ")
     left_bytes = max(0, run["limit_bytes"] - last["reserved_bytes"])
     return (
         f"inputs, stack and runtime leave {format_bytes(left_bytes)}, and "
