@@ -355,10 +355,10 @@ def boards_readme() -> str:
 
 def board_ways() -> str:
     """Return RAM and instructions of keep-all and of the last layer alone."""
-    lines = []
+    lines, ways = [], (_keep_all(), _keep_all("last layer"))
     for network in NETWORKS:
         cells = []
-        for runs in (_keep_all(), _keep_all("last layer")):
+        for runs in ways:
             run = runs[network]
             cells += [bytes_text(run["ram_bytes"]), f"{run['instructions'] / 1e6:.2f} M"]
         lines.append((named(network), *cells))
