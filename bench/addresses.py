@@ -1,23 +1,17 @@
-"""Fragmentation of addresses: plans of the zoo and of captured networks, with and without search.
-
-``python bench/addresses.py --out bench/results/$(date +%F)-addresses.jsonl`` solves each problem
-for some seconds, plans its schedule and places all copies; ``python scripts/make_results.py`` puts
-the figures into ``docs/concepts/plans.md``. Networks for microcontrollers come from PyTorch.
-"""
+"""Fragmentation of addresses: plans of the zoo and of captured networks, and their placement."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from harness import latest, parsed, record
+from harness import Cell, Study, record
+from poetmodel.bench.measurement import FAILED
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import InputError
 from poetmodel.graph import Graph, floor, zoo
 from poetmodel.placement.lifetimes import blocks_of
 from poetmodel.placement.packing import UNPLACED, Packing
@@ -28,8 +22,10 @@ from poetmodel.problem import Problem
 from poetmodel.solver import solve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
+    from poetmodel.bench.measurement import Record
+    from poetmodel.bench.store import RecordFile
     from poetmodel.plan import Plan
 
 KIND: Final = "addresses"
@@ -39,32 +35,31 @@ SHARES: Final = ("35%", "50%")
 """RAM budgets, of the keep-all peak."""
 NEAR: Final = 1.05
 """Where no share is above the minimum RAM, so many times that is the budget."""
+LIMIT_S: Final = 10.0
+"""Of each solve [s]."""
 TINY: Final = ("autoencoder", "ds-cnn", "resnet8", "mobilenetv1-vww", "mobilenetv2-035")
 """Networks of the zoo that are measured with their state too."""
 
 
-def networks(group: str) -> Iterator[tuple[str, Graph, Costs]]:
-    """Yield name, graph and costs of the networks of a group."""
+GROUPS: Final = ("traced", "zoo", "zoo, with state", "captured, with state")
+
+
+@cache
+def networks(group: str) -> dict[str, tuple[Graph, Costs]]:
+    """Return graph and costs of the networks of a group, by name."""
     large, small = Device.load("rpi4b"), Device.load("nrf52840")
     if group == "traced":
-        for path in sorted(TRACED.glob("*.graph.json")):
-            graph = Graph.load(path)
-            name = path.name.partition(".")[0]
-            yield name, graph, Costs.load(path.with_name(f"{name}.profile.csv"))
-    elif group == "zoo":
-        for name, make in zoo.MODELS.items():
-            graph = make()
-            yield name, graph, Costs.estimate(graph, large)
+        paths = sorted(TRACED.glob("*.graph.json"))
+        names = [path.name.partition(".")[0] for path in paths]
+        costs = [Costs.load(TRACED / f"{name}.profile.csv") for name in names]
+        return dict(zip(names, zip(map(Graph.load, paths), costs, strict=True), strict=True))
+    if group == "zoo":
+        made, device = {name: make() for name, make in zoo.MODELS.items()}, large
     elif group == "zoo, with state":
-        for name in TINY:
-            graph = zoo.MODELS[name](state="sgd", in_place=True)
-            yield name, graph, Costs.estimate(graph, small)
+        made, device = {x: zoo.MODELS[x](state="sgd", in_place=True) for x in TINY}, small
     else:
-        for name, graph in _captured():
-            yield name, graph, Costs.estimate(graph, small)
-
-
-GROUPS: Final = ("traced", "zoo", "zoo, with state", "captured, with state")
+        made, device = dict(_captured()), small
+    return {name: (graph, Costs.estimate(graph, device)) for name, graph in made.items()}
 
 
 def _captured() -> Iterator[tuple[str, Graph]]:
@@ -81,15 +76,26 @@ def _captured() -> Iterator[tuple[str, Graph]]:
         yield name, traced.graph
 
 
+def runs(groups: tuple[str, ...] = GROUPS) -> Iterator[Cell]:
+    """Yield each network within each budget."""
+    for group in groups:
+        for name, (graph, costs) in networks(group).items():
+            for ram in budgets(graph, costs):
+                yield run_of(group, name, str(ram))
+
+
+def run_of(group: str, network: str, ram: str) -> Cell:
+    """Return a run: a network within a budget. Its plan with DMA has a record of its own."""
+    cell = {"group": group, "network": network, "ram": ram, "mode": str(StorageMode.BLOCKING)}
+    return Cell(" | ".join(cell.values()), cell)
+
+
 def budgets(graph: Graph, costs: Costs) -> Iterator[str | int]:
     """Yield the budgets of a network."""
     least = floor(graph).bytes
     whole = Problem(graph, costs, ram="100%").ram_budget_bytes
     shares = [share for share in SHARES if whole * float(share[:-1]) / 100 >= least]
-    if shares:
-        yield from shares
-    else:
-        yield int(NEAR * least)
+    yield from shares or (int(NEAR * least),)
 
 
 def in_order(graph: Graph, plan: Plan, alignment: int) -> int:
@@ -122,43 +128,33 @@ def measured(graph: Graph, plan: Plan) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure all cases that the file does not have; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--group", choices=GROUPS, action="append", help="some groups only")
-    parser.add_argument("--limit", type=float, default=10.0, help="of each solve [s]")
-    options = parsed(parser, "addresses.jsonl", arguments)
-    records = latest(options.out)
-    for group in options.group or GROUPS:
-        for name, graph, costs in networks(group):
-            for ram in budgets(graph, costs):
-                for made in _case(group, name, graph, costs, ram, options.limit):
-                    records.add(made)
-                    sys.stdout.write(f"{made['name']}: {made['arena_bytes']:,} B\n")
-                    sys.stdout.flush()
-    return 0
-
-
-def _case(
-    group: str, name: str, graph: Graph, costs: Costs, ram: str | int, limit_s: float
-) -> Iterator[dict[str, Any]]:
-    try:
-        problem = Problem(graph, costs, ram=ram)
-        result = solve(problem, time_limit=limit_s, gap=0.01)
-    except InputError as error:
-        sys.stdout.write(f"{name} at {ram}: {error}\n")
-        return
+def measure(fields: dict[str, Any], store: RecordFile) -> Record:
+    """Solve, plan and place; return the record, and add that of the plan with DMA to the file."""
+    graph, costs = networks(fields["group"])[fields["network"]]
+    ram = fields["ram"]
+    problem = Problem(graph, costs, ram=ram if ram.endswith("%") else int(ram))
+    result = solve(problem, time_limit=LIMIT_S, gap=0.01)
     if result.schedule is None:
-        sys.stdout.write(f"{name} at {ram}: {result.reason}\n")
-        return
-    pages = bool(result.schedule.M_in or result.schedule.M_out)
-    for mode in StorageMode if pages else (StorageMode.BLOCKING,):
+        name = " | ".join(fields.values())
+        return record(KIND, name, cell=fields, status=FAILED, reason=result.reason)
+    made = []
+    for mode in (StorageMode.BLOCKING, StorageMode.DMA):
         usable = problem.usable_ram_bytes
         plan = make_plan(graph, costs, result.schedule, mode=mode, ram_budget_bytes=usable)
-        cell = {"group": group, "network": name, "ram": str(ram), "mode": str(mode)}
+        cell = {**fields, "mode": str(mode)}
         facts = measured(graph, plan)
-        yield record(KIND, " | ".join(cell.values()), cell=cell, limit_s=limit_s, **facts)
+        made.append(record(KIND, " | ".join(cell.values()), cell=cell, limit_s=LIMIT_S, **facts))
+    if result.schedule.M_in or result.schedule.M_out:
+        store.add(made[1])
+    return made[0]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="addresses",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=lambda: [run_of("zoo", "mlp", "4552")],
+    measure=measure,
+    start_of=lambda _run, store, _settings: store,
+    alone=False,
+)

@@ -1,29 +1,25 @@
 """Two states of the code on a sample of the grid: each instance by both, one right after the other.
 
 ``git worktree add /tmp/before COMMIT`` makes a checkout of the other state, and
-``python bench/against.py --checkout /tmp/before --out bench/results/$(date +%F)-against.jsonl``
-runs the sample; ``python scripts/make_results.py`` puts a table into ``docs/built-in-steps.md``.
+``python -m bench against --set checkout=/tmp/before --out FILE`` runs the sample.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from grid import Instance, InstanceRun, in_running_order, instances
-from harness import FreshProcesses, parsed, record, recorded, run_all
+from harness import GRACE_S, REQUIRED, Study, record, recorded
 from poetmodel.bench.measurement import FAILED
-from run_grid import GRACE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from poetmodel.bench.measurement import Record
 
@@ -72,27 +68,38 @@ class CodeRun(InstanceRun):
         return f"{self.instance.name} | {self.code} | {self.turn}"
 
 
-def runs(turns: int = 2, limit_s: float | None = None) -> Iterator[CodeRun]:
-    """Yield each instance by both, who is first changing with each turn."""
-    for sampled in SAMPLE:
-        instance = sampled if limit_s is None else replace(sampled, limit_s=limit_s)
+def runs(turns: int = 2) -> Iterator[CodeRun]:
+    """Yield each instance by both; which one is first changes with each turn."""
+    for instance in SAMPLE:
         for turn in range(turns):
             for code in (HERE, BEFORE) if turn % 2 else (BEFORE, HERE):
                 yield CodeRun(instance=instance, code=code, turn=turn)
 
 
-def measure_code(fields: dict[str, Any], _start: None = None, *, checkout: str) -> Record:
+def smoke_runs() -> Iterator[CodeRun]:
+    """Yield one instance by both, where the other checkout is this one, too."""
+    for code in (BEFORE, HERE):
+        yield CodeRun(instance=SAMPLE[0], code=code)
+
+
+def measure_code(fields: dict[str, Any], checkout: str) -> Record:
     """Solve an instance by the runner of a checkout, and return its record."""
     run = CodeRun.of(fields)
     root = ROOT if run.code == HERE else Path(checkout)
     commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "one-grid.jsonl"
-        runner = [sys.executable, str(root / "bench" / "run_grid.py")]
-        chosen = ["--goal", str(run.instance.goal), "--only", run.instance.name]
-        limit = ["--limit", str(run.instance.limit_s), "--out", str(kept)]
+        earlier = root / "bench" / "run_grid.py"
+        goal = str(run.instance.goal)
+        runner = (
+            [str(earlier), "--goal", goal]
+            if earlier.exists()
+            else ["-m", "bench", "grid", "--set", f"goals={goal}"]
+        )
+        chosen = ["--only", run.instance.name, "--limit", str(run.instance.limit_s)]
         done = subprocess.run(
-            [*runner, *chosen, *limit],
+            [sys.executable, *runner, *chosen, "--out", str(kept)],
+            cwd=root,
             env=os.environ | {"PYTHONPATH": str(root / "src")},
             capture_output=True,
             text=True,
@@ -101,8 +108,8 @@ def measure_code(fields: dict[str, Any], _start: None = None, *, checkout: str) 
         records = recorded(kept).records() if kept.exists() else []
     if len(records) != 1:
         reason = done.stderr.strip().splitlines()[-1:]
-        facts = {"status": FAILED, "seconds": 0.0, "reason": " ".join(reason)}
-        return record(KIND, run.name, cell=fields, commit=commit, **facts)
+        facts = {"status": FAILED, "seconds": 0.0, "reason": " ".join(reason), "commit": commit}
+        return record(KIND, run.name, cell=fields, **facts)
     return {**records[0], "kind": KIND, "name": run.name, "cell": fields, "commit": commit}
 
 
@@ -111,22 +118,14 @@ def _output(*command: str) -> str:
     return done.stdout.strip()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Solve the sample by both; return the exit status: 130 where that was stopped."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkout", type=Path, required=True, help="folder of the other state")
-    parser.add_argument("--limit", type=float, help="limit of each solve [s], in place of its own")
-    parser.add_argument("--turns", type=int, default=2, help="times that each instance is solved")
-    parser.add_argument("--only", default="", help="instances whose name contains this")
-    options = parsed(parser, "against.jsonl", arguments)
-    return run_all(
-        [run for run in runs(options.turns, options.limit) if options.only in run.instance.name],
-        recorded(options.out),
-        partial(measure_code, checkout=str(options.checkout.resolve())),
-        FreshProcesses(1, preloaded=(), grace_s=2 * GRACE_S),
-        kind=KIND,
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="against",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=smoke_runs,
+    measure=measure_code,
+    settings={"checkout": REQUIRED},
+    start_of=lambda _run, _store, settings: str(Path(settings["checkout"] or ROOT).resolve()),
+    preloaded=(),
+    grace_s=2 * GRACE_S,
+)

@@ -1,25 +1,22 @@
 """Which layers of small networks to train in how much RAM: the best set, greedy, the last layers.
 
-``python bench/choosing.py --out bench/results/$(date +%F)-choice.jsonl`` runs everything;
-``python scripts/make_results.py`` makes a part of ``docs/guides/choose.md`` and its chart of it.
 Batch norms keep their statistics. Scores are norms of the gradient of a batch of noise, for which
 batch norms took the statistics of the batch. Nothing is paged: all state that is trained stays in
-RAM. It needs PyTorch.
+RAM.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 import poetmodel as pm
-from harness import latest, parsed, record
-from mcu.networks import mcunet, mobilenetv2
+from harness import RecordedRun, Study, record
+from mcu.networks import mcunet, mlp, mobilenetv2
 from poetmodel import torch as pmt
 from poetmodel.export.choosing import layers_of
 from poetmodel.export.freezing import Freezable
@@ -29,7 +26,7 @@ from poetmodel.torch.choosing import gradient_norms
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mcu.networks import Training
     from poetmodel.bench.measurement import Record
@@ -39,7 +36,9 @@ KIND: Final = "choice"
 NETWORKS: Final[dict[str, Callable[..., Training]]] = {
     "MobileNetV2 0.35, 48 x 48": mobilenetv2,
     "MCUNet-like, 64 x 64": mcunet,
+    "MLP": mlp,
 }
+"""Networks by name; the last one is for smoke runs."""
 BUDGETS: Final = ("160KiB", "192KiB", "256KiB", "320KiB", "384KiB", "512KiB")
 CHECK_S: Final = 1.0
 """Time for the question whether a set has a schedule, for both rules [s]."""
@@ -48,7 +47,7 @@ IMAGES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceRun:
+class ChoiceRun(RecordedRun):
     """One network within one budget."""
 
     network: str
@@ -56,6 +55,11 @@ class ChoiceRun:
     device: str = "nrf52840"
     limit_s: float = 60.0
     seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name in the records."""
+        return f"{self.network} | {self.ram}"
 
 
 class Sets:
@@ -71,14 +75,8 @@ class Sets:
         self.scores = gradient_norms(self.layers, self.model, self.loss_fn, batch)
         self.model.eval()
         optimizer = torch.optim.SGD(self.model.parameters())
-        step = lower(
-            self.model,
-            self.loss_fn,
-            self.inputs,
-            name=run.network,
-            optimizer=optimizer,
-            masks=False,
-        )
+        options = {"name": run.network, "optimizer": optimizer, "masks": False}
+        step = lower(self.model, self.loss_fn, self.inputs, **options)
         self.freezable = Freezable(step=step)
         costs = pm.Costs.estimate(step.graph, pm.Device.load(run.device))
         self.problem = pm.Problem(step.graph, costs, ram=run.ram, paging=False).resolved()
@@ -125,35 +123,27 @@ class Sets:
         return chosen
 
 
-def measure(run: ChoiceRun) -> Record:
+def measure(fields: dict[str, Any], _start: None = None) -> Record:
     """Return the record of the best set, and of those of both rules."""
+    run = ChoiceRun(**fields)
     sets = Sets(run)
     rules: dict[str, Any] = {}
     for name, rule in (("last", sets.last), ("greedy", sets.greedy)):
         begun = time.perf_counter()
         chosen = rule()
-        rules[name] = {
-            "layers": len(chosen),
-            "score": sets.score(chosen),
-            "seconds": time.perf_counter() - begun,
-        }
+        facts = {"layers": len(chosen), "score": sets.score(chosen)}
+        rules[name] = {**facts, "seconds": time.perf_counter() - begun}
     begun = time.perf_counter()
     choice = pmt.choose(
-        sets.model,
-        sets.loss_fn,
-        sets.inputs,
-        scores=sets.scores,
-        device=run.device,
-        name=run.network,
-        time_limit=run.limit_s,
-        ram=run.ram,
-        paging=False,
-    )
+        sets.model, sets.loss_fn, sets.inputs, scores=sets.scores, device=run.device,
+        name=run.network, time_limit=run.limit_s, ram=run.ram, paging=False,
+    )  # fmt: skip
     result = choice.result
+    overhead_j = result.overhead_j
     return record(
         KIND,
-        f"{run.network} | {run.ram}",
-        cell=asdict(run),
+        run.name,
+        cell=fields,
         seconds=time.perf_counter() - begun,
         status=str(choice.status),
         score=choice.score,
@@ -165,9 +155,7 @@ def measure(run: ChoiceRun) -> Record:
         chosen=list(choice.layers),
         ram_budget_bytes=sets.problem.ram_budget_bytes,
         peak_ram_bytes=result.peak_ram_bytes,
-        overhead_ratio=None
-        if result.overhead_j is None
-        else result.overhead_j / result.baseline_energy_j,
+        overhead_ratio=None if overhead_j is None else overhead_j / result.baseline_energy_j,
         note=choice.note,
         statistics=dict(choice.selection.statistics),
         rules=rules,
@@ -175,22 +163,19 @@ def measure(run: ChoiceRun) -> Record:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Record all networks within all budgets; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="networks whose name contains this")
-    parser.add_argument("--ram", action="append", choices=BUDGETS, help="default: all")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds of each choice")
-    options = parsed(parser, "choice.jsonl", arguments)
-    file = latest(options.out)
-    for network in NETWORKS:
-        for ram in (options.ram or BUDGETS) if options.only in network else ():
-            made = measure(ChoiceRun(network=network, ram=ram, limit_s=options.limit))
-            file.add(made)
-            sys.stdout.write(f"{made['name']}: {made['status']}, {made['score']:.4g}\n")
-            sys.stdout.flush()
-    return 0
+def runs(
+    networks: tuple[str, ...] = tuple(NETWORKS)[:2], budgets: tuple[str, ...] = BUDGETS
+) -> Iterator[ChoiceRun]:
+    """Yield each network within each budget."""
+    for network, ram in product(networks, budgets):
+        yield ChoiceRun(network=network, ram=ram)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="choice",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=lambda: [ChoiceRun(network="MLP", ram="3MiB", limit_s=3.0)],
+    measure=measure,
+    alone=False,
+)

@@ -1,8 +1,6 @@
 """What the proof buys: every method on the same problems, beside the optimum.
 
-``python bench/compared.py --out bench/results/$(date +%F)-compared.jsonl`` runs everything, and
-``--method FILE.py:FUNCTION --resume`` adds a method of one's own;
-``python scripts/make_results.py`` makes ``docs/compared.md`` of it.
+``--set own=FILE.py:FUNCTION --resume`` adds a method of one's own to a record.
 
 The published graphs of Moccasin are not shipped, as their licence is another one. They are run too
 where the environment variable ``MOCCASIN_DATA`` names the folder ``data`` of a checkout of
@@ -11,11 +9,9 @@ github.com/haoming-codes/moccasin.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -25,17 +21,16 @@ from typing import TYPE_CHECKING, Any, Final
 import grid
 import poetmodel as pm
 import what_trains_where as steps
-from cases import GAP, SMOKE_LIMIT_S
+from grid import GAP, SMOKE_LIMIT_S
 from harness import (
     ATTEMPTS,
-    FreshProcesses,
+    GRACE_S,
+    PRELOADED,
     RecordedRun,
-    ThisProcess,
+    Study,
     core_share_of,
-    parsed,
     record,
-    recorded,
-    run_all,
+    warm_up,
     within_core,
 )
 from poetmodel.baselines import METHODS, method, recompute_once
@@ -54,7 +49,6 @@ from poetmodel.problem import Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import simulate
 from poetmodel.schedule.instructions import Instruction, Op
-from run_grid import GRACE_S, PRELOADED, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -340,8 +334,10 @@ def _possible(run: ComparedRun) -> bool:
     return problem.usable_ram_bytes >= problem.floor.bytes
 
 
-def runs(kinds: Sequence[str] = KINDS, own: Sequence[str] = ()) -> Iterator[ComparedRun]:
+def runs(kinds: tuple[str, ...] = KINDS, own: tuple[str, ...] = ()) -> Iterator[ComparedRun]:
     """Yield the runs of some kinds, each problem with all methods right after each other."""
+    for name in own:
+        method(name)  # raises here, and not in every run
     for problem in problems(kinds):
         limit_s = LAYERED_LIMIT_S if problem.kind == LAYERED else LIMIT_S
         for name in (*methods_of(problem.kind), *own):
@@ -431,37 +427,12 @@ def _facts(result: SolveResult) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do the runs; return the exit status: 130 where that was stopped."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", action="append", choices=KINDS, help="default: all")
-    parser.add_argument("--only", default="", help="runs whose name contains this")
-    parser.add_argument(
-        "--method", action="append", default=[], help="a method of one's own, too: FILE.py:FUNCTION"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="methods without a solver alone, in one process"
-    )
-    options = parsed(parser, "compared.jsonl", arguments)
-    try:
-        for name in options.method:
-            method(name)  # an error here, and not in every run
-    except PoetModelError as error:
-        parser.error(str(error))
-    chosen = [
-        run
-        for run in runs(options.kind or KINDS, options.method)
-        if options.only in run.name and not (options.quick and _solves(run))
-    ]
-    apart = FreshProcesses(1, preloaded=(*PRELOADED, "compared"), grace_s=ATTEMPTS * GRACE_S)
-    return run_all(
-        chosen,
-        recorded(options.out),
-        measure_method,
-        ThisProcess() if options.quick else apart,
-        kind=KIND,
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="compared",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=smoke_runs,
+    measure=measure_method,
+    preloaded=(*PRELOADED, "compared"),
+    grace_s=ATTEMPTS * GRACE_S,
+)

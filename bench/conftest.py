@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from cases import CASES, smoke_cases
-from grid import smoke_instances
-from harness import latest, record
+from harness import latest, record, warm_up
 from poetmodel.bench.tables import rows
-from run_grid import warm_up
 from solver_tables import NOTE, aligned, comparison
 
 if TYPE_CHECKING:
@@ -40,16 +37,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--record", type=Path, metavar="FILE", help="append a JSON line per measurement to FILE"
     )
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give every benchmark its part of the registries, or the small cases of a smoke run."""
-    if "case" in metafunc.fixturenames:
-        chosen = smoke_cases() if metafunc.config.getoption("smoke") else CASES
-        metafunc.parametrize("case", chosen, ids=[case.name for case in chosen])
-    if "instance" in metafunc.fixturenames:
-        instances = smoke_instances()
-        metafunc.parametrize("instance", instances, ids=[each.name for each in instances])
 
 
 @pytest.fixture(scope="session")

@@ -1,24 +1,17 @@
 """Own constraints: some instances of the grid, each with constraints of a user's own, and without.
 
-``python bench/constraints.py --out bench/results/$(date +%F)-constraints.jsonl`` runs everything;
-``python scripts/make_results.py`` puts the table into ``docs/results.md``. A constraint is what a
-user would write into the file of ``--constraints``.
+A constraint is what a user would write into the file of ``--constraints``.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
-from cases import SMOKE_LIMIT_S
-from grid import PROFILE, Instance, InstanceRun
-from harness import FreshProcesses, parsed, recorded, run_all
+from grid import PROFILE, SMOKE_LIMIT_S, Instance, InstanceRun, measure
+from harness import Study, warm_up
 from poetmodel.problem.io import parse_constraints
-from run_grid import GRACE_S, PRELOADED, measure, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -184,24 +177,6 @@ def measure_own(fields: dict[str, Any], _start: None = None) -> Record:
     return {**found, "kind": KIND, "name": run.name, "cell": fields}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Solve with and without the constraints; return the exit status: 130 where it was stopped."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="runs whose name contains this")
-    parser.add_argument("--limit", type=float, help="seconds of every run; default: 60")
-    options = parsed(parser, "constraints.jsonl", arguments)
-    chosen = [run for run in runs() if options.only in run.name]
-    if options.limit is not None:
-        limited = partial(replace, limit_s=options.limit)
-        chosen = [replace(run, instance=limited(run.instance)) for run in chosen]
-    return run_all(
-        chosen,
-        recorded(options.out),
-        measure_own,
-        FreshProcesses(1, preloaded=PRELOADED, grace_s=GRACE_S),
-        kind=KIND,
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="constraints", kind=KIND, runs=runs, smoke_runs=smoke_runs, measure=measure_own
+)

@@ -1,19 +1,16 @@
 """Arenas of ExecuTorch's programs: its own, and ours within a budget, with its planner and ours.
 
-``python bench/executorch_arenas.py --out bench/results/$(date +%F)-executorch.jsonl`` writes each
-network for each budget, and trains both programs for some steps: bits are compared. It needs the
-extra ``executorch``. ``python scripts/make_results.py`` puts the figures into
-``docs/guides/executorch.md``.
+Both programs train for some steps, and bits are compared. Needs the extra ``executorch``.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import tempfile
 import warnings
 from functools import partial
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,17 +18,21 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from harness import latest, parsed, record
+from harness import Cell, Study, record
 from mcu import networks
 from poetmodel.errors import BudgetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from poetmodel.bench.measurement import Record
 
 KIND: Final = "executorch"
 """Kind of the records."""
 SHARES: Final = (0.6, 0.5)
 """Budgets, of the arena of ExecuTorch's own program."""
+LIMIT_S: Final = 60.0
+"""Of each solve [s]."""
 STEPS: Final = 20
 """How many steps both programs train for."""
 SGD: Final = {"lr": 0.05, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
@@ -98,21 +99,30 @@ def _batch(inputs: Sequence[torch.Tensor], number: int) -> tuple[torch.Tensor, .
     )
 
 
-def measured(name: str, share: float, limit_s: float) -> dict[str, Any]:
-    """Write a network's program for a budget, and train it and ExecuTorch's own.
+def runs(
+    networks: tuple[str, ...] = tuple(NETWORKS), shares: tuple[float, ...] = SHARES
+) -> Iterator[Cell]:
+    """Yield each network within each budget."""
+    for network, share in product(networks, shares):
+        yield Cell(f"{network} | {share}", {"network": network, "share": share})
 
-    Where the budget is too little, what the sentence says is enough takes its place.
+
+def measure(fields: dict[str, Any], _start: None = None) -> Record:
+    """Write a network's program for a budget, train it and ExecuTorch's own; return the record.
+
+    Where the budget is too little, the least that the error names takes its place.
     """
     import poetmodel.torch as pmt
     from poetmodel.torch.executorch.edge import edge_program
     from poetmodel.torch.executorch.lowering import lowered
 
+    name, share = fields["network"], fields["share"]
     torch.manual_seed(0)
     model, loss, inputs = NETWORKS[name]()
     own = lowered(edge_program(name, model, loss, inputs), is_ours=False)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.pte"
-        write = partial(pmt.to_executorch, model, loss, inputs, path=path, time_limit=limit_s)
+        write = partial(pmt.to_executorch, model, loss, inputs, path=path, time_limit=LIMIT_S)
         refused = ""
         try:
             made = write(ram=int(share * own.arena_bytes))
@@ -122,35 +132,23 @@ def measured(name: str, share: float, limit_s: float) -> dict[str, Any]:
         theirs, ours = (trained(program, inputs) for program in (own.program, path.read_bytes()))
     equal = [key for key, value in theirs.items() if torch.equal(value, ours[key])]
     facts = {key: value for key, value in made.to_dict().items() if key not in {"name", "path"}}
-    return {**facts, "refused": refused, "equal": len(equal), "compared": len(theirs)}
+    facts |= {"refused": refused, "equal": len(equal), "compared": len(theirs)}
+    return record(KIND, f"{name} | {share}", cell=fields, limit_s=LIMIT_S, **facts)
 
 
 def enough(sentence: str) -> str:
-    """Return the budget that a sentence about one that is too small says is enough."""
+    """Return the budget that an error about one that is too small says is enough."""
     found = re.search(r"ram=(\d+)", sentence)
     if found is None:
         raise ValueError(sentence)
     return found[1]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure all networks and budgets; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--network", choices=NETWORKS, action="append", help="some only")
-    parser.add_argument("--limit", type=float, default=60.0, help="of each solve [s]")
-    options = parsed(parser, "executorch.jsonl", arguments)
-    records = latest(options.out)
-    for name in options.network or NETWORKS:
-        for share in SHARES:
-            facts = measured(name, share, options.limit)
-            cell = {"network": name, "share": share}
-            records.add(
-                record(KIND, f"{name} | {share}", cell=cell, limit_s=options.limit, **facts)
-            )
-            sys.stdout.write(f"{name} at {share:.0%}: {facts['arena_bytes']:,} B\n")
-            sys.stdout.flush()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="executorch",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=lambda: runs(("mlp",), (0.6,)) if find_spec("executorch") else (),
+    measure=measure,
+    alone=False,
+)

@@ -1,4 +1,4 @@
-"""The grid: a frozen registry of the instances by which the solver's goals are measured.
+"""The grid: a frozen registry of instances, by which times and gaps of solves are measured.
 
 An instance is one problem, solved in one way, with its limit. Nothing is chosen by hand afterwards:
 budgets below a graph's floor stay in, are proved infeasible at once, and are counted apart.
@@ -7,23 +7,43 @@ budgets below a graph's floor stay in, are proved infeasible at once, and are co
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, fields, replace
+import resource
+import time
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from cases import LIMIT_S, PAPER_LIMIT_S, SMOKE_LIMIT_S
-from harness import RecordedRun
+import poetmodel as pm
+from harness import RecordedRun, Study, peak_memory_bytes, record, recorded, warm_up
+from poetmodel.bench.measurement import FAILED
+from poetmodel.bench.tables import model_gap
 from poetmodel.device import Costs, Device
+from poetmodel.errors import PoetModelError
 from poetmodel.graph import Graph, floor
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from published import bert
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import pyomo.environ as pyo
+
+    from poetmodel import SolveProgress, SolveResult
+    from poetmodel.bench.measurement import Record
+
+KIND: Final = "cell"
+"""Kind of the records."""
+LIMIT_S, PAPER_LIMIT_S, SMOKE_LIMIT_S = 60.0, 120.0, 5.0
+"""Wall time of an instance, building included; with ``paper``; of a smoke run [s]."""
+GAP: Final = 1e-4
+"""Gap of the overhead at which a solve is done."""
+AGAIN_GAP: Final = 0.01
+"""Gap above which an instance is solved again on request."""
+NOTED_RATIO: Final = 0.9
+"""A gap is noted when it is below this share of the last one noted."""
 FLOOR: Final = "floor+2%"
 """The budget just above the least that any schedule needs: 1.02 times the minimum RAM."""
 ORDER_SEED: Final = 20
@@ -104,6 +124,10 @@ class InstanceRun(RecordedRun):
         """Return its fields, those of its instance among them."""
         own = asdict(self)
         return {**own.pop("instance"), **own}
+
+    def limited(self, limit_s: float) -> Self:
+        """Return the run with another limit [s]."""
+        return replace(self, instance=self.instance.limited(limit_s))
 
 
 @cache
@@ -264,3 +288,172 @@ def smoke_instances() -> tuple[Instance, ...]:
         for instance in (*instances((1, 2, 4, 5, *CAPTURED)), traced)
     )
     return tuple(dict.fromkeys(small))
+
+
+# -- one instance ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Course:
+    """What a solve tells on its way: when it first had a schedule, and how the gap fell."""
+
+    first_schedule_s: float | None = None
+    """When the first schedule was there, building included [s]."""
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """Times [s] and the gap from then on, each less than `NOTED_RATIO` of the one before."""
+
+    def note(self, progress: SolveProgress) -> None:
+        """Take note of one state of the solve."""
+        if progress.incumbent is None:
+            return
+        if self.first_schedule_s is None:
+            self.first_schedule_s = progress.seconds
+        self.reach(progress.seconds, progress.gap)
+
+    def reach(self, seconds: float, gap: float | None) -> None:
+        """Take note of a gap, if it is much less than the last."""
+        if gap is None or (self.gaps and gap >= NOTED_RATIO * self.gaps[-1][1] and gap > 0.0):
+            return
+        if self.gaps and self.gaps[-1][1] == 0.0:
+            return
+        self.gaps.append((round(seconds, 3), float(f"{gap:.4g}")))
+
+
+def measure(
+    fields: dict[str, Any],
+    _start: None = None,
+    *,
+    threads: int = 1,
+    workers: int = 1,
+    gap: float = GAP,
+    stated: Callable[[Problem], Problem | pyo.ConcreteModel] = lambda problem: problem,
+) -> Record:
+    """Solve an instance and return its record; its graph is read before the clock starts.
+
+    ``seconds`` is wall time for stating, building, solving and verifying; ``stated_s`` is the part
+    before `solve` is called. Where the package refuses the instance, ``status`` is `FAILED` and
+    ``reason`` says why. `stated` returns what is solved in place of the instance's problem.
+    """
+    instance = Instance(**fields)
+    graph, method = graph_of(instance.model), METHODS[instance.method]
+    course = Course()
+    cpu_s, begun, stated_s = time.process_time(), time.perf_counter(), None
+    try:
+        problem = stated(instance.problem())
+        stated_s = time.perf_counter() - begun
+        result = pm.solve(
+            problem,
+            formulation=method.get("formulation"),
+            backend=method.get("backend", "highs"),
+            time_limit=instance.limit_s,
+            gap=gap,
+            threads=threads,
+            seed=instance.seed,
+            on_progress=course.note,
+        )
+    except PoetModelError as error:
+        seconds = time.perf_counter() - begun
+        facts: dict[str, Any] = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
+    else:
+        seconds = time.perf_counter() - begun
+        facts = _facts(result, course, seconds)
+    return record(
+        KIND,
+        instance.name,
+        cell=fields,
+        workers=workers,
+        threads=threads,
+        seconds=seconds,
+        stated_s=stated_s,
+        cpu_s=time.process_time() - cpu_s,
+        peak_memory_bytes=peak_memory_bytes(),
+        worker_memory_bytes=peak_memory_bytes(resource.RUSAGE_CHILDREN),
+        graph_nodes=len(graph.nodes),
+        graph_tensors=len(graph.tensors),
+        floor_bytes=floor(graph).bytes,
+        **facts,
+    )
+
+
+def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any]:
+    problem, statistics = result.problem, dict(result.statistics)
+    gap = model_gap(statistics) if result.formulation == "paper" else result.objective_gap
+    if result.schedule is not None:
+        if course.first_schedule_s is None:
+            course.first_schedule_s = seconds
+        course.reach(seconds, gap)
+    return {
+        "status": str(result.status),
+        "termination": str(result.termination),
+        "reason": result.reason,
+        "formulation": result.formulation,
+        "backend": result.backend,
+        "gap": gap,
+        "requested_gap": result.requested_gap,
+        "overhead_j": result.overhead_j,
+        "objective_value": result.objective_value,
+        "overhead_bound_j": result.overhead_bound_j,
+        "baseline_energy_j": result.baseline_energy_j,
+        "peak_ram_bytes": None if result.simulation is None else result.simulation.peak_ram_bytes,
+        "ram_budget_bytes": problem.ram_budget_bytes,
+        "deadline_s": problem.deadline_s,
+        "violations": len(result.violations),
+        "first_schedule_s": course.first_schedule_s,
+        "gaps": course.gaps,
+        "build_s": result.build_s,
+        "solve_s": result.solve_s,
+        "statistics": statistics,
+        "versions": dict(result.versions),
+    }
+
+
+def measure_warm(fields: dict[str, Any], start: Mapping[str, Any]) -> Record:
+    """Load everything, then `measure`, with so many threads and workers."""
+    warm_up()
+    return measure(fields, None, **start)
+
+
+# -- the study -------------------------------------------------------------------------------------
+
+
+def is_left(record: Record) -> bool:
+    """Return whether an instance, solved by default, ended with a gap above `AGAIN_GAP` or nothing.
+
+    Nothing is neither a schedule nor a proof that there is none.
+    """
+    gap = record.get("gap")
+    open_ = record["status"] == "unknown" if gap is None else gap > AGAIN_GAP
+    return bool(record["cell"]["method"] == "default" and open_)
+
+
+def runs(
+    goals: tuple[int, ...] = (), again: str | None = None, sample: int | None = None
+) -> tuple[Instance, ...]:
+    """Return instances in running order: of some goals, or those that a record left open.
+
+    Parameters
+    ----------
+    goals : tuple of int
+        By default all, but for captured models, which are solved with two threads.
+    again : str, optional
+        A file of records: only its instances above `AGAIN_GAP`, or without a verdict.
+    sample : int, optional
+        Only the first of the mixed order.
+    """
+    whole = GOALS if again else tuple(goal for goal in GOALS if goal not in CAPTURED)
+    chosen = in_running_order(instances(goals or whole))
+    if again:
+        left = {each["name"] for each in recorded(Path(again)).records() if is_left(each)}
+        chosen = tuple(each for each in chosen if each.name in left)
+    return chosen[:sample]
+
+
+STUDY: Final = Study(
+    name="grid",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=smoke_instances,
+    measure=measure_warm,
+    settings={"threads": 1},
+    start_of=lambda _run, _store, settings: {key: settings[key] for key in ("threads", "workers")},
+)

@@ -1,27 +1,33 @@
-"""What all measurements of this folder share: records, and runs in processes of their own."""
+"""What all studies of this folder share: records, runs in fresh processes, and the one runner."""
 
 from __future__ import annotations
 
+import argparse
+import ast
+import inspect
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
+import poetmodel as pm
 from poetmodel.bench.measurement import FAILED, circumstances
 from poetmodel.bench.runner import Progress, Recordable, RunQueue
 from poetmodel.bench.store import RecordFile
+from poetmodel.errors import PoetModelError
+from poetmodel.graph.catalogue import load_model
 from poetmodel.result import Termination
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from multiprocessing.connection import Connection
 
     from poetmodel.bench.measurement import Record
@@ -31,16 +37,33 @@ CORE_SHARE: Final = 0.8
 ATTEMPTS: Final = 6
 """How often a run is made until it had its processor time."""
 _POLL_S: Final = 0.5
-"""How often a process that is waited for is held against its limit [s]."""
+"""How often the limit of a running process is checked [s]."""
+GRACE_S: Final = 120.0
+"""How long a run may take beyond its limit until its process is ended [s]."""
+PRELOADED: Final = (
+    "pyomo.environ",
+    "highspy",
+    "scipy.sparse",
+    "networkx",
+    "poetmodel.backends.highs",
+    "poetmodel.solver",
+    "poetmodel.device",
+)
+"""What each process of a solve has loaded before its clock starts."""
+REQUIRED: Final = ""
+"""Stands for the default of a setting that has none."""
+DONE: Final = "done"
+"""Status of a measurement that has no other."""
 
 
 def record(kind: str, name: str, **facts: Any) -> Record:
-    """Return the record of a measurement, with when, where and under which load it was made."""
-    return {**circumstances(kind, name), "load_average": os.getloadavg()[0], **facts}
+    """Return the record of a measurement: when, where, from which commit, under which load."""
+    made = {"load_average": os.getloadavg()[0], "status": DONE}
+    return {**circumstances(kind, name), **made, **facts}
 
 
 def recorded(path: Path) -> RecordFile:
-    """Return a file in which records of runs are found by all that the runs say of themselves."""
+    """Return a file in which records are found by the fields of their runs."""
     return RecordFile(path, lambda record: run_key(record["cell"]))
 
 
@@ -66,6 +89,31 @@ class RecordedRun:
     def to_dict(self) -> dict[str, Any]:
         """Return its fields."""
         return asdict(self)
+
+    def limited(self, limit_s: float) -> Self:
+        """Return the run with another limit [s]."""
+        return replace(self, limit_s=limit_s)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A run of a study without a type of its own: its name in the records, and its fields."""
+
+    name: str
+    fields: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        """What identifies it in the records."""
+        return run_key(self.fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields."""
+        return self.fields
+
+    def limited(self, limit_s: float) -> Self:
+        """Return the run with another limit [s]."""
+        return replace(self, fields={**self.fields, "limit_s": limit_s})
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -177,62 +225,146 @@ def core_share_of(work: Callable[[], object]) -> float:
     return min(1.0, max(0.1, share))
 
 
-# -- runs ------------------------------------------------------------------------------------------
+def peak_memory_bytes(whose: int = resource.RUSAGE_SELF) -> int:
+    """Return the peak resident memory of this process, or of those that it started [B]."""
+    peak = resource.getrusage(whose).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def warm_up() -> None:
+    """Load solver and modelling library by a small solve, so that no measurement pays for it."""
+    graph = load_model("mlp")
+    costs = pm.Costs.estimate(graph, pm.Device.load("mkr1000"))
+    pm.solve(pm.Problem(graph, costs, ram="70%"), time_limit=5.0)
+
+
+# -- studies ---------------------------------------------------------------------------------------
 
 
 class NamedRun(Recordable, Protocol):
-    """A run with a name, and with ``limit_s`` among its fields."""
+    """A run with a name; in a process of its own, with ``limit_s`` among its fields."""
 
     @property
     def name(self) -> str:
-        """What it is called in the records."""
+        """Its name in the records."""
 
 
 AnyRun = TypeVar("AnyRun", bound=NamedRun)
 
 
-def parsed(
-    parser: argparse.ArgumentParser, ending: str, arguments: Sequence[str] | None
-) -> argparse.Namespace:
-    """Parse the options of a command, and ``--out``: the file of records, of such an ending.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Runs, and what measures one of them."""
 
-    Ends with a message where new records would be mixed with earlier ones.
-    """
-    parser.add_argument("--out", type=Path, required=True, help=f"file of records, *-{ending}")
+    name: str
+    """How its files of records end: ``*-NAME.jsonl``."""
+    kind: str
+    """Kind of its records."""
+    runs: Callable[..., Iterable[Any]]
+    """Returns the runs; its parameters are settings with defaults."""
+    smoke_runs: Callable[[], Iterable[Any]]
+    """Returns each kind of run at its smallest size."""
+    measure: Callable[[dict[str, Any], Any], Record]
+    """Returns the record of a run, given its fields and what it starts from."""
+    start_of: Callable[[Any, RecordFile, Mapping[str, Any]], Any] = lambda *_: None
+    """Returns what a run starts from: of the records so far, or of the settings."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings beside those of `runs`, with their defaults."""
+    alone: bool = True
+    """Whether each run has a fresh process."""
+    preloaded: Sequence[str] = PRELOADED
+    """Modules that each process has loaded."""
+    grace_s: float = GRACE_S
+    """How long a run may take beyond its limit [s]."""
+    key_of: Callable[[Record], Any] = lambda record: run_key(record["cell"])
+    """Returns what identifies the run of a record."""
+
+    def defaults(self) -> dict[str, Any]:
+        """Return all settings with their defaults; `REQUIRED` ones have none."""
+        of_runs = inspect.signature(self.runs).parameters
+        return {name: each.default for name, each in of_runs.items()} | dict(self.settings)
+
+    def chosen(self, settings: Mapping[str, Any]) -> list[Any]:
+        """Return the runs of some settings."""
+        own = inspect.signature(self.runs).parameters
+        return list(self.runs(**{name: settings[name] for name in own}))
+
+
+def setting(study: Study, text: str) -> tuple[str, Any]:
+    """Return name and value of ``NAME=VALUE``; where the default is a tuple, commas divide."""
+    name, _, words = text.partition("=")
+    defaults = study.defaults()
+    if name not in defaults:
+        raise ValueError(f"{name}: expected one of {', '.join(defaults) or 'none'}")
+    several = isinstance(defaults[name], tuple)
+    try:
+        value = ast.literal_eval(words)
+    except (ValueError, SyntaxError):
+        value = tuple(words.split(",")) if several else words
+    return name, (value,) if several and not isinstance(value, tuple) else value
+
+
+def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
+    """Do the runs of a study that have no record; return 130 where that was interrupted, or 0."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench {study.name}")
+    parser.add_argument("--out", type=Path, required=True, help=f"records, *-{study.name}.jsonl")
     parser.add_argument("--resume", action="store_true", help="go on with a file that exists")
+    parser.add_argument("--smoke", action="store_true", help="each kind of run at its smallest")
+    parser.add_argument("--only", default="", help="runs whose name contains this")
+    parser.add_argument("--limit", type=float, help="limit of each run [s]; default: its own")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    defaults = study.defaults()
+    named = ", ".join(defaults) or "there are none"
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help=f"settings: {named}"
+    )
     options = parser.parse_args(arguments)
     if options.out.exists() and not options.resume:
         parser.error(f"--out: {options.out} exists; --resume goes on with it")
-    return options
+    try:
+        settings = defaults | dict(setting(study, text) for text in options.set)
+    except ValueError as error:
+        parser.error(f"--set: {error}")
+    missing = [name for name, value in settings.items() if value == REQUIRED]
+    if missing and not options.smoke:
+        parser.error(f"--set: {missing[0]}=VALUE is missing")
+    settings["workers"] = options.workers
+    try:
+        runs = list(study.smoke_runs()) if options.smoke else study.chosen(settings)
+    except PoetModelError as error:
+        parser.error(str(error))
+    runs = [run for run in runs if options.only in run.name]
+    if options.limit is not None:
+        runs = [run.limited(options.limit) for run in runs]
+    here = options.smoke or not study.alone
+    pool = ThisProcess() if here else FreshProcesses(
+        options.workers, preloaded=study.preloaded, grace_s=study.grace_s
+    )  # fmt: skip
+    return run_all(runs, study, RecordFile(options.out, study.key_of), pool, settings)
 
 
 def run_all(
     runs: Sequence[AnyRun],
+    study: Study,
     store: RecordFile,
-    measure: Callable[[dict[str, Any], Any], Record],
     pool: Executor,
-    *,
-    kind: str,
-    workers: int = 1,
-    start_of: Callable[[AnyRun], Any] = lambda _: None,
+    settings: Mapping[str, Any],
 ) -> int:
-    """Do the runs that have no record, in their order; return 130 where that was interrupted, or 0.
-
-    `measure` gets the fields of a run and its start, and returns its record; it runs in the pool.
-    """
+    """Do runs in their order, in a pool; return 130 where that was interrupted, or 0."""
+    workers = settings["workers"]
 
     def failure(run: AnyRun, error: BaseException) -> Record:
         if not isinstance(error, ProcessEndedError):
             raise error
         facts = {"seconds": error.seconds, "status": FAILED, "reason": str(error)}
-        return record(kind, run.name, cell=run.to_dict(), workers=workers, **facts)
+        return record(study.kind, run.name, cell=run.to_dict(), workers=workers, **facts)
 
     queue = RunQueue(
         store=store,
         runs=runs,
-        measure=measure,
+        measure=study.measure,
         failure=failure,
-        start_of=start_of,
+        start_of=lambda run: study.start_of(run, store, settings),
         on_progress=_show,
     )
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -250,7 +382,8 @@ def run_all(
 def _show(progress: Progress) -> None:
     if progress.last is None:
         return
-    name, seconds, status = (progress.last[key] for key in ("name", "seconds", "status"))
-    gap = progress.last.get("gap")
+    name, status = progress.last["name"], progress.last["status"]
+    gap, seconds = progress.last.get("gap"), progress.last.get("seconds")
     shown = status if gap is None else f"{status}, gap {gap:.3%}"
-    sys.stderr.write(f"{progress.done}/{progress.total} {name}: {seconds:.2f} s, {shown}\n")
+    took = "" if seconds is None else f" {seconds:.2f} s,"
+    sys.stderr.write(f"{progress.done}/{progress.total} {name}:{took} {shown}\n")

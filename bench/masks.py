@@ -1,14 +1,10 @@
 """RAM of exported steps that train all, biases or the last two layers, with masks and without.
 
-``python bench/masks.py --out bench/results/$(date +%F)-masks.jsonl`` solves each for some seconds;
-``python scripts/make_results.py`` puts the figures into ``docs/guides/model.md``. Without
-masks a step saves for its backward pass what PyTorch saves.
+Without masks a step saves for its backward pass what PyTorch saves.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
@@ -17,15 +13,16 @@ import torch
 from torch import nn
 
 import poetmodel as pm
-from harness import latest, parsed, record
+from harness import Cell, Study, record
 from mcu.networks import NETWORKS
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.torch.lowering.step import lower
 from what_trains_where import MLPERF_TINY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
+    from poetmodel.bench.measurement import Record
     from poetmodel.export.step import LoweredStep
 
 KIND: Final = "masks"
@@ -66,11 +63,11 @@ def step_of(network: str, trained: str, *, masks: bool) -> tuple[LoweredStep, in
     return step, sum(parameter.numel() for parameter in parameters)
 
 
-def least(step: LoweredStep, *, paging: bool, limit_s: float) -> dict[str, Any]:
+def least(step: LoweredStep, *, paging: bool) -> dict[str, Any]:
     """Return the least RAM of a schedule, and the least that is not ruled out [B]."""
     costs = pm.Costs.estimate(step.graph, pm.Device.load(DEVICE))
     problem = pm.Problem(step.graph, costs, ram="100%", minimize="ram", paging=paging)
-    result = pm.solve(problem, time_limit=limit_s, gap=1e-4)
+    result = pm.solve(problem, time_limit=LIMIT_S, gap=1e-4)
     return {
         "status": str(result.status),
         "bytes": None if result.simulation is None else result.simulation.peak_ram_bytes,
@@ -78,41 +75,43 @@ def least(step: LoweredStep, *, paging: bool, limit_s: float) -> dict[str, Any]:
     }
 
 
-def measured(network: str, trained: str, *, masks: bool, limit_s: float) -> dict[str, Any]:
-    """Return what a step takes of RAM however it is scheduled, and its instructions."""
-    step, numbers = step_of(network, trained, masks=masks)
-    return {
+def named(network: str, trained: str, *, masks: bool) -> str:
+    """Return what a run is called in the records."""
+    return f"{network} | {trained} | {'masks' if masks else 'as PyTorch'}"
+
+
+def runs(networks: tuple[str, ...] = MLPERF_TINY) -> Iterator[Cell]:
+    """Yield each network without masks, then with them."""
+    for network, trained, masks in product(networks, TRAINED, (False, True)):
+        cell: dict[str, Any] = {"network": network, "trained": trained, "masks": masks}
+        yield Cell(named(**cell), cell)
+
+
+def measure(fields: dict[str, Any], _start: None = None) -> Record:
+    """Return the record of a step: its RAM however it is scheduled, and its instructions."""
+    begun = time.perf_counter()
+    step, numbers = step_of(**fields)
+    facts = {
         "torch": str(torch.__version__),
         "device": DEVICE,
-        "limit_s": limit_s,
+        "limit_s": LIMIT_S,
         "trained": numbers,
         "state_bytes": step.graph.state_bytes,
         "instructions": sum(node.instructions or 0 for node in step.graph.nodes),
         "keep_all_bytes": checkpoint_all_peak_bytes(step.graph),
         "floor_bytes": floor(step.graph).bytes,
-        "recomputing": least(step, paging=False, limit_s=limit_s),
-        "paging": least(step, paging=True, limit_s=limit_s),
+        "recomputing": least(step, paging=False),
+        "paging": least(step, paging=True),
     }
+    seconds = time.perf_counter() - begun
+    return record(KIND, named(**fields), cell=fields, seconds=seconds, **facts)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what was asked for, and return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--network", action="append", choices=NETWORKS, help="default: MLPerf Tiny")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="of a solve [s]")
-    options = parsed(parser, "masks.jsonl", arguments)
-    store = latest(options.out)
-    for network, trained in product(options.network or MLPERF_TINY, TRAINED):
-        for masks in (False, True):
-            begun = time.perf_counter()
-            facts = measured(network, trained, masks=masks, limit_s=options.limit)
-            cell = {"network": network, "trained": trained, "masks": masks}
-            name = f"{network} | {trained} | {'masks' if masks else 'as PyTorch'}"
-            seconds = time.perf_counter() - begun
-            store.add(record(KIND, name, cell=cell, seconds=seconds, **facts))
-            sys.stderr.write(f"{name}: {seconds:.0f} s\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="masks",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=lambda: runs(("mlp",)),
+    measure=measure,
+    alone=False,
+)

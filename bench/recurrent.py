@@ -1,16 +1,13 @@
 """Exports of recurrent networks in less and less RAM, by time steps and as they are captured.
 
-``python bench/recurrent.py --out bench/results/$(date +%F)-recurrent.jsonl`` solves each for a
-minute at most; ``python scripts/make_results.py`` puts the figures into ``docs/guides/export.md``.
 RAM is a share of what the captured step takes where everything is kept, in both.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import time
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from harness import latest, parsed, record
+from harness import Cell, Study, record
+from poetmodel.bench.measurement import FAILED
 from poetmodel.device.io import load_device
 from poetmodel.errors import PoetModelError
 from poetmodel.export.deployment import STACK_BYTES, alignment_on, reserved_bytes
@@ -30,8 +28,9 @@ from poetmodel.solver.fitting import aligned_graph
 from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
+    from poetmodel.bench.measurement import Record
     from poetmodel.export.step import LoweredStep
 
 KIND: Final = "recurrent"
@@ -65,6 +64,7 @@ class Recurrent(nn.Module):  # type: ignore[misc, unused-ignore]
         return found
 
 
+@cache
 def step_of(network: str, *, apart: bool) -> LoweredStep:
     """Return the step of a network with plain SGD, as captured or with its time steps apart."""
     torch.manual_seed(0)
@@ -85,55 +85,56 @@ def takes(step: LoweredStep) -> tuple[int, int]:
     return checkpoint_all_peak_bytes(graph) + reserved, floor(graph).bytes + reserved
 
 
-def measured(step: LoweredStep, ram_bytes: int, limit_s: float) -> dict[str, Any]:
-    """Return what an export finds within some RAM."""
+def named(network: str, share: int, *, apart: bool) -> str:
+    """Return what a run is called in the records."""
+    return f"{network} | {share} % | {'by time steps' if apart else 'as captured'}"
+
+
+def runs(
+    networks: tuple[str, ...] = tuple(NETWORKS), shares: tuple[int, ...] = SHARES
+) -> Iterator[Cell]:
+    """Yield each network in each RAM, as captured and with its time steps apart."""
+    for network, share, apart in product(networks, shares, (False, True)):
+        cell: dict[str, Any] = {"network": network, "share": share, "apart": apart}
+        yield Cell(named(**cell), cell)
+
+
+def measure(fields: dict[str, Any], _start: None = None) -> Record:
+    """Return the record of what an export finds within some RAM."""
+    begun, network = time.perf_counter(), fields["network"]
+    step = step_of(network, apart=fields["apart"])
+    ram_bytes = takes(step_of(network, apart=False))[0] * fields["share"] // 100
     keep_all_bytes, least_bytes = takes(step)
     facts: dict[str, Any] = {
         "torch": str(torch.__version__),
         "device": DEVICE,
-        "limit_s": limit_s,
+        "limit_s": LIMIT_S,
         "ram_bytes": ram_bytes,
         "keep_all_bytes": keep_all_bytes,
         "least_bytes": least_bytes,
         "nodes": len(step.graph.nodes),
         "instructions": sum(node.instructions or 0 for node in step.graph.nodes),
     }
+    options: dict[str, Any] = {"ram": ram_bytes, "device": DEVICE, "time_limit": LIMIT_S}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            made = export_step(
-                step, Path(folder) / "made", ram=ram_bytes, device=DEVICE, time_limit=limit_s
-            )
+            result = export_step(step, Path(folder) / "made", **options).result
     except PoetModelError as error:
-        nothing = dict.fromkeys(("gap", "energy_j", "baseline_j"))
-        return {**facts, **nothing, "status": "failed", "reason": str(error)}
-    result = made.result
-    if result is None:
-        raise TypeError(made)
-    solved = {"status": str(result.status), "gap": result.gap, "energy_j": result.energy_j}
-    return {**facts, **solved, "baseline_j": result.baseline_energy_j}
+        facts |= dict.fromkeys(("gap", "energy_j", "baseline_j"))
+        facts |= {"status": FAILED, "reason": str(error)}
+    else:
+        assert result is not None, "it was solved"
+        facts |= {"status": str(result.status), "gap": result.gap, "energy_j": result.energy_j}
+        facts["baseline_j"] = result.baseline_energy_j
+    seconds = time.perf_counter() - begun
+    return record(KIND, named(**fields), cell=fields, seconds=seconds, **facts)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what was asked for, and return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--network", action="append", choices=NETWORKS, help="default: all")
-    parser.add_argument("--share", action="append", type=int, help="of keep-all [%%]")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="of a solve [s]")
-    options = parsed(parser, "recurrent.jsonl", arguments)
-    store = latest(options.out)
-    for network in options.network or NETWORKS:
-        steps = {apart: step_of(network, apart=apart) for apart in (False, True)}
-        whole_bytes, _ = takes(steps[False])
-        for share, apart in product(options.share or SHARES, steps):
-            begun = time.perf_counter()
-            facts = measured(steps[apart], whole_bytes * share // 100, options.limit)
-            cell = {"network": network, "share": share, "apart": apart}
-            name = f"{network} | {share} % | {'by time steps' if apart else 'as captured'}"
-            seconds = time.perf_counter() - begun
-            store.add(record(KIND, name, cell=cell, seconds=seconds, **facts))
-            sys.stderr.write(f"{name}: {facts['status']}, {seconds:.0f} s\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="recurrent",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=lambda: list(runs(("GRU, one sample",), (100,)))[:1],
+    measure=measure,
+    alone=False,
+)

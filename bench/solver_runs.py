@@ -1,26 +1,20 @@
 """The README's comparison of solvers, with a limit in processor time.
 
-``python bench/solver_runs.py --out bench/results/figures/solvers.jsonl`` makes the quick runs of
-``poetmodel bench solvers`` and those of its largest network; ``python scripts/make_results.py``
-makes the tables of them.
+The runs are the quick ones of ``poetmodel bench solvers`` and those of its largest network.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import ATTEMPTS, FreshProcesses, core_share_of, parsed, run_all, within_core
+from harness import ATTEMPTS, GRACE_S, Study, core_share_of, warm_up, within_core
 from poetmodel.bench.figures import figure
 from poetmodel.bench.measurement import blank, measure, prepare
 from poetmodel.bench.runs import Run
-from poetmodel.bench.store import RecordFile
-from run_grid import GRACE_S, PRELOADED, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from poetmodel.bench.measurement import Record
 
@@ -50,6 +44,11 @@ class SolverRun:
         """Return its fields, its limit among them."""
         return {"run": self.run.to_dict(), "limit_s": self.run.settings.time_limit_s}
 
+    def limited(self, limit_s: float) -> SolverRun:
+        """Return the run with another limit [s]."""
+        settings = replace(self.run.settings, time_limit_s=limit_s)
+        return replace(self, run=replace(self.run, settings=settings))
+
 
 def runs() -> Iterator[SolverRun]:
     """Yield the runs of the README's table, and the same with the shorter limit."""
@@ -77,17 +76,12 @@ def measure_solver(fields: dict[str, Any], _start: None = None) -> Record:
     return within_core(fields["limit_s"], within, share=share) | {"schedule": None} | blank(run)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do the runs; return the exit status: 130 where that was stopped."""
-    options = parsed(argparse.ArgumentParser(description=__doc__), "solvers.jsonl", arguments)
-    return run_all(
-        list(runs()),
-        RecordFile(options.out, lambda record: record["key"]),
-        measure_solver,
-        FreshProcesses(1, preloaded=PRELOADED, grace_s=ATTEMPTS * GRACE_S),
-        kind="cell",
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="solvers",
+    kind="cell",
+    runs=runs,
+    smoke_runs=lambda: [next(iter(runs())).limited(2.0)],
+    measure=measure_solver,
+    grace_s=ATTEMPTS * GRACE_S,
+    key_of=lambda record: record["key"],
+)

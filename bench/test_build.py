@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import poetmodel as pm
-from cases import Case
+from grid import graph_of
 from poetmodel.backends.compiler import compile_model
 
 if TYPE_CHECKING:
@@ -27,9 +27,12 @@ ROUNDS: Final = 3
 MODELS: Final = ("paper/vgg16-cifar", "paper/resnet18-cifar", "paper/bert")
 
 
-def state(case: Case, formulation: str, stages: str) -> StandardForm:
-    """Build and compile the model of a case."""
-    return compile_model(pm.build(case.problem(), formulation, stages=stages))
+def state(model: str, formulation: str, stages: str) -> StandardForm:
+    """Build and compile the model of a graph at half of its RAM."""
+    graph = graph_of(model)
+    costs = pm.Costs.estimate(graph, pm.Device.load("paper-m4"))
+    problem = pm.Problem(graph, costs, ram="50%", deadline_counts="compute")
+    return compile_model(pm.build(problem, formulation, stages=stages))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -40,23 +43,12 @@ def test_build(
     """Building and compiling one model."""
     if smoke and model != MODELS[0]:
         pytest.skip("a smoke run takes one graph")
-    case = Case(
-        group="build",
-        model="paper/linear" if smoke else model,
-        device="paper-m4",
-        ram="50%",
-        deadline_counts="compute",
-    )
-    benchmark.group = f"build {case.model}"
-    arguments = (case, *METHODS[method])
+    name = "paper/linear" if smoke else model
+    benchmark.group = f"build {name}"
+    arguments = (name, *METHODS[method])
     form = benchmark.pedantic(state, args=arguments, rounds=1 if smoke else ROUNDS, iterations=1)
     facts = {"columns": form.n_columns, "rows": form.n_rows, "nonzeros": int(form.matrix.nnz)}
     benchmark.extra_info.update(facts)
-    keep(
-        "build",
-        f"{case.model} | {method}",
-        seconds=benchmark.stats.stats.median,
-        rounds=ROUNDS,
-        **facts,
-    )
+    seconds = benchmark.stats.stats.median
+    keep("build", f"{name} | {method}", seconds=seconds, rounds=ROUNDS, **facts)
     assert form.n_columns > 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import poetmodel as pm
-from cases import SMOKE_LIMIT_S, graph_of
+from grid import SMOKE_LIMIT_S, graph_of
 from planner_rules import lower_bound_s, prefetch_early
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.graph import checkpoint_all_peak_bytes, floor

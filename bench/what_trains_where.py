@@ -1,13 +1,7 @@
-"""Whole steps of built-in graphs: small networks with their state in the graph, on every board.
-
-``python bench/what_trains_where.py --out bench/results/$(date +%F)-trains.jsonl`` runs everything;
-``python scripts/make_results.py`` makes ``docs/built-in-steps.md`` of it.
-"""
+"""Whole steps of built-in graphs: small networks with their state in the graph, on every board."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,18 +10,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import poetmodel as pm
-from cases import SMOKE_LIMIT_S
-from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all
+from grid import SMOKE_LIMIT_S, Course
+from harness import RecordedRun, Study, peak_memory_bytes, record, warm_up
 from poetmodel.baselines import run as run_method
 from poetmodel.bench.measurement import FAILED, NOT_APPLICABLE
 from poetmodel.device.io import device_names
 from poetmodel.errors import MethodNotApplicableError, PoetModelError
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.zoo import MODELS
-from run_grid import GRACE_S, PRELOADED, Course, peak_memory_bytes, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from poetmodel.bench.measurement import Record
     from poetmodel.graph import Graph
@@ -195,7 +188,7 @@ def _speed() -> Iterator[StepRun]:
 _RUNS: Final = {LEAST: _least, BOARDS: _boards, POLICIES: _policies, SPEED: _speed}
 
 
-def runs(parts: Sequence[str] = PARTS) -> Iterator[StepRun]:
+def runs(parts: tuple[str, ...] = PARTS) -> Iterator[StepRun]:
     """Yield the runs of some parts, in order."""
     for part in parts:
         yield from _RUNS[part]()
@@ -291,24 +284,6 @@ def _facts(result: SolveResult) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do the runs; return the exit status: 130 where that was stopped."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
-    parser.add_argument("--only", default="", help="runs whose name contains this")
-    parser.add_argument("--limit", type=float, help="seconds of every run; default: its own")
-    options = parsed(parser, "trains.jsonl", arguments)
-    chosen = [run for run in runs(options.part or PARTS) if options.only in run.name]
-    if options.limit is not None:
-        chosen = [replace(run, limit_s=options.limit) for run in chosen]
-    return run_all(
-        chosen,
-        recorded(options.out),
-        measure_step,
-        FreshProcesses(1, preloaded=PRELOADED, grace_s=GRACE_S),
-        kind=KIND,
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="trains", kind=KIND, runs=runs, smoke_runs=smoke_runs, measure=measure_step
+)

@@ -1,17 +1,14 @@
 """AIfES beside exported steps: the same networks, weights, batches and flags, on an emulated core.
 
-``python bench/mcu/aifes.py --source FOLDER --out bench/results/$(date +%F)-aifes.jsonl`` needs the
-source of AIfES for Arduino, which is not kept here (AGPL-3.0); ``git clone`` it from the address in
-`ADDRESS`. It is copied into a temporary folder and not changed. ``python scripts/make_results.py``
-makes a part of ``docs/what-trains-where.md`` of the record. Needs PyTorch, GCC for Arm and QEMU.
+``--set source=FOLDER`` names the source of AIfES for Arduino, which is not kept here (AGPL-3.0);
+``git clone`` it from the address in `ADDRESS`. It is copied into a temporary folder and not
+changed. Needs PyTorch, GCC for Arm and QEMU.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import shutil
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -22,20 +19,16 @@ import numpy as np
 import torch
 from torch import nn
 
-BENCH: Final = Path(__file__).resolve().parents[1]
-if str(BENCH) not in sys.path:
-    sys.path.append(str(BENCH))
-
-from harness import latest, parsed, record  # noqa: E402
-from mcu.boards import ROOMY, tools  # noqa: E402
-from mcu.networks import parameters, step_macs  # noqa: E402
-from mcu.small_networks import NETWORKS, training  # noqa: E402
-from poetmodel import torch as pmt  # noqa: E402
-from poetmodel.errors import InputError, PoetModelError  # noqa: E402
-from poetmodel.export.board import Target, ToolchainError, build, require, run  # noqa: E402
+from harness import REQUIRED, Cell, Study, record
+from mcu.boards import ROOMY, tools
+from mcu.networks import parameters, step_macs
+from mcu.small_networks import NETWORKS, training
+from poetmodel import torch as pmt
+from poetmodel.errors import InputError
+from poetmodel.export.board import Target, ToolchainError, build, require, run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from mcu.networks import Training
     from poetmodel.bench.measurement import Record
@@ -69,7 +62,7 @@ SOURCES: Final = ("core", "basic/base", "basic/default", "cnn")
 # -- AIfES's source, and a network in its words ----------------------------------------------------
 
 
-def version_of(source: Path | None) -> str:
+def version_of(source: Path) -> str:
     """Return the version of AIfES that a folder has.
 
     Raises
@@ -78,13 +71,11 @@ def version_of(source: Path | None) -> str:
         Where it has none.
     """
     wanted = f"the folder of AIfES for Arduino, which is not kept here (git clone {ADDRESS})"
-    if source is None:
-        raise InputError(f"--source: expected {wanted}")
     properties = source / "library.properties"
     lines = properties.read_text(encoding="utf-8").splitlines() if properties.is_file() else []
     facts = dict(line.split("=", 1) for line in lines if "=" in line)
     if not facts.get("name", "").startswith("AIfES") or not (source / "src" / "aifes.h").is_file():
-        raise InputError(f"--source: expected {wanted}, and {source} is not it")
+        raise InputError(f"source: expected {wanted}, and {source} is not it")
     return facts.get("version", "unknown")
 
 
@@ -242,11 +233,9 @@ def aifes_program(source: Path, folder: Path, made: Training, data: bytes) -> Pr
 def program_facts(found: ProgramRun) -> dict[str, Any]:
     """Return what is recorded of a program."""
     names = ("ram_bytes", "stack_bytes", "flash_bytes")
-    return {
-        "instructions": found.figures["step_instructions"],
-        **{name: found.figures[name] for name in names},
-        "losses": list(found.losses.values()),
-    }
+    facts = {name: found.figures[name] for name in names}
+    losses = list(found.losses.values())
+    return {"instructions": found.figures["step_instructions"], **facts, "losses": losses}
 
 
 def exported_facts(deployment: Deployment, found: ProgramRun) -> dict[str, Any]:
@@ -254,12 +243,8 @@ def exported_facts(deployment: Deployment, found: ProgramRun) -> dict[str, Any]:
     result = deployment.result
     if result is None:
         raise ValueError(f"{deployment.step.graph.name}: expected the result of a solve")
-    return {
-        **program_facts(found),
-        "arena_bytes": deployment.arena.bytes,
-        "solved": str(result.status),
-        "gap": result.gap,
-    }
+    facts = {"arena_bytes": deployment.arena.bytes, "solved": str(result.status)}
+    return {**program_facts(found), **facts, "gap": result.gap}
 
 
 def loss_difference(programs: Mapping[str, Mapping[str, Any]]) -> float:
@@ -277,9 +262,9 @@ def loss_difference(programs: Mapping[str, Mapping[str, Any]]) -> float:
     return apart
 
 
-def measure(network: str, source: Path, limit_s: float) -> Record:
-    """Run AIfES and exported steps of a network; return the record."""
-    begun = time.perf_counter()
+def measure(fields: dict[str, Any], folder: str) -> Record:
+    """Return the record of AIfES, whose source is in a folder, and of exported steps."""
+    begun, network, source = time.perf_counter(), fields["network"], Path(folder)
     made = training(network)
     model, loss_fn, inputs = made
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -287,20 +272,20 @@ def measure(network: str, source: Path, limit_s: float) -> Record:
     programs = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, options in EXPORTS.items():
-            folder = Path(temporary) / name
+            at = Path(temporary) / name
             deployment = pmt.export(
-                model, loss_fn, inputs, folder=folder, name=network, optimizer=optimizer, ram=ROOMY,
-                paging=False, time_limit=limit_s, gap=GAP, **options,
+                model, loss_fn, inputs, folder=at, name=network, optimizer=optimizer, ram=ROOMY,
+                paging=False, time_limit=LIMIT_S, gap=GAP, **options,
             )  # fmt: skip
-            programs[name] = exported_facts(deployment, our_program(folder, data))
+            programs[name] = exported_facts(deployment, our_program(at, data))
         found = aifes_program(source, Path(temporary) / "keep_all", made, data)
         programs["aifes"] = program_facts(found)
     return record(
         KIND,
         network,
-        cell={"network": network},
+        cell=fields,
         seconds=time.perf_counter() - begun,
-        limit_s=limit_s,
+        limit_s=LIMIT_S,
         batch=len(inputs[0]),
         input_shape=list(inputs[0].shape[1:]),
         layers=[text for layer in model if (text := layer_of(layer).text)],
@@ -314,25 +299,20 @@ def measure(network: str, source: Path, limit_s: float) -> Record:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the networks that were asked for; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--source", type=Path, metavar="FOLDER", help=f"a clone of {ADDRESS}")
-    parser.add_argument("--network", action="append", choices=NETWORKS, help="default: all")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="of each export [s]")
-    options = parsed(parser, "aifes.jsonl", arguments)
-    try:
-        version_of(options.source)
-        require(Target.M4)
-    except PoetModelError as error:
-        parser.error(str(error))
-    store = latest(options.out)
-    for network in options.network or NETWORKS:
-        found = measure(network, options.source, options.limit)
-        store.add(found)
-        sys.stderr.write(f"{network}: {found['seconds']:.0f} s\n")
-    return 0
+def runs(networks: tuple[str, ...] = tuple(NETWORKS), source: str = REQUIRED) -> Iterator[Cell]:
+    """Yield the networks, where AIfES's source and the programs are at hand."""
+    version_of(Path(source))
+    require(Target.M4)
+    for network in networks:
+        yield Cell(network, {"network": network})
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="aifes",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=lambda: (),
+    measure=measure,
+    start_of=lambda _run, _store, settings: settings["source"],
+    alone=False,
+)

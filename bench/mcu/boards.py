@@ -1,16 +1,12 @@
 """Networks on boards: exported as C, built with all of the board's RAM, run on an emulated core.
 
-``python bench/mcu/boards.py --out bench/results/$(date +%F)-mcu.jsonl`` runs everything;
-``python scripts/make_results.py`` makes ``docs/what-trains-where.md`` of it. Needs PyTorch, a C
-compiler, GCC for Arm and QEMU.
+Needs PyTorch, a C compiler, GCC for Arm and QEMU.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -18,30 +14,25 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-BENCH: Final = Path(__file__).resolve().parents[1]
-if str(BENCH) not in sys.path:
-    sys.path.append(str(BENCH))
-
-from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all  # noqa: E402
-from poetmodel.bench.measurement import FAILED  # noqa: E402
-from poetmodel.device import Device  # noqa: E402
-from poetmodel.errors import BudgetError, NoScheduleError  # noqa: E402
-from poetmodel.export.board import (  # noqa: E402
+from harness import PRELOADED, RecordedRun, Study, record
+from poetmodel.bench.measurement import FAILED
+from poetmodel.device import Device
+from poetmodel.errors import BudgetError, FlashError, NoScheduleError
+from poetmodel.export.board import (
     Target,
     ToolchainError,
     build,
     run,
 )
-from poetmodel.export.deployment import STACK_BYTES, reserved_bytes  # noqa: E402
-from poetmodel.export.exporting import export_step, in_tiles  # noqa: E402
-from poetmodel.export.step import Weights  # noqa: E402
-from poetmodel.graph import checkpoint_all_peak_bytes, floor  # noqa: E402
-from poetmodel.result import Status  # noqa: E402
-from poetmodel.units import format_bytes  # noqa: E402
-from run_grid import GRACE_S, PRELOADED  # noqa: E402
+from poetmodel.export.deployment import STACK_BYTES, reserved_bytes
+from poetmodel.export.exporting import export_step, in_tiles
+from poetmodel.export.step import Weights
+from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.result import Status
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from mcu.networks import Training
     from poetmodel.bench.measurement import Record
@@ -75,6 +66,8 @@ PLACES: Final = (
     ("rp2350", "512KiB"), ("stm32h743", None),
 )  # fmt: skip
 """Boards and how much of their RAM may be taken; None: all of it."""
+SOLVE_S: Final = 20.0
+"""Limit of each solve [s]."""
 TILES: Final = (None, "32KiB", "8KiB")
 """Sizes of tiles that are tried, in this order, until a schedule is found."""
 ROOMY: Final = "4MiB"
@@ -106,7 +99,7 @@ class BoardRun(RecordedRun):
     """One of `BOARDS`, a shipped device."""
     ram: str | None = None
     """All of the RAM that may be taken; None for the device's."""
-    solve_s: float = 20.0
+    solve_s: float = SOLVE_S
     """Limit of each solve [s]."""
     gap: float = 0.01
     """Gap at which a solve is done."""
@@ -121,22 +114,22 @@ class BoardRun(RecordedRun):
         return f"{self.part} | {self.network} | {self.board} | {self.ram or 'its RAM'}"
 
 
-def runs(parts: Sequence[str] = PARTS) -> Iterator[BoardRun]:
+def runs(parts: tuple[str, ...] = PARTS, solve_s: float = SOLVE_S) -> Iterator[BoardRun]:
     """Yield all runs: the references of each network first."""
+    more_s = 0.0 if solve_s == SOLVE_S else len(TILES) * solve_s
     for part in parts:
-        if part != BOARD:
-            for name in ON_BOARDS:
-                yield BoardRun(part=part, network=name, board="nrf52840", ram=ROOMY)
-            continue
-        for name, (board, ram) in product(ON_BOARDS, PLACES):
-            yield BoardRun(part=part, network=name, board=board, ram=ram)
+        places = PLACES if part == BOARD else (("nrf52840", ROOMY),)
+        for name, (board, ram) in product(ON_BOARDS, places):
+            run = BoardRun(part=part, network=name, board=board, ram=ram, solve_s=solve_s)
+            yield replace(run, limit_s=run.limit_s + more_s)
 
 
 def smoke_runs() -> Iterator[BoardRun]:
-    """Yield every kind of run at its smallest size, and a network that does not fit."""
+    """Yield every kind of run at its smallest size: one does not fit, one commits to flash."""
     for part in PARTS:
         yield BoardRun(part=part, network="bert-block", board="nano33ble", ram=ROOMY, solve_s=3.0)
     yield BoardRun(part=BOARD, network="mobilenetv1-vww", board="nrf52840", solve_s=3.0)
+    yield BoardRun(part=BOARD, network="bert-block", board="nano33ble", ram="64KiB", solve_s=3.0)
 
 
 # -- one run ---------------------------------------------------------------------------------------
@@ -220,20 +213,32 @@ def _facts(wanted: BoardRun, training: Training, folder: Path) -> dict[str, Any]
 def _exported(
     wanted: BoardRun, step: LoweredStep, folder: Path
 ) -> tuple[Deployment | None, list[dict[str, Any]]]:
-    """Return the first deployment of all sizes of tiles that fits, and what became of each."""
+    """Return the first deployment of all sizes of tiles that fits, and what became of each.
+
+    State that is replaced on flash needs commits: they are tried where it is without.
+    """
     free = wanted.part == BOARD
+    device = Device.load(wanted.board)
+    in_place = free and device.stores_in_flash and device.is_memory_mapped
     options: dict[str, Any] = {"device": wanted.board, "ram": wanted.ram}
     options |= {"paging": free, "recompute": free}
     tried: list[dict[str, Any]] = []
-    for tile in TILES if free else TILES[:1]:
+    ways = product(TILES if free else TILES[:1], (False, True) if in_place else (False,))
+    for tile, commit in ways:
         begun = time.perf_counter()
-        outcome: dict[str, Any] = {"tile": tile, "answer": NO, "reason": ""}
+        outcome: dict[str, Any] = {"tile": tile, "commit": commit, "answer": NO, "reason": ""}
+        options |= {"tile": tile, "commit": commit}
         deployment = None
         try:
             deployment = export_step(
-                step, folder, tile=tile, time_limit=wanted.solve_s, gap=wanted.gap, **options
+                step, folder, time_limit=wanted.solve_s, gap=wanted.gap, **options
             )
             outcome["answer"] = YES
+            if in_place and not commit and deployment.written_bytes:
+                outcome |= {"answer": NO, "reason": "state on flash needs commits"}
+                deployment = None
+        except FlashError as error:
+            outcome["reason"] = str(error)
         except BudgetError as error:
             outcome |= {"reason": str(error), **_largest(in_tiles(step, tile), wanted.board)}
         except NoScheduleError as error:
@@ -278,7 +283,10 @@ def _decided(deployment: Deployment) -> dict[str, Any]:
     simulation = None if result is None else result.simulation
     if result is None or simulation is None:
         raise ValueError(f"{graph.name}: expected the result of a solve")
-    transfers = result.problem.table.transfer_totals(simulation.page_ins, simulation.page_outs)
+    table = result.problem.table
+    parts = () if table.commit is None else table.commit.parts
+    outs = {i: times for i, times in simulation.page_outs.items() if i not in parts}
+    paid = (table.transfer_totals(simulation.page_ins, outs), table.commit_totals())
     return {
         "solved": str(result.status),
         "gap": result.gap,
@@ -286,9 +294,11 @@ def _decided(deployment: Deployment) -> dict[str, Any]:
         "recomputations": sum(simulation.recomputations.values()),
         "read_bytes": simulation.read_bytes,
         "written_bytes": simulation.written_bytes,
-        "transfer_s": transfers.time_s,
-        "transfer_j": transfers.energy_j,
-        "steps_until_worn": simulation.steps_until_worn,
+        "transfer_s": sum(cost.time_s for cost in paid),
+        "transfer_j": sum(cost.energy_j for cost in paid),
+        "steps_until_worn": deployment.steps_until_worn
+        if deployment.commit
+        else simulation.steps_until_worn,
         "memory_mapped": plan.memory_mapped,
         "state_bytes": graph.state_bytes,
         "resident_state_bytes": sum(graph.tensor_bytes[i] for i in plan.resident or ()),
@@ -313,6 +323,8 @@ def _ran(
 ) -> dict[Target, ProgramRun]:
     """Return what the programs for this machine and for the board did."""
     driver = "DRIVER=ram" if deployment.plan.memory_mapped else "DRIVER=file"
+    if deployment.commit:
+        driver = "DRIVER=nor"
     found = {}
     for target in (Target.HOST, BOARDS[wanted.board]):
         program = build(folder, target, settings=(driver,))
@@ -354,6 +366,23 @@ def _measured(deployment: Deployment, host: ProgramRun, board: ProgramRun) -> di
         "instructions": figures["step_instructions"],
         "clock_hz": device.clock_hz,
         "power_w": device.compute.power_w,
+        **(_worn(deployment, figures) if deployment.commit else {}),
+    }
+
+
+def _worn(deployment: Deployment, figures: Mapping[str, int]) -> dict[str, Any]:
+    """Return what storage like the flash of the board has counted; raise where it is more."""
+    block = deployment.layout.erase_block_bytes
+    pages = sum(-(-size // block) * times for size, times in deployment.page_writes)
+    said = deployment.commit_erases + pages
+    counted = figures["storage_erases"] - deployment.commit_erases  # of pm_init
+    if counted > STEPS * said:
+        raise ToolchainError(f"erases: expected {said} in a step, and flash has {counted / STEPS}")
+    return {
+        "commit": True,
+        "generations": deployment.generations,
+        "stored_bytes": deployment.stored_bytes,
+        "step_erases": counted / STEPS,
     }
 
 
@@ -392,29 +421,11 @@ def tools() -> dict[str, str]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do the runs; return the exit status: 130 where that was stopped."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
-    parser.add_argument("--only", default="", help="runs whose name contains this")
-    parser.add_argument("--solve-s", type=float, help="seconds of each solve; default: 20")
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
-    options = parsed(parser, "mcu.jsonl", arguments)
-    chosen = [each for each in runs(options.part or PARTS) if options.only in each.name]
-    if options.solve_s is not None:
-        more_s = len(TILES) * options.solve_s
-        chosen = [
-            replace(each, solve_s=options.solve_s, limit_s=each.limit_s + more_s) for each in chosen
-        ]
-    return run_all(
-        chosen,
-        recorded(options.out),
-        measure_board,
-        FreshProcesses(options.workers, preloaded=(*PRELOADED, "torch"), grace_s=GRACE_S),
-        kind=KIND,
-        workers=options.workers,
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+STUDY: Final = Study(
+    name="mcu",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=smoke_runs,
+    measure=measure_board,
+    preloaded=(*PRELOADED, "torch"),
+)

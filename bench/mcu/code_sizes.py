@@ -1,8 +1,8 @@
 """Fill the table of code sizes that exports take: what GCC and the linker make of real steps.
 
-``python bench/mcu/code_sizes.py`` writes ``src/poetmodel/export/code_sizes.json``, in minutes. Each
-kernel is linked alone, which says its bytes and what it needs of the C library; of linked steps
-what is neither kernel nor library nor table is fitted to what their programs repeat.
+``python -m mcu.code_sizes`` in ``bench`` writes ``src/poetmodel/export/code_sizes.json``, in
+minutes. Each kernel is linked alone, which says its bytes and what it needs of the C library; of
+linked steps what is neither kernel nor library nor table is fitted to what their programs repeat.
 Needs PyTorch and GCC for Arm, with newlib.
 """
 
@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,23 +27,19 @@ from scipy.optimize import nnls
 from torch import nn
 from torch.nn import functional
 
-BENCH: Final = Path(__file__).resolve().parents[1]
-if str(BENCH) not in sys.path:
-    sys.path.append(str(BENCH))
-
-import poetmodel.export  # noqa: E402
-from mcu import small_networks  # noqa: E402
-from mcu.instructions import TOO_LARGE, Functions, every_loss, planes  # noqa: E402
-from mcu.networks import NETWORKS  # noqa: E402
-from poetmodel.device.io import load_device  # noqa: E402
-from poetmodel.errors import PoetModelError  # noqa: E402
-from poetmodel.export import kernels as our  # noqa: E402
-from poetmodel.export.exporting import export_step  # noqa: E402
-from poetmodel.export.flash import TABLE, repeated, table_bytes  # noqa: E402
-from poetmodel.export.source import StepSource  # noqa: E402
-from poetmodel.export.step import Weights  # noqa: E402
-from poetmodel.torch.lowering.inference import with_inference  # noqa: E402
-from poetmodel.torch.lowering.step import lower  # noqa: E402
+import poetmodel.export
+from mcu import small_networks
+from mcu.instructions import TOO_LARGE, Functions, every_loss, planes
+from mcu.networks import NETWORKS
+from poetmodel.device.io import load_device
+from poetmodel.errors import PoetModelError
+from poetmodel.export import kernels as our
+from poetmodel.export.exporting import export_step
+from poetmodel.export.flash import TABLE, repeated, table_bytes
+from poetmodel.export.source import StepSource
+from poetmodel.export.step import Weights
+from poetmodel.torch.lowering.inference import with_inference
+from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -65,44 +62,7 @@ _SECTION: Final = re.compile(
 )
 _MEMBER: Final = re.compile(r"\((\S+)\)$")
 
-APPLICATION: Final = """\
-#include "pm.h"
-#if PM_SLOTS
-#include "port/pm_pages.h"
-int pm_storage_read(uint32_t address, void *to, uint32_t bytes)
-{
-    (void)address, (void)to;
-    return bytes > 1000000u;
-}
-int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
-{
-    (void)address, (void)from;
-    return bytes > 1000000u;
-}
-#if PM_MAPPED
-const void *pm_storage_address(uint32_t address) { return (const void *)(uintptr_t)address; }
-#endif
-#endif
-static const void *inputs[PM_INPUTS ? PM_INPUTS : 1];
-static pm_real values[4];
-int app(void);
-int app(void)
-{
-    int error = pm_init();
-#if PM_COMMIT
-    error |= pm_resume();
-#endif
-    error |= pm_step(inputs, values[0], values);
-    error |= pm_read_state(0, values) | pm_write_state(0, values);
-#if PM_GRADIENTS
-    error |= pm_read_gradient(0, values);
-#endif
-#if PM_OUTPUTS
-    error |= pm_infer(inputs, values);
-#endif
-    return error;
-}
-"""
+APPLICATION: Final = Path(__file__).with_name("whole_step.c")
 """What calls all that a step offers; its own bytes are not counted."""
 
 
@@ -148,10 +108,6 @@ def kernel_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
     for name in names:
         calling = f'#include "pm_kernels.h"\nextern void *app;\nvoid *app = (void *)(long){name};\n'
         (folder / "calling.c").write_text(calling, encoding="utf-8")
-        random = folder / "random.c"
-        random.write_text(
-            "#include <stdint.h>\nextern uint32_t pm_random_step;\nuint32_t pm_random_step;\n"
-        )
         kernel = Path(str(our.SOURCES / "kernels" / f"{name}.c"))
         sizes = linked(
             [folder / "calling.c", random, kernel],
@@ -211,7 +167,7 @@ def linked_step(folder: Path) -> Counter[str]:
 
     The program's own and the first values of state are left out.
     """
-    (folder / "app.c").write_text(APPLICATION, encoding="utf-8")
+    shutil.copy(APPLICATION, folder / "app.c")
     sources = [*sorted((folder / "src").glob("*.c")), folder / "app.c"]
     with tempfile.TemporaryDirectory() as objects:
         sizes = linked(sources, Path(objects), folder / "include", folder)
@@ -235,13 +191,8 @@ def fitted(samples: Sequence[tuple[Counter[str], int]]) -> dict[str, float]:
     columns = sorted({what for counts, _ in samples for what in counts})
     matrix = np.array([[counts[what] / size for what in columns] for counts, size in samples])
     values, _ = nnls(matrix, np.ones(len(samples)))
-    worst = np.abs(matrix @ values - 1)
-    logging.info(
-        "%d programs: worst %.1f %%, mean %.1f %%",
-        len(samples),
-        100 * worst.max(),
-        100 * worst.mean(),
-    )
+    off = 100 * np.abs(matrix @ values - 1)
+    logging.info("%d programs: worst %.1f %%, mean %.1f %%", len(samples), off.max(), off.mean())
     found = zip(columns, values, strict=True)
     return {what: float(f"{value:.{DIGITS}g}") for what, value in found if value}
 

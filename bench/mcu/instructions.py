@@ -1,8 +1,7 @@
 """Fill the table of instructions that estimates of exported steps take: which an emulator counts.
 
-``python bench/mcu/instructions.py`` writes ``src/poetmodel/export/instructions.json``, in minutes;
-with ``--new`` it adds the kernels that this lacks.
-Needs PyTorch, GCC for Arm and QEMU.
+``python -m mcu.instructions`` in ``bench`` writes ``src/poetmodel/export/instructions.json``, in
+minutes; with ``--new`` it adds the kernels that this lacks. Needs PyTorch, GCC for Arm and QEMU.
 """
 
 from __future__ import annotations
@@ -23,16 +22,12 @@ from scipy.optimize import nnls
 from torch import nn
 from torch.nn import functional
 
-BENCH: Final = Path(__file__).resolve().parents[1]
-if str(BENCH) not in sys.path:
-    sys.path.append(str(BENCH))
-
-import poetmodel.export  # noqa: E402
-from mcu.networks import NETWORKS  # noqa: E402
-from poetmodel.export.exporting import in_tiles  # noqa: E402
-from poetmodel.export.instructions import OTHER, TABLE, computing, counted  # noqa: E402
-from poetmodel.export.measuring import emulated_profile  # noqa: E402
-from poetmodel.torch.lowering.step import lower  # noqa: E402
+import poetmodel.export
+from mcu.networks import NETWORKS
+from poetmodel.export.exporting import in_tiles
+from poetmodel.export.instructions import OTHER, TABLE, computing, counted
+from poetmodel.export.measuring import emulated_profile
+from poetmodel.torch.lowering.step import lower
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

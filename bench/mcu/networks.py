@@ -17,10 +17,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
 Training = tuple[nn.Module, Any, tuple[torch.Tensor, ...]]
 """Model, loss (None where the model returns it), and inputs with the target last."""
+
+
+# -- layers ----------------------------------------------------------------------------------------
 
 
 class Residual(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -59,47 +62,41 @@ class Reconstruction(nn.Module):  # type: ignore[misc, unused-ignore]
         return functional.mse_loss(self.network(x), x)
 
 
+def _heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    batch, length, width = x.shape
+    return x.view(batch, length, heads, width // heads).transpose(1, 2)
+
+
 class Attention(nn.Module):  # type: ignore[misc, unused-ignore]
     """Self-attention written out: products and a softmax (Vaswani et al., 2017)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.output = nn.Linear(width, width)
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a mixture of all positions for each position."""
-        query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
+        parts = (self.query, self.key, self.value)
+        query, key, value = (_heads(part(x), self.heads) for part in parts)
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
         mixed = scores.softmax(-1) @ value
         return self.output(mixed.transpose(1, 2).reshape(x.shape))
-
-    def _split(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        return x.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
 
 
 class PackedAttention(nn.Module):  # type: ignore[misc, unused-ignore]
     """Self-attention by PyTorch's function, with one projection for all three."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool = False) -> None:
         super().__init__()
-        self.heads = heads
-        self.projection = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
+        self.heads, self.causal = heads, causal
+        self.projection, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a mixture of all positions for each position."""
-        batch, length, width = x.shape
-        query, key, value = (
-            part.view(batch, length, self.heads, -1).transpose(1, 2)
-            for part in self.projection(x).chunk(3, -1)
-        )
-        mixed = functional.scaled_dot_product_attention(query, key, value)
-        return self.output(mixed.transpose(1, 2).reshape(batch, length, width))
+        """Return a mixture of all positions, or of those before it, for each position."""
+        query, key, value = (_heads(y, self.heads) for y in self.projection(x).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        return self.output(mixed.transpose(1, 2).reshape(x.shape))
 
 
 class Embedded(nn.Module):  # type: ignore[misc, unused-ignore]
@@ -142,49 +139,106 @@ class First(nn.Module):  # type: ignore[misc, unused-ignore]
         return x[:, 0]
 
 
+def convolution(
+    into: int, out: int, stride: int = 1, *, size: int = 3, groups: int = 1, bias: bool = False
+) -> tuple[nn.Module, nn.Module]:
+    """Return a convolution that keeps the size over the stride, and its batch norm."""
+    layer = nn.Conv2d(into, out, size, stride, size // 2, groups=groups, bias=bias)
+    return layer, nn.BatchNorm2d(out)
+
+
+def separable(into: int, out: int, stride: int = 1) -> tuple[nn.Module, ...]:
+    """Return a convolution of each channel, one that mixes them, and what follows each."""
+    return (
+        *convolution(into, into, stride, groups=into, bias=True), nn.ReLU(),
+        *convolution(into, out, size=1, bias=True), nn.ReLU(),
+    )  # fmt: skip
+
+
+def bottlenecks(
+    into: int, rows: Iterable[tuple[int, int, int, int, int]], *, widens: bool = True
+) -> Iterator[nn.Module]:
+    """Yield inverted bottlenecks (Sandler et al., 2018).
+
+    Parameters
+    ----------
+    into : int
+        Channels of the input.
+    rows : iterable of tuple
+        Kernel, expansion, channels, number of blocks and stride of the first.
+    widens : bool
+        Whether an expansion of 1 has a convolution, too.
+    """
+    for kernel, expansion, out, count, first in rows:
+        for block in range(count):
+            stride, wide = 1 if block else first, expansion * into
+            has = widens or expansion > 1
+            body = nn.Sequential(
+                *((*convolution(into, wide, size=1), nn.ReLU6()) if has else ()),
+                *convolution(wide, wide, stride, size=kernel, groups=wide), nn.ReLU6(),
+                *convolution(wide, out, size=1),
+            )  # fmt: skip
+            yield Residual(body) if stride == 1 and into == out else body
+            into = out
+
+
+def images(
+    batch: int, size: int, *, channels: int = 3, classes: int = 10
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random square images and their classes."""
+    return torch.randn(batch, channels, size, size), torch.randint(0, classes, (batch,))
+
+
+def _classifier(layers: list[nn.Module], width: int, classes: int) -> nn.Module:
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+    return nn.Sequential(*layers, *head)
+
+
+def _language(width: int, batch: int, *blocks: nn.Module) -> Training:
+    tokens, length = 64, 16
+    head = (First(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
+    model = nn.Sequential(Embedded(tokens, length, width), *blocks, *head)
+    inputs = (torch.randint(0, tokens, (batch, length)), torch.randint(0, 2, (batch,)))
+    return model, functional.cross_entropy, inputs
+
+
 # -- MLPerf Tiny (Banbury et al., 2021); sizes as in `poetmodel.graph.zoo.tiny` --------------------
 
 
-def resnet8(batch: int = 1) -> Training:
+def resnet8(batch: int = 1, width: int = 16) -> Training:
     """Return ResNet-8 for CIFAR-10."""
-    return _resnet8(16, batch)
+    layers: list[nn.Module] = [*convolution(3, width, bias=True), nn.ReLU()]
+    into = width
+    for out, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
+        first = (*convolution(into, out, stride, bias=True), nn.ReLU())
+        body = nn.Sequential(*first, *convolution(out, out, bias=True))
+        shortcut = None if into == out else nn.Conv2d(into, out, 1, stride)
+        layers += [Residual(body, shortcut), nn.ReLU()]
+        into = out
+    return _classifier(layers, into, 10), functional.cross_entropy, images(batch, 32)
 
 
 def thin_resnet8(batch: int = 1) -> Training:
     """Return ResNet-8 of half the width."""
-    return _resnet8(8, batch)
-
-
-def _resnet8(width: int, batch: int) -> Training:
-    layers: list[nn.Module] = [*_convolution(3, width, bias=True), nn.ReLU()]
-    into = width
-    for out, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
-        body = nn.Sequential(
-            *_convolution(into, out, stride, bias=True), nn.ReLU(),
-            *_convolution(out, out, bias=True),
-        )  # fmt: skip
-        shortcut = None if into == out else nn.Conv2d(into, out, 1, stride)
-        layers += [Residual(body, shortcut), nn.ReLU()]
-        into = out
-    return _classifier(layers, into, 10), functional.cross_entropy, _images(batch, 32)
+    return resnet8(batch, 8)
 
 
 def mobilenetv1_vww(batch: int = 1) -> Training:
     """Return MobileNet of width 0.25 for visual wake words."""
-    layers: list[nn.Module] = [*_convolution(3, 8, 2, bias=True), nn.ReLU()]
+    layers: list[nn.Module] = [*convolution(3, 8, 2, bias=True), nn.ReLU()]
     blocks = ((16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2), *((128, 1),) * 5)
     into = 8
     for out, stride in (*blocks, (256, 2), (256, 1)):
-        layers += _separable(into, out, stride)
+        layers += separable(into, out, stride)
         into = out
-    return _classifier(layers, into, 2), functional.cross_entropy, _images(batch, 96, classes=2)
+    return _classifier(layers, into, 2), functional.cross_entropy, images(batch, 96, classes=2)
 
 
 def ds_cnn(batch: int = 1) -> Training:
     """Return DS-CNN for keyword spotting; its first layer pads both sides alike."""
     layers: list[nn.Module] = [nn.Conv2d(1, 64, (10, 4), 2, (5, 1)), nn.BatchNorm2d(64), nn.ReLU()]
     for _ in range(4):
-        layers += _separable(64, 64)
+        layers += separable(64, 64)
     inputs = (torch.randn(batch, 1, 49, 10), torch.randint(0, 12, (batch,)))
     return _classifier(layers, 64, 12), functional.cross_entropy, inputs
 
@@ -205,24 +259,13 @@ def autoencoder(batch: int = 2) -> Training:
 
 def mobilenetv2(batch: int = 1) -> Training:
     """Return MobileNetV2 of width 0.35 for images of 48 x 48 (Sandler et al., 2018)."""
-    layers: list[nn.Module] = [*_convolution(3, 16, 2), nn.ReLU6()]
-    into = 16
     rows = (
-        (1, 8, 1, 1), (6, 8, 2, 2), (6, 16, 3, 2), (6, 24, 4, 2), (6, 32, 3, 1), (6, 56, 3, 2),
-        (6, 112, 1, 1),
+        (3, 1, 8, 1, 1), (3, 6, 8, 2, 2), (3, 6, 16, 3, 2), (3, 6, 24, 4, 2), (3, 6, 32, 3, 1),
+        (3, 6, 56, 3, 2), (3, 6, 112, 1, 1),
     )  # fmt: skip
-    for expansion, out, count, first in rows:
-        for block in range(count):
-            stride, wide = first if not block else 1, expansion * into
-            wider = (*_convolution(into, wide, size=1), nn.ReLU6()) if expansion > 1 else ()
-            body = nn.Sequential(
-                *wider, *_convolution(wide, wide, stride, groups=wide), nn.ReLU6(),
-                *_convolution(wide, out, size=1),
-            )  # fmt: skip
-            layers.append(Residual(body) if stride == 1 and into == out else body)
-            into = out
-    layers += [*_convolution(into, 1280, size=1), nn.ReLU6()]
-    return _classifier(layers, 1280, 10), functional.cross_entropy, _images(batch, 48)
+    layers = [*convolution(3, 16, 2), nn.ReLU6(), *bottlenecks(16, rows, widens=False)]
+    layers += [*convolution(112, 1280, size=1), nn.ReLU6()]
+    return _classifier(layers, 1280, 10), functional.cross_entropy, images(batch, 48)
 
 
 def mcunet(batch: int = 1) -> Training:
@@ -231,23 +274,15 @@ def mcunet(batch: int = 1) -> Training:
     Kernels of 3, 5 and 7, expansions of 3 to 5 and widths from 8 to 160 are mixed; the exact blocks
     are our own.
     """
-    layers: list[nn.Module] = [*_convolution(3, 16, 2), nn.ReLU6()]
-    layers += [*_convolution(16, 16, groups=16), nn.ReLU6(), *_convolution(16, 8, size=1)]
-    into = 8
-    blocks = (
-        (7, 3, 16, 2), (3, 4, 16, 1), (5, 4, 16, 1), (7, 4, 24, 2), (5, 4, 24, 1), (5, 5, 40, 2),
-        (7, 5, 40, 1), (3, 5, 48, 1), (7, 4, 48, 1), (5, 5, 96, 2), (7, 4, 96, 1), (7, 5, 160, 1),
+    rows = (
+        (7, 3, 16, 1, 2), (3, 4, 16, 1, 1), (5, 4, 16, 1, 1), (7, 4, 24, 1, 2), (5, 4, 24, 1, 1),
+        (5, 5, 40, 1, 2), (7, 5, 40, 1, 1), (3, 5, 48, 1, 1), (7, 4, 48, 1, 1), (5, 5, 96, 1, 2),
+        (7, 4, 96, 1, 1), (7, 5, 160, 1, 1),
     )  # fmt: skip
-    for kernel, expansion, out, stride in blocks:
-        wide = expansion * into
-        body = nn.Sequential(
-            *_convolution(into, wide, size=1), nn.ReLU6(),
-            *_convolution(wide, wide, stride, size=kernel, groups=wide), nn.ReLU6(),
-            *_convolution(wide, out, size=1),
-        )  # fmt: skip
-        layers.append(Residual(body) if stride == 1 and into == out else body)
-        into = out
-    return _classifier(layers, into, 10), functional.cross_entropy, _images(batch, 64)
+    layers: list[nn.Module] = [*convolution(3, 16, 2), nn.ReLU6()]
+    layers += [*convolution(16, 16, groups=16), nn.ReLU6(), *convolution(16, 8, size=1)]
+    layers += bottlenecks(8, rows)
+    return _classifier(layers, 160, 10), functional.cross_entropy, images(batch, 64)
 
 
 def lenet(batch: int = 1) -> Training:
@@ -258,7 +293,7 @@ def lenet(batch: int = 1) -> Training:
         nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
         nn.Linear(84, 10),
     )  # fmt: skip
-    return model, functional.cross_entropy, _images(batch, 28, channels=1)
+    return model, functional.cross_entropy, images(batch, 28, channels=1)
 
 
 def mlp(batch: int = 1) -> Training:
@@ -267,7 +302,7 @@ def mlp(batch: int = 1) -> Training:
         nn.Flatten(), nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(),
         nn.Linear(100, 10),
     )  # fmt: skip
-    return model, functional.cross_entropy, _images(batch, 28, channels=1)
+    return model, functional.cross_entropy, images(batch, 28, channels=1)
 
 
 def bert(batch: int = 1) -> Training:
@@ -297,7 +332,7 @@ def vit(batch: int = 1) -> Training:
         Patches(16, 4, width), Residual(attention), Residual(feed), nn.LayerNorm(width), First(),
         nn.Linear(width, 10),
     )  # fmt: skip
-    return model, functional.cross_entropy, _images(batch, 16)
+    return model, functional.cross_entropy, images(batch, 16)
 
 
 def unet(batch: int = 1) -> Training:
@@ -308,11 +343,11 @@ def unet(batch: int = 1) -> Training:
     """
 
     def level(into: int, width: int, inner: nn.Module) -> nn.Module:
-        down = nn.Sequential(*_convolution(into, width), nn.ReLU())
+        down = nn.Sequential(*convolution(into, width), nn.ReLU())
         joined = Joined(nn.Sequential(nn.MaxPool2d(2), inner))
-        return nn.Sequential(down, joined, *_convolution(2 * width, width), nn.ReLU())
+        return nn.Sequential(down, joined, *convolution(2 * width, width), nn.ReLU())
 
-    bottom = nn.Sequential(*_convolution(16, 32), nn.ReLU(), nn.ConvTranspose2d(32, 16, 2, 2))
+    bottom = nn.Sequential(*convolution(16, 32), nn.ReLU(), nn.ConvTranspose2d(32, 16, 2, 2))
     above = nn.Sequential(level(8, 16, bottom), nn.Upsample(scale_factor=2), nn.Conv2d(16, 8, 1))
     model = nn.Sequential(level(3, 8, above), nn.Conv2d(8, 2, 1))
     inputs = (torch.randn(batch, 3, 32, 32), torch.randint(0, 2, (batch, 32, 32)))
@@ -332,41 +367,6 @@ def m5(batch: int = 1) -> Training:
     return nn.Sequential(*layers, *head), functional.cross_entropy, inputs
 
 
-def _convolution(
-    into: int, out: int, stride: int = 1, *, size: int = 3, groups: int = 1, bias: bool = False
-) -> tuple[nn.Module, nn.Module]:
-    """Return a convolution that keeps the size over the stride, and its batch norm."""
-    layer = nn.Conv2d(into, out, size, stride, size // 2, groups=groups, bias=bias)
-    return layer, nn.BatchNorm2d(out)
-
-
-def _separable(into: int, out: int, stride: int = 1) -> tuple[nn.Module, ...]:
-    """Return a convolution of each channel, one that mixes them, and what follows each."""
-    return (
-        *_convolution(into, into, stride, groups=into, bias=True), nn.ReLU(),
-        *_convolution(into, out, size=1, bias=True), nn.ReLU(),
-    )  # fmt: skip
-
-
-def _classifier(layers: list[nn.Module], width: int, classes: int) -> nn.Module:
-    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
-    return nn.Sequential(*layers, *head)
-
-
-def _language(width: int, batch: int, *blocks: nn.Module) -> Training:
-    tokens, length = 64, 16
-    head = (First(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
-    model = nn.Sequential(Embedded(tokens, length, width), *blocks, *head)
-    inputs = (torch.randint(0, tokens, (batch, length)), torch.randint(0, 2, (batch,)))
-    return model, functional.cross_entropy, inputs
-
-
-def _images(
-    batch: int, size: int, *, channels: int = 3, classes: int = 10
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(batch, channels, size, size), torch.randint(0, classes, (batch,))
-
-
 NETWORKS: Final[dict[str, Callable[..., Training]]] = {
     "resnet8": resnet8,
     "mobilenetv1-vww": mobilenetv1_vww,
@@ -383,6 +383,9 @@ NETWORKS: Final[dict[str, Callable[..., Training]]] = {
     "mlp": mlp,
 }
 """Networks by name; each takes the samples of a step."""
+
+
+# -- what is said of a network ---------------------------------------------------------------------
 
 
 def parameters(training: Training) -> int:

@@ -1,82 +1,52 @@
-"""Compare ways to train inside a budget: heap peak, step time, bytes written, equality with eager.
+"""Compare ways to train inside a budget: memory peak, step time, bytes written, equal bits.
 
-``python -m pytorch.compare --out results/$(date +%F)-training.jsonl`` in ``bench`` does every run
-in a process of its own, with one thread, and writes a JSON line for each; ``--network``,
-``--method`` and ``--share`` (each may be given several times) choose some of them.
-``--optimizer`` (adamw, momentum) compares whole steps, updates included, by the memory of the
-process: ``--out results/$(date +%F)-whole-step.jsonl``. ``--fused`` compares what can be had inside
-of ``torch.compile`` with Inductor's kernels: ``--out results/$(date +%F)-fused.jsonl``.
+Three studies: gradients alone; whole steps, updates included, by the memory of the process; and
+what can be had inside of ``torch.compile`` with Inductor's kernels.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import FreshProcesses, parsed, record, recorded, run_all
+from harness import Study, record
 from poetmodel.bench.measurement import FAILED
-from pytorch.runs import (
-    FUSED,
-    FUSED_NETWORKS,
-    LIMIT_S,
-    METHODS,
-    NETWORKS,
-    OPTIMIZERS,
-    PAIRS,
-    SHARES,
-    STOCK,
-    WHOLE_METHODS,
-    WHOLE_NETWORKS,
-    WHOLE_SHARES,
-    TrainingRun,
-    fused_runs,
-    training_runs,
-    whole_step_runs,
-)
+from pytorch.runs import FUSED as FUSED_METHOD
+from pytorch.runs import STOCK, TrainingRun, fused_runs, training_runs, whole_step_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from poetmodel.bench.measurement import Record
     from poetmodel.bench.store import RecordFile
 
 KIND: Final = "training"
 """Kind of the records."""
-GRACE_S: Final = 300.0
-"""How long a run may take beside its solve, until its process is ended [s]."""
-_PRELOADED: Final = ("torch", "poetmodel.torch.compilation", "pyomo.environ", "highspy")
 _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def measure(fields: dict[str, Any], ram_bytes: int | None, *, folder: str) -> Record:
+def measure(fields: dict[str, Any], start: tuple[int | None, str]) -> Record:
     """Do a run and return its record.
 
     Parameters
     ----------
     fields : dict
         The run, as `TrainingRun.to_dict` gives it.
-    ram_bytes : int, optional
-        The budget of compiled steps at the peak of a peer; without one such a run has failed [B].
-    folder : str
-        Where pages lie.
+    start : tuple
+        The budget of compiled steps at the peak of a peer, without which such a run has failed [B];
+        and where pages lie.
     """
-    run = TrainingRun(**fields)
-    facts: dict[str, Any]
-    if ram_bytes is None and (run.peer is not None or run.method == FUSED):
+    run, (ram_bytes, folder) = TrainingRun(**fields), start
+    if ram_bytes is None and (run.peer is not None or run.method == FUSED_METHOD):
         reason = f"{run.peer or STOCK} has no peak on record"
-        facts = {"seconds": 0.0, "status": FAILED, "reason": reason}
+        return record(KIND, run.name, cell=fields, seconds=0.0, status=FAILED, reason=reason)
+    if run.optimizer is None:
+        from pytorch.measurement import measured
     else:
-        if run.optimizer is None:
-            from pytorch.measurement import measured
-        else:
-            from pytorch.whole_steps import measured
-
-        facts = measured(run, folder=folder, ram_bytes=ram_bytes)
-    return record(KIND, run.name, cell=fields, **facts)
+        from pytorch.whole_steps import measured
+    return record(KIND, run.name, cell=fields, **measured(run, folder=folder, ram_bytes=ram_bytes))
 
 
 def budget_bytes(run: TrainingRun, store: RecordFile) -> int | None:
@@ -84,66 +54,55 @@ def budget_bytes(run: TrainingRun, store: RecordFile) -> int | None:
 
     None where it has no peer, or the peer has no peak on record.
     """
-    measure = "heap_peak_bytes" if run.optimizer is None else "peak_bytes"
+    measured = "heap_peak_bytes" if run.optimizer is None else "peak_bytes"
     peaks = {
-        (cell["network"], cell["method"], cell["share"], cell.get("optimizer")): each.get(measure)
+        (cell["network"], cell["method"], cell["share"], cell.get("optimizer")): each.get(measured)
         for each in store.records()
         for cell in (each["cell"],)
     }
-    wanted = (run.network, run.peer, run.share, run.optimizer)
-    if run.method == FUSED:
+    if run.method == FUSED_METHOD:
         peak = peaks.get((run.network, STOCK, None, None))
         return None if peak is None else int(peak * (run.share or 1.0))
+    wanted = (run.network, run.peer, run.share, run.optimizer)
     peak = None if run.peer is None else peaks.get(wanted)
     if peak is None:
         return None
     return int(peak * (1 + run.slack)) if run.optimizer is None else int(peak)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do the runs that were asked for; return the exit status: 130 where they were stopped."""
-    options = _options(arguments)
+def _start(
+    run: TrainingRun, store: RecordFile, settings: Mapping[str, Any]
+) -> tuple[int | None, str]:
     os.environ |= dict.fromkeys(_THREADS, "1")
-    settings = {"limit_s": options.time_limit, "pairs": options.pairs, "slack": options.slack}
-    if options.fused:
-        runs = fused_runs(options.network or FUSED_NETWORKS, **settings)
-    elif options.optimizer:
-        runs = whole_step_runs(
-            options.network or WHOLE_NETWORKS, options.method or WHOLE_METHODS,
-            options.share or WHOLE_SHARES, options.optimizer, **settings,
-        )  # fmt: skip
-    else:
-        runs = training_runs(
-            options.network or NETWORKS, options.method or METHODS, options.share or SHARES,
-            **settings,
-        )  # fmt: skip
-    store = recorded(options.out)
-    return run_all(
-        tuple(runs),
-        store,
-        partial(measure, folder=options.storage),
-        FreshProcesses(1, preloaded=_PRELOADED, grace_s=GRACE_S),
-        kind=KIND,
-        start_of=lambda run: budget_bytes(run, store),
-    )
+    return budget_bytes(run, store), str(settings["storage"])
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    networks, methods = (tuple(dict.fromkeys(names)) for names in (
-        (*NETWORKS, *WHOLE_NETWORKS, *FUSED_NETWORKS), (*METHODS, *WHOLE_METHODS),
-    ))  # fmt: skip
-    parser.add_argument("--network", action="append", choices=networks, help="default: all")
-    parser.add_argument("--method", action="append", choices=methods, help="default: all")
-    parser.add_argument("--share", action="append", type=float, help="default: 0.75 to 0.25")
-    parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="whole steps")
-    parser.add_argument("--fused", action="store_true", help="inside of torch.compile")
-    parser.add_argument("--storage", default=tempfile.gettempdir(), help="folder for pages")
-    parser.add_argument("--time-limit", type=float, default=LIMIT_S, help="of the solver [s]")
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="steps that are timed")
-    parser.add_argument("--slack", type=float, default=0.0, help="over a peer's peak, as a share")
-    return parsed(parser, "training.jsonl", arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+_study = partial(
+    Study,
+    kind=KIND,
+    measure=measure,
+    start_of=_start,
+    settings={"storage": tempfile.gettempdir()},
+    preloaded=("torch", "poetmodel.torch.compilation", "pyomo.environ", "highspy"),
+    grace_s=300.0,
+)
+_SMALL: Final[dict[str, Any]] = {"limit_s": 2.0, "pairs": 1}
+TRAINING: Final = _study(
+    name="training",
+    runs=training_runs,
+    smoke_runs=partial(
+        training_runs, ("unet-b8",), ("file-hooks", "both@file-hooks"), (0.75,), **_SMALL
+    ),
+)
+WHOLE_STEP: Final = _study(
+    name="whole-step",
+    runs=whole_step_runs,
+    smoke_runs=partial(
+        whole_step_runs, ("mlp8-b16",), ("in-backward", "both@in-backward"), **_SMALL
+    ),
+)
+FUSED: Final = _study(
+    name="fused",
+    runs=fused_runs,
+    smoke_runs=lambda: [TrainingRun(network="mlp8-b16", method=STOCK, reference=STOCK, **_SMALL)],
+)

@@ -1,30 +1,25 @@
 """Try which models of other libraries can be compiled, in which budget, and whether bits are equal.
 
-``python -m pytorch.coverage --out results/$(date +%F)-coverage.jsonl`` in ``bench`` tries all of
-`pytorch.zoo`, each in a process of its own, and writes a JSON line for each; ``--model`` (may be
-given several times) chooses some. Libraries that are not installed fail.
-``python scripts/make_results.py`` makes a part of ``docs/guides/pytorch-limits.md`` of it.
+All of `pytorch.models.TRIALS` are tried. Libraries that are not installed fail.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import tempfile
 import time
 import warnings
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import FreshProcesses, RecordedRun, parsed, record, recorded, run_all
+from harness import RecordedRun, Study, record
 from poetmodel.bench.measurement import FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     from poetmodel.bench.measurement import Record
 
@@ -38,18 +33,8 @@ SHARES: Final = (0.6, 0.8)
 """Budgets as shares of the peak when everything is kept; the first that a schedule keeps counts."""
 LIMIT_S: Final = 5.0
 """Most time for the solver [s]."""
-GRACE_S: Final = 300.0
-"""How long a trial may take beside its solves [s]."""
 SEED: Final = 0
 """Of weights and inputs."""
-_PRELOADED: Final = (
-    "torch",
-    "poetmodel.torch.compilation",
-    "pyomo.environ",
-    "highspy",
-    "pytorch.zoo",
-    "transformers.models.bert.modeling_bert",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +51,11 @@ class ModelRun(RecordedRun):
 
 
 def tried(run: ModelRun, *, folder: str) -> dict[str, Any]:
-    """Compile a model for all of its peak and for less, by both ways, and compare two batches.
-
-    Parameters
-    ----------
-    run : ModelRun
-        Which model.
-    folder : str
-        Where pages lie.
-    """
+    """Compile a model for all of its peak and for less, by both ways, and compare two batches."""
     import torch
 
     from poetmodel.torch import CaptureError
-    from pytorch.zoo import TRIALS
+    from pytorch.models import TRIALS
 
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
@@ -233,26 +210,36 @@ def _version(model: str) -> str:
         return library
 
 
-def measure(fields: dict[str, Any], _: object, *, folder: str) -> Record:
-    """Try a model and return its record; `fields` are those of `ModelRun`."""
+def measure(fields: dict[str, Any], _start: None = None) -> Record:
+    """Try a model and return its record."""
     warnings.simplefilter("ignore")  # of the libraries
     run = ModelRun(**fields)
-    return record(KIND, run.name, cell=fields, **tried(run, folder=folder))
+    return record(KIND, run.name, cell=fields, **tried(run, folder=tempfile.gettempdir()))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the models that were asked for; return the exit status: 130 where that was stopped."""
-    from pytorch.zoo import TRIALS
+def runs(models: tuple[str, ...] = ()) -> Iterator[ModelRun]:
+    """Yield the models that are asked for; by default all."""
+    from pytorch.models import TRIALS
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", action="append", choices=tuple(TRIALS), help="default: all")
-    options = parsed(parser, "coverage.jsonl", arguments)
-    os.environ |= {"OMP_NUM_THREADS": "1"}
-    runs = tuple(ModelRun(model=model) for model in options.model or TRIALS)
-    pool = FreshProcesses(1, preloaded=_PRELOADED, grace_s=GRACE_S)
-    work = partial(measure, folder=tempfile.gettempdir())
-    return run_all(runs, recorded(options.out), work, pool, kind=KIND)
+    for model in models or TRIALS:
+        yield ModelRun(model=model)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def smoke_runs() -> Iterator[ModelRun]:
+    """Yield one model, where its library is installed."""
+    if find_spec("transformers"):
+        yield ModelRun(model="transformers BERT")
+
+
+STUDY: Final = Study(
+    name="coverage",
+    kind=KIND,
+    runs=runs,
+    smoke_runs=smoke_runs,
+    measure=measure,
+    preloaded=(
+        *("torch", "poetmodel.torch.compilation", "pyomo.environ", "highspy", "pytorch.models"),
+        "transformers.models.bert.modeling_bert",
+    ),
+    grace_s=300.0,
+)

@@ -29,7 +29,7 @@ from pytorch.peers import (
     stock,
     whole_loss,
 )
-from pytorch.runs import FUSED, KEEP_ALL, OURS, STOCK, TrainingRun
+from pytorch.runs import FILE_HOOKS, FUSED, KEEP_ALL, OURS, STOCK, TrainingRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,20 +43,8 @@ RAN: Final = "ran"
 def measured(run: TrainingRun, *, folder: str, ram_bytes: int | None = None) -> dict[str, Any]:
     """Run one method on one network; return what a record says of it.
 
-    Parameters
-    ----------
-    run : TrainingRun
-        What to run.
-    folder : str
-        Where pages lie.
-    ram_bytes : int, optional
-        The budget, for compiled steps at the peak of a peer [B].
-
-    Returns
-    -------
-    dict
-        ``seconds`` and ``processor_s`` of everything, ``status``, and plain facts. Whatever stops a
-        method is its result: ``status`` is `FAILED` then, and ``reason`` says why.
+    Pages lie in `folder`; `ram_bytes` is the budget of compiled steps at the peak of a peer [B].
+    Whatever stops a method is its result: ``status`` is `FAILED` then, and ``reason`` says why.
     """
     return facts_of(partial(_compared, run, folder, ram_bytes))
 
@@ -134,20 +122,17 @@ def _method(
 ) -> TrainingMethod:
     if run.own == FUSED:
         return fused(training, run, ram_bytes=ram_bytes)
-    if run.method == STOCK:
-        return stock(training, run.share)
     if run.own is not None:
         return compiled(training, run, folder=folder, ram_bytes=ram_bytes)
-    if run.method == "file-hooks":
-        return hooks_to_file(training, folder)
-    if run.method == "memory-budget":
-        return memory_budget(training, run.share or 1.0)
-    plain = {
-        "eager": eager,
-        "checkpoint": checkpoint_per_block,
-        "selective": selective_checkpoint,
+    made: dict[str, Callable[[], TrainingMethod]] = {
+        "eager": lambda: eager(training),
+        "checkpoint": lambda: checkpoint_per_block(training),
+        "selective": lambda: selective_checkpoint(training),
+        FILE_HOOKS: lambda: hooks_to_file(training, folder),
+        "memory-budget": lambda: memory_budget(training, run.share or 1.0),
+        STOCK: lambda: stock(training, run.share),
     }
-    return plain[run.method](training)
+    return made[run.method]()
 
 
 def _results(
@@ -193,13 +178,7 @@ def _times_s(method: TrainingMethod, inputs: Any) -> tuple[float, float]:
 
 
 class NoPlanError(Exception):
-    """There is no plan within the budget, or none was found in time.
-
-    Parameters
-    ----------
-    facts : dict
-        What a record says of it: status, reason, budget, floor, times.
-    """
+    """There is no plan within the budget, or none was found in time; a record has its facts."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         super().__init__(facts["reason"])
@@ -209,58 +188,54 @@ class NoPlanError(Exception):
 def compiled(
     training: Training, run: TrainingRun, *, folder: str, ram_bytes: int | None
 ) -> TrainingMethod:
-    """Compile a step that keeps a budget.
-
-    Parameters
-    ----------
-    training : tuple
-        Model, loss function and inputs.
-    run : TrainingRun
-        Which kind of step, its share, and the solver's limit.
-    folder : str
-        Where pages lie.
-    ram_bytes : int, optional
-        The budget, in place of the share [B].
+    """Compile a step that keeps a budget: in bytes, or the share of the run.
 
     Raises
     ------
     NoPlanError
         If there is no plan.
     """
-    model, loss_fn, inputs = training
     paging, recompute = OURS.get(run.own or "", (False, False))
-    ram = ram_bytes if ram_bytes is not None else f"{_share(run):.0%}"
+    ram = ram_bytes if ram_bytes is not None else f"{share_of(run):.0%}"
     try:
         step = pmt.compile(
-            model, loss_fn, inputs, ram=ram, storage=folder, paging=paging, recompute=recompute,
-            minimize="energy", time_limit=run.limit_s, rollback=False,
-            cache=False,
+            *training, ram=ram, storage=folder, paging=paging, recompute=recompute,
+            minimize="energy", time_limit=run.limit_s, rollback=False, cache=False,
         )  # fmt: skip
     except (NoScheduleError, BudgetError) as error:
         raise NoPlanError(_refused(training, run, ram_bytes, error)) from error
-    found, result = step.compiled, step.result
+    found = step.compiled
+    details = {
+        "gap": step.result.gap,
+        "floor_bytes": floor_bytes(found.coarse),
+        "instructions": len(found.plan.program),
+        "trace_s": found.trace_s,
+        "profile_s": found.profile_s,
+        "costs": list(found.notes),
+    }
     return TrainingMethod(
         run=step,
         written_bytes=lambda: found.runner.traffic[0],
-        details={
-            "status": str(result.status),
-            "reason": result.reason,
-            "gap": result.gap,
-            "budget_bytes": found.budget_bytes,
-            "floor_bytes": floor_bytes(found.coarse),
-            "keep_all_bytes": found.keep_all_bytes,
-            "plan_peak_bytes": found.peak_bytes,
-            "plan_time_s": found.check.makespan_s,
-            "plan_written_bytes": found.check.written_bytes,
-            "instructions": len(found.plan.program),
-            "trace_s": found.trace_s,
-            "profile_s": found.profile_s,
-            "solve_s": result.build_s + result.solve_s,
-            "compile_s": found.compile_s,
-            "costs": list(found.notes),
-            "versions": dict(result.versions),
-        },
+        details=details_of(step) | details,
     )
+
+
+def details_of(step: pmt.Step) -> dict[str, Any]:
+    """Return what a record says of every compiled step."""
+    found, result = step.compiled, step.result
+    return {
+        "status": str(result.status),
+        "reason": result.reason,
+        "gap": result.objective_gap,
+        "budget_bytes": found.budget_bytes,
+        "keep_all_bytes": found.keep_all_bytes,
+        "plan_peak_bytes": found.peak_bytes,
+        "plan_time_s": found.check.makespan_s,
+        "plan_written_bytes": found.check.written_bytes,
+        "solve_s": result.build_s + result.solve_s,
+        "compile_s": found.compile_s,
+        "versions": dict(result.versions),
+    }
 
 
 def fused(training: Training, run: TrainingRun, *, ram_bytes: int | None) -> TrainingMethod:
@@ -302,7 +277,8 @@ def fused(training: Training, run: TrainingRun, *, ram_bytes: int | None) -> Tra
     return method
 
 
-def _share(run: TrainingRun) -> float:
+def share_of(run: TrainingRun) -> float:
+    """Return the budget of a run, as a share of keeping everything."""
     return 1.0 if run.own == KEEP_ALL else run.share or 1.0
 
 
@@ -315,16 +291,16 @@ def _refused(
     """Return what a record says of a run without a plan."""
     traced = pmt.trace(*training)
     whole = keep_all_bytes(traced)
-    budget = ram_bytes if ram_bytes is not None else int(_share(run) * whole)
+    budget = ram_bytes if ram_bytes is not None else int(share_of(run) * whole)
     traced = in_parts(traced, divided_units(traced, budget_bytes=budget))
-    facts = {
-        "status": "infeasible",
-        "reason": str(error),
-        "budget_bytes": budget,
-        "floor_bytes": floor_bytes(coarsened(traced, budget_bytes=budget)),
-        "keep_all_bytes": whole,
-    }
+    least = floor_bytes(coarsened(traced, budget_bytes=budget))
+    facts: dict[str, Any] = {"budget_bytes": budget, "floor_bytes": least, "keep_all_bytes": whole}
     if isinstance(error, NoScheduleError):
-        result = error.result
-        facts |= {"status": str(result.status), "solve_s": result.build_s + result.solve_s}
-    return facts
+        facts["solve_s"] = error.result.build_s + error.result.solve_s
+    return no_plan(error) | facts
+
+
+def no_plan(error: NoScheduleError | BudgetError) -> dict[str, Any]:
+    """Return status and reason of a budget without a plan."""
+    status = str(error.result.status) if isinstance(error, NoScheduleError) else "infeasible"
+    return {"status": status, "reason": str(error)}

@@ -6,7 +6,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,8 +42,6 @@ class TrainingMethod:
     """Returns how much it has written so far [B]."""
     moments: Callable[[torch.Tensor], dict[str, torch.Tensor]] = lambda _: {}
     """Returns what an optimizer holds for a parameter, by the optimizer's names."""
-    fetch: Callable[[torch.Tensor], None] = lambda _: None
-    """Brings a parameter and what an optimizer holds for it into memory, where they are not."""
     details: dict[str, Any] = field(default_factory=dict)
     """What else there is to say: the solve, for compiled steps."""
 
@@ -169,30 +167,25 @@ SAVED: Final = (
 """What selective checkpointing keeps: convolutions, matrix products and attention."""
 
 
-def checkpoint_per_block(training: Training) -> TrainingMethod:
-    """Keep what goes into and out of each block; compute the block again in the backward pass."""
-    return _checkpointed(training)
-
-
-def selective_checkpoint(training: Training) -> TrainingMethod:
-    """Keep convolutions, matrix products and attention too; compute all else of a block again."""
-
-    def policy(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return _checkpointed(training, context_fn=lambda: create_selective_checkpoint_contexts(policy))
-
-
-def _checkpointed(training: Training, **options: Any) -> TrainingMethod:
+def checkpoint_per_block(training: Training, **options: Any) -> TrainingMethod:
+    """Keep what goes into and out of each block; recompute the block in the backward pass."""
     model, loss_fn, _ = training
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     for block in blocks:
         block.forward = partial(  # type: ignore[method-assign, unused-ignore]
             checkpoint, block.forward, use_reentrant=False, **options
         )
-    method = _of(model, loss_fn)
-    method.details = {"blocks": len(blocks)}
-    return method
+    return replace(_of(model, loss_fn), details={"blocks": len(blocks)})
+
+
+def selective_checkpoint(training: Training) -> TrainingMethod:
+    """Keep convolutions, matrix products and attention too; recompute all else of a block."""
+
+    def policy(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if op in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+
+    make = partial(create_selective_checkpoint_contexts, policy)
+    return checkpoint_per_block(training, context_fn=make)
 
 
 def memory_budget(training: Training, share: float) -> TrainingMethod:

@@ -5,8 +5,9 @@ Nothing here needs PyTorch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Final
 
 from harness import RecordedRun
 
@@ -56,16 +57,7 @@ WHOLE_NETWORKS: Final = ("mlp8-b16", "mobilenetv2-b8", "resnet18-b8", "bert4-b8"
 """Networks of the comparison of whole steps: state, activations, or both take most memory."""
 WHOLE_SHARES: Final = (0.75, 0.5, 0.3)
 """Budgets of whole steps as shares of the peak when everything is kept in RAM."""
-WHOLE_PEERS: Final = (
-    "checkpoint",
-    FILE_HOOKS,
-    "in-backward",
-    "in-backward-checkpoint",
-    "moments-offloaded",
-    "moments-offloaded-checkpoint",
-    "parameters-offloaded",
-    "parameters-offloaded-checkpoint",
-)
+WHOLE_PEERS: Final = ("checkpoint", FILE_HOOKS, "in-backward", "in-backward-checkpoint")
 """Whole steps that have one peak each."""
 SAFE: Final = "safe"
 """The whole step `both` with ``rollback``: the state of before is on storage until it is done."""
@@ -151,73 +143,55 @@ class TrainingRun(RecordedRun):
 
 
 def training_runs(
-    networks: Sequence[str] = NETWORKS,
-    methods: Sequence[str] = METHODS,
-    shares: Sequence[float] = SHARES,
-    **settings: Any,
+    networks: tuple[str, ...] = NETWORKS,
+    methods: tuple[str, ...] = METHODS,
+    shares: tuple[float, ...] = SHARES,
+    limit_s: float = LIMIT_S,
+    pairs: int = PAIRS,
+    slack: float = 0.0,
 ) -> Iterator[TrainingRun]:
     """Yield runs, network by network, peers before those that run at their peak.
 
-    Parameters
-    ----------
-    networks, methods, shares : sequence
-        Which ones; methods in the order of `METHODS`, whatever order is given.
-    **settings
-        Other fields of the runs.
+    Methods come in the order of `METHODS`, whatever order is given.
     """
-    for network in networks:
-        for method in METHODS:
-            if method not in methods:
-                continue
-            budgeted = method in BUDGETED or method.partition("@")[2] in BUDGETED
-            for share in shares if budgeted else (None,):
-                yield TrainingRun(network=network, method=method, share=share, **settings)
+    for network, method in product(networks, (each for each in METHODS if each in methods)):
+        budgeted = method in BUDGETED or method.partition("@")[2] in BUDGETED
+        run = TrainingRun(network=network, method=method, limit_s=limit_s, pairs=pairs, slack=slack)
+        yield from (replace(run, share=share) for share in (shares if budgeted else (None,)))
 
 
 def whole_step_runs(
-    networks: Sequence[str] = WHOLE_NETWORKS,
-    methods: Sequence[str] = WHOLE_METHODS,
-    shares: Sequence[float] = WHOLE_SHARES,
-    optimizers: Sequence[str] = OPTIMIZERS,
-    **settings: Any,
+    networks: tuple[str, ...] = WHOLE_NETWORKS,
+    methods: tuple[str, ...] = WHOLE_METHODS,
+    shares: tuple[float, ...] = WHOLE_SHARES,
+    optimizers: tuple[str, ...] = OPTIMIZERS,
+    limit_s: float = LIMIT_S,
+    pairs: int = PAIRS,
+    slack: float = 0.0,
 ) -> Iterator[TrainingRun]:
     """Yield runs of whole steps as `training_runs` does, and optimizer by optimizer."""
-    for optimizer in optimizers:
-        for network in networks:
-            for method in WHOLE_METHODS:
-                if method not in methods:
-                    continue
-                for share in shares if method in ("both", SAFE) else (None,):
-                    yield TrainingRun(
-                        network=network,
-                        method=method,
-                        share=share,
-                        optimizer=optimizer,
-                        **settings,
-                    )
+    chosen = [each for each in WHOLE_METHODS if each in methods]
+    for optimizer, network, method in product(optimizers, networks, chosen):
+        run = TrainingRun(
+            network=network, method=method, optimizer=optimizer, limit_s=limit_s, pairs=pairs,
+            slack=slack,
+        )  # fmt: skip
+        budgeted = method in ("both", SAFE)
+        yield from (replace(run, share=share) for share in (shares if budgeted else (None,)))
 
 
-def fused_runs(networks: Sequence[str] = FUSED_NETWORKS, **settings: Any) -> Iterator[TrainingRun]:
-    """Yield the runs of the comparison inside of ``torch.compile``, with Inductor's kernels.
-
-    Parameters
-    ----------
-    networks : sequence of str
-        Which ones.
-    **settings
-        Other fields of the runs.
-    """
+def fused_runs(
+    networks: tuple[str, ...] = FUSED_NETWORKS, limit_s: float = LIMIT_S, pairs: int = PAIRS
+) -> Iterator[TrainingRun]:
+    """Yield the runs of the comparison inside of ``torch.compile``, with Inductor's kernels."""
     methods: tuple[tuple[str, Sequence[float | None]], ...] = (
         (STOCK, (None, *KNOBS)),
-        ("eager", (None,)),
-        ("checkpoint", (None,)),
-        ("selective", (None,)),
+        *((method, (None,)) for method in ("eager", "checkpoint", "selective")),
         (f"{FUSED}@{STOCK}", KNOBS),
         (FUSED, FUSED_SHARES),
     )
-    for network in networks:
-        for method, shares in methods:
-            for share in shares:
-                yield TrainingRun(
-                    network=network, method=method, share=share, reference=STOCK, **settings
-                )
+    for network, (method, shares) in product(networks, methods):
+        run = TrainingRun(
+            network=network, method=method, reference=STOCK, limit_s=limit_s, pairs=pairs
+        )
+        yield from (replace(run, share=share) for share in shares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -12,24 +13,31 @@ import torch
 
 from poetmodel import torch as pmt
 from poetmodel.errors import BudgetError, NoScheduleError
-from pytorch.measurement import RAN, NoPlanError, facts_of, pairs_of
+from pytorch.measurement import (
+    RAN,
+    NoPlanError,
+    details_of,
+    facts_of,
+    no_plan,
+    pairs_of,
+    share_of,
+)
 from pytorch.networks import NETWORKS
-from pytorch.offloading import in_backward, moments_offloaded, parameters_offloaded
 from pytorch.peers import TrainingMethod, checkpoint_per_block, eager, hooks_to_file
 from pytorch.process_memory import anonymous_bytes, give_back_at_once, process_peak
 from pytorch.runs import FILE_HOOKS, KEEP_ALL, SAFE, TrainingRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pytorch.networks import Training
 
-MAKERS: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
+Maker = Callable[[Any], torch.optim.Optimizer]
+MAKERS: Final[dict[str, Maker]] = {
     "adamw": partial(torch.optim.AdamW, lr=1e-3, foreach=False),
     "momentum": partial(torch.optim.SGD, lr=1e-2, momentum=0.9, foreach=False),
 }
 """What makes each optimizer for parameters."""
-_CHECKPOINT: Final = "-checkpoint"
 WARM_UP_STEPS: Final = 2
 """Steps before those whose peak is measured; the first makes the moments."""
 MEASURED_STEPS: Final = 2
@@ -139,7 +147,6 @@ def _unequal(
     """Yield the names of parameters, moments and buffers that are not eager's."""
     others = dict(twin[0].named_parameters())
     for name, parameter in training[0].named_parameters():
-        method.fetch(parameter)
         found, expected = method.moments(parameter), reference.moments(others[name])
         if not torch.equal(parameter, others[name]):
             yield name
@@ -162,26 +169,16 @@ def _method(
     make = MAKERS[run.optimizer or ""]
     if run.own is not None:
         return compiled(training, make, run, folder=folder, ram_bytes=ram_bytes)
-    kind = run.method.removesuffix(_CHECKPOINT)
-    if kind != run.method:
+    if run.method.endswith("checkpoint"):
         checkpoint_per_block(training)
-    if kind == "in-backward":
+    if run.method.startswith("in-backward"):
         return in_backward(training, make)
-    if kind == "moments-offloaded":
-        return moments_offloaded(training, make, folder)
-    if kind == "parameters-offloaded":
-        return parameters_offloaded(training, make, folder)
-    if kind == FILE_HOOKS:
-        return updated(hooks_to_file(training, folder), training, make)
-    plain = {"eager": eager, "checkpoint": checkpoint_per_block}
-    return updated(plain[kind](training), training, make)
+    files = run.method == FILE_HOOKS
+    learns = hooks_to_file(training, folder) if files else eager(training)
+    return updated(learns, training, make)
 
 
-def updated(
-    method: TrainingMethod,
-    training: Training,
-    make: Callable[[Any], torch.optim.Optimizer],
-) -> TrainingMethod:
+def updated(method: TrainingMethod, training: Training, make: Maker) -> TrainingMethod:
     """Return a method that updates all parameters after it has computed the gradients."""
     optimizer = make(training[0].parameters())
     learn = method.run
@@ -195,13 +192,22 @@ def updated(
     return replace(method, run=run, moments=lambda parameter: dict(optimizer.state[parameter]))
 
 
+def in_backward(training: Training, make: Maker) -> TrainingMethod:
+    """Update each parameter as soon as its gradient is there, which then goes."""
+    of = {p: make([p]) for p in training[0].parameters() if p.requires_grad}
+
+    def update(parameter: torch.Tensor) -> None:
+        of[parameter].step()
+        parameter.grad = None
+
+    for parameter in of:
+        parameter.register_post_accumulate_grad_hook(update)
+    moments = lambda parameter: dict(of[parameter].state.get(parameter, {}))  # noqa: E731
+    return replace(eager(training), moments=moments)
+
+
 def compiled(
-    training: Training,
-    make: Callable[[Any], torch.optim.Optimizer],
-    run: TrainingRun,
-    *,
-    folder: str,
-    ram_bytes: int | None,
+    training: Training, make: Maker, run: TrainingRun, *, folder: str, ram_bytes: int | None
 ) -> TrainingMethod:
     """Compile a whole step that keeps a budget.
 
@@ -210,38 +216,21 @@ def compiled(
     NoPlanError
         If there is no plan.
     """
-    model, loss_fn, inputs = training
-    optimizer = make(model.parameters())
-    share = 1.0 if run.own == KEEP_ALL else run.share or 1.0
+    optimizer = make(training[0].parameters())
     frees = run.own != KEEP_ALL
     try:
         step = pmt.compile(
-            model, loss_fn, inputs, optimizer=optimizer, storage=folder,
-            ram=f"{share:.0%}" if ram_bytes is None else ram_bytes,
+            *training, optimizer=optimizer, storage=folder,
+            ram=f"{share_of(run):.0%}" if ram_bytes is None else ram_bytes,
             paging=frees, recompute=frees, time_limit=run.limit_s, rollback=run.own == SAFE,
             cache=Path(folder) / "cache",
         )  # fmt: skip
     except (NoScheduleError, BudgetError) as error:
-        status = "infeasible"
-        if isinstance(error, NoScheduleError):
-            status = str(error.result.status)
-        raise NoPlanError({"status": status, "reason": str(error)}) from error
-    found, result = step.compiled, step.result
+        raise NoPlanError(no_plan(error)) from error
+    runner = step.compiled.runner
     return TrainingMethod(
         run=step,
-        written_bytes=lambda: found.runner.traffic[0] + found.runner.mirrored_bytes,
+        written_bytes=lambda: runner.traffic[0] + runner.mirrored_bytes,
         moments=lambda parameter: dict(optimizer.state[parameter]),
-        details={
-            "status": str(result.status),
-            "reason": result.reason,
-            "gap": result.objective_gap,
-            "budget_bytes": found.budget_bytes,
-            "keep_all_bytes": found.keep_all_bytes,
-            "plan_peak_bytes": found.peak_bytes,
-            "plan_time_s": found.check.makespan_s,
-            "plan_written_bytes": found.check.written_bytes,
-            "solve_s": result.build_s + result.solve_s,
-            "compile_s": found.compile_s,
-            "versions": dict(result.versions),
-        },
+        details=details_of(step),
     )

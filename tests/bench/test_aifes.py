@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from harness import run_study
 from kit.programs import needs
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, ToolchainError
@@ -56,22 +58,16 @@ def torch_losses(made: Any) -> list[float]:
 # -- the source that is asked for ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", ["nothing", "another folder", "no header"])
+@pytest.mark.parametrize("given", ["another folder", "no header"])
 def test_a_folder_without_aifes_is_refused_in_a_sentence(
-    given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], told: Told
+    given: str, tmp_path: Path, told: Told
 ) -> None:
-    """The sentence says what is needed and where it is from; no record is begun."""
-    folder = tmp_path / "source"
-    folder.mkdir()
+    """The sentence says what is needed and where it is from."""
     if given == "no header":
-        (folder / "library.properties").write_text("name=AIfES for Arduino\n")
-    out = tmp_path / "x-aifes.jsonl"
-    words = [] if given == "nothing" else ["--source", str(folder)]
-    with pytest.raises(SystemExit) as ended:
-        aifes.main([*words, "--out", str(out)])
-    assert ended.value.code == 2
-    assert not out.exists()
-    told(capsys.readouterr().err.splitlines()[-1].partition("error: ")[2], given)
+        (tmp_path / "library.properties").write_text("name=AIfES for Arduino\n")
+    with pytest.raises(InputError) as raised:
+        list(aifes.runs(source=str(tmp_path)))
+    told(str(raised.value).replace(str(tmp_path), "FOLDER"), given)
 
 
 def test_version_and_digest_are_those_of_the_source(tmp_path: Path) -> None:
@@ -130,19 +126,20 @@ def test_the_loop_trains_as_pytorch_does(tmp_path: Path, tiny: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-def test_a_record_has_every_program(tmp_path: Path) -> None:
-    """Exports and the stub are built and run, and their losses agree."""
+def test_a_record_has_exports_and_the_library(tmp_path: Path) -> None:
+    """Exports and the stub are built and run; their losses agree."""
     needs(Target.M4)
     out = tmp_path / "x-aifes.jsonl"
-    assert aifes.main(["--source", str(STUB), "--network", "tiny", "--out", str(out)]) == 0
-    (found,) = aifes.latest(out).records()
-    assert found["programs"].keys() == {"aifes", "keep_all", "least_ram"}
+    settings = ["--set", f"source={STUB}", "--set", "networks=tiny"]
+    assert run_study(aifes.STUDY, [*settings, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert set(found["programs"]) == {*aifes.EXPORTS, "aifes"}
     assert found["loss_difference"] <= aifes.LOSS_TOLERANCE
 
 
 def test_other_losses_are_refused(told: Told) -> None:
     """Programs that do not compute the same are not compared."""
-    programs = {name: {"losses": [1.5, 1.25]} for name in ("keep_all", "least_ram", "aifes")}
+    programs = {name: {"losses": [1.5, 1.25]} for name in ("aifes", "keep_all")}
     assert aifes.loss_difference(programs) == 0.0
     with told.raises(ToolchainError):
         aifes.loss_difference(programs | {"aifes": {"losses": [1.5, 1.2501]}})

@@ -295,6 +295,32 @@ def test_each_third_step_commits(programs: Callable[[str], Program], whole: byte
         assert program.state() == whole
 
 
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
+def test_commit_between_two_others(
+    programs: Callable[[str], Program], whole: bytes, step: int
+) -> None:
+    """It writes a generation where the last step wrote none; where it fails nothing is torn."""
+    program = programs("each third")
+    made = program.deployment
+    said = program.run(step, COMMIT_NOW=step)[1]
+    written, erased = map(int, re.findall(r"now 0 bytes (\d+) erases (\d+)", said)[0])
+    assert erased == (made.commit_erases if step % 3 else 0)
+    assert (written > 0) == (erased > 0)
+    assert program.resumed() == (0, step)
+    assert program.state() == whole
+    program.flash.unlink()
+    before = (2 * len(made.generation) + 1) * (step // 3)  # tensors, sums and a record
+    program.run(step, COMMIT_NOW=step, STEP_WRITE=before + 2)
+    assert program.resumed() == (0, step // 3 * 3)
+    assert program.state() == whole
+
+
+def test_commits_of_each_step_leave_nothing_to_do(programs: Callable[[str], Program]) -> None:
+    """With state that every step commits another commit writes nothing."""
+    said = programs("in RAM").run(2, COMMIT_NOW=2)[1]
+    assert "now 0 bytes 0 erases 0" in said
+
+
 def test_rarer_commits_need_all_state_in_ram(tmp_path: Path) -> None:
     """State that each step replaces on storage cannot be taken back over several of them."""
     with pytest.raises(NoScheduleError, match="replaced state stays in RAM between commits"):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pytest
 
 from kit.commands import invoke
-from kit.digits import STEP
+from kit.digits import STEP, digit_batches
 from kit.programs import needs
 from poetmodel.device.io import load_device
 from poetmodel.errors import FlashError
 from poetmodel.export import board
-from poetmodel.export.board import Target
+from poetmodel.export.board import Target, build, run
 from poetmodel.export.exporting import export_step
 from poetmodel.export.flash import (
     code_bytes,
@@ -30,10 +31,21 @@ from poetmodel.export.source import StepSource
 from poetmodel.export.step import Weights
 
 if TYPE_CHECKING:
+    from collections.abc import Container
     from pathlib import Path
 
     from poetmodel.device import Device
     from poetmodel.export.deployment import Deployment
+    from poetmodel.export.step import LoweredStep
+
+
+PLANS: Final[dict[str, dict[str, Any]]] = {
+    "kept": {"ram": "100%"},
+    "paged": {"ram": "90%", "recompute": False},
+    "commits": {"ram": "100%", "device": "nrf52840", "commit": True},
+    "read in place": {"ram": "90%", "device": "nano33ble", "commit": True},
+    "binary": {"ram": "100%", "weights": "binary"},
+}
 
 
 def device_of(size_bytes: int, name: str = "nano33ble", *, storage_bytes: int = 65_536) -> Device:
@@ -76,6 +88,58 @@ def test_what_takes_flash_is_said_everywhere(tmp_path: Path) -> None:
     readme = (tmp_path / "README.md").read_text()
     assert f"| first weights | {sizes['first weights']:,} |" in readme
     assert flash_warning(made) is None
+
+
+def with_zeros(names: Container[str]) -> LoweredStep:
+    """Return the step of the digits with zeros for the first values of some state."""
+    step = load_step(STEP)
+    values = {k: np.zeros_like(x) if k in names else x for k, x in step.values.items()}
+    return step.with_nodes(step.graph.nodes, step.calls, values=values)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_zeros_of_state_take_no_flash(plan: str, tmp_path: Path) -> None:
+    """The program makes them itself, and trains as one that reads them from a file of state."""
+    needs(Target.HOST)
+    names = [value.pieces[0].buffer for value in load_step(STEP).states]
+    step, folders = with_zeros(names[1::2]), (tmp_path / "zeros", tmp_path / "whole")
+    made, whole = (
+        export_step(s, folder, gap=0.5, **PLANS[plan])
+        for s, folder in zip((step, with_zeros(())), folders, strict=True)
+    )
+    assert made.flash_map().keys() == whole.flash_map().keys()
+    saved = sum(step.buffers[name].bytes for name in names[1::2])
+    if made.program:
+        assert made.program["first weights"] == whole.program["first weights"] - saved
+        assert made.program["constants"] <= whole.program["constants"]
+    (folders[1] / "first.bin").write_bytes(b"".join(step.values[n].tobytes() for n in names))
+    runs = [
+        run(
+            build(folder, Target.HOST, settings=("POISON=1", "EXTRA=-O0")),
+            Target.HOST,
+            folder,
+            inputs=digit_batches(3, seed=5),
+            steps=3,
+            learning_rate=0.1,
+            words=words,
+        ).require_success()
+        for folder, words in zip(folders, ((), ("state=first.bin",)), strict=True)
+    ]
+    assert runs[0].state == runs[1].state
+    assert len(set(runs[0].losses.values())) == 3
+
+
+@pytest.mark.parametrize("weights", ["c", "binary"])
+def test_state_may_be_zeros_throughout(weights: str, tmp_path: Path) -> None:
+    """There are no values to store then, in a build for double neither."""
+    needs(Target.HOST_DOUBLE)
+    step = with_zeros(load_step(STEP).values)
+    export_step(step, tmp_path, ram="100%", weights=weights)
+    program = build(tmp_path, Target.HOST_DOUBLE, settings=("EXTRA=-O0",))
+    batch = np.frombuffer(digit_batches(1, seed=5), "<f4")
+    inputs = batch[:576].astype("<f8").tobytes() + batch[576:].tobytes()
+    done = run(program, Target.HOST_DOUBLE, tmp_path, inputs=inputs, steps=1, learning_rate=0.1)
+    assert done.require_success().losses[1] == pytest.approx(np.log(4))
 
 
 def test_pages_on_a_card_take_none(tmp_path: Path) -> None:

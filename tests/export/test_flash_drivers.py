@@ -12,13 +12,22 @@ import pytest
 from kit.digits import STEP, digit_batches
 from kit.nor_flash import DRIVERS, FLASH, C, over_nor
 from kit.programs import needs
-from poetmodel.export.board import INPUTS, STATE, STOPPED_STATUS, Target, build, run
+from poetmodel.export.board import (
+    INPUTS,
+    STATE,
+    STOPPED_STATUS,
+    Target,
+    build,
+    run,
+)
 from poetmodel.export.exporting import export_step
 from poetmodel.export.io import load_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from poetmodel.export.board import ProgramRun
 
 PLANS: Final = {
     "paged": {"ram": "90%", "recompute": False},
@@ -201,3 +210,35 @@ def test_partition_that_is_too_small_is_refused_at_once(
     """Before anything is written, not in the middle of a step."""
     trainer = trainers("paged", driver, "-DNOR_BYTES=69632u")
     assert trainer.train() == (10 + PAGE, 0)
+
+
+def worn(folder: Path, target: Target, steps: int, *settings: str) -> ProgramRun:
+    """Run steps over storage that is like the flash of the device."""
+    program = build(folder, target, settings=("DRIVER=nor", *settings))
+    inputs = digit_batches(3, seed=8)
+    return run(program, target, folder, inputs=inputs, steps=steps, learning_rate=0.1)
+
+
+@pytest.mark.parametrize("target", [Target.HOST, Target.M4])
+@pytest.mark.parametrize("plan", ["nrf52840", "nano33ble"])
+def test_storage_like_the_flash_of_the_device(plan: str, target: Target, tmp_path: Path) -> None:
+    """It counts the bytes and erases that are said, trains as RAM does, and wears out."""
+    needs(target)
+    made = export_step(load_step(STEP), tmp_path, ram="90%", device=plan, commit=True, gap=0.5)
+    few, more = (worn(tmp_path, target, steps).require_success() for steps in (1, 4))
+    written, erases = (
+        (more.figures[name] - few.figures[name]) / 3 for name in ("storage_bytes", "storage_erases")
+    )
+    pages = [size for size, times in made.page_writes for _ in range(times)]
+    block = made.layout.erase_block_bytes
+    most = made.commit_bytes + sum(pages)
+    assert most - 3 * len(made.generation) <= written <= most
+    assert erases == made.commit_erases + sum(-(-size // block) for size in pages)
+    turns = -(-5 // made.generations)  # pm_init writes a generation too
+    assert more.figures["storage_worn"] == max(turns, 4 * bool(pages))
+    program = build(tmp_path, target, settings=("DRIVER=ram",))
+    inputs = digit_batches(3, seed=8)
+    other = run(program, target, tmp_path, inputs=inputs, steps=4, learning_rate=0.1)
+    assert other.require_success().state == more.state
+    tired = ("ENDURANCE=1", "EXTRA=-DPM_GENERATIONS=2u")
+    assert worn(tmp_path, target, 4, *tired).error in {TORN, PAGE}

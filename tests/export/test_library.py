@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kit.digits import STEP, digit_batches
+from kit.page_examples import blocks_of
 from kit.programs import needs
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, build, run
@@ -51,13 +52,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         "kws": {"ram": "100%", "paging": False},
         "vww": {"ram": "90%", "commit": True},
         "ble": {"ram": "100%", "device": "nano33ble"},
+        "commits": {"ram": "150%", "device": "nano33ble", "commit": True},
     }
     made: dict[str, Path] = {}
 
     def folder(prefix: str) -> Path:
         if prefix not in made:
             made[prefix] = tmp_path_factory.mktemp(prefix)
-            export_step(step, made[prefix], prefix=prefix, gap=0.5, **options[prefix])
+            name = "pm" if prefix == "commits" else prefix
+            export_step(step, made[prefix], prefix=name, gap=0.5, **options[prefix])
         return made[prefix]
 
     return folder
@@ -320,3 +323,13 @@ def test_arena_is_aligned_to_cache_lines_where_dma_passes_them(tmp_path: Path) -
     assert made.arena.alignment == 32
     assert all(placed.offset % 32 == 0 for placed in made.arena.offsets)
     assert "#define PM_ALIGNMENT 32 " in (tmp_path / "include" / "pm.h").read_text()
+
+
+def test_task_of_the_page_compiles(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """The task of FreeRTOS that the page of the interface shows, without a warning."""
+    page = Path(__file__).parents[2] / "docs" / "guides" / "c-interface.md"
+    (task,) = (b for b in blocks_of(page.read_text(encoding="utf-8")) if b.title == "task.c")
+    (tmp_path / "task.c").write_text(task.code, encoding="utf-8")
+    warnings = [word for word in WARNINGS if word != "-Wmissing-prototypes"]
+    includes = (f"-I{SOURCES / 'freertos'}", f"-I{folders('commits') / 'include'}")
+    compiled([*C, *warnings, *includes, "-c", "task.c"], tmp_path)

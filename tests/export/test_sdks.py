@@ -174,11 +174,13 @@ def test_sdks_read_what_the_folder_says_of_itself(folders: Callable[[str], Path]
         files = {path.name for path in (folder / "examples" / "Train").iterdir()}
         assert set(about["examples"][0]["files"]) == files
     folder = folders("vww")
-    lines = (folder / "library.properties").read_text(encoding="utf-8").splitlines()
-    properties = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
-    assert (properties["name"], properties["includes"]) == ("vww", "vww.h")
-    mandatory = {"name", "version", "author", "maintainer", "sentence", "paragraph", "url"}
-    assert mandatory <= properties.keys()  # of Arduino IDE 1.8
+    for library in (folder, folder.parent / "kernels"):
+        lines = (library / "library.properties").read_text(encoding="utf-8").splitlines()
+        properties = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+        assert properties["includes"] == f"{properties['name']}.h"
+        mandatory = {"name", "version", "author", "maintainer", "sentence", "paragraph", "url"}
+        assert all(properties[key] for key in mandatory)  # of Arduino's specification, rev. 2.2
+        assert properties["url"].startswith("https://")
     component = yaml.safe_load((folder / "idf_component.yml").read_text(encoding="utf-8"))
     assert component["license"] == "Apache-2.0"
     module = yaml.safe_load((folder / "zephyr" / "module.yml").read_text(encoding="utf-8"))

@@ -21,13 +21,13 @@ import textwrap
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.commands import invoke
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 _BLOCK = re.compile(
     r"(?:^ *<!-- (?P<mark>[^>]+) -->\n\s*)?"
@@ -138,7 +138,7 @@ def _run_commands(block: Block) -> str:
     lines = [line for line in block.code.replace("\\\n", " ").splitlines() if line.strip()]
     for line in lines:
         program, *arguments = shlex.split(line, comments=True)
-        if program in {"make", "cmake"} or program.startswith("build/"):
+        if program in {"make", "cmake", "cc"} or program.startswith(("build/", "./")):
             printed += _called(line, program, arguments)
             continue
         assert program == "poetmodel", f"line {block.line}: {line}: say why it is not run"
@@ -150,8 +150,9 @@ def _run_commands(block: Block) -> str:
 
 
 def _called(line: str, program: str, arguments: Sequence[str]) -> str:
+    words = [w for x in arguments for w in (sorted(Path().glob(x)) if "*" in x else [x])]
     done = subprocess.run(
-        [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        [program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{line}: {done.stderr}"
     return f"{done.stdout}\n{done.stderr}\n"

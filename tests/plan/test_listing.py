@@ -8,6 +8,7 @@ from poetmodel.graph import Graph, operation
 from poetmodel.placement import place
 from poetmodel.plan import check_plan
 from poetmodel.plan.listing import plan_listing
+from poetmodel.units import ESTIMATES
 
 
 def pair_step() -> Graph:
@@ -35,7 +36,7 @@ def listed(text: str, mode: str = "dma") -> list[str]:
 def test_listing_of_a_plan() -> None:
     """Time, RAM, stalls, sizes and the peak, worked out by hand."""
     assert listed(PAGED) == [
-        "Plan for skip on board, dma transfers: 12 instructions, 4 nodes",
+        f"Plan for skip on board, dma transfers: 12 instructions, 4 nodes ({ESTIMATES})",
         "  time    20 s: compute 10 s, transfers 12 s, stall 10 s",
         "  energy  10.75 J",
         "  RAM     peak 12 B at instruction 9, of a budget of 12 B",

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 import poetmodel.torch as pmt  # noqa: E402
 from kit.eager_steps import keep_all  # noqa: E402
 from pytorch.coverage import REFUSED, WORKS, ModelRun, tried  # noqa: E402
-from pytorch.zoo import TRIALS, Trial  # noqa: E402
+from pytorch.models import TRIALS, Trial  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

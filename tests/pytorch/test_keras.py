@@ -18,6 +18,7 @@ from torch.nn import functional  # noqa: E402
 import poetmodel.torch as pmt  # noqa: E402
 from kit.export_agreement import Exported, Target, lowered  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
+from poetmodel.torch.onnx.step import onnx_step  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,6 +150,70 @@ def test_c_trains_as_keras(name: str, tmp_path: Path) -> None:
         assert loss == pytest.approx(expected.item(), rel=1e-5)
         expected.backward()
         updates.step()
+
+
+def ended(*end: Any) -> Any:
+    """Return a model of two dense layers, the first nested, and what follows."""
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((6,)), keras.Sequential([layers.Dense(5)]), layers.Dense(4), *end], name="net"
+    )
+
+
+ENDINGS: dict[str, Callable[[], Any]] = {
+    "layer": lambda: ended(layers.Softmax()),
+    "activation": lambda: ended(layers.Activation("sigmoid")),
+    "dense": lambda: ended(layers.Dense(4, activation="log_softmax")),
+    "nested": lambda: keras.Sequential([keras.Input((6,)), ended(layers.Softmax())]),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_loss_takes_what_the_model_ends_in(name: str) -> None:
+    """With logits a step has the input of the end; the model itself keeps what it returns."""
+    model, x = ENDINGS[name](), torch.randn(3, 6)
+    model(x)
+    mine, whole = pmt.from_keras(model, logits=True), model(x)
+    given = mine(x)
+    through = {"activation": torch.sigmoid, "dense": lambda z: functional.log_softmax(z, -1)}
+    assert not torch.allclose(given, whole)
+    assert torch.equal(through.get(name, lambda z: functional.softmax(z, -1))(given), whole)
+    assert torch.equal(mine.eval()(x), whole)
+    assert torch.equal(model(x, training=True), whole)
+    inputs = (x, torch.randint(0, 4, (3,)))
+    mine.train()
+    with pmt.compile(mine, functional.cross_entropy, inputs, ram="100%", device="rpi4b") as step:
+        expected = functional.cross_entropy(given, inputs[1])
+        assert step(*inputs) == pytest.approx(expected.item(), rel=1e-6)
+
+
+def shared() -> Any:
+    """Return a model that uses its last layer twice."""
+    given, layer = keras.Input((4,)), layers.Dense(4, activation="softmax")
+    return keras.Model(given, layer(layer(given)), name="net")
+
+
+@pytest.mark.parametrize("make", [ended, shared, lambda: own()[0]], ids=["none", "shared", "own"])
+def test_logits_need_an_end_that_a_loss_can_take(make: Callable[[], Any], told: Told) -> None:
+    """A model without such an end, or whose last layer is used elsewhere too, is refused."""
+    model = make()
+    model.name = "net"
+    with told.raises(InputError):
+        pmt.from_keras(model, logits=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # Keras and PyTorch's exporter warn of themselves
+def test_onnx_file_of_keras_leaves_its_end_to_the_loss(tmp_path: Path) -> None:
+    """``--loss`` finds the softmax of a file that Keras exports, as that of any other."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    model, x = ended(layers.Softmax()), torch.randn(2, 6)
+    model(x)
+    path = tmp_path / "net.onnx"
+    model.export(str(path), format="onnx", verbose=False)
+    mine, _, _ = onnx_step(str(path), "cross-entropy", function=str, batch=2)
+    assert torch.allclose(functional.softmax(mine(x), -1), model(x))
+    assert torch.allclose(mine.eval()(x), model(x))
 
 
 def test_dropout_draws_anew() -> None:

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from poetmodel.torch.capturing.replay import heap_peak_bytes  # noqa: E402
-from pytorch import measurement, networks  # noqa: E402
+from pytorch import measurement  # noqa: E402
 from pytorch.networks import NETWORKS, Block  # noqa: E402
 from pytorch.peers import (  # noqa: E402
     FileHooks,
@@ -20,7 +20,6 @@ from pytorch.peers import (  # noqa: E402
 )
 from pytorch.runs import FUSED_NETWORKS, METHODS, WHOLE_NETWORKS, TrainingRun  # noqa: E402
 from pytorch.runs import NETWORKS as NAMES  # noqa: E402
-from pytorch.step_costs import beside_eager, convolutions  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -201,40 +200,3 @@ def test_method_that_fails_is_a_result(tmp_path: Path, monkeypatch: pytest.Monke
     assert facts["status"] == "failed"
     assert facts["reason"] == "RuntimeError: no such kernel"
     assert facts["seconds"] > 0
-
-
-# -- what steps cost: both measurements run; no speed is asserted ---------------------------------
-
-
-@pytest.fixture
-def two_wide_convolutions(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let the network be two wide convolutions; put the number of threads back."""
-
-    def made() -> Any:
-        model = nn.Sequential(
-            nn.Conv2d(3, 96, 3), nn.ReLU(), nn.Conv2d(96, 96, 3), nn.Flatten(), nn.Linear(384, 10)
-        )
-        inputs = (torch.randn(2, 3, 6, 6), torch.randint(0, 10, (2,)))
-        return model, nn.functional.cross_entropy, inputs
-
-    monkeypatch.setitem(networks.NETWORKS, "vgg16-b8", made)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("two_wide_convolutions")
-def test_steps_are_timed_in_pairs() -> None:
-    """Each pair has times and page faults of both, for either kind of gradients."""
-    found = beside_eager("vgg16-b8", 3)
-    for mode in ("new", "added"):
-        assert len(found[mode]) == 3
-        assert all(pair[0] > 0 and pair[2] > 0 for pair in found[mode])
-
-
-@pytest.mark.usefixtures("two_wide_convolutions")
-def test_convolutions_are_compared_on_the_data_of_the_step() -> None:
-    """All bits are equal, and no budget is larger than with whole convolutions."""
-    found = convolutions("vgg16-b8", 5)
-    assert found["unequal"] == 0
-    assert found["least_in_parts_bytes"] <= found["least_bytes"] <= found["keep_all_bytes"]

@@ -70,28 +70,21 @@ def test_traced_graphs_are_complete(name: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.large
 def test_traced_graphs_can_be_made_again(tmp_path: Path) -> None:
-    """The script finds the files as it would write them, and tells a file that is not."""
+    """The script finds a file as it would write it, tells one that is not, and writes both."""
     torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
     from pytorch.capture import main
 
-    if not torch.__version__.startswith("2.13."):
-        pytest.skip("other releases of PyTorch may capture other operations")
-    made_by_torch_alone = ("models/mixer", "whole-steps/mixer")
-    assert main(["--check", *SIZES, *made_by_torch_alone]) == 0
-    graph = (TRACED / "vgg16-b8.graph.json").read_text()
-    (tmp_path / "vgg16-b8.graph.json").write_text(graph.replace('"relu"', '"gelu"'))
-    assert main(["vgg16-b8", "--check", "--folder", str(tmp_path)]) == 1
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-def test_script_writes_graph_and_profile(tmp_path: Path) -> None:
-    """Written files fit each other."""
-    pytest.importorskip("torch")
-    from pytorch.capture import main
-
-    assert main(["vgg16-b8", "--folder", str(tmp_path), "--repeats", "1"]) == 0
-    graph = Graph.load(tmp_path / "vgg16-b8.graph.json")
-    Costs.load(tmp_path / "vgg16-b8.profile.csv").table(graph)
+    name = "models/mobilenetv2"
+    if torch.__version__.startswith("2.13.") and transformers.__version__.startswith("5.23."):
+        assert main(["--check", name]) == 0
+    path = tmp_path / f"{name}.graph.json"
+    path.parent.mkdir()
+    path.write_text(
+        (TRACED / f"{name}.graph.json").read_text().replace('"op": "convolution"', '"op": "gelu"')
+    )
+    assert main([name, "--check", "--folder", str(tmp_path)]) == 1
+    assert main([name, "--folder", str(tmp_path), "--repeats", "1"]) == 0
+    Costs.load(tmp_path / f"{name}.profile.csv").table(Graph.load(path))

@@ -1,4 +1,4 @@
-"""Whole steps: peers with state in a file train as eager does, and records say what they hold."""
+"""Whole steps: peers train as eager does, and records say what they hold."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ torch = pytest.importorskip("torch")
 
 from pytorch import whole_steps  # noqa: E402
 from pytorch.networks import Block  # noqa: E402
-from pytorch.offloading import (  # noqa: E402
-    Homes,
-    in_backward,
-    moments_offloaded,
-    parameters_offloaded,
-)
 from pytorch.peers import checkpoint_per_block, eager  # noqa: E402
 from pytorch.runs import OPTIMIZERS, WHOLE_METHODS, TrainingRun  # noqa: E402
 
@@ -61,7 +55,6 @@ def trained(training: Any, method: Any, count: int = 4) -> list[torch.Tensor]:
     torch.manual_seed(1)
     found = [method.run(*inputs) for _ in range(count)]
     for parameter in model.parameters():
-        method.fetch(parameter)
         held = method.moments(parameter)
         found += [parameter.detach(), *(held[name] for name in sorted(held))]
     return found
@@ -69,67 +62,19 @@ def trained(training: Any, method: Any, count: int = 4) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_offloading_trains_as_eager_does(
-    optimizer: str,
-    checkpointed: bool,
-    tmp_path: Path,
+def test_updates_in_the_backward_pass_train_as_eager_does(
+    optimizer: str, checkpointed: bool
 ) -> None:
     """Losses, parameters and moments are equal bit for bit, with and without checkpointing."""
     make = whole_steps.MAKERS[optimizer]
     plain = made()
     expected = trained(plain, whole_steps.updated(eager(plain), plain, make))
-    for offload in (in_backward, moments_offloaded, parameters_offloaded):
-        training = made()
-        if checkpointed:
-            checkpoint_per_block(training)
-        folder = () if offload is in_backward else (str(tmp_path),)
-        found = trained(training, offload(training, make, *folder))
-        assert len(found) == len(expected)
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), offload
-
-
-def test_what_is_in_the_file_is_not_in_memory(tmp_path: Path) -> None:
-    """Between steps only small tensors and, for offloaded moments, parameters are there."""
-
-    def large(tensors: Any) -> list[int]:
-        sizes = [tensor.untyped_storage().nbytes() for tensor in tensors]
-        return [size for size in sizes if size >= 4096]
-
-    make = whole_steps.MAKERS["adamw"]
-    for offload, count in ((moments_offloaded, 4), (parameters_offloaded, 0)):
-        training = made()
-        model, _, inputs = training
-        method = offload(training, make, str(tmp_path))
-        for _ in range(2):
-            before = method.written_bytes()
-            method.run(*inputs)
-        assert all(parameter.grad is None for parameter in model.parameters())
-        assert len(large(model.parameters())) == count
-        moments = [m for p in model.parameters() for m in method.moments(p).values()]
-        assert len(moments) == 3 * len(list(model.parameters()))
-        assert not large(moments)
-        weights = 4 * WIDTH * WIDTH * 4
-        written = {moments_offloaded: 2, parameters_offloaded: 4}[offload] * weights
-        assert method.written_bytes() - before == written
-
-
-def test_homes_keep_what_was_put_last(tmp_path: Path) -> None:
-    """Unchanged tensors are not written again; small ones never go; views find their bytes."""
-    homes = Homes(str(tmp_path))
-    tensor, small = torch.arange(4096.0), torch.ones(4)
-    homes.put({"a": tensor, "b": small}).result()
-    assert tensor.untyped_storage().nbytes() == 0
-    assert small.tolist() == [1.0] * 4
-    homes.get({"a": tensor, "b": small}).result()
-    assert torch.equal(tensor, torch.arange(4096.0))
-    homes.put({"a": tensor}, changed=False).result()
-    assert homes.written_bytes == 4096 * 4
-    homes.get({"a": tensor}).result()
-    tensor.add_(1)
-    homes.put({"a": tensor}).result()
-    homes.get({"a": tensor}).result()
-    assert torch.equal(tensor, torch.arange(4096.0) + 1)
-    assert not list(tmp_path.iterdir())
+    training = made()
+    if checkpointed:
+        checkpoint_per_block(training)
+    found = trained(training, whole_steps.in_backward(training, make))
+    assert len(found) == len(expected)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.slow
@@ -150,8 +95,7 @@ def test_every_method_of_whole_steps_is_measured(
     assert facts["peak_bytes"] >= facts["state_bytes"]
     assert facts["process_peak_bytes"] >= facts["state_bytes"]
     assert facts["baseline_bytes"] > 0
-    writes = method.startswith(("moments", "parameters")) or method == "safe"
-    assert (facts["written_bytes"] > 0) == writes
+    assert (facts["written_bytes"] > 0) == (method == "safe")
     assert ("budget_bytes" in facts) == (run.own is not None)
 
 

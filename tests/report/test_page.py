@@ -20,6 +20,7 @@ from poetmodel.problem import Problem
 from poetmodel.report.page import check_report, report_facts, report_page, write_report
 from poetmodel.report.presenter import look_up
 from poetmodel.schedule import Schedule
+from poetmodel.units import ESTIMATES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +55,17 @@ def test_page_loads_nothing() -> None:
     assert "url(" not in page.scripts["style"]
     assert not {"link", "img", "iframe", "object"} & set(page.tags) - {"link"}
     assert len(page.ids) == len(set(page.ids))
+
+
+def test_sections_with_energies_say_that_they_are_estimates() -> None:
+    """It is the first line of each; a page whose problem asks for no energy has none."""
+    asked, timed = skip_problem(), skip_problem(minimize="time")
+    said = f'<p class="note">{ESTIMATES.capitalize()}.'
+    text = report_page([subject(asked), subject(asked)])
+    for section in ("answers", "beside", "decisions", "facts"):
+        _, _, inside = text.partition(f'<section id="{section}">')
+        assert inside.partition('<p class="note">')[2].startswith(said.partition(">")[2])
+    assert ESTIMATES.capitalize() not in report_page([subject(timed)])
 
 
 def test_plotly_is_inside() -> None:

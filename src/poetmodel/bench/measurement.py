@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -48,7 +50,7 @@ Record = dict[str, Any]
 
 
 def circumstances(kind: str, name: str) -> Record:
-    """Return what every record says: of what kind and which one it is, when and where it is made.
+    """Return the common fields of records: kind and name, time, place and commit.
 
     A run is of the kind ``cell``.
     """
@@ -57,8 +59,21 @@ def circumstances(kind: str, name: str) -> Record:
         "kind": kind,
         "name": name,
         "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
         "machine": machine(),
     }
+
+
+@cache
+def commit() -> str | None:
+    """Return the short hash of the commit that is checked out; None for an installed package."""
+    root = Path(__file__).parents[3]
+    git = shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return None
+    command = [git, "-C", str(root), "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - git
+    return found.stdout.strip() or None
 
 
 @cache
@@ -82,7 +97,7 @@ def _cpu() -> str:
 
 
 def blank(run: Run) -> Record:
-    """Return what the record of a run says whatever comes of it."""
+    """Return the fields of a run's record that do not depend on its outcome."""
     return {**circumstances("cell", run.name), "key": run.key, "cell": run.to_dict()}
 
 
@@ -125,7 +140,7 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
 
 
 def solve_facts(result: SolveResult) -> Record:
-    """Return what a record says of a solve, with the content of a schedule file, or None, apart."""
+    """Return the record fields of a solve, and apart the content of a schedule file, or None."""
     document = result.to_dict()
     apart = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
     schedule, simulation = result.schedule, result.simulation
@@ -166,7 +181,7 @@ def _course(result: SolveResult) -> Record:
 
 
 def _state(result: SolveResult) -> Record:
-    """Return what a record says of state, where the graph has some and there is a schedule."""
+    """Return the fields of a record on state, if the graph has some and there is a schedule."""
     if result.simulation is None:
         return {}
     sizes = state_figures(result.problem.graph, result.simulation)

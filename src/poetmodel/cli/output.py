@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.report.presenter import Fact, escaped, rows
-from poetmodel.units import format_seconds
+from poetmodel.units import ESTIMATES, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -197,13 +197,14 @@ def _shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
 
 def figures(title: str, facts: Iterable[Fact]) -> Table:
     """Make a table of the facts that people read: what, how much, and a note; alarms are red."""
-    table = _titled(title, box=None, show_header=False, padding=(0, 2, 0, 0))
+    shown = [((fact.name or "", fact.text, fact.note), fact.alarm) for fact in rows(facts)]
+    texts = [text for cells, _ in shown for text in cells]
+    table = _titled(title, texts, box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
-    for fact in rows(facts):
-        cells = map(_cell, (fact.name or "", fact.text, fact.note))
-        table.add_row(*cells, style="bold red" if fact.alarm else None)
+    for cells, alarm in shown:
+        table.add_row(*map(_cell, cells), style="bold red" if alarm else None)
     return table
 
 
@@ -222,7 +223,9 @@ def listing(
     """
     from rich import box
 
-    table = _titled(title, box=box.SIMPLE_HEAD)
+    lines = list(lines)
+    texts = [*heads, *(text for line in lines for text in line)]
+    table = _titled(title, texts, box=box.SIMPLE_HEAD)
     for column, head in enumerate(heads):
         table.add_column(
             head,
@@ -235,9 +238,15 @@ def listing(
     return table
 
 
-def _titled(title: str, **style: Any) -> Table:
+_ENERGY: Final = re.compile(r"\d [kmµnp]?J\b|\boverhead\b")
+"""What a table shows that has energies."""
+
+
+def _titled(title: str, texts: Iterable[str], **style: Any) -> Table:
     from rich.table import Table
 
+    if any(map(_ENERGY.search, texts)):
+        title = f"{title} ({ESTIMATES})"
     style |= {"title_style": "bold", "title_justify": "left", "pad_edge": False}
     return Table(title=printable(title), **style)
 
@@ -291,7 +300,7 @@ class LiveLine:
         return f"{incumbent}  bound {_amount(latest.bound, objective)}  {gap}{seconds}"
 
     def __rich__(self) -> Text:
-        """Return what rich draws."""
+        """Return the text that rich draws."""
         from rich.text import Text
 
         return Text(self.text(), no_wrap=True, overflow="ellipsis")

@@ -186,7 +186,8 @@ class ProgramRun:
     """Of a board: ``ram_bytes``, ``ram_limit_bytes``, ``stack_bytes``, ``stack_limit_bytes``,
     ``flash_bytes``, ``step_instructions``; ``other_instructions``, those of no node, with
     ``PROFILE=1``; ``storage_reads`` and ``storage_writes`` where faults are built in; ``resumed``,
-    the steps before, where it went on."""
+    the steps before, where it went on; with ``DRIVER=nor`` ``storage_bytes`` written since the
+    start, ``storage_erases``, and ``storage_worn``, those of the block that has most."""
     node_instructions: Mapping[int, int]
     """Instructions of one step by node, where they were counted (``PROFILE=1``)."""
     messages: str

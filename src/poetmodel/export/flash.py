@@ -52,7 +52,8 @@ def table() -> dict[str, Any]:
 def program_sizes(deployment: Deployment, source: StepSource) -> dict[str, int]:
     """Return what a step takes of flash beside storage [B]."""
     graph, buffers = deployment.step.graph, deployment.step.buffers
-    state = sum(buffers[graph.tensors[i].name].bytes for i in graph.state_tensors)
+    names = {graph.tensors[i].name for i in graph.state_tensors} & source.weights.offsets.keys()
+    state = sum(buffers[name].bytes for name in names)
     return {
         "code": code_bytes(deployment, source),
         "constants": table_bytes(deployment, source) + len(source.weights.data) - state,

@@ -252,7 +252,9 @@ class StepSource:
         slot = str(slots.index(name)) if name in slots else "PM_NO_SLOT"
         address = self.program.room.get(name, 0)
         kind = _TYPE_NAMES[buffer.type]
-        numbers = f"{buffer.elements}, {self.weights.offsets[name]}, {address}, {slot}"
+        numbers = (
+            f"{buffer.elements}, {self.weights.offsets.get(name, 'PM_ZEROS')}, {address}, {slot}"
+        )
         return f"{{{numbers}, {_HOMES[home]}, {kind}}}"
 
     def home(self, name: str) -> str:
@@ -444,6 +446,10 @@ _RESUME_DECLARATION: Final = """
    alone, where storage was read and has no state of this step; PM_ERROR_CHECKSUM where what it has
    is damaged. With any other error storage did not answer: nothing was changed, call again. */
 int pm_resume(void);
+
+/* Between two steps: writes a generation where the last step did not (PM_COMMIT_EVERY), such as
+   before power goes. Not after PM_TORN. With an error the generation before holds: call again. */
+int pm_commit_now(void);
 extern uint32_t pm_commits; /* 1 by pm_init, and 1 more by each step that commits, over restarts */
 extern uint32_t pm_steps;   /* done since pm_init, also over restarts */
 """

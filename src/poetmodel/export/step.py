@@ -237,7 +237,7 @@ ALIGNMENT: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Constants and the first values of state, one after the other.
+    """Constants and the first values of state, one after the other; zeros of state are left out.
 
     Reals are little-endian floats, integers 32 bits, truth values bytes. All reals come first, so
     that one index counts them.
@@ -245,7 +245,7 @@ class Weights:
 
     data: bytes = field(repr=False)
     offsets: Mapping[str, int]
-    """Where each buffer begins [B]."""
+    """Where each buffer begins [B]; state that begins with zeros is nowhere."""
     reals: int
     """How many elements of reals there are, gaps included."""
 
@@ -257,9 +257,11 @@ class Weights:
         data, offsets, reals = bytearray(), {}, 0
         for kind in DataType:
             for part, name, values in stored:
-                if part.buffers[name].type is kind:
+                content = values.astype(kind.stored).tobytes()
+                is_state = name in step.graph.tensor_index
+                if part.buffers[name].type is kind and (any(content) or not is_state):
                     offsets[name] = len(data)
-                    data += values.astype(kind.stored).tobytes()
+                    data += content
                     data += bytes(-len(data) % ALIGNMENT)
             if kind is DataType.REAL:
                 reals = len(data) // kind.itemsize

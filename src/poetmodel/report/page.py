@@ -33,6 +33,7 @@ from poetmodel.report.network import network_chart
 from poetmodel.report.template import LIBRARIES, render
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers, step_answers
+from poetmodel.units import ESTIMATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -101,6 +102,7 @@ def report_page(
         proofs=any(chart["type"] == "progress" for chart in charts),
         title=_title(subjects),
         several=several,
+        estimates=_estimates(subjects),
         graph=facts["graph"],
         schedules=facts["schedules"],
         answers=[answers(entry) for entry in facts["schedules"]],
@@ -136,6 +138,12 @@ def write_report(
     content = page.encode("utf-8", "replace")
     write_bytes(path, content)
     return len(content)
+
+
+def _estimates(subjects: Sequence[Subject]) -> str:
+    """Return what every table of energies says first; empty where there are none."""
+    has_energies = any(s.costs is not None and s.problem.asks_energy for s in subjects)
+    return f"{ESTIMATES.capitalize()}." if has_energies else ""
 
 
 def _decisions(subjects: Sequence[Subject]) -> dict[str, Any]:

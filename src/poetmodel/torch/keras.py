@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -12,10 +13,10 @@ from poetmodel.errors import InputError
 from poetmodel.torch.errors import require_package
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 
-def from_keras(model: Any) -> KerasModule:
+def from_keras(model: Any, *, logits: bool = False) -> KerasModule:
     """Return a model of Keras 3, on its torch back end, as a module that trains.
 
     Both share their weights: what trains the module trains the model, which can be saved by Keras
@@ -25,6 +26,9 @@ def from_keras(model: Any) -> KerasModule:
     ----------
     model : keras.Model
         A model that is built. Keras must have been imported with ``KERAS_BACKEND=torch``.
+    logits : bool
+        In training mode leave a softmax, log_softmax or sigmoid at the end to the loss: the module
+        then returns its input. In evaluation mode it returns what the model returns.
 
     Returns
     -------
@@ -36,7 +40,8 @@ def from_keras(model: Any) -> KerasModule:
     MissingExtraError
         If Keras is not installed.
     InputError
-        If Keras runs on another back end, or this is no model, it is not built, or it adds losses.
+        If Keras runs on another back end, or this is no model, it is not built, or it adds losses;
+        or if `logits` finds no such end.
     """
     keras = sys.modules.get("keras")
     if keras is None:
@@ -62,7 +67,56 @@ def from_keras(model: Any) -> KerasModule:
             "draw the same in each compiled step; leave its seed out"
         )
     _check_layers(model)
-    return KerasModule(model)
+    ending = _ending(model) if logits else None
+    if logits and ending is None:
+        raise InputError(
+            f"from_keras: logits: {model.name} ends in no softmax, log_softmax or sigmoid that "
+            "could be left to the loss; leave logits out"
+        )
+    return KerasModule(model, ending)
+
+
+def _ending(model: Any) -> Any:
+    """Return the layer whose softmax, log_softmax or sigmoid makes the only output, or None."""
+    from keras import activations, layers
+
+    functional = getattr(model, "_functional", model)
+    if len(getattr(functional, "outputs", None) or ()) != 1:
+        return None
+    layer = functional.outputs[0]._keras_history.operation  # noqa: SLF001
+    # One that is used twice must keep its activation elsewhere.
+    nodes = [n for level in functional._nodes_by_depth.values() for n in level]  # noqa: SLF001
+    if sum(node.operation is layer for node in nodes) != 1:
+        return None
+    if hasattr(layer, "_nodes_by_depth") or hasattr(layer, "_functional"):
+        return _ending(layer)
+    if isinstance(layer, layers.Softmax):
+        return layer
+    kinds = (
+        *(layers.Activation, layers.Dense, layers.EinsumDense),
+        *(layers.Conv1D, layers.Conv2D, layers.Conv1DTranspose, layers.Conv2DTranspose),
+    )
+    left = (activations.softmax, activations.log_softmax, activations.sigmoid)
+    return layer if isinstance(layer, kinds) and layer.activation in left else None
+
+
+@contextmanager
+def _left_to_loss(layer: Any) -> Iterator[None]:
+    """Call a layer without its activation."""
+    from keras import activations
+
+    if not hasattr(layer, "activation"):
+        layer.call = lambda inputs, mask=None: inputs  # noqa: ARG005
+        try:
+            yield
+        finally:
+            del layer.call
+        return
+    kept, layer.activation = layer.activation, activations.linear
+    try:
+        yield
+    finally:
+        layer.activation = kept
 
 
 def _check_layers(model: Any) -> None:
@@ -91,7 +145,7 @@ def _adds_losses(model: Any) -> InputError:
 
 
 _SEED: Final = "seed_generator_state"
-"""What the path of a variable ends in that has the state of random draws."""
+"""Ending of the path of a variable that has the state of random draws."""
 
 
 def _is_seeded(layer: Any) -> bool:
@@ -103,10 +157,10 @@ def _is_seeded(layer: Any) -> bool:
 class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
     """A model of Keras whose variables are parameters and buffers. `from_keras` makes it."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, ending: Any = None) -> None:
         super().__init__()
         # No submodule: its layers read variables, which a capture cannot exchange.
-        self._call = _without_state(model)
+        self._call = _without_state(model, ending)
         self._trained = [
             self._registered(variable, trained=True) for variable in model.trainable_variables
         ]
@@ -130,7 +184,7 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return name
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Return what the model returns; several inputs are in the order of ``model.inputs``."""
+        """Return the model's outputs; several inputs are in the order of ``model.inputs``."""
         trained = [getattr(self, name) for name in self._trained]
         others = [getattr(self, x) if isinstance(x, str) else x for x in self._others]
         output, news = self._call(trained, others, inputs, self.training)
@@ -141,8 +195,11 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return output
 
 
-def _without_state(model: Any) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
-    """Return the model as a function of its variables, which Dynamo need not look into."""
+def _without_state(model: Any, ending: Any) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
+    """Return the model as a function of its variables, which Dynamo need not look into.
+
+    While it trains, the layer `ending` leaves its activation to the loss.
+    """
     from keras import StatelessScope
 
     def call(
@@ -163,7 +220,7 @@ def _without_state(model: Any) -> Callable[..., tuple[Any, list[torch.Tensor]]]:
         state = zip(variables, tensors, strict=True)
         scope = StatelessScope(state_mapping=state, collect_losses=True)
         try:
-            with scope:
+            with scope, _left_to_loss(ending) if training and ending else nullcontext():
                 output = model(*given, training=training)
         finally:
             if training:

@@ -129,6 +129,11 @@ int main(int, char **argv) /* FLASH STEPS BATCHES STATE */
         error = pm_step(inputs, 0.1f, &loss);
         printf("step %d bytes %ld erases %ld\n", error, bytes, erases);
 #if PM_COMMIT
+        if (number("COMMIT_NOW", 0) == static_cast<long>(step) + 1) {
+            bytes = erases = 0;
+            const int now = pm_commit_now();
+            printf("now %d bytes %ld erases %ld\n", now, bytes, erases);
+        }
         if (error == PM_TORN && pm_resume()) return 3;
 #endif
         if (error && (error = pm_step(inputs, 0.1f, &loss))) return 4;

@@ -19,7 +19,7 @@ class LazyParams:
     """Parameters of the row generation.
 
     None of them can make an answer wrong: they decide only how soon there is one.
-    ``bench/lazy-records.md`` has what was measured.
+    ``docs/concepts/lazy.md`` says what was tried.
 
     Names tell units and ranges: ``_ratio`` is a fraction from 0 to 1, ``_s`` seconds from 0 on, and
     a whole number is at least 1. *Gap* is that between bound and incumbent, or the ceiling.

@@ -15,9 +15,15 @@ static struct {
     uint32_t bytes;
 } pm_under_way[PM_SLOTS ? PM_SLOTS : 1];
 
+static int pm_is_slot(uint32_t slot)
+{
+    const uint32_t slots = PM_SLOTS; /* may be 0 */
+    return slot < slots;
+}
+
 static int pm_begin(uint32_t slot, const void *from, void *to, uint32_t bytes)
 {
-    if (slot + 1u > PM_SLOTS) return PM_ERROR_SLOT;
+    if (!pm_is_slot(slot)) return PM_ERROR_SLOT;
     if (pm_under_way[slot].from || pm_under_way[slot].to) return PM_ERROR_BUSY;
     pm_under_way[slot].from = from;
     pm_under_way[slot].to = to;
@@ -39,7 +45,7 @@ int __wrap_pm_page_in(uint32_t slot, void *to, uint32_t bytes)
 
 int __wrap_pm_page_wait(uint32_t slot)
 {
-    if (slot + 1u > PM_SLOTS) return PM_ERROR_SLOT;
+    if (!pm_is_slot(slot)) return PM_ERROR_SLOT;
     const void *const from = pm_under_way[slot].from;
     void *const to = pm_under_way[slot].to;
     pm_under_way[slot].from = 0;

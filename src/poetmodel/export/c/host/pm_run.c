@@ -319,6 +319,9 @@ int main(int argc, char **argv)
     pm_complain(pm_text_of_integer(pm_writes, text));
     pm_complain("\n");
 #endif
+#ifdef PM_WEAR
+    pm_print_wear();
+#endif
     pm_print_figures();
     return status;
 }

@@ -27,7 +27,9 @@ static uint32_t size_of(uint8_t type)
 /* Copies first values to RAM. */
 static void load(void *to, const pm_buffer_t *buffer, uint32_t first, uint32_t count)
 {
-    if (buffer->type == PM_IS_REAL) {
+    if (buffer->weights == PM_ZEROS) {
+        memset(to, 0, (size_t)count * size_of(buffer->type));
+    } else if (buffer->type == PM_IS_REAL) {
         memcpy(to, PM_CONSTANT_REALS(buffer->weights / 4u + first), (size_t)count * sizeof(pm_real));
     } else {
         const uint32_t size = size_of(buffer->type);
@@ -204,7 +206,7 @@ static int write_state(const change_t *what)
 static void widen(void)
 {
 #if PM_IS_DOUBLE
-    for (uint32_t k = 0; k < PM_WEIGHT_REALS; k++) {
+    for (uint32_t k = 0; k + 1u <= PM_WEIGHT_REALS; k++) {
         float value;
         memcpy(&value, &pm_weights[k], sizeof value);
         pm_wide_weights[k] = (pm_real)value;
@@ -262,18 +264,37 @@ int pm_load_state(void)
     return PM_OK;
 }
 
+/* Writes what lives in RAM to the next generation. */
+static int put_resident(void)
+{
+    for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* these are last in a generation, in this order */
+        if (pm_buffers[k].home == PM_RAM && is_committed(&pm_buffers[k])) {
+            PM_TRY(put(&pm_buffers[k]));
+        }
+    }
+    return PM_OK;
+}
+
 int pm_save_step(void)
 {
     if ((pm_steps + 1u) % PM_COMMIT_EVERY) {
         pm_steps++;
         return PM_OK;
     }
-    for (uint32_t k = 0; k < PM_BUFFERS; k++) { /* these are last in a generation, in this order */
-        if (pm_buffers[k].home == PM_RAM && is_committed(&pm_buffers[k])) {
-            PM_TRY(put(&pm_buffers[k]));
-        }
-    }
+    PM_TRY(put_resident());
     return pm_commit(1);
+}
+
+int pm_commit_now(void)
+{
+    if (pm_progress.slice) {
+        return PM_ERROR_BUSY;
+    }
+    if (pm_steps % PM_COMMIT_EVERY == 0) {
+        return PM_OK; /* the last step did */
+    }
+    PM_TRY(put_resident());
+    return pm_commit(0);
 }
 #endif
 

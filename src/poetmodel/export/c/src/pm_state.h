@@ -10,7 +10,7 @@ typedef enum { PM_IS_REAL, PM_IS_INT32, PM_IS_UINT8 } pm_type;
 /* One buffer of state. Sizes and addresses are those of the build for float. */
 typedef struct {
     uint32_t elements;
-    uint32_t weights; /* where its first value is in pm_weights [bytes] */
+    uint32_t weights; /* where its first value is in pm_weights [bytes]; PM_ZEROS: zeros, which are not there */
     uint32_t address; /* where it is in the arena, or may be put between two steps [bytes] */
     uint32_t slot;    /* on storage; PM_NO_SLOT where it has none */
     uint8_t home;
@@ -41,6 +41,7 @@ typedef struct {
 } pm_gradient_t;
 
 #define PM_NO_SLOT 0xFFFFFFFFu
+#define PM_ZEROS 0xFFFFFFFFu
 
 #ifdef PM_ARENA_EXTERN
 extern unsigned char *pm_arena; /* what pm_use_arena was given */

@@ -1,0 +1,50 @@
+"""The studies that ``python -m bench`` runs."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from harness import run_study
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness import Study
+
+STUDIES: Final = {
+    "grid": "grid:STUDY",
+    "against": "against:STUDY",
+    "compared": "compared:STUDY",
+    "solvers": "solver_runs:STUDY",
+    "constraints": "constraints:STUDY",
+    "trains": "what_trains_where:STUDY",
+    "addresses": "addresses:STUDY",
+    "choice": "choosing:STUDY",
+    "masks": "masks:STUDY",
+    "recurrent": "recurrent:STUDY",
+    "executorch": "executorch_arenas:STUDY",
+    "mcu": "mcu.boards:STUDY",
+    "aifes": "mcu.aifes:STUDY",
+    "training": "pytorch.compare:TRAINING",
+    "whole-step": "pytorch.compare:WHOLE_STEP",
+    "fused": "pytorch.compare:FUSED",
+    "coverage": "pytorch.coverage:STUDY",
+}
+"""Where each study is. Those from ``choice`` on need PyTorch."""
+
+
+def study_of(name: str) -> Study:
+    """Return a study by its name."""
+    module, _, attribute = STUDIES[name].partition(":")
+    found: Study = getattr(import_module(module), attribute)
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the study that the first argument names; return the exit status."""
+    if not arguments or arguments[0] not in STUDIES:
+        sys.stderr.write(f"usage: python -m bench STUDY --out FILE\n{', '.join(STUDIES)}\n")
+        return 2
+    return run_study(study_of(arguments[0]), arguments[1:])

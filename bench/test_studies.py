@@ -1,0 +1,53 @@
+"""Every study of ``python -m bench`` once, at its smallest size."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from harness import run_study
+from poetmodel.bench.measurement import FAILED
+from poetmodel.export.board import Target, missing_programs
+from studies import STUDIES, study_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harness import Study
+
+NEEDS: Final = {
+    "mcu": (Target.HOST, Target.M4),
+    "aifes": (Target.M4,),
+}
+"""Studies that build and run programs, and for which processors."""
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_study(benchmark: Any, name: str, tmp_path: Path, *, smoke: bool) -> None:
+    """Every kind of run leaves a record that is no failure."""
+    if not smoke:
+        pytest.skip(f"python -m bench {name} runs it")
+    if missing := {each for target in NEEDS.get(name, ()) for each in missing_programs(target)}:
+        pytest.skip(f"needs {', '.join(sorted(missing))}")
+    try:
+        study = study_of(name)
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+    runs = len(list(study.smoke_runs()))
+    if not runs:
+        pytest.skip("needs what is not kept here")
+    out = tmp_path / f"smoke-{name}.jsonl"
+    benchmark.group = "studies"
+    arguments = (study, ["--out", str(out), "--smoke"])
+    assert benchmark.pedantic(run_study, args=arguments, rounds=1, iterations=1) == 0
+    _check(study, out, runs)
+
+
+def _check(study: Study, out: Path, runs: int) -> None:
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len({study.key_of(record) for record in records}) == len(records) >= runs
+    failed = [record for record in records if record["status"] == FAILED]
+    # The licence that comes with Gurobi, or its absence, fails the runs that ask for it.
+    assert not [each for each in failed if "urobi" not in each["reason"]], failed
