@@ -286,19 +286,21 @@ def compared() -> Chart:
         if found.empty:
             continue
         keep_all = found.keep_all_bytes.max()
-        share, paid = (100 * found.ram_budget_bytes / keep_all, 100 * found.value / found.single_pass)
+        share = 100 * found.ram_budget_bytes / keep_all
+        paid = 100 * found.value / found.single_pass
         points = found.assign(share=share, paid=paid).sort_values("share")
         lines = {
             method: points[(points.method == method) & points.paid.notna()][["share", "paid"]]
             for method in best
         }
+        lines = {method: line.to_numpy().tolist() for method, line in lines.items() if len(line)}
         optimum = points[points.method == OPTIMAL]
         proof = optimum.overhead_bound.fillna(optimum.overhead_bound_j).clip(lower=0)
         bound = optimum.assign(paid=100 * proof / optimum.single_pass)[["share", "paid"]]
         name = model.rpartition("/")[2]
         heading = f"{kind}: {name}" + ("" if device == "profile" else f" on {device}")
         shown[heading] = {
-            "lines": {method: line.to_numpy().tolist() for method, line in lines.items() if len(line)},
+            "lines": lines,
             "bound": bound.to_numpy().tolist(),
             "peak": format_bytes(int(keep_all)),
         }

@@ -21,10 +21,16 @@ QUOTES: Final[tuple[tuple[str, str], ...]] = (
     (INDEX, "poetmodel solves {optimal_solved} and proves {proved} of them optimal"),
     (INDEX, "{grid_proved} feasible problems on the published graphs are proved to 1 %"),
     (INDEX, "within 60 s, in {grid_median} in the median"),
-    (INDEX, "{compiled_within} of {compiled_ran} compiled steps kept their budget, and "
-            "{compiled_equal} had exactly eager's results. In {compiled_won} of {compiled_duels}"),
-    (INDEX, "`{board_network}` takes {board_kept} when everything is kept, and trains in "
-            "{board_ram} of `{board}` with {board_times} times the instructions"),
+    (
+        INDEX,
+        "{compiled_within} of {compiled_ran} compiled steps kept their budget, and "
+        "{compiled_equal} had exactly eager's results. In {compiled_won} of {compiled_duels}",
+    ),
+    (
+        INDEX,
+        "`{board_network}` takes {board_kept} when everything is kept, and trains in "
+        "{board_ram} of `{board}` with {board_times} times the instructions",
+    ),
     (METHODS, "We ran every method on {problems} problems"),
     (
         METHODS,
@@ -40,13 +46,22 @@ QUOTES: Final[tuple[tuple[str, str], ...]] = (
         "it pays {greedy_median} times the least overhead in the median, {greedy_worst} times at "
         "worst, and is as good as the best schedule known on {greedy_ties} problems",
     ),
-    (METHODS, "leaves {checkmate_unsolved} problems unsolved, {checkmate_proofs} of them with a proof"),
-    (SOLVING, "{grid_proved} feasible problems were proved to 1 % of the overhead, in {grid_median}"),
+    (
+        METHODS,
+        "leaves {checkmate_unsolved} problems unsolved, {checkmate_proofs} of them with a proof",
+    ),
+    (
+        SOLVING,
+        "{grid_proved} feasible problems were proved to 1 % of the overhead, in {grid_median}",
+    ),
     (SOLVING, "On {gurobi_fits} feasible instances every model has at most 2,000 columns and rows"),
     (SOLVING, "On the Cortex-A72 every problem is proved to 1 % within {scale_a72}"),
-    (SOLVING, "{own_proved} problems were proved to 1 % within 60 s. The median took {own_median} "
-              "with the constraint and {own_without} without it; the median of the ratios is "
-              "{own_ratio}."),
+    (
+        SOLVING,
+        "{own_proved} problems were proved to 1 % within 60 s. The median took {own_median} "
+        "with the constraint and {own_without} without it; the median of the ratios is "
+        "{own_ratio}.",
+    ),
     (SOLVING, "Of these {built} models, {built_proved} were proved to 1 %"),
     (SOLVING, "Importing the package takes {import}, and `poetmodel --help` {help}."),
     (
@@ -55,17 +70,32 @@ QUOTES: Final[tuple[tuple[str, str], ...]] = (
         "their memory budget and {compiled_equal} had exactly eager's results. In {compiled_won} "
         "of {compiled_duels} comparisons",
     ),
-    (TRAINING, "{whole_within} of {whole_ran} steps kept their budget to 1 %, and {whole_equal} had"),
+    (
+        TRAINING,
+        "{whole_within} of {whole_ran} steps kept their budget to 1 %, and {whole_equal} had",
+    ),
     (TRAINING, "{fused_median} times the processor time of stock in the median and {fused_worst}"),
-    (TRAINING, "{fused_within} of {fused_ran} steps kept their budget, with peaks within 5 % of the "
-               "prediction, and {fused_equal} have stock's bits"),
-    (BOARDS, "`{board_network}` takes {board_kept} when everything is kept, and trains in "
-             "{board_ram} of `{board}` with {board_times} times the instructions."),
+    (
+        TRAINING,
+        "{fused_within} of {fused_ran} steps kept their budget, with peaks within 5 % of the "
+        "prediction, and {fused_equal} have stock's bits",
+    ),
+    (
+        BOARDS,
+        "`{board_network}` takes {board_kept} when everything is kept, and trains in "
+        "{board_ram} of `{board}` with {board_times} times the instructions.",
+    ),
     (BOARDS, "equal those of keep-all on a Cortex-M4, bit for bit, in {board_same} programs"),
-    (BOARDS, "{kernel_median} instructions for each multiply-accumulate in the median and "
-             "{kernel_worst} at most"),
+    (
+        BOARDS,
+        "{kernel_median} instructions for each multiply-accumulate in the median and "
+        "{kernel_worst} at most",
+    ),
     (BOARDS, "{kernels} nodes stay below 12"),
-    (BOARDS, "AIfES takes {aifes_instructions} times the instructions of the exported step that "
-             "keeps everything, and {aifes_ram} times its RAM."),
+    (
+        BOARDS,
+        "AIfES takes {aifes_instructions} times the instructions of the exported step that "
+        "keeps everything, and {aifes_ram} times its RAM.",
+    ),
     ("docs/guides/pytorch-limits.md", "Of {models} models tried, {models_work} train as in eager"),
-)  # fmt: skip
+)

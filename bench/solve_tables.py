@@ -139,6 +139,7 @@ def _method_texts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def methods() -> str:
+    """Return a row for each method, without the variants of DTR and Capuchin."""
     table = times_least(overheads())
     texts = _method_texts(table[~table.method.isin(VARIANTS)])
     texts = texts.rename(columns={"ties": "as good as the best", "cpu_s": "median CPU time"})
@@ -148,6 +149,7 @@ def methods() -> str:
 
 
 def methods_readme() -> str:
+    """Return the README's rows of methods."""
     texts = _method_texts(times_least(overheads()))
     rows = {row["method"].strip("`"): row for row in texts.to_dict("records")}
     lines = [
@@ -158,6 +160,7 @@ def methods_readme() -> str:
 
 
 def kinds() -> str:
+    """Return a row for each kind of problem: proofs, the best earlier heuristic, greedy."""
     lines = []
     runs = overheads()
     for kind, heading in KINDS.items():
@@ -174,6 +177,7 @@ def kinds() -> str:
 
 
 def layered() -> pd.DataFrame:
+    """Return the runs on random layered graphs, with shares of a single pass."""
     runs = overheads(layered=True)
     columns = ["model", "ram", "graph_nodes", "method", "status", "least_bound", "overhead"]
     shares = runs.assign(
@@ -185,6 +189,7 @@ def layered() -> pd.DataFrame:
 
 
 def methods_by_kind() -> pd.DataFrame:
+    """Return what each method makes of all problems and of each kind."""
     runs = overheads()
     parts = [("all", runs), *runs.groupby("kind")]
     return pd.concat([times_least(part).assign(problems=name) for name, part in parts])
@@ -229,7 +234,8 @@ def solves() -> pd.DataFrame:
 
 
 def _size(facts: object, name: str) -> int:
-    return int(facts.get(f"max_{name}", facts.get(name, 0))) if isinstance(facts, dict) else 0
+    found: Any = facts if isinstance(facts, dict) else {}
+    return int(found.get(f"max_{name}", found.get(name, 0)))
 
 
 def _time_to(run: Mapping[str, Any], gap: float) -> float:
@@ -281,6 +287,7 @@ def answer(run: Mapping[str, Any]) -> str:
 
 
 def grid() -> str:
+    """Return a row for each grid: how many instances are proved, and how soon."""
     lines = [
         (
             GOALS[r["goal"]],
@@ -293,11 +300,13 @@ def grid() -> str:
         if r["goal"] != 5
     ]
     heads = ("grid", "instances", "below the minimum RAM", "else infeasible", "others",
-             "proved to 1 %", "to 0.1 %", "median time", "95th percentile", "median to 1 %")  # fmt: skip
+             "proved to 1 %", "to 0.1 %", "median time", "95th percentile",
+             "median to 1 %")  # fmt: skip
     return figures(lines, heads)
 
 
 def missed() -> str:
+    """Return the published instances that were not proved to 1 %, with one and two threads."""
     runs = solves()
     left = runs[(runs.goal == 1) & ~runs.infeasible & ~(runs.gap <= ONE_PERCENT)]
     left = left.sort_values("gap", ascending=False)
@@ -313,6 +322,7 @@ def missed() -> str:
 
 
 def scale() -> str:
+    """Return the solves of large models on the smaller device."""
     runs = solves()
     runs = runs[(runs.goal == 4) & (runs.device == "paper-m4")]
     texts = runs.assign(end=[answer(run) for run in runs.to_dict("records")]).rename(
@@ -337,6 +347,7 @@ def scale() -> str:
 
 
 def captured() -> str:
+    """Return how the solve of each captured model ended, by budget."""
     runs = solves()
     runs = runs[runs.goal.isin(_CAPTURED)]
     budgets = ("60%", "40%", "25%", "floor+2%")
@@ -353,9 +364,10 @@ def others() -> str:
     runs = solves()
     lines = []
     names = ("default", "compact", "paper")
-    for place, found in runs[(runs.goal == 5) & (runs.ram == "50%")].groupby(["model", "device", "ram"], sort=False):
+    runs = runs[(runs.goal == 5) & (runs.ram == "50%")]
+    for (model, device), found in runs.groupby(["model", "device"], sort=False):
         ends = {run["method"]: answer(run) for run in found.to_dict("records")}
-        label = f"`{place[0]}` on {place[1]}"
+        label = f"`{model}` on {device}"
         lines.append((label, *(ends.get(name, "-") for name in names)))
     return figures(lines, ("instance", *names))
 
@@ -392,6 +404,7 @@ def _what(own: str) -> str:
 
 
 def constraints() -> str:
+    """Return a row for each kind of constraint over totals."""
     lines = [
         (
             str(what),
@@ -407,6 +420,7 @@ def constraints() -> str:
 
 
 def building() -> str:
+    """Return the time and size of models of two published graphs."""
     found = load(CASES)
     found = found[(found.kind == "build") & ~found.name.str.startswith("paper/vgg16")]
     lines = [

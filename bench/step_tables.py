@@ -42,7 +42,7 @@ def training(kind: str) -> pd.DataFrame:
     """
     runs = load(kind)
     method = runs.method.str.partition("@")
-    of_process = runs.optimizer.notna() if "optimizer" in runs else pd.Series(False, runs.index)
+    of_process = runs.get("optimizer", pd.Series(index=runs.index, dtype=object)).notna()
     peak = runs.peak_bytes if "peak_bytes" in runs else runs.heap_peak_bytes
     limit = runs.budget_bytes * (1 + runs.slack.where(of_process, 0.0))
     ratios = [_ratios(pairs) for pairs in runs.pairs]
@@ -61,7 +61,8 @@ def training(kind: str) -> pd.DataFrame:
 def _ratios(pairs: object) -> tuple[float, float]:
     if not isinstance(pairs, list):
         return float("nan"), float("nan")
-    return tuple(statistics.median(p[k] / p[k + 2] for p in pairs) for k in (0, 1))  # type: ignore[return-value]
+    clock, processor = (statistics.median(p[k] / p[k + 2] for p in pairs) for k in (0, 1))
+    return clock, processor
 
 
 def equal_peak(runs: pd.DataFrame) -> pd.DataFrame:
@@ -261,7 +262,7 @@ def exported() -> list[Record]:
         run["fault"] = fault_of_flash(run)
         run["trains"] = run["status"] == "yes" and not run["fault"]
         run["limit_bytes"] = ram_of(run["board"], run["ram"])
-        run["tile"] = run["tried"][-1]["tile"]
+        run["tile"] = run["tried"][-1]["tile"] if run["tried"] else None
         if run["status"] == "yes":
             core_s = run.get("instructions", 0) / run.get("clock_hz", 1.0)
             run["time_s"] = core_s + run["transfer_s"]
@@ -354,10 +355,10 @@ def boards_readme() -> str:
 
 def board_ways() -> str:
     """Return RAM and instructions of keep-all and of the last layer alone."""
-    lines = []
+    lines, ways = [], (_keep_all(), _keep_all("last layer"))
     for network in NETWORKS:
         cells = []
-        for runs in (_keep_all(), _keep_all("last layer")):
+        for runs in ways:
             run = runs[network]
             cells += [bytes_text(run["ram_bytes"]), f"{run['instructions'] / 1e6:.2f} M"]
         lines.append((named(network), *cells))
@@ -369,9 +370,11 @@ def refusal(run: Mapping[str, Any]) -> str:
     """Return why a network does not train in a place; empty where it does."""
     if run["trains"]:
         return ""
+    if run["fault"] or run["status"] == FAILED:
+        return str(run["fault"] or run["reason"])
     last = run["tried"][-1]
-    if run["fault"] or run["status"] == FAILED or "floor_bytes" not in last:
-        return str(run["fault"] or run["reason"] or last["reason"]).removeprefix("proved: ")
+    if "floor_bytes" not in last:
+        return str(last["reason"]).removeprefix("proved: ")
     left_bytes = max(0, run["limit_bytes"] - last["reserved_bytes"])
     return (
         f"inputs, stack and runtime leave {format_bytes(left_bytes)}, and "
@@ -589,8 +592,9 @@ def masks() -> str:
             continue
         more = after["instructions"] / before["instructions"] - 1
         kept = (bytes_text(run["keep_all_bytes"]) for run in (before, after))
-        least_ram = (least(run[way]) for way in ("recomputing", "paging") for run in (before, after))
-        lines.append((code(network), trained, *kept, *least_ram, percent_text(more)))
+        ways = [(run, way) for way in ("recomputing", "paging") for run in (before, after)]
+        sizes = (*kept, *(least(run[way]) for run, way in ways))
+        lines.append((code(network), trained, *sizes, percent_text(more)))
     heads = ("network", "trained", "keep-all: as PyTorch", "with masks",
              "recomputing: as PyTorch", "with masks", "paging too: as PyTorch", "with masks",
              "instructions")  # fmt: skip
@@ -645,9 +649,7 @@ def models() -> pd.DataFrame:
     """Return the models of other libraries that were tried, and how each ended."""
     found = load("coverage")
     found = found[found.status.isin(["works", "differs", "refused"])]
-    fits = [
-        missing(told) or (told["equal"] and told["within"]) for told in found.budget.tolist()
-    ]
+    fits = [missing(told) or (told["equal"] and told["within"]) for told in found.budget.tolist()]
     back_end = [None if missing(told) else told["status"] for told in found.back_end.tolist()]
     return found.assign(
         library=found.name.str.split().str[0],

@@ -1,7 +1,7 @@
-"""Every table of results, and the numbers that pages quote, from the records in ``bench/results/``.
+"""Every table of results, and the numbers that pages quote, from ``bench/results/``.
 
-`TABLES` has what pages show between ``<!-- begin table NAME -->`` and ``<!-- end table -->``, `CSVS`
-the longer tables, which are files beside the pages of results, and `claims` the quoted numbers.
+`TABLES` has what pages show between ``<!-- begin table NAME -->`` and ``<!-- end table -->``,
+`CSVS` the longer tables, which are files, and `claims` the quoted numbers.
 ``scripts/make_pages.py`` writes and checks all of it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
@@ -20,7 +20,6 @@ from measured import (
     ONE_PERCENT,
     figure_records,
     figures,
-
     load,
     percent_text,
     records,
@@ -152,10 +151,11 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
 }
 """What makes each table of a page, in Markdown."""
 
-_GRID: Final = ["goal", "model", "device", "ram", "deadline", "method", "status", "seconds", "gap",
-                "overhead_ratio", "columns_", "rows_", "first_schedule_s", "memory_bytes"]  # fmt: skip
-_OWN: Final = ["model", "device", "ram", "own", "status", "seconds", "without_s", "ratio", "gap",
-               "overhead_ratio", "columns_"]  # fmt: skip
+_GRID: Final = ["goal", "model", "device", "ram", "deadline", "method", "status", "seconds",
+                "gap", "overhead_ratio", "columns_", "rows_", "first_schedule_s",
+                "memory_bytes"]  # fmt: skip
+_OWN: Final = ["model", "device", "ram", "own", "status", "seconds", "without_s", "ratio",
+               "gap", "overhead_ratio", "columns_"]  # fmt: skip
 _MODELS: Final = ["name", "library_version", "status", "nodes", "back_end_status", "reason"]
 
 CSVS: Final[dict[str, Callable[[], pd.DataFrame]]] = {
@@ -180,9 +180,7 @@ CSVS: Final[dict[str, Callable[[], pd.DataFrame]]] = {
 
 def csv(frame: pd.DataFrame) -> str:
     """Return a table as CSV, with six digits of what is not whole."""
-    text: str = frame.convert_dtypes().to_csv(
-        index=False, float_format="%.6g", lineterminator="\n"
-    )
+    text: str = frame.convert_dtypes().to_csv(index=False, float_format="%.6g", lineterminator="\n")
     return text.replace(",columns_", ",columns").replace(",rows_", ",rows")
 
 

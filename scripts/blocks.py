@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from poetmodel.files import write_text
 
@@ -52,24 +52,6 @@ def main_of(due: Callable[[], Mapping[Path, str]], arguments: Sequence[str] | No
     parser = argparse.ArgumentParser(description="Write the pages that differ from what is due.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if not current")
     return update_pages(due(), check=parser.parse_args(arguments).check)
-
-
-LONG: Final = 15
-"""Most rows that tables have to be seen at once."""
-
-
-def folded(title: str, content: str) -> str:
-    """Return tables as they are, or in a block that unfolds where they have more than `LONG` rows.
-
-    It unfolds on the site and in the repository, and can be searched.
-    """
-    lines = content.splitlines()
-    rules = sum(line.startswith("| ---") for line in lines)
-    rows = sum(line.startswith("|") for line in lines) - 2 * rules
-    if rows <= LONG:
-        return content
-    head = f'<details markdown="1"><summary>{title}: {rows} rows</summary>'
-    return f"{head}\n\n{content}\n\n</details>"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: int = 0) -> str:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from blocks import LONG, folded, replace_block, table
+from blocks import replace_block
 from make_docs import FORMULATIONS, PAGE, components, markdown, page
 from poetmodel.model import FORMULATIONS as BY_NAME
 from poetmodel.model import Formulation
@@ -27,15 +27,6 @@ def test_missing_or_repeated_block_is_an_error(text: str) -> None:
     """A page that lost a mark is not silently left as it is."""
     with pytest.raises(ValueError, match="expected one block"):
         replace_block(text, "x", "new")
-
-
-def test_long_tables_are_folded() -> None:
-    """Tables of more than so many rows, all together, are in a block that says how many."""
-    short = table(("a", "b"), [("x", "y")] * LONG)
-    assert folded("All", short) == short
-    both = f"{short}\n\n{table(('c',), [('z',)] * 2)}"
-    text = folded("All", both)
-    assert f"<summary>All: {LONG + 2} rows</summary>\n\n{both}\n\n</details>" in text
 
 
 def test_literal_blocks_become_code() -> None:

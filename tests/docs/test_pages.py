@@ -37,7 +37,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(found), f"{page.name} links to {target}#{anchor}"
 
 
-@pytest.mark.parametrize("script", ["make_docs.py", "make_results.py"])
+@pytest.mark.parametrize("script", ["make_docs.py", "make_pages.py"])
 def test_generated_parts_are_current(script: str) -> None:
     """Nobody edited a generated part, or changed what it is generated from and forgot it."""
     command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
