@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,8 +20,6 @@ from poetmodel.errors import BackendUnavailableError, LicenceError, PoetModelErr
 from poetmodel.schedule import RELATIONS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from poetmodel.bench.runs import Run
     from poetmodel.result import SolveResult
 
@@ -37,6 +37,8 @@ def test_record_says_everything_but_the_relations() -> None:
     assert record["cell"]["settings"]["seed"] == 3
     assert record["result"]["energy_j"] > record["result"]["baseline_energy_j"]
     assert record["machine"]["versions"]["poetmodel"]
+    in_checkout = (Path(measurement.__file__).parents[3] / ".git").exists()
+    assert re.fullmatch("[0-9a-f]{7,40}" if in_checkout else "None", str(record["commit"]))
     assert record["versions"]["highspy"]
     assert not set(RELATIONS) & set(record["result"])
     assert record["schedule"]["R"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -48,7 +50,7 @@ Record = dict[str, Any]
 
 
 def circumstances(kind: str, name: str) -> Record:
-    """Return what every record says: of what kind and which one it is, when and where it is made.
+    """Return what every record says: its kind and name, and when, where and from which commit.
 
     A run is of the kind ``cell``.
     """
@@ -57,8 +59,21 @@ def circumstances(kind: str, name: str) -> Record:
         "kind": kind,
         "name": name,
         "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
         "machine": machine(),
     }
+
+
+@cache
+def commit() -> str | None:
+    """Return the short hash of the commit that is checked out; None for an installed package."""
+    root = Path(__file__).parents[3]
+    git = shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return None
+    command = [git, "-C", str(root), "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - git
+    return found.stdout.strip() or None
 
 
 @cache
