@@ -284,7 +284,7 @@ _ALL: Final = (
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.paging:lru_paging",
         **_table_1("+-+-"),
-        state_homes=StateHomes.STORAGE,
+        state_homes=StateHomes.EITHER,
         pages=True,
     ),
     Method(
@@ -295,7 +295,7 @@ _ALL: Final = (
         not_for="Devices without storage; graphs without backward nodes.",
         home="poetmodel.baselines.paging:offload_all",
         **_table_1("+---"),
-        state_homes=StateHomes.STORAGE,
+        state_homes=StateHomes.EITHER,
         pages=True,
     ),
     Method(
@@ -318,7 +318,7 @@ _ALL: Final = (
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.swap_advisor:swap_advisor",
         **_table_1("+++-"),
-        state_homes=StateHomes.STORAGE,
+        state_homes=StateHomes.EITHER,
         pages=True,
     ),
 )
