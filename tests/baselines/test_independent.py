@@ -151,7 +151,7 @@ def test_capuchin_is_as_good_as_an_independent_one(rule: str) -> None:
             expected = TensorAccesses(problem, rule).plan()
             if expected is None:
                 continue
-            found = capuchin(problem, rule, collective=False)
+            found = capuchin(problem, rule, refined=False)
             paid, due = (
                 verify(problem, schedule).simulation.overhead_j for schedule in (found, expected)
             )

@@ -358,6 +358,30 @@ def test_recomputation_that_does_not_fit_becomes_a_swap() -> None:
     assert _left(Problem(roomy, costs, ram=10)) == ([], [0])
 
 
+def test_saving_beyond_the_budget_does_not_count_by_hand() -> None:
+    """Of `a` and `b`, 8 and 4 bytes, one must leave while `c` is 3 bytes above the budget.
+
+    All bytes for 3 J and 2 J of recomputation: 8 / 3 J before 4 / 2 J. Needed are 3 bytes, and
+    `b` saves these for less.
+    """
+    graph = Graph(
+        name="needed",
+        nodes=(
+            operation("a", output_bytes=8),
+            operation("b", output_bytes=4),
+            operation("c", output_bytes=5),
+            operation("d", output_bytes=1, inputs=("b",)),
+            operation("e", output_bytes=1, inputs=("a",)),
+        ),
+    )
+    costs = Costs.from_arrays(
+        graph, compute_time_s=[3.0, 2, 1, 1, 1], compute_energy_j=[3, 2, 1, 1, 1]
+    )
+    problem = Problem(graph, costs, ram=14, paging=False)
+    assert _left(problem, "published") == ([], [0])
+    assert _left(problem, "energy") == ([], [1])
+
+
 @pytest.mark.parametrize(("ram", "again"), [(9, [0, 1]), (8, [0, 1, 0])])
 def test_what_is_recomputed_for_others_stays_where_there_is_room(
     ram: int, again: list[int]
@@ -375,7 +399,7 @@ def test_what_is_recomputed_for_others_stays_where_there_is_room(
     )
     problem = Problem(graph, even_costs(graph), ram=ram, paging=False)
     assert _left(problem) == ([], again)
-    alone = capuchin(problem, collective=False)
+    alone = capuchin(problem, refined=False)
     assert [k for t, k in alone.R if k < t] == [0, 1, 0]
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @in_either_home
-def capuchin(problem: Problem, rule: str = "", *, collective: bool = True) -> Schedule:
+def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Schedule:
     """Swap by free time while transfers are hidden, then swap or recompute by saving per second.
 
     Candidates are the gaps between two accesses of a tensor that cross the peak: a stage that does
@@ -58,28 +58,36 @@ def capuchin(problem: Problem, rule: str = "", *, collective: bool = True) -> Sc
       right after their evicted-access, and end right before their back-access.
     - ``energy``: overheads are energies, and the free time of a gap is minus that of its transfers.
 
-    The last two charge no page-out where the plan has written the tensor before.
+    The last two charge no page-out where the plan has written the tensor before. If `refined`, each
+    of them runs twice, and the better schedule is taken: the saving of a gap is all bytes of the
+    tensor, or no more than what a stage in the gap is above the budget.
 
     Interpretations. The paper takes one amount of memory to save; here every stage must fit. Its
     page-in is triggered early and adjusted by feedback; a schedule pages in at the stage of use,
     and a plan moves transfers. A recomputation that does not fit in its stage becomes a swap if
     that is allowed; else more tensors leave that stage.
 
-    With `collective`, tensors that a stage recomputes on the way to another one stay in RAM until
-    their own back-access, the earliest first, as far as there is room in all stages until then. The
-    paper keeps the last ones while memory lasts. The choices above do not foresee this.
+    If `refined`, tensors that a stage recomputes on the way to another one stay in RAM until their
+    own back-access, the earliest first, as far as there is room in all stages until then. The paper
+    keeps the last ones while memory lasts ("collective recomputation"). The choices above do not
+    foresee this.
 
     Takes O(gaps) choices, each of which looks at every gap and what is recomputed for it.
     """
     rules = [Overhead(rule)] if rule else list(Overhead)
-    runs = (partial(_Capuchin(problem, each).run, collective=collective) for each in rules)
-    return cheapest(problem, runs)
+    searches = [_Capuchin(problem, each) for each in rules]
+    if refined:
+        adapted = (each for each in rules if each != Overhead.PUBLISHED)
+        searches += [_Capuchin(problem, each, needed=True) for each in adapted]
+    return cheapest(problem, (partial(each.run, collective=refined) for each in searches))
 
 
 class _Capuchin:
-    def __init__(self, problem: Problem, rule: Overhead) -> None:
+    def __init__(self, problem: Problem, rule: Overhead, *, needed: bool = False) -> None:
         graph = problem.graph
         self.problem = problem
+        self.needed = needed
+        """Whether a gap saves no more than what a stage is above the budget."""
         self.graph = graph
         self.sizes = graph.tensor_bytes
         self.gaps = [gap for gap in gaps_of(graph) if self.sizes[gap.tensor]]
@@ -135,7 +143,7 @@ class _Capuchin:
                 overhead = min(swap, self._recomputation(gap)) if swap > 0 else 0.0
                 if overhead == math.inf:
                     continue
-                saving = self.sizes[gap.tensor] / overhead if overhead > 0 else math.inf
+                saving = self._saved_bytes(gap) / overhead if overhead > 0 else math.inf
                 if best is None or saving > best[0]:
                     best = (saving, gap, swap == overhead)
             if best is None:
@@ -146,6 +154,12 @@ class _Capuchin:
                     "recompute"
                 )
             self._take(best[1], page=best[2])
+
+    def _saved_bytes(self, gap: Gap) -> int:
+        size = self.sizes[gap.tensor]
+        if not self.needed:
+            return size
+        return min(size, int(self.excess[gap.before + 1 : gap.after].max()))
 
     def _is_crowded(self, gap: Gap) -> bool:
         return bool(self.excess[gap.before + 1 : gap.after].max() > 0)
