@@ -1,4 +1,4 @@
-"""What surrounds a long computation: a limit on its wall time, rarer collections, and no Ctrl-C.
+"""Surroundings of a long computation: a limit on its wall time, rarer collections, and no Ctrl-C.
 
 Whoever starts a computation opens the limit, and every loop inside that may be long calls
 `check_time_limit`, which raises once the time is over: one clock for all that runs within it. The

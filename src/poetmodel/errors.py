@@ -115,7 +115,7 @@ class BudgetError(InputError):
 
 
 class FlashError(BudgetError):
-    """What would be exported does not fit the flash of its device."""
+    """Export that does not fit the flash of its device."""
 
 
 class ScheduleError(InputError):
@@ -170,7 +170,7 @@ class NoScheduleError(PoetModelError):
 
     def __init__(self, result: SolveResult) -> None:
         self.result = result
-        """What the solve did find."""
+        """Findings of the solve."""
         super().__init__(result.summary())
 
 

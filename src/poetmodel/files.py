@@ -1,4 +1,4 @@
-"""What is installed and shipped, and how files are read and written safely."""
+"""Installed and shipped files, and safe reading and writing."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def parse_json(text: str, *, expected: str, repeated: list[str] | None = None) -
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
-            msg = f"{where}: the file ends in the middle of its JSON; is it cut off?"
+            msg = f"{where}: unexpected end of file: the JSON is truncated"
         else:
             msg = f"{where}: not valid JSON ({error.msg})"
         raise InputError(msg) from None
@@ -148,7 +148,7 @@ def _repeated(value: object, path: tuple[str | int, ...]) -> Iterator[tuple[str 
 
 
 def place(path: Sequence[str | int], document: object = None) -> str:
-    """Return how messages call a part of a document: ``nodes[3] ('conv1').inputs[0]``."""
+    """Return the name of a document's part in messages: ``nodes[3] ('conv1').inputs[0]``."""
     words = ""
     value: Any = document
     for depth, part in enumerate(path):
@@ -167,7 +167,7 @@ def place(path: Sequence[str | int], document: object = None) -> str:
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """Return what is wrong with a key that no file of its kind has, in words."""
+    """Return a sentence on a key that no file of its kind has."""
     accepted = tuple(known)
     hint = did_you_mean(str(key), accepted) or f"accepted are {', '.join(accepted)}"
     return f"unknown key; {hint}"

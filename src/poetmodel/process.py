@@ -34,7 +34,7 @@ sys.path[:] = pickle.load(sys.stdin.buffer)
 from poetmodel.process import serve
 serve()
 """
-"""What the process runs: modules are found where the other one finds them."""
+"""Program of the process: it finds modules where the parent does."""
 PATIENCE_S: Final = 0.2
 """How long a cancelled job may take to notice, before it is interrupted [s]."""
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """What a result claims; each claim is proven."""
+    """Claims of a result; each claim is proven."""
 
     OPTIMAL = "optimal"
     """A valid schedule, proven optimal within the gap tolerance."""
@@ -62,7 +62,7 @@ NAMES: Final = {
     Quantity.RAM: "peak RAM",
     Quantity.WRITES: "bytes paged out",
 }
-"""What can be minimized, in words."""
+"""Quantities to minimize, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +97,13 @@ class SolveResult:
     problem: Problem
     """The problem."""
     status: Status
-    """What is claimed."""
+    """Claim."""
     termination: Termination
     """Why the solve stopped."""
     schedule: Schedule | None = None
     """The best schedule found, the incumbent."""
     simulation: Simulation | None = None
-    """What the schedule does, as simulated."""
+    """Simulation of the schedule."""
     violations: tuple[str, ...] = ()
     """Rules and limits that the schedule breaks; only those of ``paper`` may break any."""
     objective_bound: float | None = None
@@ -238,7 +238,7 @@ class SolveResult:
 
     @property
     def value(self) -> float | None:
-        """What was minimized, in its own unit, or the value of `own_objective`."""
+        """Minimized value, in its own unit, or the value of `own_objective`."""
         if self.own_objective is not None:
             return self.own_objective.value
         if self.simulation is None:
@@ -258,7 +258,7 @@ class SolveResult:
 
     @property
     def overhead(self) -> float | None:
-        """What was minimized, beyond what every schedule pays of it, in its own unit.
+        """Minimized value beyond the part that every schedule pays, in its own unit.
 
         Of a model's own objective nothing is known that every schedule pays: it is the value.
         """
@@ -302,7 +302,7 @@ class SolveResult:
 
     @property
     def room(self) -> DeviceRoom | None:
-        """What the schedule takes of the device's RAM; None without a schedule or a device."""
+        """RAM of the device that the schedule takes; None without a schedule or a device."""
         if self.simulation is None:
             return None
         device, graph = self.problem.costs.device, self.problem.graph
@@ -372,7 +372,7 @@ class SolveResult:
         return self.minimizes_energy or self.overhead_bound_j > 0
 
     def _name(self) -> str:
-        """Return what was minimized, in words."""
+        """Return the name of the minimized quantity."""
         own = self.own_objective
         if own is not None:
             return f"{own.sense} {own.name}"
@@ -397,7 +397,7 @@ class SolveResult:
         }
 
     def _on_device(self, simulation: Simulation) -> dict[str, Any]:
-        """Return what the schedule takes of the device's RAM, and of the life of its storage."""
+        """Return the RAM of the device that the schedule takes, and the life of its storage."""
         room, device = self.room, self.problem.costs.device
         if room is None or device is None:
             return {}

@@ -80,7 +80,7 @@ _OTHER_SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "mw": ("mWh",),
     "\u03bcj": ("uJ",),
 }
-"""What may be meant by other spellings, in small letters, of any kind of unit."""
+"""Possible meanings of other spellings, in small letters, of any kind of unit."""
 
 _QUANTITY: Final = re.compile(
     # Bounded, so that no number written by hand can take long to read.
@@ -234,7 +234,7 @@ def _meant(unit: str, units: Mapping[str, object]) -> list[str]:
 
 
 def _example(number: str, unit: str) -> str:
-    """Return how an amount is written, with the factor of units that are often mixed up."""
+    """Return the text of an amount, with the factor of units that are often mixed up."""
     if SIZE_UNITS.get(unit, 1) == 1:
         return f"{number}{unit}"
     return f"{number}{unit} ({unit}: {SIZE_UNITS[unit]:,} B)"

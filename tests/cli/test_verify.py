@@ -108,7 +108,7 @@ def test_what_is_broken_is_named_and_exits_3(keys: dict[str, Any], told: Told) -
     """Each broken rule, limit and figure is a line in plain words."""
     outcome = verify("--device", BOARD_FILE, **keys)
     assert outcome.status == 3
-    told(outcome.out)
+    told(outcome.verdict)
     found = verify("--device", BOARD_FILE, "--json").json
     assert found["valid"] is False
     for violation in found["violations"]:
@@ -126,7 +126,7 @@ def test_recomputation_that_the_problem_forbids_is_named(told: Told) -> None:
     path.write_text(json.dumps(document))
     outcome = invoke("verify", path, "--graph", CHAIN)
     assert outcome.status == 3
-    told(outcome.out)
+    told(outcome.verdict)
 
 
 def test_resident_bytes_count_where_the_file_says_so() -> None:
@@ -338,7 +338,7 @@ def test_what_state_does_not_allow_is_named_and_exits_3(
             keys[name] = [pair for pair in given if pair not in pairs]
     outcome = verify_step(**keys)
     assert outcome.status == 3, outcome.out
-    told(outcome.out)
+    told(outcome.verdict)
 
 
 def test_state_on_memory_mapped_storage_is_read_where_it_lies(
@@ -353,11 +353,11 @@ def test_state_on_memory_mapped_storage_is_read_where_it_lies(
     document = verify_step.document  # type: ignore[attr-defined]
     listed = verify_step()
     assert listed.status == 3
-    told(listed.out)
+    told(listed.verdict)
     kept = [[t, i] for t, i in document["S_RAM"] if i != 4]
     read = verify_step(S_RAM=kept, M_in=[[8, 4]])
     assert read.status == 3
-    told(read.out, "read")
+    told(read.verdict, "read")
     good = verify_step(S_RAM=kept)
     assert good.status == 0
     told(good.out, "good")

@@ -87,7 +87,7 @@ def test_broken_program_is_not_valid(plan_file: Path, told: Told) -> None:
     del program[12]
     done = verify(changed(plan_file, program=program), CHAIN)
     assert done.status == 3
-    told(done.out)
+    told(done.verdict)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_limits_and_stated_figures_are_checked(
     """The budget holds, and what a file claims must be so."""
     done = verify(changed(plan_file, **change), CHAIN)
     assert done.status == 3
-    told(done.out)
+    told(done.verdict)
 
 
 def test_without_costs_memory_is_checked(plan_file: Path, told: Told) -> None:

@@ -17,9 +17,11 @@ LONGEST = 12
 """Lines that the library example may have."""
 
 
-def code_blocks(language: str) -> list[str]:
-    """Return the code blocks of one language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def code_block(language: str, words: str) -> str:
+    """Return the only code block of a language that has some words in it."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    (block,) = (block for block in blocks if words in block)
+    return block
 
 
 def test_library_example_runs_and_its_constraint_is_kept(
@@ -29,7 +31,7 @@ def test_library_example_runs_and_its_constraint_is_kept(
     import poetmodel as pm
 
     monkeypatch.chdir(tmp_path)
-    (example,) = code_blocks("python")
+    example = code_block("python", "import poetmodel as pm")
     lines = [line for line in example.splitlines() if line.strip()]
     assert len(lines) <= LONGEST
     names: dict[str, object] = {}
@@ -47,6 +49,31 @@ def test_library_example_runs_and_its_constraint_is_kept(
     assert result.overhead_j > free.overhead_j
 
 
+@pytest.mark.torch
+def test_pytorch_example_trains_with_bits_of_eager(capsys: pytest.CaptureFixture[str]) -> None:
+    """The loop of the page trains a model; its parameters are those of the loop without it."""
+    torch = pytest.importorskip("torch")
+
+    def trained(source: str) -> list[object]:
+        torch.manual_seed(0)
+        layers = [layer for _ in range(4) for layer in (torch.nn.Linear(32, 32), torch.nn.ReLU())]
+        model = torch.nn.Sequential(*layers)
+        names = {
+            "torch": torch,
+            "loss_of_batch": lambda batch: model(batch).square().mean(),
+            "loader": [torch.randn(512, 32) for _ in range(3)],
+            "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        }
+        exec(compile(source, "README.md", "exec"), names)  # noqa: S102 - our own page
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    example = code_block("python", "pmt.backend")
+    eager = re.sub(r"torch\.compile\((\w+),.*\)", r"\1", example)
+    assert eager != example
+    assert all(torch.equal(a, b) for a, b in zip(trained(example), trained(eager), strict=True))
+    assert capsys.readouterr().out == ""
+
+
 def test_first_command_is_understood() -> None:
     """The README's first command names a model, a device and options that exist."""
     from poetmodel.cli.inputs import read_costs
@@ -54,7 +81,9 @@ def test_first_command_is_understood() -> None:
     from poetmodel.graph.catalogue import read_model_or_file
     from poetmodel.problem import Problem
 
-    command = re.search(r"poetmodel solve (\S+) --device (\S+) --ram (\S+)", code_blocks("sh")[0])
+    command = re.search(
+        r"poetmodel solve (\S+) --device (\S+) --ram (\S+)", code_block("sh", "solve mobilenetv2")
+    )
     assert command is not None
     graph = read_model_or_file(command[1])
     costs = read_costs(graph, CostOptions(device=command[2]))
@@ -68,7 +97,7 @@ def test_first_command_proves_what_the_page_says(tmp_path: Path) -> None:
     from poetmodel.graph import checkpoint_all_peak_bytes
     from poetmodel.graph.catalogue import load_model
 
-    command = re.search(r"poetmodel (solve .*)", code_blocks("sh")[0])
+    command = re.search(r"poetmodel (solve .*)", code_block("sh", "solve mobilenetv2"))
     assert command is not None
     arguments = [*command[1].split(), "--json", "--out", str(tmp_path / "made.schedule.json")]
     done = subprocess.run(
@@ -94,16 +123,16 @@ def test_first_command_proves_what_the_page_says(tmp_path: Path) -> None:
     assert float(said[3]) == pytest.approx(overhead, abs=0.015)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_commands_are_one_line_each(number: int) -> None:
+@pytest.mark.parametrize("words", ["poetmodel solve mobilenetv2", "tox p"])
+def test_commands_are_one_line_each(words: str) -> None:
     """Each of the two commands is enough by itself: one line that begins with its environment."""
-    (line,) = code_blocks("sh")[number].strip().splitlines()
+    (line,) = code_block("sh", words).strip().splitlines()
     assert line.startswith("python3 -m venv .venv")
 
 
 def test_ci_calls_the_readme_command() -> None:
     """What runs on a clean clone is what the README says, to the letter."""
-    command = code_blocks("sh")[1].strip()
+    command = code_block("sh", "tox p").strip()
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
@@ -113,7 +142,7 @@ def test_whole_training_step_takes_what_the_page_says() -> None:
     from poetmodel.graph import checkpoint_all_peak_bytes
     from poetmodel.graph.zoo import resnet8
 
-    command = re.search(r"poetmodel (solve resnet8 .*)", code_blocks("sh")[2])
+    command = re.search(r"poetmodel (solve resnet8 .*)", code_block("sh", "solve resnet8"))
     assert command is not None
     done = subprocess.run(
         [sys.executable, "-m", "poetmodel", *command[1].split(), "--json"],

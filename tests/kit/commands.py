@@ -98,6 +98,15 @@ class Outcome:
         """The JSON object on stdout."""
         return json.loads(self.out)
 
+    @property
+    def verdict(self) -> str:
+        """What stands above the first table on stdout."""
+        return self.out.split("\n\n")[0]
+
+    def lines_from(self, label: str) -> str:
+        """Return the lines of a table on stdout from the one with a label on."""
+        return self.out[self.out.index(f"\n{label}") + 1 :].split("\n\n")[0]
+
 
 def invoke(*arguments: object) -> Outcome:
     """Run a command in this process; anything but an ordinary exit is raised."""

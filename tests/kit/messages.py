@@ -1,8 +1,9 @@
 """What people are told, in catalogues: one text file beside the tests of a subject.
 
-An entry is the name of a test and, indented below it, what people read there. A test fails where
-they read anything else, and shows the difference; ``pytest --update-messages`` writes the entries
-that differ. Entries of tests that are gone fail in ``tests/test_messages.py``.
+An entry is the name of a test and, indented below it, what people read there, case by case where
+the test has parameters. A test fails where they read anything else, and shows the difference;
+``pytest --update-messages`` writes the entries that differ. Entries of tests that are gone fail in
+``tests/test_messages.py``.
 """
 
 from __future__ import annotations
@@ -20,27 +21,43 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _INDENT: Final = "    "
+_IS: Final = " => "
+"""Between the case of a test and what people read there, if that is one line."""
 
 
 def read(path: Path) -> dict[str, str]:
     """Return the entries of a catalogue; none where there is no file yet."""
     entries: dict[str, list[str]] = {}
+    test = ""
+    lines: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        if line and not line.startswith(_INDENT):
-            entries[line] = lines = []
-        elif entries:
+        if line.startswith(_INDENT) or not line:
             lines.append(line.removeprefix(_INDENT))
-    return {name: "\n".join(lines).rstrip("\n") for name, lines in entries.items()}
+        elif line.startswith("  "):
+            case, is_one_line, text = line[2:].partition(_IS)
+            entries[test + case] = lines = [text] if is_one_line else []
+        else:
+            test, lines = line, entries.setdefault(line, [])
+    texts = {name: "\n".join(lines).rstrip("\n") for name, lines in entries.items()}
+    # A test that tells cases apart seldom says anything beside them.
+    return {name: text for name, text in texts.items() if text or not name.isidentifier()}
 
 
 def write(path: Path, entries: dict[str, str]) -> None:
-    """Write a catalogue, its entries by name."""
+    """Write a catalogue: tests by name, and below each the cases that it tells apart."""
     path.parent.mkdir(exist_ok=True)
-    parts = []
-    for name, text in sorted(entries.items()):
-        lines = (f"{_INDENT}{line}" if line else "" for line in text.split("\n"))
-        parts.append("\n".join((name, *lines)))
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    lines: list[str] = []
+    tests = {name: re.match(r"\w*", name)[0] for name in entries}  # type: ignore[index]
+    for name, text in sorted(entries.items(), key=lambda entry: (tests[entry[0]], entry[0])):
+        case = name.removeprefix(tests[name])
+        if tests[name] not in lines:
+            lines += [""] * bool(lines) + [tests[name]]
+        if case and text and "\n" not in text and _IS not in case:
+            lines.append(f"  {case}{_IS}{text}")
+            continue
+        lines += [f"  {case}"] * bool(case)
+        lines += (f"{_INDENT}{line}" if line else "" for line in text.split("\n"))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def test_closing_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert solving.take() is None
 
 
-def test_it_ends_with_its_object(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_ends_when_solver_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody holds it any more, there is no process."""
     monkeypatch.setattr(background, "refine", jobs.endless)
     solving = begin()

@@ -29,7 +29,7 @@ def finite(value: float) -> float | None:
 
 
 class SolverCall:
-    """What a solver gets, and what back ends call from inside it: clock, progress, stop, log.
+    """Input of a solver, and its callbacks to the back end: clock, progress, stop, log.
 
     No exception leaves it: one from the user's callbacks is kept, the solver has to stop, and
     `raise_failure` raises it once the solver is out of the way. Solvers, left alone with one,
@@ -70,7 +70,7 @@ class SolverCall:
 
     @property
     def remaining_s(self) -> float | None:
-        """What is left of the time limit [s], 0 or more; None without a limit."""
+        """Rest of the time limit [s], 0 or more; None without a limit."""
         limit_s = self.limits.time_s
         return None if limit_s is None else max(0.0, limit_s - self.elapsed_s)
 

@@ -123,9 +123,9 @@ class _Rows:
         self._recorder = OrderedVarRecorder(self.variables, self._order, _ORDER)
         self._walk = LinearRepnVisitor({}, var_recorder=self._recorder).walk_expression
         self.stated = _StatedRows(model) if hasattr(model, "arrays") else None
-        """What of a model that `build` made nobody changed."""
+        """Untouched parts of a model that `build` made."""
         self.constraints: list[Any] = []
-        """What each row stands for: a label of `build`'s own, or the user's constraint."""
+        """Meaning of each row: a label of `build`'s own, or the user's constraint."""
         self.lower: list[float] = []
         """Lower side of each row, constants folded."""
         self.upper: list[float] = []
@@ -231,7 +231,7 @@ class _StatedRows:
             [variable.value if variable.fixed else math.nan for variable in self.variables],
             dtype=np.float64,
         )
-        """What each column is fixed to, by `build` or the user; NaN where it is not."""
+        """Value that each column is fixed to, by `build` or the user; NaN for none."""
 
     def terms(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return columns and values of a row."""
@@ -239,7 +239,7 @@ class _StatedRows:
         return self._columns[span], self._values[span]
 
     def layout(self, position: Mapping[int, int]) -> Layout:
-        """Return where the columns are, given the position of each variable by `id`."""
+        """Return the positions of the columns, given the position of each variable by `id`."""
         positions = [position.get(id(variable), -1) for variable in self.variables]
         columns = np.array(positions, dtype=np.int32)
         return Layout(self.model, columns, self.fixed, self.model.limits)

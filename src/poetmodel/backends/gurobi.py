@@ -45,7 +45,7 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
     "LOCALLY_OPTIMAL": SolverStatus.FAILED,  # of nonlinear models only
     "LOCALLY_INFEASIBLE": SolverStatus.FAILED,
 }
-"""What each member of ``GRB.Status`` means here."""
+"""Meaning of each member of ``GRB.Status``."""
 
 _SMALLEST_TOLERANCE: Final = 1e-9
 """Gurobi's default for reduced costs is 1e-6: bounds are then wrong by more than solutions are."""

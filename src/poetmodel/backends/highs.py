@@ -79,7 +79,7 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
     "kHighsInterrupt": SolverStatus.OTHER_LIMIT,  # by HiGHS itself, not by the user
     "kMemoryLimit": SolverStatus.OTHER_LIMIT,
 }
-"""What each member of ``HighsModelStatus`` means here."""
+"""Meaning of each member of ``HighsModelStatus``."""
 
 _ENUMERATION: Final = 1 << 16
 """Presolve's rule "enumeration", as a bit of the option ``presolve_rule_off``."""
@@ -193,7 +193,7 @@ class Highs(Solver):
         return outcome, "start" if _is_lost(highs, call, resolved.form, outcome) else None
 
     def _confirmed(self, call: SolverCall, outcome: RawSolution) -> RawSolution | None:
-        """Return what holds of an outcome when a solve without presolve tries to refute its proof.
+        """Return the outcome of an attempt without presolve to refute the proof of a solve.
 
         That looks for what is better than the bound, in small models only. None where it finds
         something. Where it does not end, the bound is what it proved itself, and nothing is proved.
@@ -254,9 +254,9 @@ class _Resolved:
 
     form: StandardForm
     best: float
-    """What the costs that are left out add to the objective at best."""
+    """Least sum of the costs that are left out."""
     worst: float
-    """What they add at worst."""
+    """Greatest sum of those costs."""
 
     @classmethod
     def of(cls, form: StandardForm) -> _Resolved:
@@ -273,7 +273,7 @@ class _Resolved:
         return cls(form=kept, best=best, worst=worst)
 
     def bound(self, value: float) -> float | None:
-        """Return what a bound of the model without them proves of the whole one."""
+        """Return the bound on the whole model that a bound of the model without them proves."""
         proven = finite(value)
         return None if proven is None else proven + self.best
 

@@ -140,7 +140,7 @@ def form_of(model: Model) -> StandardForm:
 
 
 def layout_of(form: StandardForm) -> Layout:
-    """Return where the columns of a model are in its form."""
+    """Return the positions of a model's columns in its form."""
     if form.layout is None:
         msg = "the form is not that of a model of arrays"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""What goes into a back end and comes out: limits, progress on the way, separate facts."""
+"""Input and output of a back end: limits, progress on the way, separate facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OnProgress: TypeAlias = "Callable[[BackendProgress], bool | None]"
 """Gets progress; returning False stops the solve."""
 OptionValue: TypeAlias = bool | int | float | str
-"""What a solver's own option may be set to."""
+"""Types of a solver's own options."""
 
 _MAX_SEED: Final = 2_000_000_000
 _MAX_THREADS: Final = 1024
@@ -136,12 +136,12 @@ class Basis:
     rows: Sequence[Any]
     """The same of each row."""
     basic: Any
-    """What stands for "basic"; a row that the optimum did not know is so at first."""
+    """Value that stands for "basic"; a row that the optimum did not know is so at first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawSolution:
-    """What a solver returned; nothing in it has been verified yet.
+    """Output of a solver; nothing in it has been verified yet.
 
     `Solver.run` gives status, solution, bound and nodes as the solver says them; `Solver.solve`
     makes them keep the common promises and adds the rest.
@@ -160,7 +160,7 @@ class RawSolution:
     root_bound: float | None = None
     """Bound before the first branching; None without integers, or where there was none."""
     basis: Basis | None = None
-    """Of the optimum of a model without integers, where the solver tells."""
+    """Basis of the optimum of a model without integers, if the solver tells it."""
     build_s: float = 0.0
     """Time to hand the model over [s]."""
     solve_s: float = 0.0

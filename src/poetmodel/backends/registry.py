@@ -64,7 +64,7 @@ def try_out(name: str) -> None:
 
 
 def refusal(name: str, *, columns: int, rows: int) -> LicenceError | None:
-    """Return what the licence of a back end says against models of this size, None for nothing.
+    """Return the licence's limit against models of this size, None for none.
 
     The solver itself is given models of as many columns and of as many rows.
 

@@ -47,7 +47,7 @@ STATUS: Final[Mapping[str, SolverStatus]] = {
     "unbounded": SolverStatus.UNBOUNDED,
     "inforunbd": SolverStatus.INFEASIBLE_OR_UNBOUNDED,
 }
-"""What each status that ``Model.getStatus`` returns means here."""
+"""Meaning of each status that ``Model.getStatus`` returns."""
 
 
 class Scip(Solver):

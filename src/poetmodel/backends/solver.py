@@ -1,4 +1,4 @@
-"""What all back ends share: the course of a solve around the solver itself."""
+"""Common part of all back ends: the course of a solve around the solver itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Solver(ABC):
     package: ClassVar[str]
     """Module that has to be importable."""
     remedy: ClassVar[str]
-    """What to type to install it."""
+    """Command that installs it."""
 
     def available(self) -> bool:
         """Return whether its package is installed; imports nothing."""

@@ -54,9 +54,9 @@ class StandardForm:
     row_upper: NDArray[np.float64]
     """Upper bound of each row, ``inf`` without one."""
     columns: Sequence[Any]
-    """What the columns stand for: variables of a Pyomo model, labels, or plain indices."""
+    """Meaning of the columns: variables of a Pyomo model, labels, or plain indices."""
     rows: Sequence[Any]
-    """What the rows stand for: labels, names, or plain indices."""
+    """Meaning of the rows: labels, names, or plain indices."""
     unused: tuple[Any, ...] = ()
     """Free variables of the Pyomo model that no row and no objective mentions; not columns."""
     model: Any = None

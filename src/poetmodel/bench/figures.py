@@ -49,11 +49,11 @@ class Figure:
     """One figure or table of the paper, or a comparison of the same kind."""
 
     name: str
-    """What ``poetmodel bench`` calls it."""
+    """Name in ``poetmodel bench``."""
     title: str
-    """What it shows, in one line."""
+    """Description, in one line."""
     paper: str
-    """What the paper says there; empty where it has no such figure."""
+    """Statement of the paper; empty if it has no such figure."""
     parts: tuple[Part, ...]
     limit_s: float
     """Limit of each solve, building included [s]."""
@@ -63,7 +63,7 @@ class Figure:
     """Whether a solve starts from the schedule of the next smaller budget."""
 
     def runs(self, *, quick: bool = False, time_limit_s: float | None = None) -> tuple[Run, ...]:
-        """Return what has to be solved: budgets ascend along each axis, no run is there twice.
+        """Return the problems: budgets ascend along each axis, no run is there twice.
 
         A quick figure has fewer budgets, one seed and shorter limits; a time limit replaces those
         of the figure [s].

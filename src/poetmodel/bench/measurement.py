@@ -50,7 +50,7 @@ Record = dict[str, Any]
 
 
 def circumstances(kind: str, name: str) -> Record:
-    """Return what every record says: its kind and name, and when, where and from which commit.
+    """Return the common fields of records: kind and name, time, place and commit.
 
     A run is of the kind ``cell``.
     """
@@ -97,7 +97,7 @@ def _cpu() -> str:
 
 
 def blank(run: Run) -> Record:
-    """Return what the record of a run says whatever comes of it."""
+    """Return the fields of a run's record that do not depend on its outcome."""
     return {**circumstances("cell", run.name), "key": run.key, "cell": run.to_dict()}
 
 
@@ -140,7 +140,7 @@ def measure(fields: dict[str, Any], start: dict[str, Any] | None = None) -> Reco
 
 
 def solve_facts(result: SolveResult) -> Record:
-    """Return what a record says of a solve, with the content of a schedule file, or None, apart."""
+    """Return the record fields of a solve, and apart the content of a schedule file, or None."""
     document = result.to_dict()
     apart = ("nodes", "tensors", *RELATIONS, RESIDENT, HISTORY)
     schedule, simulation = result.schedule, result.simulation
@@ -181,7 +181,7 @@ def _course(result: SolveResult) -> Record:
 
 
 def _state(result: SolveResult) -> Record:
-    """Return what a record says of state, where the graph has some and there is a schedule."""
+    """Return the fields of a record on state, if the graph has some and there is a schedule."""
     if result.simulation is None:
         return {}
     sizes = state_figures(result.problem.graph, result.simulation)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from poetmodel.bench.tables import Row
 
 FORMS: Final = dict.fromkeys((".png", ".svg", ".pdf"), ("matplotlib",))
-"""What draws a picture, by the ending of its file."""
+"""Libraries that draw a picture, by the ending of its file."""
 PANEL_INCHES: Final = (2.5, 2.3)
 """Width and height of a panel [in]."""
 MAP_INCHES: Final = (3.75, 4.0)
@@ -53,7 +53,7 @@ def panels(
 
 
 def digest(shown: Sequence[Panel] | Sequence[Map]) -> str:
-    """Return what identifies the content of a picture; its file carries it."""
+    """Return an identifier of a picture's content; its file carries it."""
     text = json.dumps([asdict(panel) for panel in shown])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -106,7 +106,7 @@ def sweep_queue(
     warm: bool,
     on_progress: Callable[[Progress], None] | None,
 ) -> RunQueue[Run]:
-    """Return what does the runs of a sweep, see `sweep`."""
+    """Return the function that does the runs of a sweep, see `sweep`."""
     along: dict[Run, list[Run]] = {}
     for run in runs:
         along.setdefault(run.chain, []).append(run)
@@ -137,7 +137,7 @@ class Recordable(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """What identifies it in the records."""
+        """Key in the records."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return its fields as plain values."""

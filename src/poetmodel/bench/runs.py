@@ -29,7 +29,7 @@ IN_CONSTRAINTS: Final = "own constraints: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What all runs of a sweep share."""
+    """Common settings of all runs of a sweep."""
 
     deadline_counts: str | None = None
     """Which time counts; None takes the device's default."""
@@ -70,7 +70,7 @@ class Run:
     tile: str | None = None
     """Largest piece of a weight, as ``--tile`` takes it; None for whole weights."""
     train: str | None = None
-    """What is trained, as ``--train`` takes it; None for all."""
+    """Trained parts, as ``--train`` takes them; None for all."""
     deadline: str | None = None
     """Deadline, as ``--deadline`` takes it; None for none."""
     method: str = "optimal"
@@ -80,19 +80,19 @@ class Run:
     formulation: str | None = None
     """The formulation, for methods that need a solver; None takes the default."""
     settings: Settings = Settings()
-    """What it shares with the others."""
+    """Settings in common with the others."""
     inputs: str = ""
     """Fingerprint of graph, device and an own method's file; another makes it another run."""
 
     @property
     def key(self) -> str:
-        """What identifies it in the records of a sweep."""
+        """Key in the records of a sweep."""
         text = json.dumps(self.to_dict(), sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Name for users."""
         parts = (self.network, self.device, self.ram, self.deadline, self.method, self.backend)
         return " | ".join(part for part in (*parts, self.formulation) if part)
 
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def network(self) -> str:
-        """What tables call its model: with the sizes and the state that are not its own."""
+        """Name of its model in tables: with the sizes and the state that are not its own."""
         return self.shape.label(self.model)
 
     @property
@@ -112,7 +112,7 @@ class Run:
         return replace(self, ram="")
 
     def problem(self) -> Problem:
-        """Return what is to be solved.
+        """Return the problem.
 
         Raises
         ------

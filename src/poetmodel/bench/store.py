@@ -27,7 +27,7 @@ SCHEDULES: Final = "schedules"
 CLAIMS: Final = "claims"
 """Folder with a locked file for each run that some sweep is solving."""
 _FIELDS: Final = frozenset({"key", "status", "cell", "result"})
-"""What every record of a sweep has."""
+"""Fields of every record of a sweep."""
 
 
 class RecordFile:

@@ -1,4 +1,4 @@
-"""What a figure says, as tables for people."""
+"""Statements of a figure, as tables for people."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WORDS: Final[Mapping[str, str]] = {
     REFUSED: "refused by the licence",
     NOT_INSTALLED: "not installed",
 }
-"""What stands for a figure where there is no schedule, by status."""
+"""Text in place of a figure if there is no schedule, by status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def summary(name: str, rows: Sequence[Row]) -> tuple[Summary, ...]:
 
 
 def without(row: Row) -> str:
-    """Return what stands for a figure where there is no schedule."""
+    """Return the text in place of a figure if there is no schedule."""
     status = str(row["status"])
     return _WORDS.get(status, status)
 
@@ -212,7 +212,7 @@ def _solvers(table: Sequence[Row]) -> Iterable[Summary]:
 
 
 INSTANCE: Final = ("model", "device", "ram")
-"""What makes an instance of the comparison of solvers."""
+"""Maker of an instance in the comparison of solvers."""
 
 
 def _means(table: Sequence[Row]) -> Summary:

@@ -1,4 +1,4 @@
-"""What a sweep found, as a table: bounds along the RAM axis, the Pareto front, CSV and Parquet."""
+"""Findings of a sweep, as a table: bounds along the RAM axis, the Pareto front, CSV and Parquet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who does the runs of a sweep: processes of this machine, or a Dask cluster."""
+"""Workers for the runs of a sweep: processes of this machine, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Workers = tuple[Executor, Callable[[], int]]
-    """Who does runs, and how many of them at a time."""
+    """Workers for the runs, and their number."""
 
 CONNECT_S: Final = 4
 """How long a scheduler may take to answer [s]."""
 LENGTH_BYTES: Final = 8
-"""What a message of Dask begins with: its length."""
+"""Prefix of a message of Dask: its length."""
 LARGEST_GREETING: Final = 2**20
 """More bytes than a scheduler greets with."""
 _ADDRESS: Final = re.compile(

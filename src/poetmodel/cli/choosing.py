@@ -29,7 +29,7 @@ _score = partial(options.option, rich_help_panel="What to train")
 
 
 class Per(StrEnum):
-    """What ``--per`` names."""
+    """Values of ``--per``."""
 
     LAYER = "layer"
     TENSOR = "tensor"
@@ -37,7 +37,7 @@ class Per(StrEnum):
 
 @options.group
 class ChoiceOptions:
-    """What may be trained, and what that is worth."""
+    """Layers to choose from, and their values."""
 
     what: str = options.argument(
         options.REQUIRED, "MODULE:FUNCTION|ONNX", "As for 'poetmodel export'."

@@ -172,7 +172,7 @@ def _print_changed(
 
 
 def _words(*decisions: Decision) -> tuple[str, ...]:
-    """Return what each schedule does to a tensor, with the stages if they do the same."""
+    """Return each schedule's decision on a tensor, with the stages if these are equal."""
     stages = [sorted((*decision.recomputed, *decision.paged_in)) for decision in decisions]
     words = tuple(
         f"{decision.choice} x{len(at)}" if len(at) > 1 else str(decision.choice)

@@ -299,7 +299,7 @@ def _at_limit(account: Account) -> Fact:
 
 
 def _saved(account: Account, more: MoreRam) -> Fact:
-    """Return what more RAM saves."""
+    """Return the savings of more RAM."""
     head = f"+{format_bytes(more.more_bytes)} RAM"
     if more.saved_j is None:
         return row(head, "unknown")

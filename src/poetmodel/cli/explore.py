@@ -98,7 +98,7 @@ def explore(
 def _start(
     source: options.GraphOptions, costing: options.CostOptions, limits: options.LimitOptions
 ) -> tuple[Catalogue, Selection, dict[str, Any]]:
-    """Return what may be chosen, what is chosen first, and where the sliders stand."""
+    """Return the choices, the first one of each, and the positions of the sliders."""
     from poetmodel.explore.choice import Selection, of_files
 
     if source.model is not None and source.graph is not None:
@@ -169,4 +169,4 @@ def _listen(port: int | None) -> socket.socket:
             return listener
     if port is None:
         raise InputError(f"no port from {PORT} to {PORT + PORTS - 1} is free; give --port N")
-    raise InputError(f"--port {port}: is taken, or not allowed; give another one")
+    raise InputError(f"--port {port}: in use or not permitted; choose another")

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class WeightsChoice(StrEnum):
-    """What ``--weights`` names."""
+    """Values of ``--weights``."""
 
     C = "c"
     BINARY = "binary"
 
 
 class ExportTarget(StrEnum):
-    """What ``--target`` names."""
+    """Values of ``--target``."""
 
     C = "c"
     STEP = "step"
@@ -46,7 +46,7 @@ class ExportTarget(StrEnum):
 
 @options.group
 class ExportOptions:
-    """What is exported, and where to."""
+    """Exported step, and its folder."""
 
     what: str = options.argument(
         options.REQUIRED,

@@ -1,4 +1,4 @@
-"""What commands read: graphs, devices, costs, and schedule files with the problem they state."""
+"""Inputs of commands: graphs, devices, costs, and schedule files with the problem they state."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ LEAST_PYTORCH_BYTES: Final = 2**26
 NO_COSTS: Final = (
     "no costs: give --device NAME|FILE ('poetmodel devices' lists the names) or --profile FILE"
 )
-"""What is said where neither is given."""
+"""Message if neither is given."""
 MEASURED_COSTS: Final = "; give --profile if it was solved with measured costs"
-"""What to do where the costs of a file are taken from its device."""
+"""Remedy if the costs of a file are taken from its device."""
 
 
 # -- graphs ------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def read_named(name: str, shape: Variant) -> Graph:
 
 
 def read_step(name: str | None, shape: Variant) -> LoweredStep | None:
-    """Return what a step file holds, in tiles of the size that is given; None for another file."""
+    """Return the content of a step file, in tiles of the given size; None for another file."""
     if name is None or not is_step_file(name) or shape.given.keys() - {"tile"}:
         return None
     from poetmodel.export.exporting import in_tiles
@@ -83,7 +83,7 @@ def given_step(given: GraphOptions) -> LoweredStep | None:
 
 
 def beside_bytes(step: LoweredStep) -> int:
-    """Return what exported C takes of RAM beside its tensors: inputs, stack, runtime [B].
+    """Return the RAM that exported C takes beside its tensors: inputs, stack, runtime [B].
 
     An inference, whose outputs come on top, is exported where it is asked for.
     """
@@ -108,7 +108,7 @@ def read_graph(given: GraphOptions) -> Graph:
         return (read_named if tiled else load_file)(given.graph, given.shape)
     if given.model is None:
         raise InputError(
-            "no graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
+            "missing graph: give a MODEL such as resnet18-cifar ('poetmodel models' lists them) or "
             "--graph FILE"
         )
     return read_named(given.model, given.shape)
@@ -126,7 +126,7 @@ def graph_of(
         if identity is None or identity.name not in model_names():
             known = "" if identity is None else f", {identity.name!r}"
             raise InputError(
-                f"no graph: give --graph FILE|MODEL, the graph that {source} is for{known}"
+                f"missing graph: pass --graph FILE|MODEL with the graph of {source}{known}"
             )
         name = identity.name
         if not shape.given:
@@ -202,7 +202,7 @@ def read_device(device: str | None) -> Device | None:
 
 
 def device_warnings(device: Device) -> tuple[str, ...]:
-    """Return what looks wrong about a device, in sentences."""
+    """Return the doubtful values of a device, as sentences."""
     from poetmodel.device.hardware import sanity_warnings
 
     return tuple(f"device {device.short_name}: {text}" for text in sanity_warnings(device))

@@ -76,7 +76,7 @@ def inspect(source: GraphOptions, board: BoardOptions, output: OutputOptions) ->
 
 @group
 class FolderArgument:
-    """What was exported."""
+    """Exported program."""
 
     folder: Path = argument(REQUIRED, "FOLDER", "A folder that 'poetmodel export' made.")
 
@@ -185,7 +185,7 @@ def as_dict(graph: Graph, device: Device | None = None) -> dict[str, Any]:
 
 
 def rooms(graph: Graph, device: Device) -> tuple[DeviceRoom | None, DeviceRoom | None]:
-    """Return what keep-all, with all state in RAM, and the floor take of a device."""
+    """Return the RAM of a device that keep-all, with all state in RAM, and the floor take."""
     lowest = floor_use(graph, memory_mapped=device.is_memory_mapped)
     return DeviceRoom.of(device, graph, keep_all_use(graph)), DeviceRoom.of(device, graph, lowest)
 

@@ -130,7 +130,7 @@ class Reply:
             yield row(_NAMES[limit.quantity], _WORDS[limit.state], self._use(limit))
 
     def _use(self, limit: UsedLimit) -> str:
-        """Return how much of a limit a step uses, and what would be better without it."""
+        """Return the share of a limit that a step uses, and the gain without that limit."""
         problem = self.result.problem
         unit = problem.quantity(limit.quantity).format
         used = "" if limit.used is None else f"{unit(limit.used)} of "

@@ -39,7 +39,7 @@ KERNELS_OF: Final = {
     "pytorch": " (PyTorch's kernels)",
     "exported": " (kernels of exported C)",
 }
-"""What is said of graphs by whose kernels they are of."""
+"""Sentences on graphs, by the owner of their kernels."""
 
 
 @options.command("poetmodel limits mlp --device mkr1000 --ram 70%")

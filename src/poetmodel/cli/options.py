@@ -212,7 +212,7 @@ class FormulationName(StrEnum):
 
 
 class StateName(StrEnum):
-    """What state ``--state`` puts into the graph."""
+    """Values of ``--state``."""
 
     SGD = "sgd"
     MOMENTUM = "momentum"
@@ -321,7 +321,7 @@ def _dimension(text: str) -> tuple[str, int]:
 
 @group
 class OnnxOptions:
-    """What an ONNX file does not say of a training step."""
+    """Facts on a training step that an ONNX file lacks."""
 
     loss: str | None = onnx(
         None,
@@ -342,7 +342,7 @@ class OnnxOptions:
     )
 
     def step(self, batch: int | None = None) -> OnnxStep:
-        """Return what is said of the step; another option may have said the batch."""
+        """Return the statements about the step; another option may have stated the batch."""
         from poetmodel.torch.target import OnnxStep
 
         dims = tuple(map(_dimension, self.dim or ()))
@@ -517,7 +517,7 @@ class SearchOptions:
 
 @group
 class OutputOptions:
-    """What is printed."""
+    """Output settings."""
 
     json: bool = output(False, "--json", "Print JSON on stdout, and nothing else.")
     quiet: bool = output(

@@ -291,7 +291,7 @@ class LiveLine:
         return f"{incumbent}  bound {_amount(latest.bound, objective)}  {gap}{seconds}"
 
     def __rich__(self) -> Text:
-        """Return what rich draws."""
+        """Return the text that rich draws."""
         from rich.text import Text
 
         return Text(self.text(), no_wrap=True, overflow="ellipsis")

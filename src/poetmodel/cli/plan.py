@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class PlanFormat(StrEnum):
-    """What ``--format`` names: a plan file, a listing, code for a device, or another's format."""
+    """Values of ``--format``: a plan file, a listing, code for a device, or another's format."""
 
     JSON = "json"
     TEXT = "text"
@@ -261,7 +261,7 @@ class PlanResult:
     check: PlanCheck
     arena: Arena | None = None
     places: ArenaCheck | None = None
-    """What the walk through the addresses found, where there are any."""
+    """Check of the addresses, if there are any."""
 
     @classmethod
     def of(
@@ -351,7 +351,7 @@ class PlanResult:
 
     @property
     def room(self) -> DeviceRoom | None:
-        """What the plan takes of the device's RAM, where there is a device."""
+        """RAM of the device that the plan takes, if there is a device."""
         return DeviceRoom.of(self.device, self.graph, self.check.peak_ram_bytes)
 
     def text(self, form: PlanFormat) -> list[str]:

@@ -36,7 +36,7 @@ class PageOptions:
     )
     out: Path = options.output(options.REQUIRED, "--out FILE", "The page, *.html.")
     no_compare: bool = options.output(
-        False, "--no-compare", "Do not run earlier methods on the same problem (a few seconds)."
+        False, "--no-compare", "Skip the comparison with other methods (a few seconds)."
     )
     method: list[str] | None = options.output(
         None,

@@ -38,7 +38,7 @@ TOO_EARLY: Final = "interrupted before a schedule was found"
 """The message of Ctrl-C before there is a schedule."""
 
 WITHOUT_ADDRESSES: Final = "these changes leave addresses aside: with --arena it may take more RAM"
-"""What is said of hints where addresses were asked for."""
+"""Note on hints where addresses were asked for."""
 
 
 @options.group
@@ -66,7 +66,7 @@ class FileOptions:
 
 @options.group
 class SolveOutputOptions(options.OutputOptions):
-    """What is printed, with the solver's log."""
+    """Output settings, with the solver's log."""
 
     verbose: bool = options.output(False, "--verbose", "Print the solver's log on stderr.")
 

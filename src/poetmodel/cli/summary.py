@@ -36,7 +36,7 @@ MEANINGS: Final = {
     DeadlineCounts.SERIAL: "compute plus transfer time",
     DeadlineCounts.OVERLAP: "the makespan, where transfers overlap computation",
 }
-"""What the deadline counts, in words."""
+"""Times that the deadline counts, in words."""
 
 STOPPED: Final = {
     Termination.PROVED: "proven optimal within the gap tolerance",

@@ -70,9 +70,7 @@ class CostingOptions:
     def check(self) -> None:
         """Raise if costs would be both estimated and measured, or a device cannot be read."""
         if self.device is not None and self.power_from is not None:
-            raise InputError(
-                "--device estimates all costs and --power-from is for measured ones: give only one"
-            )
+            raise InputError("--device and --power-from cannot be combined")
         read_device(self.power_from)
 
     def trace(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
@@ -132,7 +130,7 @@ def _cost_facts(graph: Graph, costs: Costs) -> Iterator[Fact]:
 
 @options.group
 class TraceOptions:
-    """What is traced, and the files that are written."""
+    """Traced step, and the files to write."""
 
     target: str = options.argument(
         options.REQUIRED,
@@ -194,7 +192,7 @@ def trace(
     for path in written:
         print_written(path)
     if not written:
-        print_warnings(["nothing was written: give --out FILE for the graph"])
+        print_warnings(["nothing written; pass --out FILE to save the graph"])
 
 
 KERNELS: Final = (
@@ -234,7 +232,7 @@ def _show(traced: Trace, costs: Costs | None, notes: tuple[str, ...], *, json: b
 
 
 class ProfileTarget(StrEnum):
-    """What ``--target`` of a profile names."""
+    """Kinds of ``--target`` of a profile."""
 
     HOST = "host"
     QEMU = "qemu"
@@ -253,7 +251,7 @@ _emulating = partial(options.option, rich_help_panel="How to emulate")
 
 @options.group
 class EmulationOptions:
-    """What is measured on an emulated board, and what turns its instructions into time."""
+    """Emulated board of a measurement, and the rates that turn its instructions into time."""
 
     target: ProfileTarget = _emulating(
         ProfileTarget.HOST,
@@ -309,7 +307,7 @@ class EmulationOptions:
 
 @options.group
 class ProfileOptions:
-    """What is measured or estimated, and the file that is written."""
+    """Measured or estimated step, and the file to write."""
 
     what: str = options.argument(
         options.REQUIRED,
@@ -324,14 +322,14 @@ class ProfileOptions:
 def _said(
     what: str, onnx: options.OnnxOptions, sizes: options.FileGraphOptions
 ) -> tuple[OnnxStep, options.FileGraphOptions]:
-    """Return what is said of the step of an ONNX file, its batch too, and what is of a network."""
+    """Return the facts on the step of an ONNX file, its batch too, and those of a network."""
     from poetmodel.torch.target import is_captured, is_onnx
 
     if is_onnx(what):
         return onnx.step(sizes.batch), replace(sizes, batch=None)
     said = onnx.step()
     if said.given and not is_captured(what):
-        raise InputError(f"{said.given[0]}: is for ONNX files; {what} is none")
+        raise InputError(f"{said.given[0]}: only applies to ONNX files; {what} is not one")
     return said, sizes
 
 

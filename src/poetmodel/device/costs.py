@@ -33,7 +33,7 @@ class Cost:
     time_s: float
     """How long it takes [s]."""
     energy_j: float
-    """What it takes from the battery [J]."""
+    """Energy from the battery [J]."""
 
 
 FREE = Cost(0.0, 0.0)
@@ -51,7 +51,7 @@ class PageCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What one step pays so that all replaced state is on storage after every so many steps.
+    """Cost of a step so that all replaced state is on storage after every so many steps.
 
     A write that is a part of it costs what the page-out of a replacement does in the table: paid at
     the page-out where the state has its home on storage, else after all else.
@@ -60,15 +60,15 @@ class Commit:
     parts: tuple[int, ...]
     """The replacements whose page-outs are a part of it."""
     rest: Cost
-    """What it takes beside these: erases, the record, and of volatile storage all state."""
+    """Cost beside these: erases, the record, and of volatile storage all state."""
     least: Mapping[int, Cost]
-    """What each replacement adds to it at least: its write, and its share of the blocks."""
+    """Least cost of each replacement: its write, and its share of the blocks."""
     written_bytes: int
-    """What it writes of a generation, checksums and record included, rounded up [B]."""
+    """Written bytes of a generation, checksums and record included, rounded up [B]."""
     erases: float
     """Blocks that it erases."""
     generation_bytes: int
-    """What a generation takes on storage, in whole blocks [B]; there are two at least."""
+    """Size of a generation on storage, in whole blocks [B]; there are two at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class CostTable:
     has_storage: bool
     """Whether tensors can be paged at all."""
     commit: Commit | None = None
-    """What commits take, where there are any."""
+    """Cost of commits, if there are any."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.compute_time_s)} nodes, {len(self.page_in_time_s)} tensors"
@@ -115,7 +115,7 @@ class CostTable:
         )
 
     def commit_totals(self, paged_out: Collection[int] = ()) -> Cost:
-        """Return what a commit takes beside the page-outs of some replacements; else nothing."""
+        """Return the cost of a commit beside some page-outs; zero without commits."""
         if self.commit is None:
             return FREE
         apart = {new: 1 for new in self.commit.parts if new not in paged_out}
@@ -325,7 +325,7 @@ class Costs:
 def _commit(
     graph: Graph, page_outs: Sequence[Cost], device: Device | None, *, every: int
 ) -> tuple[Commit, dict[int, Cost]]:
-    """Return what commits take in a step, and of it the writes of replacements, by tensor.
+    """Return the cost of commits in a step, and of it the writes of replacements, by tensor.
 
     Flash is written at its rate, and a generation erases the blocks that it takes. On other storage
     a tensor costs what its page-out does; blocks that it erases are a part of that.

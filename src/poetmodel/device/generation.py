@@ -19,7 +19,7 @@ RECORD_BYTES: Final = 32
 SUM_BYTES: Final = 4
 """Size of a tensor's checksum [B]."""
 BLOCK_BYTES: Final = 4096
-"""What most flash erases at a time [B]."""
+"""Usual erase block of flash [B]."""
 LEAST_UNIT_BYTES: Final = 4
 """Tensors, sums and records begin at multiples of this at least [B]."""
 
@@ -29,9 +29,9 @@ class GenerationLayout:
     """How storage is written: in which units, in which blocks, and with what beside tensors."""
 
     write_unit_bytes: int = 1
-    """What storage programs at a time [B]."""
+    """Write unit of the storage [B]."""
     erase_block_bytes: int = BLOCK_BYTES
-    """What it erases at a time, and where a generation begins [B]."""
+    """Erase block, at which a generation begins [B]."""
     checksums: bool = True
     """Whether each tensor is followed by its checksum."""
 
@@ -46,16 +46,16 @@ class GenerationLayout:
         return cls(erase_block_bytes=block_bytes or BLOCK_BYTES, checksums=checksums)
 
     def padded(self, size_bytes: int) -> int:
-        """Return what a tensor of some bytes takes, its checksum included [B]."""
+        """Return the storage of a tensor of some bytes, its checksum included [B]."""
         more = self._in_units(SUM_BYTES) if self.checksums else 0
         return self._in_units(size_bytes) + more
 
     def size_bytes(self, sizes: Iterable[int]) -> int:
-        """Return what a generation takes: its tensors, of these sizes, and its record [B]."""
+        """Return the storage of a generation: its tensors, of these sizes, and its record [B]."""
         return sum(map(self.padded, sizes)) + self._in_units(RECORD_BYTES)
 
     def blocks(self, sizes: Iterable[int]) -> int:
-        """Return how many blocks a generation takes, all of which a commit erases."""
+        """Return the number of blocks in a generation, all of which a commit erases."""
         return -(-self.size_bytes(sizes) // self.erase_block_bytes)
 
     def _in_units(self, size_bytes: int) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 INSTRUCTIONS_PER_CYCLE: Final = 1.0
-"""What is assumed unless another number is given: one, the most that a Cortex-M3 or M4 can do. No
+"""Default instructions per cycle: one, the most that a Cortex-M3 or M4 can do. No
 wait for memory or a branch is counted, so that real times are longer."""
 _CLOCK: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
 _CORES_WITH_FPU: Final = re.compile(r"Cortex-M(4|7|33)")
@@ -80,7 +80,7 @@ class Storage:
     endurance_cycles: float | None = None
     """How often each erase block can be written, where known."""
     erase_block_bytes: int | None = None
-    """What a write erases at least, and in multiples of [B]; None means single bytes."""
+    """Erase block, in multiples of which a write erases [B]; None means single bytes."""
     volatile: bool = False
     """Whether it loses its content without power (PSRAM, SDRAM)."""
 
@@ -92,9 +92,9 @@ class Flash:
     size_bytes: int
     """All of it [B]."""
     write_unit_bytes: int
-    """What it programs at a time; every write begins at a multiple of it [B]."""
+    """Write unit; every write begins at a multiple of it [B]."""
     erase_block_bytes: int
-    """What it erases at a time [B]."""
+    """Erase block [B]."""
     erase_s: float
     """Time to erase a block [s]."""
     write_bytes_per_s: float
@@ -104,7 +104,7 @@ class Flash:
     endurance_cycles: float | None = None
     """How often each block can be erased, where known."""
     storage_bytes: int = 0
-    """What pages and generations of state may take of it at most [B]; 0: storage lies elsewhere."""
+    """Limit of pages and generations of state in it [B]; 0: storage lies elsewhere."""
 
     def write_s(self, size_bytes: int, blocks: int) -> float:
         """Return the time to program bytes, and to erase blocks before [s]."""
@@ -122,7 +122,7 @@ class Device:
     """
 
     name: str
-    """What people call it."""
+    """Name for users."""
     ram_bytes: int
     """RAM for tensors [B]."""
     compute: Compute
@@ -153,7 +153,7 @@ class Device:
 
     @property
     def short_name(self) -> str:
-        """What it was loaded by, else its name."""
+        """Name or path that it was loaded by, else its name."""
         return self.key or self.name
 
     @property
@@ -197,13 +197,13 @@ class Device:
 
     @property
     def dma_line_bytes(self) -> int:
-        """What a buffer of DMA must begin and end with so that no neighbour shares a line [B]."""
+        """Alignment of a DMA buffer, at both ends, so that no neighbour shares a cache line [B]."""
         return (self.compute.cache_line_bytes or 1) if self.has_dma else 1
 
     def steps_until_worn(
         self, writes: Iterable[tuple[int, int]], *, committed_blocks: float = 0
     ) -> float | None:
-        """Return how many training steps the storage endures, with ideal wear levelling.
+        """Return the number of training steps that the storage endures, with ideal wear levelling.
 
         Parameters
         ----------
@@ -384,7 +384,7 @@ _USUAL: Final = {
 
 
 def sanity_warnings(device: Device) -> tuple[str, ...]:
-    """Return what looks wrong in a device, each a sentence with its figures.
+    """Return the doubtful values of a device, each a sentence with its figures.
 
     Three things are looked at: whether the power stated and the one implied
     (``flops_per_s / flops_per_j``) differ by more than a factor of 2; whether storage is faster

@@ -1,4 +1,4 @@
-"""What a training step takes of the RAM of a device, whatever budget it was planned for."""
+"""RAM of a training step on a device, whatever budget it was planned for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RamUse:
     activation_bytes: int = 0
     """Everything else: what the forward pass and the loss made, and samples [B]."""
     gradient_bytes: int = 0
-    """What nodes of the backward pass made [B]."""
+    """Bytes made by nodes of the backward pass [B]."""
     workspace_bytes: int = 0
     """Memory that the step needs only while it runs [B]."""
 
@@ -52,7 +52,7 @@ class RamUse:
 def ram_use(
     graph: Graph, copies: Iterable[int], *, step: int | None = None, dying: Collection[int] = ()
 ) -> RamUse:
-    """Return what a step takes of RAM, by kind.
+    """Return the RAM of a step, by kind.
 
     Parameters
     ----------
@@ -82,13 +82,13 @@ def ram_use(
 
 
 def kind_of(graph: Graph, i: int) -> str:
-    """Return what a tensor is: ``state``, ``activation`` or ``gradient``."""
+    """Return the kind of a tensor: ``state``, ``activation`` or ``gradient``."""
     phase = graph.nodes[graph.node_of[i]].phase
     return {Phase.STATE: "state", Phase.BACKWARD: "gradient"}.get(Phase(phase), "activation")
 
 
 def part_of(graph: Graph, i: int | None) -> int:
-    """Return which of `PARTS` a tensor is; None stands for a workspace."""
+    """Return the member of `PARTS` for a tensor; None stands for a workspace."""
     if i is None:
         return len(PARTS) - 1
     return ("state", "activation", "gradient").index(kind_of(graph, i))
@@ -121,7 +121,7 @@ def floor_use(graph: Graph, *, memory_mapped: bool = False) -> RamUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRoom:
-    """What a step takes of a device's RAM: its peak and the resident bytes."""
+    """RAM of a step on a device: its peak and the resident bytes."""
 
     device: str
     """Short name of the device."""
@@ -160,16 +160,16 @@ class DeviceRoom:
 
     @property
     def free_bytes(self) -> int:
-        """What is left of the RAM, 0 where nothing is [B]."""
+        """Free RAM, 0 if there is none [B]."""
         return max(0, self.ram_bytes - self.needed_bytes)
 
     @property
     def missing_bytes(self) -> int:
-        """What the device has too little, 0 where the step fits [B]."""
+        """Missing RAM, 0 if the step fits [B]."""
         return max(0, self.needed_bytes - self.ram_bytes)
 
     def remark(self) -> str:
-        """Return in words whether the step fits, what it needs, and which part is too much."""
+        """Describe whether the step fits, what it needs, and which part is too much."""
         return f"{'fits' if self.fits else 'does not fit'}; {self._needs()}"
 
     def warning(self) -> str | None:

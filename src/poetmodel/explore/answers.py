@@ -1,4 +1,4 @@
-"""What a page shows of a point: charts, decisions and words, by the report's own functions."""
+"""Views of a point on a page: charts, decisions and words, by the report's own functions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def lines_of(job: dict[str, Any], talk: Talk, subject: Subject) -> list[str]:
 
 
 def export_options(job: dict[str, Any], talk: Talk, known: StatedProblem) -> dict[str, Any]:
-    """Return what ``poetmodel export`` takes to make C of a point.
+    """Return the options of ``poetmodel export`` for the C of a point.
 
     The RAM of the point is that for tensors; stack, inputs and runtime come on top of it.
     """
@@ -144,7 +144,7 @@ def result_of(job: dict[str, Any], talk: Talk) -> tuple[SolveResult, Verdict]:
 
 
 def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
-    """Return what the report's functions take: the schedule with its plan and its addresses."""
+    """Return the subject of a report: the schedule with its plan and its addresses."""
     from poetmodel.placement import place
     from poetmodel.plan import check_arena, check_plan
 
@@ -182,7 +182,7 @@ def subject_of(job: dict[str, Any], talk: Talk) -> Subject:
 
 
 def sources_of(known: StatedProblem, catalogue: Catalogue) -> Sources:
-    """Return how a command line names what a choice consists of."""
+    """Return the command-line names of the parts of a choice."""
     device, profile = catalogue.cost_options(known.choice)
     return Sources(
         schedule=f"{file_stem(known.source.graph.name)}.schedule.json",

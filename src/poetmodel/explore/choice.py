@@ -1,4 +1,4 @@
-"""What one explores: a network or file with its options, on a device, for an aim."""
+"""Choice to explore: a network or file with its options, on a device, for an aim."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MOST_TEXT: Final = 200
 """Most characters of a name."""
 State = Literal["sgd", "momentum", "adam", "frozen"]
-"""What of the state may be in the graph."""
+"""Kinds of state in the graph."""
 Size = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 
@@ -76,12 +76,12 @@ class Source:
     """A built-in network, or the path of a file."""
     shape: InputShape = OWN_SHAPE
     step: LoweredStep | None = None
-    """What was captured, if the file is a step file."""
+    """Captured step, if the file is a step file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """What may be chosen: all that is built in, and the files of the command line.
+    """Available choices: everything built in, and the files of the command line.
 
     A browser names files as they are shown, never by a path.
     """
@@ -205,7 +205,7 @@ def _shown(path: str) -> str:
 
 
 def fingerprint(problem: Problem) -> str:
-    """Return what tells a problem from others, whatever its RAM and its deadline are."""
+    """Return an identifier of a problem, whatever its RAM and its deadline are."""
     limits = problem.to_dict()
     for key in ("ram_budget_bytes", "deadline_s"):
         del limits[key]

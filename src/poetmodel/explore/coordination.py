@@ -1,4 +1,4 @@
-"""What all sessions share: problems, points, who wants which, and what the workers do about it.
+"""Shared state of all sessions: problems, points, demand, and the work on it.
 
 A session wants one point at a time. A point that somebody wants and that is not over is solved, the
 newest wish first; one that nobody wants any more is not. Everything here runs in the event loop of
@@ -49,7 +49,7 @@ class Listener:
         self._signal.set()
 
     async def next(self, most_s: float) -> list[tuple[str, str]]:
-        """Return what is new, kind and point; nothing after a while without news."""
+        """Return the next news, kind and point; nothing after a while without news."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._signal.wait(), most_s)
         self._signal.clear()
@@ -218,7 +218,7 @@ class Coordinator:
     # -- answers ---------------------------------------------------------------------------------
 
     async def answer(self, name: str, revision: int | None) -> bytes | None:
-        """Return what is drawn of a point, gzipped JSON.
+        """Return the drawing of a point, gzipped JSON.
 
         None where there is nothing to draw, or nobody wanted it any more when its turn came.
         """
@@ -269,7 +269,7 @@ class Coordinator:
         return await pool.do(job, await self.solves.schedule(point))
 
     async def why(self, problem: str, ram_bytes: int, deadline_s: float | None) -> dict[str, Any]:
-        """Return what binds at a RAM and a deadline."""
+        """Return the binding limits at a RAM and a deadline."""
         opened = self.problem(problem)
         point = Point(id="", problem=problem, ram_bytes=ram_bytes, deadline_s=deadline_s)
         reply = await self.drawers.do(self.solves.job("why", opened, point))

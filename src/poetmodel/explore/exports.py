@@ -1,4 +1,4 @@
-"""What is taken away of a point: schedule, plan, report, command, and C."""
+"""Exports of a point: schedule, plan, report, command, and C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may talk to the explorer: its own page in a browser on this machine, and nobody else."""
+"""Access to the explorer: its own page in a browser on this machine, and nothing else."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _length(headers: Mapping[str, str]) -> int:
 
 
 class _Limited:
-    """What comes in, at most so many bytes: a body may be sent in pieces of no stated length."""
+    """Limit on a request's bytes; a body may be sent in pieces of no stated length."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -119,7 +119,7 @@ class _Limited:
 
 
 def _with_headers(send: Send) -> Send:
-    """Return what adds the headers that every reply has."""
+    """Return the application with the headers that every reply has."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -29,12 +29,12 @@ FIGURES: Final = (
     "makespan_s",
     "time_s",
 )
-"""What a worker says of a schedule."""
+"""A worker's report on a schedule."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Point:
-    """What is known at one RAM and one deadline."""
+    """Results at one RAM and one deadline."""
 
     id: str
     problem: str
@@ -43,7 +43,7 @@ class Point:
     state: str = "waiting"
     """``waiting``, ``solving``, ``done``, ``cancelled`` or ``failed``."""
     status: str | None = None
-    """What is claimed, as of a `SolveResult`; None while there is no schedule."""
+    """Claim, as of a `SolveResult`; None while there is no schedule."""
     reason: str = ""
     """Why there is no schedule, or why the solve failed."""
     provisional: bool = False
@@ -53,9 +53,9 @@ class Point:
     lender: tuple[str, str] | None = None
     """Its id and digest."""
     value: float | None = None
-    """What is minimized, beyond what every schedule pays."""
+    """Minimized value beyond the part that every schedule pays."""
     bound: float = 0.0
-    """What is proved of it."""
+    """Proved bound on it."""
     energy_j: float | None = None
     overhead_j: float | None = None
     peak_ram_bytes: int | None = None
@@ -73,7 +73,7 @@ class Point:
     history: list[tuple[float, float | None, float]] = field(default_factory=list)
     """Seconds, value and bound, whenever one of them changed."""
     proof: dict[str, Any] = field(default_factory=dict)
-    """What the certificate of the schedule says beside these."""
+    """Further facts in the certificate of the schedule."""
 
     @property
     def gap(self) -> float | None:
@@ -156,7 +156,7 @@ class Opened:
 
     name: str
     facts: dict[str, Any]
-    """What the worker said of it."""
+    """The worker's report on it."""
     drawn: str
     """The same for the page with the graph, as JSON, but for the last brace."""
     points: dict[str, Point] = field(default_factory=dict)
@@ -192,7 +192,7 @@ def point_id(problem: str, ram_bytes: int, deadline_s: float | None) -> str:
 
 
 def joined(before: Point, new: Point, *, carried: bool) -> tuple[Point, bool]:
-    """Return what two servers know of a point together, and whether it is the new one's schedule.
+    """Return the merged records of a point, and whether the schedule is the new one's.
 
     The better schedule counts, and of equal ones that whose solve went further; the bound is the
     higher one. A new value counts only if its schedule is `carried` along.

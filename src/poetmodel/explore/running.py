@@ -84,7 +84,7 @@ def serve(
 
 
 class _Ending:
-    """What a signal asks for: a server that is there ends, and one that comes ends at once."""
+    """Requests by signals: a server that runs ends, and one that starts ends at once."""
 
     def __init__(self) -> None:
         self._wanted = False
@@ -179,7 +179,7 @@ class _Server(uvicorn.Server):
 
 
 def _version() -> str:
-    """Return what tells this version's pictures from those of others: what makes them."""
+    """Return an identifier of this version's pictures: a digest of the code that makes them."""
     digest = hashlib.sha256((installed("poetmodel") or "").encode())
     for package in ("poetmodel.explore", "poetmodel.plan", "poetmodel.report"):
         for path in sorted(files(package).iterdir(), key=lambda path: path.name):

@@ -1,4 +1,4 @@
-"""What a worker does: read a graph, make a first schedule, solve, draw, explain, export.
+"""Tasks of a worker: read a graph, make a first schedule, solve, draw, explain, export.
 
 Each task is a function of a job, plain values that the server sends, and a `Talk` with the server.
 Every schedule that leaves a worker was verified here, and its figures come from the simulator.
@@ -68,7 +68,7 @@ class Talk:
     cancelled: Callable[[], bool]
     """Whether the server wants nothing of this job any more."""
     body: bytes = b""
-    """What came with the job."""
+    """Attachments of the job."""
 
 
 def read_problem(job: dict[str, Any], talk: Talk) -> Problem:

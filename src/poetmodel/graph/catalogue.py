@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from poetmodel.graph.structure import Graph
 
 SUFFIX: Final = ".graph.json"
-"""What the name of a graph file ends with."""
+"""Ending of a graph file's name."""
 
 _DESCRIPTIONS: Final[Mapping[str, str]] = {
     "mlp": "LeNet-300-100 on 28 x 28 images",
@@ -47,12 +47,12 @@ _DESCRIPTIONS: Final[Mapping[str, str]] = {
 }
 
 _PUBLISHED: Final = "paper/"
-"""What the names of the published graphs begin with; those have fixed sizes."""
+"""Prefixes of the published graphs' names; those have fixed sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputShape:
-    """What one training step takes in; None leaves a network's own size."""
+    """Input of one training step; None leaves a network's own size."""
 
     batch: int | None = None
     """Samples."""
@@ -63,11 +63,11 @@ class InputShape:
 
     @property
     def given(self) -> dict[str, int | str]:
-        """What is not the network's own, by name."""
+        """Settings that are not the network's own, by name."""
         return {name: value for name, value in asdict(self).items() if value not in _NOT_GIVEN}
 
     def label(self, model: str) -> str:
-        """Return what tables call such a network: ``mlp, batch 8``."""
+        """Return the name of such a network in tables: ``mlp, batch 8``."""
         said = (
             name.replace("_", " ") if value is True else f"{name} {value}"
             for name, value in self.given.items()
@@ -98,11 +98,11 @@ class Variant(InputShape):
     tile: str | None = None
     """Largest piece of a weight, as ``--tile`` takes it."""
     train: str | None = None
-    """What is trained, as ``--train`` takes it."""
+    """Trained parts, as ``--train`` takes them."""
 
 
 _ARGUMENTS: Final = {"batch": "batch_size", "image": "image_size", "sequence": "seq_len"}
-"""What the functions of the zoo call the sizes of an `InputShape`."""
+"""Parameters of the zoo's functions for the sizes of an `InputShape`."""
 OWN_SHAPE: Final = InputShape()
 """The sizes that networks have by themselves."""
 
@@ -116,7 +116,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def describe_model(name: str) -> str:
-    """Return what a shipped model is, in one line."""
+    """Return the description of a shipped model, in one line."""
     _require_known(name)
     return _DESCRIPTIONS[name]
 
@@ -209,7 +209,7 @@ def find_model(name: str, sha256: str) -> tuple[Graph, InputShape] | None:
 
 
 def model_path(folder: Path, name: str) -> Path:
-    """Return where the graph file of a model lies in a folder of shipped graphs."""
+    """Return the path of a model's graph file in a folder of shipped graphs."""
     return folder / f"{name}{SUFFIX}"
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poetmodel.graph.structure import Graph
 
 _PLAIN_NODE: Final = {"op": "op", "phase": "forward"}
-"""What a digraph of a user's own need not say."""
+"""Attributes that a user's digraph may leave out."""
 
 
 def to_networkx(graph: Graph) -> networkx.DiGraph[Any]:
@@ -162,7 +162,7 @@ def _output_names(name: str, attributes: Mapping[str, Any]) -> list[object]:
 def _edge_tensors(
     digraph: networkx.DiGraph[Any], key: Hashable, outputs: Mapping[Hashable, list[object]]
 ) -> tuple[list[object], list[str]]:
-    """Return what a node reads by its edges, and every fault of them."""
+    """Return the inputs of a node by its edges, and every fault of them."""
     read: list[object] = []
     faults: list[str] = []
     for maker in digraph.predecessors(key):

@@ -38,7 +38,7 @@ STATE_DEFAULTS: Final[Mapping[str, Any]] = {
     "bytes_moved": None,
     "instructions": None,
 }
-"""What holds of every node that holds state, and is never written."""
+"""Facts about every node that holds state, which are never written."""
 
 _GRAPH_DEFAULTS: Final[Mapping[str, Any]] = {
     field.name: field.default if field.default is not MISSING else {}
@@ -142,7 +142,7 @@ def _in_place_to_dict(pairs: object) -> object:
 
 
 def _alien(value: object) -> object:
-    """Return what stands where a graph needs another class; a file could hold a list or a dict."""
+    """Return a stand-in where a graph needs another class; a file could hold a list or a dict."""
     return tuple(value) if isinstance(value, list | dict) else value
 
 

@@ -1,4 +1,4 @@
-"""What a graph needs whatever the schedule: keep-all peak, minimum RAM and articulation points."""
+"""Needs of a graph under any schedule: keep-all peak, minimum RAM and articulation points."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Graph:
     """
 
     name: str
-    """What people call it."""
+    """Name for users."""
     nodes: tuple[Node, ...]
     """The operations in execution order."""
     batch_size: int = 1
@@ -356,7 +356,7 @@ class Graph:
         )
 
     def shared_bytes(self, k: int, dying: Collection[int]) -> int:
-        """Return what step `k` saves by operating in place, if these tensors die there [B]."""
+        """Return the bytes that step `k` saves in place if these tensors die there [B]."""
         return sum(size for x, size in self.shared_bytes_of[k].items() if x in dying)
 
     @property

@@ -1,4 +1,4 @@
-"""What must hold of every training graph, in a file or made in Python, and its faults in words."""
+"""Rules of every training graph, in a file or made in Python, and its faults in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Rule(NamedTuple):
-    """What the value of a key must be."""
+    """Condition on the value of a key."""
 
     accepts: Callable[[Any], bool]
     expected: str
@@ -205,7 +205,7 @@ _NOT_OF_STATE: Final = (
     "bytes_moved",
     "instructions",
 )
-"""What a node that holds state must not give, since it computes nothing."""
+"""Keys that a node with state must not have, since it computes nothing."""
 
 
 def _is_state(node: Any) -> bool:

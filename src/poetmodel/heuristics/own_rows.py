@@ -26,7 +26,7 @@ class OwnRows:
         self.limits = tuple(limits)
         self.slacks = [limit.upper for limit in limits]
         self.units: list[float] = []
-        """What an excess is measured in."""
+        """Unit of an excess."""
         self.only_adds: list[bool] = []
         self.is_single: list[bool] = []
         """Whether a row counts no more than one decision."""
@@ -43,7 +43,7 @@ class OwnRows:
         for (field, _), rows in uses.items():
             columns[field].append(tuple(rows))
         self.compute, self.page_in, self.page_out, self.storage_home = columns.values()
-        """What each decision uses: for nodes, then for tensors."""
+        """Use of each decision: for nodes, then for tensors."""
         self.wanted: Coefficients | None = None
         """How much each decision is wanted, by constraints or the objective; None if none is."""
         if any(any(column) for column in problem.wanted):
@@ -85,7 +85,7 @@ class OwnRows:
     def uses(
         self, partial: PartialSchedule, restoration: Restoration, *, adding: bool = True
     ) -> Uses:
-        """Return what adding a restoration uses, or dropping it gives back, negative.
+        """Return the use of an added restoration, negative for a dropped one.
 
         A tensor's first page-in needs its page-out; what serves only a restoration is not counted,
         but for the page-ins of state, which go with its home on storage.

@@ -58,7 +58,7 @@ class PartialSchedule:
         """The working graph of the problem, without state."""
         self.rows = rows
         self.used: list[float] = [] if rows is None else [0] * len(rows.limits)
-        """What is used of each own row."""
+        """Use of each own row."""
         self.exceeded: set[int] = set()
         """Own rows of which too much is used."""
         if rows is not None:
@@ -103,7 +103,7 @@ class PartialSchedule:
         self.row_bytes: NDArray[np.int64] = np.array(self.working.step_bytes, dtype=np.int64)
         """RAM at the last step of each stage, ``(t, t)`` [B]."""
         self.extra_bytes: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
-        """What the highest step of a stage needs beyond that, as `peaks` last found it [B]."""
+        """Excess of a stage's highest step beyond that, as `peaks` last found it [B]."""
         self._dirty: set[int] = set()
         self._log: list[tuple[Restoration, bool]] = []
         for restoration in restorations:
@@ -130,7 +130,7 @@ class PartialSchedule:
         *,
         working: Graph | None = None,
     ) -> Self:
-        """Return what a valid schedule brings back, less what serves nothing and is not wanted.
+        """Return the restorations of a valid schedule that serve something or are wanted.
 
         The result is valid too, with no more energy, time, writes or RAM at any step; state keeps
         its homes. `wanted` is that of a problem with constraints or an objective of its own, where
@@ -279,7 +279,7 @@ class PartialSchedule:
         ]
 
     def source(self, i: int, t: int) -> Restoration | None:
-        """Return what brought back tensor `i` of stage `t`; None for what it has without that."""
+        """Return the restoration of tensor `i` in stage `t`; None if it needs none."""
         stage = self._sources[i][bisect_right(self._sources[i], t) - 1]
         if stage < 0:
             return None
@@ -333,7 +333,7 @@ class PartialSchedule:
         return [i for i in outputs if i not in paged_in and self.serves(i, t)]
 
     def mark(self) -> int:
-        """Return where the partial schedule stands, for `undo`."""
+        """Return the current position of the partial schedule, for `undo`."""
         return len(self._log)
 
     def undo(self, mark: int) -> None:
@@ -432,7 +432,7 @@ class PartialSchedule:
         return self.page_ins[i] == 1 and not self.stored[i] and i not in self.paged_out
 
     def _gaps_now(self, i: int) -> list[tuple[int, int]]:
-        """Return what `gaps` should hold for tensor `i`: needs and sources in one pass."""
+        """Return the proper content of `gaps` for tensor `i`: needs and sources in one pass."""
         sources, own = self._sources[i], self._own[i]
         gaps = []
         previous = -1

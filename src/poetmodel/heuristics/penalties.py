@@ -1,4 +1,4 @@
-"""What partial schedules are measured by: the minimized quantity, and the excess over limits."""
+"""Scores of partial schedules: the minimized quantity, and the excess over limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TINY: Final = 1e-9
 
 
 def price(coefficients: Coefficients, partial: PartialSchedule) -> float:
-    """Return what a partial schedule pays."""
+    """Return the price of a partial schedule."""
     nodes = sum(coefficients.compute[k] for again in partial.recomputed for k in again)
     total = nodes + sum(
         count * coefficients.page_in[i] + (0.0 if partial.stored[i] else coefficients.page_out[i])
@@ -37,7 +37,7 @@ def price(coefficients: Coefficients, partial: PartialSchedule) -> float:
 
 
 class Score(NamedTuple):
-    """How good a partial schedule is; a lesser one is better."""
+    """Score of a partial schedule; lower is better."""
 
     excess: float
     """By how much limits are exceeded, as fractions of what they leave, summed: 0 where all are
@@ -51,7 +51,7 @@ WORST: Final = Score(float("inf"), float("inf"))
 
 
 class PenalizedObjective:
-    """What a problem asks of a partial schedule that fits into RAM."""
+    """Limits and objective of a problem for a partial schedule that fits into RAM."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -61,7 +61,7 @@ class PenalizedObjective:
         self.rows = OwnRows.of(problem)
         """Own constraints, and what the objective wants; None without."""
         self.rewards = 0.0 if objective.own is None else objective.own.rewards
-        """What negative terms take off the objective at the very most, 0 or less."""
+        """Least possible sum of the objective's negative terms, 0 or less."""
         greedy = [(self.objective, 1 / (abs(objective.baseline) or objective.whole or 1.0))]
         if objective != energy:
             tie = energy.coefficients
@@ -85,7 +85,7 @@ class PenalizedObjective:
         self._greedy, self._penalty = weighted(*greedy), weighted(*penalty)
 
     def prices(self, penalty: float) -> Coefficients:
-        """Return what to be greedy about: the objective, and as much of the limits as is asked.
+        """Return the score to be greedy about: the objective, and a chosen share of the limits.
 
         `penalty` is how much the use of all that the limits leave counts, beside the whole of the
         objective (the baseline, for energy); infinite to leave the objective out.
@@ -102,7 +102,7 @@ class PenalizedObjective:
         return price(self._greedy, partial) / used if used > 0 else 1.0
 
     def score(self, partial: PartialSchedule) -> Score:
-        """Return how good a partial schedule is."""
+        """Return the score of a partial schedule."""
         excess = 0.0
         for prices, slack in self.limits:
             used = price(prices, partial)

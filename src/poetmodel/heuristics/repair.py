@@ -69,7 +69,7 @@ class Repair:
     problem: Problem
     partial: PartialSchedule
     prices: Coefficients
-    """What to be greedy about."""
+    """Quantity to be greedy about."""
     limit_bytes: int
     """RAM that every step keeps within [B]."""
     rng: Random | None = None
@@ -119,7 +119,7 @@ class Repair:
         return False
 
     def _relieving(self, stage: int, excess: np.ndarray) -> list[_Recovery]:
-        """Return what relieves a stage, the most for its price first."""
+        """Return the changes that relieve a stage, best for their price first."""
         self._known.clear()
         self._relieved = stage
         partial = self.partial
@@ -148,7 +148,7 @@ class Repair:
     def _storage_home(
         self, i: int, gap: tuple[int, int]
     ) -> tuple[_Recovery | None, Sequence[tuple[int, int]]]:
-        """Return how state `i` leaves RAM across a gap, None if it cannot; and the gaps it frees.
+        """Return the way for state `i` out of RAM across a gap, if any; and the gaps freed.
 
         It gets a home on storage, which frees what is before its node and after its last reader,
         and is paged in where the gap is between them.
@@ -212,7 +212,7 @@ class Repair:
         return last if int(full.max()) + partial.sizes[i] <= self.limit_bytes else -1
 
     def _recomputation(self, k: int, t: int, chain: int, most: float) -> _Recovery | None:
-        """Return how to recompute node `k` in stage `t`; None if that is not to be had below most.
+        """Return the way to recompute node `k` in stage `t`; None if there is none below the limit.
 
         What is missing of its inputs comes back before.
         """
@@ -449,11 +449,11 @@ class Repair:
         return -self.noisy_price(restoration) / max(1, sum(self.partial.sizes[i] for i in brought))
 
     def noisy_price(self, restoration: Restoration) -> float:
-        """Return what a restoration costs, with the noise of drops."""
+        """Return the cost of a restoration, with the noise of drops."""
         return self._noisy(self._price(restoration), DROP_NOISE)
 
     def _price(self, restoration: Restoration, *, adding: bool = False) -> float:
-        """Return what a restoration costs that is there, or is added, with its own page-out."""
+        """Return the cost of a present or added restoration, with its own page-out."""
         prices, item, partial = self.prices, restoration.item, self.partial
         if restoration.kind == RECOMPUTE:
             return prices.compute[item]

@@ -1,4 +1,4 @@
-"""What brings a tensor back: one recomputation or page-in each."""
+"""Restorations of a tensor: one recomputation or page-in each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class RestorationKind(StrEnum):
-    """What is done."""
+    """Kind of restoration."""
 
     PAGE_IN = "page_in"
     """The tensor is paged in."""

@@ -38,7 +38,7 @@ def highest_step(partial: PartialSchedule, t: int) -> int:
 def _freed_bytes(
     partial: PartialSchedule, t: int, steps: list[int], page: dict[int, list[int]]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return what is freed after each step of stage `t`, and what the step saves by it [B].
+    """Return the bytes freed after each step of stage `t`, and those saved by it in place [B].
 
     A step saves memory where it writes over what is freed.
     """

@@ -33,7 +33,7 @@ Family = dict[Any, int]
 
 
 class Label(NamedTuple):
-    """What a column or a row stands for."""
+    """Meaning of a column or a row."""
 
     family: str
     """The variables, or the constraint, that it is one of."""
@@ -90,7 +90,7 @@ class Model:
         """Whether a tensor may come back to a group of a relaxation that it enters."""
         self.decisions: Decisions
         self.relations: CompactRelations | TriangleRelations
-        """What the paper's relations are in terms of the columns."""
+        """The paper's relations in terms of the columns."""
         self.families: dict[str, Family] = {}
         self.lower: list[float] = []
         """Lower bound of each column."""
@@ -103,7 +103,7 @@ class Model:
         self.peak: int | None = None
         """The column of the peak RAM, where that is minimized."""
         self.live_for: tuple[Liveness, ...] = ()
-        """What each column of `live` stands for."""
+        """Meaning of each column of `live`."""
         self.limits: dict[Label, LinearRow] = {}
         """Exact limits, in their own units, over columns, of the rows that state them."""
         self.has_objective = False
@@ -160,7 +160,7 @@ class Model:
         return len(self.lower)
 
     def column_labels(self) -> list[Label]:
-        """Return what each column stands for."""
+        """Return the label of each column."""
         labels: list[Label] = []
         for family, columns in self.families.items():
             labels.extend(map(Label, repeat(family), columns))
@@ -250,14 +250,14 @@ class Model:
         return self.keys[rows.start : rows.stop]
 
     def row_labels(self) -> list[Label]:
-        """Return what each row stands for."""
+        """Return the label of each row."""
         labels: list[Label] = []
         for family, rows in self.row_families.items():
             labels.extend(map(Label, repeat(family), self.keys[rows.start : rows.stop]))
         return labels
 
     def span(self, number: int) -> slice:
-        """Return where among all terms those of a row are."""
+        """Return the positions of a row's terms among all terms."""
         return slice(self._ends[number], self._ends[number + 1])
 
     def n_terms(self, rows: range) -> int:

@@ -137,7 +137,7 @@ def _read_outputs(graph: Graph, k: int) -> list[int]:
 
 
 def _counted(problem: Problem) -> list[Coefficients]:
-    """Return what the objective and each limit count."""
+    """Return the quantities of the objective and of each limit."""
     return [
         problem.objective.coefficients,
         *(limit.coefficients for limit in problem.linear_limits),
@@ -376,7 +376,7 @@ class _Sweep:
         return tuple(sorted(useful))
 
     def _events(self, i: int, recompute: Sequence[int]) -> tuple[int, ...]:
-        """Return where tensor `i` may be read, made or wanted, up to the last use.
+        """Return the stages in which tensor `i` may be read, made or wanted, up to the last use.
 
         Beyond that nothing is kept for nobody.
         """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from poetmodel.model.arrays import Model
 
 AFTER_VARIABLES: Final = frozenset({"variables"})
-"""What nearly every component requires."""
+"""Components that nearly every other one requires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Formulation:
     """
 
     name: str
-    """What people call it."""
+    """Name for users."""
     components: tuple[Component, ...]
     """In the order in which they are built."""
 

@@ -41,7 +41,7 @@ NEGLIGIBLE: Final = 1e-9
 
 
 def room(row: LinearRow, most: Sequence[float]) -> float:
-    """Return what the *literals* of a limit may take together, each its value without the sign.
+    """Return the room for the *literals* of a limit together, each its value without the sign.
 
     The literal of a positive value is its variable `x`, that of a negative one ``1 - x``; of a
     count up to `u` it is ``u - x``. Real numbers get what their sum may be off by. `most` has the
@@ -87,7 +87,7 @@ def limit_row(row: LinearRow) -> LinearRow | None:
 def _scaled(
     values: NDArray[Any], most: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64], float] | None:
-    """Return which values the row for a limit has, their coefficients, and the right-hand side."""
+    """Return the values in the row of a limit, their coefficients, and the right-hand side."""
     if _total(values) <= most:
         return None
     above = values > most
@@ -130,7 +130,7 @@ def as_needed(row: LinearRow, most: Sequence[float]) -> LinearRow:
 
 
 def signed_row(row: LinearRow, most: Sequence[float]) -> LinearRow | None:
-    """Return what `limit_row` does, of a limit with negative values or counts: its room is not.
+    """Return the row of a limit with negative values or counts, as `limit_row` does for the others.
 
     The row is that of the literals, a count being as many of them as it may be, all alike. Positive
     values that do not exceed the limit cannot break it. What takes off too little for a solver to

@@ -103,7 +103,7 @@ class MemoryRows:
         self.home_nodes = np.array([self.graph.node_of[i] for i, *_ in state], dtype=np.int64)
         """For each state tensor that may be resident, the node that holds it."""
         self.home_bytes = np.array([size for _, size, _ in state], dtype=np.int64)
-        """What it takes of RAM where it is resident [B]."""
+        """RAM that it takes if it is resident [B]."""
         self.home_columns = np.array([column for *_, column in state], dtype=np.int64)
         """The column that says so."""
         self.home_of = {i: column for i, _, column in state}
@@ -126,7 +126,7 @@ class MemoryRows:
                 yield k, *row
 
     def column(self, liveness: Liveness) -> int:
-        """Return what stands for a liveness column, below zero."""
+        """Return the negated terms of a liveness column."""
         return -1 - self.live.setdefault(liveness, len(self.live))
 
 
@@ -226,7 +226,7 @@ class _Stage:
         return *_merged(columns[~fixed], sizes[~fixed]), constant + int(sizes[fixed].sum())
 
     def _resident(self, k: int) -> NDArray[np.bool_]:
-        """Return which state counts at step `k` where it is resident, as what a copy does not."""
+        """Return the state that counts at step `k` if resident, but not as a copy."""
         nodes = self.generator.home_nodes
         counted = self.read & (nodes < k)
         if k == self.t and self.generator.graph.output_bytes[k]:

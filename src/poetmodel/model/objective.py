@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a formulation decides beyond the single pass."""
+    """Decisions of a formulation beyond the single pass."""
 
     recomputations: Sequence[tuple[int, Any]]
     """(node, column that counts one more computation of it); of a Pyomo model its variables."""
@@ -92,7 +92,7 @@ def _objective(m: Model) -> None:
 
 
 def minimized(m: Model, problem: Problem) -> tuple[list[Term], float]:
-    """Return what a problem minimizes, in its unit, as terms over a model's columns and a constant.
+    """Return the objective of a problem, in its unit: terms over a model's columns, and a constant.
 
     The model is of that problem, or of one that it is a surrogate of.
     """

@@ -54,7 +54,7 @@ def check_fits(problem: Problem) -> None:
 
 
 def reduction_in_words(graph: Graph) -> str | None:
-    """Return what `one_output_each` does to a graph, None where it changes nothing."""
+    """Return the graph with one output a node, None if `one_output_each` changes nothing."""
     several = [node.name for node in graph.nodes if len(node.outputs) != 1]
     if not several:
         return None

@@ -1,4 +1,4 @@
-"""What a plan has in RAM, from which position of its program to which."""
+"""Content of RAM under a plan, from one position of its program to another."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Span(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Block:
-    """What begins at one offset: a workspace, or a copy and all that is made in its place."""
+    """Content at one offset: a workspace, or a copy and all that is made in its place."""
 
     spans: list[Span] = field(default_factory=list)
     """They may overlap where one copy is made in place of another."""
     contents: list[tuple[int, Content, int]] = field(default_factory=list)
-    """What has this offset: position, content, index."""
+    """Positions, contents and indices with this offset."""
 
     @property
     def is_throughout(self) -> bool:

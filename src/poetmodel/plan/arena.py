@@ -119,7 +119,7 @@ def check_alignment(alignment: int) -> None:
 
 
 class Rectangle(NamedTuple):
-    """What a copy or workspace takes of RAM, over positions of the program."""
+    """RAM of a copy or workspace, over positions of the program."""
 
     begin: int
     """The position that makes it; `BEFORE` for resident state."""
@@ -136,7 +136,7 @@ class Rectangle(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ArenaCheck:
-    """What is wrong with the addresses of a plan, and what the plan has in RAM when."""
+    """Faults of a plan's addresses, and the plan's content of RAM over time."""
 
     violations: tuple[str, ...]
     """Every broken rule, in words."""
@@ -232,7 +232,7 @@ class _Offsets:
         self.lower_bound_bytes = max(self.lower_bound_bytes, total)
 
     def _giver(self, copy: Stay) -> Rectangle:
-        """Return what has the memory that a copy takes over."""
+        """Return the previous content of the memory that a copy takes over."""
         return next(
             other
             for other in self.live

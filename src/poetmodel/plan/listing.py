@@ -65,13 +65,13 @@ def _heading(graph: Graph, plan: Plan, check: PlanCheck, arena: Arena | None) ->
 
 
 def fragmentation_in_words(arena: Arena) -> str:
-    """Return how much larger a block is than it must be."""
+    """Return the factor by which a block is larger than it must be."""
     bound = f"lower bound {format_bytes(arena.lower_bound_bytes)}"
     return f"{bound}, fragmentation {arena.fragmentation:.2%}"
 
 
 def homes_in_words(graph: Graph, plan: Plan) -> str:
-    """Return how much state has its home in RAM, and how much on storage; empty without state."""
+    """Return the bytes of state with a home in RAM, and on storage; empty without state."""
     resident, sizes = plan.resident or (), graph.tensor_bytes
     homes = {
         "resident": [sizes[i] for i in graph.state_tensors if i in resident],
@@ -139,7 +139,7 @@ class _Places:
 
 
 class Words:
-    """What the instructions of a plan do, in words."""
+    """Actions of a plan's instructions, in words."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.graph = graph
@@ -151,7 +151,7 @@ class Words:
         self.mapped = plan.memory_mapped
 
     def verb(self, step: Instruction, *, again: bool) -> str:
-        """Return what is done; `again` says that it was done before."""
+        """Return the action; `again` says that it was done before."""
         op, index = step
         if op == Op.COMPUTE and index in self.first_reads:
             return "read"
@@ -162,14 +162,14 @@ class Words:
         return "wait for" if op == Op.WAIT else op.replace("_", " ")
 
     def name(self, step: Instruction) -> str:
-        """Return what it is done to."""
+        """Return the object of the action."""
         known = self.graph.nodes if step.op == Op.COMPUTE else self.graph.tensors
         if 0 <= step.index < len(known):
             return known[step.index].name
         return f"number {step.index}"
 
     def remark(self, step: Instruction, moment: Moment) -> str:
-        """Return how long it takes, and what else there is to say."""
+        """Return the duration, and further remarks."""
         op, index = step
         time = format_seconds(moment.end_s - moment.start_s)
         if op == Op.COMPUTE and index in self.first_reads:

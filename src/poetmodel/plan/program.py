@@ -79,7 +79,7 @@ class Plan:
         return brief(self, graph, f"{len(self.program)} instructions, {self.mode}", device)
 
     def homes(self, graph: Graph) -> Homes:
-        """Return what the homes of state that the plan states make of a graph."""
+        """Return the graph with the homes of state that the plan states."""
         return Homes.of(graph, self.resident or (), mapped=self.memory_mapped)
 
     def first_reads(self, graph: Graph) -> Mapping[int, int]:

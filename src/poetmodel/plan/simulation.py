@@ -184,7 +184,7 @@ def _exceeded(
 
 
 def _written_bytes(machine: Machine, sizes: Sequence[int]) -> int:
-    """Return what page-outs and commits write [B]."""
+    """Return the bytes that page-outs and commits write [B]."""
     commit = None if machine.table is None else machine.table.commit
     parts, committed = ((), 0) if commit is None else (commit.parts, commit.written_bytes)
     paged = machine.count[Op.PAGE_OUT].items()

@@ -175,7 +175,7 @@ class _History:
         return offset
 
     def _frames(self, stay: Stay) -> list[dict[str, Any]]:
-        """Return what an allocation is of and which instruction makes it, as frames of a stack."""
+        """Return content and instruction of an allocation, as frames of a stack."""
         if stay.begin < 0:
             return [self._thing(stay), _frame("program", stay.begin, "resident state")]
         again = stay.origin == Origin.RECOMPUTED

@@ -1,4 +1,4 @@
-"""What is in RAM when: each copy of a tensor and each workspace of a plan, and how it came."""
+"""Content of RAM over time: each copy of a tensor and each workspace of a plan, and its origin."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _us(time_s: float) -> float:
 
 
 class _Slices:
-    """What happens on the two tracks."""
+    """Events on the two tracks."""
 
     def __init__(self, graph: Graph, plan: Plan, check: PlanCheck) -> None:
         self.graph, self.plan, self.check = graph, plan, check
@@ -138,7 +138,7 @@ class _Slices:
     def _slice(
         self, position: int, step: Instruction, moment: Moment, *, again: bool
     ) -> Event | None:
-        """Return what an instruction is on its track; None where nothing takes place there."""
+        """Return the event of an instruction on its track; None if nothing takes place there."""
         op, index = step
         words = self.words
         verb = words.verb(step, again=again)

@@ -269,7 +269,7 @@ def _least_ram_bytes(
     """
 
     def kept(ram_bytes: int) -> int | None:
-        """Return what the plan in so much takes; None where it breaks a limit."""
+        """Return the peak of the plan in so much RAM; None if it breaks a limit [B]."""
         check = checked(ram_bytes)
         timed = timed_anew(
             simulation,

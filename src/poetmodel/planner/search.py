@@ -55,7 +55,7 @@ class _Trail(NamedTuple):
 
 
 class _Label(NamedTuple):
-    """What happened up to a gap; the first four fields are its rank among equal estimates."""
+    """History up to a gap; the first four fields are its rank among equal estimates."""
 
     core: float
     """When the core comes to the gap [s]."""

@@ -68,7 +68,7 @@ class Timing:
         self._going: dict[int, float] = {}
         """When the page-outs under way end, by tensor, in the order in which they began."""
         self._touched: dict[int, int] = {}
-        """Of those, the ones that nothing uses any more, and how many steps there were by then."""
+        """Those that nothing uses any more, and the number of steps by then."""
         ends = ends_of_copies(homes, steps)
         for position, step in enumerate(watched(steps)):
             self._step(position, step, ends.get(position, ()))

@@ -48,10 +48,10 @@ class PageOut(_Transfer):
     due: int = 0
     """The first gap at which something waits for it: RAM is short, or a page-in reads it."""
     shared_bytes: int = 0
-    """What its last reader, in gap `unused` less 1, writes over it once it is done [B]."""
+    """Bytes that its last reader, in gap `unused` less 1, overwrites once it is done [B]."""
 
     def held_bytes(self, gap: int) -> int:
-        """Return what RAM it keeps at a computation unless it is done before [B]."""
+        """Return the RAM that it keeps at a computation unless it is done before [B]."""
         return self.bytes if gap >= self.unused else self.shared_bytes
 
     @property
@@ -77,7 +77,7 @@ class TransferWindows:
         unread = unread_page_ins(homes, moves)
         gaps = []
         self.nodes: list[int | None] = []
-        """What is computed; None stands for the place of a page-in that nothing reads."""
+        """Computed node; None stands for the place of a page-in that nothing reads."""
         for position, (op, index) in enumerate(moves):
             gaps.append(len(self.nodes))
             if op == Op.COMPUTE or position in unread:

@@ -1,4 +1,4 @@
-"""What rules a problem out before any solver is asked, in words."""
+"""Reasons that rule a problem out before any solver is asked, in words."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _ram(problem: Problem) -> str | None:
 
 
 def unit_remark(given_bytes: int, least_bytes: int) -> str:
-    """Return what may have been meant by a size so far below the least that its unit is missing."""
+    """Return the size probably meant if this one is far too small: its unit is missing."""
     if given_bytes >= MOST_WITHOUT_UNIT or least_bytes <= FAR_BELOW * given_bytes:
         return ""
     meant = f"{given_bytes}% or " if given_bytes <= 100 else ""  # noqa: PLR2004 - percent
@@ -136,7 +136,7 @@ def _time(problem: Problem) -> str | None:
 
 
 def _committed(problem: Problem, amount: str) -> str:
-    """Return what commits take of a single pass, and what helps; empty without them."""
+    """Return the share of commits in a single pass, and a remedy; empty without them."""
     if problem.table.commit is None:
         return ""
     more = 2 * (problem.commit or 1)
@@ -172,7 +172,7 @@ def _constraints(problem: Problem) -> Iterator[str]:
 
 
 def _possible(problem: Problem, limit: LinearRow) -> Coefficients:
-    """Return what the decisions that a problem allows add to a limited sum."""
+    """Return the terms of a limited sum from the decisions that a problem allows."""
     of = limit.coefficients
     return Coefficients(
         compute=[value if problem.may_recompute(k) else 0 for k, value in enumerate(of.compute)],

@@ -76,7 +76,7 @@ _NAMED: Final = {
     Count.PAGE_OUTS: "tensor",
     Count.RESIDENT: "state tensor",
 }
-"""What each count is of."""
+"""Counted part of the schedule, by count."""
 
 
 class _Reader:
@@ -100,7 +100,7 @@ class _Reader:
             "J": (parse_energy, {"whole_j": problem.baseline_energy_j}),
         }
         self._taken = {row.name: "the problem" for row in problem.constraints}
-        """What has each name of a row."""
+        """Owners of each name of a row."""
 
     def read(self, document: dict[str, Any]) -> None:
         """Read a whole file."""

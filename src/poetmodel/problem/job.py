@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a person knows: samples, the time until they must be through, a battery.
+    """Job in a user's terms: samples, the time until they must be through, a battery.
 
     A step trains on one batch; the last one may be smaller and costs as much.
 
@@ -70,7 +70,7 @@ class Job:
         return None if self.battery is None else parse_energy(self.battery, field="battery")
 
     def steps(self, graph: Graph) -> int:
-        """Return how many steps of a graph the samples take, by its batch size."""
+        """Return the number of steps that the samples take on a graph, by its batch size."""
         return -(-self.samples // graph.batch_size)
 
     def deadline_s(self, graph: Graph) -> float | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Simulation
 
 OWN: Final = "own"
-"""What is minimized where it is a user's own sum of totals."""
+"""Name of an objective that is a user's own sum of totals."""
 CONSTRAINTS: Final = "constraints"
 """Name of the rows of a user's own constraints in a model; their index is (name, side)."""
 DEADLINE_ROWS: Final = ("deadline", "bus_deadline", "surrogate_deadline")
@@ -39,7 +39,7 @@ LIMITED_SUMS: Final = frozenset({*DEADLINE_ROWS, "energy_budget", CONSTRAINTS})
 
 
 class Quantity(StrEnum):
-    """What a problem minimizes."""
+    """Objective of a problem."""
 
     ENERGY = "energy"
     """Energy of one training step [J]."""
@@ -63,7 +63,7 @@ class DeadlineCounts(StrEnum):
 
 
 def transfer_mode(device: Device | None, deadline_counts: str | None) -> StorageMode:
-    """Return how the storage of a device transfers, else what the deadline implies."""
+    """Return the transfer mode of the device's storage, else the one that the deadline implies."""
     if device is not None and device.storage is not None:
         return device.storage.mode
     overlap = deadline_counts == DeadlineCounts.OVERLAP
@@ -90,14 +90,14 @@ class OwnSum:
     graph: Graph = field(compare=False)
     terms: Terms
     rewards: float
-    """What its negative terms take off it at the very most, 0 or less."""
+    """Least possible sum of its negative terms, 0 or less."""
 
     def measured(self, simulation: Simulation) -> float:
         """Return the sum."""
         return simulation.total(self.graph, self.terms)
 
     def overhead(self, simulation: Simulation) -> float:
-        """Return how far the sum is above its baseline, that of a single pass less the rewards."""
+        """Return the excess of the sum over its baseline: a single pass less the rewards."""
         extra = simulation.total(self.graph, self.terms, extra=True)
         above = extra - self.rewards
         return above if above > ROUNDING * max(abs(extra), abs(self.rewards)) else 0.0
@@ -112,15 +112,15 @@ class Objective:
     format: Callable[[float], str]
     """Shows an amount with its unit."""
     label: str
-    """What lies above the baseline, in words."""
+    """Name of the part above the baseline, in words."""
     figure: str
     """Name of the simulator's figure."""
     overhead_figure: str
     """Name of the figure that is the amount above the baseline, added up by itself."""
     coefficients: Coefficients
-    """What each decision adds to it; nothing for peak RAM, which is no sum over decisions."""
+    """Contribution of each decision; none for peak RAM, which is no sum over decisions."""
     baseline: float = 0.0
-    """What every schedule pays: that of a single pass. A gap is a fraction of what lies above."""
+    """Value of a single pass, which every schedule pays. A gap is a fraction of the excess."""
     least: float = 0.0
     """Lower bound above the baseline that needs no solver: the minimum RAM, else nothing."""
     whole: float = 0.0
@@ -247,7 +247,7 @@ def _sides(problem: Problem, constraint: Constraint) -> Iterator[LinearRow]:
 
 
 def sum_of(problem: Problem, terms: Iterable[tuple[str, float]]) -> tuple[Coefficients, float]:
-    """Return what each decision adds to a sum of totals, and what a single pass takes."""
+    """Return the term of each decision in a sum of totals, and the sum of a single pass."""
     graph, table = problem.graph, problem.table
     nothing = (0,) * len(graph.tensors)
     parts: list[tuple[Coefficients, float]] = []
@@ -372,7 +372,7 @@ def _own(problem: Problem) -> Objective:
 
 
 def committed_bytes(problem: Problem) -> int:
-    """Return what commits write in a step [B]."""
+    """Return the bytes that commits write in a step [B]."""
     commit = problem.table.commit
     return 0 if commit is None else commit.written_bytes
 
@@ -390,7 +390,7 @@ def rewards_page_outs(problem: Problem) -> bool:
 
 
 def largest_rewards(graph: Graph, coefficients: Coefficients) -> float:
-    """Return what the negative coefficients of a sum take off it at the very most, 0 or less.
+    """Return the least possible sum of the terms with negative coefficients, 0 or less.
 
     No count exceeds the stages after the first computation; a tensor goes out once.
     """
@@ -415,7 +415,7 @@ OBJECTIVES: Final[Mapping[str, Callable[[Problem], Objective]]] = {
     Quantity.WRITES: _writes,
     OWN: _own,
 }
-"""What makes the objective of each quantity."""
+"""Makers of the objective of each quantity."""
 
 
 def _times(problem: Problem, counted: TimeSum) -> Coefficients:

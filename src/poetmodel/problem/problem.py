@@ -44,7 +44,7 @@ FEWER_BYTES: Final = "fewer bytes written"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StandIn:
-    """What a problem counts otherwise where it is solved in place of a stated one.
+    """Other counts of a problem that is solved in place of a stated one.
 
     Such a problem is a surrogate (surrogate relaxation: Glover, 1968).
     """
@@ -70,7 +70,7 @@ class StandIn:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What to decide, within which limits, and what for.
+    """Problem: a graph, its costs, limits, and an objective.
 
     Parameters
     ----------
@@ -261,7 +261,7 @@ class Problem:
 
     @property
     def resident_bytes(self) -> int:
-        """What parameters, gradients and optimizer take of the budget, where they count [B]."""
+        """Part of the budget for parameters, gradients and optimizer, if they count [B]."""
         return self.graph.total_resident_bytes if self.count_parameters else 0
 
     @property
@@ -310,7 +310,7 @@ class Problem:
 
     @cached_property
     def committing(self) -> Cost:
-        """What commits add to a single pass: all replaced state is written to storage."""
+        """Cost of commits in a single pass: all replaced state is written to storage."""
         return self.table.commit_totals()
 
     @property

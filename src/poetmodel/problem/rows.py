@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 RELATIVE_TOLERANCE: Final = 1e-9
 """Times and energies that differ by less than this, relatively, count as equal."""
 ROUNDING: Final = 1e-13
-"""What the difference of two sums may be off by, relative to them."""
+"""Relative error of the difference of two sums."""
 
 
 def within(value: float, limit: float | None) -> bool:
@@ -26,7 +26,7 @@ def within(value: float, limit: float | None) -> bool:
 
 
 class Coefficients(NamedTuple):
-    """What each decision adds to a quantity, in its unit."""
+    """Contribution of each decision to a quantity, in its unit."""
 
     compute: Sequence[float]
     """For each node, one more computation."""
@@ -86,14 +86,14 @@ class LinearRow:
     over stages they are (family, index) as ``compact`` names them: ``("recomputed", (t, k))``.
     """
     values: Sequence[float] | NDArray[Any]
-    """What one of each decision adds."""
+    """Contribution of one of each decision."""
     index: NDArray[np.int32] | None = None
     """For each value the position of its decision in `space`, none twice; None for all in order."""
     lower: float = -math.inf
     upper: float = math.inf
-    """What decisions may add; an int, compared exactly, where everything is whole."""
+    """Contributions of decisions; an int, compared exactly, if everything is whole."""
     baseline: float = 0.0
-    """What a single pass adds, beyond what `lower` and `upper` speak of."""
+    """Contribution of a single pass, beyond the subject of `lower` and `upper`."""
     name: str = ""
     """Name of the constraint of a model that states it."""
     key: Any = None

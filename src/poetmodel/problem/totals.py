@@ -24,7 +24,7 @@ CONSTANT: Final = "constant"
 
 
 class Count(StrEnum):
-    """What is counted for each node or tensor; a key such as ``page_ins:conv1`` names one."""
+    """Counted node or tensor each; a key such as ``page_ins:conv1`` names one."""
 
     RECOMPUTATIONS = "recomputations"
     """How often a node is computed beyond the first time."""
@@ -287,7 +287,7 @@ class TotalsBlock:
         return Constraint(name=name, terms=terms, lower=lower, upper=upper)
 
     def _call(self, rule: Any, where: str) -> Any:
-        """Return what a rule gives, several relations as a list."""
+        """Return the relations of a rule, several as a list."""
         from pyomo.common.errors import PyomoException
 
         if not callable(rule):
@@ -332,7 +332,7 @@ class TotalsBlock:
 
 
 def _relations(result: Any) -> Any:
-    """Return what a rule gives; a list where it is several relations, as of a generator."""
+    """Return the relations of a rule; a list if it has several, as from a generator."""
     from pyomo.core.base.component import ComponentBase
     from pyomo.core.expr.relational_expr import RelationalExpression
 

@@ -30,7 +30,7 @@ COPIES: Final[Mapping[Origin, Kind]] = {
     Origin.RECOMPUTED: Kind.RECOMPUTED,
     Origin.PAGED_IN: Kind.PAGED_IN,
 }
-"""What marks the copies that came otherwise than by the first computation."""
+"""Marks of copies that did not come by the first computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Band:
     """One copy of a tensor, or one workspace, in a stack of all that is in RAM."""
 
     part: int
-    """What it is, an index of `poetmodel.device.room.PARTS`."""
+    """Kind, an index of `poetmodel.device.room.PARTS`."""
     kind: Kind | None
     """How it came, if not by the first computation."""
     name: str
@@ -74,7 +74,7 @@ class Timeline:
     points: tuple[tuple[float, float], ...]
     """(time, value) of the whole stack: the value holds from this time to the next."""
     ghost: tuple[tuple[float, float], ...]
-    """What keep-all would take, likewise."""
+    """Bytes of keep-all, likewise."""
     ghost_name: str
     limit: float | None
     """A limit of the stack to draw, if there is one."""

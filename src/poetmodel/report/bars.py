@@ -24,7 +24,7 @@ TROUBLES: Final = {
     "energy": "is above the energy limit",
     "other": "breaks an own constraint or choice",
 }
-"""What is said of a schedule that breaks a limit."""
+"""Remark on a schedule that breaks a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class _Entry:
     name: str
     simulation: Simulation
     reserved_bytes: int = 0
-    """What a compiled step takes beyond what is simulated [B]."""
+    """Bytes of a compiled step beyond the simulated ones [B]."""
     broken: tuple[str, ...] = ()
     note: str = ""
     is_own: bool = False
@@ -263,7 +263,7 @@ def _kind(entry: _Entry) -> str:
 
 
 def _lead(subject: Subject, rivals: Sequence[Rival]) -> str:
-    """Return what the comparison comes to, in a sentence."""
+    """Return a sentence on the result of the comparison."""
     own = _ratio(subject, subject.simulation)
     if own is None or not subject.verdict.valid:
         return ""

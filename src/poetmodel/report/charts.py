@@ -69,7 +69,7 @@ def line_colours() -> list[dict[str, str]]:
 
 
 def graph_chart(graph: Graph) -> dict[str, Any]:
-    """Return what the charts of a page know of the graph.
+    """Return the data on the graph for the charts of a page.
 
     ``nodes``: their names. ``tensors``: name, bytes, index of the node that makes it, and kind:
     state, activation or gradient.
@@ -252,7 +252,7 @@ def overlay_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
 
 
 def gauge_chart(subjects: Sequence[Subject]) -> dict[str, Any] | None:
-    """Return what schedules take of the RAM of their device, and what keep-all would take.
+    """Return the RAM of the device that schedules take, and that keep-all would take.
 
     None where no device is known. ``rows``: label, RAM, parts, and what is free or missing [B];
     ``keep_all``: the same of keep-all on each device that the schedules have.

@@ -1,4 +1,4 @@
-"""What earlier methods make of the problem of a schedule, simulated like it and shown beside it."""
+"""Results of earlier methods on the problem of a schedule, simulated and shown beside it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ ALL_S: Final = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """What a method makes of a problem."""
+    """Result of a method on a problem."""
 
     method: str
     """Its name for ``--method``."""
     simulation: Simulation | None = None
-    """What its schedule does; None where it has none."""
+    """Simulation of its schedule; None if it has none."""
     broken: tuple[str, ...] = ()
     """The limits that its schedule breaks: ``ram``, ``storage``, ``deadline``, ``energy``, or
     ``other`` for a limit of one's own."""
@@ -58,7 +58,7 @@ class Rival:
 
     @property
     def name(self) -> str:
-        """What a page calls it."""
+        """Name on a page."""
         return NAMES.get(self.method, self.method)
 
     def peak_ram_bytes(self, beside: Subject) -> int:

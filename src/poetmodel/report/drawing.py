@@ -28,7 +28,7 @@ LIBRARIES: Final[Mapping[str, Sequence[str]]] = {
     ".svg": ("matplotlib",),
     ".html": ("jinja2", "plotly"),
 }
-"""What draws a picture, by the ending of its file."""
+"""Libraries that draw a picture, by the ending of its file."""
 
 
 def check_picture(path: str | Path, libraries: Mapping[str, Sequence[str]] = LIBRARIES) -> None:

@@ -170,7 +170,7 @@ def _binding(subject: Subject) -> dict[str, Any]:
 
 
 def _homes(subject: Subject) -> dict[str, Any]:
-    """Return what a schedule makes of state and of operators in place, where there are some."""
+    """Return the facts on state and on operators in place, if there are any."""
     state, sizes = state_figures(subject.graph, subject.simulation), {}
     if state is not None:
         sizes["state"] = state
@@ -294,7 +294,7 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
 
 
 def _rows_file(sources: Sources) -> str:
-    """Return where the constraints of a schedule are written: beside it."""
+    """Return the path of the constraints of a schedule: beside it."""
     return f"{sources.schedule.removesuffix('.json').removesuffix('.schedule')}.constraints.toml"
 
 

@@ -154,7 +154,7 @@ def decision_table(
 
 
 def _equal(row: Mapping[str, Any]) -> Hashable:
-    """Return what equal tensors share: decision, size, counts and costs."""
+    """Return the common properties of equal tensors: decision, size, counts and costs."""
     counts = (row["choice"], row["size_bytes"])
     moved = (row["recomputed"], row["paged_out"], row["paged_in"])
     return (*counts, *moved, *(f"{row[key]:.{DIGITS}g}" for key in ("energy_j", "time_s")))
@@ -193,7 +193,7 @@ def _from_to(least: int, most: int) -> tuple[int, str]:
 
 
 def tail(name: str) -> int:
-    """Return where the end of a name begins that is shown where there is no room for it all."""
+    """Return the start of the part of a name that is shown if the whole does not fit."""
     least = max(0, len(name) - TAIL)
     cuts = (at.end() for at in re.finditer("[./]", name))
     return next((cut for cut in (0, *cuts) if cut >= least), least)

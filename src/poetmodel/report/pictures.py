@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What a bar or a cell stands for; the value is the word in the legend."""
+    """Meanings of a bar or a cell; the value is the word in the legend."""
 
     COMPUTED = "computed"
     """First computation of a node."""
@@ -36,7 +36,7 @@ class Kind(StrEnum):
     STALL = "stall"
     """The core waits for the bus."""
     WORKSPACE = "workspace"
-    """What a node needs while it is computed."""
+    """Workspace of a node while it is computed."""
 
 
 COLOURS: Final[Mapping[Kind, str]] = {
@@ -120,7 +120,7 @@ def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """What has some addresses for some time, in the units of both axes."""
+    """Content of some addresses for some time, in the units of both axes."""
 
     start: float
     end: float
@@ -232,7 +232,7 @@ def _kinds_of_copies(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCell:
-    """What happens at one row and column of a grid."""
+    """Event at one row and column of a grid."""
 
     row: int
     column: int
@@ -248,9 +248,9 @@ class Grid:
 
     title: str
     row_name: str
-    """What rows are."""
+    """Meaning of rows."""
     column_name: str
-    """What columns are."""
+    """Meaning of columns."""
     rows: tuple[str, ...]
     """From the top."""
     columns: tuple[str, ...]

@@ -31,7 +31,7 @@ class Fact:
     """Its name for people; None if only JSON has it."""
     unit: Unit = str
     note: str = ""
-    """What people should know about it."""
+    """Remarks for the reader."""
     alarm: bool = False
     """Whether it says that something is wrong."""
 
@@ -66,7 +66,7 @@ def room_facts(room: DeviceRoom | None) -> Iterator[Fact]:
 
 
 def gauge_fact(key: str, name: str, room: DeviceRoom | None) -> Fact:
-    """Return what is left of the RAM of a device, and what takes the rest; resident bytes count."""
+    """Return the free RAM of a device, and the parts of the used RAM; resident bytes count."""
     sizes = gauge(room)
     note = "" if sizes is None else gauge_words(sizes)[1]
     if room is not None and room.resident_bytes:
@@ -75,7 +75,7 @@ def gauge_fact(key: str, name: str, room: DeviceRoom | None) -> Fact:
 
 
 def state_figures(graph: Graph, simulation: Simulation) -> dict[str, int] | None:
-    """Return what a schedule makes of the state of a graph, in bytes; None where it has none."""
+    """Return the bytes of a graph's state by home; None without state."""
     if not graph.state_tensors:
         return None
     sizes, apart = graph.tensor_bytes, set(graph.state_tensors) - simulation.resident
@@ -113,7 +113,7 @@ def wear_facts(simulation: Simulation) -> Iterator[Fact]:
 
 
 def wear_fact(steps: float | None, written_bytes: int) -> Fact:
-    """Return how many steps the storage endures that write so much."""
+    """Return the number of steps that the storage endures at so many written bytes."""
     note = f"at {format_bytes(written_bytes)} written a step"
     return Fact("steps_until_worn", steps, "storage worn", _steps, note)
 
@@ -123,7 +123,7 @@ def _steps(number: float) -> str:
 
 
 MOST_CONSTRAINTS: Final = 20
-"""Most own constraints that people read of; JSON has all of them."""
+"""Maximum number of user constraints shown; JSON has all of them."""
 
 
 def constraint_facts(values: Sequence[ConstraintValue]) -> Iterator[Fact]:
@@ -183,7 +183,7 @@ def _state(value: ConstraintValue) -> str:
 
 
 def amount_of(row: Constraint) -> Unit:
-    """Return how people read the sum of an own constraint."""
+    """Return the readable form of the sum of a user's constraint."""
     units = {"bytes": whole_bytes, "s": format_seconds, "J": fine_joules}
     return units.get(unit_of(row.terms.items()), whole)
 

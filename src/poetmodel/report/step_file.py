@@ -167,7 +167,7 @@ def step_subject(values: dict[str, Any], *, source: str, label: str = "A") -> Su
 
 
 def _told(step: _Step) -> dict[str, Any]:
-    """Return what is known of a step; whether it has updates is said only where it has."""
+    """Return the facts on a step; whether it has updates is among them only if it has."""
     values = step.model_dump(exclude=set(BULKY))
     certificate = values["certificate"]
     if certificate is not None and not certificate["updates"]:

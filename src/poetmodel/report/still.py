@@ -69,7 +69,7 @@ def image(picture: Timeline | Grid | AddressMap, form: str) -> bytes:
 
 
 SETTINGS: Final[Any] = {"svg.hashsalt": "poetmodel", "svg.fonttype": "none"}
-"""What lets the same picture give the same bytes, with text as text."""
+"""Settings that make equal pictures equal bytes, with text as text."""
 
 
 def content(figure: Any, form: str, **how: Any) -> bytes:
@@ -326,7 +326,7 @@ def _runs(cells: Iterable[GridCell]) -> Iterator[tuple[int, int, int]]:
 
 
 def _ticks(names: tuple[str, ...], inches: float) -> tuple[list[int], list[str]]:
-    """Return where names stand: all of them where there is room, else every second, third ..."""
+    """Return the positions of names: all if there is room, else every second, third ..."""
     step = max(1, -int(-len(names) * NAME_INCHES // inches) if inches else 1)
     places = list(range(0, len(names), step))
     return places, [shortened(names[index]) for index in places]

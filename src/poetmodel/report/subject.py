@@ -64,7 +64,7 @@ class VerifiedSchedule:
     """Costs for times and energies; None if they were not checked."""
     verdict: Verdict
     notes: tuple[str, ...] = ()
-    """What was assumed or not checked."""
+    """Assumptions, and parts that were not checked."""
 
     @property
     def graph(self) -> Graph:
@@ -78,19 +78,19 @@ class VerifiedSchedule:
 
     @property
     def room(self) -> DeviceRoom | None:
-        """What the schedule takes of the device's RAM; None without a device."""
+        """RAM of the device that the schedule takes; None without a device."""
         use = self.simulation.peak_use
         use = replace(use, activation_bytes=use.activation_bytes + self.reserved_bytes)
         return DeviceRoom.of(self.problem.costs.device, self.problem.graph, use)
 
     @property
     def constraints(self) -> tuple[ConstraintValue, ...]:
-        """What the sums of the own constraints are."""
+        """Sums of the own constraints."""
         return constraint_values(self.problem, self.simulation)
 
     @property
     def reserved_bytes(self) -> int:
-        """What is reserved beside the schedule; only compiled steps have such bytes [B]."""
+        """Bytes reserved beside the schedule; only compiled steps have them [B]."""
         return 0
 
     @property
@@ -129,15 +129,15 @@ class Subject(VerifiedSchedule):
     plan: Plan | None = None
     """Its plan, if it can run and there are costs."""
     check: PlanCheck | None = None
-    """What the verifier found for the plan."""
+    """The verifier's findings on the plan."""
     places: ArenaCheck | None = None
-    """What it found for addresses of the plan, if it was placed."""
+    """The verifier's findings on addresses of the plan, if it was placed."""
     step: Mapping[str, Any] | None = None
     """Facts about the compiled PyTorch step that runs it, if there is one."""
 
     @property
     def reserved_bytes(self) -> int:
-        """What a compiled step takes throughout: tensors without decisions, and results [B]."""
+        """Bytes of a compiled step throughout: tensors without decisions, and results [B]."""
         return 0 if self.step is None else int(self.step["reserved_bytes"])
 
     @property

@@ -1,4 +1,4 @@
-"""What all pages are made from: jinja2's templates, and plotly's script, packed into the page."""
+"""Sources of all pages: jinja2's templates, and plotly's script, packed into the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LIBRARIES: Final = ("jinja2", "plotly")
-"""What a page needs."""
+"""Packages of a page."""
 NEEDED: Final = {"timeline": ("bands",)}
 """Scripts that those of charts need before them."""
 OWN: Final = "poetmodel.report"

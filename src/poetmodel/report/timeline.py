@@ -31,11 +31,11 @@ LETTERS: Final = {
     Op.WAIT: "w",
     Op.FREE: "f",
 }
-"""What an instruction does; a computation again and a first read have letters of their own."""
+"""Actions of instructions; a computation again and a first read have letters of their own."""
 ORIGINS: Final = tuple(Origin)
 IN_PARTS: Final = "keep-all in parts"
-"""What keep-all is called where operations of a compiled step run in parts, so that it takes less
-than that of the step as captured."""
+"""Name of keep-all if operations of a compiled step run in parts: it takes less than that of the
+step as captured."""
 
 
 def timeline_chart(subject: Subject) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _of_step(subject: Subject, chart: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_chart(graph: Graph, plan: Plan, check: PlanCheck) -> dict[str, Any]:
-    """Return what the timeline of a plan shows.
+    """Return the data of a plan's timeline.
 
     ``ops``, ``of``: the instructions, a letter and the index of a node or tensor each. ``issued``:
     when each comes up, and the end of the plan; None where there are no times. ``work``: position,

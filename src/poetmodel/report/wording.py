@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Words = tuple[str, str, str]
 
 REMEDY: Final = "call step.verify(x, y), then write this page again"
-"""What to do if a step was not compared with eager PyTorch."""
+"""Remedy if a step was not compared with eager PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class _Holding:
 
 
 class _Compiler:
-    """What is in RAM and on storage from stage to stage, and the program so far."""
+    """Content of RAM and storage from stage to stage, and the program so far."""
 
     def __init__(self, homes: Homes, schedule: Schedule) -> None:
         self.homes, self.graph, self.node_of = homes, homes.graph, homes.graph.node_of
@@ -141,7 +141,7 @@ class _Compiler:
         return [*whole, *spans_of_pairs(pairs)]
 
     def _fault(self, relation: str, t: int, k: int) -> str:
-        """Return what is wrong with an entry by itself; empty where nothing."""
+        """Return the faults of an entry by itself; empty if none."""
         nodes, made_by, of_nodes = self.graph.nodes, self.node_of, relation == "R"
         if not (0 <= t < len(nodes) and 0 <= k < len(nodes if of_nodes else made_by)):
             return "the graph has no such stage or index"
@@ -176,7 +176,7 @@ class _Compiler:
             self.in_ram.difference_update(gone)
 
     def _begin(self, t: int) -> None:
-        """Enter a stage: object to what it lists in RAM or on storage that is not there."""
+        """Enter a stage; report tensors that it claims in RAM or on storage and that are absent."""
         for i in self.kept.enter(t, self.in_ram):
             fault = f"{self._tensor(i)} is not in RAM when stage {t} begins"
             self._object(("S_RAM", t, i), fault)

@@ -1,4 +1,4 @@
-"""What a schedule decides on each tensor, what that costs, and the steps with RAM at its limit."""
+"""Decisions of a schedule on each tensor, their costs, and the steps with RAM at its limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ StageRange = tuple[int, int]
 
 
 class Choice(StrEnum):
-    """What a schedule does to a tensor after its first computation."""
+    """Actions of a schedule on a tensor after its first computation."""
 
     KEPT = "kept"
     """It stays in RAM until its last use."""
@@ -48,7 +48,7 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a schedule decides on one tensor."""
+    """Decision of a schedule on one tensor."""
 
     tensor: int
     choice: Choice
@@ -59,9 +59,9 @@ class Decision:
     recomputed: tuple[int, ...]
     """Stages in which its node is computed again."""
     paged_in: tuple[int, ...]
-    """Of state on storage its first read is among these."""
+    """Stages of page-ins; of state on storage its first read is among them."""
     paged_out: tuple[int, ...]
-    """Of state on storage this is where it is replaced; the replacement itself has none."""
+    """Stage of the page-out; state on storage has its replacement's, which has none itself."""
     energy_j: float
     """Energy of these recomputations and transfers [J]; a node's outputs share recomputations."""
     time_s: float
@@ -96,7 +96,7 @@ class Decision:
 def find_decisions(
     problem: Problem, schedule: Schedule, at_limit: Iterable[MemoryPoint] = ()
 ) -> tuple[Decision, ...]:
-    """Return what a valid schedule decides on each tensor, in the order of the graph.
+    """Return the decision of a valid schedule on each tensor, in the order of the graph.
 
     `at_limit` are the steps with RAM at its limit, see `steps_at_limit`.
     """
@@ -141,11 +141,11 @@ class InPlaceUse:
     output: int
     input: int
     saved_bytes: int
-    """What the step takes less for it [B]."""
+    """Bytes that the step saves by it [B]."""
 
 
 def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
-    """Return where a valid schedule operates in place, in the order of execution."""
+    """Return the operations in place of a valid schedule, in the order of execution."""
     if not any(graph.in_place_of):
         return ()
     computed = _by_index(schedule.R)
@@ -160,7 +160,7 @@ def in_place_uses(graph: Graph, schedule: Schedule) -> tuple[InPlaceUse, ...]:
 
 
 def saved_in_place_bytes(problem: Problem, schedule: Schedule, simulation: Simulation) -> int:
-    """Return how much higher the peak of a schedule is where nothing operates in place [B]."""
+    """Return the rise of a schedule's peak if nothing operates in place [B]."""
     graph = problem.graph
     if not any(graph.in_place_of):
         return 0

@@ -26,7 +26,7 @@ _NONE: Final[frozenset[int]] = frozenset()
 
 @dataclass(slots=True)
 class StateAccess:
-    """What a program has done so far with the state of a graph."""
+    """State of a graph so far in a program."""
 
     read: set[int] = field(default_factory=set)
     """State on storage that was read."""
@@ -46,13 +46,13 @@ class Homes:
 
     graph: Graph
     sizes: Sequence[int]
-    """What a copy of each tensor takes of RAM [B]."""
+    """RAM of a copy of each tensor [B]."""
     inputs: Sequence[Sequence[int]]
     """For each node the tensors whose copies it reads."""
     outputs: Sequence[Sequence[int]]
     """For each node the tensors whose copies are in RAM after it."""
     new: Sequence[Sequence[int]]
-    """Of these the ones that are written over no state."""
+    """Those that are written over no state."""
     step_bytes: Sequence[int]
     """For each node what it takes beside its inputs: new copies and its workspace [B]."""
     stored: frozenset[int]
@@ -60,11 +60,11 @@ class Homes:
     resident: frozenset[int] = _NONE
     """State that is in RAM throughout."""
     ram_bytes: int = 0
-    """What it takes [B]."""
+    """Its RAM [B]."""
     on_storage: frozenset[int] = _NONE
     """State whose home is storage."""
     storage_bytes: int = 0
-    """What it takes there [B]."""
+    """Its storage [B]."""
     mapped: bool = False
     """Whether the core reads that where it lies."""
     held: frozenset[int] = _NONE
@@ -76,11 +76,11 @@ class Homes:
     written_back: frozenset[int] = _NONE
     """The tensors that replace state on storage."""
     unknown: tuple[str, ...] = ()
-    """What is wrong with the list of resident state."""
+    """Faults in the list of resident state."""
 
     @classmethod
     def of(cls, graph: Graph, resident: Iterable[int] = (), *, mapped: bool = False) -> Homes:
-        """Return what homes make of a graph: some state resident, the rest on storage.
+        """Return the graph under given homes: some state resident, the rest on storage.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class Homes:
     # -- programs ----------------------------------------------------------------------------
 
     def shared(self, k: int, dying: Collection[int]) -> dict[int, int]:
-        """Return which of some inputs node `k` writes over, each with how much of it [B]."""
+        """Return the inputs that node `k` overwrites, each with the bytes of it [B]."""
         pairs = self.graph.in_place_of[k]
         return {x: min(self.sizes[x], self.sizes[y]) for y, x in pairs if x in dying}
 
@@ -178,7 +178,7 @@ class Homes:
         return sorted(self.written_back - done.written)
 
     def fault_of_reading(self, i: int, done: StateAccess) -> str:
-        """Return what is wrong with a computation that reads a tensor; empty where nothing."""
+        """Return the faults of a computation that reads a tensor; empty if none."""
         return f"reads {self._name(i)}, {self._gone(i, done)}" if i in done.replaced else ""
 
     def fault(self, op: Op, i: int, done: StateAccess) -> str:
@@ -269,7 +269,7 @@ class Homes:
                 yield ("R", t, k), fault
 
     def _fault_of_entry(self, relation: str, t: int, i: int) -> str:
-        """Return what is wrong with an entry about state or a replacement; empty where nothing."""
+        """Return the faults of an entry about state or a replacement; empty if none."""
         graph = self.graph
         old = graph.state_of.get(i, i)
         new = graph.replacement_of.get(old)

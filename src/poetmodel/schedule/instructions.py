@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Op(StrEnum):
-    """What an instruction does."""
+    """Kinds of instruction."""
 
     COMPUTE = "compute"
     """Run a node; for state on storage, start to read it for the first time."""
@@ -25,7 +25,7 @@ class Instruction(NamedTuple):
     """One step of a program."""
 
     op: Op
-    """What to do."""
+    """Kind of instruction."""
     index: int  # type: ignore[assignment] # takes the place of the search method of tuples
     """A node's index for ``compute``, a tensor's number otherwise."""
 

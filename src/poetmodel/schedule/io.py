@@ -77,7 +77,7 @@ class Strict(BaseModel):
 
 
 def exactly(version: int) -> BeforeValidator:
-    """Return what refuses all but a version number, and what only equals it, such as ``true``."""
+    """Return the check that refuses all but a version number, such as ``true``, which equals 1."""
 
     def check(value: object) -> object:
         if value != version or isinstance(value, bool | float):
@@ -186,7 +186,7 @@ class GraphFile(Strict):
     tensors: list[str]
 
     def identity(self) -> GraphIdentity:
-        """Return which graph the file is about."""
+        """Return the graph that the file is about."""
         return GraphIdentity(
             name=self.graph.name,
             sha256=self.graph.sha256,
@@ -257,7 +257,7 @@ class ScheduleDocument:
     """The figures, by key."""
     objective: ObjectiveEntry | None = None
     room: dict[str, float | None] = field(default_factory=dict)
-    """What the file says of the device's RAM and the life of its storage, by key."""
+    """Statements of the file on the device's RAM and the life of its storage, by key."""
     history: tuple[tuple[float, float | None, float | None], ...] = ()
     """How incumbent and bound met, where the file says so; see `SolveResult.history`."""
 
@@ -309,7 +309,7 @@ def parse_document(text: str, *, source: str) -> ScheduleDocument:
 
 
 def _of_device(document: _ScheduleFile) -> dict[str, float | None]:
-    """Return what a file says of the RAM of its device and of the life of its storage."""
+    """Return the file's statements on the RAM of its device and the life of its storage."""
     stated = document.device_ram
     figures = {key: getattr(document, key) for key in (*ROOM, *WEAR)}
     return figures | gauge_claims(None if stated is None else stated.model_dump())

@@ -26,12 +26,12 @@ BEFORE: Final = -1
 
 
 class Content(StrEnum):
-    """What takes RAM."""
+    """Occupant of RAM."""
 
     OUTPUT = "output"
     """A copy of a tensor: computed, computed again, or paged in."""
     WORKSPACE = "workspace"
-    """What a node needs while it is computed."""
+    """Workspace of a node while it is computed."""
 
 
 class Origin(StrEnum):
@@ -137,7 +137,7 @@ class Machine:
         """The copy of each tensor in RAM; a replacement lies in that of the state."""
         self.ram_bytes = homes.ram_bytes
         self.storage = set(homes.stored)
-        """What is on storage."""
+        """Content of storage."""
         self.done = StateAccess()
         self.done_s: dict[int, float] = {}
         self.in_flight: dict[int, Op] = {}

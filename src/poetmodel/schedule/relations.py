@@ -37,7 +37,7 @@ VERSION: Final = 1
 OBJECTIVE_VALUE: Final = "objective.value"
 OBJECTIVE_BOUND: Final = "objective.bound"
 OBJECTIVE_GAP: Final = "objective.gap"
-"""What a file claims of the minimized quantity, of its bound, and of its gap."""
+"""Claims of a file: the minimized quantity, its bound, and its gap."""
 PROVED_GAP: Final = "problem.gap"
 """The gap that was asked for, of a file that claims an optimum."""
 STATED: Final = (
@@ -104,7 +104,7 @@ class GraphIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What is computed, kept, stored and moved in every stage.
+    """Computed, kept, stored and moved tensors of every stage.
 
     Each relation is a sorted tuple of pairs ``(t, k)``: stage and node for `R`, stage and tensor
     for the others. Pairs given in any order, or twice, are put in order. `S_RAM` and `S_AUX`, whose
@@ -404,7 +404,7 @@ def _joined(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def count_pairs(spans: Iterable[Span]) -> int:
-    """Return how many pairs spans have."""
+    """Return the number of pairs in spans."""
     return sum(last - first + 1 for _, first, last in spans)
 
 

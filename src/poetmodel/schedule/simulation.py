@@ -42,7 +42,7 @@ class MemoryPoint(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What the energy and the time of a schedule are made of."""
+    """Parts of the energy and the time of a schedule."""
 
     table: CostTable
     """Costs of one computation or transfer each."""
@@ -82,7 +82,7 @@ class Simulation:
     page_outs: Mapping[int, int] = field(default_factory=dict)
     """How often each tensor is paged out, where it is."""
     committed_bytes: int = 0
-    """What of the written bytes commits write, which every schedule pays [B]."""
+    """Part of the written bytes that commits write, which every schedule pays [B]."""
     resident: frozenset[int] = frozenset()
     """State that has its home in RAM."""
     compute_s: float | None = None
@@ -107,7 +107,7 @@ class Simulation:
     """RAM of that plan, where it is minimized: page-ins that begin early take more than the
     schedule says [B]."""
     rates: Rates | None = field(default=None, repr=False, compare=False)
-    """What each computation and transfer costs; None without costs."""
+    """Costs of each computation and transfer; None without costs."""
     steps_until_worn: float | None = None
     """How many training steps the storage endures, with ideal wear levelling.
 
@@ -175,7 +175,7 @@ class Simulation:
         return int(value) if whole else float(value)
 
     def _figure(self, key: str, *, extra: bool) -> Fraction | float:
-        """Return what a key other than a count stands for."""
+        """Return the meaning of a key other than a count."""
         if key == CONSTANT:
             return 0 if extra else 1
         if key == Total.BYTES_READ:
@@ -316,7 +316,7 @@ def timed_anew(
     makespan_s: float | None,
     ram_bytes: int | None = None,
 ) -> Simulation:
-    """Return what `simulate` would with other times, without another walk.
+    """Return the simulation with other times, without another walk.
 
     Of one simulation times and energies alone depend on which time counts. `ram_bytes` is what the
     plan of such a makespan takes, where that is minimized.
@@ -330,7 +330,7 @@ def timed_anew(
 def _violations(
     machine: Machine, steps: Sequence[Pair], faults: Iterable[tuple[int, str]]
 ) -> list[str]:
-    """Return what is wrong with a schedule, in the order of its execution.
+    """Return the faults of a schedule, in the order of its execution.
 
     Its faults are those of its entries and computations without their inputs. What else the machine
     may find is said in its words where nothing else is.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the verifier found about a schedule for a problem."""
+    """The verifier's findings on a schedule for a problem."""
 
     simulation: Simulation
     """Figures of the simulation."""
@@ -48,12 +48,12 @@ class Verdict:
 
 
 class PlannedFigures(NamedTuple):
-    """What a plan whose transfers run beside the computing comes to."""
+    """Result of a plan whose transfers run beside the computing."""
 
     makespan_s: float | None
     """How long it takes [s]."""
     ram_bytes: int | None = None
-    """What it takes of RAM, where that is minimized [B]."""
+    """Its RAM, if that is minimized [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class ConstraintValue:
 
 
 def constraint_values(problem: Problem, simulation: Simulation) -> tuple[ConstraintValue, ...]:
-    """Return what the sums of the own constraints of a problem are in a schedule."""
+    """Return the sums of a problem's own constraints in a schedule."""
     values = []
     for row in problem.constraints:
         value = simulation.total(problem.graph, row.terms.items())

@@ -1,4 +1,4 @@
-"""What a user has added to a model of ``compact``, read back in terms of its decisions."""
+"""Rows that a user has added to a model of ``compact``, in terms of its decisions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def names_page_outs(model: pyo.ConcreteModel) -> bool:
 def row_check(
     model: pyo.ConcreteModel, rows: Sequence[LinearRow] | None
 ) -> Callable[[Schedule], bool] | None:
-    """Return what says whether a schedule keeps the rows that were added to a model.
+    """Return the function that tells whether a schedule keeps the rows added to a model.
 
     None where there are others than rows over decisions, or another objective.
     """
@@ -184,7 +184,7 @@ def own_objective(model: pyo.ConcreteModel) -> pyo.Objective | None:
 
 
 def _own_totals(model: pyo.ConcreteModel, objective: Any) -> Terms | None:
-    """Return what a model minimizes as a sum of totals.
+    """Return the objective of a model as a sum of totals.
 
     None where stages differ, or where it rewards decisions, or its constant is below 0: its gap
     would be another.

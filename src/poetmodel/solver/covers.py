@@ -29,7 +29,7 @@ class _Literal(NamedTuple):
 
     column: int
     size: Fraction
-    """What it takes where it holds, 0 or more."""
+    """Need where it holds, 0 or more."""
     sign: int
     """1 for the column itself, -1 for ``1 - column``."""
 
@@ -110,7 +110,7 @@ def _cover(
 
 
 def _exactly(form: StandardForm, row: int, allowance: Fraction) -> tuple[list[_Literal], Fraction]:
-    """Return what each column of a row needs, and the limit; in the limit's unit where known."""
+    """Return the need of each column of a row, and the limit; in the limit's unit if known."""
     label, layout = form.rows[row], form.layout
     exact = layout.limits.get(label) if layout and isinstance(label, Label) else None
     if layout is None or exact is None:

@@ -159,7 +159,7 @@ def solve(
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    """What to solve: a problem by a formulation, or a model of it that a user may have extended."""
+    """Input of a solve: a problem by a formulation, or a user's model of it."""
 
     problem: Problem
     formulation: str
@@ -169,7 +169,7 @@ class _Task:
 
     @classmethod
     def of(cls, given: Problem | pyo.ConcreteModel, formulation: str | None) -> _Task:
-        """Return what the arguments of `solve` say."""
+        """Return the settings in the arguments of `solve`."""
         if isinstance(given, Problem):
             name = formulation or DEFAULT
             _check_formulation(given, name)
@@ -462,7 +462,7 @@ def _never_behind(request: Request, known: Candidate, bound: float) -> Request:
 
 
 def _joined(before: Outcome, after: Outcome, known: Candidate) -> Outcome:
-    """Return what two solves found together, the second one of what is better than `known`."""
+    """Return the joint result of two solves, the second of which sought better than `known`."""
     bound = known.value if after.infeasible else min(after.bound, known.value)
     return replace(
         after,

@@ -48,7 +48,7 @@ class Fitted(NamedTuple):
     """A result with the plan of its schedule and addresses for it, within the budget."""
 
     result: SolveResult
-    """What was found for the problem as stated; without a schedule, why."""
+    """Result for the problem as stated; without a schedule, the reason."""
     plan: Plan | None
     """The plan; None without a schedule."""
     arena: Arena | None
@@ -323,7 +323,7 @@ class _FittingSearch:
         return plan, arena
 
     def _fitted(self, first: SolveResult, result: SolveResult, plan: Plan, arena: Arena) -> Fitted:
-        """Return what was found with less RAM as a result of the problem as stated."""
+        """Return the result with less RAM as a result of the problem as stated."""
         schedule = replace(result.require_schedule(), identity=plan.identity)
         verdict = verify(self.problem, schedule, plan=plan)
         fitted = replace(

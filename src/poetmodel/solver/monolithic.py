@@ -61,7 +61,7 @@ TERMINATIONS: Final[Mapping[SolverStatus, Termination]] = {
     SolverStatus.OTHER_LIMIT: Termination.STALLED,
     SolverStatus.UNBOUNDED: Termination.STALLED,
 }
-"""What each way of a back end to stop means for a solve."""
+"""Meaning of each reason of a back end to stop."""
 
 GAP_SHARE: Final = 0.99
 """Part of the gap tolerance that a solver may leave; its bound is reduced by up to the rest."""
@@ -183,7 +183,7 @@ class _ModelSolve:
     """The solve of one compiled model."""
 
     problem: Problem
-    """What it states."""
+    """Statement of the row."""
     arrays: Model
     extended: pyo.ConcreteModel | None
     """The user's model, None where there is none."""
@@ -199,9 +199,9 @@ class _ModelSolve:
     build_s: float
     """Time to build and compile the model [s]."""
     log: list[str] = field(default_factory=list)
-    """What the solver has logged, in pieces."""
+    """The solver's log, in pieces."""
     latest: BackendProgress | None = None
-    """What the solver has told, with its best solution."""
+    """The solver's reports, with its best solution."""
     is_late: bool = False
     """Whether the solver was left behind."""
 
@@ -283,7 +283,7 @@ class _ModelSolve:
             return self._left_behind(request.elapsed_s() - (request.time_limit_s - remaining))
 
     def _left_behind(self, solve_s: float) -> RawSolution:
-        """Return what a solver had told before it was left behind."""
+        """Return the results that a solver had reported before it was abandoned."""
         self.is_late, told = True, self.latest
         x = None if told is None else told.x
         return RawSolution(
@@ -318,7 +318,7 @@ class _ModelSolve:
         return candidate
 
     def _schedule(self, x: NDArray[np.float64]) -> Schedule:
-        """Return what a solution says; a user's model gets its values."""
+        """Return the facts in a solution; a user's model gets its values."""
         if self.extended is not None:
             from poetmodel.backends.compiler import load_values
 
@@ -329,7 +329,7 @@ class _ModelSolve:
         return schedule_of(self.arrays, lambda column: bool(values[column] > HALF))
 
     def _proven(self, bound: float | None) -> float | None:
-        """Return what a bound of the model proves of the problem, in its unit; None for nothing."""
+        """Return the bound on the problem, in its unit, from one of the model; None for none."""
         if bound is None or not (self.arrays.exact and self.as_stated):
             return None
         least = float(self.problem.objective.least)
@@ -425,7 +425,7 @@ def _hint(formulation: Formulation | None) -> str:
 
 
 def _cut_short(raw: RawSolution) -> RawSolution:
-    """Return what a solution that is not taken has proved."""
+    """Return the bound proved by a solution that is not taken."""
     return replace(raw, status=SolverStatus.TIME_LIMIT, x=None, objective=None)
 
 

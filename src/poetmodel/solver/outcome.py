@@ -41,7 +41,7 @@ class Candidate:
     schedule: Schedule
     simulation: Simulation
     violations: tuple[str, ...]
-    """What the verifier objects to."""
+    """The verifier's objections."""
     value: float
     """The minimized quantity beyond what every schedule pays, in its own unit."""
     own: OwnObjective | None = None
@@ -76,7 +76,7 @@ class Outcome:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the solver and its wrapper."""
     statistics: Mapping[str, Any] = field(default_factory=dict)
-    """What was solved: columns, rows, ..."""
+    """Size of the solved model: columns, rows, ..."""
     log: str = ""
 
     def with_parts(self, parts: Sequence[Outcome]) -> Outcome:

@@ -66,7 +66,7 @@ class _ShareSearch:
     best: Candidate | None = None
     bound: float = 0.0
     own_bound: float | None = None
-    """What the relaxation proves of the model's own objective."""
+    """Bound of the relaxation on the model's own objective."""
     nearest_s: float | None = None
     """Least makespan seen of a schedule that breaks no other limit [s]."""
     solved: list[tuple[float, Outcome]] = field(default_factory=list)
@@ -200,7 +200,7 @@ class _ShareSearch:
         return is_closed(self.problem, self.best.value, self.bound, self.request.gap)
 
     def _report(self, share: float) -> Callable[[SolveProgress], bool | None]:
-        """Return what watches a surrogate's solve: it reports what holds for the problem."""
+        """Return the observer of a surrogate's solve; it reports facts about the problem."""
 
         def report(progress: SolveProgress) -> bool | None:
             bound = self.bound

@@ -55,7 +55,7 @@ class SolveProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is requested of a solve; begins to count time when made."""
+    """Request of a solve; begins to count time when made."""
 
     backend: str = "highs"
     time_limit_s: float = 60.0
@@ -112,10 +112,10 @@ def _is_real(value: object) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """What was reported of a solve, as far as it changed something."""
+    """Reports of a solve, as far as they changed something."""
 
     on_progress: OnProgress | None = None
-    """Who else watches."""
+    """Further observers."""
     moments: list[Moment] = field(default_factory=list)
     best: SolveProgress | None = None
     """The report of the best schedule."""

@@ -32,7 +32,7 @@ LARGEST_BYTES: Final = 2**28
 _DIGITS: Final = 40
 """How many digits of a key are in the name of a file."""
 _NAMES: Final = "*-" + "[0-9a-f]" * _DIGITS + ".json"
-"""What such names look like: a folder may hold other files too."""
+"""Pattern of such names: a folder may hold other files too."""
 FOLDER: Final = "POETMODEL_CACHE"
 """The environment variable with the folder to use where none is given; empty for no cache."""
 
@@ -40,7 +40,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def digest(*parts: Any) -> str:
-    """Return what tells plain values, as JSON has them, from all others."""
+    """Return a digest of plain values, as JSON has them."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
@@ -60,7 +60,7 @@ class Cache:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._texts: dict[tuple[str, str], bytes] = {}
-        """What is kept without a folder, as a file has it."""
+        """Values without a folder, as a file has them."""
 
     @classmethod
     def of(cls, given: str | Path | bool) -> Cache:  # noqa: FBT001 - as `compile` takes it
@@ -73,7 +73,7 @@ class Cache:
             return cls(None)
 
     def read(self, kind: str, key: str) -> Any:
-        """Return what was written, or None; what is damaged is passed over."""
+        """Return the written object, or None; a damaged one is passed over."""
         if self.folder is None:
             text = self._texts.get((kind, key))
             return None if text is None else json.loads(text)
@@ -139,7 +139,7 @@ class UnknownError(Exception):
 
 @cache
 def _own_code() -> str:
-    """Return what tells this version of the package's code from others."""
+    """Return a digest of this version of the package's code."""
     sha256 = hashlib.sha256(__version__.encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         sha256.update(path.read_bytes())
@@ -190,7 +190,7 @@ def operations_form(graph: torch.fx.Graph) -> list[Any]:
 
 
 def tensor_form(tensor: torch.Tensor) -> list[Any]:
-    """Return what tells how a tensor lies in memory from all others, as plain values."""
+    """Return the memory layout of a tensor, as plain values."""
     form = [list(tensor.shape), list(tensor.stride()), tensor.storage_offset()]
     return [str(tensor.dtype), str(tensor.device), *form]
 
@@ -204,7 +204,7 @@ def _target(target: Any, positions: dict[Any, int]) -> Any:
 
 
 def value_form(value: Any, positions: dict[Any, int]) -> Any:
-    """Return what a call is given as plain values; nodes are told by their positions.
+    """Return the arguments of a call as plain values; nodes are told by their positions.
 
     Raises
     ------

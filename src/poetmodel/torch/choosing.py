@@ -56,7 +56,7 @@ class Choice:
     parameters: tuple[str, ...]
     """The parameters of these layers; all others are frozen."""
     scores: Mapping[str, float]
-    """Of each layer."""
+    """Value of each layer."""
     result: SolveResult
     """The schedule of the step in which all else is frozen; without a set, why."""
     step: LoweredStep | None
@@ -66,7 +66,7 @@ class Choice:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """What to train, in the order of the model; none where no set was found."""
+        """Layers to train, in the order of the model; none if no set was found."""
         return self.selection.layers
 
     @property
@@ -86,7 +86,7 @@ class Choice:
 
     @property
     def status(self) -> Status:
-        """What is proved: ``optimal`` within the gap that was asked for.
+        """Proved claim: ``optimal`` within the gap that was asked for.
 
         ``infeasible`` means that nothing can be trained.
         """
@@ -98,7 +98,7 @@ class Choice:
             parameter.requires_grad_(name in self.parameters)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a solve says, with the set under ``choice``, as plain values."""
+        """Return the result of a solve, with the set under ``choice``, as plain values."""
         return self.result.to_dict() | {
             "choice": {
                 "status": str(self.status),

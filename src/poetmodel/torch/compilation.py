@@ -212,7 +212,7 @@ class Step:
         return compiled.runner(flat)
 
     def select(self, *inputs: Any, **named: Any) -> tuple[Compiled, tuple[Any, ...]]:
-        """Return what was compiled for such inputs, and the inputs flat; compile if need be."""
+        """Return the step compiled for such inputs, and the inputs flat; compile if need be."""
         name = self._current.trace.joint.name
         given = self._given(inputs, named)
         for compiled in (self._current, *self._compiled):
@@ -271,7 +271,7 @@ class Step:
 
     @property
     def compiled(self) -> Compiled:
-        """What ran last, or is to run first."""
+        """Program that ran last, or is to run first."""
         return self._current
 
     @property
@@ -281,7 +281,7 @@ class Step:
 
     @property
     def result(self) -> SolveResult:
-        """What the solver found: the schedule that runs.
+        """Result of the solver: the schedule that runs.
 
         Its RAM and its budget leave out what is reserved; `budget_bytes` is that of the step.
         """
@@ -289,7 +289,7 @@ class Step:
 
     @property
     def plan(self) -> Plan:
-        """What is run."""
+        """Program that runs."""
         return self._current.plan
 
     @property
@@ -331,7 +331,7 @@ class Step:
         return compiled.certificate
 
     def report(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return what is known about the step, and write it to a file where one is given.
+        """Return the facts on the step, and write them to a file if one is given.
 
         Parameters
         ----------
@@ -390,7 +390,7 @@ class Step:
 
 
 def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
-    """Return what is known about a compiled step, and the call that makes it, as plain values."""
+    """Return the facts on a compiled step, and the call that makes it, as plain values."""
     from poetmodel.report.step_file import FORMAT, VERSION
 
     graph, coarse, check = compiled.trace.graph, compiled.coarse, compiled.check

@@ -63,7 +63,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `compile` was asked for; its parameters say what each means."""
+    """Request of `compile`; its parameters describe each field."""
 
     ram: str | int
     storage: str | Path | None
@@ -134,7 +134,7 @@ class Compiled:
         begin = perf_counter()
         tell("capturing the step")
         self.refinement: BackgroundSolve | None = None
-        """What improves the schedule beside training."""
+        """Search that improves the schedule beside training."""
         _check_host(model)
         refuse(type(model).__name__, input_faults(inputs))
         refuse_inputs(flatten(inputs)[0])  # before PyTorch warns of them
@@ -147,7 +147,7 @@ class Compiled:
         )
         joint = replace(joint, accumulate=options.accumulate)
         self.known = KnownStep(Cache.of(options.cache), joint, loss_fn)
-        """What earlier compiles found out about the step."""
+        """Results of earlier compiles of the step."""
         self.trace = self.known.trace()
         self.guards = Guards(joint)
         self.trace_s = perf_counter() - begin
@@ -158,7 +158,7 @@ class Compiled:
         """The budget for tensors and workspaces [B]."""
         self.trace, divided = self.known.in_parts(self.trace, budget_bytes=self.budget_bytes)
         self.coarse = coarsened(self.trace, budget_bytes=self.budget_bytes, homes=options.pages)
-        """What was solved, with `costs`."""
+        """Solved problem, with `costs`."""
         before = perf_counter()
         tell("finding the costs of operations")
         costs, self.profile, self.notes = _costs(self.trace, options, self.known)
@@ -182,12 +182,12 @@ class Compiled:
         """The state file, of all forms; None while no plan has state on storage."""
         tell("solving")
         self.result = self._solved(of_solve(tell))
-        """What the solver found, and what runs."""
+        """Result of the solver, and the program that runs."""
         self.plan, self.check = self._planned(self.result)
         self.runner = self._runner(self.plan)
         tell("comparing with eager PyTorch")
         self.certificate: Certificate | None = None
-        """What was found when it was last verified; None for another plan since."""
+        """Last verification; None for another plan since."""
         try:
             program = f"{self.runner.generated.source}\n{kernels_told(self.trace)}"
             if not self.known.is_checked(program) and check_agreement(self):
@@ -221,7 +221,7 @@ class Compiled:
         return max(first.budget_bytes, whole) if keeps else first.budget_bytes
 
     def _problem(self) -> Problem:
-        """Return what to solve; its budget is what is left beside what is reserved."""
+        """Return the problem; its budget is the rest beside the reserved bytes."""
         coarse, costs, options = self.coarse, self.costs, self.options
         usable = self.budget_bytes - coarse.reserved_bytes
         if usable <= 0:
@@ -294,7 +294,7 @@ class Compiled:
         return plan, check
 
     def _runner(self, plan: Plan) -> Runner:
-        """Return what runs a plan; state moves to its homes with the first step."""
+        """Return the runner of a plan; state moves to its homes with the first step."""
         runner = Runner(
             self.trace,
             plan,
@@ -335,7 +335,7 @@ class Compiled:
             self.homes.close()
 
     def _too_little(self) -> str:
-        """Return what of the budget is reserved, and the least one that is usable."""
+        """Return the reserved part of the budget, and the least usable budget."""
         coarse, whole = self.coarse, self.keep_all_bytes
 
         def told(size_bytes: int, rounded: Callable[[float], int]) -> str:
@@ -389,7 +389,7 @@ def _check_host(model: torch.nn.Module) -> None:
 def _costs(
     traced: Trace, options: Options, known: KnownStep
 ) -> tuple[Costs, Profile | None, tuple[str, ...]]:
-    """Return what the traced step costs, the measurement if there was one, and notes on it."""
+    """Return the costs of the traced step, its measurement if there was one, and notes on it."""
     given = options.profile
     if given is not None:
         costs = given.costs if isinstance(given, Profile) else given

@@ -1,4 +1,4 @@
-"""What goes wrong: PyTorch is missing, a step cannot be captured, a page is lost."""
+"""Exceptions of the PyTorch front end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEAST: Final = "2.9"
 """Oldest release whose capture says what goes in and out."""
 
 RAISED: Final = (Exception,)
-"""What a user's or PyTorch's code raises: anything, also classes of a user's own."""
+"""Exceptions of a user's or PyTorch's code: anything, also classes of a user's own."""
 
 
 EXECUTORCH: Final = "1.5"
@@ -143,7 +143,7 @@ _DATA_DEPENDENT: Final = frozenset(
 )
 _CHANGED: Final = "is changed"
 _COMPILED: Final = ("torchinductor", "_inductor")
-"""What is in the paths of the code that ``torch.compile`` makes."""
+"""Part of the paths of code that ``torch.compile`` makes."""
 _LONGEST: Final = 300
 """Most characters of another's message that are repeated."""
 
@@ -153,7 +153,7 @@ def _is_memory(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException, where: str) -> str:
-    """Return what cannot be captured, where, and what to do."""
+    """Return the part that cannot be captured, its place, and a remedy."""
     kinds = {kind.__name__ for link in chain(error) for kind in type(link).__mro__}
     operators = (getattr(link, "func", None) for link in chain(error))
     operation = next(

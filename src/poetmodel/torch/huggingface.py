@@ -114,7 +114,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         num_items_in_batch: torch.Tensor | None,
         accumulated: torch.Tensor,
     ) -> torch.Tensor:
-        """Return what ``transformers.Trainer.training_step`` starts its backward pass from."""
+        """Return the tensor that ``transformers.Trainer.training_step`` differentiates."""
         losses: list[torch.Tensor] = []
 
         def backward(loss: torch.Tensor, **_: Any) -> None:

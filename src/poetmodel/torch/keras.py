@@ -91,7 +91,7 @@ def _adds_losses(model: Any) -> InputError:
 
 
 _SEED: Final = "seed_generator_state"
-"""What the path of a variable ends in that has the state of random draws."""
+"""Ending of the path of a variable that has the state of random draws."""
 
 
 def _is_seeded(layer: Any) -> bool:
@@ -130,7 +130,7 @@ class KerasModule(nn.Module):  # type: ignore[misc, unused-ignore]
         return name
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Return what the model returns; several inputs are in the order of ``model.inputs``."""
+        """Return the model's outputs; several inputs are in the order of ``model.inputs``."""
         trained = [getattr(self, name) for name in self._trained]
         others = [getattr(self, x) if isinstance(x, str) else x for x in self._others]
         output, news = self._call(trained, others, inputs, self.training)

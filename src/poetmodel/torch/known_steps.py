@@ -1,4 +1,4 @@
-"""What earlier compiles found out of a step, by all that it depends on.
+"""Results of earlier compiles of a step, by all that it depends on.
 
 Four kinds of things are kept: what operations make with their workspaces, and their costs, for a
 graph on a host; the schedule of a problem, which is verified again; and that a plan computes what
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from poetmodel.torch.capturing.signature import Joint
 
 _SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
-"""What a schedule is kept as: pairs, and spans in place of the many pairs that they stand for."""
+"""Stored form of a schedule: pairs, and spans in place of the many pairs that they stand for."""
 START_S: Final = 2.0
 """Most time to make a start of a schedule for other shapes [s]."""
 
@@ -167,7 +167,7 @@ class Schedules:
         self._cache.write("network", self._network_key(problem), named)
 
     def _network_key(self, problem: Problem) -> str:
-        """Return what a problem has in common with those of the same network in other shapes."""
+        """Return an identifier that problems of the same network in other shapes share."""
         nodes = [(node.name, node.op) for node in problem.graph.nodes]
         stated = (problem.paging, problem.recompute, str(problem.minimize))
         return digest(__version__, problem.graph.name, nodes, stated)
@@ -267,7 +267,7 @@ class KnownStep(Schedules):
 
     @cached_property
     def _origin(self) -> str | None:
-        """What a step comes from beside its graph: source files, constants, settings.
+        """Origins of a step beside its graph: source files, constants, settings.
 
         None where that is not all: a class that is in no file, an operator of one's own.
         """
@@ -345,7 +345,7 @@ def is_foreign(target: Any) -> bool:
 
 
 def _file_digest(name: str) -> str | None:
-    """Return what tells the source of a module: version or content; None where there is none."""
+    """Return an identifier of a module's source: version or content; None if it has neither."""
     if name.partition(".")[0] == "torch":
         return str(torch.__version__)
     file = getattr(sys.modules.get(name), "__file__", None)

@@ -147,7 +147,7 @@ class Strategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     def _loss(
         self, module: Any, batch: Any, places: list[torch.Tensor], every: torch.Tensor
     ) -> dict[str, Any]:
-        """Return what the backward pass starts from, what is returned, and what is logged."""
+        """Return the tensor to differentiate, the returned value, and the logged values."""
         with self._attached(module) as logged, self.precision_plugin.train_step_context():
             returned = module.training_step(batch, *places)
         name = type(module).__name__

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _PLACE: Final = "module:function or path/file.py:function"
 FORM: Final = f"{_PLACE}, a function without arguments that returns (model, loss_fn, inputs)"
-"""What a target looks like."""
+"""Form of a target."""
 _LOSS: Final = f"{_PLACE}, a function of an output and its target"
-"""What a loss of one's own looks like."""
+"""Form of a loss of one's own."""
 
 _BATCH: Final = f"{_PLACE}, a function without arguments that returns the inputs of a step"
-"""What gives a batch."""
+"""Source of a batch."""
 
 _PARTS: Final = 3
 
@@ -78,7 +78,9 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
         return onnx_step(target, onnx.loss, function=_loss, batch=onnx.batch, dims=dict(onnx.dims))
     given = () if onnx is None else onnx.given
     if given:
-        raise InputError(f"{given[0]}: is for ONNX files; {target} gives model, loss and inputs")
+        raise InputError(
+            f"{given[0]}: only applies to ONNX files; {target} gives model, loss and inputs"
+        )
     if not is_target(target):
         raise InputError(f"{shown(target)}: expected {FORM}, or an ONNX file, *.onnx")
     with _imported(target) as function:
@@ -88,7 +90,7 @@ def load_step(target: str, onnx: OnnxStep | None = None) -> Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxStep:
-    """What an ONNX file does not say of a training step."""
+    """Facts on a training step that an ONNX file lacks."""
 
     loss: str | None = None
     batch: int | None = None

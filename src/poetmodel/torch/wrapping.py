@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 OPTIONS: Final = frozenset(field.name for field in fields(Options)) - {
     "accumulate", "clip_grad_norm", "optimizer"
 }  # fmt: skip
-"""What of `compile` such loops take; accumulation, updates and clipping are their own."""
+"""Parameters of `compile` for such loops; accumulation, updates and clipping are their own."""
 
 
 def frozen(name: str, method: str, key: str) -> CaptureError:

@@ -139,7 +139,7 @@ def test_copies_count_while_a_step_makes_a_new_one() -> None:
     assert curve[2, 1] == 20
 
 
-def test_what_reads_state_is_recomputed_before_that_is_replaced() -> None:
+def test_readers_of_state_are_recomputed_before_replacement() -> None:
     """And stays to its reader, in the same group."""
     problem = in_time_problem()
     relaxation = relaxation_of(problem, Grouping(6, frozenset({3})))

@@ -1,4 +1,4 @@
-"""What an operator states about one use of it, and the shapes and sizes that it computes with."""
+"""Statements of an operator about one use of it, and the shapes and sizes that it computes with."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Gradient:
     That of a tile ends in the tile's number, ``weight.2``.
     """
     of: Value | Weight | None
-    """What it is the gradient of; None for all weights of the operator together."""
+    """Weight that it is the gradient of; None for all weights of the operator together."""
     saved: tuple[Value, ...] = ()
     """Tensors of the forward pass that it reads."""
     reads: tuple[Weight, ...] = ()
@@ -133,7 +133,7 @@ class Gradient:
     flops: int = 0
     """Work [FLOP]."""
     spared: tuple[tuple[str, int], ...] = ()
-    """What it need not do in one node with another part, by the name of that [FLOP]."""
+    """FLOP saved in one node with another part, by the name of that [FLOP]."""
     workspace_bytes: int = 0
     """Memory only while it runs [B]."""
     added_bytes_moved: int | None = None
@@ -163,9 +163,9 @@ class Declaration:
     """One use of an operator: its forward node and its backward nodes."""
 
     name: str
-    """Of the forward node."""
+    """Name of the forward node."""
     op: str
-    """Of the forward node; those of the backward nodes begin with it."""
+    """Name of the forward node; those of the backward nodes begin with it."""
     outputs: tuple[Value, ...]
     """The result first; only that has a gradient, the others are kept for the backward pass."""
     inputs: tuple[Value, ...] = ()
@@ -189,7 +189,7 @@ class Declaration:
     running: tuple[Weight, ...] = ()
     """Running statistics that the statistics of the batch, all outputs but the result, renew."""
     evaluated: Declaration | None = None
-    """What stands in its place where its first weight is not trained."""
+    """Replacement if its first weight is not trained."""
     phase: Phase = Phase.FORWARD
     recomputable: bool = True
     """Whether the forward node gives the same again."""

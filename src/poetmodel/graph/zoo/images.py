@@ -115,7 +115,7 @@ _WIDTHS: Final = (64, 128, 256, 512)
 
 _BASIC: Final = ((3, 1, True), (3, 1, False))
 _BOTTLENECK: Final = ((1, 1, False), (3, 1, True), (1, 4, False))
-"""Of each convolution of a block: kernel, channels over those of the stage, and whether it has the
+"""Convolutions of a block: kernel, channels over those of the stage, and whether it has the
 stride."""
 
 

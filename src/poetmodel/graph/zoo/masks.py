@@ -1,4 +1,4 @@
-"""What the backward pass reads of activations where a part is trained: bits, not values.
+"""Activations in the backward pass of a partly trained network: bits, not values.
 
 ReLU and ReLU6 pass a gradient or not, and dropout keeps an element or drops it: a bit says which.
 """

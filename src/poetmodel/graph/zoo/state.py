@@ -30,7 +30,7 @@ class UpdateRule:
     flops: int
     """Work [FLOP]."""
     moments: tuple[str, ...] = ()
-    """What it keeps from step to step, each a number in single precision."""
+    """Tensors kept from step to step, each a number in single precision."""
 
     @property
     def state_bytes(self) -> int:
@@ -87,10 +87,10 @@ def update_node(
 FROZEN: Final = "frozen"
 """The state of a step that trains nothing."""
 STATES: Final = (*RULES, FROZEN)
-"""What the state of a step may be: that of an optimizer, or weights that are only read."""
+"""Kinds of state in a step: that of an optimizer, or weights that are only read."""
 
 ALL: Final = "all"
-"""What is trained where nothing else is said."""
+"""Trained parts by default."""
 _PATTERNS: Final = {ALL: "*", "biases": "*.bias"}
 """The patterns of parameters that have a name."""
 
@@ -100,7 +100,7 @@ _RENEWAL_FLOPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateOptions:
-    """What is state of a step, what of it is trained, and in which pieces."""
+    """State of a step, its trained part, and its pieces."""
 
     rule: UpdateRule | None
     """The optimizer; None where nothing is trained."""

@@ -50,7 +50,7 @@ class TapeOptions(TypedDict, total=False):
     tile: str | int | None
     """Split larger weights into state tensors of at most this size, along output channels."""
     train: str | None
-    """What is trained: ``"all"``, ``"last-N"``, ``"biases"``, or a pattern of names."""
+    """Trained parts: ``"all"``, ``"last-N"``, ``"biases"``, or a pattern of names."""
 
 
 class Tape:
@@ -197,7 +197,7 @@ class Tape:
         return sum(weight.size for weight in self._weights.values())
 
     def _resident_bytes(self) -> dict[str, int]:
-        """Return what lies in RAM outside of the graph; nothing where state is inside."""
+        """Return the bytes in RAM outside of the graph; nothing if state is inside."""
         if self._state is not None:
             return {}
         rule = None if self._optimizer is None else OPTIMIZERS[self._optimizer]

@@ -23,7 +23,7 @@ ROUNDING: Final = 1e-7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDecisions:
-    """What a solution of a grouped relaxation decides."""
+    """Decisions in a solution of a grouped relaxation."""
 
     kept: frozenset[tuple[int, int]]
     """(tensor, segment) that stays in RAM."""
@@ -85,7 +85,7 @@ class Disaggregation:
 
     @property
     def resident_bytes(self) -> int:
-        """What resident state takes of RAM [B]."""
+        """RAM of resident state [B]."""
         sizes = (self.stated or self.graph).tensor_bytes
         return sum(sizes[i] for i in self.resident)
 

@@ -190,7 +190,7 @@ def stage_loads(relaxation: Relaxation, x: NDArray[np.float64]) -> NDArray[np.fl
 
 
 class _Span:
-    """What one tensor adds across the ends of stages."""
+    """Bytes of one tensor across the ends of stages."""
 
     def __init__(self, change: NDArray[np.float64], size: int) -> None:
         self.change = change
@@ -205,7 +205,7 @@ class _Span:
             self.parts.append((begin, end, level))
 
     def at(self, stage: int) -> float:
-        """Return what is held across the end of a stage [B]."""
+        """Return the bytes held across the end of a stage [B]."""
         return self.size * sum(level for begin, end, level in self.parts if begin <= stage < end)
 
 

@@ -113,9 +113,9 @@ class BrokenRows(NamedTuple):
     """The rows that an answer breaks and its relaxation does not enforce."""
 
     stages: list[int]
-    """Of stages, the worst first."""
+    """Stages, the worst first."""
     steps: list[tuple[int, int]]
-    """Of steps, where no row of a stage is broken."""
+    """Steps, if no row of a stage is broken."""
     own: dict[int, frozenset[int]]
     """Over stages, by position among those of the problem, with their cuts."""
 

@@ -45,14 +45,14 @@ class FoundSchedule(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofState:
-    """What the proof knows."""
+    """Bounds and rows of the proof."""
 
     bound: float
     """Best lower bound."""
     columns: int
     """Most columns of a relaxation."""
     found: FoundSchedule | None = None
-    """The best schedule, if the search does not know it."""
+    """The best schedule, unless already sent to the search."""
     answer: Schedule | None = None
     """The latest answer of a relaxation, if the search has not had it."""
 

@@ -84,7 +84,7 @@ class Relaxation:
     paged_in_beside: Family
     """Column of ``paged_in_beside[i]``."""
     separators: dict[str, Separator] = field(init=False, default_factory=dict)
-    """What finds its cuts, by family."""
+    """Separators of its cuts, by family."""
     cuts: list[Cut] = field(init=False, default_factory=list)
     """Valid rows found so far, in columns of `form`."""
     lasting: list[Cut] = field(init=False, default_factory=list)
@@ -199,7 +199,7 @@ class Relaxation:
         return list(restated.values())
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
-        """Return what a solution decides."""
+        """Return the decisions of a solution."""
         return GroupDecisions(
             kept=_chosen(self.kept, x) | self.events.kept,
             recomputed=_chosen(self.recomputed, x),
@@ -210,13 +210,13 @@ class Relaxation:
         )
 
     def disaggregate(self, x: NDArray[np.float64]) -> Disaggregation:
-        """Return what a solution is on stages."""
+        """Return a solution in terms of stages."""
         problem, decisions = self.problem, self.decisions(x)
         graph = problem.working_graph
         return disaggregate(graph, self.grouping, self.events, decisions, stated=problem.graph)
 
     def wanted(self, x: NDArray[np.float64], result: Disaggregation) -> list[Restoration]:
-        """Return what a solution counts for its own sake, and what is nowhere in its schedule."""
+        """Return the value that a solution has for its own sake, and its part in no schedule."""
         graph, wants = self.problem.graph, self.problem.wanted
         restorations: list[Restoration] = []
         for beside, groups, placed, kind in (

@@ -196,7 +196,7 @@ class RowGeneration:
         return following
 
     def _rows_to_add(self, groups: int, *, easy: bool) -> int | None:
-        """Return how many rows to add by what the last ones gained; None for all.
+        """Return the number of rows to add, by the gain of the last ones; None for all.
 
         More after a relaxation that was `easy`, of so many groups.
         """

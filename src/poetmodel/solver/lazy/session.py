@@ -1,4 +1,4 @@
-"""What all parts of a lazy solve share: parameters, bounds, the solver, the clock, the figures."""
+"""Shared state of a lazy solve: parameters, bounds, the solver, the clock, the figures."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Session:
     ceiling: InitVar[float] = math.inf
     """Schedules above this value are of no use."""
     bound: InitVar[float] = 0.0
-    """What is proved already, in the unit of the minimized quantity."""
+    """Proved bound so far, in the unit of the minimized quantity."""
     params: LazyParams = field(default_factory=LazyParams)
     give_up_s: float = math.inf
     """How long to go on without any schedule, since the solve was requested [s]."""
@@ -139,7 +139,7 @@ class Session:
     nodes: int = 0
     """Branch-and-bound nodes of all integer models together."""
     root_bound: float | None = None
-    """What was proved before the first integer model, in the unit of the minimized quantity."""
+    """Bound proved before the first integer model, in the unit of the minimized quantity."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set to end every solve that runs."""
     is_late: bool = False
@@ -149,7 +149,7 @@ class Session:
     solver: Solver = field(init=False)
     recomputable: tuple[bool, ...] = field(init=False)
     own: PenalizedObjective | None = field(init=False, default=None)
-    """What own constraints or the objective want for its own sake; None without such."""
+    """Value that own constraints or the objective have for its own sake; None without such."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     telling: threading.RLock = field(default_factory=threading.RLock)
     """Held during a report to the watcher, so that it gets one at a time, and nothing stale."""
@@ -246,7 +246,7 @@ class Session:
         return {"objective_cutoff": value + ALLOWANCE * (1.0 + abs(value))}
 
     def within_cutoff(self, relaxation: Relaxation, bound: float) -> float:
-        """Return what the bound of an integer solve says in the unit of the minimized quantity.
+        """Return the bound of an integer solve in the unit of the minimized quantity.
 
         The solve's cutoff is a little above `upper`; that nothing is below it is proved up to
         `upper`. A bound beyond the cutoff is left as it is: it contradicts a schedule.

@@ -1,4 +1,4 @@
-"""What limits and decisions cost: changed problems, solved in a shared time."""
+"""Costs of limits and decisions: changed problems, solved in a shared time."""
 
 from poetmodel.solver.sensitivity.explanation import Explanation, explain_infeasible
 from poetmodel.solver.sensitivity.limits import Limit, find_limits

@@ -32,7 +32,7 @@ MORE_RAM: Final = (0.01, 0.05)
 
 
 class Forbidden(StrEnum):
-    """What an alternative does without."""
+    """Forbidden decisions of an alternative."""
 
     PAGING = "paging"
     """The tensor is not paged."""
@@ -108,7 +108,7 @@ class MoreRam:
 
     @property
     def saved_j_per_kb(self) -> float | None:
-        """What 1000 bytes more save on average [J]."""
+        """Savings of 1000 more bytes on average [J]."""
         return None if self.saved_j is None else self.saved_j / (self.more_bytes / 1000)
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class MoreRam:
 
 
 _HOMES: Final = {Choice.ON_STORAGE: Forbidden.STORAGE, Choice.RESIDENT: Forbidden.RESIDENCE}
-"""What is forbidden of state, by where it has its home."""
+"""Forbidden decisions on state, by its home."""
 
 
 def find_alternatives(
@@ -235,7 +235,7 @@ def _alternative(
     before: Simulation,
     result: SolveResult | None,
 ) -> Alternative:
-    """Return what was found with something forbidden; no result if it was not asked."""
+    """Return the result with something forbidden; no result if it was not asked."""
     blank = Alternative(tensor=tensors[0], forbidden=way, how=How.BOUNDED)
     if result is None:
         return blank

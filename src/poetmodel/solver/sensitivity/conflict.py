@@ -36,7 +36,7 @@ class _ConflictSearch:
     time_limit: float
     threads: int
     all: list[Stated] = field(default_factory=list)
-    """What the problem is limited by, rows alone or together."""
+    """Limits of the problem, rows alone or together."""
     begun_s: float = field(default_factory=time.monotonic)
     known: list[Schedule] = field(default_factory=list)
     """Schedules that keep some of the limits."""
@@ -64,7 +64,7 @@ class _ConflictSearch:
         return result.status == Status.INFEASIBLE
 
     def least(self, kept: list[Stated], more: list[Stated], *, asked: bool) -> list[Stated]:
-        """Return which of `more` it takes, beside those kept, for a contradiction.
+        """Return the members of `more` needed, beside those kept, for a contradiction.
 
         With `asked` those kept may be one by themselves.
         """

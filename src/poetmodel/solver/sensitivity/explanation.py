@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SHARE: Final = 0.2
 """Part of the time limit that an explanation may take beside the solve."""
 MOST_ROWS: Final = 5
-"""Most own constraints that a sentence names."""
+"""Maximum number of user constraints that a sentence names."""
 UNDECIDED: Final = "whether it takes all of these constraints was not decided in time"
 CONFLICT_SHARE: Final = 0.5
 """Part of its time for finding which own constraints are in conflict."""
@@ -59,13 +59,13 @@ class Explanation:
     obstacles: tuple[str, ...]
     """Limits that no schedule keeps whatever the others are, in words."""
     remedies: tuple[Remedy, ...]
-    """What comes of each change by itself."""
+    """Result of each change by itself."""
     constraints: tuple[str, ...] = ()
     """Names of constraints added to a model that contradict each other or the limits."""
     rows: tuple[str, ...] = ()
     """Names of the problem's own constraints that contradict each other or the limits."""
     limits: tuple[str, ...] = ()
-    """What else takes part in that, in words."""
+    """Further limits in that, in words."""
     notes: tuple[str, ...] = ()
     """Further remarks."""
 

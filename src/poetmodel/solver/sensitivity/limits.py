@@ -44,7 +44,7 @@ class Limit:
 
     @property
     def quantity(self) -> Quantity:
-        """What was minimized."""
+        """Minimized quantity."""
         return Quantity(self.result.problem.minimize)
 
     @property

@@ -1,4 +1,4 @@
-"""What comes of changing one limit of an infeasible problem, and the least amount that works."""
+"""Results of changing one limit of an infeasible problem, and the least amount that works."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ NAMED: Final = 3
 DIGITS: Final = 10
 """Digits of a time or energy that works; what they leave out is within the tolerance of limits."""
 ROUNDED: Final = 1e-6
-"""What a solver's bound on whole numbers may be off by, relatively."""
+"""Relative error of a solver's bound on whole numbers."""
 HALVINGS: Final = 12
 """How often the range is halved that has the RAM a plan with overlapping transfers needs."""
 
 
 class Change(StrEnum):
-    """What of a problem could be changed."""
+    """Changeable limits of a problem."""
 
     RAM = "ram"
     """More RAM."""
@@ -105,7 +105,7 @@ _SIDES: Final = {"upper": "at most", "lower": "at least"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """What comes of one change, with all other limits as they are; amounts in bytes, s or J."""
+    """Result of one change, with all other limits as they are; amounts in bytes, s or J."""
 
     change: Change
     works: bool | None

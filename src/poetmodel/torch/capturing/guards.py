@@ -138,7 +138,7 @@ class Assumptions:
     """All that a captured step depends on and a user may change between steps."""
 
     inputs: tuple[Any, ...]
-    """Of each flat input its `_form`."""
+    """`_form` of each flat input."""
     modules: tuple[int, ...]
     """Identities of the modules."""
     training: tuple[bool, ...]
@@ -147,12 +147,12 @@ class Assumptions:
     settings: tuple[Any, ...]
     """Numbers and words that PyTorch's own modules hold, such as the rate of a dropout."""
     tensors: tuple[Any, ...]
-    """Of each parameter and buffer its `_form`; empty where modules are others, or one is gone."""
+    """`_form` of each parameter and buffer; empty if modules are others, or one is gone."""
     same: tuple[int, ...]
-    """Of each parameter and buffer, and of each input that a step changes or gives a gradient, the
-    place of the first one that is the same tensor."""
+    """Position of the first equal tensor, for each parameter and buffer, and for each input that a
+    step changes or gives a gradient."""
     touched: tuple[int | None, ...]
-    """Of each input with which of what a step changes it has memory in common; empty where a step
+    """Changed objects of the step that each input shares memory with; empty if a step
     changes nothing."""
     autocast: bool
     """Whether autocast is on around the step; what a model does inside is in the graph."""
@@ -186,7 +186,7 @@ class Guards:
         updated = joint.owned if joint.optimizer is not None else ()
         own = [argument for argument in joint.owned if argument in kinds or argument in updated]
         self._changed = Lookup([argument.target for argument in own])
-        """What the step changes of the module."""
+        """Changes of the step to the module."""
         self._changed_inputs = [a.position for a in inputs if a in kinds]
         self._changed_names = [argument.name for argument in own]
         self._changed_names += [joint.input_names[position] for position in self._changed_inputs]
@@ -286,7 +286,7 @@ class Guards:
             yield "autocast is on around the step: use it inside of the model and the loss"
 
     def _assumptions(self, inputs: Sequence[Any]) -> Assumptions:
-        """Return what a step on some flat inputs depends on, as things are now."""
+        """Return the present values that a step on some flat inputs depends on."""
         joint = self._joint
         modules = tuple(joint.module.modules())
         states = [module.__dict__ for module in modules]
@@ -378,7 +378,7 @@ def _is_hooked(tensor: torch.Tensor | None) -> bool:
 
 
 def _hooks_told(name: str, parameters: Sequence[str]) -> str:
-    """Return what is wrong with hooks of parameters, and what to do."""
+    """Return the faults in hooks of parameters, with a remedy."""
     return (
         f"{name}: {listed(parameters)}: a compiled step does not run hooks of parameters "
         "(register_hook, register_post_accumulate_grad_hook); remove them, and do what they do "
@@ -390,7 +390,7 @@ def _hooks_told(name: str, parameters: Sequence[str]) -> str:
 
 
 def _form(value: Any) -> Any:
-    """Return of a tensor all but its values; of anything else its type, and it as text.
+    """Return all of a tensor but its values; of anything else its type and its text.
 
     As text NaN is equal to itself, and numbers of two types are not.
     """

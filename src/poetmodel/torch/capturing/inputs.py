@@ -1,4 +1,4 @@
-"""What a step is called with and what it returns: what that must be, flat and back."""
+"""Inputs and outputs of a step: their rules, flattening and restoring."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ _PLAIN: Final = (
     bool, int, float, complex, str, bytes, NoneType, type, FunctionType, BuiltinFunctionType,
     torch.dtype, torch.device,
 )  # fmt: skip
-"""What comes out of each step as it came out of the capture."""
+"""Outputs of each step in the form of the capture's."""
 
 
 def loss_in(name: str, output: Any) -> Any:

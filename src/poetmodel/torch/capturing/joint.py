@@ -304,7 +304,7 @@ def _faults(joint: Joint) -> Iterator[str]:
 
 
 def _object_fault(user: fx.Node, kind: str) -> str:
-    """Return what is wrong where an operation takes a random generator, or another object."""
+    """Return the fault of an operation that takes a random generator, or another object."""
     what = f"{user.target}{in_module(user)} takes"
     if "Generator" in kind or "generator" in user.kwargs:
         return (

@@ -1,4 +1,4 @@
-"""What the forward pass of a module sets, draws or leaves behind: put back, taken away or refused.
+"""Objects that a module's forward pass sets, draws or leaves behind: restored, removed or refused.
 
 A table that a function keeps (``functools.lru_cache``, a dictionary, a name of a Python module)
 would hold a tensor of the capture, which is no number: eager PyTorch fails that reads it later.
@@ -134,7 +134,7 @@ class _Held:
         self._before = self._begun = _content(value)
 
     def values(self) -> Iterable[Any]:
-        """Return what it held."""
+        """Return the previous content."""
         return self._before.values() if isinstance(self._before, dict) else self._before
 
     def is_as_before(self) -> bool:
@@ -173,7 +173,7 @@ class _Held:
 
 
 class _Flags:
-    """What a tensor of a module has beside its values."""
+    """Properties of a module's tensor beside its values."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -209,7 +209,7 @@ _ABSENT: Final = object()
 _OWN: Final = frozenset(vars(torch.nn.Module()))
 """Names of what every module has: parameters, buffers, hooks, submodules, mode."""
 _SWAPPED: Final = ("_parameters", "_buffers")
-"""What a capture puts tensors of its own into."""
+"""Containers for a capture's own tensors."""
 
 
 def is_of_a_user(value: Any) -> bool:
@@ -237,7 +237,7 @@ class AssignedBuffers:
         self._assigned: set[tuple[str, str]] = set()
         self._known: frozenset[tuple[str, str]] = frozenset()
         self.at_start: Callable[[], object] | None = None
-        """What to do before each forward pass."""
+        """Functions to call before each forward pass."""
 
     def learn(self) -> bool:
         """Copy what was found to be assigned from now on; return whether that is anything new.
@@ -359,7 +359,7 @@ def _form(tensor: torch.Tensor) -> str:
 
 
 def _content(value: Any) -> Any:
-    """Return what is in a container, as a copy: a dict, or a list."""
+    """Return a copy of a container's content: a dict, or a list."""
     return dict(value) if isinstance(value, dict) else list(value)
 
 
@@ -470,10 +470,10 @@ class Leftovers:
     def __init__(self) -> None:
         modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
         self._names = {id(vars(module)): dict(vars(module)) for module in modules}
-        """Of each Python module its names, by the identity of their dictionary."""
+        """Names of each Python module, by the identity of their dictionary."""
         self._collections = _old_collections()
         self._known: list[Callable[[], object]] = []
-        """What empties all that is known to keep tensors."""
+        """Functions that empty all known holders of tensors."""
         self.kept_by: set[str] = set()
         """The names and keys that held such tensors the last time."""
 
@@ -510,7 +510,7 @@ class Leftovers:
         return removals
 
     def _holders(self, kept: Sequence[Any]) -> tuple[list[Callable[[], object]], Sequence[Any]]:
-        """Return what empties those that hold some objects, and those that cannot be emptied."""
+        """Return functions that empty holders of some objects, and holders that stay full."""
         ids = set(map(id, kept))
         holders = [holder for holder in gc.get_referrers(*kept) if holder is not kept]
         removals = [empty for holder in holders for empty in self._removals(holder, ids)]
@@ -543,7 +543,7 @@ class Leftovers:
                 yield partial(setattr, holder, key, None)
 
     def _removal(self, holder: dict[Any, Any], key: Any) -> Callable[[], object]:
-        """Return what takes a key out of a dictionary: a name is what it was, or is None."""
+        """Return a function that removes a key; a module's name is restored, or None."""
         before = self._names.get(id(holder), {})
         owners = gc.get_referrers(holder)
         if not any(isinstance(owner, _Cached) for owner in owners):
@@ -559,5 +559,5 @@ class Leftovers:
 
 
 def _old_collections() -> int:
-    """Return how often Python has collected, and so made oldest objects of others."""
+    """Return the number of full collections so far, after which surviving objects count as old."""
     return sum(int(generation["collections"]) for generation in gc.get_stats()[1:])

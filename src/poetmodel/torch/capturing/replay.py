@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return what tells one storage from all others that are alive."""
+    """Return an identifier of one storage among all that are alive."""
     key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - the only identity on every device
     return key
 
@@ -60,7 +60,7 @@ def temporarily(setter: Callable[[Any], object], value: Any, before: Any) -> Ite
 
 
 def call(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Return what the operation of a node makes of its arguments."""
+    """Return the result of a node's operation on its arguments."""
     return kernel_of(node)(*arguments, **keywords)
 
 
@@ -144,9 +144,9 @@ class Sampler:
         self._left = Counter(self._forms.values())
         """How many of each form are to come, by what the capture predicts."""
         self._first: dict[Hashable, tuple[fx.Node, Hashable, Any]] = {}
-        """Of each form that is to come again: the first one, its true form, and its outputs."""
+        """First of each form that is to come again, its true form, and its outputs."""
         self.like: dict[fx.Node, fx.Node] = {}
-        """Of each operation that was not executed the one whose outputs stand for its own."""
+        """Operation whose outputs stand for those of each operation that was not executed."""
 
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Return the outputs of an operation, or those of one like it."""
@@ -207,7 +207,7 @@ def _fakes(node: fx.Node) -> tuple[Any, Any]:
 
 
 def form_of(*given: Any) -> Hashable:
-    """Return what tells apart calls that do the same work on other values."""
+    """Return a key that is equal for calls that do the same work on other values."""
     leaves, spec = _pytree.tree_flatten(given)
     return spec, tuple(
         (leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset())
@@ -232,7 +232,7 @@ KERNEL: Final = "poetmodel.kernel"
 
 
 def kernel_of(node: fx.Node) -> Callable[..., Any]:
-    """Return what to call for the operation of a node: nearly always its target itself."""
+    """Return the function for the operation of a node: nearly always its target itself."""
     if KERNEL in node.meta:
         chosen: Callable[..., Any] = node.meta[KERNEL]
         return chosen
@@ -340,7 +340,7 @@ class Workspaces:
 
     def __init__(self) -> None:
         self.sizes_bytes: dict[fx.Node, int] = {}
-        """Of each operation that was executed [B]; views take nothing."""
+        """Workspace of each operation that was executed [B]; views take nothing."""
         self._forms: dict[Hashable, int] = {}
 
     def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -56,19 +56,19 @@ class InputKind(StrEnum):
     CONSTANT_TENSOR = "constant"
     """A tensor that the module's code holds on to."""
     MOMENT = "moment"
-    """What an optimizer keeps for a parameter."""
+    """Kinds of an optimizer's state for a parameter."""
     LEARNING_RATE = "learning rate"
     """That of a group of parameters, as the optimizer has it when the step begins."""
 
 
 class OutputKind(StrEnum):
-    """What an output of the graph is for."""
+    """Purposes of an output of the graph."""
 
     LOSS = "loss"
     CHECK = "check"
     """Whether all numbers are finite that the model asked about."""
     OUTPUT = "output"
-    """What else the model returns; handed out at the end of the step, detached."""
+    """Further outputs of the model; handed out at the end of the step, detached."""
     GRADIENT = "gradient"
     """The gradient of an input; accumulated into its ``.grad``."""
     MUTATION = "mutation"
@@ -109,7 +109,7 @@ class OutputSpec:
 
     @property
     def name(self) -> str:
-        """What it is, for people: ``loss``, ``output logits``, ``gradient of conv1.weight``."""
+        """Description for users: ``loss``, ``output logits``, ``gradient of conv1.weight``."""
         if self.target is None:
             return f"{self.kind} {self.path}".strip()
         return f"{self.kind} of {self.target.name}"
@@ -130,7 +130,7 @@ class Lookup:
         """Path of each module below the first, of the one that it is in, and its name there."""
 
     def __call__(self, module: torch.nn.Module) -> list[torch.Tensor]:
-        """Return what is there, in the order of the paths."""
+        """Return the objects there, in the order of the paths."""
         modules = {"": module}
         for path, owner, name in self._modules:
             child = modules[owner].__dict__["_modules"].get(name)
@@ -139,7 +139,7 @@ class Lookup:
 
 
 def _tensor(module: torch.nn.Module, name: str) -> Any:
-    """Return what `getattr` does, which takes ten times as long for what modules keep as here."""
+    """Return the result of `getattr`, in a tenth of its time for attributes that modules keep."""
     state = module.__dict__
     tensor = state["_parameters"].get(name)
     if tensor is None:
@@ -152,26 +152,26 @@ class Joint:
     """A captured step: the joint graph of forward, loss and backward, and its signature."""
 
     name: str
-    """What messages call it."""
+    """Name in messages."""
     module: torch.nn.Module
     """The captured module: the user's at `BODY`, with the loss applied to its output; takes flat
     inputs."""
     graph_module: fx.GraphModule
     """Forward, loss and backward; functional: no operation changes a tensor in place."""
     arguments: tuple[InputSpec, ...]
-    """What goes in: placeholders in order, then constants."""
+    """Inputs: placeholders in order, then constants."""
     results: tuple[OutputSpec, ...]
-    """What comes out, in the order of the graph's output; absent gradients are left out."""
+    """Outputs, in the order of the graph's output; absent gradients are left out."""
     input_spec: Any
     """How inputs are flattened (``torch.utils._pytree.TreeSpec``)."""
     inputs: tuple[Any, ...]
     """The inputs it was captured with, flat."""
     read: ValueGuards
-    """What Python code of the model read from inputs and buffers: the graph holds for that."""
+    """Values of inputs and buffers that Python code of the model read: the graph holds for them."""
     output: OutputForm | None = None
-    """What a step returns that gets its inputs by name; None where it returns its loss."""
+    """Outputs of a step that gets its inputs by name; None if it returns its loss."""
     accumulate: int = 1
-    """What the loss is divided by where the backward pass starts."""
+    """Divisor of the loss at the start of the backward pass."""
     checked: tuple[str, ...] = ()
     """The lines that ask whether numbers are finite; the step is undone where they are not."""
     optimizer: torch.optim.Optimizer | None = None
@@ -190,7 +190,7 @@ class Joint:
         return Lookup([a.target for a in self.owned])
 
     def owned_values(self) -> list[torch.Tensor]:
-        """Return what `owned` stand for now."""
+        """Return the present objects of `owned`."""
         return self._lookup(self.module)
 
     @cached_property
@@ -198,7 +198,7 @@ class Joint:
         return Lookup([source.path for source in self.read.sources if source.position is None])
 
     def read_from(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Return what the sources of `read` stand for now, for flat inputs."""
+        """Return the present objects of the sources of `read`, for flat inputs."""
         buffers = iter(self._read_buffers(self.module))
         return [
             next(buffers) if source.position is None else inputs[source.position]
@@ -215,7 +215,7 @@ class Joint:
         return input_names(self.input_spec, by_name=self.output is not None)
 
     def returned(self, loss: torch.Tensor, others: Sequence[torch.Tensor]) -> Any:
-        """Return what a step hands out: its loss, or an output of the model with its tensors."""
+        """Return the outputs of a step: its loss, or an output of the model with its tensors."""
         return loss if self.output is None else self.output.filled(loss, others)
 
     def named(self, returned: Any) -> dict[str, torch.Tensor]:
@@ -253,7 +253,7 @@ class Joint:
         raise CaptureError(msg)
 
     def value(self, argument: InputSpec, inputs: Sequence[Any] | None = None) -> torch.Tensor:
-        """Return what an argument stands for now: of flat inputs, or those of the capture.
+        """Return the present object of an argument: of flat inputs, or those of the capture.
 
         The parameter or buffer itself, the input, the constant, or for a tangent ones, divided. An
         input that is a number and no tensor is itself; the graph holds it as it was at the capture.

@@ -1,4 +1,4 @@
-"""What is in force while PyTorch captures: fake tensors, annotations, operators left whole.
+"""State of PyTorch during a capture: fake tensors, annotations, operators left whole.
 
 Fake tensors lie in memory as real ones do, and those whose value is known have it.
 """
@@ -63,7 +63,7 @@ def fake_mode(values: KnownValues, *, mkldnn: bool) -> FakeTensorMode:
 
 
 class _RealStrides:
-    """What a fake mode calls for an operation: its own work, and the outputs then corrected."""
+    """Function of a fake mode for an operation: its own work, and the outputs then corrected."""
 
     def __init__(self, mode: FakeTensorMode, values: KnownValues, *, mkldnn: bool) -> None:
         self._mode = mode
@@ -340,7 +340,7 @@ _GENERATORS: Final = (
     "_checkpoint_without_reentrant_generator_impl",  # from PyTorch 2.14 on
     "_checkpoint_without_reentrant_generator",
 )
-"""What ``torch.utils.checkpoint`` calls where it is not reentrant, later releases first."""
+"""Names in ``torch.utils.checkpoint`` if it is not reentrant, later releases first."""
 
 
 @contextmanager
@@ -453,7 +453,7 @@ def _dropout(
     p: float,
     train: bool,  # noqa: FBT001 - as the operator
 ) -> torch.Tensor:
-    """Return what eager does, which makes no copy where nothing is dropped."""
+    """Return eager's result, which is no copy if nothing is dropped."""
     return kernel(x, p, train) if train and p != 0 else x
 
 

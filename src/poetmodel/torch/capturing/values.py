@@ -1,4 +1,4 @@
-"""What a capture knows of values: constants, what follows from inputs and buffers, what was read.
+"""Values in a capture: constants, values of inputs and buffers, and values that were read.
 
 Every fake tensor whose value follows from the code, the inputs and the buffers alone holds that
 value. Python may read it: an ``if``, ``.item()``, a shape that a mask decides. What the read value
@@ -47,7 +47,7 @@ class Given:
     position: int | None
     """Its place among the flat inputs; None for a buffer."""
     path: str = ""
-    """Of a buffer below the captured module."""
+    """Name of a buffer below the captured module."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallExpression:
-    """What an operation gives; its arguments are expressions, and what Python has otherwise."""
+    """Result of an operation; its arguments are expressions, and Python objects otherwise."""
 
     function: Any
     leaves: tuple[Any, ...]
@@ -73,9 +73,9 @@ class Read:
 
     expression: CallExpression
     value: Any
-    """What it was: a number, or nested shapes."""
+    """Value: a number, or nested shapes."""
     what: str
-    """What kind of value, for people."""
+    """Kind of value, for users."""
     line: str
     """Where the code reads it, for people; empty where no line of it is known."""
 
@@ -135,7 +135,7 @@ class KnownValue:
     real: Any
     """None where it is random: then it cannot be read, and that can be told."""
     expression: Given | CallExpression | None = None
-    """What it follows from inputs and buffers by; None for a constant."""
+    """Expression of inputs and buffers; None for a constant."""
     form_only: bool = False
     """Whether only shape, strides and type are those of the value."""
 
@@ -145,7 +145,7 @@ _RANDOM: Final = KnownValue(None)
 
 @dataclass(frozen=True, slots=True)
 class KnownValues:
-    """What is known while a step is captured, and what was read."""
+    """Known values while a step is captured, and the ones that were read."""
 
     reads: dict[CallExpression, Read] = field(default_factory=dict)
     asserts: list[Any] = field(default_factory=list)
@@ -163,7 +163,7 @@ class KnownValues:
             setattr(fake, _VALUE, KnownValue(real, source))
 
     def of(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
-        """Return what an operation gives if its inputs are known; None where they are not.
+        """Return the result of an operation on known inputs; None if they are not known.
 
         Constants in place are constants still; what is written with other values is one no more,
         and neither is what follows from inputs.
@@ -246,7 +246,7 @@ class KnownValues:
             self.read(known, bool(known.real), by=bool)
 
     def selected(self, function: Any, arguments: Any, keywords: Any) -> KnownValue | None:
-        """Return what an operation gives whose shape depends on values; None where not known.
+        """Return the result of an operation whose shape depends on values; None if not known.
 
         Of what a mask selects only the mask needs to be known. Where no more is, only the form of
         the result is.
@@ -311,7 +311,7 @@ def _key(leaf: Any) -> Any:
 
 
 def _known(tensor: torch.Tensor, function: Any) -> KnownValue | None:
-    """Return what is known of a fake tensor."""
+    """Return the known value of a fake tensor."""
     if function.overloadpacket.__name__ in _LITERAL and type(tensor) is torch.Tensor:
         return KnownValue(tensor.clone())
     known: KnownValue | None = getattr(tensor, _VALUE, None)
@@ -461,7 +461,7 @@ _EXPECTED: Final = "poetmodel_expected"
 
 
 class FiniteChecks:
-    """What the forward pass of a capture asks about finite numbers; off until it is turned on."""
+    """Questions about finite numbers in the forward pass of a capture; off by default."""
 
     def __init__(self) -> None:
         self.on = self.of_operators = False

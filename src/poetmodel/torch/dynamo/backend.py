@@ -184,7 +184,7 @@ class Backend(PlannedGraphs):
 
     @property
     def _compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
-        """What makes a function of a graph that was split off."""
+        """Compiler of a graph that was split off."""
         return predicted if self._is_predicted else interpreted
 
     def plan_for(

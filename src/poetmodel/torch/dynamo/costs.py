@@ -1,4 +1,4 @@
-"""What the operations of a joint graph take: memory beside their tensors, and time.
+"""Costs of a joint graph's operations: memory beside their tensors, and time.
 
 Operations of one form (operator, shapes, strides, types, numbers) take the same, whatever their
 values. Each form runs once on made-up tensors, with the caches of libraries full.
@@ -47,15 +47,15 @@ _COPIED_BYTES: Final = 2**26
 
 
 class Form(NamedTuple):
-    """What one form of operation was seen to do. Its fields are plain values, as JSON has them."""
+    """Observations of one form of operation. Its fields are plain values, as JSON has them."""
 
     workspace_bytes: int
     """The highest total of allocations during the operation, less its outputs [B]."""
     time_s: float
     sizes_bytes: list[int]
-    """Of each storage that it makes [B]."""
+    """Sizes of the storages that it makes [B]."""
     layouts: list[list[Any] | None]
-    """Of each output: type, shape, stride, and number of its storage; None for no tensor."""
+    """Type, shape, stride, and storage number of each output; None for no tensor."""
     is_single: bool
     """Whether it returns one tensor, and no tuple."""
 
@@ -71,7 +71,7 @@ class Form(NamedTuple):
 
 
 class Forms:
-    """What the forms of operations do: as seen here, or in earlier processes.
+    """Costs of the forms of operations: as seen here, or in earlier processes.
 
     PyTorch predicts strides that some kernels do not keep (convolutions in bfloat16), and others
     take more memory for it. So what an operation was seen to make is what its readers read.
@@ -101,7 +101,7 @@ class Forms:
         self._ones: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
     def of(self, operations: Operations) -> list[Form]:
-        """Return what each operation of a graph does; what is not known is run once."""
+        """Return the forms of each operation of a graph; unknown ones are run once."""
         key = self._key(operations)
         values = None if key is None else self._cache.read("forms", key)
         with suppress(TypeError):
@@ -113,7 +113,7 @@ class Forms:
         return forms
 
     def _key(self, operations: Operations) -> str | None:
-        """Return what tells a graph from others on this host; None for one of unknown values."""
+        """Return an identifier of a graph on this host; None for one of unknown values."""
         given = [list(map(tensor_form, tensors_in(fake(node)))) for node in operations.arguments]
         with suppress(UnknownError):
             return digest(
@@ -129,7 +129,7 @@ class Forms:
         position = {operation.node: k for k, operation in enumerate(operations.operations)}
         forms: list[Form | None] = [None] * len(position)
         unlike: dict[fx.Node, Any] = {}
-        """What lies in memory otherwise than PyTorch predicts, and views of that."""
+        """Tensors with another memory layout than PyTorch predicts, and views of them."""
 
         def value_of(source: fx.Node) -> Any:
             return unlike[source] if source in unlike else fake(source)
@@ -219,7 +219,7 @@ def on_made_up(run: Callable[[int], Made]) -> Made:
 
 
 def predicted_forms(operations: Operations) -> list[Form]:
-    """Return what each operation of a graph makes by PyTorch's prediction, without workspaces."""
+    """Return the outputs of each operation by PyTorch's prediction, without workspaces."""
     return [_predicted(operation.node) for operation in operations.operations]
 
 

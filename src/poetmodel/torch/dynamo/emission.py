@@ -25,7 +25,7 @@ class Emitter:
     def __init__(self, operations: Operations, file: int) -> None:
         self.graph = fx.Graph()
         self.saved: dict[fx.Node, None] = {}
-        """What the forward pass hands to the backward pass."""
+        """Values from the forward pass to the backward pass."""
         self._operations = operations
         self._file = file
         self._arguments = {node: self.graph.node_copy(node) for node in operations.arguments}
@@ -92,7 +92,7 @@ class Emitter:
         self._current[key] = new
 
     def _value(self, node: fx.Node) -> fx.Node:
-        """Return what shows now what a node of the old graph shows."""
+        """Return the node of the new graph for a node of the old one."""
         stated = self._operations
         if node in self._arguments:
             return self._argument(node)

@@ -48,7 +48,7 @@ MOST_READS: Final = 4
 ATTEMPTS: Final = 5
 """How often a graph is planned again for what Inductor takes beside a plan."""
 _SCANS: Final = frozenset(("cumsum", "prepare_softmax_online"))
-"""What PyTorch has no tag for that says that it reduces."""
+"""Reducing operators that PyTorch has no tag for."""
 _DRAWN: Final = frozenset(
     ("inductor_lookup_seed", "inductor_randint", "inductor_random", "inductor_seed")
 )
@@ -121,7 +121,7 @@ def _is_reduction(node: fx.Node) -> bool:
 
 
 def _elements(node: fx.Node) -> int:
-    """Return how many elements the largest tensor of a node has."""
+    """Return the number of elements in the largest tensor of a node."""
     return max((tensor.numel() for tensor in tensors_in(fake(node))), default=0)
 
 
@@ -191,11 +191,11 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         return self
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Return what keys of Inductor's caches have of it."""
+        """Return the part for keys of Inductor's caches."""
         return str, (self.uuid(),)
 
     def uuid(self) -> str:
-        """Return what tells its plans from those of others."""
+        """Return an identifier of its plans."""
         return self.graphs.key
 
 
@@ -242,7 +242,7 @@ class Measured:
 
 
 def _source(value: Any, *, counts: bool, integer: int) -> Callable[[], Any]:
-    """Return what gives a made-up value: a new one where its memory counts."""
+    """Return the function for a made-up value: a new one if its memory counts."""
     if not isinstance(value, torch.Tensor):
         return lambda: value
     layout, dtype = (value.shape, value.stride()), value.dtype

@@ -1,4 +1,4 @@
-"""What of a joint graph makes memory: operations, and the storages that they make."""
+"""Operations of a joint graph that make memory, and the storages that they make."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ TANGENTS: Final = "tangents"
 
 
 def function_of(node: fx.Node) -> Callable[..., Any]:
-    """Return what to call for a node: its target, or what stands for it."""
+    """Return the function for a node: its target, or a replacement for it."""
     target, chosen = node.meta.get(CHOSEN, (None, None))
     function: Callable[..., Any] = chosen if target is node.target else node.target
     return function
 
 
 def fake(node: fx.Node) -> Any:
-    """Return what a node makes, without its memory, as the capture predicts it."""
+    """Return the output of a node, without its memory, as the capture predicts it."""
     return node.meta.get("val")
 
 
@@ -147,9 +147,9 @@ class Operations:
         """The node that shows a storage as it was made, by its key; None where nobody reads it."""
         self.bytes: dict[int, int] = {}
         self._inlined: dict[int, tuple[int, ...]] = {}
-        """Of what is computed inside of its readers, what it reads: keys by key."""
+        """Inputs of values that are computed inside of their readers: keys by key."""
         self.tuples: dict[fx.Node, set[int]] = {}
-        """Of operations with several results the keys of what they make."""
+        """Keys of the results of operations with several results."""
         self.operations: list[Operation] = []
         written = [
             node for node in graph.nodes if node.meta.get("partitioner_tag") == "must_be_in_forward"

@@ -71,7 +71,7 @@ class SlotFile:
         self._free: dict[int, list[int]] = {}
         self._sums: dict[int, int] = {}
         self.layouts: dict[int, tuple[Any, ...]] = {}
-        """Of the tensor in each slot the bytes of its storage, its first element, shape, stride."""
+        """Storage bytes, first element, shape and stride of the tensor in each slot."""
 
     def write(self, memory: memoryview) -> int:
         """Write a page into a free slot, and return where that is when the medium has it."""

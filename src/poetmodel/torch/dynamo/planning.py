@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 RESULTS: Final = "results"
 """Name of the node that stands for the end of the step, where results are handed over."""
 TOKEN_BYTES: Final = 8
-"""What stands in RAM for each page that is out [B]."""
+"""RAM of the token for each page that is out [B]."""
 MEASURED: Final = "measured"
 """The costs that are measured on this host, in place of estimates."""
 
@@ -108,7 +108,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a back end was asked for; `poetmodel.torch.backend` says what each means."""
+    """Request of a back end; `poetmodel.torch.backend` describes each field."""
 
     ram: str | int
     device: Device | None
@@ -298,7 +298,7 @@ def _node(
 
 
 def _costs(graph: Graph, wanted: Wanted, device: Device, times_s: Sequence[float]) -> Costs:
-    """Return what a step costs: estimated, or as the forms of operations were measured."""
+    """Return the costs of a step: estimated, or from measured forms of operations."""
     estimated = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated.compute_time_s]
     if wanted.costs == MEASURED:
@@ -319,7 +319,7 @@ def _costs(graph: Graph, wanted: Wanted, device: Device, times_s: Sequence[float
 
 
 def _copies_bytes(operations: Operations) -> int:
-    """Return what copies take of arguments that the forward pass overwrites and others read [B]."""
+    """Return the bytes of copies of overwritten arguments that others read [B]."""
     read = {
         source
         for operation in operations.operations

@@ -59,7 +59,7 @@ class PlannedGraphs:
 
     @property
     def key(self) -> str:
-        """What all plans depend on beside their graphs."""
+        """Common dependencies of all plans beside their graphs."""
         wanted = self._wanted
         stated = [str(wanted.ram), str(wanted.device), wanted.time_limit, wanted.gap]
         return digest(host_key(), *stated)

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 METHOD: Final = "forward"
-"""What the step is called in a file."""
+"""Name of the step in a file."""
 _INDEX: Final = "__et_training_{}_index_"
 """The methods of a file that tell where its gradients and its parameters begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """What the file of a program has in it."""
+    """Content of a program's file."""
 
     program: bytes
     greedy_bytes: int
@@ -72,7 +72,7 @@ def lowered(edge: EdgeProgramManager, *, is_ours: bool, time_limit: float = 10.0
 
 
 def _counted(metadata: dict[str, Any], methods: Mapping[str, ExportedProgram]) -> dict[str, Any]:
-    """Return where gradients and parameters begin among what a method returns.
+    """Return the starts of gradients and of parameters among the outputs of a method.
 
     ExecuTorch 1.5.1 counts new values of buffers too, which no method returns.
     """

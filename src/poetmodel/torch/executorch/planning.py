@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     Key = tuple[fx.Node, int]
-    """What makes memory, and the number of its output."""
+    """Node that makes memory, and the number of its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Captured:
     operations: Mapping[str, fx.Node]
     """The node of the edge program for each node of the graph, but for inputs and the end."""
     resident_bytes: int
-    """What is in the arena throughout: parameters that are trained, and buffers that change [B]."""
+    """Bytes in the arena throughout: parameters that are trained, and buffers that change [B]."""
 
 
 def captured(program: ExportedProgram, *, name: str) -> Captured:
@@ -112,7 +112,7 @@ def _names(inputs: Sequence[fx.Node]) -> list[str]:
 
 
 def _values(node: fx.Node) -> Sequence[Any]:
-    """Return what a node makes, as the capture predicts it."""
+    """Return the output of a node, as the capture predicts it."""
     value = fake(node)
     return value if isinstance(value, tuple | list) else (value,)
 
@@ -130,7 +130,7 @@ def _is_random(node: fx.Node) -> bool:
 
 
 def _base(node: fx.Node) -> Key:
-    """Return what made the memory that a node shows."""
+    """Return the node that made a node's memory, and which of its outputs that is."""
     while is_view(node):
         node = node.args[0]
     return (node.args[0], node.args[1]) if _is_item(node) else (node, 0)

@@ -55,7 +55,7 @@ class ExecutorchProgram:
     path: Path
     ram_budget_bytes: int
     arena_bytes: int
-    """What the file asks for: at most the budget [B]."""
+    """Arena of the file: at most the budget [B]."""
     keep_all_bytes: int
     """The most that the same program has in its arena at once where nothing is computed again;
     100 % of a budget [B]."""
@@ -73,7 +73,7 @@ class ExecutorchProgram:
     solve_s: float
     device: str
     sgd: Mapping[str, Any] | None
-    """What ``get_sgd_optimizer`` takes beside the parameters; None without an optimizer."""
+    """Arguments of ``get_sgd_optimizer`` beside the parameters; None without an optimizer."""
     result: SolveResult = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:

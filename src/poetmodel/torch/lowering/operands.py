@@ -41,7 +41,7 @@ _TYPES: Final = {
 }
 
 _LOWERED: Final[dict[Any, Lower]] = {}
-"""What lowers each operator."""
+"""Lowering of each operator."""
 
 
 def lowers(*operators: Any) -> Callable[[Lower], Lower]:
@@ -55,7 +55,7 @@ def lowers(*operators: Any) -> Callable[[Lower], Lower]:
 
 
 def lowering_of(target: Any) -> Lower | None:
-    """Return what lowers an operator, or an operation that PyTorch has none for."""
+    """Return the lowering of an operator, or of an operation that PyTorch has no operator for."""
     return _LOWERED.get(target) or _LOWERED.get(type(target))
 
 
@@ -206,7 +206,7 @@ def _with_defaults(node: fx.Node) -> tuple[Any, ...]:
 # -- what kernels are told about tensors -------------------------------------------------------
 
 SUFFIX: Final = {DataType.REAL: "", DataType.INT32: "_int", DataType.UINT8: "_byte"}
-"""What the name of a kernel ends with where there is one for each type."""
+"""Ending of a kernel's name if there is one for each type."""
 
 _WORDS: Final = {DataType.REAL: "real", DataType.INT32: "int", DataType.UINT8: "byte"}
 _NOUNS: Final = {
@@ -305,7 +305,7 @@ def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> Look
 
 
 def random_site(node: fx.Node) -> int:
-    """Return which of the random operators of its graph a node is."""
+    """Return the position of a node among the random operators of its graph."""
     seeded = torch.Tag.nondeterministic_seeded
     sites = [other for other in node.graph.nodes if seeded in getattr(other.target, "tags", ())]
     return sites.index(node)

@@ -424,7 +424,7 @@ def _lower_copy(op: Lowering) -> None:
 
 
 def _threshold(dropped_ratio: float) -> int:
-    """Return what the 24 bits of an element that is dropped are below."""
+    """Return the threshold for the 24 random bits of an element, below which it is dropped."""
     return round(dropped_ratio * 2**24)
 
 

@@ -30,7 +30,7 @@ aten: Final = torch.ops.aten
 
 
 def _dimensions(look: Look, given: int | Sequence[int] | None) -> list[int]:
-    """Return which dimensions are reduced: all, where none is given."""
+    """Return the reduced dimensions: all, if none is given."""
     rank = len(look.shape)
     if given is None or (not isinstance(given, int) and not given):
         return list(range(rank))
@@ -64,7 +64,7 @@ def _reduce(
 
 
 def _count(op: Lowering, given: int | Sequence[int] | None) -> int:
-    """Return how many elements become one."""
+    """Return the number of elements that become one."""
     x = op.value(op.args[0])
     return math.prod(x.shape[k] for k in _dimensions(x, given))
 

@@ -376,7 +376,7 @@ def _is_index(indices: Sequence[Any], dimension: int) -> bool:
 
 
 def _first(indices: Sequence[Any]) -> int:
-    """Return where the dimensions of the indices come: in place of theirs, or before all others."""
+    """Return the position of the indices' dimensions: in place of theirs, or before all others."""
     used = [k for k, argument in enumerate(indices) if argument is not None]
     return used[0] if used[-1] - used[0] + 1 == len(used) else 0
 

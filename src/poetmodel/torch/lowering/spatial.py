@@ -377,7 +377,7 @@ def _constant_pad(op: Lowering) -> None:
 
 
 def _along(op: Lowering) -> int:
-    """Return how many dimensions an operator works along: its name says it."""
+    """Return the number of spatial dimensions of an operator, from its name."""
     return 1 if "1d" in str(op.node.target) else 2
 
 
@@ -399,7 +399,7 @@ def _pick_backward(op: Lowering, dx: Look, dy: Look, places: Sequence[tuple[int,
 def _neighbours(
     op: Lowering, x: Look, out: Look, factors: Sequence[float | None]
 ) -> list[tuple[int, ...]]:
-    """Return which rows and which columns are the nearest: those that PyTorch itself takes."""
+    """Return the nearest rows and columns, those that PyTorch takes."""
     along = _along(op)
     exact = "exact" in str(op.node.target)
     pick = aten._upsample_nearest_exact1d if exact else aten.upsample_nearest1d
@@ -412,7 +412,7 @@ def _neighbours(
 
 
 def _scales(x: Look, out: Look, *, aligned: bool, factors: Sequence[float | None]) -> list[float]:
-    """Return how far apart in x neighbours of the result are, down and across."""
+    """Return the distances in x between neighbours of the result, down and across."""
     along = len(factors)
     scales = []
     for size, places, factor in zip(x.shape[-along:], out.shape[-along:], factors, strict=True):
@@ -424,7 +424,7 @@ def _scales(x: Look, out: Look, *, aligned: bool, factors: Sequence[float | None
 
 
 def _padded(op: Lowering, x: Look, pads: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return which rows and which columns of x those of the result are."""
+    """Return the rows and columns of x for those of the result."""
     reflected = "reflection" in str(op.node.target)
     ends = list(zip(pads[::2], pads[1::2], strict=True))[::-1]
     sources = []

@@ -101,7 +101,7 @@ class Lowered:
         self.parts = TrainingUnits(joint)
         self.arguments = {argument.node: argument for argument in joint.arguments}
         self.looks: dict[fx.Node, Look] = {}
-        """Of every operation that returns one tensor, and of what the step finds."""
+        """Lowerings of every operation that returns one tensor, and of the step's findings."""
         self.names = {storage.index: storage.name for storage in self.parts.storages}
         self.replaced = {s.replaces for s in self.parts.storages if s.replaces is not None}
         self.unread: dict[str, Buffer] = {}
@@ -187,7 +187,7 @@ class Lowered:
         return value
 
     def _look(self, node: fx.Node, value: torch.Tensor, what: str) -> Look:
-        """Return which elements of which storage a value of the captured graph has."""
+        """Return the elements, and their storage, of a value of the captured graph."""
         numbers = self.parts.reading((node,)).storages
         buffer = self.names[numbers[0]] if numbers else _TANGENT
         return Look(
@@ -341,7 +341,7 @@ class Lowered:
     def _in_place(
         self, unit: Unit, lowering: Lowering, there: set[str]
     ) -> tuple[tuple[str, str], ...]:
-        """Return which input the first output may take over: one that is whole, and lies alike."""
+        """Return the input that the first output may take over: a whole one of the same layout."""
         if not lowering.elementwise or not lowering.has_output(0):
             return ()
         out = lowering.output()

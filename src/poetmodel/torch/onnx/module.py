@@ -83,7 +83,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Use:
-    """What the nodes of a file do with a constant."""
+    """Uses of a constant by the nodes of a file."""
 
     numbers: int = 0
     weights: int = 0

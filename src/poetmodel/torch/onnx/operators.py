@@ -132,7 +132,7 @@ def _alone(proto: Any, opset: int) -> bytes:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator, unused-ignore]
 def evaluated(proto: bytes, *values: Numbers | None) -> tuple[Numbers, ...] | None:
-    """Return what a node makes of numbers; None where that is more than `MOST_NUMBERS`."""
+    """Return the result of a node on numbers; None if that is more than `MOST_NUMBERS`."""
     return _evaluated(proto, values, repr(values))
 
 
@@ -238,7 +238,7 @@ def axis_of(node: OnnxNode, rank: int, default: int = 0, name: str = "axis") -> 
 
 
 def taken(x: torch.Tensor, axis: int, places: list[int]) -> torch.Tensor:
-    """Return what is at some places of an axis."""
+    """Return the elements at some positions of an axis."""
     if not places:
         return x.narrow(axis, 0, 0)
     if places == list(range(places[0], places[0] + len(places))):

@@ -19,7 +19,7 @@ OPSETS: Final = (13, 23)
 """The oldest and the newest version of the operators that is known."""
 _CONTROL_FLOW: Final = frozenset(("If", "Loop", "Scan"))
 _QUANTIZED: Final = re.compile(r"[Qq]uantize|QLinear|Integer")
-"""What operators of quantized networks have in their names."""
+"""Parts of the names of operators of quantized networks."""
 _DOMAINS: Final = ("", "ai.onnx")
 _MOST_CHECKED: Final = 2**31
 """Size of a file from which on ONNX does not check it [B]."""
@@ -56,7 +56,7 @@ class InputRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """What is needed of a file for its floating outputs."""
+    """Part of a file needed for its floating outputs."""
 
     path: Path
     opset: int

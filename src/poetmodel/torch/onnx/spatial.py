@@ -59,7 +59,7 @@ class _Window:
         return max(0, (-(-length // step) - 1) * step + self.reach(axis) - length)
 
     def reach(self, axis: int) -> int:
-        """Return how many elements of an axis the window goes over."""
+        """Return the number of elements of an axis under the window."""
         return self.dilations[axis] * (self.size[axis] - 1) + 1
 
     def _after(self, axis: int, before: int, after: int) -> int:
@@ -131,7 +131,7 @@ def _transposed(node: OnnxNode, x: torch.Tensor, w: Any, b: Any = None) -> torch
 
 
 def _cut(window: _Window, axis: int, more: int, wanted: int, *, upper: bool) -> tuple[int, int]:
-    """Return what goes before and after an axis for a wanted length."""
+    """Return the padding before and after an axis for a wanted length."""
     full = window.strides[axis] * (window.lengths[axis] - 1) + more + window.reach(axis)
     total = full - wanted
     small = total // 2
@@ -246,7 +246,7 @@ def _factors(node: OnnxNode, x: torch.Tensor, scales: Any, sizes: Any) -> list[f
 def _by_pytorch(
     node: OnnxNode, x: torch.Tensor, lengths: list[int], factors: list[float]
 ) -> torch.Tensor | None:
-    """Return what `functional.interpolate` makes; None where it would compute something else."""
+    """Return the result of `functional.interpolate`; None if it would compute something else."""
     plain = list(x.shape[:2]) == lengths[:2] and all(
         length == size * factor
         for length, size, factor in zip(lengths, x.shape, factors, strict=True)
@@ -274,7 +274,7 @@ def _cubic(node: OnnxNode, x: torch.Tensor, lengths: list[int], how: str) -> tor
 
 
 def _sources(size: int, length: int, factor: float, how: str) -> list[float]:
-    """Return where each element of a resized axis comes from."""
+    """Return the source position of each element of a resized axis."""
     if how == "align_corners":
         return [k * (size - 1) / max(length - 1, 1) for k in range(length)]
     if how == "asymmetric":

@@ -79,7 +79,7 @@ def onnx_step(
 
 
 def _outputs(path: str, model: OnnxModule, inputs: tuple[torch.Tensor, ...]) -> Any:
-    """Return what the network makes of inputs; where it cannot, say in which node."""
+    """Return the network's outputs for inputs; on failure, name the node."""
     reached = ""
 
     def enter(name: str) -> Callable[..., None]:
@@ -132,7 +132,7 @@ def _check_ending(path: str, loss: str, ending: OnnxNode | None) -> None:
 
 
 class _Output:
-    """What a model returns, for a loss that has a name."""
+    """Output of a model, by the loss that has a name."""
 
     def __init__(self, path: str, loss: str, output: torch.Tensor, ending: OnnxNode | None) -> None:
         self.output = output

@@ -32,12 +32,12 @@ OF_UPDATES: Final = ("updates", "state_on_storage_bytes", "mirrored_bytes")
 """Fields of a certificate that only steps with an optimizer's updates have."""
 
 REPEATS: Final = 5
-"""Of how many runs the least time is taken, where they take no more than `MEASURING_S`."""
+"""Number of runs of which the least time is taken, if they take no more than `MEASURING_S`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What one run of eager PyTorch and of a compiled step from the same state showed."""
+    """Observations of one run of eager PyTorch and of a compiled step from the same state."""
 
     name: str
     """The step."""
@@ -58,7 +58,7 @@ class Certificate:
     eager_heap_peak_bytes: int
     """The same of eager PyTorch [B]."""
     second_gradients_bytes: int
-    """What gradients that wait for the end of the step take beside those that are there already
+    """Bytes of gradients that wait for the end of the step beside those that are there already
     (``rollback``); no part of the measured peaks, and 0 where nothing waits [B]."""
     written_bytes: int
     """Paged out in a step, as counted [B]."""
@@ -100,7 +100,7 @@ class Certificate:
         return self.heap_peak_bytes <= self.budget_bytes
 
     def summary(self) -> str:
-        """Return what was found, in a few lines."""
+        """Return the findings, in a few lines."""
         if self.differences:
             told = listed(self.differences, most=5)
             same = f"{len(self.differences)} of {self.compared} results differ from eager: {told}"
@@ -241,7 +241,7 @@ class _Timed:
 
     @property
     def total_s(self) -> float:
-        """What all runs took [s]."""
+        """Time of all runs [s]."""
         return sum(time_s for time_s, _ in self.times)
 
     def __call__(self, **options: Any) -> Any:

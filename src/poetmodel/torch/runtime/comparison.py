@@ -116,7 +116,7 @@ def _eager(compiled: Compiled, *, backward: bool = True) -> Any:
 
 
 def _unstable(compiled: Compiled, state: State, expected: Results) -> list[ResultDifference]:
-    """Return which results are others when eager runs again, with modules as it left them.
+    """Return the results that differ when eager runs again, with modules as it left them.
 
     Where it left nothing behind, and loss and buffers of another forward pass are the same, what
     the backward pass computes is too: no Python code of the model runs in it.
@@ -200,7 +200,7 @@ class State:
         if joint.optimizer is not None:
             changed = list(joint.of(InputKind.BUFFER))
         self.changed = {a.name: joint.value(a, inputs) for a in changed if a is not None}
-        """What is changed in place, by name; buffers that are not in the graph stay."""
+        """Objects changed in place, by name; buffers that are not in the graph stay."""
         self._parameters = {a.name: joint.value(a) for a in joint.of(InputKind.PARAMETER)}
         self._moments = Moments(joint)
         self.others = [

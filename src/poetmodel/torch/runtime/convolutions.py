@@ -46,7 +46,7 @@ class Divided:
     divisions: tuple[Division | None, ...]
     """That of the output; or those of the gradients of input and weight."""
     workspace_bytes: int
-    """What it takes then beside its tensors [B]."""
+    """Workspace then [B]."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -54,13 +54,13 @@ class Divided:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Divided:
-        """Return what was written by `to_dict`."""
+        """Return the object that `to_dict` wrote."""
         divisions = tuple(None if d is None else Division(**d) for d in fields["divisions"])
         return cls(**(fields | {"divisions": divisions}))
 
 
 def divided_units(trace: Trace, *, budget_bytes: int) -> list[Divided]:
-    """Return which convolutions need much of a budget, and how to divide them without other bits.
+    """Return the convolutions that need much of a budget, divided without other bits.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def in_parts(trace: Trace, chosen: Iterable[Divided]) -> Trace:
 
 
 def kernels_told(trace: Trace) -> str:
-    """Return which operations of a step are computed in parts, and how."""
+    """Return the operations of a step to compute in parts, and their parts."""
     marked = (unit for unit in trace.parts.units if KERNEL in unit.node.meta)
     return "\n".join(f"{unit.name}: {unit.node.meta[KERNEL]!r}" for unit in marked)
 
@@ -133,7 +133,7 @@ def _example(node: fx.Node) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """What of a convolution is divided, and into how many parts."""
+    """Divided dimension of a convolution, and the number of parts."""
 
     kind: str
     """Images of the ``batch``, channels that go ``in`` or ``out``, or ``groups`` of both; the
@@ -186,7 +186,7 @@ class Forward:
     """An output without memory."""
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, b: Some, *how: Any) -> torch.Tensor:
-        """Return what ``aten.convolution`` does."""
+        """Return the result of ``aten.convolution``."""
         output = torch.empty_like(self.example, device=x.device)
         (division,) = self.divisions
         for y, *part, groups in division.parts(output, x, w, b) if division else ():
@@ -199,7 +199,7 @@ class Backward:
     """The gradients of a convolution in parts, the smaller one first."""
 
     divisions: tuple[Division | None, ...]
-    """Of the gradient of the input, and of those of weight and bias."""
+    """Parts for the gradient of the input, and for those of weight and bias."""
 
     def __call__(
         self,
@@ -209,7 +209,7 @@ class Backward:
         bias_sizes: Sequence[int] | None,
         *how: Any,
     ) -> tuple[Some, ...]:
-        """Return what ``aten.convolution_backward`` does."""
+        """Return the result of ``aten.convolution_backward``."""
         *others, mask = how
         b = dy.new_empty(bias_sizes) if mask[2] else None
         masks = [mask[0], False, False], [False, *mask[1:]]
@@ -259,7 +259,7 @@ class NormBackward:
     divisions: tuple[Division | None, ...]
 
     def __call__(self, dy: torch.Tensor, x: torch.Tensor, *others: Any) -> tuple[Some, ...]:
-        """Return what ``aten.native_batch_norm_backward`` does."""
+        """Return the result of ``aten.native_batch_norm_backward``."""
         *vectors, train, eps, mask = others
         scale = x.new_empty(x.shape[1]) if vectors[0] is None else vectors[0]
         gradients = [
@@ -331,7 +331,7 @@ def _chosen(node: fx.Node, allowed_bytes: int) -> tuple[Any, int] | None:
 
 
 def _statistics(x: torch.Tensor, *vectors: Some) -> list[Some]:
-    """Return what a batch norm saves, in its kernel's type: PyTorch predicts that of the input."""
+    """Return a batch norm's saved statistics in its kernel's type, not in the input's."""
     kept, saved = vectors[:3], vectors[3:]
     kind = next((vector.dtype for vector in kept if vector is not None), x.dtype)
     return [None if vector is None else vector.to(kind) for vector in saved]
@@ -378,7 +378,7 @@ def least_workspace(
 def _measured(
     kernel: Callable[..., Any], arguments: Sequence[Any]
 ) -> tuple[tuple[torch.Tensor, ...], int]:
-    """Return what a kernel makes, and what it takes beside that [B]."""
+    """Return the outputs of a kernel, and its bytes beside them [B]."""
     outputs: list[torch.Tensor] = []
     peak_bytes = heap_peak_bytes(lambda: outputs.extend(tensors_in(kernel(*arguments))))
     return tuple(outputs), max(0, peak_bytes - sum(v.untyped_storage().nbytes() for v in outputs))

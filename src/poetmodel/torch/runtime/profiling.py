@@ -53,8 +53,8 @@ class Profile:
     """The fit that page costs come from; None where no tensor is to be paged."""
     power: Power
     steps_s: tuple[float, ...]
-    """What the operations took together in each step that was timed [s]; of equal operations the
-    first of each step was."""
+    """Time of the operations together in each timed step [s]; one of equal operations counts
+    for all."""
     threads: int
     origin: str = ""
     """Where it comes from, if it was not measured now."""
@@ -274,7 +274,7 @@ class TransferTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paging:
-    """What a folder takes to page."""
+    """Paging costs of a folder."""
 
     page_in: TransferTime
     page_out: TransferTime

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 TORN: Final = (
     "the step updates parameters as soon as it can: some may have been updated, and others not"
 )
-"""What to know of a step that fails where updates are part of it."""
+"""Note on a step that fails if updates are part of it."""
 
 
 _RETURNED: Final = (OutputKind.LOSS, OutputKind.OUTPUT)
@@ -116,7 +116,7 @@ class Runner:
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """What all steps so far have written and read as planned [B]."""
+        """Bytes written and read by all steps so far, as planned [B]."""
         written, read = -self.mirrored_bytes, 0
         for file in (self.file, None if self.homes is None else self.homes.file):
             if file is not None:
@@ -125,7 +125,7 @@ class Runner:
 
     @property
     def mirrored_bytes(self) -> int:
-        """What all steps so far have written of state whose home is RAM, for a rollback [B]."""
+        """Bytes of state with a home in RAM written by all steps so far, for a rollback [B]."""
         return 0 if self.homes is None else self.homes.mirrored_bytes
 
     @property
@@ -201,7 +201,7 @@ class Runner:
             error.add_note(TORN)
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return what the arguments stand for now, in their order."""
+        """Return the present objects of the arguments, in their order."""
         values: list[Any] = self._fixed.copy()
         for index, value in zip(self._owned, self.trace.joint.owned_values(), strict=True):
             values[index] = value
@@ -286,7 +286,7 @@ class Gradients:
         self._values = values
         self._waits = waits
         self._sums: dict[int, torch.Tensor] = {}
-        """What came so far, by the key of its place."""
+        """Values so far, by the key of their place."""
 
     def emit(self, number: int, value: torch.Tensor) -> None:
         """Take a gradient."""

@@ -58,7 +58,7 @@ class Generated:
         for number, emission in enumerate(trace.parts.emissions):
             self.emissions.setdefault(emission.after, []).append(number)
         self.held = {k: e for k, e in enumerate(trace.parts.emissions) if e.held}
-        """What the function returns, by number: the loss, and the new values of buffers."""
+        """Results of the function, by number: the loss, and the new values of buffers."""
         self.count = Counter(step.index for step in program if step.op == Op.COMPUTE)
         self.computed: set[int] = set()
         self.dead = self._dead()
@@ -158,7 +158,7 @@ class Generated:
             yield f"del {', '.join(map(view_name, emission.reads.views))}"
 
     def _kernel(self, unit: Unit, point: int) -> Any:
-        """Return what to call for the computation of a unit at a point of the program."""
+        """Return the function for the computation of a unit at a point of the program."""
         del point
         return kernel_of(unit.node)
 

@@ -69,7 +69,7 @@ class StateTensor:
     owner: str
     """Path of the parameter or buffer below the captured module; for a moment of its parameter."""
     key: str = ""
-    """Of a moment: its key in ``optimizer.state``."""
+    """Key of a moment in ``optimizer.state``."""
 
 
 def aligned(size_bytes: int) -> int:
@@ -82,7 +82,7 @@ class Format:
     """The tensors of a state file, and where it has them."""
 
     name: str
-    """Of the captured step."""
+    """Identifier of the captured step."""
     generations: int
     """How many slots each tensor has: one or two."""
     tensors: tuple[StateTensor, ...]
@@ -129,14 +129,14 @@ class Format:
 
     @staticmethod
     def needed(beginning: bytes) -> int | None:
-        """Return how long the header of a file is that begins so; None if it is none [B]."""
+        """Return the length of the header of a file that begins so; None if it is none [B]."""
         if len(beginning) < _HEADER.size:
             return None
         magic, size, _ = _HEADER.unpack_from(beginning)
         return _HEADER.size + int(size) if magic == _MAGIC else None
 
     def record_offset(self, generation: int) -> int:
-        """Return where the record of a generation begins [B]."""
+        """Return the start of the record of a generation [B]."""
         return aligned(len(self.header)) + generation % RECORDS * aligned(self.record_bytes)
 
     @property
@@ -156,7 +156,7 @@ class Format:
         return self.slot_offset(len(self.tensors), self.generations - 1)
 
     def slot_offset(self, position: int, slot: int) -> int:
-        """Return where a slot of the tensor at a position begins [B].
+        """Return the start of a slot of the tensor at a position [B].
 
         The first slots of all tensors lie together, and so do the second ones.
         """
@@ -178,11 +178,11 @@ class Record:
 
     @classmethod
     def blank(cls, count: int, *, steps: int) -> Self:
-        """Return what there is before anything was written."""
+        """Return the content before anything was written."""
         return cls(generation=0, steps=steps, slots=(ABSENT,) * count, sums=(0,) * count)
 
     def to_bytes(self) -> bytes:
-        """Return how it is written."""
+        """Return the text form."""
         count = len(self.slots)
         head = _RECORD.pack(self.generation, self.steps, count, len(self.random))
         body = head + bytes(self.slots) + struct.pack(f"<{count}Q", *self.sums) + self.random
@@ -254,7 +254,7 @@ PREFIX: Final = ".poetmodel-state-"
 UNFINISHED: Final = ".new"
 """How the name of a file ends that has no whole state yet."""
 LARGE_BYTES: Final = 1 << 20
-"""What is at least as large goes to the medium at once, and leaves RAM; the rest at the commit."""
+"""Size from which data goes to the medium at once, and leaves RAM; the rest goes at the commit."""
 
 _KEPT: Final = "close() brings the state back to RAM"
 
@@ -280,7 +280,7 @@ class StateFile:
     ) -> None:
         self.format = Format.of(tensors, name=name, generations=generations)
         self.record = Record.blank(len(self.format.tensors), steps=steps)
-        """Of the current generation."""
+        """Number of the current generation."""
         self.storages: dict[int, TensorStorage] = {}
         self._positions: dict[int, int] = {}
         for position, tensor in enumerate(self.format.tensors):

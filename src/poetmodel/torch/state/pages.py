@@ -220,7 +220,7 @@ def _remove(descriptor: int, path: Path, process: int) -> None:
 
 
 class Pages:
-    """What a program pages with: the calling thread, or that of an executor in the same order.
+    """Pager of a program: the calling thread, or that of an executor in the same order.
 
     State has its pages in a file of its own; `homes` has the number there of state and of what
     replaces it.
@@ -333,7 +333,7 @@ def checksum(memory: memoryview) -> int:
 # -- memory at one address ---------------------------------------------------------------------
 
 PAGE_BYTES: Final = mmap.PAGESIZE
-"""What the system maps at once [B]."""
+"""Granularity of the system's mappings [B]."""
 
 # From the headers of Linux; Python's `mmap` cannot say at which address.
 _FIXED: Final = 0x10
@@ -445,13 +445,13 @@ class Memory:
 
 
 def _written(entries: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return which pages of a private mapping are no longer those of the file."""
+    """Return the pages of a private mapping that are no longer those of the file."""
     written: NDArray[np.bool_] = ((entries & _THERE) != 0) & ((entries & _OF_FILE) == 0)
     return written
 
 
 class Pagemap:
-    """What the system tells of the pages of this process; use it in a ``with`` block."""
+    """The system's view of this process's pages; use it in a ``with`` block."""
 
     def __enter__(self) -> Self:
         self._descriptor: int | None = None

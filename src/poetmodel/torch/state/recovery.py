@@ -122,7 +122,7 @@ class _Targets:
             for group in optimizer.param_groups
             for p in group["params"]
         }
-        """What the optimizer keeps for each parameter, as far as that is known."""
+        """State of the optimizer for each parameter, as far as that is known."""
 
     def owner(self, tensor: StateTensor) -> torch.Tensor | None:
         """Return the parameter or buffer of a tensor of the file; for a moment its parameter."""
@@ -214,7 +214,7 @@ class _StateLeft:
         self.steps = record.steps
 
     def form(self) -> Format | None:
-        """Return what the file says of itself; None if it says nothing that is known."""
+        """Return the file's description of itself; None if it has none that is known."""
         beginning = os.pread(self._descriptor, _HEADER_BYTES, 0)
         needed = Format.needed(beginning)
         if needed is None or needed > os.fstat(self._descriptor).st_size:

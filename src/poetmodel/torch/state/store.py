@@ -105,7 +105,7 @@ class StateStore:
         self._on_storage: frozenset[int] = frozenset()
         self._trial = False
         self.mirrored_bytes = 0
-        """What was written of state that is in RAM [B]."""
+        """Written bytes of state that is in RAM [B]."""
         model = trace.joint.module.get_submodule(BODY)
         with replaced_by(folder, model) as steps:
             self.file = StateFile(
@@ -133,7 +133,7 @@ class StateStore:
 
     @property
     def on_storage(self) -> frozenset[int]:
-        """What has its home on storage."""
+        """State with a home on storage."""
         return self._on_storage
 
     def view(self, trace: Trace) -> Mapping[int, int]:

@@ -29,7 +29,7 @@ _DROPOUT_BACKWARD: Final = torch.ops.aten.native_dropout_backward.default
 def pair_in_place(
     parts: Units, unit: Unit, last: Sequence[int], kept: Collection[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return which output of a unit may take over which input: numbers of storages, or nothing.
+    """Return the output and the input of a unit that may share memory, by storage number, or none.
 
     `last` has for each storage its last reader. The input must be a whole tensor that a unit has
     made and none reads later, none of those `kept`, and read as it is, not as a view.
@@ -65,7 +65,7 @@ def pair_in_place(
 
 
 def workspace_in_place_bytes(parts: Units, unit: Unit) -> int:
-    """Return what a unit with a pair takes beside its tensors, where workspaces are measured [B].
+    """Return the bytes of a unit with a pair beside its tensors, if workspaces are measured [B].
 
     The gradient of dropout is multiplied by the mask in its own type, which is a tensor of its own.
     """
@@ -76,7 +76,7 @@ def workspace_in_place_bytes(parts: Units, unit: Unit) -> int:
 
 
 def place_of(parts: Units, unit: Unit, read: int) -> int:
-    """Return which argument of a unit is a storage that it reads as it is."""
+    """Return the argument of a unit that is a storage read as it is."""
     return next(
         position
         for position, argument in enumerate(unit.node.args)
@@ -85,7 +85,7 @@ def place_of(parts: Units, unit: Unit, read: int) -> int:
 
 
 def kernel_in_place(node: fx.Node, position: int) -> Kernel | None:
-    """Return what computes a node in the memory of one of its arguments; None where nothing does.
+    """Return the function that computes a node in an argument's memory; None for none.
 
     It takes the arguments of the node, and returns the tensor of that memory.
     """

@@ -75,13 +75,13 @@ class _Run:
 
     parts: tuple[Node, ...]
     inside: tuple[Tensor, ...]
-    """What each but the last makes, which is gone when the next one has run."""
+    """Outputs of each but the last, which are gone when the next one has run."""
     sizes: dict[str, int]
     """The size of each tensor of the graph [B]."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What it reads from outside."""
+        """Inputs from outside."""
         own = {tensor.name for tensor in self.inside}
         read = (name for node in self.parts for name in node.inputs if name not in own)
         return tuple(dict.fromkeys(read))

@@ -29,7 +29,7 @@ ACCEPTED: Final = (
 )
 """The optimizers whose updates can be traced."""
 NADAM_DECAY: Final = 0.96
-"""What the momentum of NAdam approaches its full value by, in each step, to the power of a setting:
+"""Base of the rate at which NAdam's momentum approaches its full value, to the power of a setting:
 see Dozat, Incorporating Nesterov Momentum into Adam (2016)."""
 
 
@@ -320,7 +320,7 @@ def _number(count: torch.Tensor) -> float:
 
 
 Rule: TypeAlias = Sgd | Adam | NAdam | RmsProp | Adagrad
-"""What an optimizer does to the parameters of one group."""
+"""Rule of an optimizer for the parameters of one group."""
 
 _RULES: Final[Mapping[str, type[Rule]]] = {
     "momentum_decay": NAdam,
@@ -333,7 +333,7 @@ _RULES: Final[Mapping[str, type[Rule]]] = {
 
 
 def rule_of(group: Mapping[str, Any]) -> Rule:
-    """Return what an optimizer does to the parameters of a group that has no `group_faults`."""
+    """Return the rule of an optimizer for the parameters of a group that has no `group_faults`."""
     kind = next(kind for key, kind in _RULES.items() if key in group)
     settings = {field.name: group[field.name] for field in fields(kind)}
     if "betas" in settings:
@@ -394,7 +394,7 @@ class LearningRate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimizerSlot:
-    """What an optimizer keeps for a parameter under one key."""
+    """State of an optimizer for a parameter under one key."""
 
     optimizer: torch.optim.Optimizer
     parameter: torch.Tensor
@@ -445,7 +445,7 @@ class OptimizerSlot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FirstValue:
-    """What an exported step keeps beside the optimizer, as it is before the first step."""
+    """State of an exported step beside the optimizer's, before the first step."""
 
     first: torch.Tensor
 

@@ -183,7 +183,7 @@ def _node(parts: Units, unit: Unit) -> Node:
 
 
 def _resident_bytes(joint: Joint, trained: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Return what is in memory for the whole step.
+    """Return the tensors in memory for the whole step.
 
     ``parameters`` are all that the step finds in place: parameters, frozen ones too, buffers and
     constants, but not the inputs, which belong to the caller. ``gradients`` are those of
@@ -212,7 +212,7 @@ KEPT_SHARES: Final = (0.01, 0.001, 0.0)
 next share is tried where too little is left beside what is kept."""
 
 MOST_OF_ROOM: Final = 1 / 3
-"""What is kept takes at most this share of what a budget leaves above the least one."""
+"""Greatest share for kept tensors of the part of a budget above the least one."""
 
 LEAST_HOME_BYTES: Final = 4096
 """State of fewer bytes, less than a page, has its home in RAM always [B]."""
@@ -232,13 +232,13 @@ class Coarse:
 
     graph: Graph
     numbers: tuple[int, ...]
-    """Of each tensor of `graph` the number of its storage; then of those inside of nodes."""
+    """Storage number of each tensor of `graph`; then of those inside of nodes."""
     steps: tuple[Program, ...]
-    """Of each node of `graph` its program: the unit that it is, or several, and what they free."""
+    """Program of each node of `graph`: the unit that it is, or several, and their releases."""
     threshold_bytes: int
     """Storages of fewer bytes are always kept [B]."""
     reserves: tuple[tuple[str, int], ...]
-    """What the plan does not count and a step needs all the same: what for, and how much [B]."""
+    """Uncounted needs of a step: the purpose of each, and its bytes [B]."""
 
     @property
     def reserved_bytes(self) -> int:
@@ -382,7 +382,7 @@ def _run(trace: Trace, free: Collection[int] = ()) -> tuple[Graph, tuple[int, ..
 
 
 def _there(trace: Trace, free: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
-    """Return what is in RAM throughout a step with updates, and its size [B]."""
+    """Return the tensors in RAM throughout a step with updates, and their size [B]."""
     graph = trace.graph
     inputs = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
     if graph.version == 1:

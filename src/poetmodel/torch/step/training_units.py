@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _INPUTS = (InputKind.USER_INPUT, InputKind.LEARNING_RATE)
 _NUMBERS_BYTES: Final = 16
-"""What an update takes beside tensors, if any: a factor in double, and in the type of a tensor."""
+"""Scalars of an update, if any: a factor in double, and in the type of a tensor."""
 
 
 class TrainingUnits(Units):
@@ -38,7 +38,7 @@ class TrainingUnits(Units):
         self, joint: Joint, *, known: Mapping[int, Made] | None = None, measured: bool = True
     ) -> None:
         self._fits: dict[fx.Node, tuple[bool, bool]] = {}
-        """Of each update whether its gradient lies as its parameter does, and fills its memory."""
+        """Whether the gradient of each update has the parameter's layout, and fills its memory."""
         self.last: tuple[int, ...] = ()
         """For each storage the last unit that makes or reads it."""
         super().__init__(joint, known=known, measured=measured)
@@ -155,7 +155,7 @@ class TrainingUnits(Units):
         return whole and self.last[computed[0]] == unit.index
 
     def update_workspace_bytes(self, unit: Unit) -> int:
-        """Return what an update needs beside its gradient: others of its size, and numbers [B]."""
+        """Return the reads of an update beside its gradient: tensors and numbers [B]."""
         update: Any = unit.node.target
         numbers_bytes = min(unit.workspace_bytes, _NUMBERS_BYTES)
         if not isinstance(update, ParameterUpdate):
@@ -250,7 +250,7 @@ class TrainingUnits(Units):
 
 
 def layout_of(value: torch.Tensor) -> TensorLayout:
-    """Return how a tensor that is there before the step lies in its storage."""
+    """Return the layout of a tensor that exists before the step, in its storage."""
     return TensorLayout(
         position=None,
         dtype=value.dtype,

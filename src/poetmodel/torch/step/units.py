@@ -66,18 +66,18 @@ class TensorLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What one operation makes, as seen in a run."""
+    """Outputs of one operation, as seen in a run."""
 
     sizes_bytes: tuple[int, ...]
-    """Of each new storage [B]."""
+    """Size of each new storage [B]."""
     outputs: tuple[tuple[int, TensorLayout], ...]
-    """Of each new output in which of these it lies, and how."""
+    """Storage of each new output among these, and its layout."""
     flops: int
     moved_bytes: int
     workspace_bytes: int
-    """What it takes beside that while it runs [B]."""
+    """Workspace while it runs [B]."""
     gradient_fits: tuple[bool, bool] | None = None
-    """Of an update whether its gradient lies as its parameter does, and fills its memory."""
+    """Whether the gradient of an update has the parameter's layout and fills its memory."""
 
     def to_list(self) -> list[Any]:
         """Return it as plain values."""
@@ -98,7 +98,7 @@ class Made:
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Made:
-        """Return what `to_list` has made plain values of."""
+        """Return the object that `to_list` made plain values of."""
         sizes, outputs, flops, moved_bytes, workspace_bytes, fits = values
         layouts = (
             TensorLayout(
@@ -139,7 +139,7 @@ class TensorStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What must be at hand to get the values of some nodes."""
+    """Sources of the values of some nodes."""
 
     storages: tuple[int, ...]
     """Numbers of the storages behind them, ascending."""
@@ -168,9 +168,9 @@ class Unit:
     moved_bytes: int
     """Bytes that it reads, parameters too, and writes [B]."""
     workspace_bytes: int = 0
-    """What it takes beside its tensors while it runs; 0 too where that was not measured [B]."""
+    """Workspace while it runs; 0 also if that was not measured [B]."""
     in_place: tuple[tuple[int, int], ...] = ()
-    """What it makes that may take over the memory of something it reads: numbers of both."""
+    """Output that may take over the memory of an input: numbers of both."""
 
     @property
     def is_source(self) -> bool:
@@ -219,7 +219,7 @@ class Units:
         self.direct: dict[fx.Node, tuple[int, int]] = {}
         """Nodes that stand for an output of a unit as it is: number of storage, and of layout."""
         self.made: dict[int, Made] = {}
-        """What the operations make, by their place in the captured graph."""
+        """Outputs of the operations, by their place in the captured graph."""
         self._done: set[fx.Node] = set()
         self._begin()
         if known is None:
@@ -291,7 +291,7 @@ class Units:
     def _observe(
         self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any], value: Any
     ) -> Made | None:
-        """Return what an operation makes, if that is anything new."""
+        """Return the output of an operation, if it is anything new."""
         inputs = tensors_in((arguments, keywords))
         there = {storage_key(tensor) for tensor in inputs}
         single = not isinstance(value, tuple | list)

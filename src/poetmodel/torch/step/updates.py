@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from torch import fx
 
 CLIPPED: Final = 1e-6
-"""What ``torch.nn.utils.clip_grad_norm_`` adds to the norm, lest it divides by 0."""
+"""Term that ``torch.nn.utils.clip_grad_norm_`` adds to the norm, lest it divides by 0."""
 
 GRADIENT: Final = "grad"
-"""What the sum of the gradients of a parameter is called, after the parameter."""
+"""Name of the sum of a parameter's gradients, after the parameter."""
 BATCHES: Final = "accumulated_batches"
-"""What is called how many batches such sums are of."""
+"""Name of the number of batches in such sums."""
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -63,7 +63,7 @@ class CustomOperation:
 
 
 class GradientNorm(CustomOperation):
-    """What all gradients are multiplied by so that their norm together is at most a number.
+    """Factor of all gradients so that their norm together is at most a number.
 
     It is the arithmetic of ``torch.nn.utils.clip_grad_norm_``. Gradients are read in the order and
     the memory format of their `parameters`, whose values nobody needs for that.

@@ -26,7 +26,7 @@ class Cut(LinearRow):
     """A valid row ``sum of value * column >= lower`` of a form; its name is that of its family."""
 
     origin: Any = None
-    """What it is about, in stages, nodes and tensors, for its family's `restate`."""
+    """Its stages, nodes and tensors, for its family's `restate`."""
     in_bytes: bool = True
     """Whether it sums bytes rather than decisions."""
 
@@ -45,7 +45,7 @@ class Cut(LinearRow):
 
 
 class Separator(Protocol):
-    """What finds the cuts of one family for one relaxation."""
+    """Separator of one family's cuts for one relaxation."""
 
     family: ClassVar[str]
     lasting: ClassVar[bool]
@@ -56,4 +56,4 @@ class Separator(Protocol):
         """Return cuts that a point violates by more than `least`, the most violated first."""
 
     def restate(self, cut: Cut) -> Iterable[Cut]:
-        """Return what a cut of a coarser relaxation becomes in this one; nothing where it goes."""
+        """Return this relaxation's form of a coarser one's cut; nothing if it goes."""

@@ -184,7 +184,7 @@ class _FractionalPoint:
         return np.cumsum(values, axis=1)
 
     def violations(self, least: float) -> list[_Violation]:
-        """Return what the point violates by more than `least`, the worst first."""
+        """Return the cuts that the point violates by more than `least`, the worst first."""
         violations: list[_Violation] = []
         readers: dict[int, list[int]] = {}
         for j in range(len(self.graph.nodes)):

@@ -32,7 +32,7 @@ class RecomputeMemoryOrigin:
 
 
 class _Stay(NamedTuple):
-    """What says that a tensor that a group begins with stays in RAM."""
+    """Columns for a group's first tensors that stay in RAM."""
 
     leaves: int | None
     """Column of keeping it beyond the group; None where a stage of the group reads it."""
@@ -88,7 +88,7 @@ class RecomputeMemorySeparator:
                 self._add_tensor(i)
 
     def _end(self, group: int) -> tuple[int, frozenset[int]] | None:
-        """Return what the stage row at a group's end leaves to others, and its own tensors."""
+        """Return the rest of the stage row at a group's end, and the group's own tensors."""
         q = self.relaxation.grouping.last_stage[group]
         if q not in self.relaxation.grouping.stage_rows:
             return None
@@ -183,7 +183,7 @@ class RecomputeMemorySeparator:
         return self.first_reader.get((group, output))
 
     def stays(self, group: int, until: int) -> dict[int, _Stay]:
-        """Return what stays in RAM from the beginning of a group up to a stage of it."""
+        """Return the bytes that stay in RAM from the beginning of a group up to a stage of it."""
         stays = dict(self.leaving[group])
         for i, (stage, stay) in self.read[group].items():
             if stage >= until:
@@ -246,7 +246,7 @@ class RecomputeMemorySeparator:
         return Cut.of(pairs, lower=-limit / scale, name=self.family, origin=origin)
 
     def _available(self, group: int, chosen: Mapping[int, _Stay], *, at_end: bool) -> int:
-        """Return how many bytes of these tensors fit where nothing is recomputed.
+        """Return the bytes of these tensors that fit if nothing is recomputed.
 
         All of them cross the end of the group before; at this group's end are those that leave it,
         and what its last stage reads.
@@ -266,7 +266,7 @@ class RecomputeMemorySeparator:
 
 
 class _StayPoint:
-    """What stays in RAM at a point."""
+    """Tensors that stay in RAM at a point."""
 
     def __init__(self, separator: RecomputeMemorySeparator, x: NDArray[Any]) -> None:
         self.separator = separator
@@ -274,7 +274,7 @@ class _StayPoint:
         self._known: dict[tuple[int, int], dict[int, _Stay]] = {}
 
     def stays(self, group: int, until: int | None) -> dict[int, _Stay] | None:
-        """Return what stays up to a stage of a group; None where the stage is."""
+        """Return the tensors that stay up to a stage of a group; None where the stage is."""
         if until is None:
             return None
         if (group, until) not in self._known:

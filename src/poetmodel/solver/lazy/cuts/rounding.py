@@ -45,7 +45,7 @@ class RoundingSeparator:
         self._rows: list[Cut] | None = None
 
     def rows(self) -> list[Cut]:
-        """Return what the enforced stage rows say of their tensors from each size on.
+        """Return the statements of the enforced stage rows about tensors from each size on.
 
         Those found before the time is over; none where RAM is minimized, as the limit is a column.
         """
