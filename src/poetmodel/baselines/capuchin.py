@@ -135,15 +135,20 @@ class _Capuchin:
     def _choose_until_it_fits(self) -> None:
         while self.excess.max() > 0:
             best: tuple[float, Gap, bool] | None = None
+            crowded = [0, *accumulate((self.excess > 0).tolist())]
             for gap in self.gaps:
                 check_time_limit()
-                if gap in self.pages or not self._is_crowded(gap):
+                if crowded[gap.after] == crowded[gap.before + 1] or gap in self.pages:
                     continue
+                saved_bytes = self._saved_bytes(gap)
                 swap = max(0.0, -self._free(gap))
+                least = min(swap, self.computing[self.graph.node_of[gap.tensor]])
+                if best is not None and saved_bytes <= best[0] * least:
+                    continue  # nor with what else must be recomputed
                 overhead = min(swap, self._recomputation(gap)) if swap > 0 else 0.0
                 if overhead == math.inf:
                     continue
-                saving = self._saved_bytes(gap) / overhead if overhead > 0 else math.inf
+                saving = saved_bytes / overhead if overhead > 0 else math.inf
                 if best is None or saving > best[0]:
                     best = (saving, gap, swap == overhead)
             if best is None:
