@@ -109,11 +109,7 @@ class Sets:
         """Return layers by score for their state, each that still trains with the others."""
         graph, tensors = self.freezable.graph, self.freezable.parameters
         sizes = {
-            layer: sum(
-                graph.tensor_bytes[graph.tensor_index[tensor]]
-                for name in names
-                for tensor in tensors[name]
-            )
+            layer: sum(graph.tensor_bytes[graph.tensor_index[x]] for n in names for x in tensors[n])
             for layer, names in self.layers.items()
         }
         chosen: list[str] = []
@@ -140,23 +136,22 @@ def measure(fields: dict[str, Any], _start: None = None) -> Record:
     )  # fmt: skip
     result = choice.result
     overhead_j = result.overhead_j
+    ratio = None if overhead_j is None else overhead_j / result.baseline_energy_j
+    copied = {name: getattr(choice, name) for name in ("score", "bound", "gap", "note")}
     return record(
         KIND,
         run.name,
         cell=fields,
         seconds=time.perf_counter() - begun,
         status=str(choice.status),
-        score=choice.score,
-        bound=choice.bound,
-        gap=choice.gap,
+        **copied,
         total=sum(sets.scores.values()),
         layers=len(choice.layers),
         of_layers=len(sets.layers),
         chosen=list(choice.layers),
         ram_budget_bytes=sets.problem.ram_budget_bytes,
         peak_ram_bytes=result.peak_ram_bytes,
-        overhead_ratio=None if overhead_j is None else overhead_j / result.baseline_energy_j,
-        note=choice.note,
+        overhead_ratio=ratio,
         statistics=dict(choice.selection.statistics),
         rules=rules,
         versions={"torch": torch.__version__, **result.versions},

@@ -106,7 +106,10 @@ _HEAVY: Final = ("conv", "linear", "mm", "matmul", "qkv", "attention_scores", "d
 )
 @all_in_ram
 def selective(problem: Problem) -> Schedule:
-    """Save all outputs of heavy operators, or every second one, whichever fits and is quicker."""
+    """Save the outputs of all heavy operators, or of every second, third or fourth one.
+
+    The quickest schedule that fits is taken.
+    """
     graph = problem.graph
     heavy = [
         i
@@ -115,8 +118,8 @@ def selective(problem: Problem) -> Schedule:
         and any(word in graph.nodes[k].op for word in _HEAVY)
     ]
     fitting: list[tuple[float, Schedule]] = []
-    for saved in (heavy, heavy[::2]):
-        schedule = recompute_once(graph, saved)
+    for step in range(1, 5):
+        schedule = recompute_once(graph, heavy[::step])
         found = simulate(graph, problem.costs, schedule)
         if found.peak_ram_bytes <= problem.usable_ram_bytes:
             fitting.append((found.compute_s or 0.0, schedule))
@@ -125,9 +128,9 @@ def selective(problem: Problem) -> Schedule:
     return min(fitting, key=lambda pair: pair[0])[1]
 
 
-VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr:msps")
-"""The published rule alone of a method that takes the best of its rules, and the scores of DTR's
-paper that do best beside its own."""
+VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr:msps", "dtr:liveness")
+"""The published rule alone of a method that takes the best of its rules, the scores of DTR's paper
+that do best beside its own, and DTR with knowledge of what each stage needs."""
 OWN_ORDER: Final = "dtr, own order"
 """What the runtime of DTR does, as a program: a schedule of stages may take more RAM."""
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from harness import latest, record, warm_up
+from harness import record, warm_up
+from poetmodel.bench.store import RecordFile
 from poetmodel.bench.tables import rows
 from solver_tables import NOTE, aligned, comparison
 
@@ -51,7 +52,7 @@ def keep(request: pytest.FixtureRequest) -> Callable[..., None]:
     path: Any = request.config.getoption("record")
     if path is None:
         return lambda *_, **__: None
-    store = latest(path)
+    store = RecordFile(path, lambda record: (record["kind"], record["name"]))
     return lambda kind, name, **facts: store.add(record(kind, name, **facts))
 
 

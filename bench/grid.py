@@ -10,7 +10,7 @@ import random
 import resource
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -149,28 +149,13 @@ def costs_of(model: str, device: str) -> Costs:
 
 # -- the goals -------------------------------------------------------------------------------------
 
-_PUBLISHED: Final = (
-    "vgg16-cifar",
-    "vgg16",
-    "resnet18-cifar",
-    "resnet18",
-    "resnet50",
-    "transformer",
-    "bert",
-)
+_SHARED: Final = ("vgg16-cifar", "vgg16", "resnet18-cifar", "resnet18", "resnet50")
+_PUBLISHED: Final = (*_SHARED, "transformer", "bert")
 _PUBLISHED_DEVICES: Final = ("paper-m0", "paper-m4", "paper-a72")
 _PUBLISHED_BUDGETS: Final = (FLOOR, "15%", *(f"{share}0%" for share in range(2, 10)))
 _DEADLINES: Final = (None, "105%", "115%", "130%")
 
-_ZOO: Final = (
-    "vgg16-cifar",
-    "vgg16",
-    "resnet18-cifar",
-    "resnet18",
-    "resnet50",
-    "mobilenetv2",
-    "bert-base",
-)
+_ZOO: Final = (*_SHARED, "mobilenetv2", "bert-base")
 _DEVICES: Final = ("mkr1000", "nrf52840", "rpi4b", "jetson-tx2")
 
 _SCALE: Final = {24: 60.0, 48: 180.0, 96: 600.0}
@@ -214,14 +199,6 @@ def _captures(folder: str, goal: int, limit_s: float) -> Iterator[Instance]:
             yield Instance(goal=goal, model=model, device=PROFILE, ram=ram, limit_s=limit_s)
 
 
-def _models() -> Iterator[Instance]:
-    return _captures("models", 6, LIMIT_S)
-
-
-def _whole_steps() -> Iterator[Instance]:
-    return _captures("whole-steps", 7, 2 * LIMIT_S)
-
-
 def _scale() -> Iterator[Instance]:
     for blocks, limit_s in _SCALE.items():
         model = f"{_BERT}{blocks}"
@@ -240,14 +217,14 @@ def _comparison() -> Iterator[Instance]:
                 yield replace(instance, method="paper, Gurobi", limit_s=PAPER_LIMIT_S)
 
 
-_GOALS: Final = {
+_GOALS: Final[dict[int, Callable[[], Iterator[Instance]]]] = {
     1: _published,
     2: _zoo,
     3: _traced,
     4: _scale,
     5: _comparison,
-    6: _models,
-    7: _whole_steps,
+    6: partial(_captures, "models", 6, LIMIT_S),
+    7: partial(_captures, "whole-steps", 7, 2 * LIMIT_S),
 }
 GOALS: Final = tuple(_GOALS)
 """Every goal."""
@@ -277,16 +254,9 @@ def in_running_order(chosen: Sequence[Instance]) -> tuple[Instance, ...]:
 def smoke_instances() -> tuple[Instance, ...]:
     """Return every kind of instance at its smallest size: each goal, method and deadline once."""
     traced = Instance(goal=3, model="", device="", ram="", deadline="150%")
-    small = (
-        replace(
-            instance,
-            model="paper/linear",
-            device="paper-m4",
-            ram="70%" if instance.goal > 1 else FLOOR,
-            limit_s=SMOKE_LIMIT_S,
-        )
-        for instance in (*instances((1, 2, 4, 5, *CAPTURED)), traced)
-    )
+    kinds = (*instances((1, 2, 4, 5, *CAPTURED)), traced)
+    tiny: dict[str, Any] = {"model": "paper/linear", "device": "paper-m4", "limit_s": SMOKE_LIMIT_S}
+    small = (replace(each, **tiny, ram="70%" if each.goal > 1 else FLOOR) for each in kinds)
     return tuple(dict.fromkeys(small))
 
 
@@ -375,6 +345,13 @@ def measure(
     )
 
 
+_COPIED: Final = (
+    *("reason", "formulation", "backend", "requested_gap", "overhead_j", "objective_value"),
+    *("overhead_bound_j", "baseline_energy_j", "build_s", "solve_s"),
+)
+"""Properties of a result that its record has under the same name."""
+
+
 def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any]:
     problem, statistics = result.problem, dict(result.statistics)
     gap = model_gap(statistics) if result.formulation == "paper" else result.objective_gap
@@ -383,25 +360,16 @@ def _facts(result: SolveResult, course: Course, seconds: float) -> dict[str, Any
             course.first_schedule_s = seconds
         course.reach(seconds, gap)
     return {
+        **{name: getattr(result, name) for name in _COPIED},
         "status": str(result.status),
         "termination": str(result.termination),
-        "reason": result.reason,
-        "formulation": result.formulation,
-        "backend": result.backend,
         "gap": gap,
-        "requested_gap": result.requested_gap,
-        "overhead_j": result.overhead_j,
-        "objective_value": result.objective_value,
-        "overhead_bound_j": result.overhead_bound_j,
-        "baseline_energy_j": result.baseline_energy_j,
         "peak_ram_bytes": None if result.simulation is None else result.simulation.peak_ram_bytes,
         "ram_budget_bytes": problem.ram_budget_bytes,
         "deadline_s": problem.deadline_s,
         "violations": len(result.violations),
         "first_schedule_s": course.first_schedule_s,
         "gaps": course.gaps,
-        "build_s": result.build_s,
-        "solve_s": result.solve_s,
         "statistics": statistics,
         "versions": dict(result.versions),
     }

@@ -16,11 +16,11 @@ import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import poetmodel as pm
 from poetmodel.bench.measurement import FAILED, circumstances
-from poetmodel.bench.runner import Progress, Recordable, RunQueue
+from poetmodel.bench.runner import Progress, RunQueue
 from poetmodel.bench.store import RecordFile
 from poetmodel.errors import PoetModelError
 from poetmodel.graph.catalogue import load_model
@@ -65,11 +65,6 @@ def record(kind: str, name: str, **facts: Any) -> Record:
 def recorded(path: Path) -> RecordFile:
     """Return a file in which records are found by the fields of their runs."""
     return RecordFile(path, lambda record: run_key(record["cell"]))
-
-
-def latest(path: Path) -> RecordFile:
-    """Return a file in which the last record of each kind and name counts."""
-    return RecordFile(path, lambda record: (record["kind"], record["name"]))
 
 
 def run_key(fields: dict[str, Any]) -> str:
@@ -241,17 +236,6 @@ def warm_up() -> None:
 # -- studies ---------------------------------------------------------------------------------------
 
 
-class NamedRun(Recordable, Protocol):
-    """A run with a name; in a process of its own, with ``limit_s`` among its fields."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the records."""
-
-
-AnyRun = TypeVar("AnyRun", bound=NamedRun)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """Runs, and what measures one of them."""
@@ -344,7 +328,7 @@ def run_study(study: Study, arguments: Sequence[str] | None = None) -> int:
 
 
 def run_all(
-    runs: Sequence[AnyRun],
+    runs: Sequence[Any],
     study: Study,
     store: RecordFile,
     pool: Executor,
@@ -353,13 +337,14 @@ def run_all(
     """Do runs in their order, in a pool; return 130 where that was interrupted, or 0."""
     workers = settings["workers"]
 
-    def failure(run: AnyRun, error: BaseException) -> Record:
-        if not isinstance(error, ProcessEndedError):
+    def failure(run: Any, error: BaseException) -> Record:
+        if not isinstance(error, ProcessEndedError | PoetModelError):
             raise error
-        facts = {"seconds": error.seconds, "status": FAILED, "reason": str(error)}
+        seconds = getattr(error, "seconds", 0.0)
+        facts = {"seconds": seconds, "status": FAILED, "reason": str(error)}
         return record(study.kind, run.name, cell=run.to_dict(), workers=workers, **facts)
 
-    queue = RunQueue(
+    queue: RunQueue[Any] = RunQueue(
         store=store,
         runs=runs,
         measure=study.measure,

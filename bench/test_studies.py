@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
     from harness import Study
 
-NEEDS: Final = {
-    "mcu": (Target.HOST, Target.M4),
-    "aifes": (Target.M4,),
-}
+NEEDS: Final = {"mcu": (Target.HOST, Target.M4), "aifes": (Target.M4,)}
 """Studies that build and run programs, and for which processors."""
 
 

@@ -164,25 +164,16 @@ def _boards() -> Iterator[StepRun]:
 
 def _policies() -> Iterator[StepRun]:
     """Yield each budget with all methods right after each other."""
+    run = StepRun(part=POLICIES, network="", graph=TILES, device="", limit_s=15.0)
     for network, device, share in product(MLPERF_TINY, (PAGED, MAPPED), SHARES):
-        for method in METHODS:
-            yield StepRun(
-                part=POLICIES,
-                network=network,
-                graph=TILES,
-                device=device,
-                ram=f"{LEAST_RAM}+{share}%",
-                method=method,
-                limit_s=15.0,
-            )
+        at = replace(run, network=network, device=device, ram=f"{LEAST_RAM}+{share}%")
+        yield from (replace(at, method=method) for method in METHODS)
 
 
 def _speed() -> Iterator[StepRun]:
+    run = StepRun(part=SPEED, network="", graph=IN_PLACE, device="rpi4b", gap=0.02, limit_s=60.0)
     for network, ram in product(LARGER, SPEED_BUDGETS):
-        run = StepRun(
-            part=SPEED, network=network, graph=IN_PLACE, device="rpi4b", ram=ram, gap=0.02
-        )
-        yield replace(run, limit_s=60.0)
+        yield replace(run, network=network, ram=ram)
 
 
 _RUNS: Final = {LEAST: _least, BOARDS: _boards, POLICIES: _policies, SPEED: _speed}
@@ -211,25 +202,18 @@ def measure_step(fields: dict[str, Any], _start: None = None) -> Record:
     run = StepRun(**fields)
     graph = graph_of(run.network, run.graph)
     course, begun, cpu_s = Course(), time.perf_counter(), time.process_time()
-    problem, facts = run.problem(), dict[str, Any]()
+    problem, result, facts = run.problem(), None, dict[str, Any]()
+    options: dict[str, Any] = {"time_limit": run.limit_s, "gap": run.gap, "seed": run.seed}
     try:
-        result = run_method(
-            problem,
-            run.method,
-            time_limit=run.limit_s,
-            gap=run.gap,
-            seed=run.seed,
-            on_progress=course.note,
-        )
-        seconds = time.perf_counter() - begun
-        facts = {"status": str(result.status), **_facts(result)}
-        course.reach(seconds, result.objective_gap)
+        result = run_method(problem, run.method, on_progress=course.note, **options)
     except MethodNotApplicableError as error:
-        seconds = time.perf_counter() - begun
         facts = {"status": NOT_APPLICABLE, "reason": str(error), **_limits(problem)}
     except PoetModelError as error:
-        seconds = time.perf_counter() - begun
         facts = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
+    seconds = time.perf_counter() - begun
+    if result is not None:
+        facts = {"status": str(result.status), **_facts(result)}
+        course.reach(seconds, result.objective_gap)
     return record(
         KIND,
         run.name,
@@ -256,29 +240,25 @@ def _limits(problem: Problem) -> dict[str, Any]:
     }
 
 
+_COPIED: Final = (
+    *("reason", "requested_gap", "objective_value", "overhead_j", "overhead_bound_j", "energy_j"),
+    *("time_s", "makespan_s", "peak_ram_bytes", "written_bytes", "read_bytes", "build_s"),
+    "solve_s",
+)
+"""Properties of a result that its record has under the same name."""
+
+
 def _facts(result: SolveResult) -> dict[str, Any]:
     simulation, sizes = result.simulation, result.problem.graph.tensor_bytes
     in_ram = () if simulation is None else simulation.resident
     return {
         **_limits(result.problem),
+        **{name: getattr(result, name) for name in _COPIED},
         "termination": str(result.termination),
-        "reason": result.reason,
         "gap": result.objective_gap,
-        "requested_gap": result.requested_gap,
-        "objective_value": result.objective_value,
         "objective_bound": result.proven_bound,
-        "overhead_j": result.overhead_j,
-        "overhead_bound_j": result.overhead_bound_j,
-        "energy_j": result.energy_j,
-        "time_s": result.time_s,
-        "makespan_s": result.makespan_s,
-        "peak_ram_bytes": result.peak_ram_bytes,
-        "written_bytes": result.written_bytes,
-        "read_bytes": result.read_bytes,
         "resident_state_bytes": sum(sizes[i] for i in in_ram),
         "steps_until_worn": None if simulation is None else simulation.steps_until_worn,
-        "build_s": result.build_s,
-        "solve_s": result.solve_s,
         "statistics": dict(result.statistics),
         "versions": dict(result.versions),
     }

@@ -80,33 +80,31 @@ def _named(formulation: Formulation) -> str:
     return f"- `{formulation.name}`: {names}"
 
 
+_COLUMNS: Final = {
+    "general graphs": "general_graphs",
+    "compute": "compute_aware",
+    "memory": "memory_aware",
+    "power": "power_aware",
+    "recomputes": "recomputes",
+    "pages": "pages",
+    "state": "state_homes",
+}
+"""Heads of the table of methods, and the attribute of each."""
+
+
 def methods_page(text: str) -> str:
     """Return the page of methods with its blocks current."""
-    heads = (
-        "method",
-        "general graphs",
-        "compute",
-        "memory",
-        "power",
-        "recomputes",
-        "pages",
-        "state",
-    )
     rows = [
-        (
-            f"`{entry.name}`",
-            str(entry.general_graphs),
-            str(entry.compute_aware),
-            str(entry.memory_aware),
-            str(entry.power_aware),
-            "yes" if entry.recomputes else "",
-            "yes" if entry.pages else "",
-            str(entry.state_homes),
-        )
+        (f"`{entry.name}`", *(_word(getattr(entry, name)) for name in _COLUMNS.values()))
         for entry in METHODS.values()
     ]
+    heads = ("method", *_COLUMNS)
     text = replace_block(text, "table", table(heads, rows))
     return replace_block(text, "methods", "\n\n".join(map(_told, METHODS.values())))
+
+
+def _word(value: object) -> str:
+    return ("yes" if value else "") if isinstance(value, bool) else str(value)
 
 
 def _told(entry: Method) -> str:
@@ -124,10 +122,11 @@ def _told(entry: Method) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make or check the pages; return the exit status."""
     pages = {PAGE: page, METHODS_PAGE: methods_page}
-    return main_of(
-        lambda: {path: make(path.read_text(encoding="utf-8")) for path, make in pages.items()},
-        arguments,
-    )
+
+    def current() -> dict[Path, str]:
+        return {path: make(path.read_text(encoding="utf-8")) for path, make in pages.items()}
+
+    return main_of(current, arguments)
 
 
 if __name__ == "__main__":

@@ -44,18 +44,6 @@ def rendered(graph: Graph) -> str:
         return path.read_text(encoding="utf-8")
 
 
-def differences(folder: Path, due: dict[Path, str]) -> Iterator[tuple[str, Path]]:
-    """Yield what stands between a folder and its due content: a verb and a file, each."""
-    for path, content in due.items():
-        if not path.is_file():
-            yield "add", path
-        elif path.read_text(encoding="utf-8") != content:
-            yield "change", path
-    for path in sorted(folder.rglob(f"*{SUFFIX}")):
-        if path not in due:
-            yield "remove", path
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make or check the files; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -63,17 +51,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=GRAPHS, help="where the files lie")
     options = parser.parse_args(arguments)
     due = {model_path(options.folder, name): rendered(graph) for name, graph in shipped_graphs()}
-    found = list(differences(options.folder, due))
-    for verb, path in found:
-        sys.stdout.write(f"{verb} {path.relative_to(options.folder)}\n")
-        if options.check:
+    status = 0
+    for path in sorted({*due, *options.folder.rglob(f"*{SUFFIX}")}):
+        verb = "change" if path.is_file() else "add"
+        if path not in due:
+            verb = "remove"
+        elif path.is_file() and path.read_text(encoding="utf-8") == due[path]:
             continue
-        if verb == "remove":
+        sys.stdout.write(f"{verb} {path.relative_to(options.folder)}\n")
+        status = int(options.check)
+        if not options.check and verb == "remove":
             path.unlink()
-        else:
+        elif not options.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, due[path])
-    return 1 if options.check and found else 0
+    return status
 
 
 if __name__ == "__main__":

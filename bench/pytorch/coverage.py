@@ -77,9 +77,7 @@ def _compiled(trial: Any, limit_s: float) -> dict[str, Any]:
     """Compile with room for everything, and verify on both batches."""
     import poetmodel.torch as pmt
 
-    step = pmt.compile(
-        trial.model, trial.loss_fn, trial.inputs, ram="100%", device="rpi4b", time_limit=limit_s
-    )
+    step = _step(trial, limit_s, ram="100%")
     joint = step.compiled.trace.joint
     certificate = step.verify()
     status = WORKS if certificate.equal else DIFFERS
@@ -101,26 +99,26 @@ def _compiled(trial: Any, limit_s: float) -> dict[str, Any]:
 
 def _in_less(trial: Any, limit_s: float, folder: str) -> dict[str, Any] | None:
     """Compile for the smallest budget of `SHARES` that is kept; None where none is."""
-    import poetmodel.torch as pmt
     from poetmodel.errors import BudgetError, NoScheduleError
 
     for share in SHARES:
+        options: dict[str, Any] = {"ram": f"{share:.0%}", "storage": folder}
         try:
-            step = pmt.compile(
-                trial.model, trial.loss_fn, trial.inputs, ram=f"{share:.0%}", device="rpi4b",
-                storage=folder, time_limit=limit_s,
-            )  # fmt: skip
+            step = _step(trial, limit_s, **options)
         except (NoScheduleError, BudgetError):
             continue
         with step:
-            certificate = step.verify()
-        return {
-            "share": share,
-            "equal": certificate.equal,
-            "within": certificate.within_budget,
-            "written_bytes": certificate.written_bytes,
-        }
+            found = step.verify()
+        facts = {"equal": found.equal, "within": found.within_budget}
+        return {"share": share, **facts, "written_bytes": found.written_bytes}
     return None
+
+
+def _step(trial: Any, limit_s: float, **options: Any) -> Any:
+    import poetmodel.torch as pmt
+
+    given = {"device": "rpi4b", "time_limit": limit_s, **options}
+    return pmt.compile(trial.model, trial.loss_fn, trial.inputs, **given)
 
 
 def _in_torch_compile(trial: Any, limit_s: float) -> dict[str, Any]:

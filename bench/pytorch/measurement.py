@@ -53,20 +53,14 @@ def facts_of(compared: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what a comparison finds, or why it ended, and the time that it took."""
     torch.set_num_threads(1)
     begun = time.perf_counter()
-    facts: dict[str, Any] = {
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }
+    facts: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     try:
         facts |= compared()
     except NoPlanError as error:
         facts |= error.facts
     except Exception as error:  # noqa: BLE001 - whatever stops a method is what is to be told
         facts |= {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
-    return facts | {
-        "seconds": time.perf_counter() - begun,
-        "processor_s": time.process_time(),
-    }
+    return facts | {"seconds": time.perf_counter() - begun, "processor_s": time.process_time()}
 
 
 def _compared(run: TrainingRun, folder: str, ram_bytes: int | None) -> dict[str, Any]:
@@ -214,9 +208,7 @@ def compiled(
         "costs": list(found.notes),
     }
     return TrainingMethod(
-        run=step,
-        written_bytes=lambda: found.runner.traffic[0],
-        details=details_of(step) | details,
+        run=step, written_bytes=lambda: found.runner.traffic[0], details=details_of(step) | details
     )
 
 

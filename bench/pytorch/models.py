@@ -104,9 +104,9 @@ def checkpointed(name: str) -> Trial:
     return trial
 
 
-def lora() -> Trial:
-    """Return BERT with PEFT's LoRA: most of its parameters are frozen."""
-    library, trial = import_module("peft"), tried("BERT")
+def lora(name: str) -> Trial:
+    """Return a trial with PEFT's LoRA: most of its parameters are frozen."""
+    library, trial = import_module("peft"), tried(name)
     config = library.LoraConfig(
         task_type="SEQ_CLS", r=4, lora_dropout=0.1, target_modules=["query", "value"]
     )
@@ -259,88 +259,47 @@ def _declare_torchvision() -> list[Any]:
 _KEPT: Final = [] if "torchvision" in sys.modules else _declare_torchvision()
 
 
+_WITHOUT_LABELS: Final = ("DETR", "YOLOS", "HuBERT")
+"""Rows that are tried as variants alone."""
+_MAKE: Final[dict[str, Callable[..., Trial]]] = {
+    "tried": tried,
+    "checkpointed": checkpointed,
+    "autocast": autocast,
+    "lora": lora,
+    "detector": partial(detector, own_loss=False),
+    "matching": partial(detector, own_loss=True),
+}
+
+
 def _transformers() -> dict[str, Make]:
-    """Return the trials of transformers: each row, and variants of some right behind it."""
-    quiet = {"apply_spec_augment": False}
-    no_drop = {**quiet, "layerdrop": 0.0}
-    variants: dict[str, dict[str, Make]] = {
-        "BERT": {"autocast to bfloat16": partial(autocast, "BERT"), "LoRA of PEFT": lora},
-        "Llama": {"autocast to bfloat16": partial(autocast, "Llama")},
-        "Mixtral": {
-            "experts one by one": partial(tried, "Mixtral", experts_implementation="eager"),
-            "experts batched": partial(tried, "Mixtral", experts_implementation="batched_mm"),
-        },
-        "Wav2Vec2": {
-            "no SpecAugment": partial(tried, "Wav2Vec2", **quiet),
-            "no SpecAugment, no layerdrop": partial(tried, "Wav2Vec2", **no_drop),
-        },
-        "HuBERT": {"no SpecAugment, no layerdrop": partial(tried, "HuBERT", **no_drop)},
-    }
-    for name in ("BERT", "GPT-2", "Llama", "T5"):
-        more: dict[str, Make] = {"gradient checkpointing": partial(checkpointed, name)}
-        variants[name] = more | variants.get(name, {})
-    for name in ("DETR", "YOLOS"):
-        losses = {"a loss of one's own": False, "its own loss": True}
-        variants[name] = {x: partial(detector, name, own_loss=own) for x, own in losses.items()}
+    """Return the trials of transformers: each row, and its variants right behind it."""
     found: dict[str, Make] = {}
     for name in TABLE["tried"]:
-        if name not in ("DETR", "YOLOS", "HuBERT"):
+        if name not in _WITHOUT_LABELS:
             found[f"transformers {name}"] = partial(tried, name)
-        for variant, make in variants.get(name, {}).items():
-            found[f"transformers {name}, {variant}"] = make
+        for variant, row in TABLE["variants"].items():
+            if row["of"] == name:
+                make = _MAKE[row.get("make", "tried")]
+                found[f"transformers {variant}"] = partial(make, name, **row.get("sizes", {}))
     return found
 
 
-_TIMM: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "ViT": ("vit_tiny_patch16_224", {"img_size": 64}),
-    "MLP-Mixer": ("mixer_s32_224", {"img_size": 64}),
-    "EfficientNet": ("efficientnet_b0", {}),
-    "ConvNeXt": ("convnext_atto", {}),
-    "RegNet": ("regnety_002", {}),
-    "PoolFormer": ("poolformer_s12", {}),
-}
-_VIT: Final = {"image_size": 64, "patch_size": 16, "num_layers": 2, "num_heads": 4}
-_TORCHVISION: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "ResNet-18": ("resnet18", {}),
-    "DenseNet": ("densenet121", {}),
-    "ShuffleNet": ("shufflenet_v2_x0_5", {}),
-    "SqueezeNet": ("squeezenet1_1", {}),
-    "MobileNetV3": ("mobilenet_v3_small", {}),
-    "ViT": ("VisionTransformer", {**_VIT, "hidden_dim": 32, "mlp_dim": 64}),
-}
-_SMALL_UNET: Final = {
-    "block_out_channels": (16, 32),
-    "layers_per_block": 1,
-    "attention_head_dim": 8,
-    "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
-    "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
-}
-_UNET: Final = {
-    "block_out_channels": (32, 64, 64),
-    "layers_per_block": 2,
-    "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D"),
-    "up_block_types": ("UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
-}
 _KINDS: Final = {"U-Net": "Unet", "FPN": "FPN", "DeepLabV3+": "DeepLabV3Plus"}
-
 TRIALS: Final[dict[str, Make]] = {
     **_transformers(),
     **{
-        f"{library} {name}": partial(classifier, library, model, **options)
-        for library, rows in (("timm", _TIMM), ("torchvision", _TORCHVISION))
-        for name, (model, options) in rows.items()
+        f"{library} {name}": partial(classifier, library, row["name"], **row.get("sizes", {}))
+        for library in ("timm", "torchvision")
+        for name, row in TABLE[library].items()
     },
     "torchvision Faster R-CNN": faster_rcnn,
-    "diffusers UNet2D": partial(unet2d, 2, 16, **_SMALL_UNET),
-    **{
-        f"segmentation-models-pytorch {name}": partial(segmentation, kind)
-        for name, kind in _KINDS.items()
-    },
+    "diffusers UNet2D": partial(unet2d, 2, 16, **TABLE["unet2d"]["tried"]),
+    **{f"segmentation-models-pytorch {x}": partial(segmentation, k) for x, k in _KINDS.items()},
     "MONAI UNet": volumes,
 }
 """What is tried, by library and name."""
 CAPTURED: Final[dict[str, Make]] = {
     **{name: partial(captured, name) for name in TABLE["captured"]},
-    "unet2d": partial(unet2d, SAMPLES // 2, 32, **_UNET),
+    "unet2d": partial(unet2d, SAMPLES // 2, 32, **TABLE["unet2d"]["captured"]),
 }
 """What is captured, by name."""

@@ -7,12 +7,13 @@ import gc
 import os
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     import torch
 
@@ -20,10 +21,8 @@ PERIOD_S: Final = 0.0005
 """Time between two samples of the anonymous pages [s]."""
 THRESHOLD_BYTES: Final = 16 * 1024
 """Memory of at least this size goes back to the kernel when it is freed [B]."""
-
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _RESET_HIGH_WATER_MARK: Final = "5"
 
 
@@ -46,33 +45,26 @@ def give_back_at_once() -> None:
 
     It keeps some for later otherwise, so that a process holds what no tensor needs any more.
     """
-    library = ctypes.CDLL(None)
     for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
-        if not library.mallopt(option, THRESHOLD_BYTES):
-            msg = f"mallopt({option}) was refused"
-            raise OSError(msg)
+        if not ctypes.CDLL(None).mallopt(option, THRESHOLD_BYTES):
+            raise OSError(f"mallopt({option}) was refused")
 
 
 def process_peak(work: Callable[[], object]) -> ProcessPeak:
     """Measure the memory of this process while something runs.
 
-    In a thread of its own there are no holes in the heap that others have left, such as a solver;
-    those would take small tensors, and keep their pages after them.
+    Run it in a thread of its own, whose heap has no holes that others have left, such as a solver:
+    these would take small tensors, and keep their pages after them.
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text(_RESET_HIGH_WATER_MARK, encoding="ascii")
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(PERIOD_S)
-    try:
-        with _Samples() as samples:
-            work()
-    finally:
-        sys.setswitchinterval(interval_s)
+    with _samples() as samples:
+        work()
     return ProcessPeak(
-        before_bytes=samples.first[0],
-        anonymous_bytes=samples.highest,
-        total_before_bytes=samples.first[1],
+        before_bytes=samples[0][0],
+        anonymous_bytes=max(anonymous for anonymous, _ in samples[1:]),
+        total_before_bytes=samples[0][1],
         total_bytes=_high_water_mark_bytes(),
     )
 
@@ -90,53 +82,51 @@ def anonymous_bytes(tensors: Iterable[torch.Tensor]) -> int:
     )
 
 
-class _Samples:
-    """Reads how many pages are resident again and again, in a thread."""
+@contextmanager
+def _samples() -> Iterator[list[tuple[int, int]]]:
+    """Read anonymous and all resident pages again and again, in a thread [B].
 
-    def __init__(self) -> None:
-        self._statistics = os.open("/proc/self/statm", os.O_RDONLY)
-        self.first = (0, 0)
-        """Anonymous and all resident pages in the beginning, the thread's own included [B]."""
-        self.highest = 0
-        """Most anonymous pages of a sample [B]."""
-        self._began, self._stopped = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._go_on, daemon=True)
+    The first sample is of before, the thread's own pages included.
+    """
+    found: list[tuple[int, int]] = []
+    began, stopped = threading.Event(), threading.Event()
+    statistics = os.open("/proc/self/statm", os.O_RDONLY)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._began.wait()
-        self.first = self._read()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-        os.close(self._statistics)
-
-    def _go_on(self) -> None:
-        while not self._stopped.wait(PERIOD_S):
-            self.highest = max(self.highest, self._read()[0])
-            self._began.set()
-
-    def _read(self) -> tuple[int, int]:
-        _, resident, shared, *_ = map(int, os.pread(self._statistics, 128, 0).split())
+    def read() -> tuple[int, int]:
+        _, resident, shared, *_ = map(int, os.pread(statistics, 128, 0).split())
         return (resident - shared) * _PAGE_BYTES, resident * _PAGE_BYTES
+
+    def go_on() -> None:
+        highest = 0
+        while not stopped.wait(PERIOD_S):
+            anonymous, resident = read()
+            if anonymous > highest:
+                highest = anonymous
+                found.append((anonymous, resident))
+            began.set()
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(PERIOD_S)
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    began.wait()
+    found.insert(0, read())
+    try:
+        yield found
+    finally:
+        stopped.set()
+        thread.join()
+        os.close(statistics)
+        sys.setswitchinterval(interval_s)
 
 
 def _high_water_mark_bytes() -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    msg = "/proc/self/status has no VmHWM"
-    raise OSError(msg)
+    status = Path("/proc/self/status").read_text(encoding="ascii").split()
+    return int(status[status.index("VmHWM:") + 1]) * 1024
 
 
 def _mapped_files() -> list[tuple[int, int]]:
     """Return first and last address of what is mapped from files."""
-    found = []
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        addresses, _, _, _, inode, *_ = line.split()
-        if inode != "0":
-            begin, end = (int(address, 16) for address in addresses.split("-"))
-            found.append((begin, end))
-    return found
+    lines = map(str.split, Path("/proc/self/maps").read_text(encoding="utf-8").splitlines())
+    mapped = [addresses.split("-") for addresses, _, _, _, inode, *_ in lines if inode != "0"]
+    return [(int(begin, 16), int(end, 16)) for begin, end in mapped]

@@ -13,15 +13,7 @@ import torch
 
 from poetmodel import torch as pmt
 from poetmodel.errors import BudgetError, NoScheduleError
-from pytorch.measurement import (
-    RAN,
-    NoPlanError,
-    details_of,
-    facts_of,
-    no_plan,
-    pairs_of,
-    share_of,
-)
+from pytorch.measurement import RAN, NoPlanError, details_of, facts_of, no_plan, pairs_of, share_of
 from pytorch.networks import NETWORKS
 from pytorch.peers import TrainingMethod, checkpoint_per_block, eager, hooks_to_file
 from pytorch.process_memory import anonymous_bytes, give_back_at_once, process_peak

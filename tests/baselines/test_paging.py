@@ -143,21 +143,30 @@ def test_offload_hand_trace() -> None:
     assert simulate(graph, None, schedule).peak_ram_bytes == 8
 
 
-def test_a_tensor_comes_in_for_each_of_its_readers() -> None:
-    """Read by two backward nodes that are no neighbours, it comes in twice and is written once."""
+@pytest.mark.parametrize(
+    ("workspace", "page_ins"),
+    [
+        (2, ((2, 0),)),  # `h` takes 1 + 1 + 2 beside `f`: 8 bytes
+        (3, ((2, 0), (4, 0))),  # 9 bytes: `f` must leave for it
+    ],
+)
+def test_a_tensor_comes_in_once_or_for_each_reader(workspace: int, page_ins: object) -> None:
+    """It stays from its first reader in the backward pass to the last if `h` has room beside it."""
     graph = Graph(
         name="twice",
         nodes=(
             operation("f", output_bytes=4),
             operation("loss", output_bytes=1, phase="loss"),
             operation("g", output_bytes=1, phase="backward", inputs=("f", "loss")),
-            operation("h", output_bytes=1, phase="backward", inputs=("g",)),
+            operation(
+                "h", output_bytes=1, phase="backward", inputs=("g",), workspace_bytes=workspace
+            ),
             operation("w", output_bytes=1, phase="update", inputs=("f", "h")),
         ),
     )
     schedule = offload_all(Problem(graph, even_costs(graph), ram=8))
     assert schedule.M_out == ((0, 0),)
-    assert schedule.M_in == ((2, 0), (4, 0))
+    assert schedule.M_in == page_ins
 
 
 def test_offload_budget_is_not_bent() -> None:
@@ -347,6 +356,51 @@ def test_recomputation_that_does_not_fit_becomes_a_swap() -> None:
     assert _left(problem) == ([0], [])
     roomy = Graph(name="roomy", nodes=(operation("b", output_bytes=4), *graph.nodes[1:]))
     assert _left(Problem(roomy, costs, ram=10)) == ([], [0])
+
+
+def test_saving_beyond_the_budget_does_not_count_by_hand() -> None:
+    """Of `a` and `b`, 8 and 4 bytes, one must leave while `c` is 3 bytes above the budget.
+
+    All bytes for 3 J and 2 J of recomputation: 8 / 3 J before 4 / 2 J. Needed are 3 bytes, and
+    `b` saves these for less.
+    """
+    graph = Graph(
+        name="needed",
+        nodes=(
+            operation("a", output_bytes=8),
+            operation("b", output_bytes=4),
+            operation("c", output_bytes=5),
+            operation("d", output_bytes=1, inputs=("b",)),
+            operation("e", output_bytes=1, inputs=("a",)),
+        ),
+    )
+    costs = Costs.from_arrays(
+        graph, compute_time_s=[3.0, 2, 1, 1, 1], compute_energy_j=[3, 2, 1, 1, 1]
+    )
+    problem = Problem(graph, costs, ram=14, paging=False)
+    assert _left(problem, "published") == ([], [0])
+    assert _left(problem, "energy") == ([], [1])
+
+
+@pytest.mark.parametrize(("ram", "again"), [(9, [0, 1]), (8, [0, 1, 0])])
+def test_what_is_recomputed_for_others_stays_where_there_is_room(
+    ram: int, again: list[int]
+) -> None:
+    """`d` needs `b`, and `b` needs `a`: with 4 + 4 + 1 bytes `a` stays until `e` reads it."""
+    graph = Graph(
+        name="collective",
+        nodes=(
+            operation("a", output_bytes=4),
+            operation("b", output_bytes=4, inputs=("a",)),
+            operation("c", output_bytes=6),
+            operation("d", output_bytes=1, inputs=("b",)),
+            operation("e", output_bytes=1, inputs=("a",)),
+        ),
+    )
+    problem = Problem(graph, even_costs(graph), ram=ram, paging=False)
+    assert _left(problem) == ([], again)
+    alone = capuchin(problem, refined=False)
+    assert [k for t, k in alone.R if k < t] == [0, 1, 0]
 
 
 def test_refused_with_the_stage_that_does_not_fit() -> None:

@@ -17,6 +17,7 @@ from poetmodel.baselines.swap_advisor import _GeneticSearch, swap_advisor
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.graph import Graph, floor, operation
+from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.schedule import simulate
 
@@ -38,6 +39,26 @@ def test_finds_the_cheaper_swap(transfer_j: tuple[float, float], swapped: int) -
     schedule = swap_advisor(_either(transfer_j))
     assert [i for _, i in schedule.M_in] == [swapped]
     assert schedule.M_out == ((swapped, swapped),)
+
+
+def test_hidden_transfers_are_free_by_hand() -> None:
+    """The gap of `a` hides both of its transfers, 1.5 s each way in 3 s; that of `b` 1 s of 2 s.
+
+    So `a` goes where only the time counts that nothing hides, and `b` where transfers add up.
+    """
+    graph = gap_graph()
+    ones = [1.0] * 5
+    pages = [(seconds, 1.0) for seconds in (1.5, 1.0, 1.0, 1.0, 1.0)]
+    costs = Costs.from_arrays(
+        graph, compute_time_s=ones, compute_energy_j=ones, page_in=pages, page_out=pages
+    )
+    problem = Problem(graph, costs, ram=9, minimize="time", deadline_counts="overlap")
+    added, hidden = (_GeneticSearch(problem, 0, hidden=hidden) for hidden in (False, True))
+    assert [gap.tensor for gap in added.run()] == [1]
+    assert [gap.tensor for gap in hidden.run()] == [0]
+    assert hidden.late_s.tolist() == [0.0, 1.0]
+    best = min(verify(problem, search.schedule()).simulation.time_s for search in (added, hidden))
+    assert verify(problem, swap_advisor(problem)).simulation.time_s == best
 
 
 def test_plan_that_the_search_starts_from() -> None:

@@ -17,9 +17,8 @@ import pytest
 def test_parts_that_are_trained(trained: str, names: list[str]) -> None:
     """A norm belongs to the layer before it, and takes running statistics where it is frozen."""
     pytest.importorskip("torch")
-    from torch import nn
-
     from masks import train
+    from torch import nn
 
     layers = (nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4, bias=False))
     model = nn.Sequential(*layers, nn.Linear(4, 2))

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import addresses
 import against
 import compared
-import constraints
 import what_trains_where as trains
 from compared import CURVES, LAYERED, MAIN, SAME, layered_graph, methods_of, problems
-from constraints import MODEL, TOTALS, WITHOUT, OwnRun, measure_own
 from grid import (
     FLOOR,
     METHODS,
@@ -30,12 +26,8 @@ from grid import (
 )
 from harness import recorded
 from poetmodel.baselines import METHODS as SHIPPED
-from poetmodel.device import Costs, Device
 from poetmodel.device.io import device_names
-from poetmodel.graph import checkpoint_all_peak_bytes, floor, zoo
-from poetmodel.planner import make_plan
-from poetmodel.problem.io import parse_constraints
-from poetmodel.schedule import checkpoint_all
+from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.solver import SolveProgress
 from pytorch import compare
 from pytorch.runs import (
@@ -141,38 +133,7 @@ def test_measurement_is_plain_data_and_ends_where_the_solve_ended() -> None:
     assert (hopeless["status"], hopeless["first_schedule_s"]) == ("infeasible", None)
 
 
-# -- own constraints -------------------------------------------------------------------------------
-
-
-def test_every_constraint_comes_right_after_the_instance_without_it() -> None:
-    """The same load then lies on both; all instances are of the grid, with their limits."""
-    runs = list(constraints.runs())
-    assert {run.instance for run in runs} <= set(instances())
-    for before, run in pairwise(runs):
-        if run.form == TOTALS:
-            assert before == OwnRun(instance=run.instance, own=run.own, text=run.text, form=WITHOUT)
-
-
-@pytest.mark.parametrize("run", [run for run in constraints.runs() if run.form == TOTALS])
-def test_what_a_constraint_names_is_in_its_graph(run: OwnRun) -> None:
-    """As a user's file it gives rows, or an objective."""
-    problem = parse_constraints(run.text, run.instance.problem(), source=run.own)
-    assert problem.constraints or problem.own_objective
-
-
-def test_a_constraint_holds_in_both_forms() -> None:
-    """Both cost the same, and more than nothing; records say how it was stated."""
-    small = {run.form: run for run in constraints.smoke_runs() if "at_most = 2" in run.text}
-    facts = {form: measure_own(run.to_dict()) for form, run in small.items()}
-    cost = {form: found["overhead_j"] for form, found in facts.items()}
-    assert cost[TOTALS] == pytest.approx(cost[MODEL], rel=2 * constraints.GAP)
-    assert cost[WITHOUT] < cost[TOTALS] * (1 - 2 * constraints.GAP)
-    for form, found in facts.items():
-        assert found["name"].endswith(f"| at most 2 of 4 recomputations | {form}")
-        assert found["formulation"].startswith("compact" if form == MODEL else "lazy")
-
-
-# -- whole steps, two states of the code, addresses ------------------------------------------------
+# -- whole steps, two states of the code -----------------------------------------------------------
 
 
 def test_every_network_meets_every_board() -> None:
@@ -211,16 +172,6 @@ def test_both_states_solve_each_instance_in_turns() -> None:
     assert len({run.key for run in found}) == len(found) == 4 * len(against.SAMPLE)
     assert [run.code for run in found[:4]] == ["before", "here", "here", "before"]
     assert len({run.instance for run in found[:4]}) == 1
-
-
-def test_a_plan_is_placed_in_three_ways() -> None:
-    """None is below the bound, and the search is never worse than what it begins with."""
-    graph = zoo.ds_cnn(state="sgd", in_place=True)
-    costs = Costs.estimate(graph, Device.load("nrf52840"))
-    found = addresses.measured(graph, make_plan(graph, costs, checkpoint_all(graph), mode="dma"))
-    assert found["lower_bound_bytes"] <= found["arena_bytes"] <= found["greedy_bytes"]
-    assert found["lower_bound_bytes"] <= found["in_order_bytes"]
-    assert found["violations"] == []
 
 
 # -- every method ----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What solves claim about small problems, and what of it does not hold.
 
 Every way to solve a problem is tried against exhaustive search, or, where that takes too long,
-against the best schedule that any way has found. `bench/refute.py` looks for faults in thousands.
+against the best schedule that any way has found. `tests/refute.py` looks for faults in thousands.
 """
 
 from __future__ import annotations

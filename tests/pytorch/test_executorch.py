@@ -13,11 +13,11 @@ import pytest
 pytest.importorskip("executorch", reason="needs the extra executorch: tox -e executorch")
 
 import torch
+from executorch_arenas import NETWORKS, enough, trained
 from torch import nn
 from torch.nn import functional
 
 import poetmodel.torch as pmt
-from executorch_arenas import NETWORKS, enough, trained
 from kit.commands import invoke
 from mcu import networks
 from poetmodel.errors import BudgetError, InputError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from poetmodel.baselines.engine import cheapest
 from poetmodel.baselines.homes import in_either_home
 from poetmodel.baselines.paging import (
     Gap,
+    GapExecution,
     Overhead,
     StorageSpace,
     eviction_costs,
@@ -27,11 +29,13 @@ from poetmodel.schedule import Schedule, simulate
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from numpy.typing import NDArray
 
 
 @in_either_home
-def capuchin(problem: Problem, rule: str = "") -> Schedule:
+def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Schedule:
     """Swap by free time while transfers are hidden, then swap or recompute by saving per second.
 
     Candidates are the gaps between two accesses of a tensor that cross the peak: a stage that does
@@ -54,24 +58,36 @@ def capuchin(problem: Problem, rule: str = "") -> Schedule:
       right after their evicted-access, and end right before their back-access.
     - ``energy``: overheads are energies, and the free time of a gap is minus that of its transfers.
 
-    The last two charge no page-out where the plan has written the tensor before.
+    The last two charge no page-out where the plan has written the tensor before. If `refined`, each
+    of them runs twice, and the better schedule is taken: the saving of a gap is all bytes of the
+    tensor, or no more than what a stage in the gap is above the budget.
 
     Interpretations. The paper takes one amount of memory to save; here every stage must fit. Its
     page-in is triggered early and adjusted by feedback; a schedule pages in at the stage of use,
     and a plan moves transfers. A recomputation that does not fit in its stage becomes a swap if
-    that is allowed; else more tensors leave that stage. Inputs recomputed for a tensor are not kept
-    for others ("collective recomputation").
+    that is allowed; else more tensors leave that stage.
+
+    If `refined`, tensors that a stage recomputes on the way to another one stay in RAM until their
+    own back-access, the earliest first, as far as there is room in all stages until then. The paper
+    keeps the last ones while memory lasts ("collective recomputation"). The choices above do not
+    foresee this.
 
     Takes O(gaps) choices, each of which looks at every gap and what is recomputed for it.
     """
     rules = [Overhead(rule)] if rule else list(Overhead)
-    return cheapest(problem, (_Capuchin(problem, each).run for each in rules))
+    searches = [_Capuchin(problem, each) for each in rules]
+    if refined:
+        adapted = (each for each in rules if each != Overhead.PUBLISHED)
+        searches += [_Capuchin(problem, each, needed=True) for each in adapted]
+    return cheapest(problem, (partial(each.run, collective=refined) for each in searches))
 
 
 class _Capuchin:
-    def __init__(self, problem: Problem, rule: Overhead) -> None:
+    def __init__(self, problem: Problem, rule: Overhead, *, needed: bool = False) -> None:
         graph = problem.graph
         self.problem = problem
+        self.needed = needed
+        """Whether a gap saves no more than what a stage is above the budget."""
         self.graph = graph
         self.sizes = graph.tensor_bytes
         self.gaps = [gap for gap in gaps_of(graph) if self.sizes[gap.tensor]]
@@ -94,13 +110,15 @@ class _Capuchin:
         self.booked: list[tuple[float, float]] = []
         """When the channel is busy by the plan so far, from and to [s]."""
 
-    def run(self) -> Schedule:
+    def run(self, *, collective: bool) -> Schedule:
         self._swap_what_is_hidden()
         while True:
             self._choose_until_it_fits()
             schedule = execute_gaps(self.problem, self.pages)
             if not self._repair(schedule):
-                return within_budget(self.problem, schedule)
+                break
+        within_budget(self.problem, schedule)
+        return self._collected(schedule) if collective else schedule
 
     # -- choosing -------------------------------------------------------------------------------
 
@@ -117,15 +135,20 @@ class _Capuchin:
     def _choose_until_it_fits(self) -> None:
         while self.excess.max() > 0:
             best: tuple[float, Gap, bool] | None = None
+            crowded = [0, *accumulate((self.excess > 0).tolist())]
             for gap in self.gaps:
                 check_time_limit()
-                if gap in self.pages or not self._is_crowded(gap):
+                if crowded[gap.after] == crowded[gap.before + 1] or gap in self.pages:
                     continue
+                saved_bytes = self._saved_bytes(gap)
                 swap = max(0.0, -self._free(gap))
+                least = min(swap, self.computing[self.graph.node_of[gap.tensor]])
+                if best is not None and saved_bytes <= best[0] * least:
+                    continue  # nor with what else must be recomputed
                 overhead = min(swap, self._recomputation(gap)) if swap > 0 else 0.0
                 if overhead == math.inf:
                     continue
-                saving = self.sizes[gap.tensor] / overhead if overhead > 0 else math.inf
+                saving = saved_bytes / overhead if overhead > 0 else math.inf
                 if best is None or saving > best[0]:
                     best = (saving, gap, swap == overhead)
             if best is None:
@@ -136,6 +159,12 @@ class _Capuchin:
                     "recompute"
                 )
             self._take(best[1], page=best[2])
+
+    def _saved_bytes(self, gap: Gap) -> int:
+        size = self.sizes[gap.tensor]
+        if not self.needed:
+            return size
+        return min(size, int(self.excess[gap.before + 1 : gap.after].max()))
 
     def _is_crowded(self, gap: Gap) -> bool:
         return bool(self.excess[gap.before + 1 : gap.after].max() > 0)
@@ -205,15 +234,40 @@ class _Capuchin:
             gap in self.pages for gap in self.around.get(p, ()) if gap.before < t < gap.after
         )
 
+    # -- collective recomputation ---------------------------------------------------------------
+
+    def _collected(self, schedule: Schedule) -> Schedule:
+        """Return the plan's schedule with recomputed tensors kept where there is room.
+
+        What is kept spares recomputations, and leaves room for more in another round.
+        """
+        stays, tight = frozenset[tuple[int, int]](), set[int]()
+        while True:
+            room = self.problem.usable_ram_bytes - self._peaks(schedule)
+            execution = _Collective(self.problem, self.pages, stays, room, tight)
+            longer = execution.run()
+            excess = self._peaks(longer) - self.problem.usable_ram_bytes
+            over = set(np.flatnonzero(excess > 0).tolist())
+            if over - tight:
+                tight |= over
+            elif over or execution.stays == stays:
+                return schedule
+            else:
+                schedule, stays = longer, execution.stays
+
+    def _peaks(self, schedule: Schedule) -> NDArray[np.int64]:
+        """Return the peak of each stage, shape (stages,) [B]."""
+        peaks = np.zeros(len(self.graph.nodes), dtype=np.int64)
+        for point in simulate(self.graph, None, schedule).curve:
+            peaks[point.stage] = max(point.ram_bytes, peaks[point.stage])
+        return peaks
+
     # -- recomputations that do not fit ------------------------------------------------------------
 
     def _repair(self, schedule: Schedule) -> bool:
         """Change the plan where recomputations do not fit; return whether any did not."""
-        usable = self.problem.usable_ram_bytes
-        peaks: dict[int, int] = {}
-        for point in simulate(self.graph, None, schedule).curve:
-            peaks[point.stage] = max(point.ram_bytes, peaks.get(point.stage, 0))
-        over = {t: peak - usable for t, peak in peaks.items() if peak > usable}
+        excess = self._peaks(schedule) - self.problem.usable_ram_bytes
+        over = {int(t): int(excess[t]) for t in np.flatnonzero(excess > 0)}
         for t, over_bytes in over.items():
             recomputed = [gap for gap, page in self.pages.items() if gap.after == t and not page]
             swappable = next((gap for gap in recomputed if self.storage.takes(gap.tensor)), None)
@@ -222,3 +276,41 @@ class _Capuchin:
             else:
                 self.excess[t] += over_bytes
         return bool(over)
+
+
+class _Collective(GapExecution):
+    """Keeps what a stage recomputes until its next use, as far as each stage has room for it."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        pages: Mapping[Gap, bool],
+        stays: Collection[tuple[int, int]],
+        room: NDArray[np.int64],
+        tight: Collection[int],
+    ) -> None:
+        super().__init__(problem, pages)
+        self.stays = frozenset(stays)
+        """Tensors that stay after a stage that recomputes them: stage, tensor."""
+        self.room, self.tight = room, tight
+        """What is left in each stage [B]; stages whose recomputation itself needs that room."""
+        self.until: dict[int, int] = {}
+        """The stage of the next use of each tensor that stays."""
+
+    def retains(self, i: int) -> bool:
+        return super().retains(i) or self.until.get(i, -1) > self.stage
+
+    def _missing(self) -> tuple[set[int], set[int]]:
+        computed, paged = super()._missing()
+        t = self.stage
+        again = [i for k in computed - {t} for i in self.graph.outputs_of[k] if self.is_awaited(i)]
+        next_use = {i: next(k for k in self.graph.users_of[i] if k > t) for i in again}
+        for i in sorted(again, key=lambda i: (next_use[i], i)):
+            span = self.room[t + (t not in self.tight) : next_use[i]]
+            if (t, i) not in self.stays:
+                if span.min(initial=self.sizes[i]) < self.sizes[i]:
+                    continue
+                span -= self.sizes[i]
+                self.stays |= {(t, i)}
+            self.until[i] = next_use[i]
+        return computed, paged

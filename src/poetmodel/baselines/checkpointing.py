@@ -302,7 +302,7 @@ class ChainTable:
         It is infinite where the room is too little.
         """
         units = min(room_bytes // self.unit_bytes, self.units)
-        return math.inf if units < 0 else float(self._freed_or_kept(first, last, units).min())
+        return math.inf if units < 0 else min(self._freed_or_kept(first, last, units))
 
     def run(
         self, first: int, last: int, room_bytes: int, outside: frozenset[int]
@@ -313,9 +313,10 @@ class ChainTable:
         held, freed = self.decided(first, last, units, outside, kept=bool(kept_s <= freed_s))
         return held, freed | ({last} if kept_s > freed_s else set())
 
-    def _freed_or_kept(self, first: int, last: int, units: int) -> NDArray[np.float64]:
+    def _freed_or_kept(self, first: int, last: int, units: int) -> tuple[float, float]:
         """Return the least times where the state of the last step is freed, and where it stays."""
-        return np.array([self.least_s[first, last, kept][units] for kept in (False, True)])
+        freed, kept = (self.least_s[first, last, kept] for kept in (False, True))
+        return float(freed[units]), float(kept[units])
 
     def best_decision(self, s: int, t: int, m: int, *, kept: bool) -> _Decision:
         """Return the best first decision for steps ``s..t`` with `m` units."""

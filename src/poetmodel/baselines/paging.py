@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from poetmodel.baselines.engine import FORWARD, StagedExecution
-from poetmodel.baselines.homes import all_on_storage
+from poetmodel.baselines.engine import FORWARD, StagedExecution, cheapest
+from poetmodel.baselines.homes import all_on_storage, in_either_home
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.schedule import Schedule, simulate
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 
-@all_on_storage
+@in_either_home
 def lru_paging(problem: Problem) -> Schedule:
     """Page out the least recently used tensor whenever RAM is short, page in what is read.
 
@@ -38,16 +39,18 @@ def lru_paging(problem: Problem) -> Schedule:
 
 
 def offload_all(problem: Problem) -> Schedule:
-    """Page out every tensor that is saved for the backward pass, page it in at each use there.
+    """Page out every tensor that is saved for the backward pass, and page it in there.
 
     Saved is what input, forward and loss nodes compute and backward or update nodes read. It stays
-    in RAM until its last use before the backward pass. It is paged in for each node that reads it
-    there, and stays no longer than the next node if that one reads it too. The method looks at no
-    budget. Gradients stay in RAM from the first to the last use, as do tensors of 0 bytes. Samples
-    that lie on storage from the start are not written. Takes linear time.
-    ``torch.autograd.graph.save_on_cpu`` does the same with what autograd saves.
+    in RAM until its last use before the backward pass. Two rules are tried, and the better schedule
+    is taken. It is paged in once, for its first reader there, and stays to its last use, as in
+    vDNN. Or it is paged in for each node that reads it, and stays no longer than the next node if
+    that one reads it too, as with ``torch.autograd.graph.save_on_cpu``: more transfers, less RAM.
+    The method looks at no budget. Gradients stay in RAM from the first to the last use, as do
+    tensors of 0 bytes. Samples that lie on storage from the start are not written. Takes linear
+    time.
 
-    The home of all state is storage, with the rule of `zero_offload`.
+    State is in RAM, or on storage with the rule of `zero_offload`, whichever is better.
     """
     if not problem.can_page:
         raise MethodNotApplicableError(
@@ -58,20 +61,31 @@ def offload_all(problem: Problem) -> Schedule:
             "it pages what the backward pass reads, and the graph has no backward nodes"
         )
 
-    @all_on_storage
+    @in_either_home
     def schedule(plain: Problem) -> Schedule:
-        graph = plain.graph
-        forward = [node.phase in FORWARD for node in graph.nodes]
-        saved = {
-            gap: True
-            for gap in gaps_of(graph)
-            if graph.tensor_bytes[gap.tensor]
-            and forward[graph.node_of[gap.tensor]]
-            and not forward[gap.after]
-        }
-        return execute_gaps(plain, saved | _between_uses(problem, graph))
+        gaps = _saved_gaps(plain.graph)
+        first = {gap.tensor: gap for gap in reversed(gaps)}
+        state = _between_uses(problem, plain.graph)
+        rules = (dict.fromkeys(out, True) | state for out in (first.values(), gaps))
+        return cheapest(plain, (partial(_executed, plain, pages) for pages in rules))
 
-    return within_budget(problem, schedule(problem))
+    return schedule(problem)
+
+
+def _saved_gaps(graph: Graph) -> list[Gap]:
+    """Return the gaps after which the backward pass reads a tensor of the forward pass."""
+    forward = [node.phase in FORWARD for node in graph.nodes]
+    return [
+        gap
+        for gap in gaps_of(graph)
+        if graph.tensor_bytes[gap.tensor]
+        and forward[graph.node_of[gap.tensor]]
+        and not forward[gap.after]
+    ]
+
+
+def _executed(problem: Problem, pages: Mapping[Gap, bool]) -> Schedule:
+    return within_budget(problem, execute_gaps(problem, pages))
 
 
 def zero_offload(problem: Problem) -> Schedule:
@@ -217,10 +231,12 @@ def execute_gaps(problem: Problem, pages: Mapping[Gap, bool]) -> Schedule:
     After a gap a tensor is paged in where `pages` says true, else recomputed: for that, inputs on
     storage are paged in and all others recomputed, as far back as needed.
     """
-    return _GapExecution(problem, pages).run()
+    return GapExecution(problem, pages).run()
 
 
-class _GapExecution(StagedExecution):
+class GapExecution(StagedExecution):
+    """An execution in which tensors are out of RAM in some gaps; see `execute_gaps`."""
+
     def __init__(self, problem: Problem, pages: Mapping[Gap, bool]) -> None:
         super().__init__(problem.graph)
         self.out_after = {(gap.tensor, gap.before): page for gap, page in pages.items()}
@@ -230,12 +246,15 @@ class _GapExecution(StagedExecution):
         self.stored |= StorageSpace(problem).stored
 
     def pages_in(self, i: int) -> bool:
+        """Return whether tensor `i` is paged in after the gap that it is in."""
         return self.out_after.get((i, self.last_use[i]), i in self.stored)
 
     def retains(self, i: int) -> bool:
+        """Return whether tensor `i` stays: it will be read, and is not in a gap without it."""
         return self.is_awaited(i) and (i, self.last_use[i]) not in self.out_after
 
     def compute(self, k: int) -> None:
+        """Compute node `k`, and note which tensors its own stage uses."""
         super().compute(k)
         if k == self.stage:
             for i in self.graph.inputs_of[k]:

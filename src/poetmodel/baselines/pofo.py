@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from poetmodel.baselines.checkpointing import MARGIN, ChainTable, checkpointed
 from poetmodel.baselines.engine import bisected, cheapest
 from poetmodel.baselines.homes import in_either_home
-from poetmodel.baselines.paging import Overhead, eviction_costs
+from poetmodel.baselines.paging import Overhead, eviction_costs, within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.problem import DeadlineCounts, Quantity
@@ -29,10 +30,19 @@ if TYPE_CHECKING:
 
 UNITS: Final = 32
 """Steps in which the RAM to fill is looked for, up to the budget."""
-WIDTH: Final = 60
-"""Most prefixes that are extended from one step to the next."""
-BINS: Final = 30
-"""Classes of kept bytes into which they are sorted when there are more."""
+
+
+class Beam(NamedTuple):
+    """How many prefixes are extended from one step to the next."""
+
+    width: int
+    """Most prefixes."""
+    bins: int
+    """Classes of kept bytes into which they are sorted when there are more."""
+
+
+NARROW, WIDE = Beam(60, 30), Beam(240, 60)
+"""The beam with which the RAM to fill is looked for, and that with which the budget is filled."""
 
 
 class Action(StrEnum):
@@ -71,9 +81,10 @@ def pofo(problem: Problem, rule: str = "") -> Schedule:
     runs. As in the paper, `rotor` goes through a run with the RAM that is free by then; the state
     that the run hands on stays in RAM until the part behind it is over. The state of a prefix is
     its bytes kept, its pending transfers in both passes and its cost so far. A prefix dominates
-    another if it is no worse in all of these. Up to `WIDTH` undominated prefixes are extended,
-    beyond that the cheapest of each class of kept bytes. So the method is a beam search for long
-    chains, in time proportional to ``L * WIDTH**2 + L**3 * 500`` for `L` steps.
+    another if it is no worse in all of these. A `Beam` says how many undominated prefixes are
+    extended, the cheapest of each class of kept bytes, so that the method is a beam search for long
+    chains. The narrow beam is run by bisection, for the most RAM that it may fill; the wide one
+    fills the budget. Takes time proportional to ``L * width**2 + L**3 * 500`` for `L` steps.
     """
     times = ChainTable(problem)
     if rule:
@@ -98,14 +109,26 @@ def _with_rule(problem: Problem, rule: Overhead, table: ChainTable) -> Schedule:
     def run_cost(first: int, last: int, room_bytes: int) -> float:
         return per_second * table.run_cost(first, last, room_bytes)
 
-    def run(units: int) -> Schedule | None:
-        best = best_actions(layers, usable * units // UNITS, actions, run_cost)
+    def run(units: int, beam: Beam = NARROW) -> Schedule | None:
+        best = best_actions(layers, usable * units // UNITS, actions, run_cost, beam)
         return None if best is None else schedule_of(table, best)
 
-    schedule = bisected(problem, run, UNITS, UNITS + UNITS // MARGIN)
-    if schedule is None:
-        raise MethodNotApplicableError(f"no choice of actions keeps within {usable:,} B")
-    return schedule
+    def refused() -> MethodNotApplicableError:
+        return MethodNotApplicableError(f"no choice of actions keeps within {usable:,} B")
+
+    def narrow() -> Schedule:
+        schedule = bisected(problem, run, UNITS, UNITS + UNITS // MARGIN)
+        if schedule is None:
+            raise refused()
+        return schedule
+
+    def wide() -> Schedule:
+        schedule = run(UNITS, WIDE)
+        if schedule is None:
+            raise refused()
+        return within_budget(problem, schedule)
+
+    return cheapest(problem, (narrow, wide))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +315,11 @@ class ActionPrefix:
 
 
 def best_actions(
-    layers: Sequence[Layer], ram_bytes: int, actions: Sequence[Action], run_cost: RunCost
+    layers: Sequence[Layer],
+    ram_bytes: int,
+    actions: Sequence[Action],
+    run_cost: RunCost,
+    beam: Beam = WIDE,
 ) -> ActionPrefix | None:
     """Return the cheapest of the allowed actions, None where none keep within the RAM.
 
@@ -313,7 +340,7 @@ def best_actions(
             whole = ahead.backward(layer, ram_bytes) if ahead.run_begin is None else None
             for action in set(actions) - {Action.RECOMPUTE} if whole else ():
                 longer.append(whole and whole.with_action(action, layer))
-        prefixes = _pruned([prefix for prefix in longer if prefix is not None])
+        prefixes = _pruned([prefix for prefix in longer if prefix is not None], beam)
     ends = []
     for prefix in prefixes:
         if prefix.run_begin is not None:
@@ -328,25 +355,30 @@ def best_actions(
     return min(ends, key=lambda prefix: prefix.total, default=None)
 
 
-def _pruned(prefixes: list[ActionPrefix]) -> list[ActionPrefix]:
+def _pruned(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
     """Return the undominated prefixes, or the most promising of them."""
     groups: dict[object, list[ActionPrefix]] = {}
     for prefix in sorted(prefixes, key=lambda prefix: prefix.total):
         check_time_limit()
         key = (prefix.actions[-1], prefix.anchor, prefix.run_begin)
         kept = groups.setdefault(key, [])
-        if not any(other.dominates(prefix) for other in kept):
-            kept.append(prefix)
+        place = bisect_right(kept, prefix.kept_bytes, key=_kept_bytes)
+        if not any(other.dominates(prefix) for other in kept[:place]):
+            kept.insert(place, prefix)
     kept_prefixes = [prefix for kept in groups.values() for prefix in kept]
-    if len(kept_prefixes) <= WIDTH:
+    if len(kept_prefixes) <= beam.width:
         return kept_prefixes
     most = 1 + max(prefix.kept_bytes for prefix in kept_prefixes)
     bins: dict[int, list[ActionPrefix]] = {}
     for prefix in sorted(kept_prefixes, key=_expected):
-        members = bins.setdefault(prefix.kept_bytes * BINS // most, [])
-        if len(members) < WIDTH // BINS:
+        members = bins.setdefault(prefix.kept_bytes * beam.bins // most, [])
+        if len(members) < beam.width // beam.bins:
             members.append(prefix)
     return [prefix for members in bins.values() for prefix in members]
+
+
+def _kept_bytes(prefix: ActionPrefix) -> int:
+    return prefix.kept_bytes
 
 
 def _expected(prefix: ActionPrefix) -> float:

@@ -232,7 +232,7 @@ _ALL: Final = (
         source="Beaumont et al., Efficient combination of rematerialization and offloading, "
         "NeurIPS 2021, section 4",
         assumptions="a chain of steps; one action per layer; page-outs end before the loss, "
-        "page-ins begin after it; transfers overlap with computing, by the published rule",
+        "page-ins begin after it",
         not_for=_NO_CHAIN,
         home="poetmodel.baselines.pofo:pofo",
         **_table_1("-++-"),
@@ -266,8 +266,7 @@ _ALL: Final = (
         name="capuchin",
         summary="swap what is unused longest; recompute only what swapping would hold up more",
         source="Peng et al., Capuchin, ASPLOS 2020, section 4, doi 10.1145/3373376.3378505",
-        assumptions="the accesses of the first step repeat; transfers overlap with computing, by "
-        "the published rule",
+        assumptions="the accesses of the first step repeat",
         home="poetmodel.baselines.capuchin:capuchin",
         **_table_1("+++-"),
         state_homes=StateHomes.EITHER,
@@ -284,7 +283,7 @@ _ALL: Final = (
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.paging:lru_paging",
         **_table_1("+-+-"),
-        state_homes=StateHomes.STORAGE,
+        state_homes=StateHomes.EITHER,
         pages=True,
     ),
     Method(
@@ -295,7 +294,7 @@ _ALL: Final = (
         not_for="Devices without storage; graphs without backward nodes.",
         home="poetmodel.baselines.paging:offload_all",
         **_table_1("+---"),
-        state_homes=StateHomes.STORAGE,
+        state_homes=StateHomes.EITHER,
         pages=True,
     ),
     Method(
@@ -318,7 +317,7 @@ _ALL: Final = (
         not_for=_NO_STORAGE,
         home="poetmodel.baselines.swap_advisor:swap_advisor",
         **_table_1("+++-"),
-        state_homes=StateHomes.STORAGE,
+        state_homes=StateHomes.EITHER,
         pages=True,
     ),
 )

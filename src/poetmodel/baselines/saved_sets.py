@@ -22,14 +22,14 @@ from poetmodel.schedule import Schedule, checkpoint_all
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    import networkx
-
     from poetmodel.problem import Problem
 
-THRESHOLDS: Final = 12
-"""Thresholds of the greedy method for each set of candidates."""
-SIZES: Final = 40
+RATIOS, STEPS = 12, 40
+"""Thresholds of the greedy method in equal ratios, and in equal steps."""
+SIZES: Final = 200
 """Equal steps in which the knapsack of the minimum cut shrinks, from all tensors to none."""
+UNCUT: Final = 2**31 - 1
+"""Capacity of an edge that cannot be cut; all tensors together have half of it at most."""
 UNITS: Final = 1000
 """Units into which that knapsack is divided."""
 
@@ -89,8 +89,8 @@ def chen_greedy(problem: Problem) -> Schedule:
 
     Algorithm 3 of the paper adds up the bytes of the outputs and, once they exceed the threshold,
     keeps the next candidate and starts again from zero. Thresholds go from the largest tensor to
-    all bytes in equal ratios. Candidates as in `chen_sqrt`. It takes time in proportion to the
-    square of the number of nodes, for each threshold.
+    all bytes, in equal ratios and in equal steps. Candidates as in `chen_sqrt`. It takes time in
+    proportion to the square of the number of nodes, for each threshold.
     """
     graph = problem.graph
     plans = (
@@ -119,8 +119,9 @@ def _thresholds(graph: Graph) -> Iterator[float]:
     least, most = max(sizes, default=0), sum(sizes)
     yield 0.0
     if least:
-        ratio = (most / least) ** (1 / (THRESHOLDS - 1))
-        yield from (least * ratio**exponent for exponent in range(THRESHOLDS))
+        ratio = (most / least) ** (1 / (RATIOS - 1))
+        yield from (least * ratio**exponent for exponent in range(RATIOS))
+        yield from (most * step / STEPS for step in range(1, STEPS))
 
 
 def _above(graph: Graph, nodes: Sequence[int], threshold: float) -> list[int]:
@@ -161,14 +162,15 @@ def min_cut(problem: Problem) -> Schedule:
     must not run again: the most compute time for a number of bytes of their outputs. Then the
     tensors of least size are saved that cut those nodes, as sources, from what the backward pass
     reads. PyTorch chooses candidates by kinds of operators and counts all saved bytes. Here all
-    nodes of the forward pass are candidates, each with its time. Knapsacks of 41 sizes are tried,
+    nodes of the forward pass are candidates, each with its time. Knapsacks of 201 sizes are tried,
     and the quickest schedule that keeps the budget is taken: what is recomputed stays from its
     first use to its last, so a smaller saved set need not mean a smaller peak.
     """
     graph = problem.graph
     whole = sum(graph.tensor_bytes[i] for i in droppable(graph))
     knapsacks = (_knapsack(problem, whole * n // SIZES) for n in range(SIZES, -1, -1))
-    saved = dict.fromkeys(saved_tensors(graph, once) for once in knapsacks)
+    cuts = _Cuts(graph)
+    saved = dict.fromkeys(cuts.saved_tensors(once) for once in dict.fromkeys(knapsacks))
     schedules = (recompute_once(graph, tensors) for tensors in saved)
     return _quickest(problem, schedules, "saved sets")
 
@@ -177,39 +179,57 @@ def saved_tensors(graph: Graph, once: Collection[int]) -> frozenset[int]:
     """Return the tensors of least size that spare some nodes of the forward pass a second run.
 
     All that the backward pass reads can be computed from these, from samples and from what cannot
-    be recomputed, without running a node of `once`.
+    be recomputed, without running a node of `once`. Of several cuts of least size, the one next to
+    the backward pass is taken.
     """
-    import networkx
-
-    flow = _network(graph, once)
-    _, (near, _) = networkx.minimum_cut(flow, "source", "sink")
-    return frozenset(
-        i for i in droppable(graph) if ("computed", i) in near and ("read", i) not in near
-    )
+    return _Cuts(graph).saved_tensors(once)
 
 
-def _network(graph: Graph, once: Collection[int]) -> networkx.DiGraph[object]:
-    """Return the network whose cuts are the sets of tensors that may be saved.
+class _Cuts:
+    """The network whose cuts are the sets of tensors that may be saved.
 
-    Each tensor is an edge of its size, from being computed to being read. Edges that cannot be cut
-    have no capacity: from a node to its outputs, and from a tensor to the nodes that read it.
+    Each tensor is an edge of its size, from being computed to being read. Beyond 1 GiB in all,
+    sizes are rounded up to a few bytes. Edges that cannot be cut go from the source to the nodes
+    that must not run again, from a node to its outputs, and from a tensor to its readers: nodes of
+    the forward pass, or the sink. Vertex 0 is the source, 1 the sink; then come the nodes, and two
+    vertices for each tensor.
     """
-    import networkx
 
-    flow: networkx.DiGraph[object] = networkx.DiGraph()
-    flow.add_nodes_from(("source", "sink"))
-    free, begin = droppable(graph), begin_of_backward(graph)
-    for k in once:
-        flow.add_edge("source", ("node", k))
-    for i in free:
-        flow.add_edge(("node", graph.node_of[i]), ("computed", i))
-        flow.add_edge(("computed", i), ("read", i), capacity=graph.tensor_bytes[i])
-        for k in graph.users_of[i]:
-            flow.add_edge(("read", i), "sink" if k >= begin else ("node", k))
-    return flow
+    def __init__(self, graph: Graph) -> None:
+        self.free, begin = sorted(droppable(graph)), begin_of_backward(graph)
+        whole = sum(graph.tensor_bytes[i] for i in self.free)
+        unit = 1 + 2 * whole // UNCUT
+        first = 2 + len(graph.nodes)
+        self.computed = first + 2 * np.arange(len(self.free))
+        self.count = first + 2 * len(self.free)
+        edges: dict[tuple[int, int], int] = {}
+        for i, computed in zip(self.free, self.computed.tolist(), strict=True):
+            edges[2 + graph.node_of[i], computed] = UNCUT
+            edges[computed, computed + 1] = -(-graph.tensor_bytes[i] // unit)
+            for k in graph.users_of[i]:
+                edges[computed + 1, 1 if k >= begin else 2 + k] = UNCUT
+        self.edges = edges
+
+    def saved_tensors(self, once: Collection[int]) -> frozenset[int]:
+        """Return the tensors of a minimum cut behind some nodes."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+        edges = self.edges | {(0, 2 + k): UNCUT for k in once}
+        ends = tuple(np.array(list(edges), dtype=np.int32).T)
+        capacity = csr_array(
+            (np.array(list(edges.values()), dtype=np.int32), ends), shape=(self.count, self.count)
+        )
+        left = capacity - maximum_flow(capacity, 0, 1).flow
+        backwards = csr_array(left.T)
+        backwards.eliminate_zeros()
+        near = np.ones(self.count, dtype=bool)
+        near[breadth_first_order(backwards, 1, return_predecessors=False)] = False
+        cut = near[self.computed] & ~near[self.computed + 1]
+        return frozenset(i for i, is_cut in zip(self.free, cut, strict=True) if is_cut)
 
 
-def _knapsack(problem: Problem, size_bytes: int) -> list[int]:
+def _knapsack(problem: Problem, size_bytes: int) -> tuple[int, ...]:
     """Return the nodes of most compute time whose outputs fit a knapsack."""
     graph, begin = problem.graph, begin_of_backward(problem.graph)
     free = droppable(graph)
@@ -230,4 +250,4 @@ def _knapsack(problem: Problem, size_bytes: int) -> list[int]:
         if taken[index, room]:
             chosen.append(nodes[index])
             room -= weights[index]
-    return chosen
+    return tuple(chosen)

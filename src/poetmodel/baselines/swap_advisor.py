@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.homes import all_on_storage
+from poetmodel.baselines.engine import cheapest
+from poetmodel.baselines.homes import in_either_home
 from poetmodel.baselines.paging import Gap, execute_gaps, gaps_of, transfer_costs, within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
@@ -25,9 +26,10 @@ MUTATIONS: Final = 2
 """Bits of a child that are flipped, on average."""
 
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
+Fitness = tuple[int, float, float]
 
 
-@all_on_storage
+@in_either_home
 def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     """Search for the cheapest set of tensors to swap by a genetic algorithm.
 
@@ -46,6 +48,10 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     quantity that the problem minimizes (energy where it minimizes RAM). Storage limits are
     penalized.
 
+    Where the time is minimized and transfers overlap with computing, a second search charges only
+    the time that nothing hides, and the better of both schedules is taken. A swap hides behind the
+    computing in its gap, and all swaps together behind a whole pass.
+
     Takes O(generations * population * gaps * stages) operations of numpy arrays, at most
     `GENERATIONS` * `POPULATION` repairs.
     """
@@ -53,14 +59,20 @@ def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
         return execute_gaps(problem, {})
     if not problem.can_page:
         raise MethodNotApplicableError("it swaps tensors, and the problem allows no paging")
-    chosen = _GeneticSearch(problem, seed).run()
-    return within_budget(problem, execute_gaps(problem, dict.fromkeys(chosen, True)))
+    overlaps = problem.minimize == Quantity.TIME and problem.is_overlapping
+    searches = (
+        _GeneticSearch(problem, seed, hidden=hidden)
+        for hidden in ((False, True) if overlaps else (False,))
+    )
+    return cheapest(problem, (search.schedule for search in searches))
 
 
 class _GeneticSearch:
-    def __init__(self, problem: Problem, seed: int) -> None:
+    def __init__(self, problem: Problem, seed: int, *, hidden: bool = False) -> None:
         graph = problem.graph
         self.problem = problem
+        self.hidden = hidden
+        """Whether transfers count only as far as no computing hides them."""
         self.random = np.random.default_rng(seed)
         self.excess = np.array(checkpoint_all_profile(graph)) - problem.usable_ram_bytes
         crowded = np.concatenate(([0], np.cumsum(self.excess > 0)))
@@ -92,7 +104,20 @@ class _GeneticSearch:
             if i not in graph.on_aux:
                 self.cost_out[self.tensor[index]] = cost_out[i]
                 self.written[self.tensor[index]] = self.sizes[index]
-        self.costliest_first = np.argsort(-self.cost_in, kind="stable")
+        ends_s = np.concatenate(([0.0], np.cumsum(problem.table.compute_time_s)))
+        self.gap_s = ends_s[self.end] - ends_s[self.first]
+        """Time of the computing in each gap [s]."""
+        self.pass_s = float(ends_s[-1])
+        moves = self.cost_in + self.cost_out[self.tensor]
+        self.late_s = np.maximum(0.0, moves - self.gap_s)
+        """Time of each swap that its gap does not hide [s]."""
+        prices = self.late_s if hidden else self.cost_in
+        self.costliest_first = np.lexsort((-self.cost_in, -prices))
+
+    def schedule(self) -> Schedule:
+        """Return the schedule of the best swap set found."""
+        pages = dict.fromkeys(self.run(), True)
+        return within_budget(self.problem, execute_gaps(self.problem, pages))
 
     def run(self) -> list[Gap]:
         """Return the best swap set found."""
@@ -114,24 +139,27 @@ class _GeneticSearch:
         winner = population[min(range(len(population)), key=fitness.__getitem__)]
         return [gap for gap, out in zip(self.gaps, winner, strict=True) if out]
 
-    def _child(self, population: list[Mask], fitness: list[tuple[int, float]]) -> Mask:
+    def _child(self, population: list[Mask], fitness: list[Fitness]) -> Mask:
         mother, father = (self._tournament(population, fitness) for _ in range(2))
         cut = self.random.integers(len(self.excess))
         child = np.where(self.first <= cut, mother, father)
         flips = self.random.random(len(child)) < MUTATIONS / len(child)
         return np.not_equal(child, flips)
 
-    def _tournament(self, population: list[Mask], fitness: list[tuple[int, float]]) -> Mask:
+    def _tournament(self, population: list[Mask], fitness: list[Fitness]) -> Mask:
         first, second = map(int, self.random.integers(len(population), size=2))
         return population[first if fitness[first] <= fitness[second] else second]
 
-    def _fitness(self, mask: Mask) -> tuple[int, float]:
-        """Return bytes beyond the storage limit, then the cost of all transfers."""
+    def _fitness(self, mask: Mask) -> Fitness:
+        """Return bytes beyond the storage limit, what is not hidden, then the cost of transfers."""
         out = np.zeros(len(self.cost_out), dtype=bool)
         out[self.tensor[mask]] = True
         limit = self.problem.aux_limit_bytes
         over = 0 if limit is None else max(0, int(self.written[out].sum()) - limit)
-        return over, float(self.cost_in[mask].sum() + self.cost_out[out].sum())
+        total = float(self.cost_in[mask].sum() + self.cost_out[out].sum())
+        if not self.hidden:
+            return over, total, total
+        return over, max(float(self.late_s[mask].sum()), total - self.pass_s), total
 
     def _repair(self, mask: Mask) -> Mask:
         """Return a minimal set that fits, as far as gaps allow."""

@@ -1,5 +1,7 @@
 /* Storage like flash, of a host or an emulated board (DRIVER=nor): the first byte that is written of a block erases the
    block, and what is written must be erased and begin where a unit does. A block endures PM_ENDURANCE erases. */
+#include <string.h>
+
 #include "../port/pm_pages.h"
 
 #include "pm_platform.h"
@@ -17,11 +19,12 @@
 #define PM_COUNTS
 #endif
 
-#define STORAGE_BYTES (PM_STORED_BYTES ? PM_STORED_BYTES * PM_SCALE : 1u)
+#define STORAGE_BYTES (PM_STORED_BYTES ? PM_STORED_BYTES * PM_SCALE : PM_STORAGE_BLOCK)
 
 static _Alignas(16) unsigned char pm_storage[STORAGE_BYTES] PM_EXTERNAL; /* not erased at first */
 static uint32_t pm_erased[STORAGE_BYTES / PM_STORAGE_BLOCK + 1u] PM_COUNTS;
 static uint32_t pm_erases, pm_written;
+uint32_t pm_storage_ticks;
 
 static int pm_is_outside(uint32_t address, uint32_t bytes)
 {
@@ -48,6 +51,7 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
 {
     const uint32_t before = (address + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK;
     const uint32_t after = (address + bytes + PM_STORAGE_BLOCK - 1u) / PM_STORAGE_BLOCK;
+    const uint32_t start = pm_ticks();
     if (pm_is_outside(address, bytes) || address % PM_STORAGE_UNIT) return PM_ERROR_PAGE;
     for (uint32_t block = before; block < after; block++) {
         if (pm_erase(block)) return PM_ERROR_PAGE;
@@ -57,6 +61,7 @@ int pm_storage_write(uint32_t address, const void *from, uint32_t bytes)
     }
     memcpy(pm_storage + address, from, bytes);
     pm_written += bytes;
+    pm_storage_ticks += pm_ticks() - start;
     return PM_OK;
 }
 

@@ -25,7 +25,9 @@ uint32_t pm_ticks(void);
 /* Ends the program with status 9 after a time, wherever it is then: ticks on a board, microseconds on a host. */
 void pm_stop_after(uint32_t time);
 
-void pm_print_wear(void); /* what driver_nor.c has counted since the start */
+/* Of driver_nor.c: the time that it took, and what it has counted since the start. */
+extern uint32_t pm_storage_ticks;
+void pm_print_wear(void);
 
 void pm_print_figures(void); /* what a board can say about RAM, stack and flash */
 

@@ -243,13 +243,19 @@ static int pm_train(uint32_t steps, pm_real lr, int file, uint32_t done)
         if (!pm_next_batch(file, inputs)) return pm_fail(": has no whole batch", "INPUTS");
         if (step < done) continue;
         pm_start_clock();
-        const uint32_t start = pm_ticks();
+        uint32_t start = pm_ticks();
+#ifdef PM_WEAR
+        pm_storage_ticks = 0;
+#endif
 #ifdef PM_PROFILE
         pm_profile_start();
 #endif
         const int error = pm_step(inputs, lr, &loss);
 #ifdef PM_PROFILE
         pm_profile_stop();
+#endif
+#ifdef PM_WEAR
+        start += pm_storage_ticks; /* flash takes the time that its device states */
 #endif
         spent = pm_ticks() - start;
         if (error) {

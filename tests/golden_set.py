@@ -1,8 +1,8 @@
 """The golden set: what a change of structure must leave as it is.
 
-``python scripts/golden.py check`` solves, plans, exports and compiles what the files in
+``python tests/golden_set.py check`` solves, plans, exports and compiles what the files in
 ``tests/golden`` record, and prints each difference. A change that is meant to change an entry
-records it anew in the same commit, ``python scripts/golden.py record PART...``, and says why.
+records it anew in the same commit, ``python tests/golden_set.py record PART...``, and says why.
 The parts are
 
 - `problems`: status, value and bound of 400 random problems, by ``lazy`` and ``compact``;
@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
 os.environ["POETMODEL_CACHE"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
 

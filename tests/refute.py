@@ -1,4 +1,4 @@
-"""Try to refute what solves claim, on new random problems: ``python bench/refute.py 10000``.
+"""Try to refute what solves claim, on new random problems: ``python tests/refute.py 10000``.
 
 Prints each fault with the seed of its problem, ``kind/number``; ``--seed`` repeats one.
 """
@@ -9,9 +9,6 @@ import argparse
 import sys
 import time
 from collections import Counter
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from kit.claims import examine, new_seeds
 
