@@ -423,6 +423,15 @@ def test_chart_is_drawn_with_all_digits_of_its_ticks(records: Any, tmp_path: Pat
     assert file.read_text("utf-8") == first
 
 
+def test_networks_of_the_picture_are_on_record_over_budgets() -> None:
+    """Each kind has one, with four budgets or more."""
+    runs = solves.overheads()
+    assert {kind for kind, *_ in charts.CURVES} == set(runs.kind)
+    for kind, model, device in charts.CURVES:
+        found = runs[(runs.kind == kind) & (runs.model == model) & (runs.device == device)]
+        assert found.ram.nunique() >= 4
+
+
 def test_memory_of_inference_is_that_of_the_page() -> None:
     """Training takes 8.9 times the RAM of inference; 23 samples take 200 times that of one."""
     text = (make_pages.DOCS / "results" / "paper.md").read_text("utf-8")
