@@ -152,7 +152,7 @@ def test_whole_training_step_takes_what_the_page_says() -> None:
     )
     printed = json.loads(done.stdout)
     assert printed["status"] == "optimal"
-    said = re.search(r"trains in (\d+) KiB .* for ([\d.]+) % more .* takes (\d+) KiB", README)
+    said = re.search(r"in (\d+) KiB .* for ([\d.]+) % more .* takes (\d+) KiB", README)
     assert said is not None
     assert printed["peak_ram_bytes"] <= int(said[1]) * 2**10 < printed["device_ram"]["ram_bytes"]
     graph = resnet8(state="sgd", in_place=True, tile="32KiB")
