@@ -22,24 +22,34 @@ static inline uint32_t pm_checksum(uint32_t sum, const void *data, uint32_t byte
     return ~sum;
 }
 
+static inline uint32_t pm_sum_word(uint32_t sum, uint32_t word)
+{
+    return ((sum >> 11 | sum << 21) ^ word) * 0x9E3779B1u;
+}
+
 /* Word by word, the last one filled with zeros: each step maps words, and sums, one to one, so that bits of one word
    that changed are always noticed. All but the last of the parts of a page have whole words. */
 static inline uint32_t pm_sum_on(uint32_t sum, const void *data, uint32_t bytes)
 {
     const uint8_t *byte = (const uint8_t *)data;
     uint32_t word;
+    for (; bytes >= 32u; bytes -= 32u, byte += 32) { /* a load, an exclusive or and a product for each word */
+        memcpy(&word, byte, 4u), sum = pm_sum_word(sum, word);
+        memcpy(&word, byte + 4, 4u), sum = pm_sum_word(sum, word);
+        memcpy(&word, byte + 8, 4u), sum = pm_sum_word(sum, word);
+        memcpy(&word, byte + 12, 4u), sum = pm_sum_word(sum, word);
+        memcpy(&word, byte + 16, 4u), sum = pm_sum_word(sum, word);
+        memcpy(&word, byte + 20, 4u), sum = pm_sum_word(sum, word);
+        memcpy(&word, byte + 24, 4u), sum = pm_sum_word(sum, word);
+        memcpy(&word, byte + 28, 4u), sum = pm_sum_word(sum, word);
+    }
     for (; bytes >= 4u; bytes -= 4u, byte += 4) {
         memcpy(&word, byte, 4u);
-        sum = (sum ^ word) * 0x9E3779B1u;
-        sum ^= sum >> 15;
+        sum = pm_sum_word(sum, word);
     }
-    if (bytes) {
-        word = 0;
-        memcpy(&word, byte, bytes);
-        sum = (sum ^ word) * 0x9E3779B1u;
-        sum ^= sum >> 15;
-    }
-    return sum;
+    word = 0;
+    memcpy(&word, byte, bytes);
+    return bytes ? pm_sum_word(sum, word) : sum;
 }
 
 #endif
