@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from measured import RESULTS, figure_records, records
+from measured import RESULTS, figure_records
 from poetmodel.bench.pictures import digest, draw, panels
 from poetmodel.bench.summaries import overhead_ratio
 from poetmodel.bench.tables import rows
@@ -202,58 +202,7 @@ _MEAN_OF: Final = 10
 """Steps whose mean is drawn."""
 
 
-def curve() -> Chart:
-    """Return the losses of each step on an emulated board and in PyTorch, and their means."""
-    shown = [[record["losses"], record["torch_losses"]] for record in records("curve")[-1:]]
-    return Chart(shown=shown, paint=_paint_curve)
-
-
-def _paint_curve(figure: Any, shown: Any) -> None:
-    ((ours, theirs),) = shown
-    axes = figure.subplots()
-    axes.plot(range(1, len(ours) + 1), ours, ".", color="#bbbbbb", markersize=3)
-    steps = range(_MEAN_OF, len(ours) + 1)
-    axes.plot(steps, _means(theirs), color=BLUE, linewidth=4, alpha=0.5, label="PyTorch")
-    axes.plot(steps, _means(ours), color=RED, linewidth=1, label="emulated Cortex-M4")
-    axes.set(xlabel="step", title=f"Loss, mean of {_MEAN_OF} steps", ylim=(0, None))
-    axes.legend()
-
-
-def _means(values: Sequence[float]) -> list[float]:
-    return [sum(values[k - _MEAN_OF : k]) / _MEAN_OF for k in range(_MEAN_OF, len(values) + 1)]
-
-
-# -- which layers train ----------------------------------------------------------------------------
-
-
 _KIB: Final = 2**10
-
-
-def choice() -> Chart:
-    """Return the scores against the RAM, network by network: best, bound, and both rules."""
-    shown: dict[str, list[list[float]]] = {}
-    for record in records("choice"):
-        total, rules = record["total"], record["rules"]
-        scores = (
-            record["score"], record["bound"], rules["greedy"]["score"], rules["last"]["score"]
-        )  # fmt: skip
-        line = [record["ram_budget_bytes"] / _KIB, *(100 * score / total for score in scores)]
-        shown.setdefault(record["cell"]["network"], []).append(line)
-    return Chart(shown=shown, paint=_paint_choice)
-
-
-def _paint_choice(figure: Any, shown: Any) -> None:
-    panels = figure.subplots(1, len(shown), squeeze=False, sharey=True).ravel()
-    for axes, (network, lines) in zip(panels, shown.items(), strict=True):
-        ram, best, bound, greedy, last = zip(*sorted(lines), strict=True)
-        axes.plot(ram, bound, "_", color=BLUE, markersize=14, label="proven bound")
-        axes.plot(ram, best, "o-", color=BLUE, linewidth=2, label="best set")
-        axes.plot(ram, greedy, "s--", color=ORANGE, linewidth=1, label="greedy")
-        axes.plot(ram, last, "^--", color=GREY, linewidth=1, label="last layers")
-        axes.set(title=network, xlabel="RAM [KiB]", ylim=(0, 103))
-        axes.yaxis.set_major_formatter("{x:g} %")
-    panels[0].set_ylabel("score, of that of all layers")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
 
 
 # -- methods ---------------------------------------------------------------------------------------
@@ -422,8 +371,6 @@ CHARTS: Final[dict[str, Callable[[], Chart | PaperFigure]]] = {
     "results-time.svg": times,
     "results-pytorch.svg": steps,
     "boards-ram.svg": boards,
-    "training-curve.svg": curve,
-    "choice.svg": choice,
     "paper-overview.svg": overview,
     **{f"paper-{name}.svg": partial(PaperFigure, name=name) for name in FIGURES},
 }

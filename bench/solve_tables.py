@@ -372,53 +372,6 @@ def others() -> str:
     return figures(lines, ("instance", *names))
 
 
-def own_constraints() -> pd.DataFrame:
-    """Return each solve with a constraint over totals beside the one without."""
-    found = load("constraints")
-    keys = ["model", "device", "ram", "own"]
-    without = found[found.form == "without"].set_index(keys).seconds.rename("without_s")
-    pairs = found[found.form == "totals"].join(without, on=keys).dropna(subset=["without_s"])
-    feasible = pairs.status != "infeasible"
-    return pairs.assign(
-        ratio=pairs.seconds / pairs.without_s,
-        feasible=feasible,
-        answered=~feasible | (pairs.gap <= ONE_PERCENT),
-        overhead_ratio=pairs.overhead_j / pairs.baseline_energy_j,
-        columns_=[_size(facts, "columns") for facts in pairs.statistics],
-        what=[_what(own) for own in pairs.own],
-    )
-
-
-def _what(own: str) -> str:
-    """Return which constraint or objective a text states, without its numbers."""
-    kinds = {
-        "page-outs": "half the page-outs",
-        "bytes written": "half the bytes written",
-        "bytes read": "half the bytes read",
-        "one recomputation": "one recomputation of each node",
-        "equal": "equal decisions in equal blocks",
-        "wear": "energy and wear as the objective",
-        "recomputations": "half the recomputations",
-    }
-    return next((heading for words, heading in kinds.items() if words in own), own)
-
-
-def constraints() -> str:
-    """Return a row for each kind of constraint over totals."""
-    lines = [
-        (
-            str(what),
-            f"{int(group.answered.sum())} of {len(group)}",
-            *(seconds_text(group[name].median()) for name in ("seconds", "without_s")),
-            f"{group.ratio.median():.2g}",
-            percent_text(group.gap.max()),
-        )
-        for what, group in own_constraints().groupby("what", sort=False)
-    ]
-    heads = ("constraint", "proved to 1 %", "median time", "without", "ratio", "largest gap")
-    return figures(lines, heads)
-
-
 def building() -> str:
     """Return the time and size of models of two published graphs."""
     found = load(CASES)

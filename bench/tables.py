@@ -123,30 +123,19 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "scale": solves.scale,
     "captured": solves.captured,
     "others": solves.others,
-    "constraints": solves.constraints,
     "building": solves.building,
     "compiled": steps.compiled,
     "whole-steps": steps.whole_steps,
     "fused": steps.fused,
-    "lora": steps.lora,
-    "step-costs": steps.step_costs,
     "boards": steps.boards,
     "board-steps": steps.board_steps,
     "boards-readme": steps.boards_readme,
     "board-ways": steps.board_ways,
     "aifes": steps.aifes,
-    "built-in": steps.built_in,
-    "least-ram": steps.least_ram,
-    "equal-ram": steps.equal_ram,
     "figure2": partial(_figure, "figure2", words=3),
     "table3": partial(_figure, "table3", words=2),
     "solvers": _solvers,
     "solvers-readme": _solvers_readme,
-    "fragmentation": steps.fragmentation,
-    "arenas": steps.arenas,
-    "masks": steps.masks,
-    "recurrent": steps.recurrent,
-    "choice": steps.choice,
     "models": steps.libraries,
 }
 """What makes each table of a page, in Markdown."""
@@ -154,21 +143,17 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
 _GRID: Final = ["goal", "model", "device", "ram", "deadline", "method", "status", "seconds",
                 "gap", "overhead_ratio", "columns_", "rows_", "first_schedule_s",
                 "memory_bytes"]  # fmt: skip
-_OWN: Final = ["model", "device", "ram", "own", "status", "seconds", "without_s", "ratio",
-               "gap", "overhead_ratio", "columns_"]  # fmt: skip
 _MODELS: Final = ["name", "library_version", "status", "nodes", "back_end_status", "reason"]
 
 CSVS: Final[dict[str, Callable[[], pd.DataFrame]]] = {
     "methods": solves.methods_by_kind,
     "layered": solves.layered,
     "grid": lambda: solves.solves()[_GRID],
-    "constraints": lambda: solves.own_constraints()[_OWN],
     "training": partial(steps.training_runs, "training"),
     "whole-steps": partial(steps.training_runs, "whole-step"),
     "fused": partial(steps.training_runs, "fused"),
     "boards": steps.board_runs,
     "kernels": steps.kernels,
-    "built-in": steps.built_in_runs,
     "models": lambda: steps.models()[_MODELS],
     **{
         name: partial(_figure_cells, name)
@@ -221,8 +206,6 @@ def _of_solves() -> dict[str, str]:
     found = solves.solves()
     grid = solves.proved(found, "goal").set_index("goal").loc[1]
     able = found[(found.goal == 1) & ~found.infeasible]
-    own = solves.own_constraints()
-    own = own[own.feasible]
     built = load("constraints")
     built = built[built.form == "model"]
     cases = load(CASES).set_index("name").seconds
@@ -236,10 +219,6 @@ def _of_solves() -> dict[str, str]:
         "grid_median": seconds_text(grid.median_s),
         "gurobi_fits": share_text(int(((able.columns_ <= 2000) & (able.rows_ <= 2000)).sum()),
                                   len(able)),
-        "own_proved": share_text(int(own.answered.sum()), len(own)),
-        "own_ratio": f"{own.ratio.median():.2g}",
-        "own_median": seconds_text(own.seconds.median()),
-        "own_without": seconds_text(own.without_s.median()),
         "built_proved": str(int((built.gap <= ONE_PERCENT).sum())),
         "built": str(len(built)),
     }  # fmt: skip
