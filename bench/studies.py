@@ -20,6 +20,7 @@ STUDIES: Final = {
     "solvers": "solver_runs:STUDY",
     "trains": "what_trains_where:STUDY",
     "choice": "choosing:STUDY",
+    "executorch": "executorch_arenas:STUDY",
     "mcu": "mcu.boards:STUDY",
     "aifes": "mcu.aifes:STUDY",
     "training": "pytorch.compare:TRAINING",
