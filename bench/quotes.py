@@ -64,10 +64,6 @@ QUOTES: Final[tuple[tuple[str, str], ...]] = (
         "their memory budget and {compiled_equal} had exactly eager's results. In {compiled_won} "
         "of {compiled_duels} comparisons",
     ),
-    (
-        TRAINING,
-        "{whole_within} of {whole_ran} steps kept their budget to 1 %, and {whole_equal} had",
-    ),
     (TRAINING, "{fused_median} times the processor time of stock in the median and {fused_worst}"),
     (
         TRAINING,

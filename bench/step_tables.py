@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # -- compiled steps --------------------------------------------------------------------------------
 
-OWN: Final = ("both", "recompute", "paging", "keep-all", "safe", "fused")
+OWN: Final = ("both", "recompute", "paging", "keep-all", "fused")
 """Kinds of compiled steps; all others are peers."""
 
 
@@ -37,22 +37,18 @@ def training(kind: str) -> pd.DataFrame:
     """Return the runs of a comparison of training methods, with ratios and peaks.
 
     `time` and `processor` are medians over the pairs of its time over that of the reference.
-    `within` is whether its peak keeps the budget; that of a process, which has whole pages, may
-    exceed it by the slack.
+    `within` is whether its peak keeps the budget.
     """
     runs = load(kind)
     method = runs.method.str.partition("@")
-    of_process = runs.get("optimizer", pd.Series(index=runs.index, dtype=object)).notna()
-    peak = runs.peak_bytes if "peak_bytes" in runs else runs.heap_peak_bytes
-    limit = runs.budget_bytes * (1 + runs.slack.where(of_process, 0.0))
     ratios = [_ratios(pairs) for pairs in runs.pairs]
     return runs.assign(
         method=method[0],
         peer=method[2],
         own=method[0].isin(OWN),
         ran=runs.pairs.map(lambda pairs: isinstance(pairs, list)),
-        peak=peak,
-        within=peak <= limit // 1,
+        peak=runs.heap_peak_bytes,
+        within=runs.heap_peak_bytes <= runs.budget_bytes,
         time=[ratio[0] for ratio in ratios],
         processor=[ratio[1] for ratio in ratios],
     )
@@ -85,8 +81,9 @@ def equal_peak(runs: pd.DataFrame) -> pd.DataFrame:
     return table.assign(won=table.own_time <= table.best_time)
 
 
-def _networks(kind: str) -> str:
-    runs = training(kind)
+def compiled() -> str:
+    """Return a row for each network whose compiled step computes gradients."""
+    runs = training("training")
     duels = equal_peak(runs)
     lines = []
     for network, group in runs.groupby("network", sort=False):
@@ -108,16 +105,6 @@ def _networks(kind: str) -> str:
     heads = ("network", "keep-all", "least run at", "within budget", "eager's bits",
              "at least as fast", "time over the best peer's", "worst")  # fmt: skip
     return figures(lines, heads)
-
-
-def compiled() -> str:
-    """Return a row for each network whose compiled step computes gradients."""
-    return _networks("training")
-
-
-def whole_steps() -> str:
-    """Return a row for each network whose whole step is compiled."""
-    return _networks("whole-step")
 
 
 def equal_stock(runs: pd.DataFrame) -> pd.DataFrame:
@@ -153,7 +140,7 @@ def fused() -> str:
 
 def training_runs(kind: str) -> pd.DataFrame:
     """Return every run of a comparison of training methods."""
-    names = ("network", "optimizer", "method", "peer", "share", "status", "budget_bytes", "peak",
+    names = ("network", "method", "peer", "share", "status", "budget_bytes", "peak",
              "within", "time", "processor", "written_bytes", "equal", "solve_s", "gap")  # fmt: skip
     runs = training(kind)
     return runs[[name for name in names if name in runs]]

@@ -18,17 +18,14 @@ STUDIES: Final = {
     "against": "against:STUDY",
     "compared": "compared:STUDY",
     "solvers": "solver_runs:STUDY",
-    "trains": "what_trains_where:STUDY",
-    "choice": "choosing:STUDY",
     "executorch": "executorch_arenas:STUDY",
     "mcu": "mcu.boards:STUDY",
     "aifes": "mcu.aifes:STUDY",
     "training": "pytorch.compare:TRAINING",
-    "whole-step": "pytorch.compare:WHOLE_STEP",
     "fused": "pytorch.compare:FUSED",
     "coverage": "pytorch.coverage:STUDY",
 }
-"""Where each study is. Those from ``choice`` on need PyTorch."""
+"""Where each study is. Those from ``mcu`` on need PyTorch."""
 
 
 def study_of(name: str) -> Study:

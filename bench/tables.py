@@ -125,7 +125,6 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "others": solves.others,
     "building": solves.building,
     "compiled": steps.compiled,
-    "whole-steps": steps.whole_steps,
     "fused": steps.fused,
     "boards": steps.boards,
     "board-steps": steps.board_steps,
@@ -150,7 +149,6 @@ CSVS: Final[dict[str, Callable[[], pd.DataFrame]]] = {
     "layered": solves.layered,
     "grid": lambda: solves.solves()[_GRID],
     "training": partial(steps.training_runs, "training"),
-    "whole-steps": partial(steps.training_runs, "whole-step"),
     "fused": partial(steps.training_runs, "fused"),
     "boards": steps.board_runs,
     "kernels": steps.kernels,
@@ -226,7 +224,7 @@ def _of_solves() -> dict[str, str]:
 
 def _of_training() -> dict[str, str]:
     found: dict[str, str] = {}
-    for name, kind in (("compiled", "training"), ("whole", "whole-step"), ("fused", "fused")):
+    for name, kind in (("compiled", "training"), ("fused", "fused")):
         runs = steps.training(kind)
         own = runs[runs.own & runs.ran]
         found |= {

@@ -1,7 +1,6 @@
 """Compare ways to train inside a budget: memory peak, step time, bytes written, equal bits.
 
-Three studies: gradients alone; whole steps, updates included, by the memory of the process; and
-what can be had inside of ``torch.compile`` with Inductor's kernels.
+Two studies: PyTorch's own kernels, and Inductor's inside of ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from harness import Study, record
 from poetmodel.bench.measurement import FAILED
 from pytorch.runs import FUSED as FUSED_METHOD
-from pytorch.runs import STOCK, TrainingRun, fused_runs, training_runs, whole_step_runs
+from pytorch.runs import STOCK, TrainingRun, fused_runs, training_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,10 +41,8 @@ def measure(fields: dict[str, Any], start: tuple[int | None, str]) -> Record:
     if ram_bytes is None and (run.peer is not None or run.method == FUSED_METHOD):
         reason = f"{run.peer or STOCK} has no peak on record"
         return record(KIND, run.name, cell=fields, seconds=0.0, status=FAILED, reason=reason)
-    if run.optimizer is None:
-        from pytorch.measurement import measured
-    else:
-        from pytorch.whole_steps import measured
+    from pytorch.measurement import measured
+
     return record(KIND, run.name, cell=fields, **measured(run, folder=folder, ram_bytes=ram_bytes))
 
 
@@ -54,20 +51,16 @@ def budget_bytes(run: TrainingRun, store: RecordFile) -> int | None:
 
     None where it has no peer, or the peer has no peak on record.
     """
-    measured = "heap_peak_bytes" if run.optimizer is None else "peak_bytes"
     peaks = {
-        (cell["network"], cell["method"], cell["share"], cell.get("optimizer")): each.get(measured)
+        (cell["network"], cell["method"], cell["share"]): each.get("heap_peak_bytes")
         for each in store.records()
         for cell in (each["cell"],)
     }
     if run.method == FUSED_METHOD:
-        peak = peaks.get((run.network, STOCK, None, None))
+        peak = peaks.get((run.network, STOCK, None))
         return None if peak is None else int(peak * (run.share or 1.0))
-    wanted = (run.network, run.peer, run.share, run.optimizer)
-    peak = None if run.peer is None else peaks.get(wanted)
-    if peak is None:
-        return None
-    return int(peak * (1 + run.slack)) if run.optimizer is None else int(peak)
+    peak = None if run.peer is None else peaks.get((run.network, run.peer, run.share))
+    return None if peak is None else int(peak * (1 + run.slack))
 
 
 def _start(
@@ -92,13 +85,6 @@ TRAINING: Final = _study(
     runs=training_runs,
     smoke_runs=partial(
         training_runs, ("unet-b8",), ("file-hooks", "both@file-hooks"), (0.75,), **_SMALL
-    ),
-)
-WHOLE_STEP: Final = _study(
-    name="whole-step",
-    runs=whole_step_runs,
-    smoke_runs=partial(
-        whole_step_runs, ("mlp8-b16",), ("in-backward", "both@in-backward"), **_SMALL
     ),
 )
 FUSED: Final = _study(

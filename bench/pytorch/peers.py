@@ -40,8 +40,6 @@ class TrainingMethod:
     """Fills the gradients; returns the loss."""
     written_bytes: Callable[[], int] = lambda: 0
     """Returns how much it has written so far [B]."""
-    moments: Callable[[torch.Tensor], dict[str, torch.Tensor]] = lambda _: {}
-    """Returns what an optimizer holds for a parameter, by the optimizer's names."""
     details: dict[str, Any] = field(default_factory=dict)
     """What else there is to say: the solve, for compiled steps."""
 

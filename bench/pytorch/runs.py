@@ -53,26 +53,6 @@ METHODS: Final = (
 )
 """Names of all methods, in the order in which they run: peers before those that need their peak."""
 
-WHOLE_NETWORKS: Final = ("mlp8-b16", "mobilenetv2-b8", "resnet18-b8", "bert4-b8")
-"""Networks of the comparison of whole steps: state, activations, or both take most memory."""
-WHOLE_SHARES: Final = (0.75, 0.5, 0.3)
-"""Budgets of whole steps as shares of the peak when everything is kept in RAM."""
-WHOLE_PEERS: Final = ("checkpoint", FILE_HOOKS, "in-backward", "in-backward-checkpoint")
-"""Whole steps that have one peak each."""
-SAFE: Final = "safe"
-"""The whole step `both` with ``rollback``: the state of before is on storage until it is done."""
-WHOLE_METHODS: Final = (
-    "eager",
-    KEEP_ALL,
-    *WHOLE_PEERS,
-    "both",
-    SAFE,
-    *(f"both@{peer}" for peer in WHOLE_PEERS),
-)
-"""Names of all methods for whole steps, peers before those that need their peak."""
-OPTIMIZERS: Final = ("adamw", "momentum")
-"""AdamW, and SGD with momentum."""
-
 STOCK: Final = "stock"
 """Inductor as ``torch.compile`` runs it; a share is its ``activation_memory_budget``."""
 FUSED: Final = "fused"
@@ -112,10 +92,8 @@ class TrainingRun(RecordedRun):
     slack: float = 0.0
     """By how much a peak may exceed that of a peer and count as the same, as a share.
 
-    The budget of a compiled step is larger by as much; that of a whole step is the peak itself.
+    The budget of a compiled step is larger by as much.
     """
-    optimizer: str | None = None
-    """One of `OPTIMIZERS`, for whole steps: updates and all state count. None for gradients."""
     reference: str = "eager"
     """What it is timed beside and held against: ``eager``, or `STOCK`."""
 
@@ -123,8 +101,7 @@ class TrainingRun(RecordedRun):
     def name(self) -> str:
         """What it is called in the records."""
         budget = () if self.share is None else (f"{self.share:.0%}",)
-        optimizer = () if self.optimizer is None else (self.optimizer,)
-        return " | ".join((self.network, *optimizer, self.method, *budget))
+        return " | ".join((self.network, self.method, *budget))
 
     @property
     def kind(self) -> str:
@@ -134,7 +111,7 @@ class TrainingRun(RecordedRun):
     @property
     def own(self) -> str | None:
         """Which kind of compiled step it runs; None for peers."""
-        return self.kind if self.kind in (*OURS, KEEP_ALL, SAFE, FUSED) else None
+        return self.kind if self.kind in (*OURS, KEEP_ALL, FUSED) else None
 
     @property
     def peer(self) -> str | None:
@@ -157,26 +134,6 @@ def training_runs(
     for network, method in product(networks, (each for each in METHODS if each in methods)):
         budgeted = method in BUDGETED or method.partition("@")[2] in BUDGETED
         run = TrainingRun(network=network, method=method, limit_s=limit_s, pairs=pairs, slack=slack)
-        yield from (replace(run, share=share) for share in (shares if budgeted else (None,)))
-
-
-def whole_step_runs(
-    networks: tuple[str, ...] = WHOLE_NETWORKS,
-    methods: tuple[str, ...] = WHOLE_METHODS,
-    shares: tuple[float, ...] = WHOLE_SHARES,
-    optimizers: tuple[str, ...] = OPTIMIZERS,
-    limit_s: float = LIMIT_S,
-    pairs: int = PAIRS,
-    slack: float = 0.0,
-) -> Iterator[TrainingRun]:
-    """Yield runs of whole steps as `training_runs` does, and optimizer by optimizer."""
-    chosen = [each for each in WHOLE_METHODS if each in methods]
-    for optimizer, network, method in product(optimizers, networks, chosen):
-        run = TrainingRun(
-            network=network, method=method, optimizer=optimizer, limit_s=limit_s, pairs=pairs,
-            slack=slack,
-        )  # fmt: skip
-        budgeted = method in ("both", SAFE)
         yield from (replace(run, share=share) for share in (shares if budgeted else (None,)))
 
 
