@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from harness import record, warm_up
+from harness import record
 from poetmodel.bench.store import RecordFile
 from poetmodel.bench.tables import rows
 from solver_tables import NOTE, aligned, comparison
@@ -80,9 +80,3 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def _collected() -> None:
     """Begin every benchmark without the garbage of the one before."""
     gc.collect()
-
-
-@pytest.fixture(scope="session")
-def warm() -> None:
-    """Load solver and modelling library once, so that no measurement pays for it."""
-    warm_up()

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from measured import (
-    CASES,
     ONE_PERCENT,
     bytes_text,
     code,
@@ -370,16 +369,3 @@ def others() -> str:
         label = f"`{model}` on {device}"
         lines.append((label, *(ends.get(name, "-") for name in names)))
     return figures(lines, ("instance", *names))
-
-
-def building() -> str:
-    """Return the time and size of models of two published graphs."""
-    found = load(CASES)
-    found = found[(found.kind == "build") & ~found.name.str.startswith("paper/vgg16")]
-    lines = [
-        (name.replace(" | ", ", "), seconds_text(s), whole(c), whole(r))
-        for name, s, c, r in zip(
-            found.name, found.seconds, found["columns"], found["rows"], strict=True
-        )
-    ]
-    return figures(lines, ("model", "build and compile", "columns", "rows"))

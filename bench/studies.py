@@ -18,7 +18,6 @@ STUDIES: Final = {
     "against": "against:STUDY",
     "compared": "compared:STUDY",
     "solvers": "solver_runs:STUDY",
-    "executorch": "executorch_arenas:STUDY",
     "mcu": "mcu.boards:STUDY",
     "aifes": "mcu.aifes:STUDY",
     "training": "pytorch.compare:TRAINING",

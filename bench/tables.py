@@ -123,7 +123,6 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "scale": solves.scale,
     "captured": solves.captured,
     "others": solves.others,
-    "building": solves.building,
     "compiled": steps.compiled,
     "fused": steps.fused,
     "boards": steps.boards,

@@ -1,4 +1,4 @@
-"""Models of other libraries, with random weights: small ones to try, larger ones to capture.
+"""Small models of other libraries, with random weights.
 
 Those of transformers are rows of ``models.toml``. Libraries are imported when a model is made.
 """
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     Make = Callable[[], "Trial"]
 
 TABLE: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-SAMPLES: Final = 8
-"""Samples of a captured step; UNet2D has half of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +87,6 @@ def tried(name: str, **more: Any) -> Trial:
     model = _model(row)
     inputs, other = (_batch(row, lengths) for lengths in ((16, 10), (12, 5)))
     return Trial(model=model, inputs=(inputs,), other=(other,))
-
-
-def captured(name: str) -> Trial:
-    """Return a model of transformers as people train it, with one batch that nothing masks."""
-    row = _row("captured", name, {})
-    return Trial(model=_model(row), inputs=(_batch(row, SAMPLES * (row.get("length", 16),)),))
 
 
 def checkpointed(name: str) -> Trial:
@@ -298,8 +290,3 @@ TRIALS: Final[dict[str, Make]] = {
     "MONAI UNet": volumes,
 }
 """What is tried, by library and name."""
-CAPTURED: Final[dict[str, Make]] = {
-    **{name: partial(captured, name) for name in TABLE["captured"]},
-    "unet2d": partial(unet2d, SAMPLES // 2, 32, **TABLE["unet2d"]["captured"]),
-}
-"""What is captured, by name."""

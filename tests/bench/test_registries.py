@@ -11,7 +11,6 @@ import pytest
 
 import against
 import compared
-import what_trains_where as trains
 from compared import CURVES, LAYERED, MAIN, SAME, layered_graph, methods_of, problems
 from grid import (
     FLOOR,
@@ -26,8 +25,7 @@ from grid import (
 )
 from harness import recorded
 from poetmodel.baselines import METHODS as SHIPPED
-from poetmodel.device.io import device_names
-from poetmodel.graph import checkpoint_all_peak_bytes, floor
+from poetmodel.graph import floor
 from poetmodel.solver import SolveProgress
 from pytorch import compare
 from pytorch.runs import (
@@ -35,11 +33,9 @@ from pytorch.runs import (
     FUSED_SHARES,
     KNOBS,
     SHARES,
-    WHOLE_METHODS,
     TrainingRun,
     fused_runs,
     training_runs,
-    whole_step_runs,
 )
 from pytorch.runs import METHODS as TRAINING_METHODS
 from pytorch.runs import NETWORKS as TRAINING_NETWORKS
@@ -133,37 +129,7 @@ def test_measurement_is_plain_data_and_ends_where_the_solve_ended() -> None:
     assert (hopeless["status"], hopeless["first_schedule_s"]) == ("infeasible", None)
 
 
-# -- whole steps, two states of the code -----------------------------------------------------------
-
-
-def test_every_network_meets_every_board() -> None:
-    """Graphics cards are no boards."""
-    met = {(run.network, run.device) for run in trains.runs((trains.BOARDS,))}
-    assert set(device_names()) - set(trains.boards()) == {"a100", "h100", "rtx4090"}
-    assert met == {(network, device) for network in trains.SMALL for device in trains.boards()}
-
-
-def test_methods_meet_at_the_same_budgets() -> None:
-    """From the floor to keep-all, all right after each other."""
-    policies = list(trains.runs((trains.POLICIES,)))
-    for first in range(0, len(policies), len(trains.METHODS)):
-        together = policies[first : first + len(trains.METHODS)]
-        assert [run.method for run in together] == list(trains.METHODS)
-        assert len({(run.network, run.device, run.ram) for run in together}) == 1
-    for run in policies[: 4 * len(trains.METHODS) : len(trains.METHODS)]:
-        problem = run.problem()
-        most = checkpoint_all_peak_bytes(problem.graph)
-        exact = {"least+0%": problem.floor.bytes, "least+100%": most}
-        assert problem.floor.bytes <= problem.ram_budget_bytes <= most
-        assert problem.ram_budget_bytes == exact.get(run.ram or "", problem.ram_budget_bytes)
-
-
-def test_a_board_too_small_is_proved_so() -> None:
-    """The record has the reason, and what the step needs."""
-    run = trains.StepRun(part=trains.BOARDS, network="mlp", graph="in place", device="mkr1000")
-    facts = trains.measure_step(run.to_dict())
-    assert facts["status"] == "infeasible"
-    assert facts["floor_bytes"] > facts["ram_budget_bytes"]
+# -- two states of the code ------------------------------------------------------------------------
 
 
 def test_both_states_solve_each_instance_in_turns() -> None:
@@ -232,10 +198,9 @@ def test_peers_run_before_those_that_need_their_peak() -> None:
     assert [run.method for run in found] == [
         "file-hooks", "memory-budget", "both@file-hooks", "both@memory-budget",
     ]  # fmt: skip
-    for methods, runs in ((TRAINING_METHODS, training_runs()), (WHOLE_METHODS, whole_step_runs())):
-        for run in runs:
-            if run.peer is not None:
-                assert methods.index(run.peer) < methods.index(run.method)
+    for run in training_runs():
+        if run.peer is not None:
+            assert TRAINING_METHODS.index(run.peer) < TRAINING_METHODS.index(run.method)
 
 
 def test_peaks_of_peers_become_budgets(tmp_path: Path) -> None:
@@ -250,11 +215,6 @@ def test_peaks_of_peers_become_budgets(tmp_path: Path) -> None:
     assert compare.budget_bytes(own_half, store) == 1010
     assert compare.budget_bytes(own_quarter, store) == 505
     assert compare.budget_bytes(half, store) is None
-    asked = (("unet-b8",), ("checkpoint", "both@checkpoint"))
-    peer, own, _, other = whole_step_runs(*asked, slack=0.01)
-    store.add(record_of(peer, 900) | {"peak_bytes": 1000})
-    assert compare.budget_bytes(own, store) == 1000
-    assert compare.budget_bytes(other, store) is None  # of another optimizer
 
 
 def test_fused_kernels_are_compared_with_stock_at_its_peaks(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_studies_of_one_process_raise_what_goes_wrong(tmp_path: Path) -> None:
     assert ThisProcess().submit(int, "7").result() == 7
 
 
-@pytest.mark.parametrize("name", ["grid", "against", "trains", "compared"])
+@pytest.mark.parametrize("name", ["grid", "against", "compared"])
 def test_runs_of_a_study_have_keys_of_their_own(name: str) -> None:
     """Smoke runs, too; every key is that of the fields."""
     study = study_of(name)

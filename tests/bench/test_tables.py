@@ -329,28 +329,6 @@ def test_refusal_names_the_node_that_needs_most() -> None:
     assert steps.refusal(refused | {"tried": early}) == "there is no room"
 
 
-def test_budget_is_kept_or_proved_impossible_or_open(records: Any) -> None:
-    """As the bounds say, with whole weights first, then in tiles."""
-
-    def least(device: str, graph: str, bound: int, value: int) -> dict[str, Any]:
-        place = {"part": "least", "network": "n", "device": device, "graph": graph}
-        sizes = {"objective_bound": bound * KIB, "objective_value": value * KIB}
-        return {"cell": {**place, "paging": True}, "energy_j": 1.0, **sizes}
-
-    records(
-        "trains",
-        least("paged", "in place", 300, 300),
-        least("paged", "tiles", 200, 280),
-        least("mapped", "in place", 400, 400),
-        least("mapped", "tiles", 300, 300),
-    )
-    verdicts = {d: [steps.verdicts("n", d, b) for b in steps.BUDGETS] for d in ("paged", "mapped")}
-    assert verdicts == {
-        "paged": ["open", "yes", "yes", "yes"],
-        "mapped": ["no", "in tiles", "yes", "yes"],
-    }
-
-
 # -- pages -----------------------------------------------------------------------------------------
 
 

@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("executorch", reason="needs the extra executorch: tox -e executorch")
 
 import torch
-from executorch_arenas import NETWORKS, enough, trained
 from torch import nn
 from torch.nn import functional
 
 import poetmodel.torch as pmt
 from kit.commands import invoke
+from kit.executorch_programs import NETWORKS, enough, trained
 from mcu import networks
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.graph import checkpoint_all_peak_bytes

@@ -1,4 +1,4 @@
-"""The traced graphs under ``bench/traced``: what they are, and that they can be made again."""
+"""The traced graphs under ``bench/traced``: what they are."""
 
 from __future__ import annotations
 
@@ -67,24 +67,3 @@ def test_traced_graphs_are_complete(name: str) -> None:
     assert peak == pytest.approx(bare, rel=0.01)
     costs = Costs.load(TRACED / f"{name}.profile.csv")
     assert Problem(graph, costs, ram="50%").pass_time_s > 0
-
-
-@pytest.mark.torch
-@pytest.mark.large
-def test_traced_graphs_can_be_made_again(tmp_path: Path) -> None:
-    """The script finds a file as it would write it, tells one that is not, and writes both."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from pytorch.capture import main
-
-    name = "models/mobilenetv2"
-    if torch.__version__.startswith("2.13.") and transformers.__version__.startswith("5.23."):
-        assert main(["--check", name]) == 0
-    path = tmp_path / f"{name}.graph.json"
-    path.parent.mkdir()
-    path.write_text(
-        (TRACED / f"{name}.graph.json").read_text().replace('"op": "convolution"', '"op": "gelu"')
-    )
-    assert main([name, "--check", "--folder", str(tmp_path)]) == 1
-    assert main([name, "--folder", str(tmp_path), "--repeats", "1"]) == 0
-    Costs.load(tmp_path / f"{name}.profile.csv").table(Graph.load(path))

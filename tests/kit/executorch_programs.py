@@ -1,38 +1,21 @@
-"""Arenas of ExecuTorch's programs: its own, and ours within a budget, with its planner and ours.
-
-Both programs train for some steps, and bits are compared. Needs the extra ``executorch``.
-"""
+"""Networks whose programs of ExecuTorch are trained in tests, and how they train."""
 
 from __future__ import annotations
 
 import re
-import tempfile
 import warnings
 from functools import partial
-from importlib.util import find_spec
-from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from harness import Cell, Study, record
 from mcu import networks
-from poetmodel.errors import BudgetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from poetmodel.bench.measurement import Record
-
-KIND: Final = "executorch"
-"""Kind of the records."""
-SHARES: Final = (0.6, 0.5)
-"""Budgets, of the arena of ExecuTorch's own program."""
-LIMIT_S: Final = 60.0
-"""Of each solve [s]."""
 STEPS: Final = 20
 """How many steps both programs train for."""
 SGD: Final = {"lr": 0.05, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
@@ -99,56 +82,9 @@ def _batch(inputs: Sequence[torch.Tensor], number: int) -> tuple[torch.Tensor, .
     )
 
 
-def runs(
-    networks: tuple[str, ...] = tuple(NETWORKS), shares: tuple[float, ...] = SHARES
-) -> Iterator[Cell]:
-    """Yield each network within each budget."""
-    for network, share in product(networks, shares):
-        yield Cell(f"{network} | {share}", {"network": network, "share": share})
-
-
-def measure(fields: dict[str, Any], _start: None = None) -> Record:
-    """Write a network's program for a budget, train it and ExecuTorch's own; return the record.
-
-    Where the budget is too little, the least that the error names takes its place.
-    """
-    import poetmodel.torch as pmt
-    from poetmodel.torch.executorch.edge import edge_program
-    from poetmodel.torch.executorch.lowering import lowered
-
-    name, share = fields["network"], fields["share"]
-    torch.manual_seed(0)
-    model, loss, inputs = NETWORKS[name]()
-    own = lowered(edge_program(name, model, loss, inputs), is_ours=False)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step.pte"
-        write = partial(pmt.to_executorch, model, loss, inputs, path=path, time_limit=LIMIT_S)
-        refused = ""
-        try:
-            made = write(ram=int(share * own.arena_bytes))
-        except BudgetError as error:
-            refused = str(error)
-            made = write(ram=int(enough(refused)))
-        theirs, ours = (trained(program, inputs) for program in (own.program, path.read_bytes()))
-    equal = [key for key, value in theirs.items() if torch.equal(value, ours[key])]
-    facts = {key: value for key, value in made.to_dict().items() if key not in {"name", "path"}}
-    facts |= {"refused": refused, "equal": len(equal), "compared": len(theirs)}
-    return record(KIND, f"{name} | {share}", cell=fields, limit_s=LIMIT_S, **facts)
-
-
 def enough(sentence: str) -> str:
     """Return the budget that an error about one that is too small says is enough."""
     found = re.search(r"ram=(\d+)", sentence)
     if found is None:
         raise ValueError(sentence)
     return found[1]
-
-
-STUDY: Final = Study(
-    name="executorch",
-    kind=KIND,
-    runs=runs,
-    smoke_runs=lambda: runs(("mlp",), (0.6,)) if find_spec("executorch") else (),
-    measure=measure,
-    alone=False,
-)
