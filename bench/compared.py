@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grid
 import poetmodel as pm
-import what_trains_where as steps
 from grid import GAP, SMOKE_LIMIT_S
 from harness import (
     ATTEMPTS,
@@ -43,6 +42,7 @@ from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import MethodNotApplicableError, PoetModelError, TimeLimitError
 from poetmodel.graph import Phase, checkpoint_all_peak_bytes
+from poetmodel.graph.zoo import MODELS
 from poetmodel.heuristics.greedy import construct
 from poetmodel.plan import Plan, check_plan
 from poetmodel.problem import Quantity
@@ -71,6 +71,12 @@ PUBLISHED, ZOO, CAPTURED, STEPS, DMA, TIME, LAYERED = KINDS = (
     "layered",
 )
 """Kinds of problems; the last one is a table of its own."""
+MLPERF_TINY: Final = ("ds-cnn", "resnet8", "autoencoder", "mobilenetv1-vww")
+"""Networks of whole steps."""
+PAGED, MAPPED = "nrf52840", "stm32f746"
+"""Boards that stand for their kind of storage: an SD card, and flash that the core reads."""
+LEAST_RAM: Final = "least"
+"""What a budget between the least RAM and keep-all begins with."""
 MAIN: Final = KINDS[:-1]
 """Kinds of the main table."""
 OPTIMAL: Final = "optimal"
@@ -184,12 +190,12 @@ class ComparedRun(RecordedRun):
     kind: str
     """One of `KINDS`."""
     model: str
-    """A model of the grid, a network of `what_trains_where`, or ``NODES, SEED`` of a layered
+    """A model of the grid, a network of the zoo, or ``NODES, SEED`` of a layered
     graph, or the name of a file of Moccasin's."""
     device: str
     """A shipped device, or the grid's word for measured costs."""
     ram: str
-    """RAM budget, as the grid or `what_trains_where` has it."""
+    """RAM budget, as the grid or `step_problem` has it."""
     method: str = OPTIMAL
     """A method."""
     limit_s: float = LIMIT_S
@@ -205,13 +211,7 @@ class ComparedRun(RecordedRun):
     def problem(self) -> Problem:
         """Return what is to be scheduled."""
         if self.kind == STEPS:
-            return steps.StepRun(
-                part=steps.POLICIES,
-                network=self.model,
-                graph=steps.TILES,
-                device=self.device,
-                ram=self.ram,
-            ).problem()
+            return step_problem(self.model, self.device, self.ram)
         if self.kind == LAYERED:
             graph = layered_graph(self.model)
             costs = Costs.estimate(graph, Device.load(self.device))
@@ -220,6 +220,23 @@ class ComparedRun(RecordedRun):
             goal=0, model=self.model, device=self.device, ram=self.ram
         ).problem()
         return replace(problem, minimize=Quantity.TIME) if self.kind == TIME else problem
+
+
+@cache
+def step_graph(network: str) -> Graph:
+    """Return a whole step of a network with plain SGD, in place and in tiles, made once."""
+    return MODELS[network](state="sgd", in_place=True, tile="32KiB")
+
+
+def step_problem(network: str, device_name: str, ram: str) -> Problem:
+    """Return a whole step within a budget such as ``least+30%`` of the way to keep-all."""
+    graph, device = step_graph(network), Device.load(device_name)
+    stated = pm.Problem(graph, Costs.estimate(graph, device), ram="100%")
+    begin, _, share = ram.partition("+")
+    if begin != LEAST_RAM:
+        return replace(stated, ram=ram)
+    least, most = stated.floor.bytes, checkpoint_all_peak_bytes(graph)
+    return replace(stated, ram=least + (most - least) * int(share.rstrip("%")) // 100)
 
 
 DATA: Final = "MOCCASIN_DATA"
@@ -280,7 +297,7 @@ CURVES: Final = (
     (PUBLISHED, "paper/vgg16-cifar", "paper-a72", (grid.FLOOR, *_SHARES)),
     (ZOO, "resnet18-cifar", "nrf52840", (grid.FLOOR, *_SHARES)),
     (CAPTURED, "traced/models/vit", grid.PROFILE, (grid.FLOOR, *_SHARES)),
-    (STEPS, "resnet8", steps.PAGED, tuple(f"least+{share}%" for share in (0, *range(10, 100, 15)))),
+    (STEPS, "resnet8", PAGED, tuple(f"least+{share}%" for share in (0, *range(10, 100, 15)))),
     (DMA, "resnet18-cifar", "stm32h743", (grid.FLOOR, *_SHARES[1::2])),
     (TIME, "resnet18-cifar", "jetson-tx2", (grid.FLOOR, *_SHARES[1::2])),
 )
@@ -298,8 +315,8 @@ def _problems(kind: str) -> Iterator[ComparedRun]:
         models = [f"traced/models/{name.removesuffix('.graph.json')}" for name in names]
         axes = product(models, (grid.PROFILE,), ("80%", "60%", "40%"))
     elif kind == STEPS:
-        budgets = tuple(f"{steps.LEAST_RAM}+{share}%" for share in (0, 30, 60))
-        axes = product(steps.MLPERF_TINY, (steps.PAGED, steps.MAPPED), budgets)
+        budgets = tuple(f"{LEAST_RAM}+{share}%" for share in (0, 30, 60))
+        axes = product(MLPERF_TINY, (PAGED, MAPPED), budgets)
     elif kind in (DMA, TIME):
         models = ["vgg16-cifar", "resnet18-cifar"]
         devices = ("jetson-tx2", "stm32h743" if kind == DMA else "nrf52840")
@@ -351,7 +368,7 @@ def smoke_runs() -> Iterator[ComparedRun]:
     """Yield every kind and method at its smallest size."""
     small = {
         PUBLISHED: ("paper/linear", "paper-m4", "70%"),
-        STEPS: ("mlp", steps.PAGED, "least+50%"),
+        STEPS: ("mlp", PAGED, "least+50%"),
         DMA: ("mlp", "stm32h743", "70%"),
         TIME: ("mlp", "stm32h743", "70%"),
         LAYERED: ("20, 0", "paper-m4", "90%"),
