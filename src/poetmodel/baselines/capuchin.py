@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
+
+ROUNDS: Final = 6
+"""How often more tensors are kept that were recomputed for others."""
 
 
 @in_either_home
@@ -242,7 +245,7 @@ class _Capuchin:
         What is kept spares recomputations, and leaves room for more in another round.
         """
         stays, tight = frozenset[tuple[int, int]](), set[int]()
-        while True:
+        for _ in range(ROUNDS):
             room = self.problem.usable_ram_bytes - self._peaks(schedule)
             execution = _Collective(self.problem, self.pages, stays, room, tight)
             longer = execution.run()
@@ -251,9 +254,10 @@ class _Capuchin:
             if over - tight:
                 tight |= over
             elif over or execution.stays == stays:
-                return schedule
+                break
             else:
                 schedule, stays = longer, execution.stays
+        return schedule
 
     def _peaks(self, schedule: Schedule) -> NDArray[np.int64]:
         """Return the peak of each stage, shape (stages,) [B]."""
