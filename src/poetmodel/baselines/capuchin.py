@@ -148,7 +148,8 @@ class _Capuchin:
                 least = min(swap, self.computing[self.graph.node_of[gap.tensor]])
                 if best is not None and saved_bytes <= best[0] * least:
                     continue  # nor with what else must be recomputed
-                overhead = min(swap, self._recomputation(gap)) if swap > 0 else 0.0
+                most = swap if best is None or not best[0] else min(swap, saved_bytes / best[0])
+                overhead = min(swap, self._recomputation(gap, most)) if swap > 0 else 0.0
                 if overhead == math.inf:
                     continue
                 saving = saved_bytes / overhead if overhead > 0 else math.inf
@@ -203,8 +204,11 @@ class _Capuchin:
         busy_s = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in self.booked)
         return end - begin - busy_s - transfers
 
-    def _recomputation(self, gap: Gap) -> float:
-        """Return what recomputing a tensor for its back-access costs, by the plan."""
+    def _recomputation(self, gap: Gap, most: float) -> float:
+        """Return what recomputing a tensor for its back-access costs by the plan.
+
+        It is infinite where that is beyond `most`.
+        """
         graph, problem = self.graph, self.problem
         t = gap.after
         total = 0.0
@@ -218,6 +222,8 @@ class _Capuchin:
                 return math.inf
             computed.add(k)
             total += self.computing[k]
+            if total > most:
+                return math.inf
             for p in graph.inputs_of[k]:
                 if p in met or self._is_in_ram(p, t):
                     continue
