@@ -13,6 +13,9 @@ METHODS, SOLVING, TRAINING, BOARDS = (
 )
 
 QUOTES: Final[tuple[tuple[str, str], ...]] = (
+    ("README.md", "on the same {problems} problems"),
+    ("README.md", "[{grid_able_proved} published instances proved within a minute]"),
+    ("docs/start-research.md", "on {problems} problems"),
     (
         INDEX,
         "on {problems} problems, the best earlier heuristic of each problem leaves "

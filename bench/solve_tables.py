@@ -49,7 +49,7 @@ IN_README: Final = {
     "capuchin": "Capuchin",
     "checkmate": "Checkmate",
     "rotor": "rotor",
-    "min-cut": "PyTorch's min-cut",
+    "min-cut": "min-cut, after PyTorch",
 }
 VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr:msps", "dtr, own order")
 _PROBLEM: Final = ["kind", "model", "device", "ram"]

@@ -8,10 +8,10 @@ import pytest
 
 from kit.instances import random_graph, seeded
 from kit.worked import chain_costs, training_chain
-from poetmodel.baselines.engine import Execution, fitted
-from poetmodel.errors import MethodNotApplicableError
+from poetmodel.baselines.engine import Execution, cheapest, fitted
+from poetmodel.errors import MethodNotApplicableError, TimeLimitError
 from poetmodel.problem import Problem
-from poetmodel.schedule import checkpoint_all, simulate
+from poetmodel.schedule import Schedule, checkpoint_all, simulate
 
 if TYPE_CHECKING:
     import random
@@ -153,3 +153,19 @@ def test_fitted_gives_a_method_less_until_the_budget_is_kept() -> None:
     assert given[:3] == [peak - 2, peak - 4, peak - 6]
     loose = Problem(graph, costs, ram=peak)
     assert fitted(loose, run) == checkpoint_all(graph)  # type: ignore[arg-type]
+
+
+def test_cheapest_keeps_what_was_found_before_the_time_limit() -> None:
+    """A rule that the limit ends does not take away the schedule of an earlier one."""
+    graph = training_chain([1] * 5)
+    problem = Problem(graph, chain_costs(graph), ram="100%")
+
+    def late() -> Schedule:
+        raise TimeLimitError("the time limit has passed")
+
+    def keep_all() -> Schedule:
+        return checkpoint_all(graph)
+
+    assert cheapest(problem, (keep_all, late)) == checkpoint_all(graph)
+    with pytest.raises(TimeLimitError):
+        cheapest(problem, (late, keep_all))

@@ -151,6 +151,15 @@ def test_bytes_count_and_not_tensors() -> None:
     assert {graph.tensors[i].name for i in saved} == {"a", "b"}
 
 
+def test_nothing_to_save_is_no_error() -> None:
+    """A graph whose forward pass is its sample alone has no tensor that could be dropped."""
+    nodes = (
+        operation("x", output_bytes=4, phase="input"),
+        operation("g", output_bytes=1, phase="backward", inputs=("x",)),
+    )
+    assert saved_tensors(Graph(name="sample", nodes=nodes), ()) == frozenset()
+
+
 def test_less_ram_recomputes_more() -> None:
     """Nothing at 100 %, the cheap layers first below, and a reason where nothing fits."""
     graph = training_chain([2] * 9)

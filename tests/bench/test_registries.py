@@ -24,7 +24,9 @@ from grid import (
     measure,
 )
 from harness import recorded
+from measured import records
 from poetmodel.baselines import METHODS as SHIPPED
+from poetmodel.bench.measurement import FAILED
 from poetmodel.graph import floor
 from poetmodel.solver import SolveProgress
 from pytorch import compare
@@ -161,6 +163,21 @@ def test_every_shipped_method_is_run_on_whole_steps() -> None:
     assert set(SHIPPED) - {SAME} < set(steps)
     runs = [run for run in compared.runs((compared.STEPS,)) if run.ram == "least+30%"]
     assert tuple(run.method for run in runs[: len(steps)]) == steps
+
+
+def test_every_run_of_the_comparison_is_on_record() -> None:
+    """Each registered run has its record, with its commit; none failed, all had the same limit."""
+    found = {key(record["cell"]): record for record in records("compared")}
+    for run in compared.runs():
+        record = found[key(run.to_dict())]
+        assert record["commit"]
+        assert record["status"] != FAILED
+        assert record["cell"]["limit_s"] == run.limit_s
+
+
+def key(cell: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the problem and the method of a run."""
+    return tuple(cell[name] for name in ("kind", "model", "device", "ram", "method"))
 
 
 def test_published_layered_graph_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

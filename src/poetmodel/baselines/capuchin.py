@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
+
+ROUNDS: Final = 6
+"""How often more tensors are kept that were recomputed for others."""
 
 
 @in_either_home
@@ -145,7 +148,8 @@ class _Capuchin:
                 least = min(swap, self.computing[self.graph.node_of[gap.tensor]])
                 if best is not None and saved_bytes <= best[0] * least:
                     continue  # nor with what else must be recomputed
-                overhead = min(swap, self._recomputation(gap)) if swap > 0 else 0.0
+                most = swap if best is None or not best[0] else min(swap, saved_bytes / best[0])
+                overhead = min(swap, self._recomputation(gap, most)) if swap > 0 else 0.0
                 if overhead == math.inf:
                     continue
                 saving = saved_bytes / overhead if overhead > 0 else math.inf
@@ -200,8 +204,11 @@ class _Capuchin:
         busy_s = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in self.booked)
         return end - begin - busy_s - transfers
 
-    def _recomputation(self, gap: Gap) -> float:
-        """Return what recomputing a tensor for its back-access costs, by the plan."""
+    def _recomputation(self, gap: Gap, most: float) -> float:
+        """Return what recomputing a tensor for its back-access costs by the plan.
+
+        It is infinite where that is beyond `most`.
+        """
         graph, problem = self.graph, self.problem
         t = gap.after
         total = 0.0
@@ -215,6 +222,8 @@ class _Capuchin:
                 return math.inf
             computed.add(k)
             total += self.computing[k]
+            if total > most:
+                return math.inf
             for p in graph.inputs_of[k]:
                 if p in met or self._is_in_ram(p, t):
                     continue
@@ -242,7 +251,7 @@ class _Capuchin:
         What is kept spares recomputations, and leaves room for more in another round.
         """
         stays, tight = frozenset[tuple[int, int]](), set[int]()
-        while True:
+        for _ in range(ROUNDS):
             room = self.problem.usable_ram_bytes - self._peaks(schedule)
             execution = _Collective(self.problem, self.pages, stays, room, tight)
             longer = execution.run()
@@ -251,9 +260,10 @@ class _Capuchin:
             if over - tight:
                 tight |= over
             elif over or execution.stays == stays:
-                return schedule
+                break
             else:
                 schedule, stays = longer, execution.stays
+        return schedule
 
     def _peaks(self, schedule: Schedule) -> NDArray[np.int64]:
         """Return the peak of each stage, shape (stages,) [B]."""

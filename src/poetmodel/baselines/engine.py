@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.clock import check_time_limit
-from poetmodel.errors import MethodNotApplicableError
+from poetmodel.errors import MethodNotApplicableError, TimeLimitError
 from poetmodel.graph import Graph, Phase
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.schedule import (
@@ -342,7 +342,8 @@ def bisected(
 def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
     """Return the best schedule of several rules of a method, by what the problem minimizes.
 
-    Rules that do not apply are passed over. Where none does, the reason of the first is raised.
+    Rules that do not apply are passed over. If none does, the reason of the first is raised. If the
+    time limit ends a rule, the schedules found before count.
     """
     found: list[Candidate] = []
     refusals: list[MethodNotApplicableError] = []
@@ -351,6 +352,10 @@ def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Sched
             found.append(verify_schedule(problem, rule()))
         except MethodNotApplicableError as error:
             refusals.append(error)
+        except TimeLimitError:
+            if not found:
+                raise
+            break
     if not found:
         raise refusals[0]
     return min(found, key=lambda each: (bool(each.violations), each.value)).schedule

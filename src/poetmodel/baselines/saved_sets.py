@@ -212,6 +212,8 @@ class _Cuts:
 
     def saved_tensors(self, once: Collection[int]) -> frozenset[int]:
         """Return the tensors of a minimum cut behind some nodes."""
+        if not self.free:
+            return frozenset()
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
