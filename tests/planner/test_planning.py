@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from planner_rules import lower_bound_s
 
 from kit.instances import random_costs, random_graph, random_schedule, seeded
+from kit.planner_rules import lower_bound_s
 from kit.worked import bench_device, comb_graph, skip_graph
 from poetmodel.device import Costs
 from poetmodel.errors import PlanError

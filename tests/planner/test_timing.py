@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from planner_rules import lower_bound_s, prefetch_early
-
+from kit.planner_rules import lower_bound_s, prefetch_early
 from kit.worked import even_costs, skip_graph
 from poetmodel.plan import Instruction, Op
 from poetmodel.planner.sequence import moves_of, start_at_use, unread_page_ins
