@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -26,7 +27,10 @@ def test_study(benchmark: Any, name: str, tmp_path: Path, *, smoke: bool) -> Non
     """Every kind of run leaves a record that is no failure."""
     if not smoke:
         pytest.skip(f"python -m bench {name} runs it")
-    if missing := {each for target in NEEDS.get(name, ()) for each in missing_programs(target)}:
+    missing = {each for target in NEEDS.get(name, ()) for each in missing_programs(target)}
+    if name == "fused" and not (shutil.which("g++") or shutil.which("clang++")):
+        missing.add("g++")
+    if missing:
         pytest.skip(f"needs {', '.join(sorted(missing))}")
     try:
         study = study_of(name)

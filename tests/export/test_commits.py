@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from kit.digits import STEP, digit_batches
 from kit.nor_flash import PARTS, over_nor
 from kit.toy_export import needs
+from poetmodel.device import Device
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import InputError, NoScheduleError
 from poetmodel.export.board import Target
@@ -345,3 +347,13 @@ def test_state_in_another_order_is_that_of_another_step(
     program.run(3)
     shutil.copyfile(program.flash, other.flash)
     assert other.resumed() == (EMPTY, 0)
+
+
+def test_storage_with_larger_units_is_refused_where_it_is_read_in_place(tmp_path: Path) -> None:
+    """Updates in place write a few numbers at a time, which flash of larger units cannot."""
+    board = Device.load("nano33ble")
+    assert board.flash is not None
+    board = replace(board, flash=replace(board.flash, write_unit_bytes=32))
+    with pytest.raises(InputError, match="written 32 B at a time"):
+        export_step(load_step(STEP), tmp_path, device=board, ram="90%", commit=True)
+    assert list(tmp_path.iterdir()) == []

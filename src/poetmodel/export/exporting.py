@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.device import Costs, StorageMode
-from poetmodel.device.generation import GenerationLayout
+from poetmodel.device.generation import LEAST_UNIT_BYTES, GenerationLayout
 from poetmodel.device.io import load_device, load_profile
 from poetmodel.errors import BudgetError, InputError, VerificationError
 from poetmodel.export.deployment import (
@@ -162,6 +162,13 @@ def export_step(  # noqa: PLR0913 - one way in, and all but two of its parameter
         raise InputError(
             f"commit: the storage of {board.name} forgets without power, and no driver of the "
             "folder writes state to its flash; choose a device whose storage keeps it"
+        )
+    unit_bytes = GenerationLayout.on(board).write_unit_bytes if commit else 1
+    if board.is_memory_mapped and unit_bytes > LEAST_UNIT_BYTES:
+        raise InputError(
+            f"commit: the storage of {board.name} is written {unit_bytes} B at a time, and updates "
+            "of state that is read in place write a few numbers at a time; choose a device whose "
+            "write_unit_bytes is at most 4, or storage that is not memory-mapped"
         )
     costs = _costs(step, board, profile)
     reserved = reserved_bytes(step, parse_size(stack, field="stack"))
