@@ -102,7 +102,7 @@ def test_module_runs_as_the_command_does() -> None:
     process = start("solve")
     assert process.returncode == 2
     assert process.stdout == ""
-    assert process.stderr.startswith("error: no graph")
+    assert process.stderr.startswith("error: missing graph")
 
 
 def test_commands_load_no_table_before_they_print_one() -> None:

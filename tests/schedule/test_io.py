@@ -283,8 +283,8 @@ def test_file_without_a_schedule_says_so(full: dict[str, Any], status: str) -> N
     [
         ("", "empty file"),
         ("  \n", "empty file"),
-        ("{", "cut off"),
-        ('{"format": "poetmodel-sch', "cut off"),
+        ("{", "truncated"),
+        ('{"format": "poetmodel-sch', "truncated"),
         ("not json", "not valid JSON"),
         ("[1, 2]", "document: "),
         ("null", "document: "),

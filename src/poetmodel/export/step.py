@@ -257,9 +257,10 @@ class Weights:
         data, offsets, reals = bytearray(), {}, 0
         for kind in DataType:
             for part, name, values in stored:
+                if part.buffers[name].type is not kind:
+                    continue
                 content = values.astype(kind.stored).tobytes()
-                is_state = name in step.graph.tensor_index
-                if part.buffers[name].type is kind and (any(content) or not is_state):
+                if any(content) or name not in step.graph.tensor_index:
                     offsets[name] = len(data)
                     data += content
                     data += bytes(-len(data) % ALIGNMENT)
