@@ -185,7 +185,8 @@ def fault_of_flash(run: Mapping[str, Any]) -> str:
     if run["flash_bytes"] > board.flash.size_bytes:
         taken, size = (format_bytes(int(b)) for b in (run["flash_bytes"], board.flash.size_bytes))
         return f"program and first weights are {taken}, and the flash has {size}"
-    if board.stores_in_flash and board.is_memory_mapped and run["written_bytes"]:
+    is_in_place = board.stores_in_flash and board.is_memory_mapped
+    if is_in_place and run["written_bytes"] and not run.get("commits"):
         return "state on flash needs `--commit`, which this record lacks"
     return ""
 

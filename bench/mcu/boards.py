@@ -379,7 +379,7 @@ def _worn(deployment: Deployment, figures: Mapping[str, int]) -> dict[str, Any]:
     if counted > STEPS * said:
         raise ToolchainError(f"erases: expected {said} in a step, and flash has {counted / STEPS}")
     return {
-        "commit": True,
+        "commits": True,
         "generations": deployment.generations,
         "stored_bytes": deployment.stored_bytes,
         "step_erases": counted / STEPS,
