@@ -207,11 +207,22 @@ class StagedExecution(Execution):
             if paged:
                 self._used.update(graph.outputs_of[k])  # a stage keeps them up to this step
             if k in computed:
-                self.make_room(graph.nodes[k].output_bytes + graph.nodes[k].workspace_bytes, k)
+                while self.ram_bytes + self._step_bytes(k) > self.limit_bytes:
+                    self.make_room(self._step_bytes(k), k)
                 self.compute(k)
             for i in (*graph.inputs_of[k], *graph.outputs_of[k]):
-                if i in self.ram and self._last_read.get(i, -1) <= k and not self.retains(i):
+                if self._leaves(i, k):
                     self.evict(i)
+
+    def _step_bytes(self, k: int) -> int:
+        """Return what node `k` takes beside its inputs, less what it writes over those [B]."""
+        node, shared = self.graph.nodes[k], self.graph.shared_bytes_of[k]
+        over = sum(size for i, size in shared.items() if self._leaves(i, k))
+        return node.output_bytes + node.workspace_bytes - over
+
+    def _leaves(self, i: int, k: int) -> bool:
+        """Return whether tensor `i` is in RAM and no longer needed once node `k` is computed."""
+        return i in self.ram and self._last_read.get(i, -1) <= k and not self.retains(i)
 
     def _missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes to compute in the stage, and the tensors to page in."""
