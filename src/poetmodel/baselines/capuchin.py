@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.baselines.engine import cheapest
-from poetmodel.baselines.homes import in_either_home
+from poetmodel.baselines.homes import in_best_homes
 from poetmodel.baselines.paging import (
     Gap,
     GapExecution,
@@ -37,7 +37,7 @@ ROUNDS: Final = 6
 """How often more tensors are kept that were recomputed for others."""
 
 
-@in_either_home
+@in_best_homes
 def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Schedule:
     """Swap by free time while transfers are hidden, then swap or recompute by saving per second.
 

@@ -14,7 +14,7 @@ from poetmodel.baselines.engine import (
     fitted,
     last_needs,
 )
-from poetmodel.baselines.homes import all_in_ram, in_either_home
+from poetmodel.baselines.homes import all_in_ram, in_best_homes
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -89,7 +89,7 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     return fitted(problem, lambda ram_bytes: Runtime(problem, heuristic, ram_bytes).run())
 
 
-@in_either_home
+@in_best_homes
 def dtr_paging(problem: Problem) -> Schedule:
     """Run `dtr` with liveness, and with eviction to storage wherever that is cheaper.
 

@@ -207,12 +207,16 @@ class StagedExecution(Execution):
             if paged:
                 self._used.update(graph.outputs_of[k])  # a stage keeps them up to this step
             if k in computed:
-                while self.ram_bytes + self._step_bytes(k) > self.limit_bytes:
-                    self.make_room(self._step_bytes(k), k)
+                self._make_room_for(k)
                 self.compute(k)
             for i in (*graph.inputs_of[k], *graph.outputs_of[k]):
                 if self._leaves(i, k):
                     self.evict(i)
+
+    def _make_room_for(self, k: int) -> None:
+        """Evict until node `k` fits, again if it may then write over fewer inputs."""
+        while self.ram_bytes + (demand_bytes := self._step_bytes(k)) > self.limit_bytes:
+            self.make_room(demand_bytes, k)
 
     def _step_bytes(self, k: int) -> int:
         """Return what node `k` takes beside its inputs, less what it writes over those [B]."""
