@@ -275,6 +275,28 @@ def test_better_of_two_scores_decides() -> None:
     assert [(t, k) for t, k in by_staleness.R if k < t] == [(4, 0)]
 
 
+def test_pages_where_recomputing_does_not_fit_into_its_stage() -> None:
+    """`b` leaves for `c`; transfers of 10 J are dear, but recomputing `b` finds no room.
+
+    At `d`, which reads `x` too, `p`, `x`, `b` and its workspace take 2 + 2 + 3 + 4 of 9 bytes.
+    """
+    graph = Graph(
+        name="narrow",
+        nodes=(
+            operation("p", output_bytes=2),
+            operation("b", output_bytes=3, inputs=("p",), workspace_bytes=4),
+            operation("c", output_bytes=7),
+            operation("x", output_bytes=2, inputs=("c",)),
+            operation("d", output_bytes=1, inputs=("b", "x")),
+        ),
+    )
+    costs = even_costs(graph, page_in=(5.0, 5.0), page_out=(5.0, 5.0))
+    schedule = dtr_paging(Problem(graph, costs, ram=9))
+    assert (schedule.M_out, schedule.M_in) == (((1, 1),), ((4, 1),))
+    with pytest.raises(MethodNotApplicableError, match="'b' on the way to 'd' takes 7 B more"):
+        dtr_paging(Problem(graph, costs, ram=9, paging=False))
+
+
 def test_time_decides_where_time_is_minimized() -> None:
     """Transfers of 2 s lose to 1 s of computing, however little energy they take."""
     graph = skip_graph()

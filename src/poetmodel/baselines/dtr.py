@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
@@ -89,7 +91,6 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     return fitted(problem, lambda ram_bytes: Runtime(problem, heuristic, ram_bytes).run())
 
 
-@in_best_homes
 def dtr_paging(problem: Problem) -> Schedule:
     """Run `dtr` with liveness, and with eviction to storage wherever that is cheaper.
 
@@ -100,14 +101,20 @@ def dtr_paging(problem: Problem) -> Schedule:
     recomputed goes to storage, as long as that has space. What is on storage is paged in when it
     is needed, and is no part of any neighbourhood.
 
-    Each score has a run of its own. Where the time is minimized and transfers overlap with
-    computing, further runs charge nothing for transfers, as if all were hidden. The best schedule
-    is taken.
+    Each score has a run of its own, and one more run only pages: it fits where recomputing within a
+    stage does not. Where the time is minimized and transfers overlap with computing, further runs
+    charge nothing for transfers, as if all were hidden. The best schedule is taken.
     """
     overlaps = problem.deadline_counts == DeadlineCounts.OVERLAP
     charges = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
-    runs = product(charges, ("full", "msps"))
-    return cheapest(problem, (_Paging(problem, score, free=free).run for free, score in runs))
+    only_paged = replace(problem, recompute=False)
+    ways = product(((problem, "full"), (problem, "msps"), (only_paged, "full")), charges)
+    return cheapest(problem, (partial(_paged, *way, free=free) for way, free in ways))
+
+
+@in_best_homes
+def _paged(problem: Problem, score: str, *, free: bool) -> Schedule:
+    return _Paging(problem, score, free=free).run()
 
 
 class Runtime(Execution):
