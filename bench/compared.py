@@ -143,7 +143,8 @@ OWN_ORDER: Final = "dtr, own order"
 
 def in_own_order(problem: Problem) -> dict[str, Any]:
     """Return the facts of DTR's run as a program, which the simulator of plans executes."""
-    plain = without_state(problem, in_ram=True) if problem.graph.state_tensors else problem
+    state = problem.graph.state_tensors
+    plain = without_state(problem, state) if state else problem
     runtime = Runtime(plain, "full", plain.usable_ram_bytes)
     runtime.run()
     at_the_end = (Instruction(Op.FREE, i) for i in sorted(runtime.ram))

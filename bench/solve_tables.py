@@ -51,7 +51,7 @@ IN_README: Final = {
     "rotor": "rotor",
     "min-cut": "min-cut, after PyTorch",
 }
-VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr:msps", "dtr, own order")
+VARIANTS: Final = ("capuchin:published", "dtr:eq", "dtr, own order")
 _PROBLEM: Final = ["kind", "model", "device", "ram"]
 
 

@@ -9,6 +9,7 @@ hurry; without one nothing happens.
 from __future__ import annotations
 
 import gc
+import math
 import signal
 import sys
 import threading
@@ -47,6 +48,12 @@ def check_time_limit() -> None:
     end_s = _END_S.get()
     if end_s is not None and time.monotonic() > end_s:
         raise TimeLimitError("the time limit has passed")
+
+
+def time_left_s() -> float:
+    """Return how much of the time is left, infinite without a limit [s]."""
+    end_s = _END_S.get()
+    return math.inf if end_s is None else max(0.0, end_s - time.monotonic())
 
 
 def watched(items: Sequence[T]) -> Iterator[T]:

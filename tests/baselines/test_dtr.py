@@ -250,6 +250,53 @@ def test_cheap_storage_is_used() -> None:
     assert all(t == k for t, k in cheap.R)
 
 
+def test_better_of_two_scores_decides() -> None:
+    """Without storage: ``msps`` recomputes `p` and `b`, 4 s; ``full`` recomputes `a`, 16 s.
+
+    In the second problem `d` needs the room of `a` (3 s) or `b` (2 s), of 4 bytes each, and the
+    next node reads `b`. ``msps`` evicts `b`, and then `a` for it: 2 s + 3 s. ``full`` evicts `a`,
+    as `b` was used last: 3 s.
+    """
+    by_saving = dtr_paging(_two_victims(a_s=16))
+    assert [(t, k) for t, k in by_saving.R if k < t] == [(5, 0), (5, 2)]
+    graph = Graph(
+        name="recent",
+        nodes=(
+            operation("a", output_bytes=4),
+            operation("b", output_bytes=4),
+            operation("d", output_bytes=4),
+            operation("e", output_bytes=1, inputs=("b", "d")),
+            operation("f", output_bytes=1, inputs=("a", "e")),
+        ),
+    )
+    seconds = [3.0, 2.0, 1.0, 1.0, 1.0]
+    costs = Costs.from_arrays(graph, compute_time_s=seconds, compute_energy_j=seconds)
+    by_staleness = dtr_paging(Problem(graph, costs, ram=9))
+    assert [(t, k) for t, k in by_staleness.R if k < t] == [(4, 0)]
+
+
+def test_pages_where_recomputing_does_not_fit_into_its_stage() -> None:
+    """`b` leaves for `c`; transfers of 10 J are dear, but recomputing `b` finds no room.
+
+    At `d`, which reads `x` too, `p`, `x`, `b` and its workspace take 2 + 2 + 3 + 4 of 9 bytes.
+    """
+    graph = Graph(
+        name="narrow",
+        nodes=(
+            operation("p", output_bytes=2),
+            operation("b", output_bytes=3, inputs=("p",), workspace_bytes=4),
+            operation("c", output_bytes=7),
+            operation("x", output_bytes=2, inputs=("c",)),
+            operation("d", output_bytes=1, inputs=("b", "x")),
+        ),
+    )
+    costs = even_costs(graph, page_in=(5.0, 5.0), page_out=(5.0, 5.0))
+    schedule = dtr_paging(Problem(graph, costs, ram=9))
+    assert (schedule.M_out, schedule.M_in) == (((1, 1),), ((4, 1),))
+    with pytest.raises(MethodNotApplicableError, match="'b' on the way to 'd' takes 7 B more"):
+        dtr_paging(Problem(graph, costs, ram=9, paging=False))
+
+
 def test_time_decides_where_time_is_minimized() -> None:
     """Transfers of 2 s lose to 1 s of computing, however little energy they take."""
     graph = skip_graph()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.baselines.engine import cheapest
-from poetmodel.baselines.homes import in_either_home
+from poetmodel.baselines.homes import in_best_homes
 from poetmodel.baselines.paging import (
     Gap,
     GapExecution,
@@ -37,7 +37,6 @@ ROUNDS: Final = 6
 """How often more tensors are kept that were recomputed for others."""
 
 
-@in_either_home
 def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Schedule:
     """Swap by free time while transfers are hidden, then swap or recompute by saving per second.
 
@@ -78,11 +77,20 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
     Takes O(gaps) choices, each of which looks at every gap and what is recomputed for it.
     """
     rules = [Overhead(rule)] if rule else list(Overhead)
-    searches = [_Capuchin(problem, each) for each in rules]
+    searches = [partial(_search, problem, each, collective=refined) for each in rules]
     if refined:
         adapted = (each for each in rules if each != Overhead.PUBLISHED)
-        searches += [_Capuchin(problem, each, needed=True) for each in adapted]
-    return cheapest(problem, (partial(each.run, collective=refined) for each in searches))
+        searches += [
+            partial(_search, problem, each, collective=True, needed=True) for each in adapted
+        ]
+    return cheapest(problem, searches)
+
+
+@in_best_homes
+def _search(
+    problem: Problem, rule: Overhead, *, collective: bool, needed: bool = False
+) -> Schedule:
+    return _Capuchin(problem, rule, needed=needed).run(collective=collective)
 
 
 class _Capuchin:

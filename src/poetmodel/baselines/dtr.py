@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.engine import (
@@ -13,7 +16,7 @@ from poetmodel.baselines.engine import (
     fitted,
     last_needs,
 )
-from poetmodel.baselines.homes import all_in_ram, in_either_home
+from poetmodel.baselines.homes import all_in_ram, in_best_homes
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -88,24 +91,30 @@ def dtr(problem: Problem, heuristic: str = "full", *, liveness: bool = False) ->
     return fitted(problem, lambda ram_bytes: Runtime(problem, heuristic, ram_bytes).run())
 
 
-@in_either_home
 def dtr_paging(problem: Problem) -> Schedule:
     """Run `dtr` with liveness, and with eviction to storage wherever that is cheaper.
 
-    The score is that of h_DTR, where the cost of a tensor is the lesser of recomputing it (its
-    evicted neighbourhood included) and of its transfers: page-in, and page-out unless it lies on
-    storage already. The lesser one also decides how it leaves. Costs are energy, or time in the
+    The score is ``full`` or ``msps``, where the cost of a tensor is the lesser of recomputing it
+    (with what the score counts besides) and of its transfers: page-in, and page-out unless it lies
+    on storage already. The lesser one also decides how it leaves. Costs are energy, or time in the
     deadline's meaning where the problem minimizes time; staleness stays time. What cannot be
     recomputed goes to storage, as long as that has space. What is on storage is paged in when it
     is needed, and is no part of any neighbourhood.
 
-    Where the time is minimized and transfers overlap with computing, a second run charges nothing
-    for them, as if all were hidden; the quicker of both schedules is taken.
+    Each score has a run of its own, and one more run only pages: it fits where recomputing within a
+    stage does not. Where the time is minimized and transfers overlap with computing, further runs
+    charge nothing for transfers, as if all were hidden. The best schedule is taken.
     """
     overlaps = problem.deadline_counts == DeadlineCounts.OVERLAP
-    if problem.minimize != Quantity.TIME or not overlaps:
-        return _Paging(problem).run()
-    return cheapest(problem, (_Paging(problem, free=free).run for free in (False, True)))
+    charges = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
+    only_paged = replace(problem, recompute=False)
+    ways = product(((problem, "full"), (problem, "msps"), (only_paged, "full")), charges)
+    return cheapest(problem, (partial(_paged, *way, free=free) for way, free in ways))
+
+
+@in_best_homes
+def _paged(problem: Problem, score: str, *, free: bool) -> Schedule:
+    return _Paging(problem, score, free=free).run()
 
 
 class Runtime(Execution):
@@ -280,9 +289,11 @@ class _Liveness(StagedExecution):
 
 
 class _Paging(_Liveness):
-    def __init__(self, problem: Problem, *, free: bool = False) -> None:
+    def __init__(self, problem: Problem, heuristic: str, *, free: bool = False) -> None:
         by_time = problem.minimize == Quantity.TIME
-        super().__init__(problem, "full", None if by_time else problem.energy.coefficients.compute)
+        costs = None if by_time else problem.energy.coefficients.compute
+        super().__init__(problem, heuristic, costs)
+        self.full = heuristic == "full"
         self.storage = StorageSpace(problem)
         self.page_in_cost, self.page_out_cost = transfer_costs(problem)
         if free:
@@ -294,12 +305,13 @@ class _Paging(_Liveness):
         again = self._recomputability()
         best: tuple[float, int, bool] | None = None
         for i in self.candidates(k):
-            recompute = self._neighbourhood_cost(i) if again(i) else math.inf
+            recompute = self._recomputation_cost(i) if again(i) else math.inf
             transfer = self._transfer_cost(i)
             cost = min(recompute, transfer)
             if cost < math.inf:
-                score = (self.scores.per_byte_second(i, cost), i, transfer < recompute)
-                best = score if best is None else min(best, score)
+                score = self.scores.per_byte_second(i, cost) if self.full else cost / self.sizes[i]
+                ranked = (score, i, transfer < recompute)
+                best = ranked if best is None else min(best, ranked)
         if best is None:
             return None
         _, victim, pages = best
@@ -332,14 +344,13 @@ class _Paging(_Liveness):
     def _is_available(self, p: int) -> bool:
         return p in self.ram or p in self.away
 
-    def _neighbourhood_cost(self, i: int) -> float:
+    def _recomputation_cost(self, i: int) -> float:
+        before = self.scores.evicted_before(i)
         read = {
-            p
-            for u in self.scores.evicted_before(i)
-            for p in self.graph.inputs_of[self.graph.node_of[u]]
-            if p in self.away
+            p for u in before for p in self.graph.inputs_of[self.graph.node_of[u]] if p in self.away
         }
-        return self.scores.neighbourhood_cost(i) + sum(self.page_in_cost[p] for p in read)
+        counted = {*before, *self.scores.evicted_after(i)} if self.full else before
+        return self.scores.total(counted) + sum(self.page_in_cost[p] for p in read)
 
     def _transfer_cost(self, i: int) -> float:
         """Return the cost of paging tensor `i` out and in, infinite without space for it."""
@@ -379,7 +390,7 @@ class Scores:
             "full": lambda i: self.per_byte_second(i, self.neighbourhood_cost(i)),
             "eq": lambda i: self.per_byte_second(i, self._cost_of_sets(i)),
             "local": lambda i: self.per_byte_second(i, self._own_cost(i)),
-            "msps": lambda i: self._total(self.evicted_before(i)) / self.sizes[i],
+            "msps": lambda i: self.total(self.evicted_before(i)) / self.sizes[i],
             "lru": lambda i: -self._staleness_s(i),
             "size": lambda i: 1 / self.sizes[i],
         }
@@ -410,7 +421,7 @@ class Scores:
 
     def neighbourhood_cost(self, i: int) -> float:
         """Return the cost of tensor `i` and its evicted neighbourhood."""
-        return self._total({*self.evicted_before(i), *self.evicted_after(i)})
+        return self.total({*self.evicted_before(i), *self.evicted_after(i)})
 
     def evicted_before(self, i: int) -> set[int]:
         """Return tensor `i` and the evicted ones that must be recomputed for it."""
@@ -441,7 +452,8 @@ class Scores:
     def _staleness_s(self, i: int) -> float:
         return self.clock_s - self.last_use_s[i]
 
-    def _total(self, tensors: Iterable[int]) -> float:
+    def total(self, tensors: Iterable[int]) -> float:
+        """Return the cost of the nodes of some tensors."""
         nodes: Iterable[int] = (self.graph.node_of[u] for u in tensors)
         return math.fsum(self.cost[k] for k in (set(nodes) if self._nodes_once else nodes))
 

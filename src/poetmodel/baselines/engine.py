@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.clock import check_time_limit
+from poetmodel.clock import check_time_limit, time_left_s, time_limit
 from poetmodel.errors import MethodNotApplicableError, TimeLimitError
 from poetmodel.graph import Graph, Phase
 from poetmodel.heuristics.partial_schedule import PartialSchedule
@@ -36,6 +36,8 @@ FORWARD: Final = frozenset({Phase.INPUT, Phase.FORWARD, Phase.LOSS})
 """Phases of the forward pass; later nodes read what it saved."""
 ATTEMPTS: Final = 24
 """How often `fitted` runs a method, each time with less RAM to fill."""
+FOR_RULES: Final = 0.9
+"""Share of the time left that the rules of a method may take."""
 
 
 class Execution:
@@ -207,11 +209,26 @@ class StagedExecution(Execution):
             if paged:
                 self._used.update(graph.outputs_of[k])  # a stage keeps them up to this step
             if k in computed:
-                self.make_room(graph.nodes[k].output_bytes + graph.nodes[k].workspace_bytes, k)
+                self._make_room_for(k)
                 self.compute(k)
             for i in (*graph.inputs_of[k], *graph.outputs_of[k]):
-                if i in self.ram and self._last_read.get(i, -1) <= k and not self.retains(i):
+                if self._leaves(i, k):
                     self.evict(i)
+
+    def _make_room_for(self, k: int) -> None:
+        """Evict until node `k` fits, again if it may then write over fewer inputs."""
+        while self.ram_bytes + (demand_bytes := self._step_bytes(k)) > self.limit_bytes:
+            self.make_room(demand_bytes, k)
+
+    def _step_bytes(self, k: int) -> int:
+        """Return what node `k` takes beside its inputs, less what it writes over those [B]."""
+        node, shared = self.graph.nodes[k], self.graph.shared_bytes_of[k]
+        over = sum(size for i, size in shared.items() if self._leaves(i, k))
+        return node.output_bytes + node.workspace_bytes - over
+
+    def _leaves(self, i: int, k: int) -> bool:
+        """Return whether tensor `i` is in RAM and no longer needed once node `k` is computed."""
+        return i in self.ram and self._last_read.get(i, -1) <= k and not self.retains(i)
 
     def _missing(self) -> tuple[set[int], set[int]]:
         """Return the nodes to compute in the stage, and the tensors to page in."""
@@ -342,20 +359,22 @@ def bisected(
 def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Schedule:
     """Return the best schedule of several rules of a method, by what the problem minimizes.
 
-    Rules that do not apply are passed over. If none does, the reason of the first is raised. If the
-    time limit ends a rule, the schedules found before count.
+    Rules that do not apply are passed over. If none does, the reason of the first is raised. Rules
+    have nine tenths of the time, as the caller verifies the schedule. If its end stops a rule, the
+    schedules found before count.
     """
     found: list[Candidate] = []
     refusals: list[MethodNotApplicableError] = []
-    for rule in rules:
-        try:
-            found.append(verify_schedule(problem, rule()))
-        except MethodNotApplicableError as error:
-            refusals.append(error)
-        except TimeLimitError:
-            if not found:
-                raise
-            break
+    with time_limit(FOR_RULES * time_left_s()):
+        for rule in rules:
+            try:
+                found.append(verify_schedule(problem, rule()))
+            except MethodNotApplicableError as error:
+                refusals.append(error)
+            except TimeLimitError:
+                if not found:
+                    raise
+                break
     if not found:
         raise refusals[0]
     return min(found, key=lambda each: (bool(each.violations), each.value)).schedule

@@ -1,8 +1,8 @@
 """How methods that know activations only schedule a graph with state.
 
-Such a method has one rule for the homes of all state: all in RAM, or all on storage. What is left
-to schedule is a graph without state, with the same positions of nodes and tensors: state in RAM
-takes its bytes off the budget, and state on storage is like samples that lie there.
+Such a method has a rule for the homes of state: all in RAM, all on storage, or some in RAM. What is
+left to schedule is a graph without state, with the same positions of nodes and tensors: state in
+RAM takes its bytes off the budget, and state on storage is like samples that lie there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator
     from typing import Concatenate, ParamSpec
 
     P = ParamSpec("P")
@@ -30,76 +30,125 @@ if TYPE_CHECKING:
 
 def all_in_ram(method: Scheduler[P]) -> Scheduler[P]:
     """Make a method take graphs with state: all state is in RAM, and the rest is scheduled."""
-    return _with_homes(method, in_ram=True)
+
+    @wraps(method)
+    def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
+        state = problem.graph.state_tensors
+        return _with_resident(problem, state, lambda plain: method(plain, *options, **named))
+
+    return schedule
 
 
 def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
     """Make a method take graphs with state: the home of all state is storage."""
-    return _with_homes(method, in_ram=False)
-
-
-def in_either_home(method: Scheduler[P]) -> Scheduler[P]:
-    """Make a method take graphs with state: it is in RAM, or on storage, whichever is better."""
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        if not problem.graph.state_tensors:
-            return method(problem, *options, **named)
-        homes = (all_in_ram(method), all_on_storage(method))
-        return cheapest(problem, (partial(home, problem, *options, **named) for home in homes))
+        return _with_resident(problem, (), lambda plain: method(plain, *options, **named))
 
     return schedule
 
 
-def _with_homes(method: Scheduler[P], *, in_ram: bool) -> Scheduler[P]:
+def in_best_homes(method: Scheduler[P]) -> Scheduler[P]:
+    """Make a method take graphs with state: it is in RAM, on storage, or in part in RAM.
+
+    All in RAM is tried, then all on storage. If only the second gives a schedule, bisection looks
+    for the most tensors that may be in RAM, those first whose transfers take most energy for each
+    byte. The best schedule is taken.
+    """
+
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        graph = problem.graph
-        if not graph.state_tensors:
+        state = _dearest_first(problem)
+        if not state:
             return method(problem, *options, **named)
-        plain = without_state(problem, in_ram=in_ram)
-        plain_schedule = method(plain, *options, **named)
-        _require_in_time(problem, plain_schedule)
-        return paged_at_once(
-            graph,
-            R=plain_schedule.R,
-            kept=plain_schedule.kept,
-            M_in=plain_schedule.M_in,
-            resident=graph.state_tensors if in_ram else (),
-            identity=GraphIdentity.of(graph),
-        )
+        fitting: set[int] = set()
+
+        def keep(count: int) -> Schedule:
+            found = _with_resident(
+                problem, state[:count], lambda plain: method(plain, *options, **named)
+            )
+            fitting.add(count)
+            return found
+
+        def attempts() -> Iterator[Callable[[], Schedule]]:
+            low, high = 0, len(state)
+            yield partial(keep, high)
+            yield partial(keep, low)
+            while high - low > 1 and low in fitting and high not in fitting:
+                middle = (low + high) // 2
+                yield partial(keep, middle)
+                low, high = (middle, high) if middle in fitting else (low, middle)
+
+        return cheapest(problem, attempts())
 
     return schedule
 
 
-def without_state(problem: Problem, *, in_ram: bool) -> Problem:
-    """Return the problem that is left to a method once the homes of state are chosen."""
+def _dearest_first(problem: Problem) -> tuple[int, ...]:
+    """Return the state of a graph by the energy of its transfers for each byte, the most first."""
+    graph, energy = problem.graph, problem.energy.coefficients
+
+    def saved_j(i: int) -> float:
+        reads = 0 if problem.reads_in_place else len(graph.users_of[i])
+        writes = i in graph.replacement_of
+        transfers_j = reads * energy.page_in[i] + writes * energy.page_out[i]
+        return transfers_j / max(1, graph.tensor_bytes[i])
+
+    return tuple(sorted(graph.state_tensors, key=lambda i: (-saved_j(i), i)))
+
+
+def _with_resident(
+    problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
+) -> Schedule:
+    """Return what a method makes of a problem if some state is in RAM, the rest on storage."""
     graph = problem.graph
-    state_bytes = graph.state_bytes
-    limits: dict[str, Any] = {"ram": problem.usable_ram_bytes, "constraints": ()}
+    if not graph.state_tensors:
+        return method(problem)
+    found = method(without_state(problem, resident))
+    _require_in_time(problem, found)
+    return paged_at_once(
+        graph,
+        R=found.R,
+        kept=found.kept,
+        M_in=found.M_in,
+        resident=sorted(resident),
+        identity=GraphIdentity.of(graph),
+    )
+
+
+def without_state(problem: Problem, resident: Collection[int]) -> Problem:
+    """Return the problem that is left to a method if some state is in RAM, the rest on storage."""
+    graph = problem.graph
+    in_ram_bytes = sum(graph.tensor_bytes[i] for i in resident)
+    stored_bytes = graph.state_bytes - in_ram_bytes
+    limits: dict[str, Any] = {
+        "ram": problem.usable_ram_bytes - in_ram_bytes,
+        "constraints": (),
+    }
     if problem.minimize == OWN:  # own objectives and constraints may be about homes
         limits |= {"minimize": Quantity.ENERGY, "own_objective": ()}
     room = problem.aux_limit_bytes
-    if in_ram:
-        limits["ram"] -= state_bytes
-        if limits["ram"] <= 0:
-            raise MethodNotApplicableError(
-                f"it keeps all state in RAM, {format_bytes(state_bytes)}, and tensors may use "
-                f"{format_bytes(problem.usable_ram_bytes)}"
-            )
-    elif not problem.can_page:
+    if limits["ram"] <= 0:
         raise MethodNotApplicableError(
-            "it keeps all state on storage, and the problem allows no paging"
+            f"it keeps {'some' if stored_bytes else 'all'} state in RAM, "
+            f"{format_bytes(in_ram_bytes)}, and tensors may use "
+            f"{format_bytes(problem.usable_ram_bytes)}"
         )
-    elif room is not None:
-        if room < state_bytes:
-            raise MethodNotApplicableError(
-                f"it keeps all state on storage, {format_bytes(state_bytes)}, and there is room "
-                f"for {format_bytes(room)}"
-            )
-        limits["aux_bytes"] = room - state_bytes
-    absent = in_ram or problem.reads_in_place
-    plain = _in_two_passes(working_graph(graph, read_in_place=absent))
+    if len(resident) < len(graph.state_tensors):
+        what = f"it keeps {'some' if resident else 'all'} state on storage"
+        if not problem.can_page:
+            raise MethodNotApplicableError(f"{what}, and the problem allows no paging")
+        if room is not None:
+            if room < stored_bytes:
+                raise MethodNotApplicableError(
+                    f"{what}, {format_bytes(stored_bytes)}, and there is room for "
+                    f"{format_bytes(room)}"
+                )
+            limits["aux_bytes"] = room - stored_bytes
+    plain = _in_two_passes(
+        working_graph(graph, read_in_place=problem.reads_in_place, resident=resident)
+    )
     return replace(problem.resolved(), graph=plain, costs=_costs(problem, plain), **limits)
 
 

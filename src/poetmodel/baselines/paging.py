@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from poetmodel.baselines.engine import FORWARD, StagedExecution, cheapest
-from poetmodel.baselines.homes import all_on_storage, in_either_home
+from poetmodel.baselines.homes import all_on_storage, in_best_homes
 from poetmodel.errors import MethodNotApplicableError
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.schedule import Schedule, simulate
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from poetmodel.graph import Graph
 
 
-@in_either_home
+@in_best_homes
 def lru_paging(problem: Problem) -> Schedule:
     """Page out the least recently used tensor whenever RAM is short, page in what is read.
 
@@ -61,7 +61,7 @@ def offload_all(problem: Problem) -> Schedule:
             "it pages what the backward pass reads, and the graph has no backward nodes"
         )
 
-    @in_either_home
+    @in_best_homes
     def schedule(plain: Problem) -> Schedule:
         gaps = _saved_gaps(plain.graph)
         first = {gap.tensor: gap for gap in reversed(gaps)}

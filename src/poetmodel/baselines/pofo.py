@@ -13,7 +13,7 @@ import numpy as np
 
 from poetmodel.baselines.checkpointing import MARGIN, ChainTable, checkpointed
 from poetmodel.baselines.engine import bisected, cheapest
-from poetmodel.baselines.homes import in_either_home
+from poetmodel.baselines.homes import in_best_homes
 from poetmodel.baselines.paging import Overhead, eviction_costs, within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
@@ -56,7 +56,7 @@ class Action(StrEnum):
     """They are dropped and recomputed, in a run with adjacent steps of the same action."""
 
 
-@in_either_home
+@in_best_homes
 def pofo(problem: Problem, rule: str = "") -> Schedule:
     """Give every step of a chain one action so that the step of training takes the least time.
 

@@ -36,7 +36,7 @@ class StateHomes(StrEnum):
     STORAGE = "storage"
     """All on storage."""
     EITHER = "RAM or storage"
-    """All in RAM, or all on storage, whichever is better."""
+    """All in RAM, all on storage, or some in RAM, whichever is best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poetmodel.baselines.engine import cheapest
-from poetmodel.baselines.homes import in_either_home
+from poetmodel.baselines.homes import in_best_homes
 from poetmodel.baselines.paging import Gap, execute_gaps, gaps_of, transfer_costs, within_budget
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import MethodNotApplicableError
@@ -29,7 +29,7 @@ Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Fitness = tuple[int, float, float]
 
 
-@in_either_home
+@in_best_homes
 def swap_advisor(problem: Problem, *, seed: int = 0) -> Schedule:
     """Search for the cheapest set of tensors to swap by a genetic algorithm.
 
