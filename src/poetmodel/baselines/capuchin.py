@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poetmodel.baselines.engine import cheapest
-from poetmodel.baselines.homes import in_best_homes
+from poetmodel.baselines.homes import best_homes
 from poetmodel.baselines.paging import (
     Gap,
     GapExecution,
@@ -77,18 +76,15 @@ def capuchin(problem: Problem, rule: str = "", *, refined: bool = True) -> Sched
     Takes O(gaps) choices, each of which looks at every gap and what is recomputed for it.
     """
     rules = [Overhead(rule)] if rule else list(Overhead)
-    searches = [partial(_search, problem, each, collective=refined) for each in rules]
+    searches = [partial(_searched, rule=each, collective=refined) for each in rules]
     if refined:
         adapted = (each for each in rules if each != Overhead.PUBLISHED)
-        searches += [
-            partial(_search, problem, each, collective=True, needed=True) for each in adapted
-        ]
-    return cheapest(problem, searches)
+        searches += [partial(_searched, rule=each, needed=True) for each in adapted]
+    return best_homes(problem, searches)
 
 
-@in_best_homes
-def _search(
-    problem: Problem, rule: Overhead, *, collective: bool, needed: bool = False
+def _searched(
+    problem: Problem, rule: Overhead, *, collective: bool = True, needed: bool = False
 ) -> Schedule:
     return _Capuchin(problem, rule, needed=needed).run(collective=collective)
 

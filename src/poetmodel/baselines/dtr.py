@@ -6,17 +6,15 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from poetmodel.baselines.engine import (
     Execution,
     StagedExecution,
-    cheapest,
     fitted,
     last_needs,
 )
-from poetmodel.baselines.homes import all_in_ram, in_best_homes
+from poetmodel.baselines.homes import all_in_ram, best_homes
 from poetmodel.baselines.paging import StorageSpace, transfer_costs
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import InputError, MethodNotApplicableError
@@ -107,14 +105,17 @@ def dtr_paging(problem: Problem) -> Schedule:
     """
     overlaps = problem.deadline_counts == DeadlineCounts.OVERLAP
     charges = (False, True) if overlaps and problem.minimize == Quantity.TIME else (False,)
-    only_paged = replace(problem, recompute=False)
-    ways = product(((problem, "full"), (problem, "msps"), (only_paged, "full")), charges)
-    return cheapest(problem, (partial(_paged, *way, free=free) for way, free in ways))
+    rules = [
+        partial(_paged, score=score, free=free, recompute=recompute)
+        for score, recompute in (("full", True), ("msps", True), ("full", False))
+        for free in charges
+    ]
+    return best_homes(problem, rules)
 
 
-@in_best_homes
-def _paged(problem: Problem, score: str, *, free: bool) -> Schedule:
-    return _Paging(problem, score, free=free).run()
+def _paged(problem: Problem, *, score: str, free: bool, recompute: bool) -> Schedule:
+    allowed = problem if recompute else replace(problem, recompute=False)
+    return _Paging(allowed, score, free=free).run()
 
 
 class Runtime(Execution):

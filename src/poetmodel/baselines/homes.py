@@ -21,7 +21,7 @@ from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Concatenate, ParamSpec
 
     P = ParamSpec("P")
@@ -50,39 +50,40 @@ def all_on_storage(method: Scheduler[P]) -> Scheduler[P]:
 
 
 def in_best_homes(method: Scheduler[P]) -> Scheduler[P]:
-    """Make a method take graphs with state: it is in RAM, on storage, or in part in RAM.
-
-    All in RAM is tried, then all on storage. If only the second gives a schedule, bisection looks
-    for the most tensors that may be in RAM, those first whose transfers take most energy for each
-    byte. The best schedule is taken.
-    """
+    """Make a method take graphs with state, in the best homes; see `best_homes`."""
 
     @wraps(method)
     def schedule(problem: Problem, /, *options: P.args, **named: P.kwargs) -> Schedule:
-        state = _dearest_first(problem)
-        if not state:
-            return method(problem, *options, **named)
-        fitting: set[int] = set()
-
-        def keep(count: int) -> Schedule:
-            found = _with_resident(
-                problem, state[:count], lambda plain: method(plain, *options, **named)
-            )
-            fitting.add(count)
-            return found
-
-        def attempts() -> Iterator[Callable[[], Schedule]]:
-            low, high = 0, len(state)
-            yield partial(keep, high)
-            yield partial(keep, low)
-            while high - low > 1 and low in fitting and high not in fitting:
-                middle = (low + high) // 2
-                yield partial(keep, middle)
-                low, high = (middle, high) if middle in fitting else (low, middle)
-
-        return cheapest(problem, attempts())
+        return best_homes(problem, (lambda plain: method(plain, *options, **named),))
 
     return schedule
+
+
+def best_homes(problem: Problem, rules: Sequence[Callable[[Problem], Schedule]]) -> Schedule:
+    """Return the best schedule of some rules with state in RAM, on storage, or in part in RAM.
+
+    All in RAM is tried, then all on storage. If only the second gives a schedule, bisection looks
+    for the most tensors that may be in RAM, those first whose transfers take most energy for each
+    byte.
+    """
+    state = _dearest_first(problem)
+    fitting: set[int] = set()
+
+    def keep(rule: Callable[[Problem], Schedule], count: int) -> Schedule:
+        schedule = _with_resident(problem, state[:count], rule)
+        fitting.add(count)
+        return schedule
+
+    def attempts() -> Iterator[Callable[[], Schedule]]:
+        low, high = 0, len(state)
+        for count in dict.fromkeys((high, low)):
+            yield from (partial(keep, rule, count) for rule in rules)
+        while high - low > 1 and low in fitting and high not in fitting:
+            middle = (low + high) // 2
+            yield from (partial(keep, rule, middle) for rule in rules)
+            low, high = (middle, high) if middle in fitting else (low, middle)
+
+    return cheapest(problem, attempts())
 
 
 def _dearest_first(problem: Problem) -> tuple[int, ...]:
