@@ -62,26 +62,28 @@ def in_best_homes(method: Scheduler[P]) -> Scheduler[P]:
 def best_homes(problem: Problem, rules: Sequence[Callable[[Problem], Schedule]]) -> Schedule:
     """Return the best schedule of some rules with state in RAM, on storage, or in part in RAM.
 
-    All in RAM is tried, then all on storage. If only the second gives a schedule, bisection looks
-    for the most tensors that may be in RAM, those first whose transfers take most energy for each
-    byte.
+    All in RAM is tried, then all on storage, with every rule. If a rule has a schedule for the
+    second alone, bisection looks for the most tensors that may be in RAM, those first whose
+    transfers take most energy for each byte.
     """
     state = _dearest_first(problem)
-    fitting: set[int] = set()
+    ends = dict.fromkeys((len(state), 0))
+    fitting: set[tuple[int, int]] = set()
 
-    def keep(rule: Callable[[Problem], Schedule], count: int) -> Schedule:
-        schedule = _with_resident(problem, state[:count], rule)
-        fitting.add(count)
+    def keep(number: int, count: int) -> Schedule:
+        schedule = _with_resident(problem, state[:count], rules[number])
+        fitting.add((number, count))
         return schedule
 
     def attempts() -> Iterator[Callable[[], Schedule]]:
-        low, high = 0, len(state)
-        for count in dict.fromkeys((high, low)):
-            yield from (partial(keep, rule, count) for rule in rules)
-        while high - low > 1 and low in fitting and high not in fitting:
-            middle = (low + high) // 2
-            yield from (partial(keep, rule, middle) for rule in rules)
-            low, high = (middle, high) if middle in fitting else (low, middle)
+        for count in ends:
+            yield from (partial(keep, number, count) for number in range(len(rules)))
+        for number in reversed(range(len(rules))):
+            high, low = len(state), 0
+            while high - low > 1 and (number, low) in fitting and (number, high) not in fitting:
+                middle = (low + high) // 2
+                yield partial(keep, number, middle)
+                low, high = (middle, high) if (number, middle) in fitting else (low, middle)
 
     return cheapest(problem, attempts())
 
