@@ -43,7 +43,11 @@ QUOTES: Final[tuple[tuple[str, str], ...]] = (
         "On {optimal_ties} problems no better schedule is known.",
     ),
     (METHODS, "On {free} problems the least overhead is 0."),
-    (METHODS, "The least overhead itself is {least} of a single pass in the median."),
+    (
+        METHODS,
+        "The least overhead itself is {least} of a single pass in the median; the best earlier "
+        "heuristic adds {best_extra}.",
+    ),
     (
         METHODS,
         "it pays {greedy_median} times the least overhead in the median, {greedy_worst} times at "
