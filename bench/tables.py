@@ -194,7 +194,9 @@ def _of_methods() -> dict[str, str]:
         "greedy_worst": times_text(greedy.worst_low, greedy.worst_high),
         "greedy_ties": str(int(greedy.ties)),
         "least": percent_text((optimum.least / optimum.single_pass).median()),
-        "best_extra": percent_text(((chosen.value - chosen.least) / chosen.single_pass).median(), 2),
+        "best_extra": percent_text(
+            ((chosen.value - chosen.least) / chosen.single_pass).median(), 2
+        ),
         "free": str(int((optimum.least == 0).sum())),
         "checkmate_unsolved": str(len(checkmate)),
         "checkmate_proofs": str(int((checkmate.status == NOT_APPLICABLE).sum())),
