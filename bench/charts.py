@@ -198,13 +198,6 @@ def _paint_boards(figure: Any, shown: Any) -> None:
     figure.legend(loc="outside lower center", ncols=3)
 
 
-_MEAN_OF: Final = 10
-"""Steps whose mean is drawn."""
-
-
-_KIB: Final = 2**10
-
-
 # -- methods ---------------------------------------------------------------------------------------
 
 CURVES: Final = (

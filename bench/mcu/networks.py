@@ -268,23 +268,6 @@ def mobilenetv2(batch: int = 1) -> Training:
     return _classifier(layers, 1280, 10), functional.cross_entropy, images(batch, 48)
 
 
-def mcunet(batch: int = 1) -> Training:
-    """Return inverted bottlenecks as MCUNet's search finds them (Lin et al., 2020), for 64 x 64.
-
-    Kernels of 3, 5 and 7, expansions of 3 to 5 and widths from 8 to 160 are mixed; the exact blocks
-    are our own.
-    """
-    rows = (
-        (7, 3, 16, 1, 2), (3, 4, 16, 1, 1), (5, 4, 16, 1, 1), (7, 4, 24, 1, 2), (5, 4, 24, 1, 1),
-        (5, 5, 40, 1, 2), (7, 5, 40, 1, 1), (3, 5, 48, 1, 1), (7, 4, 48, 1, 1), (5, 5, 96, 1, 2),
-        (7, 4, 96, 1, 1), (7, 5, 160, 1, 1),
-    )  # fmt: skip
-    layers: list[nn.Module] = [*convolution(3, 16, 2), nn.ReLU6()]
-    layers += [*convolution(16, 16, groups=16), nn.ReLU6(), *convolution(16, 8, size=1)]
-    layers += bottlenecks(8, rows)
-    return _classifier(layers, 160, 10), functional.cross_entropy, images(batch, 64)
-
-
 def lenet(batch: int = 1) -> Training:
     """Return LeNet-5 for images of 28 x 28, with ReLU and max pooling (after LeCun, 1998)."""
     model = nn.Sequential(

@@ -6,7 +6,7 @@ and rows within stages are what makes the answer right. The driver's own loop ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
@@ -14,7 +14,6 @@ from poetmodel.model.aggregated import Grouping
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.problem import Quantity
 from poetmodel.solver.lazy.relaxation import Relaxation
-from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import verify_schedule
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy as np
-    import pytest
     from numpy.typing import NDArray
 
     from poetmodel.backends.protocol import RawSolution
@@ -151,15 +149,3 @@ def groupings_between(problem: Problem, rng: random.Random, count: int) -> Itera
         yield grouping
         more = random_rows(rng, problem, 0.25)
         grouping = grouping.add(tuple(more.stage_rows), tuple(more.step_rows))
-
-
-def bases_given(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Return the list to which each solve of a lazy session adds its basis, or None."""
-    solve, given = Session.solve, []
-
-    def noted(self: Session, *arguments: Any, **options: Any) -> Any:
-        given.append(options.get("basis"))
-        return solve(self, *arguments, **options)
-
-    monkeypatch.setattr(Session, "solve", noted)
-    return given

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -113,20 +114,16 @@ def _with_rule(problem: Problem, rule: Overhead, table: ChainTable) -> Schedule:
         best = best_actions(layers, usable * units // UNITS, actions, run_cost, beam)
         return None if best is None else schedule_of(table, best)
 
-    def refused() -> MethodNotApplicableError:
-        return MethodNotApplicableError(f"no choice of actions keeps within {usable:,} B")
-
-    def narrow() -> Schedule:
-        schedule = bisected(problem, run, UNITS, UNITS + UNITS // MARGIN)
+    def required(schedule: Schedule | None) -> Schedule:
         if schedule is None:
-            raise refused()
+            raise MethodNotApplicableError(f"no choice of actions keeps within {usable:,} B")
         return schedule
 
+    def narrow() -> Schedule:
+        return required(bisected(problem, run, UNITS, UNITS + UNITS // MARGIN))
+
     def wide() -> Schedule:
-        schedule = run(UNITS, WIDE)
-        if schedule is None:
-            raise refused()
-        return within_budget(problem, schedule)
+        return within_budget(problem, required(run(UNITS, WIDE)))
 
     return cheapest(problem, (narrow, wide))
 
@@ -362,7 +359,7 @@ def _pruned(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
         check_time_limit()
         key = (prefix.actions[-1], prefix.anchor, prefix.run_begin)
         kept = groups.setdefault(key, [])
-        place = bisect_right(kept, prefix.kept_bytes, key=_kept_bytes)
+        place = bisect_right(kept, prefix.kept_bytes, key=attrgetter("kept_bytes"))
         if not any(other.dominates(prefix) for other in kept[:place]):
             kept.insert(place, prefix)
     kept_prefixes = [prefix for kept in groups.values() for prefix in kept]
@@ -375,10 +372,6 @@ def _pruned(prefixes: list[ActionPrefix], beam: Beam) -> list[ActionPrefix]:
         if len(members) < beam.width // beam.bins:
             members.append(prefix)
     return [prefix for members in bins.values() for prefix in members]
-
-
-def _kept_bytes(prefix: ActionPrefix) -> int:
-    return prefix.kept_bytes
 
 
 def _expected(prefix: ActionPrefix) -> float:

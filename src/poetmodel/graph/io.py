@@ -142,7 +142,7 @@ def _in_place_to_dict(pairs: object) -> object:
 
 
 def _alien(value: object) -> object:
-    """Return a stand-in where a graph needs another class; a file could hold a list or a dict."""
+    """Return a value of a class that a graph refuses: a tuple for a list or a dict of the file."""
     return tuple(value) if isinstance(value, list | dict) else value
 
 

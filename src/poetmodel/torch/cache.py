@@ -204,7 +204,7 @@ def _target(target: Any, positions: dict[Any, int]) -> Any:
 
 
 def value_form(value: Any, positions: dict[Any, int]) -> Any:
-    """Return the arguments of a call as plain values; nodes are told by their positions.
+    """Return the arguments of a call as plain values; nodes are identified by position.
 
     Raises
     ------

@@ -206,7 +206,8 @@ static int write_state(const change_t *what)
 static void widen(void)
 {
 #if PM_IS_DOUBLE
-    for (uint32_t k = 0; k + 1u <= PM_WEIGHT_REALS; k++) {
+    const uint32_t reals = PM_WEIGHT_REALS; /* may be 0 */
+    for (uint32_t k = 0; k < reals; k++) {
         float value;
         memcpy(&value, &pm_weights[k], sizeof value);
         pm_wide_weights[k] = (pm_real)value;
