@@ -1,14 +1,11 @@
 """What every test starts from: how Hypothesis searches, and what may not be passed over."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re
 import signal
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,11 +14,6 @@ from kit.browser_pages import CHROMIUM
 from kit.messages import Told
 from kit.programs import LACKING
 from kit.rotation import KEPT, chosen, keep, kept_tests, this_share
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from playwright.sync_api import Browser
 
 # A shell that runs the tests in the background lets them, and what they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -38,6 +30,14 @@ collect_ignore = [
     for path in Path(__file__).parent.glob("kit/*.py")
     if any(found.search(path.read_text(encoding="utf-8")) for found in _IMPORTS.values())
 ]
+
+_NEED_TORCH = {
+    path
+    for path in Path(__file__).parent.rglob("test_*.py")
+    if "\nimport torch\n" in path.read_text(encoding="utf-8")
+}
+LEFT_OUT = [] if find_spec("torch") else sorted(map(str, _NEED_TORCH))
+collect_ignore += LEFT_OUT
 
 # Speed is no promise of a test, and machines that run tests are shared: no deadlines.
 _QUIET = (HealthCheck.too_slow,)
@@ -65,12 +65,12 @@ SKIPPED = os.environ.get("POETMODEL_SKIPPED")
 """The file for the names of tests that were skipped for lack of a program, one a line."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     """Let a run write what people are told now (`kit.messages`)."""
     parser.addoption("--update-messages", action="store_true", help="write what people are told")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Refuse to pass over all that an environment was made for; settle which seeds are tried."""
     if config.getoption("--update-messages") and getattr(config.option, "numprocesses", None):
         msg = "--update-messages: several processes would write one file; leave -n out"
@@ -83,8 +83,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take this run's share of the slow tests that try more seeds."""
+def pytest_collection_modifyitems(config, items):
+    """Mark tests of PyTorch; take this run's share of the slow tests that try more seeds."""
+    for item in items:
+        if item.path in _NEED_TORCH:
+            item.add_marker("torch")
     more = [item for item in items if item.get_closest_marker("seeds") is not None]
     taken = chosen([item.nodeid for item in more], this_share(), kept_tests())
     left = [item for item in more if item.nodeid not in taken]
@@ -95,18 +98,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(left)]
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Spare the collector all that the tests are made of: a capture that fails collects garbage."""
     gc.collect()
     gc.freeze()
 
 
-def pytest_report_header() -> str:
-    """Say which seeds are tried, so that the run can be repeated."""
-    return f"seeds: POETMODEL_SEEDS={os.environ['POETMODEL_SEEDS']}"
+def pytest_report_header():
+    """Say which seeds are tried, so that the run can be repeated, and what is left out."""
+    seeds = f"seeds: POETMODEL_SEEDS={os.environ['POETMODEL_SEEDS']}"
+    return [seeds, *(f"without PyTorch: {path} is left out" for path in LEFT_OUT)]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter):
     """Keep the tests of more seeds that failed."""
     failed = terminalreporter.stats.get("failed", [])
     for name in keep(report.nodeid for report in failed if "seeds" in report.keywords):
@@ -118,7 +122,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+def pytest_runtest_makereport(item):
     """Fail tests that lack what their environment is made to have, where nobody would notice."""
     report = yield
     if not report.skipped or hasattr(report, "wasxfail"):
@@ -138,7 +142,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @pytest.fixture
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
+def told(request, tmp_path_factory):
     """Compare what people are told with the test's entry in the catalogue of its module."""
     name = f"{request.path.stem.removeprefix('test_')}.txt"
     return Told(
@@ -150,7 +154,7 @@ def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     """Start the browser that the system has."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:

@@ -8,7 +8,7 @@ The parts are
 - `problems`: status, value and bound of 400 random problems, by ``lazy`` and ``compact``;
 - `schedules`: the relations of schedules of built-in networks, one thread, proved within seconds;
 - `commands`: exit status and JSON of commands, without times and versions;
-- `plans`: programs with addresses, and their binary form;
+- `plans`: programs with addresses;
 - `folders`: every file of exported C;
 - `steps`: source and peak of compiled PyTorch steps.
 
@@ -55,32 +55,31 @@ RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out", "resident")
 NETWORKS: Final = ("mlp", "autoencoder", "ds-cnn", "mobilenetv1-vww", "resnet8", "resnet18-cifar")
 DEVICES: Final = ("rpi4b", "nrf52840", "mkr1000", "paper-m4", "jetson-tx2")
 SHARES: Final = ("80%", "60%", "40%")
-FORMS: Final = ("json", "binary")
 STEPS: Final = ("residual_step", "plain_step", "depthwise_step", "transformer_step", "unet_step")
 
 
-def called(*arguments: object) -> Any:
+def called(*arguments):
     """Run a command in this process; exported folders name it."""
     sys.argv = ["poetmodel", *map(str, arguments)]
     return invoke(*arguments)
 
 
-def digest(content: bytes) -> str:
+def digest(content):
     """Return what stands for bytes in a record."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def as_bytes(document: Any) -> bytes:
+def as_bytes(document):
     """Return JSON as bytes that depend on its content alone."""
     return json.dumps(document, sort_keys=True).encode()
 
 
-def rounded(value: float | None) -> str | None:
+def rounded(value):
     """Return a number as it is recorded."""
     return None if value is None else f"{value:.{DIGITS}g}"
 
 
-def stable(document: Any) -> Any:
+def stable(document):
     """Return JSON without what no two runs share."""
     if isinstance(document, dict):
         return {key: stable(value) for key, value in document.items() if key not in VOLATILE}
@@ -90,9 +89,7 @@ def stable(document: Any) -> Any:
 
 
 # -- parts ---------------------------------------------------------------------------------------
-
-
-def problems() -> Entries:
+def problems():
     """Yield status, value and bound of random problems, forty of each kind."""
     for kind, draw in KINDS.items():
         for number in range(40):
@@ -107,7 +104,7 @@ def problems() -> Entries:
                 yield f"{seed} {formulation}", [result.status.value, value, bound]
 
 
-def schedules() -> Entries:
+def schedules():
     """Yield the relations of schedules, where they were proved to be the best."""
     for device in DEVICES:
         for network in NETWORKS:
@@ -118,7 +115,7 @@ def schedules() -> Entries:
                     yield f"{network} {device} {share}", digest(as_bytes(relations))
 
 
-def _solved(network: str, device: str, share: str) -> dict[str, Any] | None:
+def _solved(network, device, share):
     """Solve a problem; write ``golden.schedule.json``, and return it where it was proved."""
     file = Path("golden.schedule.json")
     file.unlink(missing_ok=True)
@@ -128,7 +125,7 @@ def _solved(network: str, device: str, share: str) -> dict[str, Any] | None:
     return document if document is not None and document["status"] == "optimal" else None
 
 
-def commands() -> Entries:
+def commands():
     """Yield exit status and JSON of commands."""
     lines = [f"inspect {network} --json" for network in NETWORKS]
     lines += [f"inspect mlp --device {device} --json" for device in DEVICES]
@@ -149,31 +146,31 @@ def commands() -> Entries:
     yield from ((line, _answered(line)) for line in lines)
 
 
-def _answered(line: str) -> list[Any]:
+def _answered(line):
     """Return the exit status of a command and its JSON."""
     outcome = called(*line.split())
     answer = stable(outcome.json) if outcome.out.startswith("{") else outcome.out
     return [outcome.status, digest(as_bytes(answer))]
 
 
-def plans() -> Entries:
+def plans():
     """Yield programs with addresses."""
     for network in NETWORKS:
         for device in DEVICES:
             if _solved(network, device, "60%") is not None:
-                yield f"{network} {device}", [_planned(network, device, form) for form in FORMS]
+                yield f"{network} {device}", _planned(network, device)
 
 
-def _planned(network: str, device: str, form: str) -> list[Any]:
+def _planned(network, device):
     """Return the exit status of planning a schedule, and what stands for the file."""
     out = Path("golden.plan")
     out.unlink(missing_ok=True)
-    how = ("--graph", network, "--device", device, "--format", form, "--arena", "--quiet")
+    how = ("--graph", network, "--device", device, "--arena", "--quiet")
     status = called("plan", "golden.schedule.json", *how, "--out", out).status
     return [status, digest(out.read_bytes()) if out.exists() else None]
 
 
-def folders() -> Entries:
+def folders():
     """Yield every file of exported C."""
     step = Path("digits.step.json")
     step.write_bytes((ROOT / "docs" / step).read_bytes())
@@ -188,7 +185,7 @@ def folders() -> Entries:
                 yield f"{name}: {path.relative_to(out)}", digest(path.read_bytes())
 
 
-def steps() -> Entries:
+def steps():
     """Yield source and peak of compiled steps, with and without an update."""
     import torch
 
@@ -217,20 +214,18 @@ PARTS: Final[dict[str, Callable[[], Entries]]] = {
 
 
 # -- record and check ----------------------------------------------------------------------------
-
-
-def say(line: str) -> None:
+def say(line):
     """Print a line."""
     sys.stdout.write(f"{line}\n")
 
 
-def entries_of(part: str) -> dict[str, Any]:
+def entries_of(part):
     """Make a part, in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         return dict(PARTS[part]())
 
 
-def main() -> int:
+def main():
     """Record parts, or check them; return 1 where something differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("record", "check"))

@@ -3,8 +3,6 @@
 Prints each fault with the seed of its problem, ``kind/number``; ``--seed`` repeats one.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -13,7 +11,7 @@ from collections import Counter
 from kit.claims import examine, new_seeds
 
 
-def main() -> int:
+def main():
     """Print faults as they are found, and counts; return 1 where there is one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int, nargs="?", default=10_000)

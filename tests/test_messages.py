@@ -1,7 +1,5 @@
 """Catalogues of what people are told: what differs fails or is written, what is gone is noticed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from kit.messages import Told, read
 HERE = Path(__file__).parent
 
 
-def test_what_differs_fails_with_the_difference_and_is_left(tmp_path: Path) -> None:
+def test_what_differs_fails_with_the_difference_and_is_left(tmp_path):
     """Another text, or none, fails; neither is written."""
     path = tmp_path / "messages" / "some.txt"
     with pytest.raises(pytest.fail.Exception, match=r"\+ error: no file"):
@@ -25,7 +23,7 @@ def test_what_differs_fails_with_the_difference_and_is_left(tmp_path: Path) -> N
     assert path.read_text() == before
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_what_is_written_is_read_again(tmp_path):
     """Empty lines, indented ones and several texts of one test; folders of a run have one name."""
     path = tmp_path / "messages" / "some.txt"
     text = f"  a\n\n\nwrote {tmp_path}/test_b0/x.json, '{tmp_path}/other'\n"
@@ -40,7 +38,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(HERE.rglob("messages/*.txt")), ids=lambda path: path.stem)
-def test_every_entry_is_of_a_test(path: Path) -> None:
+def test_every_entry_is_of_a_test(path):
     """A test that is gone or renamed leaves nothing behind."""
     code = (path.parents[1] / f"test_{path.stem}.py").read_text(encoding="utf-8")
     tests = set(re.findall(r"^def (test_\w+)\(", code, re.MULTILINE))

@@ -1,10 +1,7 @@
 """Sizes, times and energies as people write them."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -24,9 +21,6 @@ from poetmodel.units import (
     parse_size,
     parse_time,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.mark.parametrize(
@@ -48,63 +42,42 @@ if TYPE_CHECKING:
         (Fraction(8, 2), 4),
     ],
 )
-def test_parse_size_reads_every_form(text: str, size_bytes: int) -> None:
+def test_parse_size_reads_every_form(text, size_bytes):
     """Each form of a size is the number of bytes it says, rounded down."""
     parsed = parse_size(text, field="--ram")
     assert parsed == size_bytes
     assert type(parsed) is int
 
 
-def test_parse_size_takes_percent_of_the_whole() -> None:
-    """A percentage is of the whole, exactly, rounded down; 100 % is the whole."""
+def test_parse_size_takes_percent_of_the_whole():
+    """A percentage is of a whole, exactly, rounded down; 2^53 bytes are the most."""
     assert parse_size("50%", field="--ram", whole_bytes=1001) == 500
     assert parse_size("100 %", field="--ram", whole_bytes=2**53 - 1) == 2**53 - 1
     assert parse_size("33.3%", field="--ram", whole_bytes=1000) == 333
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["", "40 %%", "-1", "0.5", ".", "1..2", "1 parsec", "1e30", "nan", "inf", "1_000", "٣"],
-)
-def test_parse_size_refuses_what_is_no_size(value: str) -> None:
-    """Anything else is an error that names the field and what would be accepted."""
-    with pytest.raises(BudgetError, match=r"^--ram: expected .*") as caught:
-        parse_size(value, field="--ram", whole_bytes=100)
-    assert len(str(caught.value)) < 300
-
-
-@pytest.mark.parametrize(
-    "value", [-1, 0.5, float("nan"), float("inf"), 1e30, 10**400, True, None, 1 + 0j, [1]]
-)
-def test_parse_size_refuses_numbers_that_are_no_size(value: object) -> None:
-    """Negative, fractional, infinite and huge numbers are errors, and so is what is no number."""
-    with pytest.raises(BudgetError, match="--ram: expected"):
-        parse_size(value, field="--ram")  # type: ignore[arg-type]
-
-
-def test_parse_size_suggests_percent_for_a_fraction() -> None:
-    """Who writes 0.4 for 40 % is told so."""
-    with pytest.raises(BudgetError, match=r"write 40%"):
-        parse_size("0.4", field="--ram", whole_bytes=100)
-    with pytest.raises(BudgetError, match=r"write 40%"):
-        parse_size(0.4, field="--ram", whole_bytes=100)  # type: ignore[arg-type]
-
-
-def test_parse_size_needs_a_whole_for_percent() -> None:
-    """A percentage of nothing in particular is refused."""
     with pytest.raises(BudgetError, match="--aux: a percentage has no meaning here"):
         parse_size("50%", field="--aux")
-
-
-def test_parse_size_has_a_largest_size() -> None:
-    """2^53 bytes are accepted, one more is not."""
     assert parse_size(MAX_BYTES, field="--ram") == 2**53
     with pytest.raises(BudgetError, match=r"at most 2\^53 bytes"):
         parse_size(str(2**53 + 1), field="--ram")
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "40 %%", "-1", "0.5", ".", "1..2", "1 parsec", "1e30", "nan", "inf", "1_000", "٣"),
+        *(-1, 0.5, float("nan"), float("inf"), 1e30, 10**400, True, None, 1 + 0j, [1]),
+    ],
+)
+def test_parse_size_refuses_what_is_no_size(value):
+    """Anything else is an error that names the field and what would be accepted."""
+    with pytest.raises(BudgetError, match=r"^--ram: expected .*") as caught:
+        parse_size(value, field="--ram", whole_bytes=100)
+    assert len(str(caught.value)) < 300
+    assert ("write 50%" in str(caught.value)) == (value in ("0.5", 0.5))
+
+
 @pytest.mark.parametrize("digits", [50, 5000])
-def test_parse_refuses_endless_digits(digits: int) -> None:
+def test_parse_refuses_endless_digits(digits):
     """A number of thousands of digits is refused at once, in a short message."""
     for parse in (parse_size, parse_time, parse_energy):
         with pytest.raises(BudgetError) as caught:
@@ -113,50 +86,33 @@ def test_parse_refuses_endless_digits(digits: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "time_s"),
-    [("1.5s", 1.5), ("20ms", 0.02), ("3us", 3e-6), ("10min", 600.0), ("6h", 21600.0), (2, 2.0)],
+    ("parse", "amounts"),
+    [
+        (parse_time, {"1.5s": 1.5, "20ms": 0.02, "3us": 3e-6, "10min": 600.0, "6h": 21600.0, 2: 2}),
+        (
+            parse_energy,
+            {"2.5J": 2.5, "300mJ": 0.3, "1Wh": 3600.0, "5mWh": 18.0, Decimal("0.5"): 0.5},
+        ),
+        (parse_frequency, {"64MHz": 64e6, "1.5GHz": 1.5e9, "32kHz": 32e3, "8Hz": 8.0, 64e6: 64e6}),
+        (parse_power, {"20mW": 0.02, "0.02W": 0.02, "50uW": 5e-5, 0.02: 0.02}),
+    ],
 )
-def test_parse_time_reads_every_unit(text: str | float, time_s: float) -> None:
-    """Each unit of time is the number of seconds it says; a bare number is seconds."""
-    assert parse_time(text, field="--deadline") == time_s
-
-
-@pytest.mark.parametrize(
-    ("text", "energy_j"),
-    [("2.5J", 2.5), ("300mJ", 0.3), ("1Wh", 3600.0), ("5mWh", 18.0), (Decimal("0.5"), 0.5)],
-)
-def test_parse_energy_reads_every_unit(text: str | float, energy_j: float) -> None:
-    """Each unit of energy is the number of joules it says; a bare number is joules."""
-    assert parse_energy(text, field="--energy-budget") == energy_j
-
-
-def test_parse_frequency_and_power_read_every_unit() -> None:
-    """Each unit is the number of hertz or watts it says; a bare number is these."""
-    hertz = {"64MHz": 64e6, "1.5GHz": 1.5e9, "32kHz": 32e3, "8Hz": 8.0, 64e6: 64e6}
-    assert {text: parse_frequency(text, field="--clock") for text in hertz} == hertz
-    watts = {"20mW": 0.02, "0.02W": 0.02, "50uW": 5e-5, 0.02: 0.02}
-    assert {text: parse_power(text, field="--power") for text in watts} == watts
-    with pytest.raises(BudgetError, match=r"did you mean 64MHz\?"):
-        parse_frequency("64mhz", field="--clock")
+def test_every_unit_is_read(parse, amounts):
+    """Each unit is the number of the basic ones that it says; a bare number is these."""
+    assert {text: parse(text, field="--x") for text in amounts} == amounts
 
 
 @given(st.floats(min_value=1e-9, max_value=1e9))
-def test_parse_time_of_100_percent_is_the_whole(whole_s: float) -> None:
+def test_parse_time_of_100_percent_is_the_whole(whole_s):
     """100 % is the same float as the whole, so a deadline of one pass admits one pass."""
     assert parse_time("100%", field="--deadline", whole_s=whole_s) == whole_s
 
 
 @pytest.mark.parametrize("value", ["5", "-1s", "1e999s", "5 parsecs", "5 S", 1e31, -1.0, "nan s"])
-def test_parse_time_refuses_what_is_no_time(value: str | float) -> None:
+def test_parse_time_refuses_what_is_no_time(value):
     """Without a unit, negative, endless, or in an unknown unit: an error that names the field."""
     with pytest.raises(BudgetError, match=r"^--deadline: expected"):
         parse_time(value, field="--deadline")
-
-
-def test_parse_time_lists_the_units() -> None:
-    """An unknown unit is answered with the known ones."""
-    with pytest.raises(BudgetError, match="'weeks', which is none of us, ms, s, min, h"):
-        parse_time("2 weeks", field="--deadline")
 
 
 @pytest.mark.parametrize(
@@ -181,11 +137,10 @@ def test_parse_time_lists_the_units() -> None:
         (parse_energy, "5MWH", ["5mWh"]),
         (parse_energy, "5mj", ["5mJ"]),
         (parse_energy, "5W", ["5Wh"]),
+        (parse_frequency, "64mhz", ["64MHz"]),
     ],
 )
-def test_other_spellings_of_units_are_understood(
-    parse: Callable[..., float], text: str, meant: list[str]
-) -> None:
+def test_other_spellings_of_units_are_understood(parse, text, meant):
     """What was probably meant is asked, and each guess can be read; nothing else is guessed."""
     with pytest.raises(BudgetError) as caught:
         parse(text, field="--x")
@@ -195,23 +150,11 @@ def test_other_spellings_of_units_are_understood(
     assert all(parse(example, field="--x") >= 0 for example in found)
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1,023 B"),
-        (1536, "1.50 KiB"),
-        (3 * 2**20, "3.00 MiB"),
-        (2**41, "2,048.00 GiB"),
-    ],
-)
-def test_format_bytes_uses_binary_units(size_bytes: int, text: str) -> None:
-    """Sizes are shown in the largest binary unit that leaves at least 1."""
-    assert format_bytes(size_bytes) == text
-
-
-def test_format_times_and_energies_have_a_fitting_unit() -> None:
-    """Times and energies are shown with few digits in a unit that fits."""
+def test_amounts_are_shown_in_a_fitting_unit():
+    """Sizes in the largest binary unit that leaves at least 1, times and energies in few digits."""
+    sizes = {0: "0 B", 1023: "1,023 B", 1536: "1.50 KiB", 3 * 2**20: "3.00 MiB"}
+    sizes[2**41] = "2,048.00 GiB"
+    assert {size: format_bytes(size) for size in sizes} == sizes
     assert format_seconds(0.0123) == "12.3 ms"
     assert format_seconds(90) == "90 s"
     assert format_seconds(600) == "10 min"
@@ -223,12 +166,12 @@ def test_format_times_and_energies_have_a_fitting_unit() -> None:
     assert format_seconds(1e-12) == "0.001 ns"
 
 
-def test_brief_is_one_line() -> None:
+def test_brief_is_one_line():
     """What a ``repr`` says names the class and leaves out what is empty."""
     assert brief(1, "small", "", "whole") == "int(small, whole)"
 
 
-def test_shown_is_short_and_in_plain_words() -> None:
+def test_shown_is_short_and_in_plain_words():
     """What an error message says it got fits in a line, whatever it was."""
     values = ["x" * 1000, 10**5000, -(10**30), {"a": 1}, [1] * 1000, None, True, 1.5, float("nan")]
     words = [shown(value) for value in values]

@@ -322,12 +322,15 @@ def _ran(
     wanted: BoardRun, training: Training, deployment: Deployment, folder: Path
 ) -> dict[Target, ProgramRun]:
     """Return what the programs for this machine and for the board did."""
-    driver = "DRIVER=ram" if deployment.plan.memory_mapped else "DRIVER=file"
+    settings = ["DRIVER=ram" if deployment.plan.memory_mapped else "DRIVER=file"]
+    storage = None if deployment.device is None else deployment.device.storage
     if deployment.commit:
-        driver = "DRIVER=nor"
+        settings = ["DRIVER=nor"]
+        if storage is not None and storage.endurance_cycles is not None:
+            settings.append(f"ENDURANCE={int(storage.endurance_cycles)}")
     found = {}
     for target in (Target.HOST, BOARDS[wanted.board]):
-        program = build(folder, target, settings=(driver,))
+        program = build(folder, target, settings=settings)
         found[target] = run(
             program,
             target,

@@ -66,12 +66,11 @@ APPLICATION: Final = Path(__file__).with_name("whole_step.c")
 """What calls all that a step offers; its own bytes are not counted."""
 
 
-def linked(sources: Sequence[Path], folder: Path, *includes: Path) -> Counter[str]:
+def linked(sources: Sequence[Path], folder: Path, *options: str) -> Counter[str]:
     """Return the bytes of each source and of each member of the C library in a linked program."""
     objects = []
     for source in sources:
         to = folder / f"{source.stem}.o"
-        options = [f"-I{include}" for include in includes]
         run([COMPILER, *FLAGS, *options, "-c", source, "-o", to])
         objects.append(to)
     run([COMPILER, *FLAGS, *objects, *LINK, f"-Wl,-Map={folder / 'map'}", "-o", folder / "app"])
@@ -112,7 +111,7 @@ def kernel_sizes(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
         sizes = linked(
             [folder / "calling.c", random, kernel],
             folder,
-            *(folder, Path(str(our.SOURCES / "src")), Path(str(our.SOURCES / "kernels"))),
+            *(f"-I{path}" for path in (folder, our.SOURCES / "src", our.SOURCES / "kernels")),
         )
         members = {part: size for part, size in sizes.items() if part.endswith(".o")}
         library |= members
@@ -169,8 +168,9 @@ def linked_step(folder: Path) -> Counter[str]:
     """
     shutil.copy(APPLICATION, folder / "app.c")
     sources = [*sorted((folder / "src").glob("*.c")), folder / "app.c"]
+    weights = f'-DPM_WEIGHTS_FILE="{folder / "src/pm_weights.bin"}"'
     with tempfile.TemporaryDirectory() as objects:
-        sizes = linked(sources, Path(objects), folder / "include", folder)
+        sizes = linked(sources, Path(objects), f"-I{folder / 'include'}", f"-I{folder}", weights)
     del sizes["app"], sizes["pm_weights"]
     return sizes
 

@@ -15,9 +15,9 @@ from torch._functorch import config as functorch
 from poetmodel import torch as pmt
 from poetmodel.bench.measurement import FAILED
 from poetmodel.errors import BudgetError, NoScheduleError
-from poetmodel.torch.capturing.replay import heap_peak_bytes
+from poetmodel.torch.graph.tensors import heap_peak_bytes
 from poetmodel.torch.runtime.convolutions import divided_units, in_parts
-from poetmodel.torch.step.trace import coarsened, floor_bytes, keep_all_bytes
+from poetmodel.torch.step.trace import floor_bytes, keep_all_bytes, scheduled_graph
 from pytorch.networks import NETWORKS
 from pytorch.peers import (
     TrainingMethod,
@@ -201,7 +201,7 @@ def compiled(
     found = step.compiled
     details = {
         "gap": step.result.gap,
-        "floor_bytes": floor_bytes(found.coarse),
+        "floor_bytes": floor_bytes(found.scheduled),
         "instructions": len(found.plan.program),
         "trace_s": found.trace_s,
         "profile_s": found.profile_s,
@@ -285,7 +285,7 @@ def _refused(
     whole = keep_all_bytes(traced)
     budget = ram_bytes if ram_bytes is not None else int(share_of(run) * whole)
     traced = in_parts(traced, divided_units(traced, budget_bytes=budget))
-    least = floor_bytes(coarsened(traced, budget_bytes=budget))
+    least = floor_bytes(scheduled_graph(traced, budget_bytes=budget))
     facts: dict[str, Any] = {"budget_bytes": budget, "floor_bytes": least, "keep_all_bytes": whole}
     if isinstance(error, NoScheduleError):
         facts["solve_s"] = error.result.build_s + error.result.solve_s

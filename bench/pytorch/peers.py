@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from poetmodel.torch.capturing.replay import storage_key
+from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.state.pages import bytes_of
 from pytorch.networks import Block
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from poetmodel.version import __version__
+
 if TYPE_CHECKING:
     from poetmodel.baselines.own import method
     from poetmodel.device import Costs, Device
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.schedule import Schedule, Simulation, simulate
     from poetmodel.solver import fit_arena, solve
-
-__version__ = "0.1.0"
 
 _NAMES = {
     "poetmodel.baselines.own": ("method",),

@@ -9,13 +9,13 @@ import math
 import sys
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from poetmodel.result import SolveResult
-
+INTERRUPTED: Final = 130
+"""Exit status of Ctrl-C before there is a result."""
 _SHOWN_CHARACTERS: Final = 60
 _SHOWN_INTEGER: Final = 10**20
 
@@ -168,7 +168,7 @@ class NoScheduleError(PoetModelError):
         What the solve did find: why it stopped, and its bound.
     """
 
-    def __init__(self, result: SolveResult) -> None:
+    def __init__(self, result: Any) -> None:
         self.result = result
         """Findings of the solve."""
         super().__init__(result.summary())
@@ -185,7 +185,7 @@ class MethodNotApplicableError(PoetModelError):
         The result without a schedule that says so; what `poetmodel.baselines.run` raises has one.
     """
 
-    def __init__(self, message: str, result: SolveResult | None = None) -> None:
+    def __init__(self, message: str, result: Any = None) -> None:
         self.result = result
         """The result without a schedule."""
         super().__init__(message)

@@ -1,23 +1,16 @@
 """The common course of a solve, around a solver that says whatever a test wants it to."""
 
-from __future__ import annotations
-
+import math
 import threading
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from poetmodel.backends import BackendProgress, Limits, RawSolution, SolverStatus
+from poetmodel.backends import Limits, RawSolution, SolverStatus
+from poetmodel.backends.call import SolverCall, finite
 from poetmodel.backends.solver import Solver
-from poetmodel.backends.standard_form import MAXIMIZE, StandardForm
-from poetmodel.errors import BackendError, BackendUnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from poetmodel.backends.call import SolverCall
+from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, StandardForm
+from poetmodel.errors import BackendError, BackendUnavailableError, InputError
 
 
 class Puppet(Solver):
@@ -27,28 +20,26 @@ class Puppet(Solver):
     package = "math"
     remedy = "nothing"
 
-    def __init__(
-        self, *outcomes: RawSolution, during: Callable[[SolverCall], object] = bool
-    ) -> None:
+    def __init__(self, *outcomes, during=bool):
         self._outcomes = iter(outcomes)
         self._during = during
 
-    def versions(self) -> dict[str, str]:
+    def versions(self):
         """Return nothing."""
         return {}
 
-    def run(self, call: SolverCall) -> RawSolution:
+    def run(self, call):
         """Do what the test wants and return the next outcome."""
         self._during(call)
         return next(self._outcomes)
 
 
-def form(**changes: Any) -> StandardForm:
+def form(**changes):
     """Return ``min x`` over whole numbers ``x >= 2``."""
     return StandardForm.from_arrays([[1.0]], [1.0], row_lower=2.0, integer=True, **changes)
 
 
-def endless() -> StandardForm:
+def endless():
     """Return the same as a maximisation, which nothing bounds."""
     return form(sense=MAXIMIZE)
 
@@ -57,9 +48,7 @@ INFEASIBLE = RawSolution(status=SolverStatus.INFEASIBLE)
 OPEN = RawSolution(status=SolverStatus.INFEASIBLE_OR_UNBOUNDED)
 
 
-def test_ctrl_c_while_a_solver_is_loaded_is_no_missing_package(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ctrl_c_while_a_solver_is_loaded_is_no_missing_package(monkeypatch, tmp_path):
     """What is made with pybind11 says of it that its initialization failed."""
     text = "try:\n    raise KeyboardInterrupt\nexcept KeyboardInterrupt as error:\n"
     text += "    raise ImportError('initialization failed') from error\n"
@@ -73,73 +62,61 @@ def test_ctrl_c_while_a_solver_is_loaded_is_no_missing_package(
         Puppet().module()
 
 
-def test_bound_never_passes_the_objective() -> None:
-    """A solver's bound that rounding put beyond its solution is cut back to it."""
-    outcome = RawSolution(status=SolverStatus.OPTIMAL, x=np.array([2.0]), bound=2.0000001)
-    assert Puppet(outcome).solve(form(), Limits()).bound == 2.0
+@pytest.mark.parametrize(
+    ("status", "x", "bound", "given", "result"),
+    [
+        pytest.param(SolverStatus.OPTIMAL, 2.0, 2.0000001, {}, (2.0, 2.0), id="rounded bound"),
+        pytest.param(SolverStatus.TIME_LIMIT, 2.9999999, 2.0, {}, (3.0, 2.0), id="rounded x"),
+        pytest.param(SolverStatus.TIME_LIMIT, 9.0, 8.0, {"cutoff": 5.0}, (9.0, 5.0), id="cutoff"),
+        pytest.param(SolverStatus.TIME_LIMIT, 9.0, 2.0, {"start": 3.0}, (3.0, 2.0), id="start"),
+    ],
+)
+def test_objective_and_bound(status, x, bound, given, result):
+    """Solutions are whole, or the start where that is better; no bound passes them or a cutoff."""
+    outcome = RawSolution(status=status, x=np.array([x]), bound=bound)
+    start = np.array([given["start"]]) if "start" in given else None
+    limits = Limits(objective_cutoff=given.get("cutoff"))
+    found = Puppet(outcome).solve(form(), limits, start=start)
+    assert (found.objective, found.bound) == result
+    assert "cutoff" in given or found.x.tolist() == [found.objective]
+    assert found.start_accepted is (True if given.get("start") else None)
 
 
-def test_solution_is_rounded() -> None:
-    """What comes back is whole, and its objective is computed from it."""
-    outcome = RawSolution(status=SolverStatus.TIME_LIMIT, x=np.array([2.9999999]), bound=2.0)
-    result = Puppet(outcome).solve(form(), Limits())
-    assert (result.objective, result.bound) == (3.0, 2.0)
-    assert result.x is not None
-    assert result.x.tolist() == [3.0]
-
-
-def test_solution_that_is_not_whole_is_an_error() -> None:
-    """What is not whole is not a solution."""
-    outcome = RawSolution(status=SolverStatus.OPTIMAL, x=np.array([2.5]), bound=2.0)
-    with pytest.raises(BackendError, match="must be whole"):
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (RawSolution(status=SolverStatus.OPTIMAL, x=np.array([2.5]), bound=2.0), "must be whole"),
+        (RawSolution(status=SolverStatus.OPTIMAL), "without a result"),
+        (RawSolution(status=SolverStatus.FAILED), "without a result"),
+    ],
+)
+def test_no_result_is_an_error(outcome, words):
+    """A failure, an optimum without values, and values that are not whole."""
+    with pytest.raises(BackendError, match=words):
         Puppet(outcome).solve(form(), Limits())
 
 
-@pytest.mark.parametrize("status", [SolverStatus.FAILED, SolverStatus.OPTIMAL])
-def test_no_result_is_an_error(status: SolverStatus) -> None:
-    """A failure, or an optimum without values, is an error."""
-    with pytest.raises(BackendError, match="without a result"):
-        Puppet(RawSolution(status=status)).solve(form(), Limits())
-
-
-def test_failure_after_a_stop_is_an_interruption() -> None:
-    """A solver that fails because it was stopped was interrupted."""
-    stop = threading.Event()
-    puppet = Puppet(RawSolution(status=SolverStatus.FAILED), during=lambda _: stop.set())
-    result = puppet.solve(form(), Limits(), stop=stop)
-    assert result.status is SolverStatus.INTERRUPTED
-
-
-def test_start_disproves_infeasibility() -> None:
+def test_start_disproves_infeasibility():
     """A solver that calls a model infeasible which the start satisfies is asked again.
 
-    Without presolve; where it says so again the start is what is known, and nothing is proved.
+    Without presolve; where it says so again the start is what is known, and nothing is proved. One
+    that is off by the tolerance proves nothing. A solver that fails because it was stopped was
+    interrupted; where bounds keep the objective finite, the open answer means infeasible.
     """
-    asked: list[bool] = []
+    asked = []
     puppet = Puppet(INFEASIBLE, INFEASIBLE, during=lambda call: asked.append(call.limits.presolve))
     result = puppet.solve(form(), Limits(), start=np.array([2.0]))
     assert asked == [True, False]
     assert (result.status, result.objective) == (SolverStatus.OTHER_LIMIT, 2.0)
     assert (result.bound, result.infeasible, result.solved_again) == (None, False, True)
-
-
-def test_start_within_tolerance_does_not() -> None:
-    """A start that is off by the tolerance proves nothing against infeasibility."""
     model = StandardForm.from_arrays([[1.0]], [1.0], row_lower=2.0)
     start = np.array([2.0 - 1e-8])
     result = Puppet(INFEASIBLE).solve(model, Limits(), start=start)
     assert (result.infeasible, result.x, result.start_accepted) == (True, None, False)
-
-
-def test_start_beats_a_worse_solution() -> None:
-    """An accepted start is returned where the solver has nothing as good."""
-    outcome = RawSolution(status=SolverStatus.TIME_LIMIT, x=np.array([9.0]), bound=2.0)
-    result = Puppet(outcome).solve(form(), Limits(), start=np.array([3.0]))
-    assert (result.objective, result.start_accepted) == (3.0, True)
-
-
-def test_bounded_objective_settles_infeasible_or_unbounded() -> None:
-    """Where bounds keep the objective finite, the open answer means infeasible."""
+    stop = threading.Event()
+    puppet = Puppet(RawSolution(status=SolverStatus.FAILED), during=lambda _: stop.set())
+    result = puppet.solve(form(), Limits(), stop=stop)
+    assert result.status is SolverStatus.INTERRUPTED
     assert Puppet(OPEN).solve(form(), Limits()).infeasible
 
 
@@ -151,51 +128,107 @@ def test_bounded_objective_settles_infeasible_or_unbounded() -> None:
         (SolverStatus.TIME_LIMIT, SolverStatus.TIME_LIMIT, False),
     ],
 )
-def test_any_solution_settles_infeasible_or_unbounded(
-    found: SolverStatus, status: SolverStatus, *, infeasible: bool
-) -> None:
+def test_any_solution_settles_infeasible_or_unbounded(found, status, *, infeasible):
     """Otherwise a solve for any solution tells which it is."""
     result = Puppet(OPEN, RawSolution(status=found)).solve(endless(), Limits())
     assert (result.status, result.infeasible) == (status, infeasible)
     assert (result.x, result.bound) == (None, None)
 
 
-def test_infeasible_or_unbounded_when_stopped() -> None:
-    """Told to stop meanwhile, the question stays open."""
+@pytest.mark.parametrize(
+    ("time_s", "status"), [(None, SolverStatus.INTERRUPTED), (1e-9, SolverStatus.TIME_LIMIT)]
+)
+def test_infeasible_or_unbounded_when_stopped_or_out_of_time(time_s, status):
+    """The question stays open."""
     stop = threading.Event()
-    puppet = Puppet(OPEN, during=lambda _: stop.set())
-    result = puppet.solve(endless(), Limits(), stop=stop)
-    assert result.status is SolverStatus.INTERRUPTED
+    puppet = Puppet(OPEN, during=lambda _: time_s or stop.set())
+    assert puppet.solve(endless(), Limits(time_s=time_s), stop=stop).status is status
 
 
-def test_infeasible_or_unbounded_out_of_time() -> None:
-    """Out of time, the question stays open."""
-    result = Puppet(OPEN).solve(endless(), Limits(time_s=1e-9))
-    assert result.status is SolverStatus.TIME_LIMIT
+# -- limits of a solve, and what solvers report during it ------------------------------------------
+def unlimited(sense=MINIMIZE):
+    """Return a form of one integer column."""
+    return StandardForm.from_arrays([[1.0]], [1.0], integer=True, sense=sense)
 
 
-def test_infeasible_under_a_cutoff_is_a_cutoff() -> None:
-    """Under a cutoff, no solution means none within it; the cutoff is then the bound."""
-    result = Puppet(INFEASIBLE).solve(form(), Limits(objective_cutoff=1.5))
-    assert (result.status, result.infeasible) == (SolverStatus.CUTOFF, False)
-    assert (result.x, result.bound) == (None, 1.5)
+def at(value):
+    """Return a solution of it."""
+    return np.array([value])
 
 
-def test_bound_never_passes_the_cutoff() -> None:
-    """A bound that only the cutoff supports is cut back to it, whyever the solver stopped."""
-    outcome = RawSolution(status=SolverStatus.TIME_LIMIT, x=np.array([9.0]), bound=8.0)
-    assert Puppet(outcome).solve(form(), Limits(objective_cutoff=5.0)).bound == 5.0
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [(1.5, 1.5), (-1e19, -1e19), (1e20, None), (-1e100, None), (np.inf, None), (np.nan, None)],
+)
+def test_finite(value, kept):
+    """Solvers' ways to say none all become None."""
+    assert finite(value) == kept
 
 
-def test_callback_error_comes_before_the_result() -> None:
-    """What a callback raised is raised, whatever the solver made of it."""
+@pytest.mark.parametrize(("sense", "values"), [(MINIMIZE, [5, 6, 4, 4]), (MAXIMIZE, [5, 4, 6, 6])])
+def test_only_better_solutions_are_reported(sense, values):
+    """Solvers repeat and deteriorate; listeners see improvements, rounded."""
+    seen = []
+    call = SolverCall(unlimited(sense), Limits(), seen.append)
+    for value in values:
+        call.solution(value, lambda value=value: at(value + 1e-7))
+    assert [news.incumbent for news in seen] == [values[0], values[2]]
+    assert [None if news.x is None else news.x[0] for news in seen] == [values[0], values[2]]
 
-    def fail(_: BackendProgress) -> bool:
-        raise LookupError("no")
 
-    puppet = Puppet(
-        RawSolution(status=SolverStatus.FAILED),
-        during=lambda w: w.solution(2.0, lambda: np.array([2.0])),
-    )
-    with pytest.raises(LookupError, match="no"):
-        puppet.solve(form(), Limits(), on_progress=fail)
+def test_bounds_never_slacken():
+    """The best bound is seen, news without a solution a few times a second, time as it is."""
+    seen = []
+    call = SolverCall(unlimited(), Limits(), seen.append)
+    for bound, objective in ((1.0, 9.0), (0.5, 8.0), (None, 7.0), (2.0, 6.0)):
+        call.solution(objective, lambda: at(0.0), bound)
+    assert [news.bound for news in seen] == [1.0, 1.0, 1.0, 2.0]
+    seen.clear()
+    call = SolverCall(unlimited(), Limits(), seen.append)
+    for _ in range(100):
+        call.tick(1.0)
+    assert len(seen) < 10
+    threading.Event().wait(0.15)
+    call.tick(2.0)
+    assert (seen[-1].bound, seen[-1].x) == (2.0, None)
+    assert SolverCall(unlimited(), Limits()).remaining_s is None
+    call = SolverCall(unlimited(), Limits(time_s=1e-9))
+    assert call.elapsed_s > 0
+    assert call.remaining_s == 0.0
+
+
+@pytest.mark.parametrize(("sense", "bound"), [(MINIMIZE, 7.0), (MAXIMIZE, 3.0)])
+def test_bounds_beyond_the_cutoff_prove_the_cutoff(sense, bound):
+    """With a cutoff, no bound says more than that nothing is better than it."""
+    seen = []
+    call = SolverCall(unlimited(sense), Limits(objective_cutoff=5.0), seen.append)
+    call.solution(9.0, lambda: at(0.0), bound)
+    assert seen[0].bound == 5.0
+
+
+NONSENSE = {
+    "time_s": (0.0, -1.0, math.inf, math.nan),
+    "rel_gap": (-1e-9, math.inf, math.nan),
+    "abs_gap": (-1.0,),
+    "threads": (0, 1.5, True, math.nan),
+    "seed": (-1, 2**31),
+    "objective_stop": (math.nan,),
+    "objective_cutoff": (math.inf,),
+    "tolerance": (0.0, 0.1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in NONSENSE.items() for value in values]
+)
+def test_limits_refuse(name, value):
+    """Numbers that make no sense are refused by name and value."""
+    with pytest.raises(InputError, match=f"^{name}: expected .*, got "):
+        Limits(**{name: value})
+
+
+def test_limits_gather_faults():
+    """All faults are reported at once."""
+    with pytest.raises(InputError) as caught:
+        Limits(time_s=-1.0, threads=0, rel_gap=math.nan)
+    assert len(caught.value.faults) == 3

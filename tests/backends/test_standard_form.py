@@ -1,20 +1,19 @@
 """Forms of arrays: shapes, bounds, contradictions, rounding."""
 
-from __future__ import annotations
-
-from typing import Any
+import importlib.util
 
 import numpy as np
 import pytest
 from scipy.sparse import coo_array
 
+from poetmodel.backends.conflict import find_conflict
 from poetmodel.backends.standard_form import MAXIMIZE, StandardForm, round_binaries
 from poetmodel.errors import BackendError, ModelError
 
 INF = np.inf
 
 
-def form(**changes: Any) -> StandardForm:
+def form(**changes):
     """Return ``min x + 2 y + 3`` over ``1 <= x + y <= 4``, x integer in 0..3, y in 0..2.5."""
     fields = {
         "upper": [3.0, 2.5],
@@ -26,8 +25,11 @@ def form(**changes: Any) -> StandardForm:
     return StandardForm.from_arrays([[1.0, 1.0]], [1.0, 2.0], **fields | changes)
 
 
-def test_sizes_and_defaults() -> None:
-    """Sizes follow the matrix; single values stand for all; columns and rows are indices."""
+def test_sizes_and_defaults():
+    """Sizes follow the matrix; single values stand for all; columns and rows may be named.
+
+    Duplicates are added up, zeros dropped, indices sorted; nobody can change a form.
+    """
     made = StandardForm.from_arrays(np.ones((3, 2)), [1.0, 2.0])
     assert (made.n_rows, made.n_columns, made.is_mip) == (3, 2, False)
     assert made.lower.tolist() == [0.0, 0.0]
@@ -36,24 +38,12 @@ def test_sizes_and_defaults() -> None:
     assert (list(made.columns), list(made.rows)) == ([0, 1], [0, 1, 2])
     assert (made.column_name(1), made.row_name(2)) == ("column 1", "row 2")
     assert made.model is None
-
-
-def test_names_are_kept() -> None:
-    """Rows and columns may be named for messages."""
     made = form(rows=["memory"], columns=["x", "y"])
     assert (made.row_name(0), made.column_name(1)) == ("memory", "y")
-
-
-def test_matrix_is_brought_in_order() -> None:
-    """Duplicates are added up, zeros dropped, indices sorted."""
     matrix = coo_array(([1.0, 2.0, 5.0, 0.0], ([0, 0, 0, 0], [1, 1, 0, 2])), shape=(1, 3))
     made = StandardForm.from_arrays(matrix, np.zeros(3)).matrix
     assert made.indices.tolist() == [0, 1]
     assert made.data.tolist() == [5.0, 3.0]
-
-
-def test_arrays_are_read_only_copies() -> None:
-    """Nobody can change a form, neither through it nor through what it was made of."""
     costs = np.array([1.0, 2.0])
     made = StandardForm.from_arrays([[1.0, 1.0]], costs)
     costs[0] = 9.0
@@ -63,31 +53,26 @@ def test_arrays_are_read_only_copies() -> None:
             array[0] = 0
 
 
-def test_value_and_violation() -> None:
-    """The objective includes the constant; the violation is that of the worst part."""
+def test_value_and_violation():
+    """The objective includes the constant; the violation is that of the worst part.
+
+    Fractional bounds of integers are tightened, rounding errors forgiven, reals kept. The
+    relaxation differs in integrality and nothing else.
+    """
     made = form()
     assert made.value([1.0, 0.5]) == 5.0
-    assert made.violation([1.0, 0.5]) == 0.0
-    assert made.violation([0.0, 0.25]) == 0.75  # row below 1
-    assert made.violation([3.0, 2.0]) == 1.0  # row above 4
-    assert made.violation([2.25, 0.0]) == 0.25  # x is an integer
-    assert made.violation([-2.0, 4.0]) == 2.0  # x below 0, worse than y above 2.5
-
-
-def test_violation_of_nothing() -> None:
-    """An empty model cannot be violated."""
+    for x, violation in (
+        ([1.0, 0.5], 0.0),
+        ([0.0, 0.25], 0.75),  # row below 1
+        ([3.0, 2.0], 1.0),  # row above 4
+        ([2.25, 0.0], 0.25),  # x is an integer
+        ([-2.0, 4.0], 2.0),  # x below 0, worse than y above 2.5
+    ):
+        assert made.violation(x) == violation
     assert StandardForm.from_arrays(np.zeros((0, 0)), []).violation([]) == 0.0
-
-
-def test_integer_bounds_move_inwards() -> None:
-    """Fractional bounds of integers are tightened, rounding errors forgiven, reals kept."""
     made = form(lower=[0.2, 0.2], upper=[2.9999999999, 2.9])
     assert made.lower.tolist() == [1.0, 0.2]
     assert made.upper.tolist() == [3.0, 2.9]
-
-
-def test_relaxed_drops_integrality_only() -> None:
-    """The relaxation differs in integrality and nothing else."""
     relaxed = form().relaxed()
     assert not relaxed.is_mip
     assert relaxed.violation([2.5, 0.0]) == 0.0
@@ -103,21 +88,17 @@ def test_relaxed_drops_integrality_only() -> None:
         ({"lower": [0.1, 0.0], "upper": [0.9, 1.0]}, "column 0: no value lies between 1.0 and 0.0"),
     ],
 )
-def test_contradiction_is_named(changes: dict[str, Any], said: str) -> None:
+def test_contradiction_is_named(changes, said):
     """A column or row that nothing satisfies is found without a solver."""
     assert form(**changes).contradiction() == said
 
 
-def test_contradiction_of_an_empty_row() -> None:
-    """A row without coefficients holds or does not, by its bounds alone."""
+def test_contradiction_of_an_empty_row():
+    """A row without coefficients holds or does not; bounds that cross by rounding are equal."""
     matrix = [[1.0], [0.0]]
     assert StandardForm.from_arrays(matrix, [1.0], row_upper=[1.0, 0.0]).contradiction() is None
     broken = StandardForm.from_arrays(matrix, [1.0], row_upper=[1.0, -0.5])
     assert broken.contradiction() == "row 1: is violated whatever the variables are"
-
-
-def test_no_contradiction_by_rounding() -> None:
-    """Row bounds that cross by rounding errors alone are made equal."""
     made = form(row_lower=0.1 + 0.2, row_upper=0.3)
     assert made.contradiction() is None
     assert made.row_lower[0] == made.row_upper[0]
@@ -133,7 +114,7 @@ def test_no_contradiction_by_rounding() -> None:
         ({"lower": -INF, "sense": MAXIMIZE}, True),
     ],
 )
-def test_is_bounded(changes: dict[str, Any], *, bounded: bool) -> None:
+def test_is_bounded(changes, *, bounded):
     """Column bounds in the direction of the costs tell whether the objective can run away."""
     assert form(**changes).is_bounded() is bounded
 
@@ -152,14 +133,14 @@ def test_is_bounded(changes: dict[str, Any], *, bounded: bool) -> None:
         ({"row_upper": -INF}, "row 0: bounds 1.0 and -inf are not usable"),
     ],
 )
-def test_malformed_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_malformed_is_refused(changes, said):
     """Arrays that do not fit, and numbers that are none, are named."""
     with pytest.raises(ModelError, match=said):
         form(**changes)
 
 
-def test_wild_coefficients_are_named() -> None:
-    """Coefficients and costs have to be finite."""
+def test_wild_coefficients_are_named():
+    """Coefficients and costs have to be finite; there is one cost per column."""
     with pytest.raises(ModelError) as caught:
         StandardForm.from_arrays([[1.0, np.nan], [np.inf, 1.0]], [1.0, np.inf])
     assert caught.value.faults == (
@@ -167,19 +148,16 @@ def test_wild_coefficients_are_named() -> None:
         "row 1: the coefficient of column 0 is not finite",
         "objective: the coefficient of column 1 is not finite",
     )
-
-
-def test_costs_have_to_match_the_matrix() -> None:
-    """There is one cost per column."""
     with pytest.raises(ModelError, match="objective: expected 2 values, got 3"):
         StandardForm.from_arrays([[1.0, 1.0]], [1.0, 2.0, 3.0])
 
 
-def test_round_binaries_rounds_integers_only() -> None:
+def test_round_binaries_rounds_integers_only():
     """Integers within tolerance become whole, reals stay, and no zero is negative."""
     rounded = round_binaries([0.999999, 0.4], form())
     assert rounded.tolist() == [1.0, 0.4]
     assert np.signbit(round_binaries([-1e-7, 0.4], form())[0]) == np.False_
+    assert round_binaries([0.999, 0.0], form(), tolerance=0.01)[0] == 1.0
     with pytest.raises(ValueError, match="read-only"):
         rounded[0] = 0.0
 
@@ -194,12 +172,46 @@ def test_round_binaries_rounds_integers_only() -> None:
         ([1.0], "expected 2 values, one per column, got 1"),
     ],
 )
-def test_round_binaries_refuses(x: list[float], said: str) -> None:
+def test_round_binaries_refuses(x, said):
     """What is not near a whole number is an error, never rounded away."""
     with pytest.raises(BackendError, match=said):
         round_binaries(x, form())
 
 
-def test_round_binaries_tolerance() -> None:
-    """The tolerance is the caller's."""
-    assert round_binaries([0.999, 0.0], form(), tolerance=0.01)[0] == 1.0
+# -- rows that contradict each other ---------------------------------------------------------------
+def at_most(rows, upper, *, integer):
+    """Return binaries (or shares) with rows ``<= upper``."""
+    return StandardForm.from_arrays(
+        np.array(rows), np.zeros(len(rows[0])), upper=1.0, row_upper=upper, integer=integer
+    )
+
+
+def test_rows_that_contradict_linearly_are_found_by_highs():
+    """That x + y >= 2 and x - y <= -0.5 is found; y + z <= 2 does not take part."""
+    found = find_conflict(
+        at_most([[-1, -1, 0], [0, 1, 1], [1, -1, 0]], [-2, 2, -0.5], integer=True), time_s=10
+    )
+    assert found == [0, 2]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyscipopt") is None, reason="needs SCIP")
+def test_rows_that_contradict_through_integrality_are_found_by_scip():
+    """2 x + 2 y = 1 has a solution in shares, so HiGHS has no say; in whole numbers it has none."""
+    model = at_most([[2, 2, 0], [-2, -2, 0], [0, 1, 1]], [1, -1, 1], integer=True)
+    found = find_conflict(model, time_s=10)
+    assert found == [0, 1]
+
+
+def test_one_row_that_its_bounds_rule_out_is_read_off(monkeypatch):
+    """That x + y <= -1 of binaries needs no solver; without a conflict or time nothing is claimed.
+
+    An answer that a solve of its rows does not confirm is dropped.
+    """
+    found = find_conflict(at_most([[1, 0], [1, 1]], [1, -1], integer=True), time_s=10)
+    assert found == [1]
+    assert find_conflict(at_most([[1, 1]], [1], integer=True), time_s=10) == []
+    infeasible = at_most([[-1, -1], [1, -1]], [-2, -0.5], integer=True)
+    assert find_conflict(infeasible, time_s=0) == []
+    for name in ("highs", "scip"):
+        monkeypatch.setattr(f"poetmodel.backends.{name}.conflicting_rows", lambda *_: [1])
+    assert find_conflict(infeasible, time_s=10) == []

@@ -1,10 +1,7 @@
 """Whatever a method executes, in any order, becomes a valid schedule of the same computations."""
 
-from __future__ import annotations
-
 from itertools import count
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,29 +12,24 @@ from poetmodel.clock import check_time_limit, time_limit
 from poetmodel.errors import MethodNotApplicableError, TimeLimitError
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
-from poetmodel.schedule import Schedule, checkpoint_all, simulate
-
-if TYPE_CHECKING:
-    import random
-
-    from poetmodel.graph import Graph
+from poetmodel.schedule import checkpoint_all, simulate
 
 
 class Wanderer(Execution):
     """Computes a graph on demand; frees tensors at random in between."""
 
-    def __init__(self, rng: random.Random, graph: Graph) -> None:
+    def __init__(self, rng, graph):
         super().__init__(graph)
         self.rng = rng
-        self.done: list[int] = []
+        self.done = []
 
-    def run(self) -> None:
+    def run(self):
         """Do all nodes in order."""
         for k in range(len(self.graph.nodes)):
             self.supply(k, frozenset())
             self.lose_some(frozenset(), 0.2)
 
-    def supply(self, k: int, needed: frozenset[int]) -> None:
+    def supply(self, k, needed):
         """Compute a node, whatever it takes; what is needed stays."""
         pinned = needed | set(self.graph.inputs_of[k])
         for i in self.graph.inputs_of[k]:
@@ -47,7 +39,7 @@ class Wanderer(Execution):
         self.compute(k)
         self.done.append(k)
 
-    def fetch(self, i: int, needed: frozenset[int]) -> None:
+    def fetch(self, i, needed):
         """Page a tensor in or recompute it."""
         k = self.graph.node_of[i]
         if not self.graph.nodes[k].recomputable or self.rng.random() < 0.4:
@@ -55,7 +47,7 @@ class Wanderer(Execution):
         else:
             self.supply(k, needed)
 
-    def lose_some(self, pinned: frozenset[int], chance: float) -> None:
+    def lose_some(self, pinned, chance):
         """Free some tensors."""
         for i in sorted(self.ram - pinned):
             if self.rng.random() < chance:
@@ -63,7 +55,7 @@ class Wanderer(Execution):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_recorded_schedules_are_valid(seed: int) -> None:
+def test_recorded_schedules_are_valid(seed):
     """Whatever is freed, paged in and recomputed on demand, the simulator finds no violation."""
     rng = seeded(f"trace/{seed}")
     graph = random_graph(rng, (3, 9))
@@ -75,8 +67,11 @@ def test_recorded_schedules_are_valid(seed: int) -> None:
     assert len(schedule.R) <= len(wanderer.done)
 
 
-def test_keeping_everything_is_keep_all() -> None:
-    """Computations alone, with frees at last uses or without any, compute every node once."""
+def test_keeping_everything_is_keep_all():
+    """Computations alone, with frees at last uses or without any, compute every node once.
+
+    A tensor that a stage frees unread, after recomputing something, does not begin with it.
+    """
     graph = training_chain([2, 3, 1])
     plain, freeing = Execution(graph), Execution(graph)
     for k in range(len(graph.nodes)):
@@ -86,31 +81,6 @@ def test_keeping_everything_is_keep_all() -> None:
             freeing.free(i)
     assert plain.schedule().R == checkpoint_all(graph).R
     assert freeing.schedule() == checkpoint_all(graph)
-
-
-def test_free_before_any_use_ends_with_the_stage_before() -> None:
-    """A tensor freed to make room is not in RAM when the stage begins; it is on storage until then.
-
-    x, f1, f2: f1 is freed after f2 is there, and paged in for the gradient of f2.
-    """
-    graph = training_chain([1, 1, 1], loss=False)
-    f1, g2 = graph.tensor_index["f1"], graph.node_index["g2"]
-    execution = Execution(graph)
-    for k in (0, 1, 2):
-        execution.compute(k)
-    execution.free(f1)
-    execution.page_in(f1)
-    for k in (3, 4):
-        execution.compute(k)
-    schedule = execution.schedule()
-    assert (schedule.M_out, schedule.M_in) == (((1, f1),), ((g2, f1),))
-    assert ((2, f1), (g2, f1)) == schedule.S_AUX
-    assert (g2, f1) not in schedule.S_RAM
-    assert simulate(graph, None, schedule).valid
-
-
-def test_free_in_the_midst_of_a_stage_is_one_before_it() -> None:
-    """A tensor that a stage frees unread, after recomputing something, does not begin with it."""
     graph = training_chain([1, 1, 1], loss=False)
     f1, f2 = graph.tensor_index["f1"], graph.tensor_index["f2"]
     execution = Execution(graph)
@@ -126,7 +96,7 @@ def test_free_in_the_midst_of_a_stage_is_one_before_it() -> None:
     assert simulate(graph, None, schedule).valid
 
 
-def test_room_is_made_by_evictions_and_refused_without_a_victim() -> None:
+def test_room_is_made_by_evictions_and_refused_without_a_victim():
     """The step and the bytes are in the reason; RAM is counted with every compute and free."""
     execution = Execution(training_chain([4, 3, 1]), limit_bytes=9)
     execution.compute(0)
@@ -140,7 +110,7 @@ def test_room_is_made_by_evictions_and_refused_without_a_victim() -> None:
     assert execution.ram_bytes == 3
 
 
-def test_fitted_gives_a_method_less_until_the_budget_is_kept() -> None:
+def test_fitted_gives_a_method_less_until_the_budget_is_kept():
     """A method that takes two bytes too much gets two bytes less."""
     graph = training_chain([1] * 5)
     costs = chain_costs(graph)
@@ -148,7 +118,7 @@ def test_fitted_gives_a_method_less_until_the_budget_is_kept() -> None:
     tight = Problem(graph, costs, ram=peak - 2)
     given = []
 
-    def run(ram_bytes: int) -> object:
+    def run(ram_bytes):
         given.append(ram_bytes)
         return checkpoint_all(graph)
 
@@ -159,9 +129,7 @@ def test_fitted_gives_a_method_less_until_the_budget_is_kept() -> None:
     assert fitted(loose, run) == checkpoint_all(graph)  # type: ignore[arg-type]
 
 
-def test_cheapest_keeps_what_was_found_before_the_time_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cheapest_keeps_what_was_found_before_the_time_limit(monkeypatch):
     """A rule without end takes neither the schedule of an earlier one nor the time to verify it.
 
     The clock goes on by 1 s with each look.
@@ -171,11 +139,11 @@ def test_cheapest_keeps_what_was_found_before_the_time_limit(
     graph = training_chain([1] * 5)
     problem = Problem(graph, chain_costs(graph), ram="100%")
 
-    def endless() -> Schedule:
+    def endless():
         while True:
             check_time_limit()
 
-    def keep_all() -> Schedule:
+    def keep_all():
         return checkpoint_all(graph)
 
     with time_limit(1000):

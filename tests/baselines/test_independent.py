@@ -3,12 +3,9 @@
 They share the simulator with the package, and the executor of a plan of gaps, but no decision.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,19 +18,14 @@ from poetmodel.baselines.pofo import pofo
 from poetmodel.baselines.saved_sets import min_cut
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor
+from poetmodel.graph import checkpoint_all_peak_bytes, floor
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from poetmodel.schedule import Schedule
 
 CLOSE = 1.05
 
 
-def priced(graph: Graph, seed: str) -> Costs:
+def priced(graph, seed):
     """Return costs of nodes and transfers that are all different."""
     rng = seeded(seed)
     seconds = [rng.uniform(1, 10) for _ in graph.nodes]
@@ -44,12 +36,10 @@ def priced(graph: Graph, seed: str) -> Costs:
 
 
 # -- Capuchin (ASPLOS 2020, section 4) -------------------------------------------------------------
-
-
 class TensorAccesses:
     """Capuchin from its paper: a list of accesses for each tensor, free times, MSPS."""
 
-    def __init__(self, problem: Problem, rule: str) -> None:
+    def __init__(self, problem, rule):
         self.problem, self.rule, graph = problem, rule, problem.graph
         table, energy = problem.table, problem.energy.coefficients
         joules = rule == "energy"
@@ -59,10 +49,10 @@ class TensorAccesses:
         self.accesses = {
             i: (graph.node_of[i], *users) for i, users in enumerate(graph.users_of) if users
         }
-        self.out: dict[tuple[int, int, int], str] = {}
+        self.out = {}
         """How tensors leave between two accesses: ``swap`` or ``again``."""
 
-    def excess(self) -> list[int]:
+    def excess(self):
         """Return how much of each step is above the budget by the plan so far."""
         graph = self.problem.graph
         found = []
@@ -75,11 +65,11 @@ class TensorAccesses:
             found.append(held + node.output_bytes + node.workspace_bytes)
         return [load - self.problem.usable_ram_bytes for load in found]
 
-    def is_away(self, i: int, t: int) -> bool:
+    def is_away(self, i, t):
         """Return whether a tensor is out of RAM in a step by the plan."""
         return any(i == j and a < t < b for j, a, b in self.out)
 
-    def swap_overhead(self, i: int, a: int, b: int) -> float:
+    def swap_overhead(self, i, a, b):
         """Return what a swap holds up: where that is negative, it is minus the free time."""
         written = self.rule != "published" and any(
             i == j and how == "swap" for (j, *_), how in self.out.items()
@@ -88,7 +78,7 @@ class TensorAccesses:
         hidden = sum(self.problem.table.compute_time_s[a + 1 : b])
         return moves - (hidden if self.rule == "published" else 0.0)
 
-    def recomputation(self, i: int, t: int, met: set[int]) -> float:
+    def recomputation(self, i, t, met):
         """Return what it takes to recompute a tensor in step `t`, all that is gone included."""
         graph = self.problem.graph
         k = graph.node_of[i]
@@ -105,7 +95,7 @@ class TensorAccesses:
                 total += self.recomputation(p, t, met)
         return total
 
-    def candidates(self) -> Iterator[tuple[int, int, int]]:
+    def candidates(self):
         """Yield the gaps that cross a step above the budget."""
         over = [load > 0 for load in self.excess()]
         for i, times in self.accesses.items():
@@ -114,14 +104,14 @@ class TensorAccesses:
                 if crosses and (i, a, b) not in self.out:
                     yield i, a, b
 
-    def plan(self) -> Schedule | None:
+    def plan(self):
         """Return the schedule; None where what is recomputed does not fit, which is not planned."""
         order = sorted(self.candidates(), key=lambda gap: self.swap_overhead(*gap))
         for gap in order:
             if self.swap_overhead(*gap) <= 0 and gap in set(self.candidates()):
                 self.out[gap] = "swap"
         while max(self.excess()) > 0:
-            best: tuple[float, tuple[int, int, int], str] | None = None
+            best = None
             for gap in self.candidates():
                 swap = self.swap_overhead(*gap)
                 again = self.recomputation(gap[0], gap[2], set())
@@ -138,7 +128,7 @@ class TensorAccesses:
 
 
 @pytest.mark.parametrize("rule", ["published", "time", "energy"])
-def test_capuchin_is_as_good_as_an_independent_one(rule: str) -> None:
+def test_capuchin_is_as_good_as_an_independent_one(rule):
     """Over 60 training graphs at three budgets; where the paper's plan fits as it is."""
     compared = 0
     for seed in range(60):
@@ -161,19 +151,17 @@ def test_capuchin_is_as_good_as_an_independent_one(rule: str) -> None:
 
 
 # -- a minimum cut with a knapsack (PyTorch's partitioner) -----------------------------------------
-
-
-def every_subset(items: list[int]) -> Iterator[frozenset[int]]:
+def every_subset(items):
     """Yield all subsets."""
     for count in range(len(items) + 1):
         yield from map(frozenset, itertools.combinations(items, count))
 
 
-def saved_by_trying(graph: Graph, once: frozenset[int], forward: list[int]) -> frozenset[int]:
+def saved_by_trying(graph, once, forward):
     """Return the fewest bytes from which the backward pass is reached without some nodes."""
     free = {i for i, k in enumerate(graph.node_of) if k in forward}
 
-    def needs_none_of_them(saved: frozenset[int]) -> bool:
+    def needs_none_of_them(saved):
         todo = {
             i
             for k, n in enumerate(graph.nodes)
@@ -193,7 +181,7 @@ def saved_by_trying(graph: Graph, once: frozenset[int], forward: list[int]) -> f
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_minimum_cuts_are_as_good_as_those_by_trying_everything(seed: int) -> None:
+def test_minimum_cuts_are_as_good_as_those_by_trying_everything(seed):
     """Knapsacks and cuts by exhaustive search, 201 of each, and the quickest schedule that fits."""
     rng = seeded(f"independent cut/{seed}")
     graph = training_chain([rng.randint(20, 200) for _ in range(6)], gradient_bytes=7)
@@ -221,25 +209,23 @@ def test_minimum_cuts_are_as_good_as_those_by_trying_everything(seed: int) -> No
 
 
 # -- POFO (NeurIPS 2021, section 4) where transfers block the core ---------------------------------
-
-
 class OneActionEach:
     """A chain of layers ``1..n``, in bytes and seconds: every choice of one action per layer."""
 
-    def __init__(self, sizes: list[int], forward: list[float], moves: list[float]) -> None:
+    def __init__(self, sizes, forward, moves):
         self.sizes, self.forward, self.moves = sizes, forward, moves
         self.last = len(sizes) - 1
         self.again = cache(self._again)
 
-    def gradient(self, s: int) -> int:
+    def gradient(self, s):
         """Return the bytes of the gradient that comes into part `s`."""
         return 1 if s <= self.last else 0
 
-    def part(self, s: int) -> int:
+    def part(self, s):
         """Return what part `s` takes beside the state before it: its tape and two gradients."""
         return self.sizes[s] + self.gradient(s + 1) + 1
 
-    def _again(self, s: int, t: int, room: int, has: bool) -> float:
+    def _again(self, s, t, room, has):
         """Return the least time to recompute ``s..t`` for their parts by persistent checkpoints.
 
         The state before `s` is beside the room. The state of `t` is in it where that is there.
@@ -263,14 +249,14 @@ class OneActionEach:
             best = min(best, time_s + behind + first)
         return best
 
-    def least(self, ram: int) -> float:
+    def least(self, ram):
         """Return the least time beyond a single pass, infinite where nothing fits."""
         return min(map(self.cost_within(ram), itertools.product("KORE", repeat=self.last - 1)))
 
-    def cost_within(self, ram: int) -> object:
+    def cost_within(self, ram):
         """Return the cost of actions: keep, offload, recompute, and recompute as a run's end."""
 
-        def cost(actions: tuple[str, ...]) -> float:
+        def cost(actions):
             if actions and actions[-1] == "R":
                 return math.inf
             acts = ("K", *actions, "K")  # the sample stays; so does what the last layer makes
@@ -302,7 +288,7 @@ class OneActionEach:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_pofo_is_as_good_as_every_choice_of_actions(seed: int) -> None:
+def test_pofo_is_as_good_as_every_choice_of_actions(seed):
     """Where transfers block the core: the same time as the best of all choices, to 5 %."""
     rng = seeded(f"independent pofo/{seed}")
     sizes = [rng.randint(1, 9) for _ in range(6)]

@@ -1,10 +1,7 @@
 """Methods of one's own: where they come from, and that nothing they do is trusted."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,10 +11,7 @@ from kit.worked import chain_costs, training_chain
 from poetmodel.baselines import method, own, recompute_once, run
 from poetmodel.errors import InputError, MethodNotApplicableError, OwnMethodError
 from poetmodel.problem import Problem
-from poetmodel.schedule import Schedule, checkpoint_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from poetmodel.schedule import checkpoint_all
 
 MINE = '''"""Methods of a researcher."""
 
@@ -29,6 +23,7 @@ from poetmodel.errors import MethodNotApplicableError
 
 def half(problem):
     """Save every second tensor of the graph."""
+    print("what a method prints")
     return recompute_once(problem.graph, range(0, len(problem.graph.tensors), neighbour.STEP))
 
 
@@ -64,7 +59,6 @@ VALUE = 3
 
 
 def leaves(problem):
-    print("what a method prints")
     raise SystemExit(3)
 
 
@@ -78,7 +72,7 @@ async def later(problem):
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mine(tmp_path, monkeypatch):
     """Return a file of methods, which imports one beside it."""
     monkeypatch.delitem(sys.modules, "neighbour", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -89,37 +83,36 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forgotten(monkeypatch):
     """Let no test leave a method behind."""
     monkeypatch.setattr(own, "_registered", {})
 
 
-def problem_of(ram: str = "90%") -> Problem:
+def problem_of(ram="90%"):
     """Return a problem over a chain of six layers."""
     graph = training_chain([3] * 7)
     return Problem(graph, chain_costs(graph), ram=ram, deadline_counts="serial")
 
 
-def brought(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def brought(monkeypatch, name, value):
     """Let an installed package bring a method."""
     point = EntryPoint(name=name, value=value, group=own.GROUP)
     monkeypatch.setattr(own, "_entry_points", lambda: (point,))
 
 
 # -- where they come from --------------------------------------------------------------------------
-
-
-def test_decorated_function_is_a_method_of_this_process() -> None:
+def test_decorated_function_is_a_method_of_this_process():
     """It is found by its name, runs like any other, and stays the function that it was."""
 
     @pm.method("mine", source="me")
-    def mine(problem: Problem) -> Schedule:
+    def mine(problem):
         """Keep everything.
 
         More words.
         """
         return checkpoint_all(problem.graph)
 
+    pm.method("mine", source="me")(mine)  # as a cell of a notebook that runs twice
     result = run(problem_of("100%"), "mine")
     assert (result.method, str(result.status), result.backend) == ("mine", "optimal", "")
     entry = method("mine")
@@ -129,22 +122,19 @@ def test_decorated_function_is_a_method_of_this_process() -> None:
     assert own.fingerprint(entry) != own.fingerprint(method("rotor")) == ""
 
 
-def test_name_is_registered_again() -> None:
-    """A cell of a notebook may run twice; the last function counts."""
-    for summary in ("first", "second"):
-        pm.method("mine", summary=summary)(lambda problem: checkpoint_all(problem.graph))
-    assert method("mine").summary == "second"
-
-
 @pytest.mark.parametrize("name", ["", "rotor", "a b", "a,b", "dtr:mine", "x.py:f"])
-def test_name_that_means_something_else_is_refused(name: str) -> None:
+def test_name_that_means_something_else_is_refused(name):
     """A shipped method keeps its name; lists and variants can be read."""
     with pytest.raises(InputError, match="expected a name without"):
         pm.method(name)
 
 
-def test_function_of_a_file_is_a_method(mine: Path) -> None:
-    """The file may import what lies beside it, and is read again where it has changed."""
+def test_function_of_a_file_is_a_method(mine):
+    """The file may import what lies beside it, and is read again where it has changed.
+
+    Other methods of its folder are no part of it: a sweep that names another one, too, does not
+    repeat the runs of the first.
+    """
     name = f"{mine}:half"
     problem = problem_of("100%")
     result = run(problem, name)
@@ -155,10 +145,6 @@ def test_function_of_a_file_is_a_method(mine: Path) -> None:
     mine.write_text(MINE.replace("every second", "each other"), encoding="utf-8")
     assert method(name).summary == "Save each other tensor of the graph."
     assert own.fingerprint(method(name)) != before
-
-
-def test_other_methods_of_a_folder_are_no_part_of_one(mine: Path) -> None:
-    """A sweep that names another one, too, does not repeat the runs of the first."""
     entry = method(f"{mine}:half")
     before = own.fingerprint(entry)
     other = mine.with_name("other.py")
@@ -166,7 +152,7 @@ def test_other_methods_of_a_folder_are_no_part_of_one(mine: Path) -> None:
     assert own.fingerprint(method(f"{other}:keep")) != before == own.fingerprint(entry)
 
 
-def test_file_does_not_get_the_neighbour_of_another(mine: Path) -> None:
+def test_file_does_not_get_the_neighbour_of_another(mine):
     """Two versions of a method in two folders, whose neighbours have one name, are refused."""
     method(f"{mine}:half")
     later = mine.parent / "later"
@@ -177,7 +163,7 @@ def test_file_does_not_get_the_neighbour_of_another(mine: Path) -> None:
         method(f"{later / 'mine.py'}:half")
 
 
-def test_entry_point_is_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_point_is_a_method(monkeypatch):
     """A package brings it; the name of a shipped method is not taken over."""
     brought(monkeypatch, "brought", "poetmodel.schedule:checkpoint_all")
     assert (method("brought").name, own.own_names()) == ("brought", ("brought",))
@@ -190,22 +176,25 @@ def test_entry_point_is_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
         method("away")
 
 
-def test_unknown_name_lists_own_methods() -> None:
-    """The message has what was registered, and how a file is named."""
+def test_unknown_name_lists_own_methods():
+    """The message has what was registered, and how a file is named.
+
+    ``@pm.method`` alone says what it needs.
+    """
     pm.method("mine")(lambda problem: checkpoint_all(problem.graph))
     with pytest.raises(InputError, match=r"swap-advisor, mine, or FILE\.py:FUNCTION"):
         method("yours")
+    with pytest.raises(InputError, match="give it a name"):
+        pm.method(checkpoint_all)
 
 
 # -- what they do wrong ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("function", "refused", "said"),
     [
-        ("raises", False, r"' raised KeyError: 'absent' \(mine\.py, line 19\)$"),
-        ("pairs", False, r"' raised ScheduleError: R: expected pairs .*\(mine\.py, line 35\)$"),
-        ("number", False, r"' returned int \(mine\.py, line 22\), not a Schedule$"),
+        ("raises", False, r"' raised KeyError: 'absent' \(mine\.py, line 20\)$"),
+        ("pairs", False, r"' raised ScheduleError: R: expected pairs .*\(mine\.py, line 36\)$"),
+        ("number", False, r"' returned int \(mine\.py, line 23\), not a Schedule$"),
         ("broken", True, r"its schedule is refused: R\[1,1\]: node .*; and \d+ more$"),
         ("outside", True, r"its schedule is refused: R\[0,9999\]: the graph has no such"),
         ("leaves", False, r"' raised SystemExit: 3 \(mine\.py, line 47\)$"),
@@ -213,9 +202,7 @@ def test_unknown_name_lists_own_methods() -> None:
         ("later", False, r"' returned coroutine \(mine\.py, line 54\), not a Schedule$"),
     ],
 )
-def test_fault_is_one_sentence_with_its_place(
-    mine: Path, function: str, refused: bool, said: str
-) -> None:
+def test_fault_is_one_sentence_with_its_place(mine, function, refused, said):
     """Whatever the function does, the error names the method, and the line where it happened."""
     with pytest.raises(OwnMethodError, match=said) as caught:
         run(problem_of(), f"{mine}:{function}")
@@ -223,7 +210,7 @@ def test_fault_is_one_sentence_with_its_place(
     assert "\n" not in str(caught.value)
 
 
-def test_limit_and_reason_are_those_of_any_method(mine: Path) -> None:
+def test_limit_and_reason_are_those_of_any_method(mine):
     """A schedule above the budget does not apply, and the function may say so itself."""
     with pytest.raises(MethodNotApplicableError, match="full moon"):
         run(problem_of(), f"{mine}:reason")
@@ -241,7 +228,7 @@ def test_limit_and_reason_are_those_of_any_method(mine: Path) -> None:
         ("f = 3\n", "f", r"has no function 'f' \(it has none\)"),
     ],
 )
-def test_file_that_cannot_be_used(tmp_path: Path, text: str, function: str, said: str) -> None:
+def test_file_that_cannot_be_used(tmp_path, text, function, said):
     """What is wrong with a file is said with its line."""
     path = tmp_path / "bad.py"
     path.write_text(text, encoding="utf-8")
@@ -253,48 +240,27 @@ def test_file_that_cannot_be_used(tmp_path: Path, text: str, function: str, said
         method(str(path))
 
 
-def test_decorator_without_a_name_is_refused() -> None:
-    """``@pm.method`` alone says what it needs."""
-    with pytest.raises(InputError, match="give it a name"):
-        pm.method(checkpoint_all)
-
-
 # -- commands --------------------------------------------------------------------------------------
-
 SOLVE = ("solve", "mlp", "--device", "rpi4b", "--ram", "100%", "--quiet")
 
 
-def test_solve_takes_a_file(mine: Path, tmp_path: Path) -> None:
-    """The schedule file names the method, and can be verified."""
+def test_solve_takes_a_file(mine, tmp_path):
+    """The schedule file names the method, and can be verified; a fault is no bug of the solver."""
     out = tmp_path / "mlp.json"
     found = invoke(*SOLVE, "--method", f"{mine}:half", "--out", str(out), "--json")
     assert (found.status, found.json["problem"]["method"]) == (0, f"{mine}:half")
     assert invoke("verify", str(out), "--device", "rpi4b", "--quiet").status == 0
-
-
-def test_what_a_method_prints_is_no_part_of_the_answer(mine: Path) -> None:
-    """JSON on standard output stays JSON."""
-    mine.write_text(MINE + "\n\ndef loud(problem):\n    print(1)\n    return half(problem)\n")
-    found = invoke(*SOLVE, "--method", f"{mine}:loud", "--json")
-    assert (found.status, found.json["problem"]["method"]) == (0, f"{mine}:loud")
-
-
-@pytest.mark.parametrize(
-    ("function", "status", "said"),
-    [
-        ("raises", 1, "raised KeyError: 'absent' (mine.py, line 19)"),
+    for function, status, said in (
+        ("raises", 1, "raised KeyError: 'absent' (mine.py, line 20)"),
         ("broken", 6, "its schedule is refused"),
         ("absent", 2, "has no function 'absent'"),
-    ],
-)
-def test_solve_says_what_is_wrong(mine: Path, function: str, status: int, said: str) -> None:
-    """A fault of the function is no bug of the solver."""
-    found = invoke(*SOLVE, "--method", f"{mine}:{function}")
-    assert (found.status, said in found.err) == (status, True), found.err
-    assert "please report" not in found.err
+    ):
+        found = invoke(*SOLVE, "--method", f"{mine}:{function}")
+        assert (found.status, said in found.err) == (status, True), found.err
+        assert "please report" not in found.err
 
 
-def test_sweep_takes_a_file_and_runs_again_where_it_changed(mine: Path, tmp_path: Path) -> None:
+def test_sweep_takes_a_file_and_runs_again_where_it_changed(mine, tmp_path):
     """A changed file is another method, although its name is the same."""
     out = tmp_path / "sweep"
     command = ("sweep", "mlp", "--devices", "rpi4b", "--ram", "100%", "--methods")
@@ -312,7 +278,7 @@ def test_sweep_takes_a_file_and_runs_again_where_it_changed(mine: Path, tmp_path
     assert (refused.status, "known in this process alone" in refused.err) == (2, True)
 
 
-def test_report_compares_with_a_file(mine: Path, tmp_path: Path) -> None:
+def test_report_compares_with_a_file(mine, tmp_path):
     """The method stands on the page beside the earlier ones; one with a solver is refused."""
     out, page = tmp_path / "mlp.json", tmp_path / "mlp.html"
     assert invoke(*SOLVE, "--out", str(out)).status == 0

@@ -1,11 +1,8 @@
 """AIfES beside exported steps, with a stub in AIfES's place: its source is never here."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -23,23 +20,20 @@ from mcu.networks import parameters
 from mcu.small_networks import NETWORKS, training
 from poetmodel import torch as pmt
 
-if TYPE_CHECKING:
-    from kit.messages import Told
-
 pytestmark = pytest.mark.torch
 
-STUB: Final = Path(__file__).with_name("aifes_stub")
+STUB = Path(__file__).with_name("aifes_stub")
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
+def tiny(monkeypatch):
     """Make a network of two linear layers one of those that are run, and return its training."""
     layers = torch.nn.Linear(3, 5), torch.nn.Linear(5, 10)
     monkeypatch.setitem(NETWORKS, "tiny", lambda: (torch.nn.Sequential(*layers), (1, 3)))
     return training("tiny")
 
 
-def torch_losses(made: Any) -> list[float]:
+def torch_losses(made):
     """Return the losses of PyTorch on the batches that the programs read."""
     model, loss_fn, (x, _) = made
     optimizer = torch.optim.SGD(model.parameters(), lr=aifes.LEARNING_RATE)
@@ -56,12 +50,8 @@ def torch_losses(made: Any) -> list[float]:
 
 
 # -- the source that is asked for ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("given", ["another folder", "no header"])
-def test_a_folder_without_aifes_is_refused_in_a_sentence(
-    given: str, tmp_path: Path, told: Told
-) -> None:
+def test_a_folder_without_aifes_is_refused_in_a_sentence(given, tmp_path, told):
     """The sentence says what is needed and where it is from."""
     if given == "no header":
         (tmp_path / "library.properties").write_text("name=AIfES for Arduino\n")
@@ -70,7 +60,7 @@ def test_a_folder_without_aifes_is_refused_in_a_sentence(
     told(str(raised.value).replace(str(tmp_path), "FOLDER"), given)
 
 
-def test_version_and_digest_are_those_of_the_source(tmp_path: Path) -> None:
+def test_version_and_digest_are_those_of_the_source(tmp_path):
     """The version is the library's own; another letter of its C has another digest."""
     assert aifes.version_of(STUB) == "0.0.1"
     copied = shutil.copytree(STUB, tmp_path / "copy")
@@ -81,9 +71,7 @@ def test_version_and_digest_are_those_of_the_source(tmp_path: Path) -> None:
 
 
 # -- networks in AIfES's words ---------------------------------------------------------------------
-
-
-def test_every_network_has_its_parameters_in_the_header() -> None:
+def test_every_network_has_its_parameters_in_the_header():
     """Each number is there once: as many as PyTorch trains."""
     for name in NETWORKS:
         made = training(name)
@@ -91,23 +79,21 @@ def test_every_network_has_its_parameters_in_the_header() -> None:
         assert values.partition("}")[0].count("0x") == parameters(made)
 
 
-def test_layers_are_stated_as_aifes_has_them(told: Told) -> None:
+def test_layers_are_stated_as_aifes_has_them(told):
     """Sizes of windows, momentum of norms and the order of channels are AIfES's."""
     for name in ("lenet", "batch norms"):
         text = aifes.network_header(training(name), 1, 2)
         told("\n".join(line for line in text.splitlines() if "first_weights" not in line), name)
 
 
-def test_a_layer_that_is_unknown_is_refused(told: Told) -> None:
+def test_a_layer_that_is_unknown_is_refused(told):
     """It is named."""
     with told.raises(InputError):
         aifes.layer_of(torch.nn.GELU())
 
 
 # -- programs --------------------------------------------------------------------------------------
-
-
-def test_the_loop_trains_as_pytorch_does(tmp_path: Path, tiny: Any) -> None:
+def test_the_loop_trains_as_pytorch_does(tmp_path, tiny):
     """Weights, batches and rate reach the library; memory and stack are what it asked for."""
     needs(Target.M4)
     model, loss_fn, inputs = tiny
@@ -126,7 +112,7 @@ def test_the_loop_trains_as_pytorch_does(tmp_path: Path, tiny: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
-def test_a_record_has_exports_and_the_library(tmp_path: Path) -> None:
+def test_a_record_has_exports_and_the_library(tmp_path):
     """Exports and the stub are built and run; their losses agree."""
     needs(Target.M4)
     out = tmp_path / "x-aifes.jsonl"
@@ -137,7 +123,7 @@ def test_a_record_has_exports_and_the_library(tmp_path: Path) -> None:
     assert found["loss_difference"] <= aifes.LOSS_TOLERANCE
 
 
-def test_other_losses_are_refused(told: Told) -> None:
+def test_other_losses_are_refused(told):
     """Programs that do not compute the same are not compared."""
     programs = {name: {"losses": [1.5, 1.25]} for name in ("aifes", "keep_all")}
     assert aifes.loss_difference(programs) == 0.0

@@ -1,9 +1,5 @@
 """Networks for microcontrollers: what was published of them, and that they can be traced."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from poetmodel.graph import zoo
@@ -12,7 +8,6 @@ pytest.importorskip("torch")
 
 from mcu.networks import NETWORKS, forward_macs, parameters
 from poetmodel.torch import trace
-from poetmodel.torch.target import load_step
 
 pytestmark = pytest.mark.torch
 
@@ -34,7 +29,7 @@ IN_ZOO = {
 
 
 @pytest.mark.parametrize("name", IN_ZOO)
-def test_networks_are_those_of_the_zoo(name: str) -> None:
+def test_networks_are_those_of_the_zoo(name):
     """Parameters and multiply-accumulates of a sample are those of the zoo's graph."""
     training, graph = NETWORKS[name](), IN_ZOO[name]()
     assert parameters(training) == graph.parameters
@@ -49,22 +44,15 @@ def test_networks_are_those_of_the_zoo(name: str) -> None:
         ("vit-block", 49 * 32 + 18 * 32 + 3 * 2 * 32 + 4 * 33 * 32 + 64 * 33 + 32 * 65 + 10 * 33),
     ],
 )
-def test_published_parameters(name: str, count: int) -> None:
+def test_published_parameters(name, count):
     """Networks that the zoo has not got have as many parameters as published, or as layers say."""
     assert parameters(NETWORKS[name]()) == count
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_is_traced(name: str) -> None:
+def test_every_network_is_traced(name):
     """A training step of each is captured; all its parameters have gradients."""
     model, loss_fn, inputs = NETWORKS[name]()
     graph = trace(model, loss_fn, inputs, name=name).graph
     assert graph.resident_bytes["gradients"] == 4 * sum(p.numel() for p in model.parameters())
-
-
-def test_command_line_finds_them() -> None:
-    """``FILE:FUNCTION`` is a target of the command line, as it is."""
-    path = Path(__file__).resolve().parents[2] / "bench" / "mcu" / "networks.py"
-    model, _, inputs = load_step(f"{path}:resnet8")
-    assert model(inputs[0]).shape == (1, 10)

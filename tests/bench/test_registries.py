@@ -1,11 +1,8 @@
 """What the studies run: complete, distinct, and in an order that is fair when cut short."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -35,23 +32,17 @@ from pytorch.runs import (
     FUSED_SHARES,
     KNOBS,
     SHARES,
-    TrainingRun,
     fused_runs,
     training_runs,
 )
 from pytorch.runs import METHODS as TRAINING_METHODS
 from pytorch.runs import NETWORKS as TRAINING_NETWORKS
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 SMALL = Instance(goal=1, model="paper/linear", device="paper-m4", ram="70%", limit_s=5.0)
 
 
 # -- the grid --------------------------------------------------------------------------------------
-
-
-def test_published_grid_is_a_full_product() -> None:
+def test_published_grid_is_a_full_product():
     """Seven graphs, three devices, ten budgets and four deadlines, none chosen by hand."""
     published = instances((1,))
     assert len(published) == 7 * 3 * 10 * 4
@@ -62,7 +53,7 @@ def test_published_grid_is_a_full_product() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_large_and_captured_graphs_have_their_own_limits() -> None:
+def test_large_and_captured_graphs_have_their_own_limits():
     """BERT of 24, 48 and 96 blocks has a minute, three and ten; whole steps have two."""
     limits = {each.model: each.limit_s for each in instances((4,))}
     assert limits == {"paper/bert-24": 60.0, "paper/bert-48": 180.0, "paper/bert-96": 600.0}
@@ -75,9 +66,9 @@ def test_large_and_captured_graphs_have_their_own_limits() -> None:
         assert {(each.device, each.limit_s) for each in found} == {(PROFILE, limit_s)}
 
 
-def test_comparison_solves_each_instance_by_every_method() -> None:
+def test_comparison_solves_each_instance_by_every_method():
     """What is compared are the same instances."""
-    met: dict[str, set[str]] = {}
+    met = {}
     for each in instances((5,)):
         same = replace(each, method="default", limit_s=0.0)
         met.setdefault(same.name, set()).add(each.method)
@@ -85,7 +76,7 @@ def test_comparison_solves_each_instance_by_every_method() -> None:
     assert set.union(*met.values()) == set(METHODS)
 
 
-def test_problem_states_what_the_instance_says() -> None:
+def test_problem_states_what_the_instance_says():
     """Budget, deadline and its meaning reach the problem; without a deadline the device decides."""
     each = replace(SMALL, ram=FLOOR, deadline="115%")
     problem = each.problem()
@@ -96,7 +87,7 @@ def test_problem_states_what_the_instance_says() -> None:
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
-def test_order_cut_short_keeps_the_share_of_every_goal(share: float) -> None:
+def test_order_cut_short_keeps_the_share_of_every_goal(share):
     """The first part of the order has that part of each goal's instances, to within one."""
     whole = Counter(each.goal for each in instances())
     order = in_running_order(instances())
@@ -106,7 +97,7 @@ def test_order_cut_short_keeps_the_share_of_every_goal(share: float) -> None:
         assert part[goal] == pytest.approx(share * count, abs=1.0)
 
 
-def test_course_notes_the_first_schedule_and_each_fall_of_the_gap() -> None:
+def test_course_notes_the_first_schedule_and_each_fall_of_the_gap():
     """Gaps that fall by little are left out, the first schedule and a closed gap never."""
     course = Course()
     states = [(0.1, None, 1.0), (0.2, 4.0, 1.0), (0.3, 3.99, 1.0), (0.4, 2.0, 1.0), (0.5, 1.0, 1.0)]
@@ -116,7 +107,7 @@ def test_course_notes_the_first_schedule_and_each_fall_of_the_gap() -> None:
     assert course.gaps == [(0.2, 0.75), (0.4, 0.5), (0.5, 0.0)]
 
 
-def test_measurement_is_plain_data_and_ends_where_the_solve_ended() -> None:
+def test_measurement_is_plain_data_and_ends_where_the_solve_ended():
     """A proved instance has its gap, its course down to it, and nothing that JSON refuses."""
     facts = measure(SMALL.to_dict())
     json.dumps(facts, allow_nan=False)
@@ -132,9 +123,7 @@ def test_measurement_is_plain_data_and_ends_where_the_solve_ended() -> None:
 
 
 # -- two states of the code ------------------------------------------------------------------------
-
-
-def test_both_states_solve_each_instance_in_turns() -> None:
+def test_both_states_solve_each_instance_in_turns():
     """One right after the other, and which one is first changes."""
     found = list(against.runs(2))
     assert len({run.key for run in found}) == len(found) == 4 * len(against.SAMPLE)
@@ -143,9 +132,7 @@ def test_both_states_solve_each_instance_in_turns() -> None:
 
 
 # -- every method ----------------------------------------------------------------------------------
-
-
-def test_problems_are_many_and_can_be_solved() -> None:
+def test_problems_are_many_and_can_be_solved():
     """At least 170, of six kinds, none below the minimum RAM, none twice."""
     found = problems(MAIN)
     assert len(found) >= 170
@@ -157,7 +144,7 @@ def test_problems_are_many_and_can_be_solved() -> None:
         assert sum((kind, model, device, ram) in curves for ram in budgets) >= 4
 
 
-def test_every_shipped_method_is_run_on_whole_steps() -> None:
+def test_every_shipped_method_is_run_on_whole_steps():
     """All of the registry but one, and more; all runs of a problem come right after each other."""
     steps = methods_of(compared.STEPS)
     assert set(SHIPPED) - {SAME} < set(steps)
@@ -165,7 +152,7 @@ def test_every_shipped_method_is_run_on_whole_steps() -> None:
     assert tuple(run.method for run in runs[: len(steps)]) == steps
 
 
-def test_every_run_of_the_comparison_is_on_record() -> None:
+def test_every_run_of_the_comparison_is_on_record():
     """Each registered run has its record, with its commit; none failed, all had the same limit."""
     found = {key(record["cell"]): record for record in records("compared")}
     for run in compared.runs():
@@ -175,12 +162,12 @@ def test_every_run_of_the_comparison_is_on_record() -> None:
         assert record["cell"]["limit_s"] == run.limit_s
 
 
-def key(cell: dict[str, Any]) -> tuple[Any, ...]:
+def key(cell):
     """Return the problem and the method of a run."""
     return tuple(cell[name] for name in ("kind", "model", "device", "ram", "method"))
 
 
-def test_published_layered_graph_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_layered_graph_is_read(tmp_path, monkeypatch):
     """Its order, sizes and durations are those of the file."""
     sizes = {0: 100, 1: 10, 2: 100, 3: 100}
     content = {
@@ -198,14 +185,12 @@ def test_published_layered_graph_is_read(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 # -- training methods ------------------------------------------------------------------------------
-
-
-def record_of(run: TrainingRun, peak_bytes: int, **changes: Any) -> dict[str, Any]:
+def record_of(run, peak_bytes, **changes):
     """Return the record of a run."""
     return {"cell": run.to_dict(), "status": "ran", "heap_peak_bytes": peak_bytes, **changes}
 
 
-def test_peers_run_before_those_that_need_their_peak() -> None:
+def test_peers_run_before_those_that_need_their_peak():
     """Whatever order is asked for, a peer comes first; all names differ."""
     names = [run.name for run in training_runs()]
     count = len(TRAINING_NETWORKS) * (5 + 5 * len(SHARES) + len(AT_PEERS) - 1)
@@ -220,7 +205,7 @@ def test_peers_run_before_those_that_need_their_peak() -> None:
             assert TRAINING_METHODS.index(run.peer) < TRAINING_METHODS.index(run.method)
 
 
-def test_peaks_of_peers_become_budgets(tmp_path: Path) -> None:
+def test_peaks_of_peers_become_budgets(tmp_path):
     """The peak on record, with the slack, is the budget, share by share; peers have none."""
     store = recorded(tmp_path / "x-training.jsonl")
     methods = ("memory-budget", "both@memory-budget")
@@ -234,7 +219,7 @@ def test_peaks_of_peers_become_budgets(tmp_path: Path) -> None:
     assert compare.budget_bytes(half, store) is None
 
 
-def test_fused_kernels_are_compared_with_stock_at_its_peaks(tmp_path: Path) -> None:
+def test_fused_kernels_are_compared_with_stock_at_its_peaks(tmp_path):
     """Each setting of stock runs before the back end at its peak; a share alone is one of all."""
     store = recorded(tmp_path / "x-fused.jsonl")
     runs = {run.name: run for run in fused_runs(("unet-b8",))}

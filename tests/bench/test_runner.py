@@ -1,7 +1,5 @@
 """The one runner: options, a process for each run, records as they come, and resuming."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -11,7 +9,6 @@ import sys
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,41 +20,34 @@ from poetmodel.bench.measurement import FAILED
 from poetmodel.errors import BackendUnavailableError
 from studies import STUDIES, main, study_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from harness import Study
-
 SMALL = Instance(goal=1, model="paper/linear", device="paper-m4", ram="70%", limit_s=5.0)
 HOPELESS = replace(SMALL, ram="1%")
 
 
-def two_instances(**changes: Any) -> Study:
+def two_instances(**changes):
     """Return the study of the grid with two instances, and other changes."""
     return replace(grid.STUDY, **{"runs": lambda: (SMALL, HOPELESS), **changes})
 
 
-def records_of(path: Path) -> list[dict[str, Any]]:
+def records_of(path):
     """Return the lines of a file of records."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 # -- options ---------------------------------------------------------------------------------------
-
-
-def test_command_needs_a_study(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_needs_a_study(capsys):
     """Without one, it lists them."""
     assert main([]) == main(["nothing"]) == 2
     assert ", ".join(STUDIES) in capsys.readouterr().err
 
 
-def test_settings_choose_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_choose_instances(tmp_path, monkeypatch):
     """Goals, a part of the name, a limit and a sample narrow the run down."""
-    seen: list[Instance] = []
+    seen = []
     monkeypatch.setattr("harness.run_all", lambda runs, *_: seen.extend(runs) or 0)
     out = ["--out", str(tmp_path / "new.jsonl")]
 
-    def chosen(*options: str) -> list[Instance]:
+    def chosen(*options):
         seen.clear()
         assert run_study(grid.STUDY, [*out, *options]) == 0
         return list(seen)
@@ -71,7 +61,7 @@ def test_settings_choose_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert both == chosen("--set", "goals=(1, 4)")[:9]
 
 
-def test_wrong_settings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_settings_are_told(tmp_path, capsys):
     """A name that does not exist, and one that is required, end with a sentence."""
     out = ["--out", str(tmp_path / "new.jsonl")]
     required = two_instances(settings={"checkout": REQUIRED})
@@ -84,7 +74,7 @@ def test_wrong_settings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert words in capsys.readouterr().err
 
 
-def test_instances_with_a_large_gap_are_chosen_again(tmp_path: Path) -> None:
+def test_instances_with_a_large_gap_are_chosen_again(tmp_path):
     """Those left above 1 % or without a verdict: not the proved, nor the infeasible."""
     path = tmp_path / "run-grid.jsonl"
     instance = grid.instances((6,))[0]
@@ -102,21 +92,18 @@ def test_instances_with_a_large_gap_are_chosen_again(tmp_path: Path) -> None:
 
 
 # -- processes -------------------------------------------------------------------------------------
-
-
-def test_runs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_runs_are_measured_in_processes_of_their_own(tmp_path):
     """Each ends as a line of the record, an infeasible one too."""
     path = tmp_path / "run.jsonl"
     options = ["--out", str(path), "--workers", "2", "--set", "threads=2"]
     assert run_study(two_instances(), options) == 0
     by_ram = {each["cell"]["ram"]: each for each in records_of(path)}
-    assert by_ram["70%"]["status"] == "optimal"
-    assert by_ram["1%"]["status"] == "infeasible"
+    assert (by_ram["70%"]["status"], by_ram["1%"]["status"]) == ("optimal", "infeasible")
     for each in by_ram.values():
         assert (each["workers"], each["threads"], each["kind"]) == (2, 2, KIND)
 
 
-def test_crash_fails_its_run_only(tmp_path: Path) -> None:
+def test_crash_fails_its_run_only(tmp_path):
     """A process that is killed leaves a record with its exit code, and the next one is run."""
     path = tmp_path / "run.jsonl"
     assert run_study(two_instances(measure=die), ["--out", str(path)]) == 0
@@ -125,7 +112,7 @@ def test_crash_fails_its_run_only(tmp_path: Path) -> None:
     assert f"-{signal.SIGKILL.value}" in records[0]["reason"]
 
 
-def test_run_that_never_ends_is_ended(tmp_path: Path) -> None:
+def test_run_that_never_ends_is_ended(tmp_path):
     """A process that ignores its limit is killed some time after it."""
     path = tmp_path / "run.jsonl"
     study = two_instances(measure=wait, grace_s=-SMALL.limit_s)
@@ -134,9 +121,7 @@ def test_run_that_never_ends_is_ended(tmp_path: Path) -> None:
     assert (found["status"], found["seconds"] > 0) == (FAILED, True)
 
 
-def test_interrupted_run_records_nothing_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted_run_records_nothing_more(tmp_path, capsys):
     """What is in flight when the run is stopped is dropped, without waiting for it."""
     path = tmp_path / "run.jsonl"
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
@@ -147,7 +132,7 @@ def test_interrupted_run_records_nothing_more(
     assert "--resume goes on" in capsys.readouterr().err
 
 
-def test_run_resumes_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
+def test_run_resumes_after_a_line_that_was_cut_off(tmp_path):
     """What failed or has other limits is run; without --resume an existing file is left alone."""
     path = tmp_path / "run-grid.jsonl"
     done = {"cell": SMALL.to_dict(), "status": "feasible"}
@@ -163,7 +148,7 @@ def test_run_resumes_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
     assert records_of(path)[-1]["cell"]["limit_s"] == 7.0
 
 
-def test_studies_of_one_process_raise_what_goes_wrong(tmp_path: Path) -> None:
+def test_studies_of_one_process_raise_what_goes_wrong(tmp_path):
     """Their measurements may raise; a record without a status is done."""
     cells = [Cell("one", {"x": 1}), Cell("two", {"x": 0})]
     study = two_instances(
@@ -180,7 +165,7 @@ def test_studies_of_one_process_raise_what_goes_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["grid", "against", "compared"])
-def test_runs_of_a_study_have_keys_of_their_own(name: str) -> None:
+def test_runs_of_a_study_have_keys_of_their_own(name):
     """Smoke runs, too; every key is that of the fields."""
     study = study_of(name)
     for runs in (list(study.runs()), list(study.smoke_runs())):
@@ -189,12 +174,10 @@ def test_runs_of_a_study_have_keys_of_their_own(name: str) -> None:
 
 
 # -- one instance ----------------------------------------------------------------------------------
-
-
-def test_refusal_is_recorded_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_is_recorded_with_its_reason(monkeypatch):
     """A missing solver or a licence that is too small fails that instance only."""
 
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_, **__):
         raise BackendUnavailableError("no licence for that")
 
     monkeypatch.setattr(grid.pm, "solve", refuse)
@@ -204,7 +187,7 @@ def test_refusal_is_recorded_with_its_reason(monkeypatch: pytest.MonkeyPatch) ->
     assert facts["cell"] == SMALL.to_dict()
 
 
-def test_peak_memory_of_another_process_is_told_apart() -> None:
+def test_peak_memory_of_another_process_is_told_apart():
     """What a process took that was started and has ended counts for itself."""
     took = 300_000_000
     command = (sys.executable, "-c", f"bytearray({took})[::4096] = bytes(-(-{took} // 4096))")
@@ -213,23 +196,19 @@ def test_peak_memory_of_another_process_is_told_apart() -> None:
 
 
 # -- limits in processor time ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("busy_s", "attempts"), [((0.4, 1.0), 2), ((1.0,), 1), ((0.2, 0.3, 0.9), 3)]
 )
-def test_run_without_its_processor_time_is_repeated(
-    busy_s: tuple[float, ...], attempts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_without_its_processor_time_is_repeated(busy_s, attempts, monkeypatch):
     """One that met its limit of 1 s with less than 0.8 s is made again, with more wall time."""
     clock = SimpleNamespace(wall_s=0.0, cpu_s=0.0)
     monkeypatch.setattr(
         "harness.time",
         SimpleNamespace(perf_counter=lambda: clock.wall_s, process_time=lambda: clock.cpu_s),
     )
-    limits: list[float] = []
+    limits = []
 
-    def measure(wall_s: float) -> dict[str, Any]:
+    def measure(wall_s):
         clock.cpu_s += busy_s[len(limits)]
         limits.append(wall_s)
         clock.wall_s += wall_s
@@ -240,7 +219,7 @@ def test_run_without_its_processor_time_is_repeated(
     assert limits == sorted(limits)
 
 
-def test_run_that_never_has_a_core_fails() -> None:
+def test_run_that_never_has_a_core_fails():
     """It is repeated when the record is resumed; one that ended by itself needs no more."""
     found = within_core(1e6, lambda _: {"status": "unknown", "termination": "time_limit"})
     assert found["status"] == FAILED

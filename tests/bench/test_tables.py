@@ -1,12 +1,18 @@
 """Tables of results: their figures, from records; blocks, files and quotes of pages are current."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import TYPE_CHECKING, Any
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+import test_solvers
+from blocks import update_pages
+from kit.figure_rows import row
+from solver_tables import comparison
 
 pytest.importorskip("pandas")
 
@@ -16,23 +22,20 @@ import measured
 import solve_tables as solves
 import step_tables as steps
 import tables
-from measured import RESULTS, figures, markdown, percentile, times_text
+from measured import RESULTS, times_text
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import InputShape, load_model
 from poetmodel.graph.memory import inference_profile
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KIB, MEBI = 2**10, 2**20
 
 
 @pytest.fixture
-def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def records(tmp_path, monkeypatch):
     """Return a function that makes records the newest ones of a kind."""
     monkeypatch.setattr(measured, "RESULTS", tmp_path)
 
-    def write(kind: str, *found: dict[str, Any]) -> None:
+    def write(kind, *found):
         number = len(list(tmp_path.iterdir()))
         lines = (json.dumps({"kind": kind, "name": f"{n}", **r}) for n, r in enumerate(found))
         (tmp_path / f"{number}-{kind}.jsonl").write_text("\n".join(lines) + "\n")
@@ -41,10 +44,8 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 # -- records and words -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
-def test_records_say_what_when_and_where(path: Path) -> None:
+def test_records_say_what_when_and_where(path):
     """Each line has a kind, a name, a day, a machine and what was measured; no name is empty."""
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -54,19 +55,12 @@ def test_records_say_what_when_and_where(path: Path) -> None:
         assert record["kind"] in ("startup", "build", "lora") or {"cell", "case"} & record.keys()
 
 
-def test_newest_file_and_last_record_of_a_name_count(records: Any) -> None:
+def test_newest_file_and_last_record_of_a_name_count(records):
     """Fields of cells are columns; a measured field comes before one of the cell."""
     records("x", {"cell": {"ram": "1%"}})
     records("x", {"name": "a", "gap": 1}, {"name": "a", "cell": {"gap": 9, "ram": "2%"}, "gap": 2})
     found = measured.load("x")
     assert found[["name", "ram", "gap"]].to_numpy().tolist() == [["a", "2%", 2]]
-
-
-def test_percentile_is_a_value_that_occurs() -> None:
-    """The least one that so many do not exceed."""
-    assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.0
-    assert percentile([1.0, 2.0], 0.95) == 2.0
-    assert math.isnan(percentile([], 0.5))
 
 
 @pytest.mark.parametrize(
@@ -80,28 +74,13 @@ def test_percentile_is_a_value_that_occurs() -> None:
         (1234.5, 1234.5, "1,234"),
     ],
 )
-def test_factors_are_numbers_or_ranges(low: float, high: float, text: str) -> None:
+def test_factors_are_numbers_or_ranges(low, high, text):
     """Two figures that are printed alike are one."""
     assert times_text(low, high) == text
 
 
-def test_figures_are_set_to_the_right() -> None:
-    """Words are not."""
-    import pandas as pd
-
-    frame = pd.DataFrame({"a": ["x"], "b": [0.5], "c": [1]})
-    assert markdown(frame, {"b": measured.percent_text, "a": measured.code}).splitlines() == [
-        "| b | a |",
-        "| ---: | --- |",
-        "| 50 % | `x` |",
-    ]
-    assert figures([("x", "1")], ("a", "b")).splitlines()[1] == "| --- | ---: |"
-
-
 # -- methods ---------------------------------------------------------------------------------------
-
-
-def method(name: str, overhead_j: float | None, **changes: Any) -> dict[str, Any]:
+def method(name, overhead_j, **changes):
     """Return the record of a method on a problem whose single pass takes 1 J."""
     places = {"kind": "published", "model": "m", "device": "d", "ram": "50%"}
     cell = {field: changes.pop(field, value) for field, value in places.items()}
@@ -125,40 +104,32 @@ def method(name: str, overhead_j: float | None, **changes: Any) -> dict[str, Any
     return found | changes
 
 
-def optimum(overhead_j: float | None, bound_j: float, **changes: Any) -> dict[str, Any]:
+def optimum(overhead_j, bound_j, **changes):
     """Return the record of the optimum between two figures [J]."""
     gap = (overhead_j - bound_j) / overhead_j if overhead_j else 0.0
     return method("optimal", overhead_j, **{"overhead_bound": bound_j, "gap": gap} | changes)
 
 
-def ratios(method_name: str) -> list[tuple[float, float]]:
+def ratios(method_name):
     """Return the intervals of a method's overheads relative to the least."""
     runs = solves.overheads()
     found = runs[runs.method == method_name]
     return list(zip(found.low, found.high, strict=True))
 
 
-def test_ratio_to_a_proved_optimum_is_a_number(records: Any) -> None:
-    """What is proved to 1 % counts as the least."""
-    records("compared", optimum(2.0, 1.99), method("dtr", 5.0))
-    assert ratios("dtr") == [(2.5, 2.5)]
-
-
-def test_ratio_without_a_proof_is_an_interval(records: Any) -> None:
-    """The least lies between the bound and the best schedule of any method."""
+def test_ratio_without_a_proof_is_an_interval(records):
+    """The least lies between the bound and the best of any method; if it is 0, so is the bound."""
     records("compared", optimum(2.0, 0.5), method("dtr", 1.0))
     assert ratios("optimal") == [(2.0, 4.0)]
     assert ratios("dtr") == [(1.0, 2.0)]
     assert solves.times_least(solves.overheads()).set_index("method").ties["optimal"] == 0
-
-
-def test_ratio_to_nothing_is_one_or_infinite(records: Any) -> None:
-    """Where the least overhead is 0, a method pays nothing too, or infinitely more."""
+    records("compared", optimum(2.0, 1.99), method("dtr", 5.0))
+    assert ratios("dtr") == [(2.5, 2.5)]
     records("compared", optimum(0.0, 0.0), method("dtr", 0.0), method("rotor", 1.0))
     assert (ratios("dtr"), ratios("rotor")) == ([(1.0, 1.0)], [(math.inf, math.inf)])
 
 
-def test_best_of_the_earlier_heuristics_is_chosen_for_each_problem(records: Any) -> None:
+def test_best_of_the_earlier_heuristics_is_chosen_for_each_problem(records):
     """Methods by a solver, the greedy start and own methods are not among them."""
     others = {"checkmate": 1.0, "greedy": 1.1, "mine.py:mine": 1.2, "dtr": 3.0, "rotor": None}
     found = [method(name, paid) for name, paid in others.items()]
@@ -166,34 +137,26 @@ def test_best_of_the_earlier_heuristics_is_chosen_for_each_problem(records: Any)
     assert ratios(solves.BEST) == [(2.0, 2.0)]
 
 
-def test_rows_have_most_solved_first_and_the_optimum_before_all(records: Any) -> None:
+def test_rows_have_most_solved_first_and_the_optimum_before_all(records):
     """A method that was not tried on a problem is not blamed for it."""
-    records(
-        "compared",
-        optimum(1.0, 1.0),
-        method("dtr", 2.0),
-        method("rotor", 1.5),
-        optimum(1.0, 1.0, ram="70%"),
-        method("dtr", 4.0, ram="70%"),
-        method("rotor", None, ram="70%"),
-    )
+    records("compared", optimum(1.0, 1.0), method("dtr", 2.0), method("rotor", 1.5),
+            optimum(1.0, 1.0, ram="70%"), method("dtr", 4.0, ram="70%"),
+            method("rotor", None, ram="70%"))  # fmt: skip
     table = solves.times_least(solves.overheads())
     assert table.method.tolist() == ["optimal", "dtr", "rotor", solves.BEST]
     assert list(zip(table.solved, table.tried, strict=True)) == [(2, 2), (2, 2), (1, 2), (2, 2)]
     assert table[["median_low", "worst_low", "ties"]].iloc[1].tolist() == [3.0, 4.0, 0]
 
 
-def test_problem_counts_once_the_optimum_is_on_record_and_something_solves_it(
-    records: Any,
-) -> None:
-    """A run that was cut short, and a problem that nothing solves, are left out."""
+def test_what_does_not_count(records):
+    """A run that was cut short, and a problem that nothing solves, are left out.
+
+    A schedule that the published program began with is not its own: it counts where its solver has
+    a solution, which the gap of its model tells.
+    """
     unsolved = (optimum(None, 1.0, ram="20%"), method("dtr", None, ram="20%"))
     records("compared", optimum(1.0, 1.0), method("dtr", 1.0, ram="30%"), *unsolved)
     assert solves.overheads().ram.unique().tolist() == ["50%"]
-
-
-def test_schedule_that_the_published_program_began_with_is_not_its_own(records: Any) -> None:
-    """It counts where its solver has a solution, which the gap of its model tells."""
     records("compared", optimum(1.0, 1.0), method("paper", 2.0), optimum(1.0, 1.0, ram="70%"),
             method("paper", 2.0, ram="70%", model_gap=0.5))  # fmt: skip
     table = solves.times_least(solves.overheads()).set_index("method")
@@ -201,9 +164,7 @@ def test_schedule_that_the_published_program_began_with_is_not_its_own(records: 
 
 
 # -- solves ----------------------------------------------------------------------------------------
-
-
-def solve(goal: int = 1, **changes: Any) -> dict[str, Any]:
+def solve(goal=1, **changes):
     """Return the record of an instance that was proved in two seconds."""
     places = {"model": "m", "device": "d", "ram": "40%", "deadline": None, "method": "default"}
     cell = {"goal": goal} | {name: changes.pop(name, value) for name, value in places.items()}
@@ -226,7 +187,7 @@ def solve(goal: int = 1, **changes: Any) -> dict[str, Any]:
     return found | changes
 
 
-def test_instances_count_with_their_time_unless_proved_infeasible(records: Any) -> None:
+def test_instances_count_with_their_time_unless_proved_infeasible(records):
     """Those without a schedule stay in; budgets below the minimum RAM are counted apart."""
     nothing = {"gap": None, "overhead_j": None, "gaps": []}
     records(
@@ -249,18 +210,8 @@ def test_instances_count_with_their_time_unless_proved_infeasible(records: Any) 
     assert set(found.columns_) == {500}
 
 
-def test_solve_at_its_limit_has_its_gap() -> None:
-    """In bold; what the verifier refuses is told."""
-    assert solves.answer(solve()) == "2 s"
-    late = solve(gap=0.05, seconds=60.0, violations=1)
-    assert solves.answer(late) == "**60 s**, gap 5 %, rejected"
-    assert solves.answer(solve(status="failed", reason="no licence")) == "too large for its licence"
-
-
 # -- compiled steps --------------------------------------------------------------------------------
-
-
-def run(name: str, time: float, peak_mebi: float, **changes: Any) -> dict[str, Any]:
+def run(name, time, peak_mebi, **changes):
     """Return the record of a method whose second step of three was slow."""
     cell = {"network": "n", "method": name, "share": None, "slack": changes.pop("slack", 0.0)}
     found = {
@@ -273,7 +224,7 @@ def run(name: str, time: float, peak_mebi: float, **changes: Any) -> dict[str, A
     return found | changes
 
 
-def test_step_is_the_median_of_its_pairs_and_keeps_its_budget(records: Any) -> None:
+def test_step_is_the_median_of_its_pairs_and_keeps_its_budget(records):
     """Time and processor time over those of the reference beside it."""
     records("training", run("both", 1.5, 10), run("both", 1.5, 10, budget_bytes=MEBI))
     found = steps.training("training")
@@ -281,7 +232,7 @@ def test_step_is_the_median_of_its_pairs_and_keeps_its_budget(records: Any) -> N
     assert found.within.tolist() == [True, False]
 
 
-def test_duel_is_with_the_best_peer_at_no_larger_peak(records: Any) -> None:
+def test_duel_is_with_the_best_peer_at_no_larger_peak(records):
     """Eager is no peer; a compiled step with a larger peak does not count."""
     records(
         "training",
@@ -299,10 +250,11 @@ def test_duel_is_with_the_best_peer_at_no_larger_peak(records: Any) -> None:
 
 
 # -- boards ----------------------------------------------------------------------------------------
+def test_flash_of_the_board_has_the_last_word():
+    """A program that exceeds it does not run; state that is read in place there needs commits.
 
-
-def test_flash_of_the_board_has_the_last_word() -> None:
-    """A program that exceeds it does not run; state that is read in place there needs commits."""
+    A refusal names the node that needs most, with what inputs, stack and runtime leave.
+    """
     program = {"part": "board", "status": "yes", "flash_bytes": 0, "written_bytes": 1}
     assert "needs `--commit`" in steps.fault_of_flash(program | {"board": "nano33ble"})
     assert steps.fault_of_flash(program | {"board": "nano33ble", "written_bytes": 0}) == ""
@@ -315,10 +267,6 @@ def test_flash_of_the_board_has_the_last_word() -> None:
     assert steps.verdict(fault) == "no: flash"
     assert steps.verdict(fault | {"fault": "", "trains": True, "tile": "8KiB"}) == "yes, 8KiB"
     assert steps.verdict(None) == "-"
-
-
-def test_refusal_names_the_node_that_needs_most() -> None:
-    """With what inputs, stack and runtime leave."""
     floor = {"floor_node": "fc", "floor_op": "mm", "floor_bytes": 300 * KIB}
     last = {**floor, "reserved_bytes": 6 * KIB, "reason": ""}
     refused = {"trains": False, "fault": "", "status": "no", "limit_bytes": 256 * KIB}
@@ -330,9 +278,7 @@ def test_refusal_names_the_node_that_needs_most() -> None:
 
 
 # -- pages -----------------------------------------------------------------------------------------
-
-
-def test_blocks_are_filled_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_filled_and_nothing_else(monkeypatch):
     """A second time changes nothing; a table that there is not is an error."""
     monkeypatch.setattr(make_pages, "TABLES", {"x": lambda: "| a |"})
     page = "words\n<!-- begin table x -->\nold\n<!-- end table -->\nmore\n"
@@ -343,18 +289,25 @@ def test_blocks_are_filled_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> 
         make_pages.filled(page.replace("table x", "table y"))
 
 
-def test_tables_of_pages_are_used_and_short() -> None:
-    """Each table is on a page, the README included, and has at most 25 rows."""
+def test_tables_of_pages_are_current_used_and_short(monkeypatch):
+    """Each table is on a page, the README included, as due, and has at most 25 rows."""
+    made = {name: make() for name, make in tables.TABLES.items()}
+    monkeypatch.setattr(make_pages, "TABLES", {n: lambda text=t: text for n, t in made.items()})
+    assert update_pages(make_pages.due(), check=True) == 0
     texts = [path.read_text("utf-8") for path in make_pages.DOCS.rglob("*.md")]
     pages = (make_pages.ROOT / "README.md").read_text("utf-8") + "".join(texts)
     assert [name for name in tables.TABLES if f"<!-- begin table {name} -->" not in pages] == []
-    assert [name for name, make in tables.TABLES.items() if make().count("\n") > 26] == []
+    assert [name for name, text in made.items() if text.count("\n") > 26] == []
     assert [name for name in tables.CSVS if f"csv/{name}.csv" not in pages] == []
 
 
-def test_stale_parts_are_noticed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_charts_and_quotes_are_current():
+    """Pictures are those of the newest records, and pages quote their numbers."""
+    assert make_pages.update_charts(check=True) == 0
+    assert make_pages.unquoted() == []
+
+
+def test_stale_parts_are_noticed(monkeypatch, tmp_path, capsys):
     """A page, a picture and a quoted number that are stale are named, and nothing is written."""
     page = tmp_path / "index.md"
     page.write_text("<!-- begin table x -->\n<!-- end table -->\nof 9 problems\n")
@@ -380,7 +333,7 @@ def test_stale_parts_are_noticed(
     assert make_pages.main(["--check"]) == 0
 
 
-def test_chart_is_drawn_with_all_digits_of_its_ticks(records: Any, tmp_path: Path) -> None:
+def test_chart_is_drawn_with_all_digits_of_its_ticks(records, tmp_path):
     """Small overheads have ticks of their own; the same chart gives the same bytes."""
     pytest.importorskip("matplotlib")
     kind, model, device = charts.CURVES[0]
@@ -401,16 +354,7 @@ def test_chart_is_drawn_with_all_digits_of_its_ticks(records: Any, tmp_path: Pat
     assert file.read_text("utf-8") == first
 
 
-def test_networks_of_the_picture_are_on_record_over_budgets() -> None:
-    """Each kind has one, with four budgets or more."""
-    runs = solves.overheads()
-    assert {kind for kind, *_ in charts.CURVES} == set(runs.kind)
-    for kind, model, device in charts.CURVES:
-        found = runs[(runs.kind == kind) & (runs.model == model) & (runs.device == device)]
-        assert found.ram.nunique() >= 4
-
-
-def test_memory_of_inference_is_that_of_the_page() -> None:
+def test_memory_of_inference_is_that_of_the_page():
     """Training takes 8.9 times the RAM of inference; 23 samples take 200 times that of one."""
     text = (make_pages.DOCS / "results" / "paper.md").read_text("utf-8")
     graphs = [load_model("resnet50", InputShape(batch=batch)) for batch in (1, 23)]
@@ -421,3 +365,72 @@ def test_memory_of_inference_is_that_of_the_page() -> None:
     assert f"{inference[0] / MEBI:.2f} MiB for the forward pass" in text
     assert training[1] / inference[0] == pytest.approx(204, abs=1)
     assert training[1] / inference[1] == pytest.approx(training[0] / inference[0], rel=0.01)
+
+
+# -- the comparison of solvers ---------------------------------------------------------------------
+ROOT = Path(__file__).resolve().parents[2]
+HEADS = ["solver", "formulation", "limit", "status", "objective", "bound", "gap", "time"]
+
+
+@pytest.mark.slow
+def test_run_ends_with_a_table_for_each_problem():
+    """Each problem has its title and heads, each run a line with status and figures."""
+    options = ("--benchmark-only", "--smoke", "-k", "solvers", "-p", "no:cacheprovider")
+    command = (sys.executable, "-m", "pytest", "bench", *options)
+    # In a worker of pytest-xdist, benchmarks would be off in this run too.
+    alone = {name: value for name, value in os.environ.items() if "XDIST" not in name}
+    done = subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    tables = [place for place, line in enumerate(lines) if line.split() == HEADS]
+    runs = test_solvers.chosen(smoke=True, full=False)
+    problems = dict.fromkeys((run.model, run.device) for run in runs)
+    assert len(tables) == len(problems)
+    for place, (model, device) in zip(tables, problems, strict=True):
+        assert f"{model} on {device}" in lines[place - 1]
+        mine = [run for run in runs if (run.model, run.device) == (model, device)]
+        rows = [line.split() for line in lines[place + 1 : place + 1 + len(mine)]]
+        assert [row[:2] for row in rows] == [[run.backend, run.formulation] for run in mine]
+        assert all("optimal" in row for row in rows if row[:2] == ["highs", "compact"])
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [("refused", "refused by the licence"), ("not-installed", "not installed")],
+)
+def test_refused_runs_have_no_figures(status, words):
+    """What the licence refuses, or no solver took, has its reason alone, gap or not."""
+    refused = row(formulation="compact", backend="gurobi", status=status, termination=None, gap=0.0)
+    (table,) = comparison([refused])
+    assert table.rows[0][3:] == (words, "-", "-", "-", "-")
+
+
+def test_comparison_tells_what_each_solver_reached():
+    """Objective, bound and gap of the problem, for ``paper`` of its own model; time-outs stay."""
+    timed = {"termination": "time_limit", "status": "feasible", "time_limit_s": 10.0}
+    found = [
+        row(backend="highs", formulation="compact"),
+        row(backend="scip", formulation="compact", gap=0.25, overhead_bound_j=0.75, **timed),
+        row(
+            backend="highs",
+            formulation="paper",
+            status="feasible",
+            gap=1.0,
+            model_value=0.5,
+            model_bound=0.5,
+            model_gap=0.0,
+            violations=2,
+        ),
+        row(backend="scip", formulation="paper", gap=1.0, model_bound=0.1, **timed),
+        row(backend="gurobi", formulation="compact", gap=1.0, **{**timed, "solve_s": 0.0}),
+    ]
+    (table,) = comparison(found)
+    assert table.title == "m on d, 50% of RAM"
+    assert table.heads[3:] == ("status", "objective", "bound", "gap", "time")
+    assert [line[3:] for line in table.rows] == [
+        ("optimal", "1 J", "1 J", "0 %", "2 s"),
+        ("feasible, time limit", "1 J", "750 mJ", "25 %", "2 s"),
+        ("feasible, rejected by the verifier", "500 mJ", "500 mJ", "0 %", "2 s"),
+        ("unknown, time limit", "-", "100 mJ", "none in time", "2 s"),
+        ("feasible, time limit while building", "1 J", "1 J", "none in time", "2 s"),
+    ]

@@ -1,13 +1,10 @@
 """One run and its record."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -16,19 +13,15 @@ from poetmodel.baselines import run
 from poetmodel.bench import Settings, grid, measurement
 from poetmodel.bench.measurement import _course, measure
 from poetmodel.bench.tables import rows
-from poetmodel.errors import BackendUnavailableError, LicenceError, PoetModelError
+from poetmodel.errors import BackendUnavailableError, LicenceError
 from poetmodel.schedule import RELATIONS
 
-if TYPE_CHECKING:
-    from poetmodel.bench.runs import Run
-    from poetmodel.result import SolveResult
 
-
-def _run(method: str, ram: str = "70%") -> Run:
+def _run(method, ram="70%"):
     return grid(["mlp"], ["rpi4b"], ram=[ram], methods=[method])[0]
 
 
-def test_record_says_everything_but_the_relations() -> None:
+def test_record_says_everything_but_the_relations():
     """Figures, versions, seed and machine are in the record; the schedule is apart from them."""
     one = replace(_run("optimal"), settings=Settings(seed=3))
     record = measure(one.to_dict())
@@ -45,19 +38,19 @@ def test_record_says_everything_but_the_relations() -> None:
     assert record["counts"]["paged_in"] == len(record["schedule"]["M_in"])
 
 
-def test_course_by_hand() -> None:
+def test_course_by_hand():
     """Nothing for 1 s, 8 for 2 s, which is half above the last value of 4, then that for 5 s."""
     history = ((0.5, None, 0.0), (1.0, 8.0, 0.0), (2.0, 8.0, 3.0), (3.0, 4.0, 3.0), (8.0, 4.0, 4.0))
-    found = _course(cast("SolveResult", SimpleNamespace(simulation=object(), history=history)))
+    found = _course(SimpleNamespace(simulation=object(), history=history))
     assert found == {"first_schedule_s": 1.0, "primal_integral_s": 1.0 + 2 * 0.5}
     told = SimpleNamespace(simulation=object(), history=(), wall_s=3.0, overhead=1.0)
-    once = _course(cast("SolveResult", told))
+    once = _course(told)
     assert once == {"first_schedule_s": 3.0, "primal_integral_s": 3.0}
-    nothing = _course(cast("SolveResult", SimpleNamespace(simulation=None)))
+    nothing = _course(SimpleNamespace(simulation=None))
     assert nothing == {"first_schedule_s": None, "primal_integral_s": None}
 
 
-def test_heuristics_have_records_too() -> None:
+def test_heuristics_have_records_too():
     """A method without a solver is feasible, with its own figures."""
     record = measure(_run("lru-paging").to_dict())
     assert record["status"] == "feasible"
@@ -65,12 +58,12 @@ def test_heuristics_have_records_too() -> None:
     assert record["counts"]["recomputed"] == 0
 
 
-def test_start_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_is_used(monkeypatch):
     """The schedule of a smaller budget starts the solve of a larger one, in methods that solve."""
     small = measure(_run("optimal", "75%").to_dict())
-    given: list[Any] = []
+    given = []
 
-    def watched(*arguments: Any, **options: Any) -> Any:
+    def watched(*arguments, **options):
         given.append(options.get("start"))
         return run(*arguments, **options)
 
@@ -83,9 +76,7 @@ def test_start_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given[1] is None
 
 
-def test_homes_of_state_are_in_the_record_and_in_the_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_homes_of_state_are_in_the_record_and_in_the_start(monkeypatch, tmp_path):
     """The schedule of a record lists what is resident, and starts a solve with it."""
     path = write_graph(tmp_path / "step.graph.json", training_step())
     board = tmp_path / "board.toml"
@@ -97,9 +88,9 @@ def test_homes_of_state_are_in_the_record_and_in_the_start(
     assert small["state"]["resident_bytes"] == 300
     assert small["state"]["written_back_bytes"] == 200
     assert rows([small])[0]["state_on_storage_bytes"] == 200
-    given: list[Any] = []
+    given = []
 
-    def watched(*arguments: Any, **options: Any) -> Any:
+    def watched(*arguments, **options):
         given.append(options.get("start"))
         return run(*arguments, **options)
 
@@ -109,7 +100,7 @@ def test_homes_of_state_are_in_the_record_and_in_the_start(
     assert larger["schedule"]["resident"] == [1, 4]
 
 
-def test_what_does_not_apply_is_told_apart_from_what_failed() -> None:
+def test_what_does_not_apply_is_told_apart_from_what_failed():
     """A refusal has its reason; a solver that is not there, and nonsense, are no answers."""
     refused = measure(_run("checkpoint-all", "70%").to_dict())
     assert refused["status"] == "not-applicable"
@@ -127,12 +118,10 @@ def test_what_does_not_apply_is_told_apart_from_what_failed() -> None:
     ("error", "status"),
     [(LicenceError("too large"), "refused"), (BackendUnavailableError("gone"), "not-installed")],
 )
-def test_refusal_is_told_apart_from_a_missing_solver(
-    error: PoetModelError, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusal_is_told_apart_from_a_missing_solver(error, status, monkeypatch):
     """Each has a status of its own, the reason, and no result."""
 
-    def fail(*_: Any, **__: Any) -> Any:
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(measurement, "run_method", fail)
@@ -142,21 +131,19 @@ def test_refusal_is_told_apart_from_a_missing_solver(
 
 
 @pytest.mark.parametrize("stated", [True, False])
-def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(
-    stated: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(stated, monkeypatch):
     """Where the limit passed before the solver was called, the licence is asked afterwards.
 
     The schedule of such a run is the start's, whether the model had been stated by then or not;
     how long the rest of the solve took does not matter.
     """
-    asked: list[dict[str, int]] = []
+    asked = []
 
-    def refusal(_: str, **sizes: int) -> LicenceError:
+    def refusal(_, **sizes):
         asked.append(sizes)
         return LicenceError("too large")
 
-    def too_late(*arguments: Any, **options: Any) -> Any:
+    def too_late(*arguments, **options):
         if stated:
             monkeypatch.setattr("poetmodel.solver.monolithic._ModelSolve._ask", lambda *_: None)
             return run(*arguments, **options)
@@ -176,11 +163,11 @@ def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(
     assert record["schedule"] is None
 
 
-def test_loading_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_is_not_measured(monkeypatch):
     """Before the clock starts the method has solved a small problem by the same solver, once."""
-    calls: list[tuple[str, Any]] = []
+    calls = []
 
-    def watched(problem: Any, name: str, **options: Any) -> Any:
+    def watched(problem, name, **options):
         calls.append((problem.graph.name, options.get("backend")))
         return run(problem, name, **options)
 

@@ -1,9 +1,6 @@
 """Pictures of figures: what is drawn where, and that the same rows give the same file."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -15,11 +12,8 @@ from poetmodel.graph.catalogue import load_model
 from poetmodel.report.pictures import Kind, Map, Panel, stage_map
 from poetmodel.schedule import checkpoint_all
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def test_overheads_are_lines_along_the_budgets() -> None:
+def test_overheads_are_lines_along_the_budgets():
     """One panel per model, device and deadline; points ascend, what has no schedule is left out."""
     found = [row(ram="70%"), row(ram="50%", overhead_j=2.0), without("unknown", "dtr")]
     first, second = panels("figure3", [*found, row(deadline="110%")])
@@ -27,13 +21,13 @@ def test_overheads_are_lines_along_the_budgets() -> None:
     assert second.title == "m, d\ndeadline 110%"
 
 
-def test_peaks_and_times() -> None:
+def test_peaks_and_times():
     """Table 3 shows peak RAM against time."""
     (panel,) = panels("table3", [row("pofo", peak_ram_bytes=2048, makespan_s=0.5)])
     assert panel.lines == (("pofo", ((2.0, 500.0),)),)
 
 
-def test_solved_cells_are_counted_along_the_time() -> None:
+def test_solved_cells_are_counted_along_the_time():
     """Only closed gaps count, of the model where that is another problem."""
     compact = {"formulation": "compact", "backend": "highs"}
     found = [
@@ -47,7 +41,7 @@ def test_solved_cells_are_counted_along_the_time() -> None:
 
 
 @pytest.mark.slow
-def test_maps_show_the_schedule_of_each_cell(tmp_path: Path) -> None:
+def test_maps_show_the_schedule_of_each_cell(tmp_path):
     """A map for each schedule, with cells as the relations have them; without one there is none."""
     graph = load_model("paper/linear")
     plain = checkpoint_all(graph)
@@ -74,13 +68,13 @@ def test_maps_show_the_schedule_of_each_cell(tmp_path: Path) -> None:
     assert b"recomputed" in one.read_bytes()
 
 
-def _panel(scale: str, *heights: float) -> Panel:
+def _panel(scale, *heights):
     points = tuple((float(k), height) for k, height in enumerate(heights, start=1))
     lines = (("optimal", points), ("dtr", points), ("none", ()))
     return Panel(title=scale, x_name="x", y_name="y", lines=lines, scale=scale)
 
 
-def test_picture_is_reproducible_and_says_what_it_shows(tmp_path: Path) -> None:
+def test_picture_is_reproducible_and_says_what_it_shows(tmp_path):
     """Zero overheads, empty lines and panels can be drawn; the file bears the digest."""
     pytest.importorskip("matplotlib")
     shown = [
@@ -98,7 +92,7 @@ def test_picture_is_reproducible_and_says_what_it_shows(tmp_path: Path) -> None:
     assert digest(shown) != digest(shown[:1])
 
 
-def test_axes_of_overheads_are_in_percent(tmp_path: Path) -> None:
+def test_axes_of_overheads_are_in_percent(tmp_path):
     """Small overheads are written out, with their unit, and no powers of ten are left."""
     pytest.importorskip("matplotlib")
     path = tmp_path / "one.svg"
@@ -109,7 +103,7 @@ def test_axes_of_overheads_are_in_percent(tmp_path: Path) -> None:
 
 
 @given(st.floats(1e-9, 1e9), st.floats(1, 1e6))
-def test_ticks_are_few_round_and_cover_what_is_shown(least: float, ratio: float) -> None:
+def test_ticks_are_few_round_and_cover_what_is_shown(least, ratio):
     """Ticks ascend, are at most `TICKS`, have one digit, and leave little outside."""
     ticks = round_ticks(least, least * ratio)
     assert 1 <= len(ticks) <= TICKS

@@ -1,7 +1,5 @@
 """Running a sweep: in parallel, resumed, warm, and whatever dies on the way."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -9,37 +7,33 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import BrokenExecutor, Executor, Future
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from poetmodel.bench import Progress, Run, Store, grid, sweep
+from poetmodel.bench import Run, Store, grid, sweep
 from poetmodel.bench.measurement import blank
 from poetmodel.bench.runner import sweep_queue
 from poetmodel.errors import InputError
 from poetmodel.process import WorkerProcess
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 METHODS = ("optimal", "lru-paging")
 
 
-def _runs(*ram: str, methods: tuple[str, ...] = METHODS) -> tuple[Run, ...]:
+def _runs(*ram, methods=METHODS):
     return grid(["mlp"], ["rpi4b"], ram=ram or ("75%", "100%"), methods=methods)
 
 
 class _Pool(Executor):
     """Answers at once, in this process; `deaths` says for which runs it breaks."""
 
-    def __init__(self, deaths: list[str], begun: list[tuple[str, str | None]]) -> None:
+    def __init__(self, deaths, begun):
         self.deaths = deaths
         self.begun = begun
 
-    def submit(self, _: Any, fields: Any = None, start: Any = None, /, **__: Any) -> Future[Any]:
+    def submit(self, _, fields=None, start=None, /, **__):
         run = Run.from_dict(fields)
         self.begun.append((run.name, start and start["of"]))
-        future: Future[Any] = Future()
+        future = Future()
         if run.name in self.deaths:
             self.deaths.remove(run.name)
             future.set_exception(BrokenExecutor("a process died"))
@@ -52,18 +46,16 @@ class _Pool(Executor):
         return future
 
 
-def _run(
-    runs: tuple[Run, ...], folder: Path, *, deaths: list[str] | None = None, warm: bool = True
-) -> tuple[list[tuple[str, str | None]], list[Progress]]:
+def _run(runs, folder, *, deaths=None, warm=True):
     """Run runs in made-up pools; return what was begun, and the progress that was told."""
-    begun: list[tuple[str, str | None]] = []
-    told: list[Progress] = []
+    begun = []
+    told = []
     queue = sweep_queue(runs, Store(folder), warm=warm, on_progress=told.append)
     queue.run(_Pool(deaths or [], begun), lambda: 4)
     return begun, told
 
 
-def test_sweep_in_real_processes(tmp_path: Path) -> None:
+def test_sweep_in_real_processes(tmp_path):
     """Every run has its record, in the order of the runs; solved ones have a schedule file."""
     runs = _runs()
     records = sweep(runs, tmp_path, workers=1)
@@ -76,19 +68,19 @@ def test_sweep_in_real_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_process_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_process_costs_nothing(tmp_path, monkeypatch):
     """A process that is killed is replaced, and the sweep ends complete."""
     runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
-    ends: list[int] = []
-    started: list[WorkerProcess] = []
+    ends = []
+    started = []
 
-    def noted() -> WorkerProcess:
+    def noted():
         started.append(WorkerProcess())
         return started[-1]
 
     monkeypatch.setattr("poetmodel.bench.workers.WorkerProcess", noted)
 
-    def kill_once(progress: Progress) -> None:
+    def kill_once(progress):
         if progress.done == 1 and not ends:
             ends.extend(process.pid for process in started)
             for pid in ends:
@@ -101,7 +93,7 @@ def test_killed_process_costs_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not any(process.is_alive for process in started)
 
 
-def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
+def test_finished_runs_are_not_run_again(tmp_path):
     """Cells with a record are skipped, and count as done; new ones are run."""
     _run(_runs("75%"), tmp_path)
     begun, told = _run(_runs("75%", "100%"), tmp_path)
@@ -113,7 +105,7 @@ def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
     assert (told[-1].done, told[-1].failed, told[-1].remaining_s) == (4, 0, 0.0)
 
 
-def test_torn_run_is_run_again(tmp_path: Path) -> None:
+def test_torn_run_is_run_again(tmp_path):
     """A record that was cut off while it was written is made anew, the others stay."""
     runs = _runs()
     _run(runs, tmp_path)
@@ -124,7 +116,7 @@ def test_torn_run_is_run_again(tmp_path: Path) -> None:
     assert len(Store(tmp_path).finished()) == 4
 
 
-def test_warm_starts_go_along_the_budgets(tmp_path: Path) -> None:
+def test_warm_starts_go_along_the_budgets(tmp_path):
     """A larger budget begins with the schedule of the smaller one, unless all starts are cold."""
     runs = _runs("75%", "80%", "100%", methods=("optimal",))
     begun, _ = _run(runs, tmp_path / "warm")
@@ -138,7 +130,7 @@ def test_warm_starts_go_along_the_budgets(tmp_path: Path) -> None:
     assert [start for _, start in begun] == [None, None, None]
 
 
-def test_run_whose_process_dies_is_tried_twice(tmp_path: Path) -> None:
+def test_run_whose_process_dies_is_tried_twice(tmp_path):
     """It is begun again in a new pool; dying twice it is recorded as failed, and run next time."""
     runs = _runs()
     name = runs[0].name
@@ -166,7 +158,7 @@ def test_run_whose_process_dies_is_tried_twice(tmp_path: Path) -> None:
         ("", "expected an address such as tcp://"),
     ],
 )
-def test_unreachable_scheduler(scheduler: str, said: str, tmp_path: Path) -> None:
+def test_unreachable_scheduler(scheduler, said, tmp_path):
     """An address that is none, or at which nobody answers, is named; no folder is made."""
     pytest.importorskip("distributed")
     with pytest.raises(InputError, match=said):
@@ -175,15 +167,13 @@ def test_unreachable_scheduler(scheduler: str, said: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("banner", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"short"])
-def test_what_listens_and_is_no_scheduler(
-    banner: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_listens_and_is_no_scheduler(banner, tmp_path, monkeypatch):
     """A server that is silent, or greets otherwise than Dask, is told from one in time."""
     pytest.importorskip("distributed")
     monkeypatch.setattr("poetmodel.bench.workers.CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer() -> None:
+        def answer():
             connection, _ = server.accept()
             connection.sendall(banner)
             if banner == b"short":
@@ -191,7 +181,7 @@ def test_what_listens_and_is_no_scheduler(
             else:
                 kept.append(connection)
 
-        kept: list[socket.socket] = []
+        kept = []
         thread = threading.Thread(target=answer)
         thread.start()
         port = server.getsockname()[1]
@@ -202,15 +192,14 @@ def test_what_listens_and_is_no_scheduler(
             connection.close()
 
 
-def test_runs_of_another_sweep_are_left_to_it(tmp_path: Path) -> None:
+def test_runs_of_another_sweep_are_left_to_it(tmp_path):
     """What it has claimed is waited for, and what it has recorded is not solved again."""
     runs = _runs("75%", "80%", "90%", methods=("lru-paging",))
     other = Store(tmp_path)
     claim = other.claim(runs[1].key)
-    assert claim is not None
     assert Store(tmp_path).claim(runs[1].key) is None
 
-    def finish() -> None:
+    def finish():
         other.add({**blank(runs[1]), "status": "feasible", "result": None, "by": "the other"})
         claim.release()
 
@@ -225,7 +214,7 @@ def test_runs_of_another_sweep_are_left_to_it(tmp_path: Path) -> None:
     assert list((tmp_path / "claims").iterdir()) == []
 
 
-def test_claims_of_a_crashed_sweep_are_taken_over(tmp_path: Path) -> None:
+def test_claims_of_a_crashed_sweep_are_taken_over(tmp_path):
     """A claim ends with its process, though its file stays."""
     (run,) = _runs("75%", methods=("lru-paging",))
     code = (
@@ -238,7 +227,6 @@ def test_claims_of_a_crashed_sweep_are_taken_over(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path), run.key]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"claimed\n"
         assert Store(tmp_path).claim(run.key) is None
         process.kill()
@@ -247,14 +235,13 @@ def test_claims_of_a_crashed_sweep_are_taken_over(tmp_path: Path) -> None:
     assert [name for name, _ in begun] == [run.name]
 
 
-def test_chain_of_starts_goes_on_where_another_sweep_has_ended_it(tmp_path: Path) -> None:
+def test_chain_of_starts_goes_on_where_another_sweep_has_ended_it(tmp_path):
     """The schedule that another sweep has found for the smaller budget starts the larger one."""
     small, large = _runs("75%", "100%", methods=("optimal",))
     other = Store(tmp_path)
     claim = other.claim(small.key)
-    assert claim is not None
 
-    def finish() -> None:
+    def finish():
         record = {**blank(small), "status": "optimal", "result": None, "schedule": {"of": "other"}}
         other.add(record)
         claim.release()
@@ -268,16 +255,16 @@ def test_chain_of_starts_goes_on_where_another_sweep_has_ended_it(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_cluster_survives_the_death_of_a_worker(tmp_path: Path) -> None:
+def test_cluster_survives_the_death_of_a_worker(tmp_path):
     """On a real Dask cluster of two workers, one of which is killed, the sweep ends complete."""
     distributed = pytest.importorskip("distributed")
     runs = _runs("75%", "80%", "85%", "90%", "95%", "100%", methods=METHODS)
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
     ) as local:
-        killed: list[int] = []
+        killed = []
 
-        def kill_once(progress: Progress) -> None:
+        def kill_once(progress):
             if progress.done == 2 and not killed:
                 process = next(iter(local.workers.values())).process
                 killed.append(process.pid)

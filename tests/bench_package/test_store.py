@@ -1,27 +1,19 @@
 """The folder of a sweep: nothing that was finished is lost, nothing torn stays."""
 
-from __future__ import annotations
-
 import errno
 import os
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from poetmodel.bench import Store
 from poetmodel.errors import InputError
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from kit.messages import Told
-
-
-def _record(key: str, status: str = "optimal", **more: Any) -> dict[str, Any]:
+def _record(key, status="optimal", **more):
     return {"key": key, "status": status, "cell": {}, "result": None, **more}
 
 
-def test_records_and_schedules_are_kept(tmp_path: Path) -> None:
+def test_records_and_schedules_are_kept(tmp_path):
     """A record is found again, its schedule in a file of its own."""
     store = Store(tmp_path / "sweep")
     assert (store.records(), store.schedule("a")) == ([], None)
@@ -33,7 +25,7 @@ def test_records_and_schedules_are_kept(tmp_path: Path) -> None:
     assert again.schedule("b") is None
 
 
-def test_failed_runs_are_not_finished(tmp_path: Path) -> None:
+def test_failed_runs_are_not_finished(tmp_path):
     """They are run again; the record of a later run takes the place of the earlier one."""
     store = Store(tmp_path)
     store.add(_record("a", "failed"))
@@ -44,7 +36,7 @@ def test_failed_runs_are_not_finished(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
-def test_torn_last_line_is_taken_away(tmp_path: Path, cut: int) -> None:
+def test_torn_last_line_is_taken_away(tmp_path, cut):
     """What a killed sweep wrote half is gone, and the next record stands on a line of its own."""
     store = Store(tmp_path)
     store.add(_record("a"))
@@ -59,7 +51,7 @@ def test_torn_last_line_is_taken_away(tmp_path: Path, cut: int) -> None:
     assert again.path.read_bytes().startswith(whole + b'{"key": "c"')
 
 
-def test_line_without_its_end_is_kept(tmp_path: Path) -> None:
+def test_line_without_its_end_is_kept(tmp_path):
     """Only the end of line was lost: the record counts."""
     store = Store(tmp_path)
     store.add(_record("a"))
@@ -69,7 +61,7 @@ def test_line_without_its_end_is_kept(tmp_path: Path) -> None:
     assert list(again.finished()) == ["a", "b"]
 
 
-def test_only_a_torn_line(tmp_path: Path) -> None:
+def test_only_a_torn_line(tmp_path):
     """A file that holds nothing whole has the next record alone, letters cut in two included."""
     store = Store(tmp_path)
     store.path.write_bytes('{"key": "é'.encode()[:-1])
@@ -78,7 +70,7 @@ def test_only_a_torn_line(tmp_path: Path) -> None:
     assert store.path.read_bytes().startswith(b'{"key": "a"')
 
 
-def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made(tmp_path):
     """A file in its place is said, not overwritten."""
     (tmp_path / "taken").write_text("x")
     with pytest.raises(InputError, match="cannot be made"):
@@ -88,7 +80,7 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", [b"nonsense", b"[1]", b"\xff\xfe", b'{"key": "a"}', b"[" * 100_000, b"null", b""]
 )
-def test_lines_without_a_record_are_passed_over(tmp_path: Path, line: bytes) -> None:
+def test_lines_without_a_record_are_passed_over(tmp_path, line):
     """A damaged line costs its own record alone, wherever it stands."""
     store = Store(tmp_path)
     store.add(_record("a"))
@@ -97,7 +89,7 @@ def test_lines_without_a_record_are_passed_over(tmp_path: Path, line: bytes) -> 
     assert list(Store(tmp_path).finished()) == ["a", "b"]
 
 
-def test_record_of_a_killed_neighbour_does_not_swallow_the_next(tmp_path: Path) -> None:
+def test_record_of_a_killed_neighbour_does_not_swallow_the_next(tmp_path):
     """What another sweep wrote half, while this one runs, is ended before a record is added."""
     store = Store(tmp_path)
     store.add(_record("a"))
@@ -107,15 +99,13 @@ def test_record_of_a_killed_neighbour_does_not_swallow_the_next(tmp_path: Path) 
     assert list(store.finished()) == list(Store(tmp_path).finished()) == ["a", "b"]
 
 
-def test_record_that_cannot_be_written_whole_leaves_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_record_that_cannot_be_written_whole_leaves_the_file(tmp_path, monkeypatch, told):
     """On a full disk the sweep ends with a sentence, and the file holds what it held."""
     store = Store(tmp_path)
     store.add(_record("a"))
     before = store.path.read_bytes()
 
-    def full(_: int) -> None:
+    def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
@@ -127,7 +117,7 @@ def test_record_that_cannot_be_written_whole_leaves_the_file(
     assert list(Store(tmp_path).finished()) == ["a", "b"]
 
 
-def test_damaged_schedule_file_is_none(tmp_path: Path) -> None:
+def test_damaged_schedule_file_is_none(tmp_path):
     """A start that cannot be read is no start."""
     store = Store(tmp_path)
     store.add(_record("a", schedule={"R": []}))
@@ -137,7 +127,7 @@ def test_damaged_schedule_file_is_none(tmp_path: Path) -> None:
         assert store.schedule("a") is None
 
 
-def test_records_of_other_sweeps_are_seen(tmp_path: Path) -> None:
+def test_records_of_other_sweeps_are_seen(tmp_path):
     """Each of two sweeps in a folder sees what the other has written."""
     one, other = Store(tmp_path), Store(tmp_path)
     assert one.record("a") is None

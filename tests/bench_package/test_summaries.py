@@ -1,7 +1,5 @@
 """Tables of figures: what stands where, and nothing left out."""
 
-from __future__ import annotations
-
 import pytest
 
 from kit.figure_rows import row, without
@@ -14,7 +12,7 @@ from poetmodel.bench.summaries import (
 )
 
 
-def test_overheads_by_method_and_budget() -> None:
+def test_overheads_by_method_and_budget():
     """Methods go down, budgets across; what has no schedule says why, an open gap is stated."""
     found = [
         row(ram="50%", axis_gap=0.25),
@@ -26,8 +24,7 @@ def test_overheads_by_method_and_budget() -> None:
         row(model="n"),
     ]
     first, second = summary("figure3", found)
-    assert first.title == "Energy overhead: m, d"
-    assert first.heads == ("method", "50%", "70%")
+    assert (first.title, first.heads) == ("Energy overhead: m, d", ("method", "50%", "70%"))
     assert first.rows == (
         ("optimal", "1 % (gap 25 %)", "0.5 %"),
         ("dtr", "impossible", "10 %"),
@@ -36,24 +33,27 @@ def test_overheads_by_method_and_budget() -> None:
     assert second.title == "Energy overhead: n, d"
 
 
-def test_deadlines_have_rows_of_their_own() -> None:
-    """Each deadline and method is a row."""
+def test_deadlines_maps_and_limits_have_rows_or_columns_of_their_own():
+    """Each deadline and method is a row, and each schedule of a map; each limit is a column.
+
+    Of a map stands what is recomputed, paged out and in, and the overhead. One limit has one column
+    of gaps, whatever it is.
+    """
     (table,) = summary("figure4", [row(), row("paging-only", deadline="110%")])
     assert table.words == 2
     assert table.rows == (("none", "optimal", "1 %"), ("110%", "paging-only", "1 %"))
-
-
-def test_maps_have_a_table_of_what_they_move() -> None:
-    """One row for each schedule: what is recomputed, paged out and in, and the overhead."""
     counts = {"recomputed": 4, "paged_out": 1, "paged_in": 2}
     none = dict.fromkeys(counts)
     (table,) = summary("figure2", [row(**counts), {**without("infeasible", ram="30%"), **none}])
     assert table.heads[table.words :] == ("recomputed", "paged out", "paged in", "overhead")
     assert table.rows[0][table.words :] == ("4", "1", "2", "1 %")
     assert table.rows[1][table.words :] == ("-", "-", "-", "impossible")
+    found = [row(formulation="compact", backend="highs", time_limit_s=1.0, gap=0.5)]
+    _, instances = summary("solvers", found)
+    assert (instances.heads[-2:], instances.rows[0][-1]) == (("solve", "gap at 1 s"), "50 %")
 
 
-def test_pofo_is_compared_at_its_budget_and_at_its_time() -> None:
+def test_pofo_is_compared_at_its_budget_and_at_its_time():
     """What is as quick with less RAM may be the optimum of a smaller budget."""
     found = [
         row("pofo", "50%", makespan_s=2.0, peak_ram_bytes=1000),
@@ -74,10 +74,10 @@ def test_pofo_is_compared_at_its_budget_and_at_its_time() -> None:
     assert ninety[:2] == ("90%", "-")
 
 
-def test_time_outs_of_solvers_stay() -> None:
+def test_time_outs_of_solvers_stay():
     """They count with the time they took; an open gap is shown, a refusal is no time-out."""
 
-    def cell(backend: str, ram: str, limit_s: float, **changes: object) -> dict[str, object]:
+    def cell(backend, ram, limit_s, **changes):
         changes = {"formulation": "compact", "backend": backend, **changes}
         return row(ram=ram, time_limit_s=limit_s, **changes)
 
@@ -106,21 +106,12 @@ def test_time_outs_of_solvers_stay() -> None:
     assert instances.rows[0][-2:] == ("50 %", "20 %")
     assert instances.rows[0][5:8] == ("10", "2,000", "3")
     refused = next(line for line in instances.rows if "gurobi" in line)
-    assert refused[5] == "-"
-    assert refused[-2:] == ("", "refused by the licence")
+    assert (refused[5], refused[-2:]) == ("-", ("", "refused by the licence"))
     assert instances.rows[-1][-1] == "30 %"
 
 
-def test_gaps_stand_at_the_limits_that_were_run() -> None:
-    """One limit has one column of gaps, whatever it is."""
-    found = [row(formulation="compact", backend="highs", time_limit_s=1.0, gap=0.5)]
-    _, instances = summary("solvers", found)
-    assert instances.heads[-2:] == ("solve", "gap at 1 s")
-    assert instances.rows[0][-1] == "50 %"
-
-
 @pytest.mark.parametrize("status", ["refused", "not-installed"])
-def test_refused_runs_are_never_solved(status: str) -> None:
+def test_refused_runs_are_never_solved(status):
     """Neither the table of means nor the picture counts them, gap or not."""
     refused = row(formulation="compact", backend="gurobi", status=status, termination=None, gap=0.0)
     solved = row(formulation="compact", backend="highs", ram="70%", status="infeasible", gap=None)
@@ -132,7 +123,7 @@ def test_refused_runs_are_never_solved(status: str) -> None:
     assert [len(points) for _, points in panel.lines] == [0, 1]
 
 
-def test_shift_is_undone() -> None:
+def test_shift_is_undone():
     """Equal times have that mean; an overhead of nothing is none."""
     assert shifted_mean_s([3.0, 3.0]) == pytest.approx(3.0)
     assert overhead_ratio(without("unknown")) is None

@@ -1,9 +1,6 @@
 """Tables of a sweep: bounds along the budgets, the front, and files."""
 
-from __future__ import annotations
-
 import csv
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,24 +9,11 @@ from poetmodel.bench.runs import Run
 from poetmodel.bench.tables import pareto, rows, write_csv, write_parquet
 from poetmodel.errors import InputError
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from kit.messages import Told
-
-
-def _record(
-    ram: int,
-    overhead_j: float | None,
-    *,
-    bound_j: float = 0.0,
-    peak: int = 0,
-    time_s: float = 1.0,
-    **cell: Any,
-) -> dict[str, Any]:
+def _record(ram, overhead_j, *, bound_j=0.0, peak=0, time_s=1.0, **cell):
     """Make a record of a model of 10 J; without an overhead there is no schedule."""
     run = Run(**{"model": "m", "device": "d", "ram": f"{ram}B", **cell})
-    figures: dict[str, Any] = {"problem": {"ram_budget_bytes": ram}}
+    figures = {"problem": {"ram_budget_bytes": ram}}
     if overhead_j is not None:
         figures |= {
             "energy_j": 10.0 + overhead_j,
@@ -51,8 +35,11 @@ def _record(
     }
 
 
-def test_bounds_of_larger_budgets_hold_for_smaller_ones() -> None:
-    """1 J is proven for 30 B, hence for 20 B; what is proven for 10 B says nothing of more RAM."""
+def test_bounds_of_larger_budgets_hold_for_smaller_ones():
+    """1 J is proven for 30 B, hence for 20 B; what is proven for 10 B says nothing of more RAM.
+
+    Another deadline or method is another axis; a bound is never above the value.
+    """
     found = rows(
         [
             _record(10, 8.0, bound_j=4.0),
@@ -63,10 +50,6 @@ def test_bounds_of_larger_budgets_hold_for_smaller_ones() -> None:
     )
     assert [row["axis_bound_j"] for row in found] == [4.0, 1.0, 1.0, 0.0]
     assert [row["axis_gap"] for row in found] == [0.5, 0.75, 0.5, 1.0]
-
-
-def test_bounds_stay_with_their_problem() -> None:
-    """Another deadline or method is another axis; a bound is never above the value."""
     found = rows(
         [
             _record(10, 1.0, method="dtr"),
@@ -78,7 +61,7 @@ def test_bounds_stay_with_their_problem() -> None:
     assert [row["axis_bound_j"] for row in found] == [0.0, 3.0, 4.0, 2.0]
 
 
-def test_runs_without_a_schedule_have_empty_figures() -> None:
+def test_runs_without_a_schedule_have_empty_figures():
     """They have a row, with the reason in it."""
     record = _record(10, None) | {"reason": "below the floor"}
     failed = _record(20, None) | {"result": None, "status": "failed"}
@@ -88,7 +71,7 @@ def test_runs_without_a_schedule_have_empty_figures() -> None:
     assert pareto(found) == []
 
 
-def test_front_of_energy_ram_and_time() -> None:
+def test_front_of_energy_ram_and_time():
     """What another row beats in one figure and matches in the rest is not on the front."""
     found = rows(
         [
@@ -112,7 +95,7 @@ def test_front_of_energy_ram_and_time() -> None:
     assert front[2]["method"] == "capuchin"
 
 
-def test_csv_has_all_rows(tmp_path: Path) -> None:
+def test_csv_has_all_rows(tmp_path):
     """Heads first, a line per run, empty where there is nothing."""
     found = rows([_record(10, 1.0), _record(20, None)])
     write_csv(tmp_path / "cells.csv", found)
@@ -123,7 +106,7 @@ def test_csv_has_all_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_parquet_has_all_rows(tmp_path: Path) -> None:
+def test_parquet_has_all_rows(tmp_path):
     """The same table, with numbers as numbers."""
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
@@ -134,7 +117,7 @@ def test_parquet_has_all_rows(tmp_path: Path) -> None:
     assert frame["overhead_j"].sum() == 1.0
 
 
-def test_picture_of_a_sweep(tmp_path: Path, told: Told) -> None:
+def test_picture_of_a_sweep(tmp_path, told):
     """Panels per model and device, lines per method; other endings are refused."""
     pytest.importorskip("matplotlib")
     found = rows([_record(10, 1.0), _record(20, 0.5), _record(20, None), _record(9, 1, model="n")])
@@ -151,7 +134,7 @@ def test_picture_of_a_sweep(tmp_path: Path, told: Told) -> None:
     ("reason", "status"),
     [("the size-limited licence allows 2,000", "refused"), ("is missing", "not-installed")],
 )
-def test_older_records_do_not_tell_refusals_from_missing_solvers(reason: str, status: str) -> None:
+def test_older_records_do_not_tell_refusals_from_missing_solvers(reason, status):
     """Their one status for both is told apart by its reason."""
     record = _record(20, None) | {"result": None, "status": "unavailable", "reason": reason}
     assert rows([record])[0]["status"] == status

@@ -1,9 +1,5 @@
 """A folder for each test of the command line, with the files that most of them read."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from kit.commands import (
@@ -17,12 +13,9 @@ from kit.commands import (
     write_graph,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _files(tmp_path, monkeypatch):
     """Work in the folder of the test: names without a folder are stable, and break no table."""
     monkeypatch.chdir(tmp_path)
     write_graph(CHAIN, chain())
@@ -31,6 +24,6 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def _eighty_columns(monkeypatch):
     """Print as in a terminal of 80 columns; a pipe has no edge at which tables could be wrapped."""
     monkeypatch.setenv("COLUMNS", "80")

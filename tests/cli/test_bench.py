@@ -1,10 +1,7 @@
 """``poetmodel bench`` on the command line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,11 +10,6 @@ from poetmodel import bench
 from poetmodel.bench import figures
 from poetmodel.bench.figures import FIGURES, Figure, Part
 from poetmodel.bench.measurement import failure, measure
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from poetmodel.bench import Run
 
 SMALL = Figure(
     name="small",
@@ -37,20 +29,20 @@ SMALL = Figure(
 )
 
 
-def here(runs: Sequence[Run], folder: Path, **_: Any) -> list[dict[str, Any]]:
+def here(runs, folder, **_):
     """Measure runs in this process, and record nothing."""
     folder.mkdir(exist_ok=True)
     return [measure(run.to_dict()) for run in runs]
 
 
 @pytest.fixture(autouse=True)
-def _small_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_figure(monkeypatch):
     """Let there be a figure that takes no time."""
     monkeypatch.setattr(figures, "figure", lambda name: {"small": SMALL}.get(name) or FIGURES[name])
 
 
 @pytest.mark.slow
-def test_bench_writes_records_table_and_picture() -> None:
+def test_bench_writes_records_table_and_picture():
     """A quick run, then the whole one: what was done is not done again."""
     pytest.importorskip("matplotlib")
     out = Path("runs") / "small"
@@ -72,9 +64,7 @@ def test_bench_writes_records_table_and_picture() -> None:
     assert (out / "cells.jsonl").read_bytes().startswith(first)
 
 
-def test_missing_matplotlib_leaves_the_picture_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_matplotlib_leaves_the_picture_out(tmp_path, monkeypatch):
     """Records and table are there, and a note says what brings the picture."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(bench, "sweep", here)
@@ -89,23 +79,11 @@ def test_missing_matplotlib_leaves_the_picture_out(
     )
 
 
-def test_time_limit_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit of the command line replaces the figure's."""
+def test_time_limit_is_passed_on(tmp_path, monkeypatch):
+    """The limit of the command line replaces the figure's; a cell without an answer: status 1."""
     monkeypatch.setattr(bench, "sweep", here)
     done = invoke("bench", "small", "--quick", "--time-limit", "2.5", "--out", tmp_path, "--json")
     assert {cell["time_limit_s"] for cell in done.json["cells"]} == {2.5}
-
-
-def test_quiet_figure_leaves_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As everywhere, --quiet prints no table; the folder has what it would say."""
-    monkeypatch.setattr(bench, "sweep", here)
-    done = invoke("bench", "small", "--quick", "--out", tmp_path, "--quiet")
-    assert (done.status, done.out, done.err) == (0, "", "")
-    assert (tmp_path / "cells.csv").exists()
-
-
-def test_failed_cells_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell that ended without an answer makes the status 1."""
     monkeypatch.setattr(
         bench, "sweep", lambda cells, *_, **__: [failure(cell, "it broke") for cell in cells]
     )
@@ -115,14 +93,14 @@ def test_failed_cells_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "it broke" in done.err
 
 
-def test_help_and_page_name_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_and_page_name_every_figure(monkeypatch):
     """What can be asked for is in the help."""
     monkeypatch.setenv("COLUMNS", "200")
     text = invoke("bench", "--help").out
     assert [name for name in FIGURES if name not in text] == []
 
 
-def test_unknown_names_and_limits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names_and_limits_are_refused(monkeypatch):
     """They end with status 2 before a folder is made."""
     monkeypatch.undo()
     out = Path("x")

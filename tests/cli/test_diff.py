@@ -1,30 +1,23 @@
 """``poetmodel diff``: two schedules side by side."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, invoke, write_solved
 from poetmodel.cli import diff as module
 from poetmodel.cli.diff import _words
-from poetmodel.schedule.decisions import Choice, Decision
-
-if TYPE_CHECKING:
-    from kit.commands import Outcome
-    from kit.messages import Told
+from poetmodel.schedule.decisions import Decision, Treatment
 
 
-def diff(*options: str, then: tuple[object, ...] = ()) -> Outcome:
+def diff(*options, then=()):
     """Run the command on a schedule of 350 B and one with further options."""
     limits = (("--ram", "350"), options)
     paths = [write_solved(f"{'ab'[k]}.json", *limits[k]) for k in (0, 1)]
     return invoke("diff", *paths, "--graph", CHAIN, "--device", BOARD_FILE, *then)
 
 
-def test_another_budget_changes_one_tensor() -> None:
+def test_another_budget_changes_one_tensor():
     """With 404 B x is kept: 4 mJ and 4 ms less, for a peak that is 54 B or more higher."""
     document = diff("--ram", "404", then=("--json",)).json
     a, b = document["schedules"]
@@ -37,19 +30,23 @@ def test_another_budget_changes_one_tensor() -> None:
     assert (changed["tensor"], changed["a"]["fate"], changed["b"]["fate"]) == ("x", "paged", "kept")
 
 
-def test_table_fits_and_shows_the_change(told: Told) -> None:
-    """Figures stand side by side with their difference, in 80 columns."""
+def test_table_fits_and_shows_the_change(told, monkeypatch):
+    """Figures stand side by side in 80 columns; equal ones say so, and long lists are cut."""
     outcome = diff("--ram", "350", "--no-paging")
     assert (outcome.status, outcome.err) == (0, "")
     assert max(map(len, outcome.out.splitlines())) <= 80
     told(outcome.out)
+    told(diff("--ram", "350").out.split("\n\n")[-1], "the same")
+    assert diff("--ram", "350", then=("--json",)).json["changed"] == []
+    monkeypatch.setattr(module, "SHOWN", 0)
+    told(diff("--ram", "404").out.partition("\n\nDifferent")[2], "cut")
 
 
-def test_stages_are_shown_where_words_are_the_same() -> None:
+def test_stages_are_shown_where_words_are_the_same():
     """A tensor that is recomputed at another stage differs; how often is said with the word."""
     decision = Decision(
         tensor=0,
-        choice=Choice.RECOMPUTED,
+        choice=Treatment.RECOMPUTED,
         in_ram=(),
         on_storage=(),
         recomputed=(4,),
@@ -64,15 +61,3 @@ def test_stages_are_shown_where_words_are_the_same() -> None:
         "recomputed at 5",
     )
     assert _words(decision, replace(decision, recomputed=(4, 5))) == ("recomputed", "recomputed x2")
-
-
-def test_long_lists_are_cut(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
-    """The table shows the largest tensors and says how many more there are."""
-    monkeypatch.setattr(module, "SHOWN", 0)
-    told(diff("--ram", "404").out)
-
-
-def test_same_schedules_do_not_differ(told: Told) -> None:
-    """Nothing is said to change where nothing does."""
-    told(diff("--ram", "350").out)
-    assert diff("--ram", "350", then=("--json",)).json["changed"] == []

@@ -1,10 +1,7 @@
 """``poetmodel export``: what it says where PyTorch is missing."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -12,23 +9,20 @@ from kit.commands import invoke
 
 STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
 
-if TYPE_CHECKING:
-    from kit.messages import Told
-
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ("export", "train:step", "--out", "firmware"),
         ("profile", "train:step", "--target", "qemu", "--device", "nrf52840", "--out", "p.csv"),
+        ("trace", "module:function"),
+        ("choose", "net.py:step", "--device", "nrf52840", "--scores", "gradient-norm"),
     ],
 )
-def test_missing_torch_is_said(
-    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
-) -> None:
+def test_missing_torch_is_said(arguments, tmp_path, monkeypatch, told):
     """To capture a step needs PyTorch: one sentence with how to get it, and nothing is written."""
 
-    def missing(name: str) -> NoReturn:
+    def missing(name):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr("poetmodel.torch.errors.version", missing)
@@ -39,7 +33,7 @@ def test_missing_torch_is_said(
     assert set(tmp_path.iterdir()) == before
 
 
-def test_what_was_proved_and_what_wears_is_said(tmp_path: Path) -> None:
+def test_what_was_proved_and_what_wears_is_said(tmp_path):
     """Energy, overhead and gap of the schedule; commits write all state in RAM each step too.
 
     Each tensor has a checksum then, and the generation a record.
@@ -59,7 +53,7 @@ def test_what_was_proved_and_what_wears_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["nrf52840", "nano33ble"])
-def test_page_ins_count_the_first_reads_of_state(device: str, tmp_path: Path) -> None:
+def test_page_ins_count_the_first_reads_of_state(device, tmp_path):
     """They are those of the C; state that the core reads where it lies is not paged in."""
     how = ("--device", device, "--ram", "90%", "--no-recompute", "--gap", "0.5")
     told = invoke("export", STEP, *how, "--out", tmp_path).out
@@ -79,9 +73,7 @@ def test_page_ins_count_the_first_reads_of_state(device: str, tmp_path: Path) ->
         (("--ram", "1KiB"), 2, "error: ram: 1.00 KiB less "),
     ],
 )
-def test_limits_that_nothing_keeps_end_with_their_own_status(
-    limits: tuple[str, ...], status: int, message: str, tmp_path: Path
-) -> None:
+def test_limits_that_nothing_keeps_end_with_their_own_status(limits, status, message, tmp_path):
     """As of solve: 3 where no schedule is proved; 2 where the number itself is too small."""
     outcome = invoke("export", STEP, *limits, "--out", tmp_path / "firmware")
     assert outcome.status == status, outcome.err
@@ -89,7 +81,7 @@ def test_limits_that_nothing_keeps_end_with_their_own_status(
     assert not (tmp_path / "firmware").exists()
 
 
-def test_files_of_a_project_are_not_replaced(tmp_path: Path) -> None:
+def test_files_of_a_project_are_not_replaced(tmp_path):
     """Where a folder holds something else by one of our names, the option is named."""
     project = tmp_path / "project"
     project.mkdir()
@@ -103,26 +95,17 @@ def test_files_of_a_project_are_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ((), "--ram"),
-        (("--ram", "60%", "--commit"), "--commit"),
-        (("--ram", "60%", "--tile", "32KiB"), "--tile"),
-        (("--ram", "60%", "--weights", "binary"), "--weights"),
+        (("m:f",), "--ram"),
+        (("m:f", "--ram", "60%", "--commit"), "--commit"),
+        (("m:f", "--ram", "60%", "--tile", "32KiB"), "--tile"),
+        (("m:f", "--ram", "60%", "--weights", "binary"), "--weights"),
+        ((STEP,), "--target executorch"),
     ],
 )
-def test_programs_of_executorch_are_made_by_few_options(
-    options: tuple[str, ...], field: str, tmp_path: Path
-) -> None:
-    """What such a program cannot have is refused before anything is imported or captured."""
+def test_programs_of_executorch_are_made_by_few_options(options, field, tmp_path):
+    """What such a program cannot have, as calls of kernels, is refused before anything runs."""
     out = tmp_path / "step.pte"
-    outcome = invoke("export", "m:f", "--target", "executorch", "--out", out, *options)
+    outcome = invoke("export", *options, "--target", "executorch", "--out", out)
     assert outcome.status == 2
     assert outcome.err.startswith(f"error: {field}: ")
     assert not out.exists()
-
-
-def test_captured_steps_become_no_programs_of_executorch(tmp_path: Path) -> None:
-    """Their operators are kernels already."""
-    out = tmp_path / "step.pte"
-    outcome = invoke("export", STEP, "--target", "executorch", "--out", out)
-    assert outcome.status == 2
-    assert outcome.err.startswith("error: --target executorch: ")

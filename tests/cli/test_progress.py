@@ -1,12 +1,9 @@
 """The live line."""
 
-from __future__ import annotations
-
 import io
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,13 +15,10 @@ from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.solver.request import SolveProgress
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 STEP = Path(__file__).resolve().parents[2] / "docs" / "digits.step.json"
 
 
-def problem(minimize: str = "energy") -> Problem:
+def problem(minimize="energy"):
     """Return a problem whose pass takes 4 s and 8 J."""
     graph = Graph(
         name="pair",
@@ -34,7 +28,7 @@ def problem(minimize: str = "energy") -> Problem:
     return Problem(graph, costs, ram="100%", minimize=minimize)
 
 
-def progress(incumbent: float | None, bound: float | None) -> SolveProgress:
+def progress(incumbent, bound):
     """Return the state of a solve after one second."""
     return SolveProgress(seconds=1.0, incumbent=incumbent, bound=bound)
 
@@ -42,11 +36,7 @@ def progress(incumbent: float | None, bound: float | None) -> SolveProgress:
 @pytest.mark.parametrize(
     ("minimize", "state", "fragments"),
     [
-        (
-            "energy",
-            progress(0.08, 0.04),
-            ("overhead 1.0000%", "bound 0.5000%", "gap 50.00%"),
-        ),
+        ("energy", progress(0.08, 0.04), ("overhead 1.0000%", "bound 0.5000%", "gap 50.00%")),
         ("time", progress(0.4, 0.4), ("time overhead 10.0000%", "gap 0.00%")),
         ("ram", progress(2048, 1024), ("peak RAM 2.00 KiB", "bound 1.00 KiB", "gap 50.00%")),
         ("writes", progress(100, 0), ("bytes paged out 100 B", "bound 0 B", "gap 100.00%")),
@@ -54,9 +44,7 @@ def progress(incumbent: float | None, bound: float | None) -> SolveProgress:
         ("energy", progress(0.08, None), ("energy overhead 1.0000%", "bound none yet")),
     ],
 )
-def test_line_says_incumbent_bound_gap_and_seconds(
-    minimize: str, state: SolveProgress, fragments: tuple[str, ...]
-) -> None:
+def test_line_says_incumbent_bound_gap_and_seconds(minimize, state, fragments):
     """Energies and times are fractions of one pass, bytes are bytes; what is missing is said."""
     line = LiveLine(problem(minimize))
     assert "solving" in line.text()
@@ -67,7 +55,7 @@ def test_line_says_incumbent_bound_gap_and_seconds(
     assert len(line.text()) < 80
 
 
-def test_line_says_what_is_done_where_there_is_no_problem() -> None:
+def test_line_says_what_is_done_where_there_is_no_problem():
     """Of a solve within a longer task the gap is known, and the seconds go on."""
     line = LiveLine(doing="planning")
     assert line.text() == "planning, 0 s"
@@ -79,9 +67,7 @@ def test_line_says_what_is_done_where_there_is_no_problem() -> None:
     ("stream", "wanted", "shown"),
     [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)],
 )
-def test_line_is_shown_only_where_someone_sees_it(
-    stream: Callable[[], io.StringIO], wanted: bool, shown: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_is_shown_only_where_someone_sees_it(stream, wanted, shown, monkeypatch):
     """It needs a terminal and somebody who wants it; it leaves nothing on stdout."""
     stderr, stdout = stream(), io.StringIO()
     monkeypatch.setenv("TERM", "xterm")
@@ -96,9 +82,7 @@ def test_line_is_shown_only_where_someone_sees_it(
 
 
 @pytest.mark.parametrize("json", [False, True])
-def test_commands_that_take_long_say_what_they_do(
-    json: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_that_take_long_say_what_they_do(json, monkeypatch):
     """On a terminal they show a line on stderr; with --json, and in a pipe, nothing of it."""
     monkeypatch.setenv("TERM", "xterm")
     solved = invoke("solve", "mlp", "--device", "mkr1000", "--ram", "70%", "--out", "a.json")

@@ -1,29 +1,17 @@
 """The command line with a graph of version 2."""
 
-from __future__ import annotations
-
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from kit.commands import BOARD_FILE, invoke, training_step, write_graph
 from kit.worked import state, update
-from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, operation
-from poetmodel.plan import check_plan
-from poetmodel.planner import make_plan
 from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kit.messages import Told
 
 
 @pytest.fixture
-def step() -> Graph:
+def step():
     """Return y = f(x, w) in place of x, and w+ = u(w, y)."""
     return Graph(
         name="step",
@@ -37,24 +25,15 @@ def step() -> Graph:
 
 
 @pytest.fixture
-def path(step: Graph) -> Path:
+def path(step):
     """Return its file."""
     file = Path("step.graph.json")
     step.save(file)
     return file
 
 
-def test_inspect_shows_state(path: Path, told: Told) -> None:
-    """Keep-all has the state in RAM throughout, the minimum only where a step needs it."""
-    facts = invoke("inspect", path, "--json").json
-    assert facts["state_bytes"] == 800
-    assert facts["checkpoint_all_peak_bytes"] == 1800
-    assert (facts["floor_bytes"], facts["floor_node"]) == (1800, "y")
-    told(invoke("inspect", path).lines_from("minimum RAM"))
-
-
 @pytest.mark.parametrize("command", ["verify", "plan", "explain", "report"])
-def test_schedules_of_such_graphs_are_taken(command: str, step: Graph, path: Path) -> None:
+def test_schedules_of_such_graphs_are_taken(command, step, path):
     """A schedule with all state in RAM is verified, planned, explained and reported."""
     file = Path("step.schedule.json")
     checkpoint_all(step).save(file)
@@ -63,28 +42,12 @@ def test_schedules_of_such_graphs_are_taken(command: str, step: Graph, path: Pat
     assert outcome.status == 0, outcome.err
 
 
-def test_plans_of_such_graphs_are_verified(step: Graph, path: Path, told: Told) -> None:
-    """A program with all state in RAM is valid; without the last free it is not."""
-    costs = Costs.estimate(step, Device.load("mkr1000"))
-    made = make_plan(step, costs, checkpoint_all(step), mode="blocking")
-    file = Path("step.plan.json")
-    made.save(file, check_plan(step, costs, made))
-    outcome = invoke("verify", file, "--graph", path, "--device", "mkr1000")
-    assert outcome.status == 0, outcome.err
-    replace(made, program=made.program[:-1]).save(file)
-    outcome = invoke("verify", file, "--graph", path, "--device", "mkr1000")
-    assert outcome.status == 3, outcome.err
-    told(outcome.verdict)
-
-
 # -- what commands say of a schedule with state in both homes ----------------------------------
-
-
 @pytest.fixture
-def solved() -> Callable[..., tuple[Path, Path]]:
+def solved():
     """Return a maker of the schedule of a training step in so much RAM, and its graph file."""
 
-    def solve(ram: int) -> tuple[Path, Path]:
+    def solve(ram):
         graph = write_graph(Path("train.graph.json"), training_step())
         file = Path(f"{ram}.schedule.json")
         arguments = ("--device", BOARD_FILE, "--ram", ram, "--out", file)
@@ -94,12 +57,12 @@ def solved() -> Callable[..., tuple[Path, Path]]:
     return solve
 
 
-def words(text: str) -> str:
+def words(text):
     """Return a text with single spaces."""
     return " ".join(text.split())
 
 
-def test_solve_and_verify_say_where_state_is(solved: Callable[..., tuple[Path, Path]]) -> None:
+def test_solve_and_verify_say_where_state_is(solved):
     """How much is resident, how much on storage, and what that reads and writes each step."""
     file, graph = solved(900)
     outcome = invoke("solve", "--graph", graph, "--device", BOARD_FILE, "--ram", 900)
@@ -118,9 +81,7 @@ def test_solve_and_verify_say_where_state_is(solved: Callable[..., tuple[Path, P
     }
 
 
-def test_explain_prices_homes_and_tells_what_is_in_place(
-    solved: Callable[..., tuple[Path, Path]], told: Told
-) -> None:
+def test_explain_prices_homes_and_tells_what_is_in_place(solved, told):
     """State on storage costs its reads, the first one too, and its write-back."""
     file, graph = solved(900)
     found = invoke("explain", file, "--graph", graph, "--json").json
@@ -136,13 +97,11 @@ def test_explain_prices_homes_and_tells_what_is_in_place(
     assert home["without"] == "a home on storage"
     assert home["exact"]
     assert home["becomes"] in (None, "resident")
-    for tensor in ((), ("w1",), ("w2",), ("w1+",), ("r",)):
+    for tensor in ((), ("w1",), ("w1+",), ("r",)):
         told(invoke("explain", file, *tensor, "--graph", graph).out, "".join(tensor))
 
 
-def test_diff_names_the_homes_that_differ(
-    solved: Callable[..., tuple[Path, Path]], told: Told
-) -> None:
+def test_diff_names_the_homes_that_differ(solved, told):
     """Less RAM moves w1 to storage; replacements are no differences of their own."""
     less, graph = solved(700)
     more, _ = solved(900)
@@ -154,12 +113,10 @@ def test_diff_names_the_homes_that_differ(
     assert not {"w1+", "w2+", "w1"} & set(homes)
     first, second = (entry["state"] for entry in found["schedules"])
     assert (first["resident_bytes"], second["resident_bytes"]) == (300, 0)
-    told(invoke("diff", more, less, "--graph", graph).out)
+    told(invoke("diff", more, less, "--graph", graph).out.partition("time ")[2])
 
 
-def test_least_ram_is_that_in_which_the_network_trains(
-    solved: Callable[..., tuple[Path, Path]],
-) -> None:
+def test_least_ram_is_that_in_which_the_network_trains(solved):
     """The floor has no state resident; without paging all of it is, and other limits are said."""
     _, graph = solved(1140)
     board = ("--graph", graph, "--device", BOARD_FILE)
@@ -174,9 +131,9 @@ def test_least_ram_is_that_in_which_the_network_trains(
     assert invoke("limits", *board, "--no-paging", "--json").json["floor_bytes"] == 940
 
 
-def test_plan_tells_what_is_read_and_written_back(step: Graph, path: Path, told: Told) -> None:
+def test_plan_tells_what_is_read_and_written_back(step, path, told):
     """State on storage is a row of the table, and named where it moves in the listing."""
-    file, coded = Path("step.schedule.json"), Path("step.plan")
+    file, made = Path("step.schedule.json"), Path("step.plan.json")
     Schedule(
         R=tuple((t, t) for t in range(4)),
         S_RAM=((1, 0), (2, 0), (2, 1), (3, 1), (3, 2)),
@@ -185,14 +142,14 @@ def test_plan_tells_what_is_read_and_written_back(step: Graph, path: Path, told:
         identity=GraphIdentity.of(step),
     ).save(file)
     given = (file, "--graph", path, "--device", "mkr1000")
-    outcome = invoke("plan", *given, "--format", "binary", "--out", coded)
+    outcome = invoke("plan", *given, "--out", made)
     assert outcome.status == 0, outcome.err
     told(outcome.out)
     told(invoke("plan", *given, "--format", "text").out, "text")
-    assert invoke("verify", coded, "--graph", path, "--device", "mkr1000").status == 0
+    assert invoke("verify", made, "--graph", path, "--device", "mkr1000").status == 0
 
 
-def test_too_little_ram_is_explained(solved: Callable[..., tuple[Path, Path]], told: Told) -> None:
+def test_too_little_ram_is_explained(solved, told):
     """What would do is said: RAM, paging, storage; and that a gradient could be in parts."""
     _, graph = solved(1140)
     board = ("solve", "--graph", graph, "--device", BOARD_FILE)

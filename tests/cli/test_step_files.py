@@ -1,10 +1,7 @@
 """Step files as graphs: what commands say is said of the exported kernels."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,19 +11,24 @@ from kit.linear_steps import linear_step
 from kit.programs import needs
 from poetmodel.export.board import Target, build, run
 from poetmodel.export.io import save_step
-from poetmodel.graph import Graph, floor
-
-if TYPE_CHECKING:
-    from kit.messages import Told
+from poetmodel.graph import floor
 
 BOARD = ("--device", "nrf52840")
 RAM = ("--ram", "4KiB")
 TILES = ("--tile", "512B")
-CNN = """
+TRAIN = """
 import torch
 from torch import nn
 
-def step():
+ROWS = (torch.ones(2, 16), torch.zeros(2, 4))
+
+def linear():
+    return nn.Linear(16, 4), nn.functional.mse_loss, ROWS
+
+def layers():
+    return nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4)), nn.functional.mse_loss, ROWS
+
+def images():
     torch.manual_seed(0)
     convolutions = (nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 7, 3, padding=1))
     model = nn.Sequential(*convolutions, nn.ReLU(), nn.Flatten(), nn.Linear(448, 10))
@@ -34,8 +36,16 @@ def step():
 """
 
 
+@pytest.fixture
+def train(tmp_path):
+    """Return the file of functions that return training steps."""
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path / "train.py"
+
+
 @pytest.fixture(scope="module")
-def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def step(tmp_path_factory):
     """Give a step file."""
     path = tmp_path_factory.mktemp("steps") / "net.step.json"
     save_step(linear_step(), path)
@@ -43,7 +53,7 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def schedule(step: Path) -> Path:
+def schedule(step):
     """Give a schedule of the step, as ``solve`` finds it."""
     path = step.with_name("net.schedule.json")
     solved = invoke("solve", step, *BOARD, *RAM, "--out", path)
@@ -51,13 +61,8 @@ def schedule(step: Path) -> Path:
     return path
 
 
-def test_a_graph_is_read_from_a_step_file(step: Path) -> None:
-    """The library reads it as the command line does."""
-    assert Graph.load(step) == linear_step().graph
-
-
 @pytest.mark.parametrize("way", ["argument", "option"])
-def test_inspect_speaks_of_the_exported_kernels(step: Path, way: str) -> None:
+def test_inspect_speaks_of_the_exported_kernels(step, way):
     """Its minimum RAM is that of their graph; what C takes beside is told."""
     given = (step,) if way == "argument" else ("--graph", step)
     found = json.loads(invoke("inspect", *given, "--json").out)
@@ -67,23 +72,23 @@ def test_inspect_speaks_of_the_exported_kernels(step: Path, way: str) -> None:
     assert "graph of the exported kernels" in invoke("inspect", *given).out
 
 
-def test_other_sizes_are_refused(step: Path, told: Told) -> None:
-    """The kernels are those of one size."""
+def test_other_sizes_are_refused(step, told):
+    """The kernels are those of one size; a file without a graph is told in a sentence."""
     refused = invoke("inspect", step, "--batch", "2")
     assert refused.status == 2
     told(refused.err)
+    path = Path("broken.step.json")
+    path.write_text(json.dumps({"format": "poetmodel-step", "version": 1}))
+    ended = invoke("limits", path, *BOARD)
+    assert ended.status == 2
+    told(ended.err, "no step")
+    told(invoke("solve", path, *BOARD).err, "no graph file")
 
 
 @pytest.mark.torch
-def test_sums_of_gradients_are_captured(tmp_path: Path, told: Told) -> None:
+def test_sums_of_gradients_are_captured(train, tmp_path, told):
     """``--accumulate`` belongs to the capture: a step file has it, and takes no other."""
-    pytest.importorskip("torch")
-    (tmp_path / "train.py").write_text(
-        "import torch\n\n\ndef step():\n"
-        "    inputs = (torch.ones(2, 16), torch.zeros(2, 4))\n"
-        "    return torch.nn.Linear(16, 4), torch.nn.functional.mse_loss, inputs\n"
-    )
-    step, train = tmp_path / "net.step.json", f"{tmp_path / 'train.py'}:step"
+    step, train = tmp_path / "net.step.json", f"{train}:linear"
     options = ("--optimizer", "sgd", "--accumulate", "4")
     made = invoke("export", train, *options, "--target", "step", "--out", step)
     assert made.status == 0, made.err
@@ -98,16 +103,9 @@ def test_sums_of_gradients_are_captured(tmp_path: Path, told: Told) -> None:
 
 
 @pytest.mark.torch
-def test_tiles_are_those_of_export(tmp_path: Path) -> None:
+def test_tiles_are_those_of_export(train, tmp_path):
     """With ``--tile`` the graph is that of the tiled kernels, which a schedule names too."""
-    pytest.importorskip("torch")
-    (tmp_path / "train.py").write_text(
-        "import torch\n\n\ndef step():\n"
-        "    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 4))\n"
-        "    inputs = (torch.ones(2, 16), torch.zeros(2, 4))\n"
-        "    return model, torch.nn.functional.mse_loss, inputs\n"
-    )
-    step, train = tmp_path / "net.step.json", f"{tmp_path / 'train.py'}:step"
+    step, train = tmp_path / "net.step.json", f"{train}:layers"
     made = invoke("export", train, "--optimizer", "sgd", "--target", "step", "--out", step)
     assert made.status == 0, made.err
     whole, tiled = (
@@ -121,7 +119,7 @@ def test_tiles_are_those_of_export(tmp_path: Path) -> None:
     assert "PyTorch's kernels" in invoke("trace", train, "--optimizer", "sgd").out
 
 
-def test_limits_and_infeasible_budgets_speak_of_one_graph(step: Path) -> None:
+def test_limits_and_infeasible_budgets_speak_of_one_graph(step):
     """The least RAM that ``limits`` proves is where ``solve`` begins to find schedules."""
     found = json.loads(invoke("limits", step, *BOARD, *RAM, "--json").out)
     least = found["ram"]["both"]["value"]
@@ -133,17 +131,13 @@ def test_limits_and_infeasible_budgets_speak_of_one_graph(step: Path) -> None:
 @pytest.mark.parametrize(
     "more", [(), pytest.param(("--no-paging",), marks=pytest.mark.slow)], ids=["paged", "in RAM"]
 )
-def test_one_model_has_one_least_ram_from_trace_to_board(
-    more: tuple[str, ...], tmp_path: Path, told: Told
-) -> None:
+def test_one_model_has_one_least_ram_from_trace_to_board(more, train, tmp_path, told):
     """What ``limits`` proves of the step file is where exported C begins to train, to the byte.
 
     What it says of the traced graph is of PyTorch's kernels, and it says so. The file has an
     inference too, which exports leave out unless it is asked for.
     """
-    pytest.importorskip("torch")
-    (tmp_path / "train.py").write_text(CNN)
-    train, graph, step = f"{tmp_path / 'train.py'}:step", "net.graph.json", "net.step.json"
+    train, graph, step = f"{train}:images", "net.graph.json", "net.step.json"
     sgd, folder = ("--optimizer", "sgd"), tmp_path / "firmware"
     assert invoke("trace", train, *sgd, *BOARD, "--out", tmp_path / graph).status == 0
     kept = ("--target", "step", "--infer", "--out", tmp_path / step)
@@ -174,25 +168,15 @@ def test_one_model_has_one_least_ram_from_trace_to_board(
 
 
 @pytest.mark.parametrize("command", ["plan", "explain", "verify", "report"])
-def test_schedules_of_a_step_are_read_with_it(command: str, step: Path, schedule: Path) -> None:
+def test_schedules_of_a_step_are_read_with_it(command, step, schedule):
     """``--graph`` takes the step file that the schedule was solved for."""
     more = ("--out", Path("page.html")) if command == "report" else ()
     ended = invoke(command, schedule, "--graph", step, *more)
     assert ended.status == 0, ended.err
 
 
-def test_a_sweep_takes_step_files(step: Path) -> None:
+def test_a_sweep_takes_step_files(step):
     """Beside built-in networks."""
     sweep = ("--devices", "nrf52840", "--ram", "100%", "--methods", "checkpoint-all")
     ended = invoke("sweep", step, *sweep, "--out", Path("out"))
     assert ended.status == 0, ended.err
-
-
-def test_a_step_file_without_a_graph_is_told(told: Told) -> None:
-    """In a sentence that names the place."""
-    path = Path("broken.step.json")
-    path.write_text(json.dumps({"format": "poetmodel-step", "version": 1}))
-    ended = invoke("limits", path, *BOARD)
-    assert ended.status == 2
-    told(ended.err)
-    told(invoke("solve", path, *BOARD).err, "no graph file")

@@ -1,23 +1,22 @@
 """Streams that are closed, pipes that nobody reads, and an interpreter without docstrings."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from kit.commands import BOARD_FILE, CHAIN
+from kit.rotation import rotating
 
 PROGRAM = (sys.executable, "-m", "poetmodel")
 TABLES = ("models", "--help", "solve --help", "inspect mlp --json", "doctor", "")
 
 
-def run(redirection: str, *arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
+def run(redirection, *arguments, **settings):
     """Run a command by a shell that redirects its streams."""
     command = 'exec "$@" ' + redirection
     return subprocess.run(
@@ -34,9 +33,7 @@ def run(redirection: str, *arguments: object, **settings: str) -> subprocess.Com
 @pytest.mark.parametrize(
     ("arguments", "status"), [("models", 0), ("inspect nothing", 2), ("solve --nonsense", 2)]
 )
-def test_closed_streams_are_read_and_written_as_nothing(
-    redirection: str, arguments: str, status: int
-) -> None:
+def test_closed_streams_are_read_and_written_as_nothing(redirection, arguments, status):
     """The exit status is the same, and what is still open gets no traceback."""
     found = run(redirection, *arguments.split())
     assert found.returncode == status
@@ -46,7 +43,7 @@ def test_closed_streams_are_read_and_written_as_nothing(
 
 
 @pytest.mark.slow
-def test_files_are_written_with_closed_streams() -> None:
+def test_files_are_written_with_closed_streams():
     """A file that is opened takes the number of no closed stream: nothing else gets into it."""
     files = [Path("open.schedule.json"), Path("closed.schedule.json")]
     given = ("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--ram", 350)
@@ -60,13 +57,18 @@ def test_files_are_written_with_closed_streams() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("streams", ["stdout", "stderr", "both"])
-@pytest.mark.parametrize("arguments", [*TABLES, "inspect nothing"])
-def test_closed_pipe_ends_as_by_its_signal(arguments: str, streams: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "streams"),
+    rotating(
+        product((*TABLES, "inspect nothing"), ("stdout", "stderr", "both")),
+        {("models", "stdout"), ("inspect nothing", "stderr"), ("doctor", "both")},
+    ),
+)
+def test_closed_pipe_ends_as_by_its_signal(arguments, streams):
     """Where nobody reads what is written, the status is 128 + SIGPIPE, and nothing is said."""
     read, write = os.pipe()
     os.close(read)
-    targets: dict[str, int | IO[str]] = {
+    targets = {
         "stdout": write if streams != "stderr" else subprocess.PIPE,
         "stderr": write if streams != "stdout" else subprocess.PIPE,
     }
@@ -83,7 +85,7 @@ def test_closed_pipe_ends_as_by_its_signal(arguments: str, streams: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["1", "2"])
-def test_docstrings_are_not_needed(level: str) -> None:
+def test_docstrings_are_not_needed(level):
     """With PYTHONOPTIMIZE=2 the same is found, and help still says what commands do."""
     given = ("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--ram", 350)
     found = run("", *given, PYTHONOPTIMIZE=level)
@@ -92,7 +94,7 @@ def test_docstrings_are_not_needed(level: str) -> None:
     assert "least energy" in run("", "--help", PYTHONOPTIMIZE=level).stdout
 
 
-def test_library_says_that_docstrings_are_needed() -> None:
+def test_library_says_that_docstrings_are_needed():
     """Pyomo cannot be imported without them; that is one sentence of ours, not an error of its."""
     script = """
 import poetmodel as pm

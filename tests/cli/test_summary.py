@@ -1,14 +1,11 @@
 """Counts of the result table."""
 
-from __future__ import annotations
-
-from kit.worked import state
 from poetmodel.cli.summary import treatment
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
 
 
-def graph() -> Graph:
+def graph():
     """Return a graph in which ``a`` is read at once and late, ``pair`` makes two tensors.
 
     Tensors: 0 a (10 B), 1 pair (3 B), 2 mask (4 B), 3 b (5 B), 4 last (1 B, never read).
@@ -31,14 +28,14 @@ def graph() -> Graph:
     )
 
 
-def told(schedule: Schedule, of: Graph | None = None) -> dict[str | None, tuple[str, str]]:
+def told(schedule, of=None):
     """Return the rows about what a schedule does, by name."""
     known = of or graph()
     facts = treatment(known, schedule, simulate(known, None, schedule))
     return {fact.name: (fact.text, fact.note) for fact in facts}
 
 
-def test_everything_kept_counts_tensors_with_readers() -> None:
+def test_everything_kept_counts_tensors_with_readers():
     """Kept to the last use: a, pair, mask, b, 22 B; not a tensor that nobody reads."""
     found = told(checkpoint_all(graph()))
     kept, size = found.pop("kept")
@@ -51,12 +48,10 @@ def test_everything_kept_counts_tensors_with_readers() -> None:
     }
 
 
-def test_paged_and_recomputed_tensors_are_not_kept() -> None:
+def test_paged_and_recomputed_tensors_are_not_kept():
     """Computing a node again makes all its tensors anew; a paged tensor is not kept."""
     schedule = Schedule(
-        R=((0, 0), (1, 1), (2, 2), (3, 1), (3, 3)),
-        M_out=((0, 0),),
-        M_in=((2, 0), (3, 0)),
+        R=((0, 0), (1, 1), (2, 2), (3, 1), (3, 3)), M_out=((0, 0),), M_in=((2, 0), (3, 0))
     )
     found = told(schedule)
     assert found["recomputed"] == ("once", "7 B of outputs")
@@ -65,23 +60,3 @@ def test_paged_and_recomputed_tensors_are_not_kept() -> None:
     kept, size = found["kept"]
     assert kept == "1 tensor"
     assert size.startswith("5 B that stay in RAM")
-
-
-def test_state_is_told_by_its_home_and_is_not_kept() -> None:
-    """One tensor of 8 B is resident, one of 5 B on storage and read once; `x` alone is kept."""
-    step = Graph(
-        name="step",
-        nodes=(
-            state("w", 8),
-            state("v", 5),
-            operation("x", output_bytes=3, inputs=("w", "v")),
-            operation("y", output_bytes=1, inputs=("x",)),
-        ),
-    )
-    schedule = Schedule(R=tuple((t, t) for t in range(4)), S_RAM=((2, 1), (3, 2)), resident=(0,))
-    found = told(schedule, step)
-    assert found["resident state"] == ("8 B", "1 of 2 tensors in RAM throughout")
-    note = "1 tensor: 5 B read, 0 B written back a step"
-    assert found["state on storage"] == ("5 B", note)
-    assert found["paged in"] == ("once", "5 B read")
-    assert found["kept"][0] == "1 tensor"

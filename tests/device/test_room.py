@@ -1,7 +1,5 @@
 """What a step takes of the RAM of its device."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
 
 import pytest
@@ -24,22 +22,24 @@ GRAPH = Graph(
 )
 
 
-def room(*, ram: int, peak: int, resident: int) -> DeviceRoom:
-    """Return a device's room for a peak beside resident bytes."""
-    return DeviceRoom(device="board", ram_bytes=ram, peak_bytes=peak, resident_bytes=resident)
-
-
 @pytest.mark.parametrize(
-    ("ram", "peak", "resident", "fits"),
-    [(12, 12, 0, True), (11, 12, 0, False), (20, 12, 8, True), (19, 12, 8, False)],
+    ("ram", "peak", "resident", "blamed"),
+    [
+        (12, 12, 0, None),
+        (20, 12, 8, None),
+        (10, 20, 0, "the peak alone is too much"),
+        (10, 4, 20, "the resident bytes alone are too much"),
+        (10, 20, 20, "each alone is too much"),
+        (19, 12, 8, "together they are too much"),
+    ],
 )
-def test_peak_and_resident_bytes_count_together(
-    ram: int, peak: int, resident: int, fits: bool
-) -> None:
-    """A step fits where peak and resident bytes together are at most the RAM, to the byte."""
-    found = room(ram=ram, peak=peak, resident=resident)
-    assert found.fits is fits
-    assert (found.warning() is None) is fits
+def test_peak_and_resident_bytes_count_together(ram, peak, resident, blamed):
+    """They fit if their sum is at most the RAM, to the byte; what is too much is named."""
+    found = DeviceRoom(device="board", ram_bytes=ram, peak_bytes=peak, resident_bytes=resident)
+    fits, warning = blamed is None, found.warning()
+    assert found.fits is (warning is None) is fits
+    assert fits or f"device board, which has {ram} B of RAM" in warning
+    assert fits or blamed in warning
     assert room_figures(found) == {
         "resident_bytes": resident,
         "device_ram_bytes": ram,
@@ -48,37 +48,19 @@ def test_peak_and_resident_bytes_count_together(
     }
 
 
-@pytest.mark.parametrize(
-    ("peak", "resident", "blamed"),
-    [
-        (20, 0, "the peak alone is too much"),
-        (4, 20, "the resident bytes alone are too much"),
-        (20, 20, "each alone is too much"),
-        (6, 6, "together they are too much"),
-    ],
-)
-def test_warning_names_the_part_that_is_too_much(peak: int, resident: int, blamed: str) -> None:
-    """The peak, what is resident, each of them, or only their sum."""
-    warning = room(ram=10, peak=peak, resident=resident).warning()
-    assert warning is not None
-    assert blamed in warning
-    assert "device board, which has 10 B of RAM" in warning
+def test_graph_and_device_give_the_figures():
+    """Resident bytes are the graph's, RAM is the device's; without a device nothing is said.
 
-
-def test_graph_and_device_give_the_figures() -> None:
-    """Resident bytes are the graph's, RAM is the device's; without a device nothing is said."""
+    Gradients that are resident are gradients, the other kinds are state, and all count.
+    """
     device = Device.load("paper-m4")
     graph = replace(GRAPH, resident_bytes={"parameters": 5})
     found = DeviceRoom.of(device, graph, 12)
-    assert found is not None
     assert (found.device, found.ram_bytes) == ("paper-m4", device.ram_bytes)
     assert (found.peak_bytes, found.resident_bytes) == (12, 5)
     assert DeviceRoom.of(None, graph, 12) is None
     assert set(room_figures(None).values()) == {None}
-
-
-def test_gauge_counts_resident_bytes_with_their_kind() -> None:
-    """Gradients that are resident are gradients, the other kinds are state, and all count."""
+    assert gauge(None) is gauge(found) is None  # of a plan only the peak is known
     device = replace(Device.load("paper-m4"), ram_bytes=100)
     graph = replace(GRAPH, resident_bytes={"parameters": 50, "gradients": 30, "optimizer": 7})
     use = RamUse(activation_bytes=9, gradient_bytes=1, workspace_bytes=2)
@@ -93,17 +75,10 @@ def test_gauge_counts_resident_bytes_with_their_kind() -> None:
         "trains": True,
     }
     found = gauge(DeviceRoom.of(replace(device, ram_bytes=98), graph, use))
-    assert found is not None
     assert (found["free_bytes"], found["missing_bytes"], found["trains"]) == (0, 1, False)
 
 
-def test_there_is_no_gauge_without_a_device_or_where_only_the_peak_is_known() -> None:
-    """A plan has a peak alone: what takes it is not claimed."""
-    assert gauge(None) is None
-    assert gauge(DeviceRoom.of(Device.load("paper-m4"), GRAPH, 12)) is None
-
-
-def test_keep_all_and_floor_are_split_without_rest() -> None:
+def test_keep_all_and_floor_are_split_without_rest():
     """For random training steps the kinds together are the peak, and the floor of each storage."""
     for seed in range(300):
         graph = random_step(seeded(f"room/{seed}"), (3, 9))

@@ -1,7 +1,5 @@
 """The code blocks of the pages run, and print what the pages say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -20,7 +18,7 @@ COMMAND = re.compile(r"^\s*(?:\$ )?poetmodel [^\[]+$", re.MULTILINE)
 MARK = re.compile(r"not run: \w.{8,}|needs: \w[-\w, ]*|exits with [1-6]|prints")
 
 
-def marks(name: str) -> list[pytest.MarkDecorator]:
+def marks(name):
     """Return the marks of the test of a page: whether it is slow or needs PyTorch."""
     needed = {package for block in blocks_of(TEXTS[name]) for package in block.needs}
     found = [pytest.mark.slow] if name in SLOW else []
@@ -35,7 +33,7 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
     "name",
     [pytest.param(name, marks=marks(name)) for name in RUNNING],
 )
-def test_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(name, tmp_path, monkeypatch):
     """Every block that can run does, after those before it, and prints what the page says."""
     monkeypatch.chdir(tmp_path)
     missing = run_page(blocks_of(TEXTS[name]), tmp_path)
@@ -44,31 +42,29 @@ def test_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_marks_are_known(name: str) -> None:
-    """What stands before a block is understood, and a block that is not run says why."""
+def test_marks_are_known(name):
+    """What stands before a block is understood, and a block that is not run says why.
+
+    A command line that a reader would copy is in a shell block, not in one of plain text.
+    """
     text = TEXTS[name]
     assert len(blocks_of(text)) == len(re.findall(r"^ *```", text, re.MULTILINE)) / 2
     for block in blocks_of(text):
         if block.mark and not block.mark.startswith(("begin ", "end ")):
             assert MARK.fullmatch(block.mark), f"{name}, line {block.line}: {block.mark}"
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_commands_are_in_blocks_that_run(name: str) -> None:
-    """A command line that a reader would copy is in a shell block, not in one of plain text."""
     for block in blocks_of(TEXTS[name]):
         if block.language not in {"sh", "python"}:
             assert not COMMAND.findall(block.code), f"{name}, line {block.line}"
 
 
-def test_pages_for_users_have_blocks_that_run() -> None:
+def test_pages_for_users_have_blocks_that_run():
     """The first page and every guide is tried out, not only read."""
     guides = (name for name in TEXTS if name.startswith(("start-", "guides/")))
     promised = {"index.md", *guides}
     assert promised <= set(RUNNING)
 
 
-def page(*lines: str) -> str:
+def page(*lines):
     """Return a page of these lines."""
     return "\n".join(lines) + "\n"
 
@@ -85,7 +81,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("case", FAILING)
-def test_a_page_that_is_wrong_fails(case: str, tmp_path: Path) -> None:
+def test_a_page_that_is_wrong_fails(case, tmp_path):
     """No block is passed over in silence."""
     (block, *_) = blocks = blocks_of(FAILING[case])
     assert block.is_run
@@ -93,9 +89,7 @@ def test_a_page_that_is_wrong_fails(case: str, tmp_path: Path) -> None:
         run_page(blocks, tmp_path)
 
 
-def test_blocks_share_names_files_and_what_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_share_names_files_and_what_is_printed(tmp_path, monkeypatch):
     """A block finds the names and files of those before it; titles and reasons are not run."""
     monkeypatch.chdir(tmp_path)
     text = page(
@@ -129,7 +123,7 @@ def test_blocks_share_names_files_and_what_is_printed(
     assert run_page(blocks, tmp_path) == set()
 
 
-def test_blocks_that_need_a_missing_package_are_told(tmp_path: Path) -> None:
+def test_blocks_that_need_a_missing_package_are_told(tmp_path):
     """Such a block is left out, the others run, and the caller hears of it."""
     blocks = blocks_of(
         page("<!-- needs: nowhere_to_be_found -->", "```python", "1 / 0", "```")

@@ -1,17 +1,18 @@
-"""The pages: links lead somewhere, generated parts are current, tables are complete."""
-
-from __future__ import annotations
+"""The pages: links, generated blocks, complete tables, and how long all of them are."""
 
 import re
-import subprocess
-import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import poetmodel
+from blocks import replace_block
+from make_docs import FORMULATIONS, PAGE, components, main, markdown, page
 from poetmodel.backends.registry import backend_names
 from poetmodel.graph.catalogue import model_names
+from poetmodel.model import FORMULATIONS as BY_NAME
+from poetmodel.model import Formulation
 from poetmodel.schedule import RELATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +21,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """Return the names under which the headings of a page can be linked."""
     headings = HEADING.findall(page.read_text(encoding="utf-8"))
     words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
@@ -28,7 +29,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     """Every relative link names a file that exists, and a heading in it."""
     for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
         found = page if not target else page.parent / target
@@ -37,39 +38,123 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(found), f"{page.name} links to {target}#{anchor}"
 
 
-@pytest.mark.parametrize("script", ["make_docs.py", "make_pages.py"])
-def test_generated_parts_are_current(script: str) -> None:
+def test_generated_parts_are_current():
     """Nobody edited a generated part, or changed what it is generated from and forgot it."""
-    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert main(["--check"]) == 0
 
 
-def test_notation_has_every_relation() -> None:
-    """Each relation of the paper has its row."""
+def test_pages_and_project_name_what_is_shipped():
+    """Relations are in the notation, version and models in the changelog, back ends are extras.
+
+    This version is also what one cites; the models are those of the zoo.
+    """
     text = (ROOT / "docs" / "concepts" / "glossary.md").read_text(encoding="utf-8")
     for name in RELATIONS:
         assert f"| `{name}[t," in text
-
-
-def test_changelog_and_citation_have_this_version() -> None:
-    """A release is in the changelog, and is what one cites."""
     assert f"## {poetmodel.__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {poetmodel.__version__}\n" in citation
     for paper in ("POET: Training Neural Networks", "Checkmate: Breaking the Memory Wall"):
         assert f'title: "{paper}' in citation
-
-
-def test_changelog_names_what_is_shipped() -> None:
-    """Every model of the zoo is mentioned by its name."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     missing = [name for name in model_names() if "/" not in name and f"`{name}`" not in text]
     assert missing == []
-
-
-def test_every_back_end_is_installable_by_name() -> None:
-    """Each optional back end has an extra of its name."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for name in backend_names()[1:]:
         assert re.search(rf"^{name} = \[", project, re.MULTILINE)
+
+
+# -- generated blocks ------------------------------------------------------------------------------
+def test_block_is_replaced_and_nothing_else():
+    """Text around a block stays; a second run changes nothing."""
+    text = "a\n<!-- begin x -->\nold\n<!-- end x -->\nb\n"
+    once = replace_block(text, "x", "new \\1")
+    assert once == "a\n<!-- begin x -->\n\nnew \\1\n\n<!-- end x -->\nb\n"
+    assert replace_block(once, "x", "new \\1") == once
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<!-- begin x -->\n", "<!-- begin x -->\n<!-- end x -->\n" * 2]
+)
+def test_missing_or_repeated_block_is_an_error(text):
+    """A page that lost a mark is not silently left as it is."""
+    with pytest.raises(ValueError, match="expected one block"):
+        replace_block(text, "x", "new")
+
+
+def test_literal_blocks_become_code():
+    """A docstring's inequality is set as code, with or without words before its colons."""
+    statement = """Say it.
+
+    For all::
+
+        a <= b
+
+            deeper
+    ::
+
+        c
+    """
+    assert markdown(statement) == (
+        "Say it.\n\nFor all:\n\n```text\na <= b\n\n    deeper\n```\n```text\nc\n```"
+    )
+
+
+def test_every_component_is_on_the_page_and_in_the_reference():
+    """The components of what users can build by name are listed, and stated in the reference."""
+    named = {part for part in BY_NAME.values() if isinstance(part, Formulation)}
+    assert named <= set(FORMULATIONS)
+    text, reference = page(PAGE.read_text(encoding="utf-8")), components()
+    for formulation in FORMULATIONS:
+        for component in formulation.components:
+            assert re.search(rf"^- `{formulation.name}`:.* `{component.name}`", text, re.MULTILINE)
+            assert component.source in reference
+            assert markdown(component.statement) in reference
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+WORDS = {"README.md": 1_400, "CHANGELOG.md": 500}
+"""The most words that a page beside ``docs/`` may have, as `wc` counts them."""
+DOCS = sorted(ROOT.glob("docs/**/*.md"))
+ALL_PAGES = 61_500
+"""The most words of all pages of ``docs/``, tables and code included."""
+ROWS = 25
+"""The most rows of a table; a longer one is a CSV file."""
+LINES_OF_BENCHMARKS = 8_000
+LINES_OF_MESSAGES = 2_000
+FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+TABLE = re.compile(r"^\|.*\n^\|[ :|-]+\n((?:^\|.*\n?)*)", re.MULTILINE)
+
+
+def words(path):
+    """Return the number of words of a page, counted as `wc -w` does."""
+    return len(path.read_text(encoding="utf-8").split())
+
+
+def lines(paths):
+    """Return the number of lines of all files."""
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+
+
+def test_all_is_short():
+    """A reader gets through all pages in an afternoon; benchmarks and scripts are small.
+
+    These make no prose from templates. A catalogue of messages holds sentences that users read, not
+    whole pages.
+    """
+    for name, most in WORDS.items():  # the first ones that a reader opens
+        assert words(ROOT / name) <= most, name
+    assert sum(words(page) for page in DOCS) <= ALL_PAGES
+    assert lines(chain(ROOT.glob("bench/**/*.py"), ROOT.glob("scripts/**/*.py"))) <= (
+        LINES_OF_BENCHMARKS
+    )
+    assert [*ROOT.glob("bench/**/*.j2"), *ROOT.glob("scripts/**/*.j2")] == []
+    assert lines(chain(ROOT.glob("tests/**/messages/**/*.txt"))) <= LINES_OF_MESSAGES
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_are_short(page):
+    """No table is longer than a screen."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    long = [rows.splitlines()[0] for rows in TABLE.findall(text) if rows.count("\n|") >= ROWS]
+    assert long == []

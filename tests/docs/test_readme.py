@@ -1,7 +1,5 @@
 """What the README promises is what happens."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -17,16 +15,14 @@ LONGEST = 12
 """Lines that the library example may have."""
 
 
-def code_block(language: str, words: str) -> str:
+def code_block(language, words):
     """Return the only code block of a language that has some words in it."""
     blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
     (block,) = (block for block in blocks if words in block)
     return block
 
 
-def test_library_example_runs_and_its_constraint_is_kept(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_library_example_runs_and_its_constraint_is_kept(capsys, tmp_path, monkeypatch):
     """The example proves an optimum under its own constraint, which costs more than without."""
     import poetmodel as pm
 
@@ -34,7 +30,7 @@ def test_library_example_runs_and_its_constraint_is_kept(
     example = code_block("python", "import poetmodel as pm")
     lines = [line for line in example.splitlines() if line.strip()]
     assert len(lines) <= LONGEST
-    names: dict[str, object] = {}
+    names = {}
     exec(compile(example, "README.md", "exec"), names)  # noqa: S102 - our own page
     said = capsys.readouterr().out
     assert said.startswith("optimal: energy ")
@@ -44,17 +40,15 @@ def test_library_example_runs_and_its_constraint_is_kept(
     assert (result.written_bytes or 0) <= 100_000
     free = pm.solve(replace(result.problem, constraints=()))
     assert (free.written_bytes or 0) > 100_000
-    assert result.overhead_j is not None
-    assert free.overhead_j is not None
     assert result.overhead_j > free.overhead_j
 
 
 @pytest.mark.torch
-def test_pytorch_example_trains_with_bits_of_eager(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pytorch_example_trains_with_bits_of_eager(capsys):
     """The loop of the page trains a model; its parameters are those of the loop without it."""
     torch = pytest.importorskip("torch")
 
-    def trained(source: str) -> list[object]:
+    def trained(source):
         torch.manual_seed(0)
         layers = [layer for _ in range(4) for layer in (torch.nn.Linear(32, 32), torch.nn.ReLU())]
         model = torch.nn.Sequential(*layers)
@@ -74,7 +68,7 @@ def test_pytorch_example_trains_with_bits_of_eager(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
 
 
-def test_first_command_is_understood() -> None:
+def test_first_command_is_understood():
     """The README's first command names a model, a device and options that exist."""
     from poetmodel.cli.inputs import read_costs
     from poetmodel.cli.options import CostOptions
@@ -84,7 +78,6 @@ def test_first_command_is_understood() -> None:
     command = re.search(
         r"poetmodel solve (\S+) --device (\S+) --ram (\S+)", code_block("sh", "solve mobilenetv2")
     )
-    assert command is not None
     graph = read_model_or_file(command[1])
     costs = read_costs(graph, CostOptions(device=command[2]))
     problem = Problem(graph, costs, ram=command[3])
@@ -92,13 +85,12 @@ def test_first_command_is_understood() -> None:
 
 
 @pytest.mark.slow
-def test_first_command_proves_what_the_page_says(tmp_path: Path) -> None:
+def test_first_command_proves_what_the_page_says(tmp_path):
     """The README's first command proves an optimum, with the figures of the page."""
     from poetmodel.graph import checkpoint_all_peak_bytes
     from poetmodel.graph.catalogue import load_model
 
     command = re.search(r"poetmodel (solve .*)", code_block("sh", "solve mobilenetv2"))
-    assert command is not None
     arguments = [*command[1].split(), "--json", "--out", str(tmp_path / "made.schedule.json")]
     done = subprocess.run(
         [sys.executable, "-m", "poetmodel", *arguments], capture_output=True, text=True, check=True
@@ -115,7 +107,6 @@ def test_first_command_proves_what_the_page_says(tmp_path: Path) -> None:
         r"take\s+([\d.]+) MiB in place of the ([\d.]+) MiB .* for an estimated ([\d.]+) % more",
         README,
     )
-    assert said is not None
     # Schedules of equal energy have other peaks, and which of them is found depends on the solver.
     assert float(said[1]) == pytest.approx(printed["peak_ram_bytes"] / 2**20, abs=0.2)
     assert float(said[2]) == round(checkpoint_all_peak_bytes(graph) / 2**20, 1)
@@ -124,26 +115,25 @@ def test_first_command_proves_what_the_page_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["poetmodel solve mobilenetv2", "tox p"])
-def test_commands_are_one_line_each(words: str) -> None:
+def test_commands_are_one_line_each(words):
     """Each of the two commands is enough by itself: one line that begins with its environment."""
     (line,) = code_block("sh", words).strip().splitlines()
     assert line.startswith("python3 -m venv .venv")
 
 
-def test_ci_calls_the_readme_command() -> None:
+def test_ci_calls_the_readme_command():
     """What runs on a clean clone is what the README says, to the letter."""
     command = code_block("sh", "tox p").strip()
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_whole_training_step_takes_what_the_page_says() -> None:
+def test_whole_training_step_takes_what_the_page_says():
     """The command with state proves its gap within the budget, with the figures of the page."""
     from poetmodel.graph import checkpoint_all_peak_bytes
     from poetmodel.graph.zoo import resnet8
 
     command = re.search(r"poetmodel (solve resnet8 .*)", code_block("sh", "solve resnet8"))
-    assert command is not None
     done = subprocess.run(
         [sys.executable, "-m", "poetmodel", *command[1].split(), "--json"],
         capture_output=True,
@@ -153,7 +143,6 @@ def test_whole_training_step_takes_what_the_page_says() -> None:
     printed = json.loads(done.stdout)
     assert printed["status"] == "optimal"
     said = re.search(r"in (\d+) KiB .* for ([\d.]+) % more .* takes (\d+) KiB", README)
-    assert said is not None
     assert printed["peak_ram_bytes"] <= int(said[1]) * 2**10 < printed["device_ram"]["ram_bytes"]
     graph = resnet8(state="sgd", in_place=True, tile="32KiB")
     assert int(said[3]) == round(checkpoint_all_peak_bytes(graph) / 2**10)

@@ -1,7 +1,5 @@
 """The site: it builds without a warning, and opens from a folder without a network."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -12,18 +10,12 @@ from base64 import b64decode
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from kit.browser_pages import PATIENCE_MS
 from site_pages import PAGES, notebook_page, site_links, site_tables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADING = {
@@ -43,14 +35,14 @@ FETCHED = re.compile(r"""(?:url\(|@import)\s*["']?(?:https?:)?//""")
 class Loads(HTMLParser):
     """Collects what a page loads, and the anchors that it has."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.targets: list[str] = []
-        self.anchors: set[str] = set()
-        self.links: list[str] = []
+        self.targets = []
+        self.anchors = set()
+        self.links = []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         """Look at one element."""
         values = {name: value for name, value in attrs if value is not None}
         self.anchors |= {values["id"]} if "id" in values else set()
@@ -71,13 +63,13 @@ watch: []
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+def built(tmp_path_factory):
     """Return a function that builds the site once, whole or without its reference."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
 
     @cache
-    def build(whole: bool) -> Path:
+    def build(whole):
         folder = tmp_path_factory.mktemp("site")
         part = tmp_path_factory.mktemp("part") / "mkdocs.yml"
         part.write_text(WITHOUT_REFERENCE)
@@ -102,18 +94,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
     params=[False, pytest.param(True, marks=pytest.mark.slow)],
     ids=["without reference", "whole"],
 )
-def site(built: Callable[[bool], Path], request: pytest.FixtureRequest) -> Path:
+def site(built, request):
     """Return the folder of the built site."""
     return built(request.param)
 
 
 @pytest.fixture(scope="module")
-def whole(built: Callable[[bool], Path]) -> Path:
+def whole(built):
     """Return the folder of the whole site."""
     return built(True)
 
 
-def pages_of(site: Path) -> dict[Path, Loads]:
+def pages_of(site):
     """Return what is in each page of the site."""
     found = {page: Loads(page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
     sources = {page.relative_to(ROOT / "docs") for page in ROOT.glob("docs/**/*.md")}
@@ -122,7 +114,7 @@ def pages_of(site: Path) -> dict[Path, Loads]:
     return found
 
 
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+def test_pages_load_nothing_from_elsewhere(site):
     """No page names a file of another host, whether script, style, font or picture."""
     for page, loads in pages_of(site).items():
         assert loads.targets
@@ -131,7 +123,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert not FETCHED.search(page.read_text(encoding="utf-8")), page
 
 
-def test_styles_load_nothing_from_elsewhere(site: Path) -> None:
+def test_styles_load_nothing_from_elsewhere(site):
     """No style sheet imports or shows a file of another host."""
     sheets = list(site.rglob("*.css"))
     assert sheets
@@ -139,7 +131,7 @@ def test_styles_load_nothing_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_links_lead_somewhere(whole: Path) -> None:
+def test_links_lead_somewhere(whole):
     """Every link within the site names a page of it, and an anchor that the page has."""
     site, pages = whole, pages_of(whole)
     for page, loads in pages.items():
@@ -158,12 +150,12 @@ def test_links_lead_somewhere(whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_public_names_are_in_the_reference(whole: Path) -> None:
+def test_public_names_are_in_the_reference(whole):
     """Every name of the package and of its parts for users has its docstring in the reference."""
     import poetmodel as pm
     from poetmodel import baselines, bench, plan, planner
 
-    anchors: set[str] = set()
+    anchors = set()
     for page in (whole / "reference").glob("*.html"):
         anchors |= Loads(page.read_text(encoding="utf-8")).anchors
     ends = {anchor.rpartition(".")[2] for anchor in anchors if anchor.startswith("poetmodel.")}
@@ -172,7 +164,7 @@ def test_public_names_are_in_the_reference(whole: Path) -> None:
         assert missing == set(), package.__name__
 
 
-def test_search_knows_the_pages(site: Path) -> None:
+def test_search_knows_the_pages(site):
     """The index of the search is part of the site and has every guide."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     places = {entry["location"].partition("#")[0] for entry in index["docs"]}
@@ -195,14 +187,12 @@ def test_search_knows_the_pages(site: Path) -> None:
         ("tutorial.md", "[f](index.md)", "[f](index.md)"),
     ],
 )
-def test_links_of_the_repository_become_links_of_the_site(
-    page: str, text: str, expected: str
-) -> None:
+def test_links_of_the_repository_become_links_of_the_site(page, text, expected):
     """A link goes to where the site has its target; one to a file that it lacks becomes text."""
     assert site_links(text, page) == expected
 
 
-def test_notebooks_become_pages_with_what_their_cells_print() -> None:
+def test_notebooks_become_pages_with_what_their_cells_print():
     """Text stays, code and what is printed are blocks, a picture is part of the page."""
     cells = [
         {"cell_type": "markdown", "source": ["# Title\n", "\n", "Words."]},
@@ -221,13 +211,12 @@ def test_notebooks_become_pages_with_what_their_cells_print() -> None:
         "```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
     )
     coded = re.fullmatch(r"What the cell draws\]\(data:image/svg\+xml;base64,(.+)\)\n", picture)
-    assert coded is not None
     drawn = b64decode(coded[1]).decode()
     assert drawn.startswith("<svg>")
     assert "prefers-color-scheme:dark" in drawn
 
 
-def test_the_tutorial_is_a_page(site: Path) -> None:
+def test_the_tutorial_is_a_page(site):
     """It shows code, what that prints and the picture, and the notebook can be taken along."""
     text = (site / "tutorial.html").read_text(encoding="utf-8")
     assert "checkpoint_all_peak_bytes" in text
@@ -236,14 +225,14 @@ def test_the_tutorial_is_a_page(site: Path) -> None:
     assert (site / "tutorial.ipynb").is_file()
 
 
-def test_bars_in_code_are_plain_in_tables_only() -> None:
+def test_bars_in_code_are_plain_in_tables_only():
     """A bar within code in a table needs no backslash in the site; elsewhere nothing changes."""
     text = "| `a\\|b` | c\\|d |\n`e\\|f`\n"
     assert site_tables(text) == "| `a|b` | c\\|d |\n`e\\|f`\n"
 
 
 @pytest.mark.slow
-def test_docstrings_come_out_as_the_signature_has_them(whole: Path) -> None:
+def test_docstrings_come_out_as_the_signature_has_them(whole):
     """Choices in braces do not hide the default, and no literal block leaves its colons."""
     text = (whole / "reference" / "library.html").read_text(encoding="utf-8")
     (row,) = re.findall(
@@ -254,17 +243,15 @@ def test_docstrings_come_out_as_the_signature_has_them(whole: Path) -> None:
         assert "::</p>" not in page.read_text(encoding="utf-8"), page
 
 
-def test_pages_from_outside_docs_exist() -> None:
+def test_pages_from_outside_docs_exist():
     """Every file that the site takes from elsewhere in the repository is there."""
     assert [source for source in PAGES if not (ROOT / source).is_file()] == []
 
 
 # -- in a browser ----------------------------------------------------------------------------------
-
-
-def faults_of(page: Page) -> list[str]:
+def faults_of(page):
     """Return a list that gets what a page complains of, and what it asks for from elsewhere."""
-    found: list[str] = []
+    found = []
     page.on("console", lambda said: found.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: found.append(str(error)))
     page.on(
@@ -287,7 +274,7 @@ def faults_of(page: Page) -> list[str]:
 
 
 @pytest.mark.browser
-def test_pages_open_from_a_folder_without_a_complaint(whole: Path, browser: Browser) -> None:
+def test_pages_open_from_a_folder_without_a_complaint(whole, browser):
     """No page opened as a file has an error, a failed request or one that leaves the folder."""
     page = browser.new_page()
     faults = faults_of(page)
@@ -298,7 +285,7 @@ def test_pages_open_from_a_folder_without_a_complaint(whole: Path, browser: Brow
 
 
 @pytest.mark.browser
-def test_search_finds_pages_from_a_folder(whole: Path, browser: Browser) -> None:
+def test_search_finds_pages_from_a_folder(whole, browser):
     """What is typed into the search is found, and the result leads to its page."""
     page = browser.new_page()
     faults = faults_of(page)
@@ -313,13 +300,13 @@ def test_search_finds_pages_from_a_folder(whole: Path, browser: Browser) -> None
 
 
 @pytest.mark.browser
-def test_charts_are_dark_where_the_page_is(whole: Path, browser: Browser) -> None:
+def test_charts_are_dark_where_the_page_is(whole, browser):
     """A chart has the paper of its page, and the site's own switch changes both."""
     page = browser.new_page(color_scheme="light", viewport={"width": 1440, "height": 900})
     page.goto((whole / "results" / "solving.html").as_uri())
     chart = page.locator('article img[src$=".svg"]').first
 
-    def paper() -> tuple[int, ...]:
+    def paper():
         return decoded(chart.screenshot())
 
     assert paper() == (255, 255, 255)
@@ -329,20 +316,13 @@ def test_charts_are_dark_where_the_page_is(whole: Path, browser: Browser) -> Non
     page.close()
 
 
-def decoded(picture: bytes) -> tuple[int, ...]:
+def decoded(picture):
     """Return the colour of a picture near its corner."""
     image = pytest.importorskip("PIL.Image").open(io.BytesIO(picture))
     return tuple(image.convert("RGB").getpixel((3, 3)))
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/results/*.md")), ids=lambda p: p.stem)
-def test_tables_of_results_are_short(page: Path) -> None:
-    """No table has more than 25 rows: longer ones are files."""
-    for rows in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.M):
-        assert rows.count("\n") <= 2 + 25, rows[:200]
-
-
-def test_pictures_are_in_the_site(site: Path) -> None:
+def test_pictures_are_in_the_site(site):
     """Every picture, style and script that a page names is a file of the site."""
     for page, loads in pages_of(site).items():
         for target in loads.targets:

@@ -1,13 +1,10 @@
 """The tutorial: it runs, what it claims holds, and what it shows is what running it gives."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from base64 import b64decode
 from copy import deepcopy
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,15 +12,12 @@ import pytest
 from kit.commands import invoke
 from make_tutorial import ROOT, TUTORIAL, differences
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 STORED = json.loads(TUTORIAL.read_text(encoding="utf-8"))
 CODE = [cell for cell in STORED["cells"] if cell["cell_type"] == "code"]
 
 
 @pytest.mark.slow
-def test_it_runs_and_its_outputs_are_current() -> None:
+def test_it_runs_and_its_outputs_are_current():
     """No cell fails, not even an assertion, and each prints what the file has."""
     for package in ("IPython", "nbformat", "matplotlib"):
         pytest.importorskip(package)
@@ -40,7 +34,7 @@ def test_it_runs_and_its_outputs_are_current() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_its_claims_are_asserted_and_its_outputs_are_stored() -> None:
+def test_its_claims_are_asserted_and_its_outputs_are_stored():
     """Every part has an assertion; cells were run in order; there is a picture, and no error."""
     source = "".join("".join(cell["source"]) for cell in CODE)
     assert source.count("assert ") > 10
@@ -51,7 +45,7 @@ def test_its_claims_are_asserted_and_its_outputs_are_stored() -> None:
     assert {output.get("name", "stdout") for output in outputs} == {"stdout"}
 
 
-def test_what_differs_is_told() -> None:
+def test_what_differs_is_told():
     """Another text, and a picture that is missing; not the numbers within a picture."""
     other = deepcopy(STORED)
     printed, pictured = (
@@ -67,7 +61,7 @@ def test_what_differs_is_told() -> None:
 
 
 @pytest.mark.torch
-def test_its_step_is_what_pytorch_gives(tmp_path: Path) -> None:
+def test_its_step_is_what_pytorch_gives(tmp_path):
     """The file of the step that it exports is captured from the network that the script has.
 
     All but the release of PyTorch that did it, which the file names, and the last bits of the

@@ -1,25 +1,17 @@
 """An explorer inside this process, shared by the tests of one module."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kit.explorers import Visitor
 
 if not all(map(find_spec, ("fastapi", "uvicorn", "httpx", "jinja2", "plotly"))):
     collect_ignore_glob = ["*.py"]
 
 
 @pytest.fixture(scope="module")
-def visitor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
+def visitor(tmp_path_factory):
     """Return a visitor on an explorer with one process that solves and one that draws."""
     import httpx
     import uvicorn

@@ -1,26 +1,15 @@
 """The explorer's page in a real browser, before the real server."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.browser_pages import PATIENCE_MS, PHONE
-from kit.explorer_pages import WIDE, Visit, visit
+from kit.browser_pages import PATIENCE_MS
+from kit.explorer_pages import WIDE, visit
 from kit.explorers import running
 from poetmodel.schedule.io import parse_document
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser
-
-    from kit.explorers import Explorer
 
 pytestmark = pytest.mark.browser
 
@@ -48,18 +37,18 @@ SAVING = """() => { window.saved = []; const blobs = new Map();
 
 
 @pytest.fixture(scope="module")
-def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explorer]:
+def explorer(tmp_path_factory):
     """Run one explorer for all tests."""
     with running(tmp_path_factory.mktemp("explore"), *SMALL) as started:
         yield started
 
 
 @pytest.fixture
-def opened(browser: Browser, explorer: Explorer) -> Iterator[Callable[..., Visit]]:
+def opened(browser, explorer):
     """Open pages that are closed, and were silent, when the test ends."""
-    visits: list[Visit] = []
+    visits = []
 
-    def open_page(how: dict[str, Any] = WIDE, **view: str) -> Visit:
+    def open_page(how=WIDE, **view):
         visits.append(visit(browser, explorer, how, **view))
         return visits[-1]
 
@@ -69,7 +58,7 @@ def opened(browser: Browser, explorer: Explorer) -> Iterator[Callable[..., Visit
 
 
 @pytest.fixture(scope="module")
-def shared(browser: Browser, explorer: Explorer) -> Iterator[Visit]:
+def shared(browser, explorer):
     """Open one page for the tests that need no new one."""
     found = visit(browser, explorer, ram="90%")
     found.settled()
@@ -78,7 +67,7 @@ def shared(browser: Browser, explorer: Explorer) -> Iterator[Visit]:
 
 
 @pytest.fixture
-def page(shared: Visit) -> Visit:
+def page(shared):
     """Return the page with 90 % of RAM and no deadline."""
     shared.type("deadline", "none")
     shared.type("ram", "90%")
@@ -86,11 +75,10 @@ def page(shared: Visit) -> Visit:
     return shared
 
 
-def drag(page: Visit, *, to: float, steps: int = 12, meanwhile: Callable[[], None]) -> None:
+def drag(page, *, to, steps=12, meanwhile):
     """Drag the RAM slider to a share of its range."""
     slider = page.page.locator("#ram")
     box = slider.bounding_box()
-    assert box is not None
     thumb, y = 24, box["y"] + box["height"] / 2
     span = box["width"] - thumb
     start = float(slider.input_value()) / 240
@@ -103,39 +91,7 @@ def drag(page: Visit, *, to: float, steps: int = 12, meanwhile: Callable[[], Non
     page.page.mouse.up()
 
 
-@pytest.mark.parametrize(
-    ("how", "scheme"),
-    [
-        pytest.param(WIDE, "light", id="wide-light"),
-        pytest.param(PHONE, "dark", id="phone-dark"),
-        pytest.param(WIDE, "dark", id="wide-dark", marks=pytest.mark.slow),
-        pytest.param(PHONE, "light", id="phone-light", marks=pytest.mark.slow),
-    ],
-)
-def test_page_is_accessible_and_fits(
-    opened: Callable[..., Visit], how: dict[str, Any], scheme: str
-) -> None:
-    """No violation that axe knows, nothing wider than the screen, slider and timeline in sight."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    page = opened({**how, "color_scheme": scheme})
-    page.settled()
-    for name in ("timeline", "points", "gauge", "map", "network", "decisions"):
-        page.page.locator(f"#{name} h2").scroll_into_view_if_needed(timeout=PATIENCE_MS)
-        page.page.wait_for_selector(f"#{name}-A[data-ready]", timeout=PATIENCE_MS)
-    page.page.evaluate("() => window.scrollTo(0, 0)")
-    found = axe.run(page.page)
-    assert found.violations_count == 0, found.generate_report()
-    assert (
-        page.page.evaluate("() => document.documentElement.scrollWidth")
-        <= (how["viewport"]["width"])
-    )
-    for name in ("#timeline-A", "#ram"):
-        box = page.page.locator(name).bounding_box()
-        assert box is not None
-        assert 0 <= box["y"] < how["viewport"]["height"] - 40
-
-
-def test_page_is_small(opened: Callable[..., Visit]) -> None:
+def test_page_is_small(opened):
     """The page has less than 6 MB, with all its scripts."""
     page = opened()
     size = page.page.evaluate(
@@ -144,7 +100,7 @@ def test_page_is_small(opened: Callable[..., Visit]) -> None:
     assert size < MOST_BYTES
 
 
-def test_figures_and_timeline_are_those_of_the_answer(page: Visit) -> None:
+def test_figures_and_timeline_are_those_of_the_answer(page):
     """What is shown is what the server said of the point, to the last digit."""
     page.type("ram", "75%")
     point = page.json(f"/api/points/{page.settled()['point']}")
@@ -159,7 +115,7 @@ def test_figures_and_timeline_are_those_of_the_answer(page: Visit) -> None:
     assert page.page.evaluate(PEAK) * line["scale"] == pytest.approx(point["peak_ram_bytes"])
 
 
-def test_dragging_changes_the_timeline(opened: Callable[..., Visit]) -> None:
+def test_dragging_changes_the_timeline(opened):
     """The timeline follows the slider, which keeps the focus; what is left is the last stop."""
     page = opened(model="ds-cnn", device="nano33ble", ram="80%")
     page.settled()
@@ -175,7 +131,7 @@ def test_dragging_changes_the_timeline(opened: Callable[..., Visit]) -> None:
     page.page.wait_for_function(ADDRESS, arg=point["ram_bytes"])
 
 
-def test_known_point_is_shown_before_any_reply(page: Visit) -> None:
+def test_known_point_is_shown_before_any_reply(page):
     """The way back needs no server: figures and charts of a known point are there at once."""
     first = page.settled()["answer"]
     energy = page.figure("energy")
@@ -184,9 +140,9 @@ def test_known_point_is_shown_before_any_reply(page: Visit) -> None:
         "(first) => document.documentElement.dataset.answer !== first", arg=first
     )
     page.settled()
-    held: list[Any] = []
+    held = []
 
-    def hold(route: Any) -> None:
+    def hold(route):
         held.append(route)
 
     page.page.route("**/api/points", hold)
@@ -199,23 +155,7 @@ def test_known_point_is_shown_before_any_reply(page: Visit) -> None:
     page.page.unroute("**/api/points")
 
 
-def test_older_solve_is_cancelled(opened: Callable[..., Visit]) -> None:
-    """A new wish stops the solve of the one before, and keeps its best schedule."""
-    page = opened(**SLOW)
-    old = page.until(state="solving")["point"]
-    page.page.wait_for_selector("html[data-answer]", state="attached", timeout=PATIENCE_MS)
-    page.type("ram", "100%")
-    page.settled()
-    page.page.wait_for_function(
-        """(old) => fetch(`/api/points/${old}`).then((reply) => reply.json())
-        .then((point) => point.state === 'cancelled')""",
-        arg=old,
-        timeout=PATIENCE_MS,
-    )
-    assert page.json(f"/api/points/{old}")["energy_j"] > 0
-
-
-def test_reload_in_the_middle_of_a_solve(opened: Callable[..., Visit]) -> None:
+def test_reload_in_the_middle_of_a_solve(opened):
     """After a reload the same point is there, with its schedule, and goes on."""
     page = opened(**{**SLOW, "ram": "45%"})
     before = page.until(state="solving")
@@ -230,7 +170,7 @@ def test_reload_in_the_middle_of_a_solve(opened: Callable[..., Visit]) -> None:
     page.settled()
 
 
-def test_killed_server_loses_nothing(browser: Browser, tmp_path: Path) -> None:
+def test_killed_server_loses_nothing(browser, tmp_path):
     """The page says quietly that it reconnects; then it has all answers again."""
     with running(tmp_path, *SMALL) as explorer:
         page = visit(browser, explorer, ram="80%")
@@ -256,7 +196,7 @@ def test_killed_server_loses_nothing(browser: Browser, tmp_path: Path) -> None:
         page.page.context.close()
 
 
-def test_two_browsers_do_not_disturb_each_other(opened: Callable[..., Visit]) -> None:
+def test_two_browsers_do_not_disturb_each_other(opened):
     """Each page has its own wish; both see the other's points."""
     one, other = opened(ram="85%"), opened(ram="72%")
     first, second = one.settled()["point"], other.settled()["point"]
@@ -267,7 +207,7 @@ def test_two_browsers_do_not_disturb_each_other(opened: Callable[..., Visit]) ->
     assert one.settled()["answer"] == other.settled()["answer"]
 
 
-def test_address_has_the_whole_view(opened: Callable[..., Visit]) -> None:
+def test_address_has_the_whole_view(opened):
     """A link leads to the same problem, limits and tensor; the token is not part of it."""
     page = opened(ram="90%")
     page.settled()
@@ -291,11 +231,11 @@ def test_address_has_the_whole_view(opened: Callable[..., Visit]) -> None:
     assert there.page.locator("#timeline-A path.rim").get_attribute("d")
 
 
-def test_what_is_typed_outlives_a_new_problem(opened: Callable[..., Visit]) -> None:
+def test_what_is_typed_outlives_a_new_problem(opened):
     """A field that somebody types in keeps the text while the limits get a new range."""
     page = opened(ram="90%")
     page.settled()
-    held: list[Any] = []
+    held = []
     page.page.route("**/api/problems", lambda route: held.append(route))  # noqa: PLW0108 - no builtin may listen
     page.page.locator("#recompute").uncheck()
     page.page.locator("#deadline-text").fill("150%")
@@ -306,7 +246,7 @@ def test_what_is_typed_outlives_a_new_problem(opened: Callable[..., Visit]) -> N
     page.page.wait_for_function("() => location.search.includes('deadline=')")
 
 
-def test_below_the_minimum_the_page_says_why(page: Visit) -> None:
+def test_below_the_minimum_the_page_says_why(page):
     """Less than the minimum is explained by what one step holds, and there is a way back."""
     page.page.locator("#ram").focus()
     page.page.keyboard.press("Home")
@@ -327,7 +267,7 @@ def test_below_the_minimum_the_page_says_why(page: Visit) -> None:
     assert not old.is_visible()
 
 
-def test_placeholders_are_shown_whole(page: Visit) -> None:
+def test_placeholders_are_shown_whole(page):
     """None is wider than its field, whose steppers take room too."""
     widths = page.page.evaluate(
         """() => Array.from(document.querySelectorAll('.choices input[placeholder]'), (field) => {
@@ -344,7 +284,7 @@ def test_placeholders_are_shown_whole(page: Visit) -> None:
     assert all(text <= room for text, room, _ in widths if room > 0), widths
 
 
-def test_impossible_deadline_has_a_reason(page: Visit) -> None:
+def test_impossible_deadline_has_a_reason(page):
     """A deadline below a single pass is refused with its reason; without it all is well again."""
     page.type("deadline", "50%")
     page.until(status="infeasible")
@@ -354,7 +294,7 @@ def test_impossible_deadline_has_a_reason(page: Visit) -> None:
     assert page.page.locator("#deadline-text").input_value() == "none"
 
 
-def test_fields_take_sizes_and_shares(page: Visit) -> None:
+def test_fields_take_sizes_and_shares(page):
     """Sizes and shares are understood; what is not is marked and said, and nothing is asked."""
     before = page.settled()["point"]
     field = page.page.locator("#ram-text")
@@ -370,7 +310,7 @@ def test_fields_take_sizes_and_shares(page: Visit) -> None:
     assert "5 KiB" in (page.page.locator("#ram").get_attribute("aria-valuetext") or "")
 
 
-def test_another_model_in_the_middle_of_a_drag(opened: Callable[..., Visit]) -> None:
+def test_another_model_in_the_middle_of_a_drag(opened):
     """Charts of the old network make room in silence, and the new one's answer is seen."""
     there = opened(model="ds-cnn", device="nrf52840")
     there.settled()
@@ -386,7 +326,7 @@ def test_another_model_in_the_middle_of_a_drag(opened: Callable[..., Visit]) -> 
     )
 
 
-def test_point_of_the_chart_leads_there(page: Visit) -> None:
+def test_point_of_the_chart_leads_there(page):
     """A key or a click on an answer of the Pareto chart goes to its limits."""
     page.type("ram", "88%")
     first = page.settled()["point"]
@@ -408,7 +348,7 @@ def test_point_of_the_chart_leads_there(page: Visit) -> None:
     assert shown["needs_bytes"] == needs
 
 
-def test_everything_can_be_taken_away(page: Visit) -> None:
+def test_everything_can_be_taken_away(page):
     """Schedule, plan and report are files; the command is on the page."""
     point = page.json(f"/api/points/{page.settled()['point']}")
     page.page.evaluate(SAVING)
@@ -436,7 +376,7 @@ def test_everything_can_be_taken_away(page: Visit) -> None:
     assert page.page.evaluate("() => navigator.clipboard.readText()") == command
 
 
-def test_refused_choice_is_said_and_the_old_view_stays(page: Visit) -> None:
+def test_refused_choice_is_said_and_the_old_view_stays(page):
     """A choice that has no graph is refused in a sentence beside the controls."""
     before = page.settled()["point"]
     page.page.locator("#sequence").fill("7")

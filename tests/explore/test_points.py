@@ -1,12 +1,9 @@
 """What one point tells another, and what a store keeps of them."""
 
-from __future__ import annotations
-
 import math
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -15,18 +12,14 @@ from hypothesis import strategies as st
 from poetmodel.explore.points import MOST_HISTORY, Point, joined, known_bound, neighbour, point_id
 from poetmodel.explore.store import PointStore
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
-
-def point(ram_bytes: int = 100, deadline_s: float | None = None, **known: Any) -> Point:
+def point(ram_bytes=100, deadline_s=None, **known):
     """Return a point of one problem."""
     name = point_id("problem", ram_bytes, deadline_s)
     return Point(id=name, problem="problem", ram_bytes=ram_bytes, deadline_s=deadline_s, **known)
 
 
-def found(value: float, *, needs_bytes: int = 50, time_s: float = 1.0) -> dict[str, Any]:
+def found(value, *, needs_bytes=50, time_s=1.0):
     """Return what a worker says of a schedule."""
     return {
         "value": value,
@@ -39,7 +32,7 @@ def found(value: float, *, needs_bytes: int = 50, time_s: float = 1.0) -> dict[s
     }
 
 
-def solved(ram_bytes: int, value: float, *, needs_bytes: int, time_s: float = 1.0) -> Point:
+def solved(ram_bytes, value, *, needs_bytes, time_s=1.0):
     """Return a point with a schedule."""
     made = point(ram_bytes)
     made.take(found(value, needs_bytes=needs_bytes, time_s=time_s), b"schedule")
@@ -55,10 +48,7 @@ limits = st.tuples(
     at=limits,
     others=st.lists(st.tuples(limits, st.integers(1, 100), st.floats(0.1, 9)), max_size=8),
 )
-def test_neighbour_keeps_the_limits_and_is_the_best(
-    at: tuple[int, float | None, float, float],
-    others: list[tuple[tuple[int, float | None, float, float], int, float]],
-) -> None:
+def test_neighbour_keeps_the_limits_and_is_the_best(at, others):
     """No schedule that needs more RAM or time is lent, and no better one is passed over."""
     here = point(at[0], at[1])
     known = [
@@ -81,16 +71,14 @@ def test_neighbour_keeps_the_limits_and_is_the_best(
     ("ram_bytes", "deadline_s", "holds"),
     [(100, None, True), (120, None, True), (80, None, False), (120, 5.0, False)],
 )
-def test_bound_holds_only_where_less_is_allowed(
-    ram_bytes: int, deadline_s: float | None, holds: bool
-) -> None:
+def test_bound_holds_only_where_less_is_allowed(ram_bytes, deadline_s, holds):
     """One that was proved with less RAM, or for a deadline, says nothing."""
     proved = point(ram_bytes, deadline_s, bound=3.0)
     assert known_bound(point(100), [proved]) == (3.0 if holds else 0.0)
     assert known_bound(point(100, 4.0), [proved]) == (3.0 if ram_bytes >= 100 else 0.0)
 
 
-def test_revision_grows_and_its_picture_has_a_name() -> None:
+def test_revision_grows_and_its_picture_has_a_name():
     """Another schedule, or another proof of the same, is drawn anew."""
     made = solved(100, 2.0, needs_bytes=90)
     first = made.revision, made.digest
@@ -100,27 +88,26 @@ def test_revision_grows_and_its_picture_has_a_name() -> None:
     assert made.digest != first[1]
 
 
-def test_history_stays_small_and_keeps_its_ends() -> None:
+def test_history_stays_small_and_keeps_its_ends():
     """However often a bound moves."""
     made = solved(100, 2.0, needs_bytes=90)
     for step in range(5 * MOST_HISTORY):
         made.bound, made.seconds = step / 10_000, float(step)
         made.note()
     assert len(made.history) <= MOST_HISTORY
-    assert made.history[0][0] == 0
-    assert made.history[-1] == (made.seconds, 2.0, made.bound)
+    assert (made.history[0][0], made.history[-1]) == (0, (made.seconds, 2.0, made.bound))
     assert [entry[0] for entry in made.history] == sorted(entry[0] for entry in made.history)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[PointStore]:
+def store(tmp_path):
     """Return an empty store."""
     made = PointStore(tmp_path / "folder" / "store.sqlite")
     yield made
     made.close()
 
 
-def test_point_comes_back_as_it_was(store: PointStore) -> None:
+def test_point_comes_back_as_it_was(store):
     """With its history and its schedule."""
     made = solved(100, 2.0, needs_bytes=90)
     made.note()
@@ -132,7 +119,7 @@ def test_point_comes_back_as_it_was(store: PointStore) -> None:
     assert store.now(store.points, "other") == []
 
 
-def test_better_point_is_never_overwritten(store: PointStore) -> None:
+def test_better_point_is_never_overwritten(store):
     """Not by a worse schedule, a worse bound or an earlier state of another server."""
     best = solved(100, 2.0, needs_bytes=90)
     best.state, best.status, best.bound = "done", "optimal", 2.0
@@ -144,7 +131,6 @@ def test_better_point_is_never_overwritten(store: PointStore) -> None:
     for other in (worse, weaker, earlier, without):
         store.now(store.save, other, b"other")
     back = store.now(store.point, best.id)
-    assert back is not None
     assert (back.value, back.bound, back.state) == (2.0, 2.0, "done")
     assert store.now(store.schedule, best.id) == b"best"
     better = solved(100, 1.5, needs_bytes=90)
@@ -157,9 +143,7 @@ def test_better_point_is_never_overwritten(store: PointStore) -> None:
     second=st.tuples(st.floats(1, 5), st.floats(0, 1)),
     carried=st.booleans(),
 )
-def test_two_servers_lose_nothing_of_a_point(
-    first: tuple[float, float], second: tuple[float, float], carried: bool
-) -> None:
+def test_two_servers_lose_nothing_of_a_point(first, second, carried):
     """The better schedule and the better bound stay, whoever of them had which."""
     one, other = (solved(100, value, needs_bytes=90) for value, _ in (first, second))
     one.bound, other.bound = first[1], second[1]
@@ -169,7 +153,7 @@ def test_two_servers_lose_nothing_of_a_point(
     assert is_new <= (both.value == second[0])
 
 
-def test_bound_of_another_server_stays_in_the_store(store: PointStore) -> None:
+def test_bound_of_another_server_stays_in_the_store(store):
     """A better schedule with a worse bound takes its place, and its picture is drawn anew."""
     bounded = solved(100, 3.0, needs_bytes=90)
     bounded.bound = 1.8
@@ -178,18 +162,16 @@ def test_bound_of_another_server_stays_in_the_store(store: PointStore) -> None:
     better.bound = 0.5
     store.now(store.save, better, b"better")
     back = store.now(store.point, better.id)
-    assert back is not None
     assert (back.value, back.bound) == (2.0, 1.8)
     assert back.digest not in (better.digest, bounded.digest)
     assert store.now(store.schedule, better.id) == b"better"
     store.now(store.save, replace(bounded, bound=1.9), None)
     back = store.now(store.point, better.id)
-    assert back is not None
     assert (back.value, back.bound) == (2.0, 1.9)
     assert store.now(store.schedule, better.id) == b"better"
 
 
-def test_picture_of_an_earlier_revision_goes(store: PointStore) -> None:
+def test_picture_of_an_earlier_revision_goes(store):
     """And one that another version drew is not shown."""
     made = solved(100, 2.0, needs_bytes=90)
     store.now(store.save, made, b"packed")
@@ -202,7 +184,7 @@ def test_picture_of_an_earlier_revision_goes(store: PointStore) -> None:
     assert store.now(store.answer, made.id, before, "now") is None
 
 
-def test_token_stays_and_is_for_its_owner_alone(store: PointStore) -> None:
+def test_token_stays_and_is_for_its_owner_alone(store):
     """The address of a server that is started again is the same."""
     token = store.now(store.secret)
     assert len(token) >= 24
@@ -210,7 +192,7 @@ def test_token_stays_and_is_for_its_owner_alone(store: PointStore) -> None:
     assert store.path.stat().st_mode & 0o077 == 0
 
 
-def test_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_no_store_is_refused(tmp_path):
     """The sentence names it."""
     path = tmp_path / "notes.sqlite"
     path.write_text("these are my notes, and long enough to be no database " * 20)
@@ -229,7 +211,7 @@ def test_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_database_of_others_is_left_alone(tmp_path: Path, statements: str, words: str) -> None:
+def test_database_of_others_is_left_alone(tmp_path, statements, words):
     """It is refused before anything is written into it."""
     path = tmp_path / "theirs.sqlite"
     with closing(sqlite3.connect(path)) as connection:

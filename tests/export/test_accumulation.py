@@ -1,34 +1,25 @@
 """Gradients summed over several batches before an update: as PyTorch's loop, and through resets."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
+import poetmodel.torch as pmt
+from kit.export_agreement import SCHEDULES, Exported, batches_like
+from kit.nor_flash import over_nor
+from kit.programs import needs
+from poetmodel.errors import InputError
+from poetmodel.export.board import Target
+from poetmodel.export.io import load_step, save_step
+from poetmodel.torch.lowering.step import lower
 
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-import poetmodel.torch as pmt  # noqa: E402
-from kit.export_agreement import SCHEDULES, Exported, batches_like  # noqa: E402
-from kit.nor_flash import over_nor  # noqa: E402
-from kit.programs import needs  # noqa: E402
-from poetmodel.errors import InputError  # noqa: E402
-from poetmodel.export.board import Target  # noqa: E402
-from poetmodel.export.io import load_step, save_step  # noqa: E402
-from poetmodel.torch.lowering.step import lower  # noqa: E402
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-pytestmark = pytest.mark.torch
 COUNT = "accumulated_batches"
-OPTIMIZERS: dict[str, Any] = {
+OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.1),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3),
@@ -36,7 +27,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def training(*, norms: bool = True) -> tuple[Any, Any, Any]:
+def training(*, norms=True):
     """Return a model, its loss, and inputs."""
     torch.manual_seed(0)
     norm = [nn.BatchNorm1d(8)] if norms else []
@@ -44,15 +35,7 @@ def training(*, norms: bool = True) -> tuple[Any, Any, Any]:
     return model, functional.mse_loss, (torch.randn(5, 6), torch.randn(5, 4))
 
 
-def exported(
-    folder: Path,
-    name: str,
-    batches: int,
-    *,
-    clip: float | None = None,
-    norms: bool = True,
-    **options: Any,
-) -> Exported:
+def exported(folder, name, batches, *, clip=None, norms=True, **options):
     """Return a step that sums gradients of so many batches, as a folder."""
     model, loss_fn, inputs = training(norms=norms)
     step = lower(
@@ -62,9 +45,7 @@ def exported(
     return Exported(step, folder, **options)
 
 
-def looped(
-    given: Any, name: str, every: Any, steps: int, batches: int, *, clip: float | None = None
-) -> tuple[list[float], Any, Any]:
+def looped(given, name, every, steps, batches, *, clip=None):
     """Train as PyTorch's users do, in the type of the batches; return losses and what is left."""
     model, loss_fn, _ = given
     model = copy.deepcopy(model).to(every[0][0].dtype)
@@ -82,7 +63,7 @@ def looped(
     return losses, model, optimizer
 
 
-def apart(found: Any, losses: list[float], model: Any, optimizer: Any) -> float:
+def apart(found, losses, model, optimizer):
     """Return the largest difference of losses, parameters, sums of gradients, and moments."""
     expected = {name: value.detach() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
@@ -96,7 +77,7 @@ def apart(found: Any, losses: list[float], model: Any, optimizer: Any) -> float:
     return max(float(np.abs(mine - its).max(initial=0.0)) for mine, its in pairs)
 
 
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
+CASES = {
     "all kept": ("sgd", {}),
     "momentum": ("momentum", {}),
     "clipped": ("rmsprop", {"clip": 0.1}),
@@ -110,7 +91,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sums_are_those_of_the_loop_of_pytorch(case: str, tmp_path: Path) -> None:
+def test_sums_are_those_of_the_loop_of_pytorch(case, tmp_path):
     """After each batch all is as after it in the loop: three batches are an update."""
     name, options = CASES[case]
     program = exported(tmp_path, name, 3, **options)
@@ -124,12 +105,12 @@ def test_sums_are_those_of_the_loop_of_pytorch(case: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
-def test_sums_on_flash_that_is_read_where_it_lies(clip: float | None, tmp_path: Path) -> None:
+def test_sums_on_flash_that_is_read_where_it_lies(clip, tmp_path):
     """No sum is read from a block after that was erased; the bits are those of a step in RAM."""
     needs(Target.HOST)
     given = training(norms=False)
     every = [tuple(x.float() for x in batch) for batch in batches_like(given[2], 4)]
-    options: Any = {"clip": clip, "norms": False}
+    options = {"clip": clip, "norms": False}
     flash = {**SCHEDULES["mapped"], "commit": True, "share": 0.0}
     program = exported(tmp_path / "flash", "adam", 2, **options, **flash)
     homes = {state["name"]: state["home"] for state in program.manifest["states"]}
@@ -143,21 +124,12 @@ def test_sums_on_flash_that_is_read_where_it_lies(clip: float | None, tmp_path: 
     assert (program.folder / "state.bin").read_bytes() == whole.state
 
 
-@pytest.mark.parametrize("batches", [2, 5])
-def test_sums_in_single_precision(batches: int, tmp_path: Path) -> None:
-    """So they are, to rounding, in the build for the device."""
-    program, given = exported(tmp_path, "momentum", batches), training()
-    every = [tuple(x.float() for x in batch) for batch in batches_like(given[2], 4)]
-    found = program.outcome(every, 11, target=Target.HOST)
-    assert apart(found, *looped(given, "momentum", every, 11, batches)) < 1e-5
-
-
 @pytest.mark.parametrize("before", [1, 2, 3, 4])
-def test_training_goes_on_in_the_middle_of_a_sum(before: int, tmp_path: Path) -> None:
+def test_training_goes_on_in_the_middle_of_a_sum(before, tmp_path):
     """After a reset, and from a file of state, it has the bits of one that went on."""
     program, given = exported(tmp_path, "adam", 3, share=0.2, commit=True), training()
     every = batches_like(given[2], 8)
-    options: Any = {"target": Target.HOST}
+    options = {"target": Target.HOST}
     whole = program.run(every, 7, **options)
     first = program.run(every, before, **options).require_success()
     rest = program.run(every, 7 - before, words=("resume",), **options)
@@ -167,7 +139,7 @@ def test_training_goes_on_in_the_middle_of_a_sum(before: int, tmp_path: Path) ->
     assert [*first.losses.values(), *rest.losses.values()] == [*whole.losses.values()]
 
 
-def test_a_model_has_the_sums_as_its_gradients(tmp_path: Path) -> None:
+def test_a_model_has_the_sums_as_its_gradients(tmp_path):
     """PyTorch goes on with the batches that are missing; a file that it saves begins with none."""
     program, given = exported(tmp_path, "adam", 3), training()
     every = [tuple(x.float() for x in batch) for batch in batches_like(given[2], 8)]
@@ -187,7 +159,7 @@ def test_a_model_has_the_sums_as_its_gradients(tmp_path: Path) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_step_files_have_what_depends_on_the_count(tmp_path: Path) -> None:
+def test_step_files_have_what_depends_on_the_count(tmp_path):
     """A step that is read is the step that was written; what cannot be is refused."""
     model, loss_fn, inputs = training()
     optimizer = OPTIMIZERS["adam"](model.parameters())
@@ -210,7 +182,7 @@ def test_step_files_have_what_depends_on_the_count(tmp_path: Path) -> None:
         ({"accumulate": 2}, "there is no optimizer to wait for; give one"),
     ],
 )
-def test_what_cannot_be_summed(given: Any, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_summed(given, message, tmp_path):
     """The sentence says what is expected."""
     model, loss_fn, inputs = training()
     with pytest.raises(InputError, match=message):

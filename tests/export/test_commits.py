@@ -1,34 +1,30 @@
 """What a commit writes, wears and survives: programs in C++ over NOR flash that counts."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from kit.digits import STEP, digit_batches
-from kit.nor_flash import PARTS, over_nor
-from kit.toy_export import needs
+from kit.nor_flash import DRIVERS, PARTS, over_nor, step_writes
+from kit.programs import done, needs
+from kit.rotation import rotating
 from poetmodel.device import Device
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.errors import InputError, NoScheduleError
 from poetmodel.export.board import Target
+from poetmodel.export.deployment import Deployment
 from poetmodel.export.exporting import export_step
 from poetmodel.export.io import load_step
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from poetmodel.export.deployment import Deployment
-
-PLANS: Final[dict[str, dict[str, Any]]] = {
+PLANS = {
     "paged": {"ram": "90%", "recompute": False},
     "on storage": {"ram": "90%", "commit": True},
     "in RAM": {"ram": "150%", "commit": True},
@@ -36,10 +32,10 @@ PLANS: Final[dict[str, dict[str, Any]]] = {
     "without sums": {"ram": "90%", "device": "nano33ble", "commit": True, "checksum": False},
     "each third": {"ram": "150%", "device": "nano33ble", "commit_every": 3},
 }
-STEPS: Final = 9
-BATCHES: Final = digit_batches(STEPS, seed=8)
+STEPS = 9
+BATCHES = digit_batches(STEPS, seed=8)
 OLDER, DAMAGED, EMPTY, PAGE, SHORT = 13, 5, 8, 2, 3
-MARK_BYTES: Final = 4
+MARK_BYTES = 4
 """The end of a record: what is wrong there does no harm, as the rest is known to be whole."""
 
 
@@ -51,11 +47,11 @@ class Program(NamedTuple):
     folder: Path
 
     @property
-    def flash(self) -> Path:
+    def flash(self):
         """What the flash holds."""
         return self.folder / "flash.bin"
 
-    def run(self, steps: int = STEPS, **faults: float) -> tuple[int, str]:
+    def run(self, steps=STEPS, **faults):
         """Train to a step; return the status and what was said."""
         done = subprocess.run(
             [self.path, self.flash, str(steps), self.path.with_name("batches"), "state"],
@@ -65,19 +61,19 @@ class Program(NamedTuple):
         assert done.returncode >= 0, (done.stdout, done.stderr)
         return done.returncode, done.stdout
 
-    def state(self, **faults: float) -> bytes:
+    def state(self, **faults):
         """Return the state after all steps."""
         status, said = self.run(**faults)
         assert status == 0, said
         return (self.folder / "state").read_bytes()
 
-    def resumed(self, **faults: int) -> tuple[int, int]:
+    def resumed(self, **faults):
         """Return what ``pm_resume`` says, and after how many steps."""
         said = self.run(0, ONLY_RESUME=1, **faults)[1]
         error, steps = re.findall(r"resume (-?\d+) steps (\d+)", said)[0]
         return int(error), int(steps)
 
-    def flip(self, at: int, bit: int) -> None:
+    def flip(self, at, bit):
         """Change a bit of the flash."""
         content = bytearray(self.flash.read_bytes())
         content[at] ^= 1 << bit
@@ -85,12 +81,12 @@ class Program(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Program]:
+def programs(tmp_path_factory):
     """Return programs by what their plans do with storage, each on new flash."""
     needs(Target.HOST, "c++")
-    made: dict[str, tuple[Deployment, Path]] = {}
+    made = {}
 
-    def program(plan: str) -> Program:
+    def program(plan):
         if plan not in made:
             folder = tmp_path_factory.mktemp("plan")
             deployment = export_step(load_step(STEP), folder, gap=0.5, **PLANS[plan])
@@ -103,7 +99,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Progra
                 ["c++", "-O1", "-Wall", "-Wextra", "-Werror", *includes, "-c", main],
                 ["c++", *(f"{p.stem}.o" for p in folder.glob("src/*.c")), "commits.o", "-o", "app"],
             ):
-                subprocess.run(command, cwd=objects, check=True)
+                done(command, objects)
             (objects / "batches").write_bytes(BATCHES)
             made[plan] = deployment, objects / "app"
         return Program(*made[plan], tmp_path_factory.mktemp("flash"))
@@ -112,42 +108,39 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Progra
 
 
 @pytest.fixture(scope="module")
-def whole(programs: Callable[[str], Program]) -> bytes:
+def whole(programs):
     """Return the state after all steps without a fault."""
     return programs("in RAM").state()
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_said_is_what_the_flash_counts(programs: Callable[[str], Program], plan: str) -> None:
+def test_said_is_what_the_flash_counts(programs, plan):
     """Bytes and erases of a step: never more than said, and at most an erase less a page."""
     program = programs(plan)
     made = program.deployment
-    block = made.layout.erase_block_bytes
-    pages = [size for size, times in made.page_writes for _ in range(times)]
-    erases = sum(-(-size // block) for size in pages)
     status, said = program.run()
     assert status == 0
     steps = [tuple(map(int, n)) for n in re.findall(r"step 0 bytes (\d+) erases (\d+)", said)]
     assert len(steps) == STEPS
     for number, (written, erased) in enumerate(steps, start=1):
         commits = made.commit and number % made.commit_every == 0
-        most = sum(pages) + made.commit_bytes * commits
-        padding = 3 * len(made.generation)
-        assert most - padding <= written <= most
-        assert erased == erases + made.commit_erases * commits
+        least, most, erases = step_writes(made, commits=commits)
+        assert least <= written <= most
+        assert erased == erases
     header = program.path.parents[1] / "include" / "pm.h"
     assert f"#define PM_STORED_BYTES {made.stored_bytes}u" in header.read_text()
     assert program.flash.stat().st_size == made.stored_bytes + 1
 
 
-@pytest.mark.parametrize("driver", PARTS)
-@pytest.mark.parametrize("plan", ["paged", "on storage", "in RAM", "read in place"])
-def test_drivers_do_what_is_said(
-    programs: Callable[[str], Program], tmp_path: Path, plan: str, driver: str
-) -> None:
+@pytest.mark.parametrize(
+    ("plan", "driver"),
+    rotating(
+        [*product(("paged", "on storage", "in RAM"), PARTS), *product(("read in place",), DRIVERS)],
+        {("paged", "spi_flash"), ("on storage", "esp_partition"), ("read in place", "flash_area")},
+    ),
+)
+def test_drivers_do_what_is_said(programs, tmp_path, plan, driver):
     """Each driver of flash writes as many bytes in a step, and erases as many blocks."""
-    if (plan, driver) == ("read in place", "spi_flash"):
-        return  # no core reads it so
     made = programs(plan).deployment
     app = over_nor(programs(plan).path.parents[1], driver, tmp_path / "app", "-DPM_GENERATIONS=2u")
     (tmp_path / "batches").write_bytes(BATCHES)
@@ -157,14 +150,12 @@ def test_drivers_do_what_is_said(
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         counts.append([int(n) for n in re.findall(r"nor_(?:written|erased) (\d+)", done.stderr)])
     written, erased = ((more - few) / 4 for few, more in zip(*counts, strict=True))
-    pages = [size for size, times in made.page_writes for _ in range(times)]
-    block = made.layout.erase_block_bytes
-    most = made.commit_bytes + sum(pages)
-    assert most - 3 * len(made.generation) <= written <= most
-    assert erased == made.commit_erases + sum(-(-size // block) for size in pages)
+    least, most, erases = step_writes(made)
+    assert least <= written <= most
+    assert erased == erases
 
 
-def test_generations_take_turns(programs: Callable[[str], Program]) -> None:
+def test_generations_take_turns(programs):
     """No block is erased twice before each generation had its turn; so long the storage lasts."""
     program = programs("read in place")
     made = program.deployment
@@ -175,9 +166,11 @@ def test_generations_take_turns(programs: Callable[[str], Program]) -> None:
     assert programs("each third").deployment.steps_until_worn == pytest.approx(
         3 * 10_000 * programs("each third").deployment.generations
     )
+    said = programs("in RAM").run(2, COMMIT_NOW=2)[1]
+    assert "now 0 bytes 0 erases 0" in said
 
 
-def test_small_tensors_share_blocks() -> None:
+def test_small_tensors_share_blocks():
     """Forty counters of Adam are one block, not forty."""
     layout = GenerationLayout(4, 4096)
     assert layout.blocks([4] * 40 + [2000]) == 1
@@ -186,9 +179,7 @@ def test_small_tensors_share_blocks() -> None:
 
 
 @pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place", "without sums"])
-def test_power_cut_at_any_moment(
-    programs: Callable[[str], Program], whole: bytes, plan: str
-) -> None:
+def test_power_cut_at_any_moment(programs, whole, plan):
     """In an erase, a tensor, a record, again and again: the state comes to the same end."""
     program, random = programs(plan), np.random.default_rng(4)
     cuts = 0
@@ -202,9 +193,7 @@ def test_power_cut_at_any_moment(
 
 
 @pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place"])
-def test_damaged_state_is_noticed(
-    programs: Callable[[str], Program], whole: bytes, plan: str
-) -> None:
+def test_damaged_state_is_noticed(programs, whole, plan):
     """A wrong bit of the newest generation: the one before is taken, and that is said."""
     program, random = programs(plan), np.random.default_rng(5)
     made = program.deployment
@@ -223,10 +212,8 @@ def test_damaged_state_is_noticed(
         assert program.resumed() == (0, STEPS)
 
 
-def test_damaged_state_without_another_is_no_empty_storage(
-    programs: Callable[[str], Program],
-) -> None:
-    """Where pm_init's is the only generation there is nothing to fall back to, and no silence."""
+def test_damaged_state_without_another_is_no_empty_storage(programs):
+    """Damage without another generation is no silence; another plan's state is no state."""
     program = programs("read in place")
     made = program.deployment
     program.run(0)
@@ -235,12 +222,21 @@ def test_damaged_state_without_another_is_no_empty_storage(
         program.flash.write_bytes(content)
         program.flip(at, 3)
         assert program.resumed()[0] == DAMAGED
+    ids = {
+        plan: re.findall(
+            r"LAYOUT_ID (\w+)", (programs(plan).path.parents[1] / "include" / "pm.h").read_text()
+        )[0]
+        for plan in ("on storage", "in RAM")
+    }
+    assert ids["on storage"] != ids["in RAM"]
+    program, other = programs("on storage"), programs("in RAM")
+    program.run(3)
+    shutil.copyfile(program.flash, other.flash)
+    assert other.resumed() == (EMPTY, 0)
 
 
 @pytest.mark.parametrize("code", [-1, 1, 2, 3, 4, 5, 6, 8, 10, 11, 13])
-def test_storage_that_does_not_answer_loses_nothing(
-    programs: Callable[[str], Program], whole: bytes, code: int
-) -> None:
+def test_storage_that_does_not_answer_loses_nothing(programs, whole, code):
     """Whatever number a driver gives at the start: an error, no new beginning."""
     program = programs("read in place")
     program.run(4)
@@ -254,9 +250,7 @@ def test_storage_that_does_not_answer_loses_nothing(
 
 @pytest.mark.parametrize("plan", ["on storage", "read in place"])
 @pytest.mark.parametrize("code", [1, 6, 8, 10, 13, -1])
-def test_step_whose_storage_fails_can_be_done_again(
-    programs: Callable[[str], Program], whole: bytes, plan: str, code: int
-) -> None:
+def test_step_whose_storage_fails_can_be_done_again(programs, whole, plan, code):
     """No number of a driver leaves a step under way: the next call is a step again."""
     program = programs(plan)
     for kind in ("STEP_READ", "STEP_WRITE"):
@@ -266,7 +260,7 @@ def test_step_whose_storage_fails_can_be_done_again(
 
 
 @pytest.mark.parametrize("plan", ["on storage", "in RAM", "read in place"])
-def test_written_state_is_whole_or_as_before(programs: Callable[[str], Program], plan: str) -> None:
+def test_written_state_is_whole_or_as_before(programs, plan):
     """A power cut while state is written leaves the old value or the new one, and the others."""
     program = programs(plan)
     program.run(2)
@@ -285,7 +279,7 @@ def test_written_state_is_whole_or_as_before(programs: Callable[[str], Program],
     assert found == {before, after}
 
 
-def test_each_third_step_commits(programs: Callable[[str], Program], whole: bytes) -> None:
+def test_each_third_step_commits(programs, whole):
     """A restart takes back what came after the last commit, and no step is torn."""
     program = programs("each third")
     assert program.state() == whole
@@ -298,9 +292,7 @@ def test_each_third_step_commits(programs: Callable[[str], Program], whole: byte
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
-def test_commit_between_two_others(
-    programs: Callable[[str], Program], whole: bytes, step: int
-) -> None:
+def test_commit_between_two_others(programs, whole, step):
     """It writes a generation where the last step wrote none; where it fails nothing is torn."""
     program = programs("each third")
     made = program.deployment
@@ -317,40 +309,13 @@ def test_commit_between_two_others(
     assert program.state() == whole
 
 
-def test_commits_of_each_step_leave_nothing_to_do(programs: Callable[[str], Program]) -> None:
-    """With state that every step commits another commit writes nothing."""
-    said = programs("in RAM").run(2, COMMIT_NOW=2)[1]
-    assert "now 0 bytes 0 erases 0" in said
-
-
-def test_rarer_commits_need_all_state_in_ram(tmp_path: Path) -> None:
-    """State that each step replaces on storage cannot be taken back over several of them."""
+def test_commits_that_storage_cannot_keep_are_refused(tmp_path):
+    """State on storage is not taken back over steps, nor updated where flash has large units."""
     with pytest.raises(NoScheduleError, match="replaced state stays in RAM between commits"):
         export_step(load_step(STEP), tmp_path, ram="90%", commit_every=2, gap=0.5)
     for number in (0, -1, 1.5):
         with pytest.raises(InputError, match="commit_every: expected a number of steps from 1"):
-            export_step(load_step(STEP), tmp_path, commit_every=number)  # type: ignore[arg-type]
-
-
-def test_state_in_another_order_is_that_of_another_step(
-    programs: Callable[[str], Program],
-) -> None:
-    """Storage of a plan with another order of state is empty for this one."""
-    ids = {
-        plan: re.findall(
-            r"LAYOUT_ID (\w+)", (programs(plan).path.parents[1] / "include" / "pm.h").read_text()
-        )[0]
-        for plan in ("on storage", "in RAM")
-    }
-    assert ids["on storage"] != ids["in RAM"]
-    program, other = programs("on storage"), programs("in RAM")
-    program.run(3)
-    shutil.copyfile(program.flash, other.flash)
-    assert other.resumed() == (EMPTY, 0)
-
-
-def test_storage_with_larger_units_is_refused_where_it_is_read_in_place(tmp_path: Path) -> None:
-    """Updates in place write a few numbers at a time, which flash of larger units cannot."""
+            export_step(load_step(STEP), tmp_path, commit_every=number)
     board = Device.load("nano33ble")
     assert board.flash is not None
     board = replace(board, flash=replace(board.flash, write_unit_bytes=32))

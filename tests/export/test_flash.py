@@ -1,45 +1,28 @@
 """What an exported step takes of flash: estimated, printed, refused where it does not fit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 
 from kit.commands import invoke
-from kit.digits import STEP, digit_batches
+from kit.digits import STEP, digit_batches, ran
 from kit.programs import needs
+from kit.rotation import rotating
 from poetmodel.device.io import load_device
 from poetmodel.errors import FlashError
 from poetmodel.export import board
-from poetmodel.export.board import Target, build, run
+from poetmodel.export.board import Target
 from poetmodel.export.exporting import export_step
-from poetmodel.export.flash import (
-    code_bytes,
-    flash_warning,
-    repeated,
-    table,
-    table_bytes,
-)
+from poetmodel.export.flash import code_bytes, flash_warning, repeated, table, table_bytes
 from poetmodel.export.folder import summary
 from poetmodel.export.io import load_step
 from poetmodel.export.kernels import kernel_names
 from poetmodel.export.source import StepSource
 from poetmodel.export.step import Weights
 
-if TYPE_CHECKING:
-    from collections.abc import Container
-    from pathlib import Path
-
-    from poetmodel.device import Device
-    from poetmodel.export.deployment import Deployment
-    from poetmodel.export.step import LoweredStep
-
-
-PLANS: Final[dict[str, dict[str, Any]]] = {
+PLANS = {
     "kept": {"ram": "100%"},
     "paged": {"ram": "90%", "recompute": False},
     "commits": {"ram": "100%", "device": "nrf52840", "commit": True},
@@ -48,7 +31,7 @@ PLANS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def device_of(size_bytes: int, name: str = "nano33ble", *, storage_bytes: int = 65_536) -> Device:
+def device_of(size_bytes, name="nano33ble", *, storage_bytes=65536):
     """Return a device with other flash."""
     device = load_device(name)
     assert device.flash is not None
@@ -58,12 +41,12 @@ def device_of(size_bytes: int, name: str = "nano33ble", *, storage_bytes: int = 
     return replace(device, flash=flash, aux_bytes=aux_bytes)
 
 
-def exported(folder: Path, device: Device | str, **given: Any) -> Deployment:
+def exported(folder, device, **given):
     """Export the step of the digits."""
     return export_step(load_step(STEP), folder, device=device, gap=0.5, **given)
 
 
-def test_the_table_has_all_kernels() -> None:
+def test_the_table_has_all_kernels():
     """Each with its bytes and what it needs of the library, which is there too."""
     sizes = table()
     assert sizes["kernels"].keys() == kernel_names()
@@ -72,8 +55,8 @@ def test_the_table_has_all_kernels() -> None:
         assert set(kernel["library"]) <= sizes["library"].keys()
 
 
-def test_what_takes_flash_is_said_everywhere(tmp_path: Path) -> None:
-    """The parts add up to the flash of the chip, in the README, the manifest and for programs."""
+def test_what_takes_flash_is_said_everywhere(tmp_path):
+    """The parts add up to the flash of the chip, everywhere; pages on a card take none."""
     made = exported(tmp_path, "nano33ble", commit=True)
     sizes = made.flash_map()
     assert list(sizes) == ["code", "constants", "first weights", "storage", "free"]
@@ -88,9 +71,14 @@ def test_what_takes_flash_is_said_everywhere(tmp_path: Path) -> None:
     readme = (tmp_path / "README.md").read_text()
     assert f"| first weights | {sizes['first weights']:,} |" in readme
     assert flash_warning(made) is None
+    made = exported(tmp_path / "card", "nrf52840", commit=True)
+    assert made.flash_map()["storage"] == 0 < made.stored_bytes
+    without = exported(tmp_path / "none", "rpi4b")
+    assert without.flash_map() == {}
+    assert "flash (code" not in (tmp_path / "none" / "README.md").read_text()
 
 
-def with_zeros(names: Container[str]) -> LoweredStep:
+def with_zeros(names):
     """Return the step of the digits with zeros for the first values of some state."""
     step = load_step(STEP)
     values = {k: np.zeros_like(x) if k in names else x for k, x in step.values.items()}
@@ -98,7 +86,7 @@ def with_zeros(names: Container[str]) -> LoweredStep:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_zeros_of_state_take_no_flash(plan: str, tmp_path: Path) -> None:
+def test_zeros_of_state_take_no_flash(plan, tmp_path):
     """The program makes them itself, and trains as one that reads them from a file of state."""
     needs(Target.HOST)
     names = [value.pieces[0].buffer for value in load_step(STEP).states]
@@ -113,16 +101,9 @@ def test_zeros_of_state_take_no_flash(plan: str, tmp_path: Path) -> None:
         assert made.program["first weights"] == whole.program["first weights"] - saved
         assert made.program["constants"] <= whole.program["constants"]
     (folders[1] / "first.bin").write_bytes(b"".join(step.values[n].tobytes() for n in names))
+    given = {"settings": ("POISON=1", "EXTRA=-O0"), "inputs": digit_batches(3, seed=5), "steps": 3}
     runs = [
-        run(
-            build(folder, Target.HOST, settings=("POISON=1", "EXTRA=-O0")),
-            Target.HOST,
-            folder,
-            inputs=digit_batches(3, seed=5),
-            steps=3,
-            learning_rate=0.1,
-            words=words,
-        ).require_success()
+        ran(folder, words=words, **given)
         for folder, words in zip(folders, ((), ("state=first.bin",)), strict=True)
     ]
     assert runs[0].state == runs[1].state
@@ -130,28 +111,18 @@ def test_zeros_of_state_take_no_flash(plan: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["c", "binary"])
-def test_state_may_be_zeros_throughout(weights: str, tmp_path: Path) -> None:
+def test_state_may_be_zeros_throughout(weights, tmp_path):
     """There are no values to store then, in a build for double neither."""
     needs(Target.HOST_DOUBLE)
     step = with_zeros(load_step(STEP).values)
     export_step(step, tmp_path, ram="100%", weights=weights)
-    program = build(tmp_path, Target.HOST_DOUBLE, settings=("EXTRA=-O0",))
     batch = np.frombuffer(digit_batches(1, seed=5), "<f4")
     inputs = batch[:576].astype("<f8").tobytes() + batch[576:].tobytes()
-    done = run(program, Target.HOST_DOUBLE, tmp_path, inputs=inputs, steps=1, learning_rate=0.1)
-    assert done.require_success().losses[1] == pytest.approx(np.log(4))
+    how = {"settings": ("EXTRA=-O0",), "inputs": inputs, "steps": 1}
+    assert ran(tmp_path, Target.HOST_DOUBLE, **how).losses[1] == pytest.approx(np.log(4))
 
 
-def test_pages_on_a_card_take_none(tmp_path: Path) -> None:
-    """And a device that does not state its flash is not asked."""
-    made = exported(tmp_path / "card", "nrf52840", commit=True)
-    assert made.flash_map()["storage"] == 0 < made.stored_bytes
-    without = exported(tmp_path / "none", "rpi4b")
-    assert without.flash_map() == {}
-    assert "flash (code" not in (tmp_path / "none" / "README.md").read_text()
-
-
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(tmp_path):
     """To the byte, with what takes what and what helps; nothing is written."""
     fits = exported(tmp_path / "fits", "nano33ble", commit=True)
     known = fits.flash_map() | {"storage": fits.least_stored_bytes}
@@ -173,17 +144,13 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         exported(tmp_path / "refused", device_of(4096, "nrf52840"))
 
 
-def test_generations_leave_a_tenth_of_the_flash(tmp_path: Path) -> None:
-    """More than two take what the program leaves, but not the last tenth."""
+def test_generations_leave_a_tenth_of_the_flash(tmp_path):
+    """Generations take what the program leaves but a tenth; above that a warning is said."""
     made = exported(tmp_path, device_of(2**17, storage_bytes=2**17), commit=True)
     assert made.generations > 2
     block = made.commit_erases * 4096
     assert 2**17 // 10 <= made.flash_map()["free"] < 2**17 // 10 + block
     assert flash_warning(made) is None
-
-
-def test_little_room_is_warned_of(tmp_path: Path) -> None:
-    """Above nine tenths of the flash."""
     known = exported(tmp_path, "nrf52840").flash_map()
     used = sum(size for what, size in known.items() if what != "free")
     made = exported(tmp_path, device_of(used * 10 // 9 - 2, "nrf52840"))
@@ -193,7 +160,7 @@ def test_little_room_is_warned_of(tmp_path: Path) -> None:
     assert flash_warning(exported(tmp_path, device_of(used * 10 // 9 + 2, "nrf52840"))) is None
 
 
-def test_the_command_says_so(tmp_path: Path) -> None:
+def test_the_command_says_so(tmp_path):
     """A row for each part; the status of what is too large is that of what is infeasible."""
     options = ("--time-limit", "20", "--gap", "0.5", "--out", tmp_path / "c")
     said = invoke("export", STEP, "--device", "nano33ble", *options)
@@ -213,9 +180,7 @@ def test_the_command_says_so(tmp_path: Path) -> None:
 
 
 # -- estimates -----------------------------------------------------------------------------------
-
-
-def test_programs_are_counted_by_what_they_repeat(tmp_path: Path) -> None:
+def test_programs_are_counted_by_what_they_repeat(tmp_path):
     """Calls, their arguments by what they are, and those that are on the stack."""
     made = exported(tmp_path, "nrf52840")
     lines = (
@@ -233,22 +198,13 @@ def test_programs_are_counted_by_what_they_repeat(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"device": "nrf52840"},
-        {"device": "nrf52840", "ram": "90%", "commit": True},
-        {"device": "nano33ble", "commit": True},
-        {"device": "nano33ble", "ram": "90%"},
-    ],
-    ids=str,
-)
-def test_estimates_are_near_what_is_linked(tmp_path: Path, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("plan", rotating(PLANS, ("read in place",)))
+def test_estimates_are_near_what_is_linked(tmp_path, plan):
     """Within a tenth of what GCC makes of the step and its runtime, kernels and library."""
     needs(*board.programs(Target.M4, emulate=False))
     from mcu.code_sizes import linked_step
 
-    made = export_step(load_step(STEP), tmp_path, gap=0.5, **given)
+    made = export_step(load_step(STEP), tmp_path, gap=0.5, **PLANS[plan])
     source = StepSource(made, Weights.of(made.step))
     estimate = code_bytes(made, source) + table_bytes(made, source)
     assert estimate == pytest.approx(linked_step(tmp_path).total(), rel=0.1)

@@ -1,24 +1,22 @@
 """Instructions of kernels, estimated from what an emulator once counted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import product
 
 import pytest
 
+from kit.commands import invoke
+from kit.digits import ran
 from kit.linear_steps import linear_step
 from kit.programs import needs
-from kit.small_networks import NETWORKS, captured
+from kit.rotation import rotating
+from mcu.small_networks import NETWORKS, training
 from poetmodel.device import Costs, Device
-from poetmodel.export.board import Target, build, run
-from poetmodel.export.exporting import export_step
-from poetmodel.export.instructions import (
-    OTHER,
-    call_instructions,
-    counted,
-    table,
-)
+from poetmodel.device.io import load_profile
+from poetmodel.errors import InputError
+from poetmodel.export.board import Target
+from poetmodel.export.exporting import export_step, in_tiles
+from poetmodel.export.instructions import OTHER, call_instructions, counted, table
 from poetmodel.export.io import load_step, save_step
 from poetmodel.export.kernels import kernel_names
 from poetmodel.export.measuring import emulated_profile
@@ -26,22 +24,27 @@ from poetmodel.export.step import Call, Ref
 from poetmodel.graph import Graph
 from poetmodel.plan import Op
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from poetmodel.export.step import LoweredStep
-
 SHAPE = (8, 6, 10, 16, 6, 10, 3, 3, 1, 1, 1, 1, 1, 1, 1)
 """Of a convolution from 8 to 16 channels over 6 x 10 places, with windows of 3 x 3 around each."""
 
 
-def counts(kernel: str, *arguments: Any) -> dict[str, int]:
+def captured(name, tile=None):
+    """Return the step of a network with plain SGD, in tiles of a size if one is given."""
+    torch = pytest.importorskip("torch")
+    from poetmodel.torch.lowering.step import lower
+
+    model, loss_fn, inputs = training(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    return in_tiles(lower(model, loss_fn, inputs, optimizer=optimizer), tile)
+
+
+def counts(kernel, *arguments):
     """Return how often a call does what its kernel repeats."""
     return dict(counted(Call(kernel, arguments))[1])
 
 
-def test_products_are_counted_in_blocks() -> None:
-    """Of 9 rows and 10 columns 8 by 8 go in blocks of 4 x 4; 2 columns are left, and one row."""
+def test_products_are_counted_in_blocks():
+    """Of 9 rows and 10 columns 8 by 8 go in blocks of 4 x 4. A dilated window sees six elements."""
     tensors = (Ref("y"), Ref("x"), Ref("w"))
     found = counts("pm_mm", *tensors, 9, 7, 10, 10, 7, 1, 1, 7, 0)
     assert found == {
@@ -50,9 +53,14 @@ def test_products_are_counted_in_blocks() -> None:
         "1x4": 2, "1x4 step by rows": 2 * 7,
         "1x1": 18, "1x1 step": 18 * 7,
     }  # fmt: skip
+    steps = (20, 20, 5, 1) * 3
+    pool = (Ref("y"), Ref("p"), Ref("x"), (0, 5), (0, 4), steps, 2, 3, 1, 1, 2, 3)
+    found = counts("pm_max_pool2d_places", *pool)
+    assert found["seen"] == 6 * 3 * 2
+    assert found["window_row"] == 6 * 3
 
 
-def test_convolutions_are_counted_in_windows() -> None:
+def test_convolutions_are_counted_in_windows():
     """Eight of ten places in a row see whole windows: two blocks of four, for four channels each.
 
     16 channels are four times four; all rows together see 6 * 3 - 2 rows of windows, of 8 channels.
@@ -74,43 +82,30 @@ def test_convolutions_are_counted_in_windows() -> None:
     assert back == {**found, "line": 2 * 6, "4x4 sliding": 2 * 6 * 2, "4x1 sliding": 2 * 6 * 2}
 
 
-def test_dilated_pools_are_counted_by_what_they_see() -> None:
-    """A window of 3 x 2 over 5 rows and 4 columns sees six elements, however far they are apart."""
-    steps = (20, 20, 5, 1) * 3
-    pool = (Ref("y"), Ref("p"), Ref("x"), (0, 5), (0, 4), steps, 2, 3, 1, 1, 2, 3)
-    found = counts("pm_max_pool2d_places", *pool)
-    assert found["seen"] == 6 * 3 * 2
-    assert found["window_row"] == 6 * 3
-
-
-def test_decay_has_a_price_of_its_own() -> None:
-    """An update with decay takes another way than one without."""
-    arguments = (Ref("w"), Ref("g"), 40, 0.1, 1.0)
-    plain, decayed = (Call("pm_sgd", (*arguments, decay)) for decay in (0.0, 0.1))
-    assert call_instructions(plain) < call_instructions(decayed)
-
-
-def test_table_is_about_kernels() -> None:
-    """Each row is one of a kernel, and costs something; what is not there costs as others do."""
+def test_table_is_about_kernels():
+    """Each row is one of a kernel, and costs something; what is not there as others, decay more."""
     names = {name.removesuffix(", decay") for name in table()} - {OTHER}
     assert names <= kernel_names()
     assert len(names) > 0.7 * len(kernel_names())
     assert all(cost > 0 for row in table().values() for cost in row.values())
     (unknown, *_) = sorted(kernel_names() - names)
     assert unknown not in table()
+    arguments = (Ref("w"), Ref("g"), 40, 0.1, 1.0)
+    plain, decayed = (Call("pm_sgd", (*arguments, decay)) for decay in (0.0, 0.1))
+    assert call_instructions(plain) < call_instructions(decayed)
 
 
-def node_instructions(step: LoweredStep) -> dict[str, int]:
+def node_instructions(step):
     """Return the instructions of the nodes that compute."""
     return {node.name: node.instructions or 0 for node in step.graph.nodes if not node.is_state}
 
 
-def uncounted(graph: Graph) -> Graph:
+def uncounted(graph):
     """Return a graph of which nobody knows the instructions."""
     return replace(graph, nodes=tuple(replace(n, instructions=None) for n in graph.nodes))
 
 
-def test_boards_cost_what_their_kernels_do() -> None:
+def test_boards_cost_what_their_kernels_do():
     """A Cortex-M with an FPU: instructions over the clock. Others, and transfers: by rates."""
     step, board = linear_step(), Device.load("nrf52840")
     costs, rated = (Costs.estimate(graph, board) for graph in (step.graph, uncounted(step.graph)))
@@ -129,18 +124,13 @@ def test_boards_cost_what_their_kernels_do() -> None:
         assert Costs.estimate(step.graph, other) == Costs.estimate(uncounted(step.graph), other)
 
 
-def test_instructions_travel_with_the_graph(tmp_path: Path) -> None:
-    """A step file, and the graph that is read of it alone, cost the same; the identity stays."""
+def test_instructions_travel_with_the_graph(tmp_path):
+    """Files cost the same, older ones those of their calls; the identity stays."""
     step = linear_step()
     save_step(step, tmp_path / "linear.step.json")
     assert load_step(tmp_path / "linear.step.json").graph == step.graph
     assert Graph.load(tmp_path / "linear.step.json") == step.graph
     assert uncounted(step.graph).sha256 == step.graph.sha256
-
-
-def test_instructions_are_counted_anew_in_older_files(tmp_path: Path) -> None:
-    """A file that was written without them, or with others, is read with those of its calls."""
-    step = linear_step()
     for graph in (
         uncounted(step.graph),
         replace(
@@ -154,18 +144,33 @@ def test_instructions_are_counted_anew_in_older_files(tmp_path: Path) -> None:
         assert load_step(tmp_path / "old.step.json").graph == step.graph
 
 
+MOST = {
+    "perceptron": 280_000,
+    "perceptron in batches": 1_200_000,
+    "lenet": 4_400_000,
+    "batch norms": 5_500_000,
+}
+"""Instructions of all nodes of a step that is computed once."""
+
+
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("tile", [None, "4KiB"])
-def test_estimates_are_near_the_emulator(name: str, tile: str | None) -> None:
-    """Of networks that the table was not made from: all together, and each large node."""
+@pytest.mark.parametrize(
+    ("name", "tile"),
+    rotating(product(NETWORKS, (None, "4KiB")), {("lenet", None), ("perceptron", "4KiB")}),
+)
+def test_estimates_are_near_the_emulator(name, tile):
+    """Of networks that the table was not made from: all together, and each large node.
+
+    Steps are quick.
+    """
     needs(Target.M4)
     step = captured(name, tile)
     found = node_instructions(step)
     emulated = emulated_profile(step, device="nrf52840").instructions
     total = sum(emulated.values())
     assert sum(found.values()) == pytest.approx(total, rel=0.03)
+    assert tile is not None or total <= MOST[name]
     large = [node for node, count in emulated.items() if count > total / 100]
     assert {node: found[node] for node in large} == pytest.approx(
         {node: emulated[node] for node in large}, rel=0.1
@@ -174,7 +179,7 @@ def test_estimates_are_near_the_emulator(name: str, tile: str | None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_schedules_run_what_they_are_said_to(tmp_path: Path) -> None:
+def test_schedules_run_what_they_are_said_to(tmp_path):
     """The emulator counts what was estimated, and by its count more RAM takes less energy."""
     needs(Target.M4)
     step, board = captured("lenet", "4KiB"), Device.load("nrf52840")
@@ -182,11 +187,9 @@ def test_schedules_run_what_they_are_said_to(tmp_path: Path) -> None:
     energies = []
     for ram in ("60%", "56kB"):
         folder = tmp_path / ram.rstrip("%")
-        made = export_step(step, folder, ram=ram, device=board, time_limit=30, gap=0.02)
-        program = build(folder, Target.M4)
-        batch = bytes(4 * 784 + 4)
-        done = run(program, Target.M4, folder, inputs=batch, steps=1, learning_rate=0.05)
-        spent = done.require_success().figures["step_instructions"]
+        made = export_step(step, folder, ram=ram, device=board, time_limit=5, gap=0.02)
+        done = ran(folder, Target.M4, inputs=bytes(4 * 784 + 4), steps=1)
+        spent = done.figures["step_instructions"]
         nodes = [step.graph.nodes[k] for op, k in made.plan.program if op == Op.COMPUTE]
         total = sum(estimated[node.name] for node in nodes if not node.is_state)
         assert spent == pytest.approx(total, rel=0.03)
@@ -194,3 +197,133 @@ def test_schedules_run_what_they_are_said_to(tmp_path: Path) -> None:
         assert made.result.energy_j is not None
         energies.append(made.result.energy_j + (spent - total) / 64e6 * 0.009984)
     assert energies[0] < energies[1]
+
+
+# -- how quick kernels are -------------------------------------------------------------------------
+MOST_PER_MAC = 12
+LAYERS = {
+    # channels, height, width of input and output; window; stride; padding; groups
+    "ds-cnn first": ((1, 49, 10), (64, 25, 5), (10, 4), 2, (5, 1), 1),
+    "ds-cnn depthwise": ((64, 25, 5), (64, 25, 5), (3, 3), 1, (1, 1), 64),
+    "ds-cnn pointwise": ((64, 25, 5), (64, 25, 5), (1, 1), 1, (0, 0), 1),
+    "resnet8 3x3": ((16, 32, 32), (16, 32, 32), (3, 3), 1, (1, 1), 1),
+    "resnet8 3x3 by 2": ((16, 32, 32), (32, 16, 16), (3, 3), 2, (1, 1), 1),
+    "resnet8 1x1 by 2": ((16, 32, 32), (32, 16, 16), (1, 1), 2, (0, 0), 1),
+    "resnet8 last": ((64, 8, 8), (64, 8, 8), (3, 3), 1, (1, 1), 1),
+    "mobilenet first": ((3, 96, 96), (8, 48, 48), (3, 3), 2, (1, 1), 1),
+    "mobilenet depthwise": ((8, 48, 48), (8, 48, 48), (3, 3), 1, (1, 1), 8),
+    "mobilenet depthwise by 2": ((16, 48, 48), (16, 24, 24), (3, 3), 2, (1, 1), 16),
+    "mobilenet pointwise": ((128, 6, 6), (128, 6, 6), (1, 1), 1, (0, 0), 1),
+    "mobilenet last depthwise": ((256, 3, 3), (256, 3, 3), (3, 3), 1, (1, 1), 256),
+    "mobilenet last pointwise": ((256, 3, 3), (256, 3, 3), (1, 1), 1, (0, 0), 1),
+    "lenet": ((6, 14, 14), (16, 10, 10), (5, 5), 1, (0, 0), 1),
+    "lenet last": ((400, 1, 1), (120, 1, 1), (1, 1), 1, (0, 0), 1),
+}
+PRODUCTS = {
+    # rows, summed, columns; steps of rows of the result, rows and columns of both factors
+    "autoencoder": (1, 640, 128, 128, 640, 1, 1, 640),
+    "autoencoder, of its input": (1, 128, 640, 640, 128, 1, 640, 1),
+    "autoencoder, of its weights": (128, 1, 640, 640, 1, 128, 640, 1),
+    "bert": (16, 32, 32, 32, 32, 1, 1, 32),
+    "bert, of its weights": (32, 16, 32, 32, 1, 32, 32, 1),
+}
+
+
+def cases():
+    """Yield each case by its name: a call, and its multiplications."""
+    a, b, c = Ref("a"), Ref("b"), Ref("c")
+    for name, (x, y, window, stride, pad, groups) in LAYERS.items():
+        shape = (*x, *y, *window, stride, stride, *pad, 1, 1, groups)
+        given = (shape, 1, 0, y[0], y[0] * y[1] * y[2])
+        macs = x[0] // groups * y[0] * y[1] * y[2] * window[0] * window[1]
+        kernel = "pm_depthwise" if groups > 1 else "pm_conv2d"
+        yield name, Call(kernel, (b, a, c, 0, *given)), macs
+        yield f"{name}, of its weights", Call(f"{kernel}_dw", (c, a, b, *given)), macs
+        if not name.endswith("first"):  # no gradient of what comes from outside
+            yield f"{name}, of its input", Call(f"{kernel}_dx", (a, b, c, *given, 0)), macs
+    for name, (m, k, n, *steps) in PRODUCTS.items():
+        yield f"product: {name}", Call("pm_mm", (c, a, b, m, k, n, *steps, 0)), m * k * n
+
+
+def test_kernels_are_quick():
+    """Convolutions, their gradients and products: 12 instructions a MAC at most, most below 6.
+
+    As estimated, which `test_estimates_are_near_the_emulator` holds to the emulator.
+    """
+    per_mac = {name: call_instructions(call) / macs for name, call, macs in cases()}
+    assert {name: found for name, found in per_mac.items() if found > MOST_PER_MAC} == {}
+    assert sorted(per_mac.values())[len(per_mac) // 2] < MOST_PER_MAC / 2
+
+
+# -- costs from the instructions of an emulated board ----------------------------------------------
+def test_costs_are_counted_instructions():
+    """Each node costs its instructions over the clock; they are the same in every run."""
+    needs(Target.M4)
+    step = linear_step()
+    found = emulated_profile(step, device="nrf52840", clock="100MHz", power="10mW")
+    assert set(found.instructions) == {"linear", "gradient", "update"}
+    # 192 products each: fewer than 3 instructions would be wrong, and more than 12 slow.
+    assert all(2 * 192 < count < 12 * 192 + 400 for count in found.instructions.values())
+    for name, count in found.instructions.items():
+        cost = found.costs.compute[name]
+        assert cost.time_s == pytest.approx(count / 100e6)
+        assert cost.energy_j == pytest.approx(count / 100e6 * 0.01)
+    estimated = Costs.estimate(step.graph, Device.load("nrf52840"))
+    assert found.costs.pages == estimated.pages
+    found.costs.table(step.graph)
+    again = emulated_profile(step, device="nrf52840", instructions_per_cycle=0.5)
+    assert again.instructions == found.instructions
+    # The device's own: 64 MHz, 9.984 mW.
+    cost, count = again.costs.compute["linear"], found.instructions["linear"]
+    assert cost.time_s == pytest.approx(count / 32e6)
+    assert cost.energy_j == pytest.approx(cost.time_s * 0.009984)
+    assert "0.5 a cycle at 64 MHz" in again.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "words"),
+    [
+        ("imxrt1062", {"clock": "fast"}, "clock: expected a frequency such as 64MHz, got 'fast'"),
+        ("imxrt1062", {"clock": 0}, "clock: .*above 0"),
+        ("nrf52840", {"power": "3J"}, "power: expected a power such as 20mW"),
+        ("nrf52840", {"instructions_per_cycle": 0.0}, "instructions per cycle: expected a number"),
+        ("nrf52840", {"core": "m0"}, "core: expected one of m3, m4, m7, got 'm0'"),
+        (replace(Device.load("nrf52840"), core="Cortex-M4F"), {}, "clock: device Nordic nRF52840"),
+    ],
+)
+def test_wrong_choices_are_refused(device, options, words):
+    """What cannot turn instructions into time is named before anything is built."""
+    with pytest.raises(InputError, match=words):
+        emulated_profile(linear_step(), device=device, **options)
+
+
+def test_profile_measures_a_step_file(tmp_path):
+    """`profile --target qemu` writes costs that `export` takes."""
+    needs(Target.M4)
+    step, costs, folder = (tmp_path / name for name in ("a.step.json", "a.csv", "firmware"))
+    save_step(linear_step(), step)
+    done = invoke("profile", str(step), "--target", "qemu", "--out", str(costs))
+    assert done.status == 0, done.err
+    assert "counted by QEMU" in done.out
+    assert load_profile(costs).compute["linear"].time_s > 0
+    done = invoke("export", str(step), "--profile", str(costs), "--out", str(folder))
+    assert done.status == 0, done.err
+    assert (folder / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--clock", "64MHz"), "--clock: is for --target qemu"),
+        (("--target", "qemu", "--image", "32"), "the function gives the inputs of a step"),
+        (("--target", "qemu", "--power-from", "mkr1000"), "--power-from is for times of this host"),
+        (("--target", "qemu", "--optimizer", "sgd"), "--optimizer: a.step.json was captured"),
+    ],
+)
+def test_profile_refuses_options_that_do_nothing(tmp_path, monkeypatch, options, words):
+    """Options of one way to measure are not taken by another."""
+    monkeypatch.chdir(tmp_path)
+    save_step(linear_step(), "a.step.json")
+    done = invoke("profile", "a.step.json", *options)
+    assert done.status == 2
+    assert words in done.err

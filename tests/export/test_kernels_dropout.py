@@ -1,40 +1,32 @@
 """Random numbers in exported code: those that are documented, in each step others."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
+from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps
+from kit.export_agreement import lowered as lowered_step
+from kit.kernel_calls import built, lowered
+from kit.programs import needs
+from kit.random_masks import kept, normal, uniform, words
+from kit.traced_models import Through
+from poetmodel.export.board import Target
+from poetmodel.torch.lowering.step import lower
 
-from kit.export_agreement import SCHEDULES, Exported, batches_like, torch_steps  # noqa: E402
-from kit.export_agreement import lowered as lowered_step  # noqa: E402
-from kit.kernel_calls import Lowered, built, lowered  # noqa: E402
-from kit.programs import needs  # noqa: E402
-from kit.random_masks import kept, normal, uniform, words  # noqa: E402
-from poetmodel.export.board import Target  # noqa: E402
-from poetmodel.torch.lowering.step import lower  # noqa: E402
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-pytestmark = pytest.mark.torch
 aten = torch.ops.aten
 
 
-def ones(*shape: int) -> Any:
+def ones(*shape):
     """Return ones."""
     return torch.ones(shape, dtype=torch.float64)
 
 
-def executed(operation: Lowered, *, step: int = 0) -> dict[int, Any]:
+def executed(operation, *, step=0):
     """Return what an operation makes in a step."""
     built("pm_dropout").random_step.value = step
     return operation.execute()
 
 
-def test_generator() -> None:
+def test_generator():
     """The reference gives the first known answers of Random123 for Philox 4x32-10."""
     found = [f"{word:08x}" for word in words(0, 0, 4)]
     assert found == ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]
@@ -42,8 +34,8 @@ def test_generator() -> None:
 
 @pytest.mark.parametrize("step", [0, 1, 77])
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
-def test_masks(ratio: float, step: int) -> None:
-    """A mask is that of the documented generator; what stays is scaled up."""
+def test_masks(ratio, step):
+    """A mask is that of the documented generator, in each step another; the rest is scaled up."""
     x = torch.arange(1.0, 1003.0, dtype=torch.float64)
     out, mask = executed(lowered(aten.native_dropout.default, x, ratio, True), step=step).values()
     want = torch.from_numpy(kept(step, 0, len(x), ratio))
@@ -52,15 +44,7 @@ def test_masks(ratio: float, step: int) -> None:
     assert abs(want.double().mean() - (1 - ratio)) < 0.05
 
 
-def test_masks_differ_between_steps_only() -> None:
-    """Computed again, a mask is the same; in another step it is another one."""
-    operation = lowered(aten.native_dropout.default, ones(100), 0.5, True)
-    first, again, other = (executed(operation, step=step)[1] for step in (3, 3, 4))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def test_sites_differ() -> None:
+def test_sites_differ():
     """Each random operator of a step has numbers of its own, in their order."""
     layers = [
         torch.nn.Linear(4, 4),
@@ -77,23 +61,20 @@ def test_sites_differ() -> None:
     assert sorted(factors) == [1.25, 1.25, 2.0, 2.0]
 
 
-class Masked(torch.nn.Module):
-    """Dropout by masks that are given, those of exported code; each call is a step."""
+def masked(site, dropped_ratio):
+    """Return dropout by masks that are given, those of exported code; each call is a step."""
+    steps = iter(range(9))
 
-    def __init__(self, site: int, dropped_ratio: float) -> None:
-        super().__init__()
-        self.site, self.dropped_ratio, self.step = site, dropped_ratio, 0
+    def drop(_, x):
+        mask = torch.from_numpy(kept(next(steps), site, x.numel(), dropped_ratio))
+        return x * mask.view(x.shape) / (1 - dropped_ratio)
 
-    def forward(self, x: Any) -> Any:
-        """Multiply by the mask of the step."""
-        mask = torch.from_numpy(kept(self.step, self.site, x.numel(), self.dropped_ratio))
-        self.step += 1
-        return x * mask.view(x.shape) / (1 - self.dropped_ratio)
+    return Through(drop)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["keep-all", "recomputed"])
-def test_training_with_dropout(schedule: str, tmp_path: Path) -> None:
+def test_training_with_dropout(schedule, tmp_path):
     """Exported, a network with dropout trains as PyTorch does with the documented masks."""
     needs(Target.HOST_DOUBLE)
     torch.manual_seed(0)
@@ -101,7 +82,7 @@ def test_training_with_dropout(schedule: str, tmp_path: Path) -> None:
     drops = torch.nn.Dropout(0.4), torch.nn.Dropout(0.2)
     loss, inputs = torch.nn.functional.mse_loss, (torch.randn(6, 5), torch.randn(6, 3))
     model = torch.nn.Sequential(first, drops[0], second, drops[1])
-    twin = torch.nn.Sequential(first, Masked(0, 0.4), second, Masked(1, 0.2))
+    twin = torch.nn.Sequential(first, masked(0, 0.4), second, masked(1, 0.2))
     batches = batches_like(inputs, 2)
     expected = torch_steps((twin, loss, inputs), batches, 4, "momentum")
     step = lowered_step((model, loss, inputs), "momentum")
@@ -111,24 +92,23 @@ def test_training_with_dropout(schedule: str, tmp_path: Path) -> None:
     assert bool(exported.ops["again"]) == (schedule == "recomputed")
 
 
-def test_all_or_nothing() -> None:
-    """Ratio 1 drops all, ratio 0 nothing, and so does evaluation."""
+def test_all_or_nothing():
+    """Ratio 1 drops all, ratio 0 and evaluation nothing; permuted, or drawn as numbers."""
     for ratio, train, value in ((1.0, True, 0), (0.0, True, 1), (0.5, False, 1)):
         out, mask = executed(lowered(aten.native_dropout.default, ones(9), ratio, train)).values()
         assert torch.equal(out, value * ones(9))
         assert torch.equal(mask.double(), value * ones(9))
-
-
-def test_permuted() -> None:
-    """A permuted tensor is dropped where its output lies."""
     x = ones(5, 7).t()
     out, mask = executed(lowered(aten.native_dropout.default, x, 0.5, True)).values()
     assert torch.equal(mask.t().reshape(-1).bool(), torch.from_numpy(kept(0, 0, 35, 0.5)))
     assert torch.equal(out, 2 * mask.double())
+    found = lowered(aten.bernoulli.p, ones(2, 500), 0.3).execute()[0]
+    want = torch.from_numpy(kept(0, 0, 1000, 0.7)).view(2, 500)
+    assert torch.equal(found, want.double())
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
-def test_in_place(ratio: float) -> None:
+def test_in_place(ratio):
     """The result may lie where the operand lay."""
     operation = lowered(aten.native_dropout.default, ones(9), ratio, True, in_place_of=0)
     assert operation.operation.elementwise
@@ -136,15 +116,8 @@ def test_in_place(ratio: float) -> None:
     assert torch.equal(out, mask / (1 - ratio))
 
 
-def test_bernoulli() -> None:
-    """Draws of 0 and 1, as dropout of whole channels has them."""
-    found = lowered(aten.bernoulli.p, ones(2, 500), 0.3).execute()[0]
-    want = torch.from_numpy(kept(0, 0, 1000, 0.7)).view(2, 500)
-    assert torch.equal(found, want.double())
-
-
 @pytest.mark.parametrize("count", [1, 6, 7, 20001])
-def test_normal_and_uniform_numbers(count: int) -> None:
+def test_normal_and_uniform_numbers(count):
     """They are those of the documented generator, and have its mean and its variance."""
     like, step = torch.empty(count, dtype=torch.float64), 5
     for operator, reference in (
@@ -162,7 +135,7 @@ def test_normal_and_uniform_numbers(count: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (4, 3)])
-def test_scaled_and_shifted_numbers(shape: tuple[int, int]) -> None:
+def test_scaled_and_shifted_numbers(shape):
     """A mean and a deviation may be numbers or tensors."""
     torch.manual_seed(0)
     a, b = torch.randn(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64)
@@ -180,38 +153,34 @@ def test_scaled_and_shifted_numbers(shape: tuple[int, int]) -> None:
         torch.testing.assert_close(operation.execute()[0], want, rtol=1e-13, atol=1e-13)
 
 
-class Variational(torch.nn.Module):
-    """An autoencoder with noise between its halves; `draw` makes that of a shape."""
+def variational(draw):
+    """Return the loss of an autoencoder with noise between its halves; `draw` makes that."""
 
-    def __init__(self, draw: Any) -> None:
-        super().__init__()
-        self.mean, self.spread = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
-        self.decoder, self.draw = torch.nn.Linear(3, 6), draw
-
-    def forward(self, x: Any) -> Any:
-        """Return the loss: what is not rebuilt, and the divergence from the normal distribution."""
-        mean, spread = self.mean(x), self.spread(x)
-        rebuilt = self.decoder(mean + self.draw(spread) * (0.5 * spread).exp())
+    def loss(own, x):
+        mean, spread = own.mean(x), own.spread(x)
+        rebuilt = own.decoder(mean + draw(spread) * (0.5 * spread).exp())
         divergence = -0.5 * (1 + spread - mean.square() - spread.exp()).sum()
         return torch.nn.functional.mse_loss(rebuilt, x, reduction="sum") + divergence
+
+    halves = {"mean": torch.nn.Linear(6, 3), "spread": torch.nn.Linear(6, 3)}
+    return Through(loss, **halves, decoder=torch.nn.Linear(3, 6))
 
 
 @pytest.mark.parametrize(
     ("target", "within"),
     [(Target.HOST_DOUBLE, 1e-12), pytest.param(Target.HOST, 1e-5, marks=pytest.mark.slow)],
 )
-def test_training_with_noise(target: Target, within: float, tmp_path: Path) -> None:
+def test_training_with_noise(target, within, tmp_path):
     """A variational autoencoder trains as PyTorch does with the documented noise."""
     needs(target)
     torch.manual_seed(0)
-    ours, steps = Variational(torch.randn_like), iter(range(9))
-    twin = Variational(
+    ours, steps = variational(torch.randn_like), iter(range(9))
+    twin = variational(
         lambda like: torch.from_numpy(normal(next(steps), 0, like.numel())).view(like.shape)
     )
     twin.load_state_dict(ours.state_dict())
     inputs = (torch.randn(5, 6),)
     batches = batches_like(inputs, 2)
-    twin.__deepcopy__ = lambda _: twin  # its noise goes on from step to step
     expected = torch_steps((twin, None, inputs), batches, 4, "momentum")
     exported = Exported(lowered_step((ours, None, inputs), "momentum"), tmp_path)
     apart = exported.outcome(batches, 4, target=target).differences(expected)

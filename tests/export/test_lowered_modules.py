@@ -1,124 +1,69 @@
 """Steps of small networks, lowered and executed in double, against PyTorch's autograd."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+import copy
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
+from kit.kernel_calls import executed
+from kit.rotation import quick
+from kit.traced_models import Through
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.lowering.step import lower
 
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from kit.kernel_calls import executed  # noqa: E402
-from kit.rotation import quick  # noqa: E402
-from poetmodel.torch.errors import CaptureError  # noqa: E402
-from poetmodel.torch.lowering.step import lower  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-pytestmark = pytest.mark.torch
 ROWS, WIDTH = 4, 6
 
 
-def real(*shape: int, seed: int = 0) -> Any:
+def real(*shape, seed=0):
     """Return random numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-class Between(nn.Module):
-    """A function between two linear layers."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH)
-        self.function = function
-        self.second = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Any) -> Any:
-        """Apply all three."""
-        return self.second(self.function(self.first(x)))
+def between(function):
+    """Return a function between two linear layers."""
+    layers = {"first": nn.Linear(WIDTH, WIDTH), "second": nn.Linear(WIDTH, WIDTH)}
+    if isinstance(function, nn.Module):
+        layers["function_"] = function
+    return Through(lambda own, x: own.second(function(own.first(x))), **layers)
 
 
-class Attention(nn.Module):
-    """Attention written by hand, with a mask of what comes later."""
+def attention():
+    """Return attention by two heads, written by hand, with a mask of what comes later."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = nn.Linear(WIDTH, 3 * WIDTH)
-        self.outside = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Any) -> Any:
-        """Attend with two heads."""
+    def attend(own, x):
         length = x.shape[1]
-        parts = self.inside(x).chunk(3, dim=-1)
+        parts = own.inside(x).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in parts)
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
         scores = (q @ k.transpose(-1, -2) / 2).masked_fill(later, float("-inf"))
-        return self.outside((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return own.outside((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    return Through(attend, inside=nn.Linear(WIDTH, 3 * WIDTH), outside=nn.Linear(WIDTH, WIDTH))
 
 
-class Words(nn.Module):
-    """Embeddings of words and places, and a block of BERT that sees no padding."""
+def words():
+    """Return embeddings of words and places, and a block of BERT that sees no padding."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(11, 8, padding_idx=0)
-        self.places = nn.Embedding(5, 8)
-        self.block = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", batch_first=True)
-        self.head = nn.Linear(8, 3)
+    def classify(own, x):
+        y = own.words(x) + own.places(torch.arange(x.shape[1]))
+        return own.head(own.block(y, src_key_padding_mask=x == 0)[:, 0])
 
-    def forward(self, x: Any) -> Any:
-        """Classify by the first word."""
-        y = self.words(x) + self.places(torch.arange(x.shape[1]))
-        return self.head(self.block(y, src_key_padding_mask=x == 0)[:, 0])
+    block = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", batch_first=True)
+    tables = {"words": nn.Embedding(11, 8, padding_idx=0), "places": nn.Embedding(5, 8)}
+    return Through(classify, block=block, head=nn.Linear(8, 3), **tables)
 
 
-class Patches(nn.Module):
-    """A vision transformer of one block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(2, 8, 4, 4)
-        self.first = nn.Parameter(real(1, 1, 8))
-        self.places = nn.Parameter(real(1, 5, 8))
-        self.block = nn.TransformerEncoderLayer(
-            8, 2, 12, 0.0, "gelu", batch_first=True, norm_first=True
-        )
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Any) -> Any:
-        """Classify by the token in front."""
-        y = self.patches(x).flatten(2).transpose(1, 2)
-        y = torch.cat([self.first.expand(len(x), -1, -1), y], dim=1) + self.places
-        return self.head(self.block(y)[:, 0])
-
-
-ACTIVATIONS: dict[str, Callable[[], Any]] = {
-    "hardswish": nn.Hardswish,
-    "hardsigmoid": nn.Hardsigmoid,
-    "relu6": nn.ReLU6,
-    "leaky relu": nn.LeakyReLU,
-    "elu": nn.ELU,
-    "selu": nn.SELU,
-    "celu": nn.CELU,
-    "softplus": nn.Softplus,
-    "mish": nn.Mish,
-    "silu": nn.SiLU,
-    "gelu": nn.GELU,
-    "gelu by tanh": lambda: nn.GELU("tanh"),
-    "softmax": lambda: nn.Softmax(-1),
-    "log softmax": lambda: nn.LogSoftmax(0),
-    "log sigmoid": nn.LogSigmoid,
-    "prelu": nn.PReLU,
-    "softsign": nn.Softsign,
-    "threshold": lambda: nn.Threshold(0.1, 0.2),
-    "rms norm": lambda: nn.RMSNorm(WIDTH, eps=2**-16),  # PyTorch rounds it to float
-    "layer norm": lambda: nn.LayerNorm(WIDTH),
-}
-FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+LAYERS = (
+    nn.Hardswish(), nn.Hardsigmoid(), nn.ReLU6(), nn.LeakyReLU(), nn.ELU(), nn.SELU(), nn.CELU(),
+    nn.Softplus(), nn.Mish(), nn.SiLU(), nn.GELU(), nn.GELU("tanh"), nn.Softmax(-1),
+    nn.LogSoftmax(0), nn.LogSigmoid(), nn.PReLU(), nn.Softsign(), nn.Threshold(0.1, 0.2),
+    nn.RMSNorm(WIDTH, eps=2**-16),  # PyTorch rounds it to float
+    nn.LayerNorm(WIDTH),
+)  # fmt: skip
+ACTIVATIONS = {str(layer): layer for layer in LAYERS}
+FUNCTIONS = {
     "clamp": lambda x: x.clamp(-0.3, 0.3),
     "square": lambda x: x**2,
     "power": lambda x: x.abs() ** 1.5,
@@ -148,7 +93,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "turned": lambda x: (x.t().contiguous() * x.t()).t() + x.t().exp().t(),
     "products": lambda x: torch.einsum("bi,bj->bj", x, x) + (x @ x.t()) @ x,
 }
-LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
+LOSSES = {
     "l1": (functional.l1_loss, real(ROWS, WIDTH, seed=1)),
     "smooth l1": (functional.smooth_l1_loss, real(ROWS, WIDTH, seed=1)),
     "huber": (functional.huber_loss, real(ROWS, WIDTH, seed=1)),
@@ -179,7 +124,7 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         real(ROWS, WIDTH),
     ),
 }
-SEVERAL: dict[str, tuple[Callable[..., Any], int, tuple[Any, ...]]] = {
+SEVERAL = {
     "triplet margin": (functional.triplet_margin_loss, 3, ()),
     "triplet margin, swap": (nn.TripletMarginLoss(margin=2, p=1, swap=True), 3, ()),
     "triplet margin, another distance": (
@@ -218,22 +163,7 @@ SEVERAL: dict[str, tuple[Callable[..., Any], int, tuple[Any, ...]]] = {
 """Losses of several inputs: how many go through the network, and what more they take."""
 
 
-class Compared(nn.Module):
-    """A loss of what one network makes of several inputs."""
-
-    def __init__(self, loss: Callable[..., Any], through: int) -> None:
-        super().__init__()
-        self.network, self.loss, self.through = Between(torch.tanh), loss, through
-
-    def forward(self, *inputs: Any) -> Any:
-        """Return the loss."""
-        made = map(self.network, inputs[: self.through])
-        return self.loss(*made, *inputs[self.through :])
-
-
-def check(
-    model: Any, loss: Callable[..., Any] | None, *inputs: Any, tolerance: float = 1e-12
-) -> None:
+def check(model, loss, *inputs, tolerance=1e-12):
     """Hold loss and gradients of a step to PyTorch's, both in double from the same numbers."""
     step = lower(model, loss, inputs)
     memory = executed(step, *inputs)
@@ -257,114 +187,67 @@ def check(
         )
 
 
-def _twice_as_wide(loss: Callable[..., Any]) -> Callable[..., Any]:
+def _twice_as_wide(loss):
     return loss.double() if isinstance(loss, nn.Module) else loss
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ACTIVATIONS, *FUNCTIONS])
-def test_functions(name: str) -> None:
+def test_functions(name):
     """A function between two layers, and its gradient."""
     torch.manual_seed(0)
-    model = Between(ACTIVATIONS[name]() if name in ACTIVATIONS else FUNCTIONS[name])
+    model = between(copy.deepcopy((ACTIVATIONS | FUNCTIONS)[name]))
     check(model, functional.mse_loss, real(ROWS, WIDTH, seed=2), real(ROWS, WIDTH, seed=3))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses(name: str) -> None:
+def test_losses(name):
     """A loss of a network, and its gradient."""
     torch.manual_seed(0)
     loss, target = LOSSES[name]
-    check(Between(torch.tanh), loss, real(ROWS, WIDTH, seed=2), target)
+    check(between(torch.tanh), loss, real(ROWS, WIDTH, seed=2), target)
 
 
 @pytest.mark.parametrize("name", quick(list(SEVERAL), ["triplet margin", "hardest of a batch"]))
-def test_losses_of_several_inputs(name: str) -> None:
+def test_losses_of_several_inputs(name):
     """A loss that compares what one network makes of several inputs, and its gradient."""
     torch.manual_seed(0)
     loss, through, more = SEVERAL[name]
     inputs = [real(ROWS, WIDTH, seed=2 + k) for k in range(through)]
-    check(Compared(loss, through), None, *inputs, *more)
+
+    def compared(parts, *given):
+        return loss(*map(parts[0], given[:through]), *given[through:])
+
+    check(Through(compared, between(torch.tanh)), None, *inputs, *more)
 
 
-def test_attention() -> None:
+def test_attention():
     """Attention with a mask."""
     torch.manual_seed(0)
-    check(Attention(), functional.mse_loss, real(2, 5, WIDTH), real(2, 5, WIDTH, seed=1))
-
-
-TRAINED: dict[str, tuple[Callable[[Any], Any], float | None]] = {
-    "dampened": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.3), None),
-    "clipped": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True), 0.3),
-    "clipped, adam": (lambda p: torch.optim.Adam(p, 0.1, amsgrad=True), 0.3),
-    "groups": (
-        lambda p: torch.optim.AdamW([{"params": p[:1], "lr": 0.02}, {"params": p[1:]}], 0.1),
-        None,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_training(name: str) -> None:
-    """Three steps of an optimizer: momentum that begins with a gradient, norms, groups."""
-    torch.manual_seed(0)
-    optimizer, most = TRAINED[name]
-    model, inputs = nn.Linear(3, 2), (real(4, 3), real(4, 2))
-    given = optimizer(list(model.parameters()))
-    step = lower(model, functional.mse_loss, inputs, optimizer=given, clip_grad_norm=most)
-    memory = executed(step, *inputs, steps=3)
-    wide, (x, y) = model.double(), (t.double() for t in inputs)
-    eager = optimizer(list(wide.parameters()))
-    for _ in range(3):
-        eager.zero_grad()
-        functional.mse_loss(wide(x), y).backward()
-        if most is not None:
-            nn.utils.clip_grad_norm_(wide.parameters(), most)
-        eager.step()
-    for key, parameter in wide.named_parameters():
-        found = torch.from_numpy(memory[key]).view(parameter.shape)
-        torch.testing.assert_close(found, parameter.detach(), rtol=1e-12, atol=1e-12)
+    check(attention(), functional.mse_loss, real(2, 5, WIDTH), real(2, 5, WIDTH, seed=1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
-def test_words(batch: int) -> None:
+def test_words(batch):
     """Embeddings, a block of BERT, and padding that takes no part."""
     torch.manual_seed(0)
-    words = torch.tensor([[4, 9, 4, 0, 0], [1, 2, 3, 10, 0]][:batch])
-    check(Words(), functional.cross_entropy, words, torch.tensor([2, 0][:batch]))
-
-
-class Bags(nn.Module):
-    """Bags of words, each begins at an offset."""
-
-    def __init__(self, mode: str) -> None:
-        super().__init__()
-        self.bags, self.last = nn.EmbeddingBag(11, WIDTH, mode=mode), nn.Linear(WIDTH, 3)
-
-    def forward(self, words: Any, offsets: Any) -> Any:
-        """Return a score for each class of each bag."""
-        return self.last(self.bags(words, offsets).tanh())
+    given = torch.tensor([[4, 9, 4, 0, 0], [1, 2, 3, 10, 0]][:batch])
+    check(words(), functional.cross_entropy, given, torch.tensor([2, 0][:batch]))
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_of_words(mode: str) -> None:
+def test_bags_of_words(mode):
     """Bags of words, one of them without any."""
     torch.manual_seed(0)
-    words, offsets = torch.tensor([4, 9, 4, 0, 1, 2, 10]), torch.tensor([0, 3, 3])
-    check(Bags(mode), functional.cross_entropy, words, offsets, torch.tensor([2, 0, 1]))
+    given = (torch.tensor([4, 9, 4, 0, 1, 2, 10]), torch.tensor([0, 3, 3]), torch.tensor([2, 0, 1]))
+    layers = (nn.EmbeddingBag(11, WIDTH, mode=mode), nn.Linear(WIDTH, 3))
+    model = Through(lambda parts, *bags: parts[1](parts[0](*bags).tanh()), *layers)
+    check(model, functional.cross_entropy, *given)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batch", [1, 2])
-def test_patches(batch: int) -> None:
-    """A vision transformer; with one image many of its tensors are permuted."""
-    torch.manual_seed(0)
-    check(Patches(), functional.cross_entropy, real(batch, 2, 8, 8), torch.tensor([2, 0][:batch]))
-
-
-def test_norms_take_over_the_memory_of_what_they_read() -> None:
+def test_norms_take_over_the_memory_of_what_they_read():
     """Batch norm and its gradient may work in place, although they make more than one tensor."""
     layers = (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
     inputs = (torch.randn(1, 1, 4, 4), torch.zeros(1, dtype=torch.long))
@@ -378,16 +261,18 @@ def test_norms_take_over_the_memory_of_what_they_read() -> None:
         assert taken in node.inputs
 
 
-def test_values_that_are_read_cannot_be_exported() -> None:
+def test_values_that_are_read_cannot_be_exported():
     """A program in C has no guards: it would do what the first inputs asked for."""
 
     class Branching(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             y = super().forward(x)
             return y * 2 if (x > 0).all() else y
 
-    def checked(y: Any, t: Any) -> Any:
-        return -torch.distributions.Normal(y, torch.ones(1, 2)).log_prob(t).sum()
+    def checked(y, t):
+        return (
+            -torch.distributions.Normal(y, torch.ones(1, 2), validate_args=True).log_prob(t).sum()
+        )
 
     inputs = (torch.ones(1, 3), torch.zeros(1, 2))
     with pytest.raises(CaptureError, match=r"cannot be exported; .* \(validate_args=False"):

@@ -1,136 +1,52 @@
 """The runtime around a step: pm_run, page drivers, faults, boards."""
 
-from __future__ import annotations
-
 import zlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from kit.programs import needs
-from kit.toy_export import BATCHES, LEARNING_RATE, Toys, batches, expected, samples
+from kit.toy_export import BATCHES, LEARNING_RATE, Toys, batches
+from poetmodel.errors import MissingExtraError
+from poetmodel.export import board
 from poetmodel.export.board import (
     FAULT_STATUS,
-    STEP_STATUS,
     STOPPED_STATUS,
+    ProgramRun,
     Target,
     ToolchainError,
     build,
     run,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 BOARDS = [Target.M4, *(pytest.param(t, marks=pytest.mark.slow) for t in (Target.M3, Target.M7))]
 STEPS = BATCHES + 2
-TORN, SHORT, CHECKSUM = 1, 3, 5
-PAGE = 2
+CHECKSUM = 5
 
 
 @pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
+def toys(tmp_path_factory):
     """Programs that the tests of this module share."""
     return Toys(tmp_path_factory.mktemp("toys"))
 
 
-def parameters(state: bytes, kind: str) -> tuple[np.ndarray, int]:
-    """Return the six parameters of the toy, and its integer."""
-    return np.frombuffer(state[:-4], kind), int(np.frombuffer(state[-4:], np.int32)[0])
-
-
-@pytest.mark.parametrize(
-    ("target", "kind", "tolerance"),
-    [(Target.HOST_DOUBLE, "<f8", 1e-14), (Target.HOST, "<f4", 1e-5), (Target.M4, "<f4", 1e-5)],
-)
-def test_run_trains(
-    toys: Toys, tmp_path: Path, target: Target, kind: str, tolerance: float
-) -> None:
-    """Losses and state are those of the step, batches begin again, integers stay integers."""
-    found = toys.run(target, (), tmp_path, steps=STEPS).require_success()
-    losses, w, b = expected(STEPS)
-    assert list(found.losses) == list(range(1, STEPS + 1))
-    assert list(found.losses.values()) == pytest.approx(losses, rel=tolerance)
-    trained, scale = parameters(found.state, kind)
-    assert trained == pytest.approx([*w, b], rel=tolerance)
-    assert scale == 7
-
-
 @pytest.mark.parametrize("target", BOARDS)
-def test_boards_give_the_bits_of_the_host(toys: Toys, tmp_path: Path, target: Target) -> None:
+def test_boards_give_the_bits_of_the_host(toys, tmp_path, target):
     """Soft and hard floats, and the text of losses, are the same on every core."""
     host = toys.run(Target.HOST, (), tmp_path, steps=STEPS).require_success()
     board = toys.run(target, (), tmp_path, steps=STEPS).require_success()
     assert (board.state, board.losses) == (host.state, host.losses)
 
 
-@pytest.mark.parametrize("target", [Target.HOST_DOUBLE, Target.M4])
-def test_gradients_are_written_without_an_optimizer(
-    toys: Toys, tmp_path: Path, target: Target
-) -> None:
-    """The file has the gradients of the last step, and none of the state."""
-    found = toys.run(target, ("EXTRA=-DTOY_GRADIENTS",), tmp_path, steps=1).require_success()
-    kind = "<f8" if target is Target.HOST_DOUBLE else "<f4"
-    x, k = samples()[0]
-    slope = 2 * k * (k * (0.125 * np.arange(5) @ x + 0.5) - 1)
-    assert np.frombuffer(found.state, kind) == pytest.approx([*(slope * x), slope], rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("driver", ["file", "ram", "spi_flash"])
-@pytest.mark.parametrize(
-    "checksum",
-    [pytest.param((), marks=pytest.mark.slow, id="plain"), pytest.param(("CHECKSUM=1",), id="sum")],
-)
-@pytest.mark.parametrize("target", [Target.HOST_DOUBLE, Target.M4])
-def test_drivers_give_equal_bits(
-    toys: Toys, tmp_path: Path, driver: str, checksum: tuple[str, ...], target: Target
-) -> None:
-    """Whatever the storage is, pages come back as they were."""
-    plain = toys.run(target, (), tmp_path, steps=STEPS).require_success()
-    settings = (f"DRIVER={driver}", *checksum)
-    found = toys.run(target, settings, tmp_path, steps=STEPS).require_success()
-    assert (found.state, found.losses) == (plain.state, plain.losses)
-
-
-def test_poisoned_and_late_runs_give_equal_bits(toys: Toys, tmp_path: Path) -> None:
+def test_poisoned_and_late_runs_give_equal_bits(toys, tmp_path):
     """NaN in free memory, and transfers that happen at their wait, change nothing."""
     plain = toys.run(Target.HOST, (), tmp_path, steps=STEPS).require_success()
     late = toys.run(Target.HOST, ("LATE=1", "POISON=1"), tmp_path, steps=STEPS)
     assert late.require_success().state == plain.state
 
 
-def test_late_driver_notices_a_missing_wait(toys: Toys, tmp_path: Path) -> None:
-    """Where a wait is left out, the step reads NaN and the next transfer of the slot fails."""
-    settings = ("LATE=1", "EXTRA=-DTOY_FORGETS_WAIT")
-    found = toys.run(Target.HOST, settings, tmp_path, steps=1)
-    assert found.status > STEP_STATUS
-
-
-@pytest.mark.parametrize(("kind", "error"), [("fail", PAGE), ("short", SHORT)])
-def test_storage_that_fails_ends_the_step(
-    toys: Toys, tmp_path: Path, kind: str, error: int
-) -> None:
-    """At whichever call: before the first update state stays, after it the step says torn."""
-    settings = ("FAULTS=1",)
-    before = [toys.run(Target.HOST, settings, tmp_path, steps=k) for k in range(3)]
-    calls = [sum(each.figures[f"storage_{way}"] for way in ("reads", "writes")) for each in before]
-    # Reading the state at the end takes calls too, two of them: w has at most 64 elements.
-    per_step = calls[1] - calls[0]
-    assert calls[2] - calls[1] == per_step == 4
-    torn = 0
-    for call in range(1, calls[2]):
-        found = toys.run(Target.HOST, settings, tmp_path, steps=2, words=(f"{kind}:{call}",))
-        assert found.error in {error, TORN}
-        torn += found.error == TORN
-        if found.error == error and found.state and found.losses:
-            assert found.state == before[len(found.losses)].state
-    assert torn == 2
-
-
 @pytest.mark.parametrize("kind", ["flip", "old", "empty"])
-def test_pages_that_changed_are_caught_by_checksums(toys: Toys, tmp_path: Path, kind: str) -> None:
+def test_pages_that_changed_are_caught_by_checksums(toys, tmp_path, kind):
     """A flipped bit, a lost write and a read that does nothing: silent without, an error with."""
     words = {"flip": ("flip:3",), "old": ("old:5",), "empty": ("empty:3",)}[kind]
     plain = toys.run(Target.HOST, ("FAULTS=1", "POISON=1"), tmp_path, steps=2)
@@ -145,7 +61,7 @@ def test_pages_that_changed_are_caught_by_checksums(toys: Toys, tmp_path: Path, 
         assert found.error == CHECKSUM
 
 
-def test_checksum_is_that_of_zlib(toys: Toys, tmp_path: Path) -> None:
+def test_checksum_is_that_of_zlib(toys, tmp_path):
     """A page on storage is followed by the CRC-32 of its slot's number and of itself."""
     toys.run(Target.HOST, ("CHECKSUM=1",), tmp_path, steps=1).require_success()
     stored = (tmp_path / "pm_storage.bin").read_bytes()
@@ -156,15 +72,11 @@ def test_checksum_is_that_of_zlib(toys: Toys, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("cut",), ("flood:3",), ("fail:3",)])
-def test_unknown_words_are_refused(toys: Toys, tmp_path: Path, words: tuple[str, ...]) -> None:
-    """What a build does not know ends with status 2 and a sentence."""
+def test_unknown_words_are_refused(toys, tmp_path, words):
+    """What a build does not know, or a file that is too short, ends with status 2."""
     found = toys.run(Target.HOST, (), tmp_path, steps=1, words=words)
     assert found.status == 2
     assert words[0].split(":")[0] in found.messages
-
-
-def test_inputs_without_a_whole_batch_are_refused(toys: Toys, tmp_path: Path) -> None:
-    """A file that is too short ends with status 2."""
     program = toys.program(Target.HOST)
     short = batches(Target.HOST)[:23]
     found = run(program, Target.HOST, tmp_path, inputs=short, steps=1, learning_rate=LEARNING_RATE)
@@ -173,10 +85,8 @@ def test_inputs_without_a_whole_batch_are_refused(toys: Toys, tmp_path: Path) ->
 
 
 # -- boards ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("target", BOARDS)
-def test_board_says_what_it_takes(toys: Toys, tmp_path: Path, target: Target) -> None:
+def test_board_says_what_it_takes(toys, tmp_path, target):
     """RAM holds stack, arena and inputs; instructions are the same each time."""
     found = [toys.run(target, (), tmp_path, steps=2).require_success() for _ in range(2)]
     figures = found[0].figures
@@ -188,7 +98,7 @@ def test_board_says_what_it_takes(toys: Toys, tmp_path: Path, target: Target) ->
     assert found[1].figures == figures
 
 
-def test_stack_is_painted(toys: Toys, tmp_path: Path) -> None:
+def test_stack_is_painted(toys, tmp_path):
     """What a step takes of the stack is seen after it."""
     plain = toys.run(Target.M4, (), tmp_path, steps=1).figures["stack_bytes"]
     settings = ("EXTRA=-DTOY_DEEP=1200",)
@@ -197,7 +107,7 @@ def test_stack_is_painted(toys: Toys, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", BOARDS)
-def test_full_stack_ends_in_a_fault(toys: Toys, tmp_path: Path, target: Target) -> None:
+def test_full_stack_ends_in_a_fault(toys, tmp_path, target):
     """A step that takes more stack than there is changes no data: the core stops."""
     found = toys.run(target, ("EXTRA=-DTOY_DEEP=6000",), tmp_path, steps=1)
     assert found.status == FAULT_STATUS
@@ -208,19 +118,14 @@ def test_full_stack_ends_in_a_fault(toys: Toys, tmp_path: Path, target: Target) 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "old", "new"),
-    [
-        ("src/pm_step.c", "PM_C(0.125)", "PM_C(0.25)"),
-        ("include/pm.h", "BYTES 64", "BYTES 128"),
-    ],
+    [("src/pm_step.c", "PM_C(0.125)", "PM_C(0.25)"), ("include/pm.h", "BYTES 64", "BYTES 128")],
 )
-def test_objects_are_made_again_where_flags_or_texts_differ(
-    toys: Toys, name: str, old: str, new: str
-) -> None:
+def test_objects_are_made_again_where_flags_or_texts_differ(toys, name, old, new):
     """What make left from other settings, or from another text, is no part of a program."""
     needs(Target.HOST)
     folder = toys.sources()
 
-    def built(*settings: str) -> bytes:
+    def built(*settings):
         return build(folder, Target.HOST, settings=settings).read_bytes()
 
     plain = built()
@@ -231,19 +136,15 @@ def test_objects_are_made_again_where_flags_or_texts_differ(
     assert built() != plain
 
 
-def test_linker_refuses_too_little_ram(toys: Toys) -> None:
-    """RAM that does not suffice is no program."""
+def test_linker_refuses_too_little_ram(toys):
+    """Without the RAM that it needs, or with a heap, a step is no program."""
     with pytest.raises(ToolchainError, match="overflowed"):
         toys.program(Target.M4, "RAM_SIZE=2200")
-
-
-def test_heap_is_refused(toys: Toys) -> None:
-    """A step that asks for memory is no program."""
     with pytest.raises(ToolchainError, match="heap"):
         toys.program(Target.M4, "EXTRA=-DTOY_HEAP")
 
 
-def test_instructions_are_counted_by_node(toys: Toys, tmp_path: Path) -> None:
+def test_instructions_are_counted_by_node(toys, tmp_path):
     """Nodes have what they compute; transfers are of none."""
     found = [
         toys.run(Target.M4, ("PROFILE=1",), tmp_path, steps=4).require_success() for _ in range(2)
@@ -258,11 +159,10 @@ def test_instructions_are_counted_by_node(toys: Toys, tmp_path: Path) -> None:
 
 
 # -- power cuts ------------------------------------------------------------------------------------
-
 COMMIT = ("FAULTS=1", "CHECKSUM=1", "EXTRA=-DPM_COMMIT=1")
 
 
-def _resumed(toys: Toys, target: Target, folder: Path, *, printed: int) -> bytes | None:
+def _resumed(toys, target, folder, *, printed):
     """Return the state after all steps of a run that was interrupted; None without a generation."""
     probe = toys.run(target, COMMIT, folder, steps=0, words=("resume",))
     if probe.error:
@@ -274,8 +174,8 @@ def _resumed(toys: Toys, target: Target, folder: Path, *, printed: int) -> bytes
     return rest.require_success().state
 
 
-def test_power_cut_in_any_write_leaves_a_whole_generation(toys: Toys, tmp_path: Path) -> None:
-    """Training goes on from the last whole step, to the very state of a run without a cut."""
+def test_power_cut_in_any_write_leaves_a_whole_generation(toys, tmp_path):
+    """Training goes on from the last whole step, to the very state; without commits from none."""
     whole = toys.run(Target.HOST, COMMIT, tmp_path, steps=STEPS).require_success()
     lost = 0
     for write in range(1, whole.figures["storage_writes"] + 1):
@@ -287,16 +187,12 @@ def test_power_cut_in_any_write_leaves_a_whole_generation(toys: Toys, tmp_path: 
         assert state in {None, whole.state}
     # pm_init writes two tensors, each with its sum, and a record.
     assert lost == 5
-
-
-def test_resuming_without_commits_says_that_storage_is_empty(toys: Toys, tmp_path: Path) -> None:
-    """A build without generations has none to go on from."""
     found = toys.run(Target.HOST, (), tmp_path, steps=1, words=("resume",))
     assert found.error == 8
 
 
 @pytest.mark.slow
-def test_board_stopped_at_any_instruction_goes_on(toys: Toys, tmp_path: Path) -> None:
+def test_board_stopped_at_any_instruction_goes_on(toys, tmp_path):
     """The emulator ends at random moments; what is on storage then is whole."""
     whole = toys.run(Target.M4, COMMIT, tmp_path, steps=STEPS).require_success()
     random = np.random.default_rng(3)
@@ -309,3 +205,49 @@ def test_board_stopped_at_any_instruction_goes_on(toys: Toys, tmp_path: Path) ->
         assert state in {None, whole.state}
         resumed += state is not None
     assert resumed > 10
+
+
+# -- programs that are missing, refuse, or take too long ------------------------------------------
+@pytest.fixture
+def no_programs(monkeypatch, tmp_path):
+    """Look for programs where there are none."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_programs")
+@pytest.mark.parametrize(
+    ("target", "package"),
+    [
+        (Target.HOST, "apt-get install make gcc"),
+        (Target.M4, "apt-get install make gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system"),
+    ],
+)
+def test_missing_programs_are_named_with_their_packages(target, package):
+    """One sentence says what is missing and how Debian calls it; to build takes no QEMU."""
+    with pytest.raises(MissingExtraError, match=package):
+        board.require(target)
+    assert board.missing_programs(Target.M7, emulate=False) == ("make", "arm-none-eabi-gcc")
+    assert "qemu-system-arm" in board.missing_programs(Target.M7)
+
+
+def test_errors_of_the_compiler_are_shown(tmp_path):
+    """What make could not do, or did not end, or failed with, is said in its own words."""
+    needs(Target.HOST)
+    (tmp_path / "Makefile").write_text(
+        "host:\n\t@echo 'step.c:3: error: no such thing' >&2; false\n"
+    )
+    with pytest.raises(ToolchainError, match=r"make host failed: step\.c:3: error: no such"):
+        build(tmp_path, Target.HOST)
+    with pytest.raises(ToolchainError, match=r"sleep: expected to end within 0.1 s"):
+        board.execute(["sleep", "60"], tmp_path, time_limit_s=0.1)
+    failed = ProgramRun(
+        status=12,
+        losses={},
+        state=b"",
+        figures={},
+        node_instructions={},
+        messages="pm_run: step 3: error 2\n",
+    )
+    assert failed.error == 2
+    with pytest.raises(ToolchainError, match="status 12: pm_run: step 3: error 2"):
+        failed.require_success()

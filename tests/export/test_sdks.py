@@ -4,65 +4,41 @@ Neither Zephyr nor ESP-IDF nor Arduino is there. What their builds call of the f
 defined as they define it, by a few functions of CMake and headers of C++.
 """
 
-from __future__ import annotations
-
 import json
 import re
-import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from kit.digits import STEP, digit_batches
-from kit.programs import needs
+from kit.digits import digit_batches, exporter
+from kit.programs import done, needs
 from poetmodel.export.board import Target
-from poetmodel.export.exporting import export_step
-from poetmodel.export.io import load_step
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-SOURCES: Final = Path(__file__).with_name("library")
-OPTIONS: Final[dict[str, dict[str, Any]]] = {
+SOURCES = Path(__file__).with_name("library")
+OPTIONS = {
     "kept": {"ram": "100%", "paging": False},
     "commits": {"ram": "90%", "commit": True},
     "file": {"ram": "90%", "commit": True, "weights": "binary"},
     "kws": {"ram": "100%", "paging": False, "prefix": "kws"},
     "vww": {"ram": "90%", "commit": True, "prefix": "vww"},
 }
-BATCHES: Final = 3
+BATCHES = 3
 
 
-SHARING: Final = ("kws", "vww")
+SHARING = ("kws", "vww")
 """Folders whose kernels are in a third one."""
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def folders(tmp_path_factory):
     """Return exported folders by name."""
     needs(Target.HOST)
-    made: dict[str, Path] = {}
-
-    def folder(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp(name)
-            shared = tmp_path_factory.getbasetemp() / "kernels" if name in SHARING else None
-            options = {"gap": 0.5, "shared_kernels": shared, **OPTIONS[name]}
-            export_step(load_step(STEP), made[name], **options)
-        return made[name]
-
-    return folder
+    shared = {"shared_kernels": tmp_path_factory.getbasetemp() / "kernels"}
+    plans = {name: OPTIONS[name] | (shared if name in SHARING else {}) for name in OPTIONS}
+    return exporter(tmp_path_factory, plans)
 
 
-def done(command: Sequence[str | Path], folder: Path) -> str:
-    """Run a command in a folder; return what it printed."""
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
-    return run.stdout
-
-
-def built(project: str, folder: Path, **settings: object) -> Path:
+def built(project, folder, **settings):
     """Build one of the projects by CMake, and return the program."""
     needs("cmake", "cc")
     words = [f"-D{name}={value}" for name, value in {"SOURCES": SOURCES, **settings}.items()]
@@ -71,16 +47,14 @@ def built(project: str, folder: Path, **settings: object) -> Path:
     return folder / "app"
 
 
-def trained(program: Path, folder: Path) -> list[float]:
+def trained(program, folder):
     """Run a program over three batches of digits; return its losses and what it says of state."""
     (folder / "inputs.bin").write_bytes(digit_batches(BATCHES, seed=3))
     return [float(word) for word in done([program, "inputs.bin"], folder).split()]
 
 
 @pytest.fixture(scope="module")
-def expected(
-    folders: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> list[float]:
+def expected(folders, tmp_path_factory):
     """Return losses and state of the plan that keeps everything in RAM."""
     folder, work = folders("kept"), tmp_path_factory.mktemp("expected")
     parts = [*sorted((folder / "src").glob("*.c")), SOURCES / "caller.c"]
@@ -89,16 +63,14 @@ def expected(
     return trained(work / "app", work)
 
 
-def test_cmake_builds_an_application_with_two_networks(
-    folders: Callable[[str], Path], expected: list[float], tmp_path: Path
-) -> None:
+def test_cmake_builds_an_application_with_two_networks(folders, expected, tmp_path):
     """One by FetchContent, one by add_subdirectory after its driver is set; kernels are shared."""
     kws, vww = folders("kws"), folders("vww")
     said = trained(built("two", tmp_path, KWS=kws, VWW=vww), tmp_path)
     assert said[:-1:2] == said[1:-1:2] == expected[:BATCHES]
 
 
-def application(readme: str) -> str:
+def application(readme):
     """Return the ten lines of an application that a README has, with what they call."""
     block = re.search(r"## Your application\n\n```c\n(.*?)```", readme, re.DOTALL)
     assert block is not None
@@ -108,11 +80,9 @@ def application(readme: str) -> str:
     return f"{own}{head}int main(void)\n{{\nint error{begin}return error;\n}}\n"
 
 
-@pytest.mark.parametrize("name", ["commits", pytest.param("file", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("board", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_cmake_builds_the_application_of_the_readme(
-    folders: Callable[[str], Path], tmp_path: Path, name: str, *, board: bool
-) -> None:
+@pytest.mark.parametrize("name", ["commits", pytest.param("file", marks=pytest.mark.seeds)])
+@pytest.mark.parametrize("board", [True, pytest.param(False, marks=pytest.mark.seeds)])
+def test_cmake_builds_the_application_of_the_readme(folders, tmp_path, name, *, board):
     """For this machine, where it runs, and with the tools for a Cortex-M4, where it links."""
     if board:
         needs(Target.M4)
@@ -132,18 +102,16 @@ def test_cmake_builds_the_application_of_the_readme(
         done([program], tmp_path)
 
 
-@pytest.mark.parametrize("sdk", ["esp", pytest.param("zephyr", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [pytest.param("commits", marks=pytest.mark.slow), "file"])
-def test_component_and_module_train(
-    folders: Callable[[str], Path], expected: list[float], tmp_path: Path, sdk: str, name: str
-) -> None:
+@pytest.mark.parametrize("sdk", ["esp", pytest.param("zephyr", marks=pytest.mark.seeds)])
+@pytest.mark.parametrize("name", [pytest.param("commits", marks=pytest.mark.seeds), "file"])
+def test_component_and_module_train(folders, expected, tmp_path, sdk, name):
     """With pages on a partition of flash: what CMake is told of the folder is all that it takes."""
     program = built(sdk, tmp_path, FOLDER=folders(name))
     assert trained(program, tmp_path) == expected
 
 
-@pytest.mark.parametrize("name", ["commits", pytest.param("kws", marks=pytest.mark.slow)])
-def test_sketch_trains(folders: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["commits", pytest.param("kws", marks=pytest.mark.seeds)])
+def test_sketch_trains(folders, tmp_path, name):
     """The library has ``src`` as its only include path; noise that is always class 0 is learnt."""
     needs("cc", "c++")
     folder, arduino = folders(name), SOURCES / "arduino"
@@ -164,7 +132,7 @@ def test_sketch_trains(folders: Callable[[str], Path], tmp_path: Path, name: str
     assert (sketch / "storage.c").exists() is (name == "commits")
 
 
-def test_sdks_read_what_the_folder_says_of_itself(folders: Callable[[str], Path]) -> None:
+def test_sdks_read_what_the_folder_says_of_itself(folders):
     """Its names, headers and sizes, each in the format of the SDK."""
     yaml = pytest.importorskip("yaml")
     for prefix in ("kws", "vww"):

@@ -1,37 +1,30 @@
 """Files of state: from an exported program to a model of PyTorch, and back."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
+import poetmodel.torch as pmt
+from kit.commands import invoke
+from kit.digits import ran
+from kit.programs import needs
+from kit.rotation import quick
+from kit.shared_objects import build
+from poetmodel.errors import InputError
+from poetmodel.export.board import STATE, Target, ToolchainError, run
+from poetmodel.export.state import read_state, state_tensors, write_state
 
-import poetmodel.torch as pmt  # noqa: E402
-from kit.commands import invoke  # noqa: E402
-from kit.programs import needs  # noqa: E402
-from poetmodel.errors import InputError  # noqa: E402
-from poetmodel.export.board import STATE, Target, ToolchainError, build, run  # noqa: E402
-from poetmodel.export.state import read_state, state_tensors, write_state  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-pytestmark = pytest.mark.torch
-
-RATE: Final = 0.01
-OPTIMIZERS: Final[dict[str, Any]] = {
+RATE = 0.01
+OPTIMIZERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=RATE, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=RATE, eps=1e-3),
     "nadam": lambda p: torch.optim.NAdam(p, lr=RATE, eps=1e-3),
 }
 
 
-def model() -> torch.nn.Module:
+def model():
     """Return a network with running statistics and a frozen layer."""
     torch.manual_seed(2)
     made = torch.nn.Sequential(
@@ -42,15 +35,13 @@ def model() -> torch.nn.Module:
     return made
 
 
-def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches():
     """Return three batches."""
     torch.manual_seed(3)
     return [(torch.randn(4, 1, 6, 6), torch.randint(0, 4, (4,))) for _ in range(3)]
 
 
-def trained(
-    net: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: list[Any]
-) -> torch.nn.Module:
+def trained(net, optimizer, steps):
     """Train in place."""
     for x, y in steps:
         optimizer.zero_grad()
@@ -59,15 +50,13 @@ def trained(
     return net
 
 
-def file_of(steps: list[Any]) -> bytes:
+def file_of(steps):
     """Return batches as a program reads them."""
     return b"".join(x.numpy().tobytes() + y.int().numpy().tobytes() for x, y in steps)
 
 
-@pytest.fixture(scope="module", params=OPTIMIZERS)
-def exported(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Callable[..., torch.optim.Optimizer], Callable[..., bytes]]:
+@pytest.fixture(scope="module", params=quick(list(OPTIMIZERS), ["nadam"]))
+def exported(request, tmp_path_factory):
     """Return a folder in tiles with state on storage, its optimizer, and what runs it."""
     needs(Target.HOST)
     make, folder = OPTIMIZERS[request.param], tmp_path_factory.mktemp(request.param)
@@ -78,7 +67,7 @@ def exported(
     )  # fmt: skip
     program = build(folder, Target.HOST)
 
-    def program_state(steps: list[Any], *words: str) -> bytes:
+    def program_state(steps, *words):
         done = run(
             program, Target.HOST, folder, inputs=file_of(steps), steps=len(steps),
             learning_rate=RATE, words=words,
@@ -88,13 +77,13 @@ def exported(
     return folder, make, program_state
 
 
-def distance(one: torch.nn.Module, other: torch.nn.Module) -> float:
+def distance(one, other):
     """Return the largest difference of a tensor of two models."""
     pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
     return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
 
 
-def test_model_goes_on_where_the_program_ended(exported: Any, tmp_path: Path) -> None:
+def test_model_goes_on_where_the_program_ended(exported, tmp_path):
     """Loaded after two steps, PyTorch's third is the program's; saved, the file is the same."""
     folder, make, program_state = exported
     state = program_state(batches()[:2])
@@ -113,8 +102,8 @@ def test_model_goes_on_where_the_program_ended(exported: Any, tmp_path: Path) ->
     assert distance(net, other) < 1e-5
 
 
-def test_program_goes_on_where_the_model_ended(exported: Any) -> None:
-    """It begins with the file that was saved: the third step after PyTorch's first two."""
+def test_program_goes_on_where_the_model_ended(exported):
+    """It begins with the file that was saved; without a step it writes what it has read."""
     folder, make, program_state = exported
     net = model()
     optimizer = make([p for p in net.parameters() if p.requires_grad])
@@ -125,19 +114,12 @@ def test_program_goes_on_where_the_model_ended(exported: Any) -> None:
     pmt.load_state(folder / STATE, after)
     trained(net, optimizer, batches()[2:])
     assert distance(net, after) < 1e-5
-
-
-def test_program_has_the_bits_of_the_file(exported: Any) -> None:
-    """With no step between, what it reads is what it writes, in every home of state."""
-    folder, _, program_state = exported
     state = program_state(batches()[:1])
     (folder / "one.bin").write_bytes(state)
     assert program_state([], "state=one.bin") == state
 
 
-def test_moments_of_an_optimizer_without_a_step_are_the_first(
-    exported: Any, tmp_path: Path
-) -> None:
+def test_moments_of_an_optimizer_without_a_step_are_the_first(exported, tmp_path):
     """They are 0, a product of none is 1; without an optimizer they cannot be known."""
     folder, make, _ = exported
     net = model()
@@ -153,15 +135,15 @@ def test_moments_of_an_optimizer_without_a_step_are_the_first(
     assert all(not arrays[name].any() for name in arrays.keys() - own - products)
 
 
-def test_dampened_momentum_begins_with_the_first_gradient(tmp_path: Path) -> None:
+def test_dampened_momentum_begins_with_the_first_gradient(tmp_path):
     """In a file of an optimizer without a step, and in a model that reads one of a program."""
     needs(Target.HOST)
 
-    def make(net: torch.nn.Module) -> torch.optim.Optimizer:
+    def make(net):
         trained_ones = [p for p in net.parameters() if p.requires_grad]
         return torch.optim.SGD(trained_ones, lr=RATE, momentum=0.9, dampening=0.5)
 
-    def states(steps: list[Any], *words: str) -> bytes:
+    def states(steps, *words):
         return run(
             program, Target.HOST, tmp_path, inputs=file_of(batches()), steps=len(steps),
             learning_rate=RATE, words=words,
@@ -182,7 +164,7 @@ def test_dampened_momentum_begins_with_the_first_gradient(tmp_path: Path) -> Non
     assert distance(trained(other, begun, batches()), expected) == 0
 
 
-def test_files_and_models_that_do_not_fit_are_refused(exported: Any, tmp_path: Path) -> None:
+def test_files_and_models_that_do_not_fit_are_refused(exported, tmp_path):
     """Before anything is changed."""
     folder, make, _ = exported
     net = model()
@@ -204,7 +186,7 @@ def test_files_and_models_that_do_not_fit_are_refused(exported: Any, tmp_path: P
     other = make([p for p in wrong.parameters() if p.requires_grad])
     with pytest.raises(InputError, match="optimizer: expected it to train"):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=other, folder=folder)
-    another: Any = torch.optim.Adagrad([p for p in net.parameters() if p.requires_grad])
+    another = torch.optim.Adagrad([p for p in net.parameters() if p.requires_grad])
     with pytest.raises(InputError, match="and Adagrad keeps step, sum; give one like"):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=another, folder=folder)
     with pytest.raises(InputError, match="and Adagrad keeps step, sum; give one like"):
@@ -218,7 +200,7 @@ def test_files_and_models_that_do_not_fit_are_refused(exported: Any, tmp_path: P
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 
-def test_frozen_values_of_another_model_are_refused(exported: Any) -> None:
+def test_frozen_values_of_another_model_are_refused(exported):
     """They lie in flash: a program that passed over them would train beside other features."""
     folder, make, program_state = exported
     net = model()
@@ -229,7 +211,7 @@ def test_frozen_values_of_another_model_are_refused(exported: Any) -> None:
         program_state([], "state=other.bin")
 
 
-def test_folder_of_gradients_has_no_file_of_state(tmp_path: Path) -> None:
+def test_folder_of_gradients_has_no_file_of_state(tmp_path):
     """What its program writes are gradients: of the size of the weights, and no weights."""
     net = torch.nn.Linear(4, 3)
     samples = torch.randn(2, 4), torch.tensor([0, 1])
@@ -248,16 +230,11 @@ def test_folder_of_gradients_has_no_file_of_state(tmp_path: Path) -> None:
     assert "load_state" not in readme
 
 
-def test_doubles_are_read(exported: Any) -> None:
+def test_doubles_are_read(exported):
     """A build for double writes reals of eight bytes."""
     folder, *_ = exported
-    state = run(
-        build(folder, Target.HOST_DOUBLE), Target.HOST_DOUBLE, folder,
-        inputs=b"".join(
-            x.double().numpy().tobytes() + y.int().numpy().tobytes() for x, y in batches()
-        ),
-        steps=1, learning_rate=RATE,
-    ).require_success().state  # fmt: skip
+    given = {"inputs": file_of([(x.double(), y) for x, y in batches()]), "steps": 1, "rate": RATE}
+    state = ran(folder, Target.HOST_DOUBLE, **given).state
     net, other = model(), model()
     pmt.load_state(folder, net)
     assert len(state) > sum(tensor.bytes for tensor in state_tensors(folder))
@@ -266,7 +243,7 @@ def test_doubles_are_read(exported: Any) -> None:
     assert torch.allclose(net[1].running_mean, other[1].running_mean, atol=1e-6)
 
 
-def test_command_lists_state(exported: Any) -> None:
+def test_command_lists_state(exported):
     """In the order of the functions; all of it as JSON."""
     folder, *_ = exported
     listed = invoke("state", folder, "--json")
@@ -281,7 +258,7 @@ def test_command_lists_state(exported: Any) -> None:
     assert f"{len(names)} tensors" in told
 
 
-def test_command_names_what_is_no_exported_folder(tmp_path: Path) -> None:
+def test_command_names_what_is_no_exported_folder(tmp_path):
     """A sentence that says what is missing."""
     missing = invoke("state", tmp_path)
     assert missing.status == 2

@@ -1,20 +1,16 @@
 """Tiles: a parameter in pieces trains as the whole one does, in less RAM at once."""
 
-from __future__ import annotations
-
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from torch import nn
 from torch.nn import functional
 
 from kit.kernel_calls import Memory
+from kit.rotation import rotating
+from kit.traced_models import Through
 from poetmodel.errors import InputError
 from poetmodel.export.exporting import in_tiles
 from poetmodel.export.step import Ref
@@ -22,14 +18,7 @@ from poetmodel.export.tiles import tiled
 from poetmodel.graph import Phase, floor
 from poetmodel.torch.lowering.step import lower
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from poetmodel.export.step import LoweredStep
-
-pytestmark = pytest.mark.torch
-
-OPTIMIZERS: Final[dict[str, Callable[[Any], Any]]] = {
+OPTIMIZERS = {
     "sgd": lambda found: torch.optim.SGD(found, lr=0.1, weight_decay=0.01),
     "momentum": lambda found: torch.optim.SGD(found, lr=0.1, momentum=0.9, nesterov=True),
     "adam": lambda found: torch.optim.Adam(found, lr=0.01),
@@ -38,7 +27,7 @@ OPTIMIZERS: Final[dict[str, Callable[[Any], Any]]] = {
 LABELS = torch.tensor([3, 1])
 
 
-def convolutions() -> tuple[nn.Module, Any, tuple[Any, ...]]:
+def convolutions():
     """Return a network whose second convolution is its largest layer."""
     model = nn.Sequential(
         nn.Conv2d(2, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 10, 3, stride=2), nn.ReLU(),
@@ -47,19 +36,19 @@ def convolutions() -> tuple[nn.Module, Any, tuple[Any, ...]]:
     return model, functional.cross_entropy, (torch.randn(2, 2, 8, 8), LABELS)
 
 
-def autoencoder() -> tuple[nn.Module, Any, tuple[Any, ...]]:
+def autoencoder():
     """Return a network of linear layers."""
     layers = [nn.Linear(20, 9), nn.ReLU(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 20)]
     return nn.Sequential(*layers), functional.mse_loss, (torch.randn(3, 20), torch.randn(3, 20))
 
 
-def encoder() -> tuple[nn.Module, Any, tuple[Any, ...]]:
+def encoder():
     """Return a block of BERT."""
     model = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
     return model, functional.mse_loss, (torch.randn(2, 5, 8), torch.randn(2, 5, 8))
 
 
-def depthwise() -> tuple[nn.Module, Any, tuple[Any, ...]]:
+def depthwise():
     """Return a network with a depthwise and a pointwise convolution."""
     model = nn.Sequential(
         nn.Conv2d(2, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 6, 1), nn.Flatten(),
@@ -68,9 +57,7 @@ def depthwise() -> tuple[nn.Module, Any, tuple[Any, ...]]:
     return model, functional.cross_entropy, (torch.randn(2, 2, 6, 6), LABELS)
 
 
-def lowered(
-    network: Callable[[], Any], optimizer: str | None = "sgd", **options: Any
-) -> LoweredStep:
+def lowered(network, optimizer="sgd", **options):
     """Return a step of a network with an optimizer."""
     torch.manual_seed(0)
     model, loss, inputs = network()
@@ -78,7 +65,7 @@ def lowered(
     return lower(model, loss, inputs, optimizer=found, **options)
 
 
-def trained(step: LoweredStep, *, steps: int = 3) -> dict[str, np.ndarray]:
+def trained(step, *, steps=3):
     """Return the state after some steps on random batches, computed in double."""
     memory = Memory(step.buffers, learning_rate=step.learning_rate or 0.0)
     for name, values in step.values.items():
@@ -99,12 +86,12 @@ def trained(step: LoweredStep, *, steps: int = 3) -> dict[str, np.ndarray]:
     }
 
 
-def pieces(step: LoweredStep) -> dict[str, int]:
+def pieces(step):
     """Return how many tiles each state tensor has, those in one piece left out."""
     return {v.name: len(v.pieces) for v in step.states if len(v.pieces) > 1}
 
 
-def check_same(step: LoweredStep, tile_bytes: int) -> LoweredStep:
+def check_same(step, tile_bytes):
     """Hold a step in tiles to the whole one, and return it."""
     found = tiled(step, tile_bytes)
     expected = trained(step)
@@ -114,16 +101,18 @@ def check_same(step: LoweredStep, tile_bytes: int) -> LoweredStep:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("network", [convolutions, autoencoder, encoder])
-def test_tiles_train_as_whole_parameters_do(network: Callable[[], Any], optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("network", "optimizer"),
+    rotating(product((convolutions, autoencoder, encoder), OPTIMIZERS), {(convolutions, "adam")}),
+)
+def test_tiles_train_as_whole_parameters_do(network, optimizer):
     """Every state tensor has the same values after three steps, whatever the optimizer."""
     found = check_same(lowered(network, optimizer), 256)
     assert pieces(found)
 
 
-def test_tiles_are_state_with_gradients_and_updates_of_their_own() -> None:
-    """A weight of 10 channels of 216 B in tiles of 800 B: three of 3 channels, one of 1."""
+def test_tiles_are_state_with_gradients_and_updates_of_their_own():
+    """10 channels of 216 B in tiles of 800 B: three of 3 and one of 1; of 1,296 B: fours."""
     step = lowered(convolutions, "momentum")
     found = check_same(step, 800)
     assert pieces(found)["2.weight"] == pieces(found)["2.weight.momentum_buffer"] == 4
@@ -147,16 +136,11 @@ def test_tiles_are_state_with_gradients_and_updates_of_their_own() -> None:
         step.graph.tensor_bytes[i] for i in step.graph.state_tensors
     )
     assert graph.flops == step.graph.flops
-
-
-def test_tiles_have_channels_in_fours() -> None:
-    """Kernels take four at once: tiles that have room for six of ten channels have four."""
-    step = lowered(convolutions, "momentum")
     found = next(value for value in tiled(step, 6 * 216).states if value.name == "2.weight")
     assert found.pieces == tuple(Ref(f"2.weight[{k}]") for k in ("0:4", "4:8", "8:10"))
 
 
-def test_tiles_lower_the_least_ram() -> None:
+def test_tiles_lower_the_least_ram():
     """No node needs a weight and its gradient: the update of the largest layer was the floor."""
     step = lowered(autoencoder, "adam")
     node = step.graph.nodes[floor(step.graph).node]
@@ -164,7 +148,7 @@ def test_tiles_lower_the_least_ram() -> None:
     assert floor(tiled(step, 200).graph).bytes < floor(step.graph).bytes / 2
 
 
-def test_readers_that_need_the_most_become_chains() -> None:
+def test_readers_that_need_the_most_become_chains():
     """Each link reads one tile and goes on in place; the last reader's links have the updates."""
     step = lowered(autoencoder, "momentum")
     found = check_same(step, 200)
@@ -185,47 +169,13 @@ def test_readers_that_need_the_most_become_chains() -> None:
     assert all("sgd[" in "".join(order[a:b]) for a, b in pairwise(back))
 
 
-def test_depthwise_convolutions_stay_whole() -> None:
-    """Of a depthwise and its pointwise convolutions only the latter are split."""
+def test_what_cannot_be_split_stays_whole():
+    """Depthwise weights stay whole; all, where gradients are clipped, small, or handed out."""
     found = check_same(lowered(depthwise), 64)
     assert "1.weight" not in pieces(found)
     assert pieces(found)["2.weight"] == 3
-
-
-class Tied(nn.Module):
-    """A weight that two layers share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(10, 6)
-        self.inner = nn.Linear(6, 6)
-        self.head = nn.Linear(6, 10)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits of each token."""
-        return self.head(self.inner(self.embedding(x))).flatten(0, 1)
-
-
-def test_shared_weights_stay_whole() -> None:
-    """A weight with two readers of different kinds is not split; another one is."""
-
-    def network() -> tuple[nn.Module, Any, tuple[Any, ...]]:
-        tokens = torch.tensor([[1, 2, 3]])
-        return Tied(), functional.cross_entropy, (tokens, tokens.flatten())
-
-    found = check_same(lowered(network), 64)
-    assert set(pieces(found)) == {"inner.weight"}
-
-
-def test_clipped_gradients_stay_whole() -> None:
-    """All gradients are read before the first update, so that their parameters are not split."""
     step = lowered(autoencoder, "sgd", clip_grad_norm=0.1)
     assert tiled(step, 64) is step
-
-
-def test_small_parameters_and_steps_without_updates_stay_as_they_are() -> None:
-    """There is nothing to split where all is smaller than a tile, or nothing is trained."""
     step = lowered(autoencoder)
     assert tiled(step, 720) is step
     handed_out = lowered(autoencoder, None)
@@ -234,3 +184,17 @@ def test_small_parameters_and_steps_without_updates_stay_as_they_are() -> None:
         in_tiles(handed_out, "1KiB")
     with pytest.raises(InputError, match="tile: expected a size above 0"):
         in_tiles(step, 0)
+
+
+def test_shared_weights_stay_whole():
+    """A weight with two readers of different kinds is not split; another one is."""
+
+    def network():
+        tokens, rows = torch.tensor([[1, 2, 3]]), nn.Embedding(10, 6)
+        layers = {"embedding": rows, "inner": nn.Linear(6, 6), "head": nn.Linear(6, 10)}
+        layers["head"].weight = rows.weight
+        tied = Through(lambda own, x: own.head(own.inner(own.embedding(x))).flatten(0, 1), **layers)
+        return tied, functional.cross_entropy, (tokens, tokens.flatten())
+
+    found = check_same(lowered(network), 64)
+    assert set(pieces(found)) == {"inner.weight"}

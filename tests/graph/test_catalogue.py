@@ -1,10 +1,7 @@
 """The shipped models: complete, readable, and exactly what the script makes."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,45 +19,31 @@ from poetmodel.graph.catalogue import (
     model_path,
 )
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from kit.messages import Told
-
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_graphs.py"
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script():
     """Return the script that makes the shipped graphs, as a module."""
     spec = importlib.util.spec_from_file_location("make_graphs", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_names_are_those_of_both_families() -> None:
+def test_names_are_those_of_both_families():
     """Every model of the zoo and of the published code is in the catalogue, and nothing else."""
     assert sorted(model_names()) == sorted([*zoo.MODELS, *published.MODELS])
 
 
-def test_shipped_files_are_what_the_script_makes(
-    script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shipped_files_are_what_the_script_makes(script, capsys):
     """No graph file was edited by hand, left over or forgotten."""
     status = script.main(["--check", "--folder", str(shipped("graphs"))])
     assert capsys.readouterr().out == ""
     assert status == 0
 
 
-def test_script_repairs_a_folder_and_then_rests(
-    script: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_script_repairs_a_folder_and_then_rests(script, tmp_path, monkeypatch, capsys):
     """Missing, changed and left-over files are reported by a check and put right by a run."""
     few = [(name, published.MODELS[name]()) for name in ("paper/linear", "paper/transformer")]
     monkeypatch.setattr(script, "shipped_graphs", lambda: few)
@@ -83,7 +66,7 @@ def test_script_repairs_a_folder_and_then_rests(
 
 
 @pytest.mark.parametrize("name", model_names())
-def test_model_loads_under_its_name(name: str) -> None:
+def test_model_loads_under_its_name(name):
     """A shipped file holds the graph of its name, and a line says what it is."""
     graph = load_model(name)
     assert graph.name == name
@@ -101,7 +84,7 @@ def test_model_loads_under_its_name(name: str) -> None:
         ("linear", "paper/linear"),
     ],
 )
-def test_unknown_name_suggests_what_was_meant(typed: str, meant: str) -> None:
+def test_unknown_name_suggests_what_was_meant(typed, meant):
     """The message names similar models and the command that lists all."""
     with pytest.raises(GraphError) as caught:
         load_model(typed)
@@ -111,28 +94,23 @@ def test_unknown_name_suggests_what_was_meant(typed: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize("typed", ["zzz", "", "../pyproject", "/etc/passwd"])
-def test_hopeless_name_is_refused_without_a_guess(typed: str, told: Told) -> None:
+def test_hopeless_name_is_refused_without_a_guess(typed, told):
     """A name that resembles none gets no guess, and no file outside the catalogue is read."""
     with told.raises(GraphError):
         describe_model(typed)
 
 
-def test_file_name_in_place_of_a_model_points_to_the_option(told: Told) -> None:
+def test_file_name_in_place_of_a_model_points_to_the_option(told):
     """A graph file given as a model is told apart from a misspelt name."""
     with told.raises(GraphError):
         load_model("mine.graph.json")
 
 
-def test_sizes_of_an_input_are_said_in_two_ways() -> None:
+def test_sizes_of_an_input_are_said_in_two_ways():
     """Tables label a network with the sizes that are not its own; commands take them as options."""
     assert InputShape(batch=8).label("mlp") == "mlp, batch 8"
     assert InputShape().label("mlp") == "mlp"
     assert InputShape(batch=8, image=96).options == ("--batch", "8", "--image", "96")
-    assert describe_model("resnet18-cifar") == "ResNet-18 on CIFAR-10, 32 x 32"
-
-
-def test_state_of_a_step_is_said_in_two_ways() -> None:
-    """Labels and options say what of its state a network has, and what else it was made with."""
     made = Variant(batch=8, state="sgd", in_place=True, tile="32KiB", train="fc*")
     assert made.label("mlp") == "mlp, batch 8, state sgd, in place, tile 32KiB, train fc*"
     assert made.options == (
@@ -140,19 +118,11 @@ def test_state_of_a_step_is_said_in_two_ways() -> None:
         *("--train", "fc*"),
     )
     assert Variant().given == InputShape().given == {}
-
-
-def test_model_is_made_with_its_state() -> None:
-    """The graph is that of the zoo's function with these arguments."""
-    made = load_model("resnet8", Variant(state="adam", in_place=True, tile="32KiB", train="last-2"))
-    assert made == zoo.resnet8(state="adam", in_place=True, tile="32KiB", train="last-2")
-    assert load_model("mlp", Variant(batch=2, in_place=True)) == zoo.mlp(
-        batch_size=2, in_place=True
-    )
+    assert describe_model("resnet18-cifar") == "ResNet-18 on CIFAR-10, 32 x 32"
 
 
 @pytest.mark.parametrize("shape", [Variant(state="momentum"), Variant(state="sgd", in_place=True)])
-def test_model_with_state_is_found_by_its_fingerprint(shape: Variant) -> None:
+def test_model_with_state_is_found_by_its_fingerprint(shape):
     """A file that names a network need not say that its state is in the graph."""
     graph = load_model("mlp", shape)
     assert find_model("mlp", graph.sha256) == (graph, shape)
@@ -166,14 +136,14 @@ def test_model_with_state_is_found_by_its_fingerprint(shape: Variant) -> None:
         (Variant(state="sgd", tile="7 apples"), "--tile: "),
     ],
 )
-def test_faults_of_a_state_name_the_options(shape: Variant, message: str) -> None:
+def test_faults_of_a_state_name_the_options(shape, message):
     """What the zoo refuses is said with the names of the options."""
     with pytest.raises(GraphError) as caught:
         load_model("mlp", shape)
     assert message in str(caught.value)
 
 
-def test_published_graphs_take_no_state(told: Told) -> None:
+def test_published_graphs_take_no_state(told):
     """Those are as they were published."""
     with told.raises(GraphError):
         load_model("paper/linear", Variant(state="sgd"))

@@ -1,18 +1,15 @@
 """Graph files, and the canonical form that is hashed."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
 import pickle
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 
 from kit.strategies import graphs, rich_graphs
-from poetmodel.errors import GraphError, InputError
+from poetmodel.errors import GraphError
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.graph.conversion import from_networkx, to_networkx
 from poetmodel.graph.io import (
@@ -23,21 +20,16 @@ from poetmodel.graph.io import (
     save_graph,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from kit.messages import Told
-
 HEAD = '{"format": "poetmodel-graph", "version": 1, "name": "g", '
 
 
-def node(name: str = "a", **changes: Any) -> dict[str, Any]:
+def node(name="a", **changes):
     """Return a node as a file holds it; a change to None takes the key out."""
     item = {"name": name, "op": "op", "phase": "forward", "inputs": [], "output_bytes": 4}
     return {key: value for key, value in (item | changes).items() if value is not None}
 
 
-def document(*nodes: Any, **changes: Any) -> dict[str, Any]:
+def document(*nodes, **changes):
     """Return a graph as a file holds it."""
     return {
         "format": "poetmodel-graph",
@@ -48,7 +40,7 @@ def document(*nodes: Any, **changes: Any) -> dict[str, Any]:
     }
 
 
-def faults_of(content: object) -> list[str]:
+def faults_of(content):
     """Return the faults of a document, less its name in front."""
     with pytest.raises(GraphError) as caught:
         graph_from_dict(content, source="g.json")
@@ -56,7 +48,7 @@ def faults_of(content: object) -> list[str]:
     return [fault.removeprefix("g.json: ") for fault in caught.value.faults]
 
 
-def test_the_example_of_the_format_is_read(tmp_path: Path) -> None:
+def test_the_example_of_the_format_is_read(tmp_path):
     """A file with every key gives the graph it describes."""
     text = """
     {"format": "poetmodel-graph", "version": 1, "name": "two", "batch_size": 3, "dtype": "int8",
@@ -96,8 +88,8 @@ def test_the_example_of_the_format_is_read(tmp_path: Path) -> None:
     assert Graph.load(path) == load_graph(str(path))
 
 
-def test_what_may_be_left_out_has_its_default() -> None:
-    """Only name and nodes, and five keys of a node, are needed."""
+def test_what_may_be_left_out_has_its_default():
+    """Only name and nodes, and five keys of a node, are needed; nothing is shared."""
     graph = graph_from_dict(document(node(), node("b", output_bytes=None, outputs=[])))
     assert (graph.batch_size, graph.dtype, graph.resident_bytes) == (1, "float32", {})
     assert (graph.parameters, graph.forward_macs) == (None, None)
@@ -105,10 +97,16 @@ def test_what_may_be_left_out_has_its_default() -> None:
     assert (first.workspace_bytes, first.flops, first.bytes_moved) == (0, 0, None)
     assert (first.recomputable, first.on_aux) == (True, False)
     assert second.outputs == ()
+    graph = graph_from_dict(document(resident_bytes={"optimizer": 1}))
+    content = graph_to_dict(graph, defaults=True)
+    content["resident_bytes"]["optimizer"] = 2
+    content["nodes"][0]["inputs"].append("x")
+    assert graph.resident_bytes == {"optimizer": 1}
+    assert graph.nodes[0].inputs == ()
 
 
 @given(graph=rich_graphs())
-def test_nothing_is_lost(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_nothing_is_lost(graph, tmp_path_factory):
     """A graph comes back from dictionary, canonical text, file, digraph, pickle and copy."""
     path = tmp_path_factory.mktemp("graph") / "g.graph.json"
     graph.save(path)
@@ -122,7 +120,7 @@ def test_nothing_is_lost(graph: Graph, tmp_path_factory: pytest.TempPathFactory)
     assert copy.deepcopy(graph) == graph
 
 
-def test_saved_files_are_short_and_diffable(tmp_path: Path) -> None:
+def test_saved_files_are_short_and_diffable(tmp_path):
     """One node per line, defaults left out, letters as they are."""
     path = tmp_path / "g.graph.json"
     nodes = (operation("grün", output_bytes=8), operation("b", output_bytes=4, inputs=("grün",)))
@@ -135,15 +133,11 @@ def test_saved_files_are_short_and_diffable(tmp_path: Path) -> None:
     )
 
 
-def test_saving_nowhere_is_an_error(tmp_path: Path) -> None:
-    """A missing folder is named, and nothing is written."""
-    graph = Graph(name="g", nodes=(operation("a", output_bytes=1),))
-    with pytest.raises(InputError, match="does not exist"):
-        save_graph(graph, tmp_path / "none" / "g.json")
+def test_canonical_text_is_as_specified():
+    """Defaults filled in, keys sorted, no spaces; keys without a default only where set.
 
-
-def test_canonical_text_is_as_specified() -> None:
-    """Defaults filled in, keys sorted, no spaces; keys without a default only where set."""
+    Writing a default out changes nothing; any other value does.
+    """
     graph = Graph(name="ü", nodes=(operation("a", output_bytes=4),))
     expected = (
         '{"batch_size":1,"dtype":"float32","format":"poetmodel-graph","name":"ü","nodes":['
@@ -153,28 +147,18 @@ def test_canonical_text_is_as_specified() -> None:
     )
     assert canonical_json(graph) == expected
     assert graph.sha256 == hashlib.sha256(expected.encode()).hexdigest()
-
-
-def test_both_spellings_of_an_output_hash_alike() -> None:
-    """output_bytes and a list of the one tensor of the node's name are the same graph."""
-    short = graph_from_dict(document(node(output_bytes=4)))
-    listed = graph_from_dict(document(node(output_bytes=None, outputs=[{"name": "a", "bytes": 4}])))
-    named = graph_from_dict(document(node(output_bytes=None, outputs=[{"name": "t", "bytes": 4}])))
-    assert short == listed
-    assert short.sha256 == listed.sha256 != named.sha256
-
-
-def test_filled_in_defaults_hash_alike() -> None:
-    """Writing a default out changes nothing; any other value does."""
     spelled = node(workspace_bytes=0, flops=0, recomputable=True, on_aux=False)
     plain = graph_from_dict(document()).sha256
     assert graph_from_dict(document(spelled, batch_size=1, dtype="float32")).sha256 == plain
     assert graph_from_dict(document(node(flops=1))).sha256 != plain
     assert graph_from_dict(document(node(bytes_moved=0))).sha256 != plain
+    for name in ("a", "t"):  # the one tensor of the node's name may be listed
+        listed = node(output_bytes=None, outputs=[{"name": name, "bytes": 4}])
+        assert (graph_from_dict(document(listed)).sha256 == plain) == (name == "a")
 
 
 @given(graphs(), graphs())
-def test_hashes_tell_graphs_apart(first: Graph, second: Graph) -> None:
+def test_hashes_tell_graphs_apart(first, second):
     """Two graphs hash alike exactly when they are equal."""
     assert (first.sha256 == second.sha256) == (first == second)
 
@@ -182,19 +166,7 @@ def test_hashes_tell_graphs_apart(first: Graph, second: Graph) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "expected a poetmodel-graph file (a JSON object), got an empty file"),
-        (b" \n", "expected a poetmodel-graph file (a JSON object), got an empty file"),
-        (b"graph", "line 1, column 1: not valid JSON"),
-        (b"\x89PNG\x0d\x0a\x1a\x0a\x00\xff", "expected UTF-8 text, found a binary file"),
-        (b"[]", "expected a poetmodel-graph file (a JSON object), got a list"),
-        (b"3", "expected a poetmodel-graph file (a JSON object), got 3"),
-        ((HEAD + '"nodes": [').encode(), "unexpected end of file: the JSON is truncated"),
-        ((HEAD + '"nodes": ["a').encode(), "unexpected end of file"),
         (b'{"format": }', "line 1, column 12: not valid JSON (Expecting value)"),
-        (b"[" * 200_000, "its JSON is nested too deeply"),
-        ((HEAD + '"nodes": ' + "9" * 5000 + "}").encode(), "a number with too many digits"),
-        (b'{"format": "poetmodel-schedule", "version": 1}', 'format: expected "poetmodel-graph"'),
-        (b'{"version": 1}', 'format: expected "poetmodel-graph", got nothing'),
         (b'{"format": "poetmodel-graph", "version": 3}', "version: expected 1 or 2, got 3"),
         (b'{"format": "poetmodel-graph", "version": true}', "version: expected 1 or 2, got true"),
         ((HEAD + '"nodes": []}').encode(), "nodes: expected at least 1 node, got 0"),
@@ -202,9 +174,7 @@ def test_hashes_tell_graphs_apart(first: Graph, second: Graph) -> None:
         ((HEAD + '"nodes": [7]}').encode(), "nodes[0]: expected an object, got 7"),
     ],
 )
-def test_what_is_no_graph_file_is_one_plain_error(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_what_is_no_graph_file_is_one_plain_error(tmp_path, content, message):
     """A file of another kind, or half a file, is one fault that starts with the file's name."""
     path = tmp_path / "g.graph.json"
     path.write_bytes(content)
@@ -215,14 +185,6 @@ def test_what_is_no_graph_file_is_one_plain_error(
     assert message in fault
 
 
-def test_a_missing_file_is_a_graph_error(tmp_path: Path, told: Told) -> None:
-    """A path that leads nowhere, or to a folder, is an error that names it."""
-    with told.raises(GraphError):
-        load_graph(tmp_path / "none.json")
-    with pytest.raises(GraphError, match="found a folder"):
-        load_graph(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -230,81 +192,40 @@ def test_a_missing_file_is_a_graph_error(tmp_path: Path, told: Told) -> None:
         ({"colour": 1}, "nodes[0] ('a').colour: unknown key; accepted are name, op, phase, inputs"),
         ({"outputs": []}, "nodes[0] ('a'): expected output_bytes or outputs, got both"),
         ({"output_bytes": None}, "nodes[0] ('a'): expected output_bytes or outputs, got neither"),
-        ({"output_bytes": None, "outputs": 5}, "('a').outputs: expected a list of tensors, got 5"),
-        ({"output_bytes": 1.5}, "nodes[0] ('a').output_bytes: expected a whole number of bytes "),
-        ({"output_bytes": 1e30}, "from 0 to 2^53, got 1e+30"),
-        ({"output_bytes": 4.0}, "from 0 to 2^53, got 4.0"),
-        ({"output_bytes": True}, "from 0 to 2^53, got true"),
-        ({"output_bytes": "4"}, "from 0 to 2^53, got '4'"),
+        ({"outputs": 5}, "('a').outputs: expected a list of tensors, got 5"),
         ({"output_bytes": [4]}, "from 0 to 2^53, got a list"),
-        ({"output_bytes": float("nan")}, "from 0 to 2^53, got nan"),
         ({"op": None}, "nodes[0] ('a').op: expected a non-empty string, got nothing"),
-        ({"phase": "back"}, "nodes[0] ('a').phase: expected one of input, forward"),
-        ({"inputs": None}, "nodes[0] ('a').inputs: expected a list of tensor names, got nothing"),
-        ({"inputs": "a"}, "nodes[0] ('a').inputs: expected a list of tensor names, got 'a'"),
         ({"inputs": [["a"]]}, "nodes[0] ('a').inputs: expected a list of tensor names, got [a l"),
-        ({"recomputable": 0}, "nodes[0] ('a').recomputable: expected true or false, got 0"),
-        ({"flops": -1}, "nodes[0] ('a').flops: expected an integer from 0 to 10^18, got -1"),
+        ({"outputs": [7]}, "nodes[0] ('a').outputs[0]: expected an object, got 7"),
+        ({"outputs": [{"name": "t"}]}, "nodes[0] ('a').outputs[0].bytes: expected a whole number"),
+        ({"outputs": [{"bytes": 1}]}, "nodes[0] ('a').outputs[0].name: expected a non-empty stri"),
+        ({"outputs": [{"name": "t", "bytes": 1, "size": 2}]}, "outputs[0].size: unknown key; acc"),
     ],
 )
-def test_each_fault_of_a_node_names_its_place(changes: dict[str, Any], message: str) -> None:
+def test_each_fault_of_a_node_names_its_place(changes, message):
     """One wrong key of a node is one fault that names node and key, and what is accepted."""
+    if changes.get("outputs"):
+        changes = changes | {"output_bytes": None}
     (fault,) = faults_of(document(node(**changes)))
     assert message in fault
-
-
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        (7, "outputs[0]: expected an object, got 7"),
-        ({"name": "t"}, "outputs[0].bytes: expected a whole number of bytes from 0 to 2^53, got n"),
-        ({"bytes": 1}, "outputs[0].name: expected a non-empty string, got nothing"),
-        ({"name": "t", "bytes": 1, "size": 2}, "outputs[0].size: unknown key; accepted are name, "),
-        ({"name": "t", "bytes": -1}, "outputs[0].bytes: expected a whole number of bytes"),
-    ],
-)
-def test_each_fault_of_an_output_names_its_place(output: object, message: str) -> None:
-    """One wrong output is one fault that names node and place."""
-    (fault,) = faults_of(document(node(output_bytes=None, outputs=[output])))
-    assert fault.startswith(f"nodes[0] ('a').{message}")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"nams": "g"}, "nams: unknown key; did you mean name?"),
-        ({"name": None}, "name: expected a non-empty string, got nothing"),
         ({"batch_size": "1"}, "batch_size: expected an integer from 1 to 2^53, got '1'"),
         ({"resident_bytes": 5}, "resident_bytes: expected an object, got 5"),
-        ({"resident_bytes": None}, "resident_bytes: expected an object, got nothing"),
-        (
-            {"resident_bytes": {"weights": 5}},
-            "resident_bytes.weights: unknown key; accepted are p",
-        ),
         ({"parameters": None}, "parameters: expected an integer from 0 to 10^18, got nothing"),
-        ({"forward_macs": 0.5}, "forward_macs: expected an integer from 0 to 10^18, got 0.5"),
     ],
 )
-def test_each_fault_of_a_graph_names_its_key(changes: dict[str, Any], message: str) -> None:
+def test_each_fault_of_a_graph_names_its_key(changes, message):
     """One wrong key of the graph is one fault that names it."""
     (fault,) = faults_of(document(**changes))
     assert fault.startswith(message)
 
 
-@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999", "1e30", "-5", "0.5"])
-def test_numbers_that_json_admits_but_sizes_do_not(
-    tmp_path: Path, literal: str, told: Told
-) -> None:
-    """Python's JSON reads NaN and infinities; here they are faults with their place."""
-    path = tmp_path / "g.json"
-    path.write_text(
-        json.dumps(document()).replace('"output_bytes": 4', f'"output_bytes": {literal}')
-    )
-    with told.raises(GraphError):
-        load_graph(path)
-
-
-def test_a_key_that_comes_twice_is_a_fault(tmp_path: Path) -> None:
+def test_a_key_that_comes_twice_is_a_fault(tmp_path):
     """JSON would silently keep the last; each place is named, beside the other faults."""
     path = tmp_path / "g.json"
     path.write_text(
@@ -324,8 +245,11 @@ def test_a_key_that_comes_twice_is_a_fault(tmp_path: Path) -> None:
     ]
 
 
-def test_structure_is_checked() -> None:
-    """Names used twice, inputs that are unknown or later, and cycles are faults of a file too."""
+def test_structure_is_checked():
+    """Names used twice, inputs that are unknown or later, and cycles are faults of a file too.
+
+    Where one node cannot be read at all, the others still are; their inputs are left alone.
+    """
     faults = faults_of(
         document(node("a", inputs=["b"]), node("b", inputs=["a", "c"]), node("a", output_bytes=1))
     )
@@ -336,45 +260,9 @@ def test_structure_is_checked() -> None:
         "nodes[1] ('b').inputs: no node makes a tensor 'c'",
         "nodes: the graph has a cycle: b -> a -> b",
     ]
-
-
-def test_all_faults_of_a_file_come_together() -> None:
-    """Keys, values and structure, of the graph and of every node, in one error."""
-    faults = faults_of(
-        document(
-            node("a", flops="many", extra=1),
-            node("b", inputs=["nowhere"], output_bytes=None),
-            node("c", phase=None, bytes_moved=0.5),
-            dtype="",
-            unknown=1,
-        )
-    )
-    assert len(faults) == 8
-
-
-def test_values_are_checked_beside_a_node_that_is_none() -> None:
-    """Where one node cannot be read at all, the others still are; their inputs are left alone."""
     faults = faults_of(document(5, node("b", inputs=["a"], flops=-1), batch_size=0))
     assert faults == [
         "batch_size: expected an integer from 1 to 2^53, got 0",
         "nodes[0]: expected an object, got 5",
         "nodes[1] ('b').flops: expected an integer from 0 to 10^18, got -1",
     ]
-
-
-def test_half_a_character_is_no_name(tmp_path: Path, told: Told) -> None:
-    """JSON can spell what UTF-8 cannot; such a name could never be written again."""
-    path = tmp_path / "g.json"
-    path.write_text(json.dumps(document(node("\ud800"))))
-    with told.raises(GraphError):
-        load_graph(path)
-
-
-def test_a_dictionary_is_not_shared_with_the_graph() -> None:
-    """Changing what was written does not change the graph."""
-    graph = graph_from_dict(document(resident_bytes={"optimizer": 1}))
-    content = graph_to_dict(graph, defaults=True)
-    content["resident_bytes"]["optimizer"] = 2
-    content["nodes"][0]["inputs"].append("x")
-    assert graph.resident_bytes == {"optimizer": 1}
-    assert graph.nodes[0].inputs == ()

@@ -1,7 +1,5 @@
 """The keep-all peak, the minimum RAM and the articulation points."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 
@@ -20,7 +18,7 @@ from poetmodel.graph import (
 
 
 @pytest.fixture
-def chain4() -> Graph:
+def chain4():
     """Give a - b - c - d, where d also reads a.
 
     Live at a step, with outputs and workspace: a 4; b 4+2; c 4+2+3+1 (workspace); d 4+3+1.
@@ -36,73 +34,40 @@ def chain4() -> Graph:
     )
 
 
-def test_checkpoint_all_keeps_to_the_last_use(chain4: Graph) -> None:
-    """A tensor is in RAM from its computation to its last use, and workspace for one step."""
-    assert checkpoint_all_profile(chain4) == (4, 6, 10, 8)
-    assert checkpoint_all_peak_bytes(chain4) == 10
+def test_working_set_counts_inputs_outputs_and_workspace(chain4):
+    """The working set of a step is what it reads, makes and works with; the floor the largest.
 
-
-def test_tensors_without_users_go_at_once() -> None:
-    """What nobody reads is in RAM for its own step only, beside the node's other outputs."""
-    outputs = (Tensor(name="y", bytes=5), Tensor(name="unused", bytes=7))
-    graph = Graph(
-        name="g",
-        nodes=(
-            Node(name="n", op="op", phase="forward", outputs=outputs),
-            Node(name="m", op="op", phase="forward", inputs=("y", "y")),
-        ),
-    )
-    assert checkpoint_all_profile(graph) == (12, 5)
-
-
-def test_working_set_counts_inputs_outputs_and_workspace(chain4: Graph) -> None:
-    """The working set of a step is what it reads, makes and works with."""
+    Of several steps it names the first. Without the backward node, which alone reads a again, each
+    node of the chain is an articulation point.
+    """
     assert chain4.step_bytes == (4, 6, 6, 8)
-
-
-def test_floor_is_the_largest_working_set(chain4: Graph) -> None:
-    """The floor names the step; of several the first."""
     assert floor(chain4).bytes == 8
     assert floor(chain4).node == 3
     twins = Graph(name="g", nodes=(operation("a", output_bytes=1), operation("b", output_bytes=1)))
     assert floor(twins).node == 0
+    assert articulation_points(chain4, phases={"forward"}) == (0, 1, 2)
 
 
 @given(graphs())
-def test_floor_is_at_most_the_peak(graph: Graph) -> None:
-    """No step needs more than everything, and the peak is what some step needs."""
+def test_random_graphs_agree_with_the_definitions(graph):
+    """No step needs more than everything, and the peak is what some step needs.
+
+    The profile is what one gets by keeping a set of live tensors. Node k is an articulation point
+    exactly when no tensor made before it is read after it. Inference takes no more than
+    training.
+    """
     profile = checkpoint_all_profile(graph)
     assert len(profile) == len(graph.nodes)
     for k, live in enumerate(profile):
         assert graph.step_bytes[k] <= live
     assert floor(graph).bytes <= checkpoint_all_peak_bytes(graph) == max(profile)
-
-
-@given(graphs())
-def test_profile_agrees_with_a_simulation(graph: Graph) -> None:
-    """The profile is what one gets by keeping a set of live tensors."""
-    live: set[int] = set()
+    live = set()
     expected = []
     for k, node in enumerate(graph.nodes):
         live |= set(graph.outputs_of[k])
         expected.append(sum(graph.tensor_bytes[i] for i in live) + node.workspace_bytes)
         live = {i for i in live if any(user > k for user in graph.users_of[i])}
     assert list(checkpoint_all_profile(graph)) == expected
-
-
-def test_articulation_points_carry_everything(chain4: Graph) -> None:
-    """A node is one where nothing older is read later: here not b and c, over which a goes."""
-    assert articulation_points(chain4) == (0, 3)
-
-
-def test_articulation_points_of_the_network_itself(chain4: Graph) -> None:
-    """Without the backward node, which alone reads a again, each node of the chain is one."""
-    assert articulation_points(chain4, phases={"forward"}) == (0, 1, 2)
-
-
-@given(graphs())
-def test_articulation_points_agree_with_the_definition(graph: Graph) -> None:
-    """Node k is one exactly when no tensor made before it is read after it."""
     expected = [
         k
         for k in range(len(graph.nodes))
@@ -111,12 +76,16 @@ def test_articulation_points_agree_with_the_definition(graph: Graph) -> None:
         )
     ]
     assert list(articulation_points(graph)) == expected
+    found = inference_profile(graph) or {}
+    whole = checkpoint_all_profile(graph)
+    assert all(ram_bytes <= whole[k] for k, ram_bytes in found.items())
 
 
-def test_inference_frees_each_tensor_after_its_last_use_in_the_forward_pass() -> None:
+def test_inference_frees_each_tensor_after_its_last_use_in_the_forward_pass():
     """What only loss and backward pass read is gone after its own step; labels are no part of it.
 
-    By hand: x 8; h 8 + 4 + 2 (mask) + 1 (workspace); y 4 + 3, as x has gone after h.
+    By hand: x 8; h 8 + 4 + 2 (mask) + 1 (workspace); y 4 + 3, as x has gone after h. A node that a
+    forward node reads through others belongs to the forward pass.
     """
     made = (Tensor(name="h", bytes=4), Tensor(name="mask", bytes=2))
     graph = Graph(
@@ -133,10 +102,6 @@ def test_inference_frees_each_tensor_after_its_last_use_in_the_forward_pass() ->
         ),
     )
     assert inference_profile(graph) == {1: 8, 2: 15, 3: 7}
-
-
-def test_inference_counts_what_the_forward_pass_reads_whatever_its_phase() -> None:
-    """A node that a forward node reads through others belongs to the forward pass."""
     nodes = (
         operation("scale", output_bytes=2, phase="update"),
         operation("twice", output_bytes=2, inputs=["scale"], phase="update"),
@@ -147,15 +112,7 @@ def test_inference_counts_what_the_forward_pass_reads_whatever_its_phase() -> No
 
 
 @pytest.mark.parametrize("phases", [("forward", "forward"), ("input", "forward"), ("loss",) * 2])
-def test_inference_is_unknown_where_phases_tell_nothing(phases: tuple[str, ...]) -> None:
+def test_inference_is_unknown_where_phases_tell_nothing(phases):
     """Without a forward node, or with nothing beside the forward pass, there is no answer."""
     nodes = tuple(operation(f"n{k}", output_bytes=1, phase=phase) for k, phase in enumerate(phases))
     assert inference_profile(Graph(name="g", nodes=nodes)) is None
-
-
-@given(graphs())
-def test_inference_never_takes_more_than_training(graph: Graph) -> None:
-    """The forward pass alone holds no more at any of its steps than the training step does."""
-    found = inference_profile(graph) or {}
-    whole = checkpoint_all_profile(graph)
-    assert all(ram_bytes <= whole[k] for k, ram_bytes in found.items())

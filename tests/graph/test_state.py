@@ -1,11 +1,8 @@
 """Graphs of version 2: state tensors, their replacements, and operators in place."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,13 +23,8 @@ from poetmodel.graph import (
 from poetmodel.graph.conversion import from_networkx, to_networkx
 from poetmodel.graph.io import canonical_json, graph_from_dict, graph_to_dict
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-    from kit.messages import Told
-
-
-def step(*changed: Node) -> Graph:
+def step(*changed):
     """Return x, w, y = f(x, w), g, w+ = u(w, g), with nodes of these names changed."""
     nodes = {
         "x": operation("x", output_bytes=10, phase="input", on_aux=True),
@@ -44,7 +36,7 @@ def step(*changed: Node) -> Graph:
     return Graph(name="step", nodes=tuple({**nodes, **{n.name: n for n in changed}}.values()))
 
 
-def document(**changes: dict[str, Any] | None) -> dict[str, Any]:
+def document(**changes):
     """Return `step` as a file holds it, with keys of nodes changed; None takes one out."""
     found = graph_to_dict(step())
     for node in found["nodes"]:
@@ -54,7 +46,7 @@ def document(**changes: dict[str, Any] | None) -> dict[str, Any]:
     return found
 
 
-def fault(content: dict[str, Any]) -> str:
+def fault(content):
     """Return the one fault of a document."""
     with pytest.raises(GraphError) as caught:
         graph_from_dict(content)
@@ -66,71 +58,38 @@ W_PLUS = {"name": "w+", "bytes": 8, "replaces": "w"}
 
 
 # -- what a graph knows ------------------------------------------------------------------------
+def test_graph_knows_its_state():
+    """State, who replaces it and the pairs in place are there by index.
 
-
-def test_graph_knows_its_state() -> None:
-    """State, who replaces it and the pairs in place are there by index."""
+    What reads state runs in no stage after its replacement. A replacement needs no room of its own,
+    and y goes where x was, unless x is read again. The eight bytes of w count from the first
+    step to the last.
+    """
     graph = step()
-    assert graph.version == 2
-    assert graph.state_tensors == (1,)
+    assert (graph.version, graph.state_tensors) == (2, (1,))
     assert dict(graph.replacement_of) == {1: 4}
     assert graph.in_place_of == ((), (), ((2, 0),), (), ())
     assert graph.state_bytes == 8
     assert not graph.nodes[1].recomputable
     assert graph.made_bytes == (10, 8, 6, 8, 0)
-
-
-def test_state_is_read_until_it_is_replaced() -> None:
-    """What reads state runs in no stage after its replacement; all else in any."""
     graph = step(operation("z", output_bytes=4, inputs=("y",)))
     assert graph.last_stages == (5, 4, 4, 5, 4, 5)
     assert [graph.last_page_in(i) for i in range(len(graph.tensors))] == [5, 4, 5, 5, 5, 5]
-
-
-def test_graph_without_state_is_of_version_1() -> None:
-    """A graph in which no key of version 2 is used is the one that it always was."""
-    plain = Graph(name="pair", nodes=(operation("a", output_bytes=8),))
-    assert (plain.version, plain.state_tensors, dict(plain.replacement_of)) == (1, (), {})
-    assert graph_to_dict(plain)["version"] == 1
-    assert "in_place" not in canonical_json(plain)
-    assert graph_from_dict({**graph_to_dict(plain), "version": 2}) == plain
-    empty = {**graph_to_dict(plain), "version": 2}
-    empty["nodes"][0]["in_place"] = {}
-    assert graph_from_dict(empty).sha256 == plain.sha256
-
-
-def test_step_counts_replacements_and_pairs() -> None:
-    """A replacement needs no room of its own, and y goes where x was."""
     graph = step()
     assert graph.step_bytes == (10, 8, 10 + 8 + 6 - 6, 6 + 8, 8 + 8)
     assert floor(graph).bytes == 18
     assert floor(graph, memory_mapped=True).bytes == 14
-
-
-def test_keep_all_peak_has_all_state_in_ram() -> None:
-    """The eight bytes of w count from the first step to the last."""
-    graph = step()
     assert checkpoint_all_profile(graph) == (18, 8 + 10, 8 + 10 + 6 - 6, 8 + 6 + 8, 8 + 8)
     assert checkpoint_all_peak_bytes(graph) == 22
-
-
-def test_tensor_read_later_is_not_taken_over() -> None:
-    """Where x is read again after y, both are in RAM."""
+    assert inference_profile(graph) == {0: 18, 1: 18, 2: 18}
     graph = step(operation("g", output_bytes=8, inputs=("y", "x"), phase="backward"))
     assert checkpoint_all_profile(graph)[2:4] == (8 + 10 + 6, 8 + 10 + 6 + 8)
     assert floor(graph).bytes == 24
 
 
-def test_inference_holds_the_state_that_it_reads() -> None:
-    """The forward pass alone needs w throughout."""
-    assert inference_profile(step()) == {0: 18, 1: 18, 2: 18}
-
-
 # -- files -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(150))
-def test_nothing_is_lost(seed: int, tmp_path: Path) -> None:
+def test_nothing_is_lost(seed, tmp_path):
     """Dictionary, canonical text, file, networkx and pickle give the same graph back."""
     graph = random_step(seeded(f"files/{seed}"), flops=5)
     path = tmp_path / "step.graph.json"
@@ -149,8 +108,11 @@ def test_nothing_is_lost(seed: int, tmp_path: Path) -> None:
         assert again.sha256 == graph.sha256
 
 
-def test_file_is_of_version_2_and_short() -> None:
-    """What a node of phase state must not give is not written, pairs are an object."""
+def test_file_is_of_version_2_and_short():
+    """What a node of phase state must not give is not written, pairs are an object.
+
+    A graph in which no key of version 2 is used is the one that it always was.
+    """
     found = graph_to_dict(step(), defaults=True)
     assert found["version"] == 2
     assert found["nodes"][1] == {
@@ -162,14 +124,22 @@ def test_file_is_of_version_2_and_short() -> None:
     }
     assert found["nodes"][2]["in_place"] == {"y": "x"}
     assert found["nodes"][4]["outputs"] == [W_PLUS]
+    plain = Graph(name="pair", nodes=(operation("a", output_bytes=8),))
+    assert (plain.version, plain.state_tensors, dict(plain.replacement_of)) == (1, (), {})
+    assert graph_to_dict(plain)["version"] == 1
+    assert "in_place" not in canonical_json(plain)
+    assert graph_from_dict({**graph_to_dict(plain), "version": 2}) == plain
+    empty = {**graph_to_dict(plain), "version": 2}
+    empty["nodes"][0]["in_place"] = {}
+    assert graph_from_dict(empty).sha256 == plain.sha256
 
 
-def test_pairs_are_the_same_in_any_order() -> None:
+def test_pairs_are_the_same_in_any_order():
     """The order of an object says nothing."""
     inputs = tuple(operation(name, output_bytes=2) for name in "ab")
     outputs = (Tensor(name="c", bytes=2), Tensor(name="d", bytes=2))
 
-    def made(pairs: Any) -> Graph:
+    def made(pairs):
         node = Node(
             name="f", op="f", phase="forward", inputs=("a", "b"), outputs=outputs, in_place=pairs
         )
@@ -180,8 +150,6 @@ def test_pairs_are_the_same_in_any_order() -> None:
 
 
 # -- faults ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -269,7 +237,7 @@ def test_pairs_are_the_same_in_any_order() -> None:
         ({"y": {"in_place": {"y": 3}}}, "nodes[2] ('y').in_place: expected an object with the na"),
     ],
 )
-def test_each_fault_of_state_names_its_place(changes: dict[str, Any], message: str) -> None:
+def test_each_fault_of_state_names_its_place(changes, message):
     """Each is a sentence that names node and field."""
     with pytest.raises(GraphError) as caught:
         graph_from_dict(document(**changes))
@@ -279,7 +247,7 @@ def test_each_fault_of_state_names_its_place(changes: dict[str, Any], message: s
         assert wanted in each
 
 
-def test_nobody_reads_a_replaced_state_or_a_replacement(told: Told) -> None:
+def test_nobody_reads_a_replaced_state_or_a_replacement(told):
     """What an update replaced is gone, and its new value is for the next step."""
     late = operation("late", output_bytes=1, inputs=("w",))
     with pytest.raises(GraphError, match=r"nodes\[5\] \('late'\)\.inputs: 'w' is read after") as e:
@@ -292,7 +260,7 @@ def test_nobody_reads_a_replaced_state_or_a_replacement(told: Told) -> None:
         step(chained)
 
 
-def test_pairs_that_share_an_output_are_no_object() -> None:
+def test_pairs_that_share_an_output_are_no_object():
     """An output takes over one input at most; what is no such object is a fault, no crash."""
     for pairs in ((("y", "x"), ("y", "w")), 7, (("y",),), ("yx",), [("y", "x")]):
         with pytest.raises(GraphError, match=r"\('y'\)\.in_place: expected an object"):
@@ -300,13 +268,13 @@ def test_pairs_that_share_an_output_are_no_object() -> None:
 
 
 @pytest.mark.parametrize("name", ["flops", "workspace_bytes", "on_aux"])
-def test_state_made_in_python_computes_nothing(name: str, told: Told) -> None:
+def test_state_made_in_python_computes_nothing(name, told):
     """The rule of files holds of nodes made in Python, and recomputable is false by itself."""
     with told.raises(GraphError):
         step(replace(state("w", 8), **{name: True if name == "on_aux" else 3}))
 
 
-def test_version_1_has_no_key_of_version_2() -> None:
+def test_version_1_has_no_key_of_version_2():
     """Each node that needs version 2 is named, with its keys."""
     with pytest.raises(GraphError) as caught:
         graph_from_dict({**document(), "version": 1})
@@ -318,9 +286,7 @@ def test_version_1_has_no_key_of_version_2() -> None:
 
 
 # -- costs -------------------------------------------------------------------------------------
-
-
-def test_state_has_no_compute_costs(told: Told) -> None:
+def test_state_has_no_compute_costs(told):
     """A profile has page columns alone for it, and compute costs are refused."""
     graph, pages = step(), [(1.0, 2.0)] * 5
     costs = Costs.from_arrays(

@@ -1,20 +1,13 @@
 """Pages in a real browser: Chromium without a screen."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Self
-
-    from playwright.sync_api import Browser, Page
+import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-DESKTOP: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
-PHONE: dict[str, Any] = {
+DESKTOP = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light"}
+PHONE = {
     "viewport": {"width": 390, "height": 844},
     "color_scheme": "dark",
     "has_touch": True,
@@ -28,12 +21,12 @@ PATIENCE_MS = 120_000
 class OpenPage:
     """A page, and all that it said and asked for."""
 
-    page: Page
+    page: object
     messages: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
     @classmethod
-    def at(cls, browser: Browser, how: dict[str, Any], *addresses: str) -> Self:
+    def at(cls, browser, how, *addresses):
         """Open one address after the other, and wait until plotly is unpacked."""
         found = cls(browser.new_context(**how).new_page())
         page = found.page
@@ -50,16 +43,44 @@ class OpenPage:
 class Report(OpenPage):
     """The page of a report."""
 
-    def draw(self, chart: str) -> None:
+    def draw(self, chart):
         """Scroll to a chart and wait until it is drawn."""
         self.page.locator(f"#{chart}").scroll_into_view_if_needed()
         self.page.wait_for_selector(f"#{chart}[data-ready]", timeout=PATIENCE_MS)
 
-    def readout(self, chart: str) -> str:
+    def assert_quiet_and_fits(self, how, *files):
+        """Check that the page said nothing, asked for no more than files, and is no wider."""
+        assert self.messages == []
+        assert self.requests == [file.as_uri() for file in files]
+        width = self.page.evaluate("() => document.documentElement.scrollWidth")
+        assert width <= how["viewport"]["width"]
+        theme = self.page.evaluate("() => document.documentElement.dataset.theme")
+        assert theme == how["color_scheme"]
+
+    def assert_accessible(self):
+        """Check that axe finds nothing on the page."""
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+        found = axe.Axe().run(self.page).response["violations"]
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+
+    def readout(self, chart):
         """Return what is read out above a chart."""
         return self.page.locator(f"#{chart}-readout").inner_text()
 
 
-def opened(browser: Browser, file: Path, how: dict[str, Any]) -> Report:
+def sweep_cells(device, *figures):
+    """Return cells of a sweep of a network: RAM, overhead and peak of each, on energy of 10 J."""
+    return [
+        {
+            **{"model": "mlp", "device": device, "deadline": None, "ram": ram, "key": ram},
+            **{"method": "optimal", "backend": "highs", "status": "optimal", "makespan_s": 1.0},
+            **{"energy_j": 11.0, "baseline_energy_j": 10.0, "overhead_j": overhead_j},
+            "peak_ram_bytes": peak,
+        }
+        for ram, overhead_j, peak in figures
+    ]
+
+
+def opened(browser, file, how):
     """Open a report."""
     return Report.at(browser, how, file.as_uri())

@@ -4,14 +4,10 @@ Every way to solve a problem is tried against exhaustive search, or, where that 
 against the best schedule that any way has found. `tests/refute.py` looks for faults in thousands.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
 
 import pyomo.environ as pyo
 
@@ -22,44 +18,37 @@ from kit.instances import (
     seeded,
     state_problem,
 )
-from kit.oracle import TooManyLabelsError, optimum
+from kit.oracle import Optimum, TooManyLabelsError, optimum
 from kit.own_rows import own_rows_problem, scaled_and_constrained, state_rows_problem
+from kit.relaxation import CLOSE, RoundsError, no_rows, random_rows, run_rounds
+from kit.worked import costs_of
 from poetmodel.backends.registry import backend as back_end
-from poetmodel.device import Costs
 from poetmodel.errors import LicenceError, PoetModelError
-from poetmodel.graph import Graph, Node, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.heuristics.greedy import page_everything, trivial
 from poetmodel.model import build
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import OWN, Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status
-from poetmodel.schedule import verify
+from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
 from poetmodel.solver.lazy import solve_lazily
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS, LazyParams
-from poetmodel.solver.outcome import accepted, finish, verify_schedule
+from poetmodel.solver.monolithic import solve_model
+from poetmodel.solver.outcome import accepted, as_candidate, finish
 from poetmodel.solver.request import Request
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Iterable
-
-    from kit.oracle import Optimum
-    from poetmodel.result import SolveResult
-    from poetmodel.solver.request import SolveProgress
-
-
-EQUAL: Final = 1e-9
+EQUAL = 1e-9
 """What a bound may be above an optimum by rounding, relative to everything that counts."""
-RESOLVED: Final = 1e-6
+RESOLVED = 1e-6
 """What the value of an optimum may be off by, relative to what can be decided."""
-LIMIT_S: Final = 60.0
+LIMIT_S = 60.0
 """Time limit of every solve [s]: no tiny problem may need it."""
-MOST_LABELS: Final = 30_000
+MOST_LABELS = 30_000
 """Labels of an exhaustive search; with rewards and own rows a few problems need millions."""
-GAPS: Final = (0.0, 1e-6, 1e-4, 0.05)
-BACKENDS: Final = tuple(
+GAPS = (0.0, 1e-6, 1e-4, 0.05)
+BACKENDS = tuple(
     name for name in ("highs", "scip", "gurobi") if name == "highs" or back_end(name).available()
 )
 """Solvers that are installed; HiGHS has to be."""
@@ -75,13 +64,11 @@ class Fault:
 
 
 # -- problems ------------------------------------------------------------------------------------
-
-
-def with_extremes(problem: Problem, rng: random.Random) -> Problem:
+def with_extremes(problem, rng):
     """Return a problem some of whose costs are powers of two away from the others."""
     graph, table = problem.graph, problem.table
 
-    def column(values: Any) -> list[float]:
+    def column(values):
         scale = rng.choice((1.0, 1.0, 2.0**-40, 2.0**-20, 2.0**20, 2.0**40))
         single = rng.choice((1.0, 1.0, 2.0**-40, 2.0**-24, 2.0**24))
         at = rng.randrange(len(values))
@@ -96,23 +83,23 @@ def with_extremes(problem: Problem, rng: random.Random) -> Problem:
                 (table.page_out_time_s, table.page_out_energy_j),
             )
         )
-    costs = Costs.from_arrays(
+    costs = costs_of(
         graph,
-        compute_time_s=column(table.compute_time_s),
-        compute_energy_j=column(table.compute_energy_j),
-        page_in=pages[0],
-        page_out=pages[1],
+        column(table.compute_time_s),
+        column(table.compute_energy_j),
+        pages[0],
+        pages[1],
         device=problem.costs.device,
     )
     loose = {"deadline": None, "energy_budget": None}
     return replace(problem, costs=costs, **loose)
 
 
-def ordinary_problem(rng: random.Random) -> Problem:
+def ordinary_problem(rng):
     """Make a problem of five to eight nodes with tensors of ordinary sizes, bytes apart."""
     unit = rng.choice((64, 256, 1024)) * 2**20
     minimize = rng.choice(("ram", "ram", "energy", "time", "writes"))
-    nodes: list[Node] = []
+    nodes = []
     for k in range(rng.randint(5, 8)):
         inputs = [nodes[-1].name] if nodes else []
         if len(nodes) > 2 and rng.random() < 0.6:
@@ -120,25 +107,17 @@ def ordinary_problem(rng: random.Random) -> Problem:
         size = rng.choice((1, 1, 2, 3)) * unit + rng.choice((0, 0, 4, 8, 64, 256))
         if minimize != "ram":
             size = rng.choice((4, 4, 4096, unit, 2 * unit))
-        nodes.append(
-            Node(
-                name=f"v{k}",
-                op="op",
-                phase="forward",
-                inputs=tuple(inputs),
-                outputs=(Tensor(name=f"v{k}", bytes=size),),
-            )
-        )
+        nodes.append(operation(f"v{k}", output_bytes=size, inputs=tuple(inputs)))
     graph = Graph(name="ordinary", nodes=tuple(nodes))
     sizes = graph.tensor_bytes
     rate_j = [size * rng.choice((2e-10, 5e-10)) for size in sizes]
     times_s = [size * 1e-12 for size in sizes]
-    costs = Costs.from_arrays(
+    costs = costs_of(
         graph,
-        compute_time_s=times_s,
-        compute_energy_j=[max(size, 4) * 1e-10 * rng.choice((1, 3, 10)) for size in sizes],
-        page_in=[(size * 1e-10, energy) for size, energy in zip(sizes, rate_j, strict=True)],
-        page_out=[(size * 1e-10, size * 5e-10) for size in sizes],
+        times_s,
+        [max(size, 4) * 1e-10 * rng.choice((1, 3, 10)) for size in sizes],
+        [(size * 1e-10, energy) for size, energy in zip(sizes, rate_j, strict=True)],
+        [(size * 1e-10, size * 5e-10) for size in sizes],
     )
     low, high = floor(graph).bytes, checkpoint_all_peak_bytes(graph)
     ram = high if minimize == "ram" else int(low + (high - low) * rng.choice((0.0, 0.2, 0.5)))
@@ -148,12 +127,12 @@ def ordinary_problem(rng: random.Random) -> Problem:
     )
 
 
-def _extreme(seed: str) -> Problem:
+def _extreme(seed):
     rng = seeded(seed)
     return with_extremes(random_instance(rng, (3, 5)), rng)
 
 
-KINDS: Final[dict[str, Callable[[str], Problem]]] = {
+KINDS = {
     "plain": lambda seed: random_instance(seeded(seed), (3, 5)),
     "scaled": lambda seed: scaled_instance(seeded(seed)),
     "extreme": _extreme,
@@ -166,14 +145,12 @@ KINDS: Final[dict[str, Callable[[str], Problem]]] = {
     "scaled state": scaled_state_problem,
 }
 """What makes a problem of each kind from a seed."""
-UNSEARCHED: Final = frozenset({"ordinary", "larger"})
+UNSEARCHED = frozenset({"ordinary", "larger"})
 """Kinds of problems that are too large for exhaustive search."""
 
 
 # -- ways ----------------------------------------------------------------------------------------
-
-
-def random_params(rng: random.Random) -> LazyParams:
+def random_params(rng):
     """Draw parameters of a lazy solve, sensible or not: none may change what is true."""
     return LazyParams(
         cuts=frozenset(family for family in sorted(CUT_FAMILIES) if rng.random() < 0.8),
@@ -200,7 +177,7 @@ def random_params(rng: random.Random) -> LazyParams:
     )
 
 
-def random_grouping(rng: random.Random, n: int) -> Grouping | None:
+def random_grouping(rng, n):
     """Draw rows that a lazy solve enforces from the beginning; None for its own choice."""
     if rng.random() < 0.3:
         return None
@@ -211,18 +188,11 @@ def random_grouping(rng: random.Random, n: int) -> Grouping | None:
     )
 
 
-WAYS: Final[dict[str, Callable[..., SolveResult]]] = {
-    "lazy": partial(solve, time_limit=LIMIT_S),
-    "compact": partial(solve, formulation="compact", time_limit=LIMIT_S),
-    "built": lambda problem, **more: solve(build(problem), time_limit=LIMIT_S, **more),
-    "open": lambda problem, **more: solve(
-        build(problem, reductions=False), time_limit=LIMIT_S, **more
-    ),
-}
-"""What solves a problem, by name; takes a back end and a gap, too."""
+WAYS = ("lazy", "compact", "built", "unreduced")
+"""Ways of `answer` that solve any problem with any solver."""
 
 
-def _lazily(problem: Problem, *, rng: random.Random, backend: str, gap: float) -> SolveResult:
+def _lazily(problem, *, rng, backend, gap):
     """Solve lazily with random parameters, from a poor schedule or none."""
     request = Request(backend=backend, time_limit_s=LIMIT_S, gap=gap, seed=rng.randint(0, 3))
     start = None
@@ -233,23 +203,22 @@ def _lazily(problem: Problem, *, rng: random.Random, backend: str, gap: float) -
     return finish(problem, request, outcome, formulation="lazy")
 
 
-def answers(
-    problem: Problem, rng: random.Random, most: int
-) -> list[tuple[str, float, SolveResult | str]]:
+def answers(problem, rng, most):
     """Return what several ways answer: what they are, the gap that each may leave, the answer.
 
     An exception is given in words.
     """
-    ways = dict(WAYS)
+    ways = dict.fromkeys(WAYS, answer)
     if obstacle(problem) is None and not problem.is_overlapping:
-        ways["drawn"] = partial(_lazily, rng=rng)
+        ways["drawn"] = _lazily
     chosen = [(label, name) for label in ways for name in BACKENDS]
-    found: list[tuple[str, float, SolveResult | str]] = []
+    found = []
     for label, backend in [("lazy", "highs"), *rng.sample(chosen, most - 1)]:
         gap = rng.choice(GAPS)
         name = f"{label} with {backend}, gap {gap:g}"
         try:
-            found.append((name, gap, ways[label](problem, backend=backend, gap=gap)))
+            given = {"rng": rng} if label == "drawn" else {"way": label, "time_limit": LIMIT_S}
+            found.append((name, gap, ways[label](problem, backend=backend, gap=gap, **given)))
         except LicenceError:
             continue
         except Exception as error:  # noqa: BLE001 - any one is a fault
@@ -258,76 +227,167 @@ def answers(
 
 
 # -- claims --------------------------------------------------------------------------------------
-
-
-def wrong_claims(
-    problem: Problem, result: SolveResult, least: float | None, gap: float, *, sharp: bool = False
-) -> str:
+def wrong_claims(problem, result, least, gap, *, sharp=False, settled=True):
     """Return what of a result does not hold, `least` being the best value; None if infeasible.
 
     What is `sharp` is held to what can be decided alone: rounding of what every schedule pays
-    excuses no value, and there is a bound.
+    excuses no value, there is a bound, and nothing is better than `least`. Without `settled` the
+    solve may have ended before it could say much.
     """
+    value = None
     if result.schedule is not None:
-        found = verify_schedule(problem, result.schedule)
+        found = as_candidate(problem, result.schedule)
         if found.violations:
             return f"a schedule with violations {found.violations}"
         if least is None:
             return "a schedule, where there is none"
-    if result.status == Status.INFEASIBLE:
-        return "" if least is None else f"infeasible, optimum {least!r}"
-    if result.schedule is None or least is None:
-        return "" if least is None else f"{result.status} ({result.termination})"
+        value = found.value
+    if least is None:
+        return ""
+    if result.status == Status.INFEASIBLE or (value is None and settled):
+        return f"{result.status} ({result.termination}), optimum {least!r}"
     objective = problem.objective
     best, exact = objective.baseline + least, objective.in_bytes
     sizes = abs(objective.baseline), abs(best if sharp else least)
     whole = 0.0 if exact else EQUAL * (max(sizes) if sharp else sum(sizes))
     bound = result.objective_bound
-    if (sharp and bound is None) or (bound is not None and bound > best + whole):
+    lacking = sharp and bound is None and result.own_objective is None
+    if lacking or (bound is not None and bound > best + whole):
         return f"bound {bound!r}, optimum {best!r}"
+    if value is None:
+        return ""
+    resolved = 0.0 if exact else RESOLVED * abs(least)
+    allowed = max(gap * value, resolved) if sharp else gap * value + resolved + whole
+    return _wrong_value(problem, result, value, least, allowed, sharp=sharp)
+
+
+def _wrong_value(problem, result, value, least, allowed, *, sharp):
+    """Return what does not hold of a value and what is said of it."""
     energy = problem.minimize == Quantity.ENERGY
     if sharp and energy and result.overhead_bound_j > least * (1 + RESOLVED):
         return f"bound of the overhead {result.overhead_bound_j!r}, least {least!r}"
-    if result.status != Status.OPTIMAL:
-        return ""
-    resolved = 0.0 if exact else RESOLVED * abs(least)
-    allowed = gap * found.value + resolved + whole
-    if sharp:
-        allowed = max(gap * found.value, resolved)
-    missing = found.value - least
-    return "" if missing <= allowed else f"optimal at {found.value!r}, optimum {least!r}"
+    if sharp and value < least - off(least):
+        return f"{value!r} is better than the optimum {least!r}"
+    too_much = result.status == Status.OPTIMAL and value - least > allowed
+    return f"optimal at {value!r}, optimum {least!r}" if too_much else ""
 
 
-def searched(problem: Problem) -> float | None:
-    """Return the best value by exhaustive search, beyond what every schedule pays, or None."""
-    best = optimum(problem)
-    return None if best is None else verify_schedule(problem, best.schedule).value
+def wrongly_ended(problem, best, result, gap, *, settled=True, proved=True):
+    """Return what of a solve is wrong against the best schedule, or nothing.
 
-
-def wrongly_ended(
-    problem: Problem, solved: Callable[[], SolveResult], gap: float, *, rounded: bool = False
-) -> str:
-    """Return what of a solve to the end is wrong against exhaustive search, or nothing.
-
-    Bytes of a user's model are bounded to a tolerance only: a value so `rounded` may be left
-    without a proof.
+    Without `settled` the solve may have ended before it could say much, and what need not be
+    `proved` may have the best value without a proof.
     """
-    least = searched(problem)
+    least = None if best is None else as_candidate(problem, best.schedule).value
+    said = wrong_claims(problem, result, least, gap, sharp=settled, settled=settled)
+    if said:
+        return said
+    value = None
+    if result.schedule is not None:
+        found = check_schedule(problem, result.schedule)
+        value, known = problem.objective.measured(found.simulation), result.to_dict()["objective"]
+        if abs(value - known["value"]) > off(value):
+            return f"value {value}, said {known['value']}"
+        if known["bound"] is None or known["bound"] > best.value + off(best.value):
+            return f"bound {known['bound']}, optimum {best.value}"
+    wanted = Status.INFEASIBLE if best is None else Status.OPTIMAL
+    if result.status == wanted or not settled:
+        return ""
+    if value is None or proved:
+        return f"expected {wanted}, got {result.status} ({result.reason})"
+    return "" if value - best.value <= RESOLVED * value else f"{value}, optimum {best.value}"
+
+
+def off(value):
+    """Return what a figure may be off by."""
+    return RESOLVED * max(1.0, abs(value))
+
+
+class Watch:
+    """Follows a solve, and notes bounds above the optimum, and values below, on the way."""
+
+    def __init__(self, problem, best):
+        baseline = problem.objective.baseline if problem.minimize != "ram" else 0.0
+        self.most = None if best is None else best.value - baseline
+        self.fault = ""
+
+    def __call__(self, progress):
+        """Note what is reported."""
+        bound, value = progress.bound, progress.incumbent
+        if self.most is None:
+            if value is not None:
+                self.fault = f"infeasible, incumbent {value}"
+        elif bound is not None and bound > self.most + off(self.most):
+            self.fault = f"optimum {self.most}, bound {bound} on the way"
+        elif value is not None and value < self.most - off(self.most):
+            self.fault = f"optimum {self.most}, incumbent {value} on the way"
+
+
+def by_compact(problem):
+    """Return the best schedule of a problem that is too large to be searched, or None."""
+    result = solve(problem, formulation="compact", gap=0.0, time_limit=600.0)
+    if result.status == Status.INFEASIBLE:
+        return None
+    assert result.status == Status.OPTIMAL
+    found = check_schedule(problem, result.schedule)
+    return Optimum(problem.objective.measured(found.simulation), result.schedule)
+
+
+def fault(problem, way, *, seed="", reference=optimum, gap=0.0, watched=True, **options):
+    """Return what is wrong with the answer of one way to a problem, or nothing.
+
+    Unless `watched`, what is reported on the way is left aside: values there are the solver's own,
+    to its tolerances. Bytes of a user's model are bounded to a tolerance only, and `solve` goes on
+    by stage where the driver leaves state without a proof.
+    """
+    if way not in EVERY_PROBLEM and obstacle(problem) is not None:
+        return ""  # known before anything is solved
+    best = reference(problem)
+    if way.startswith("rounds"):
+        return _wrong_rounds(problem, best, rows_to_begin_with(problem, way, seed))
+    watch = Watch(problem, best)
+    told = {"on_progress": watch} if watched and way != "by hand" else {}
+    settled = options.get("time_limit", LIMIT_S) >= LIMIT_S
+    options = {"time_limit": 10 * LIMIT_S, "gap": gap, **told, **options}
     try:
-        result = solved()
+        result = answer(problem, way, seed=seed, **options)
     except PoetModelError as error:
         return f"{type(error).__name__}: {error}"
-    wanted = Status.INFEASIBLE if least is None else Status.OPTIMAL
-    said = wrong_claims(problem, result, least, gap, sharp=True)
-    if said or result.status == wanted:
-        return said
-    if least is None or result.schedule is None or not rounded or not problem.objective.in_bytes:
-        return f"expected {wanted}, got {result.status}"
-    value = verify_schedule(problem, result.schedule).value
-    return "" if value - least <= RESOLVED * value else f"{value}, optimum {least}"
+    proved = not (way == "unreduced" and problem.objective.in_bytes)
+    proved = proved and not (way.startswith("driver") and problem.graph.state_tensors)
+    what = wrongly_ended(problem, best, result, gap, settled=settled, proved=proved)
+    if way.startswith("bare") and not what and result.schedule is not None:
+        what = _wrong_model_value(problem, result)
+    return what or watch.fault
 
 
-def examine(seed: str, *, ways: int = 4) -> tuple[list[Fault], Counter[str]]:
+def _wrong_rounds(problem, best, first):
+    """Return what is wrong with what bare rounds come to, or nothing."""
+    wanted = None if best is None else best.value - problem.objective.baseline
+    try:
+        value = run_rounds(problem, first).value
+    except RoundsError as error:
+        return str(error)
+    if None in (value, wanted):
+        return "" if value == wanted else f"optimum {wanted}, rounds {value}"
+    return "" if abs(value - wanted) <= CLOSE else f"optimum {wanted}, rounds {value}"
+
+
+def _wrong_model_value(problem, result):
+    """Hold the model's own value against the verifier's; its peak may be above, never below."""
+    value = result.objective_value
+    said = problem.objective.baseline + result.statistics["model_value"]
+    wrong = said < value - off(value) or (problem.minimize != "ram" and said > value + off(value))
+    return f"the model says {said}, the verifier {value}" if wrong else ""
+
+
+def faults(seeds, make, way, **options):
+    """Return the problems on which the best schedule and a way differ, by seed."""
+    found = {seed: fault(make(seed), way, seed=seed, **options) for seed in seeds}
+    return {seed: what for seed, what in found.items() if what}
+
+
+def examine(seed, *, ways=4):
     """Solve the problem of a seed, ``kind/number``, in several ways; return faults and counts."""
     kind = seed.partition("/")[0]
     problem = KINDS[kind](seed)
@@ -355,35 +415,51 @@ def examine(seed: str, *, ways: int = 4) -> tuple[list[Fault], Counter[str]]:
     return faults, counts
 
 
-def new_seeds(count: int, *, begin: int | None = None) -> list[str]:
+def new_seeds(count, *, begin=None):
     """Return seeds of all kinds in turn that no run has had, or those from a number on."""
     first = secrets.randbelow(2**40) if begin is None else begin
     kinds = list(KINDS)
     return [f"{kinds[k % len(kinds)]}/{first + k}" for k in range(count)]
 
 
-ROW_WAYS: Final = ("lazy", "compact", "unreduced", "built", "by hand")
-"""Three formulations, a model that `build` made of the problem, and a model of the problem without
-its own constraints and objective, to which a user adds them."""
-EXACT: Final = 1e-6
-"""What figures may be off by: the instances have small numbers, in quarters at the finest."""
+# -- ways to an answer ---------------------------------------------------------------------------
+EVERY_PROBLEM = (*WAYS, "by hand", "bare", "bare unreduced")
+"""Ways that take what is known to be infeasible, too; the others begin behind that."""
 
 
-# -- own rows: answers ---------------------------------------------------------------------------
+def answer(problem, way, *, seed="", **options):
+    """Solve a problem one of the ways.
+
+    ``built`` and ``unreduced`` solve a model that `build` makes; for ``by hand`` a user states the
+    own constraints and objective on it. ``bare`` models have no start, no tidying afterwards. The
+    ``driver`` of ``lazy`` has neither a start nor, but for random ones, rows to begin with.
+    """
+    models = {
+        "unreduced": lambda: build(problem, reductions=False),
+        "built": lambda: build(problem),
+    }
+    models["by hand"] = lambda: built_by_hand(problem)
+    if way in models:
+        return solve(models[way](), **options)
+    if way in ("lazy", "compact", "paper"):
+        return solve(problem, formulation=way, **options)
+    request = Request(time_limit_s=options.pop("time_limit"), **options)
+    if way.startswith("bare"):
+        model = build(problem, reductions=way == "bare")
+        outcome = solve_model(model, request, start=None, trimmed=False)
+        return finish(problem, request, outcome, formulation="compact")
+    first = rows_to_begin_with(problem, way, seed)
+    outcome = solve_lazily(problem, request, start=None, first=first)
+    return finish(problem, request, outcome, formulation="lazy")
 
 
-def answer(problem: Problem, way: str, **options: Any) -> SolveResult:
-    """Solve a problem one of the ways."""
-    if way == "unreduced":
-        return solve(build(problem, reductions=False), **options)
-    if way == "built":
-        return solve(build(problem), **options)
-    if way == "by hand":
-        return solve(built_by_hand(problem), **options)
-    return solve(problem, formulation=way, **options)
+def rows_to_begin_with(problem, way, seed):
+    """Return the rows that are enforced at first: none, or random ones."""
+    at_random = way.endswith("from random rows")
+    return random_rows(seeded(f"rows of {seed}"), problem) if at_random else no_rows(problem)
 
 
-def built_by_hand(problem: Problem) -> pyo.ConcreteModel:
+def built_by_hand(problem):
     """Return a model whose own constraints a user states over the relations."""
     plain = problem.minimize if problem.minimize != OWN else "energy"
     model = build(
@@ -409,12 +485,12 @@ def built_by_hand(problem: Problem) -> pyo.ConcreteModel:
     return model
 
 
-def _is_whole(terms: Iterable[tuple[str, float]]) -> bool:
+def _is_whole(terms):
     figures = ("energy_j", "compute_s", "transfer_s")
     return all(isinstance(value, int) and key not in figures for key, value in terms)
 
 
-def _count(m: pyo.ConcreteModel, problem: Problem, count: str, index: int) -> Any:
+def _count(m, problem, count, index):
     graph = problem.graph
     stages = range(len(graph.nodes))
     if count == "recomputations":
@@ -430,7 +506,7 @@ def _count(m: pyo.ConcreteModel, problem: Problem, count: str, index: int) -> An
     return sum(m.M_out[t, index] for t in stages if t >= first)
 
 
-def total(m: pyo.ConcreteModel, problem: Problem, terms: Iterable[tuple[str, float]]) -> Any:
+def total(m, problem, terms):
     """Return a sum of totals over the relations of a model."""
     graph, table = problem.graph, problem.table
     device = problem.costs.device
@@ -444,14 +520,14 @@ def total(m: pyo.ConcreteModel, problem: Problem, terms: Iterable[tuple[str, flo
     moved_in = [j + moving_w * s for j, s in zip(in_j, in_s, strict=True)]
     moved_out = [j + moving_w * s for j, s in zip(out_j, out_s, strict=True)]
     sizes = graph.tensor_bytes
-    sums: dict[str, tuple[Any, Any, Any]] = {
+    sums = {
         "energy_j": (passed, moved_in, moved_out),
         "compute_s": (compute_s, none, none),
         "transfer_s": ([0.0] * len(graph.nodes), in_s, out_s),
         "bytes_read": ([0] * len(graph.nodes), sizes, none),
         "bytes_written": ([0] * len(graph.nodes), none, sizes),
     }
-    expression: Any = 0
+    expression = 0
     for key, weight in terms:
         kind, _, name = key.partition(":")
         if key == "constant":
@@ -475,91 +551,3 @@ def total(m: pyo.ConcreteModel, problem: Problem, terms: Iterable[tuple[str, flo
             index = graph.node_index if kind == "recomputations" else graph.tensor_index
             expression += weight * _count(m, problem, kind, index[name])
     return expression
-
-
-# -- own rows: claims ------------------------------------------------------------------------------
-
-
-def row_fault(
-    problem: Problem, best: Optimum | None, result: SolveResult, *, settled: bool = True
-) -> str:
-    """Return what of a result is wrong against exhaustive search, or nothing.
-
-    Without `settled` the solve may have ended before it could say much.
-    """
-    if best is None:
-        honest = (Status.INFEASIBLE,) if settled else (Status.INFEASIBLE, Status.UNKNOWN)
-        return "" if result.status in honest else f"infeasible, got {result.status}"
-    if result.status == Status.INFEASIBLE or (settled and result.status != Status.OPTIMAL):
-        return f"optimum {best.value}, got {result.status} ({result.reason})"
-    known = result.to_dict()["objective"]
-    bounds = [result.objective_bound if result.own_objective is None else None, known["bound"]]
-    for bound in bounds:
-        if bound is not None and bound > best.value + _off(best.value):
-            return f"optimum {best.value}, bound {bound}"
-    if result.schedule is None:
-        return ""
-    verdict = verify(problem, result.schedule)
-    if verdict.violations:
-        return f"violations {verdict.violations}"
-    value = problem.objective.measured(verdict.simulation)
-    if abs(value - known["value"]) > _off(value):
-        return f"value {value}, said {known['value']}"
-    beyond = value - best.value
-    if beyond < -_off(value):
-        return f"the search found {best.value}, and {value} is better"
-    above = value - problem.objective.baseline
-    scale = above if result.own_objective is None else abs(value)
-    if result.status == Status.OPTIMAL and beyond > result.requested_gap * scale + _off(value):
-        return f"called optimal at {value}, optimum {best.value}"
-    return ""
-
-
-def _off(value: float) -> float:
-    return EXACT * max(1.0, abs(value))
-
-
-class Watch:
-    """Follows a solve, and notes bounds above the optimum on the way."""
-
-    def __init__(self, problem: Problem, best: Optimum | None) -> None:
-        baseline = problem.objective.baseline if problem.minimize != "ram" else 0.0
-        self.most = None if best is None else best.value - baseline
-        self.fault = ""
-        self.calls = 0
-
-    def __call__(self, progress: SolveProgress) -> None:
-        """Note what is reported."""
-        self.calls += 1
-        if self.most is None:
-            if progress.incumbent is not None:
-                self.fault = f"infeasible, incumbent {progress.incumbent}"
-            return
-        if progress.bound is not None and progress.bound > self.most + _off(self.most):
-            self.fault = f"optimum {self.most}, bound {progress.bound} on the way"
-        if progress.incumbent is not None and progress.incumbent < self.most - _off(self.most):
-            self.fault = f"optimum {self.most}, incumbent {progress.incumbent} on the way"
-
-
-def row_faults(
-    seeds: Iterable[str],
-    way: str,
-    make: Callable[[str], Problem] = own_rows_problem,
-    **options: Any,
-) -> dict[str, str]:
-    """Return the instances on which search and a way differ, by seed."""
-    found = {}
-    for seed in seeds:
-        problem = make(seed)
-        best = optimum(problem)
-        watch = Watch(problem, best)
-        watched = {} if way == "by hand" else {"on_progress": watch}
-        settled = options.get("time_limit", 60.0) >= 60.0
-        try:
-            result = answer(problem, way, **{"gap": 0.0, **watched, **options})
-            what = row_fault(problem, best, result, settled=settled) or watch.fault
-        except PoetModelError as error:
-            what = f"{type(error).__name__}: {error}"
-        if what:
-            found[seed] = what
-    return found

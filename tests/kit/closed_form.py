@@ -21,32 +21,25 @@ Of a graph with state, `simulated_bluntly` reads nodes and names alone:
 - a pair in place takes the smaller of its two sizes off where the input dies at the step.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from poetmodel.schedule import RELATIONS
-
-if TYPE_CHECKING:
-    from poetmodel.graph import Graph
-    from poetmodel.schedule import Schedule
-
 
 Entry = tuple[str, int, int]
 
 
-def broken_entries(graph: Graph, schedule: Schedule) -> set[Entry]:
+def broken_entries(graph, schedule):
     """Return every entry of a schedule that breaks a rule, as (relation, stage, index)."""
     n, made_by = len(graph.nodes), graph.node_of
     R, S_RAM, S_AUX, M_in, M_out = (set(getattr(schedule, name)) for name in RELATIONS)  # noqa: N806
 
-    def have(t: int, i: int) -> bool:
+    def have(t, i):
         return (t, i) in S_RAM or (t, i) in M_in or (t, made_by[i]) in R
 
-    def stored(t: int, i: int) -> bool:
+    def stored(t, i):
         return graph.nodes[made_by[i]].on_aux or any((s, i) in M_out for s in range(t))
 
-    bad: set[Entry] = {("R", t, t) for t in range(n) if (t, t) not in R}
+    bad = {("R", t, t) for t in range(n) if (t, t) not in R}
     bad |= {("R", t, k) for t, k in R if k < t and not graph.nodes[k].recomputable}
     bad |= {("R", t, k) for t, k in R if k > t or not all(have(t, i) for i in graph.inputs_of[k])}
     bad |= {("S_RAM", t, i) for t, i in S_RAM if made_by[i] >= t or not have(t - 1, i)}
@@ -60,7 +53,7 @@ def broken_entries(graph: Graph, schedule: Schedule) -> set[Entry]:
     return bad
 
 
-def copies(graph: Graph, schedule: Schedule, t: int, k: int) -> dict[int, int]:
+def copies(graph, schedule, t, k):
     """Return the tensors in RAM during step ``(t, k)`` of a valid schedule, and how often each."""
     made_by = graph.node_of
     R, S_RAM, _, M_in, _ = (set(getattr(schedule, name)) for name in RELATIONS)  # noqa: N806
@@ -79,7 +72,7 @@ def copies(graph: Graph, schedule: Schedule, t: int, k: int) -> dict[int, int]:
     return found
 
 
-def memory_curve(graph: Graph, schedule: Schedule) -> dict[tuple[int, int], int]:
+def memory_curve(graph, schedule):
     """Return the RAM in use at every step of a valid schedule that executes something [B]."""
     sizes = graph.tensor_bytes
     computed = set(schedule.R)
@@ -92,9 +85,7 @@ def memory_curve(graph: Graph, schedule: Schedule) -> dict[tuple[int, int], int]
     return curve
 
 
-def energy_j(
-    schedule: Schedule, compute: list[float], into: list[float], out: list[float]
-) -> float:
+def energy_j(schedule, compute, into, out):
     """Return the energy of a schedule: every entry of `R`, `M_in` and `M_out` once [J]."""
     total = sum(compute[k] for _, k in schedule.R)
     total += sum(into[i] for _, i in schedule.M_in)
@@ -114,13 +105,13 @@ class Blunt(NamedTuple):
     writes: dict[int, int]
 
 
-def simulated_bluntly(graph: Graph, schedule: Schedule, *, mapped: bool = False) -> Blunt:
+def simulated_bluntly(graph, schedule, *, mapped=False):
     """Return what a schedule breaks and takes."""
     return _Judge(graph, schedule, mapped=mapped).verdict()
 
 
 class _Judge:
-    def __init__(self, graph: Graph, schedule: Schedule, *, mapped: bool) -> None:
+    def __init__(self, graph, schedule, *, mapped):
         self.nodes, self.n, self.mapped = graph.nodes, len(graph.nodes), mapped
         outputs = [(k, tensor) for k, node in enumerate(graph.nodes) for tensor in node.outputs]
         number = {tensor.name: i for i, (_, tensor) in enumerate(outputs)}
@@ -133,22 +124,16 @@ class _Judge:
         self.inputs = [{number[name] for name in node.inputs} for node in graph.nodes]
         self.R, self.S_RAM, self.S_AUX, self.M_in, self.M_out = (
             set(pairs)
-            for pairs in (
-                schedule.R,
-                schedule.S_RAM,
-                schedule.S_AUX,
-                schedule.M_in,
-                schedule.M_out,
-            )
+            for pairs in (schedule.R, schedule.S_RAM, schedule.S_AUX, schedule.M_in, schedule.M_out)
         )
         self.listed = set(schedule.resident)
         state = {i for i, is_state in enumerate(self.is_state) if is_state}
         self.home_ram, self.home_storage = self.listed & state, state - self.listed
         self.is_read_there = self.home_storage if mapped else set()
 
-    def verdict(self) -> Blunt:
+    def verdict(self):
         """Check every entry, then add up."""
-        broken: set[Entry] = {("resident", -1, i) for i in self.listed - self.home_ram}
+        broken = {("resident", -1, i) for i in self.listed - self.home_ram}
         broken |= {("R", t, t) for t in range(self.n) if (t, t) not in self.R}
         broken |= {("R", t, k) for t, k in self.R if not self.may_compute(t, k)}
         broken |= {("S_RAM", t, i) for t, i in self.S_RAM if not self.may_keep(t, i)}
@@ -178,11 +163,11 @@ class _Judge:
             {i: sum(j == i for _, j in self.M_out) for i in out},
         )
 
-    def have(self, t: int, i: int) -> bool:
+    def have(self, t, i):
         """Return whether tensor `i` is in RAM at some step of stage `t`, but not as a home."""
         return (t, i) in self.S_RAM or (t, i) in self.M_in or (t, self.maker[i]) in self.R
 
-    def may_compute(self, t: int, k: int) -> bool:
+    def may_compute(self, t, k):
         """Return whether `R[t,k]` breaks no rule."""
         if k > t or (k < t and (not self.nodes[k].recomputable or self.nodes[k].phase == "state")):
             return False
@@ -191,39 +176,39 @@ class _Judge:
         there = self.home_ram | self.is_read_there
         return all(i in there or self.have(t, i) for i in self.inputs[k])
 
-    def has_no_entries(self, i: int) -> bool:
+    def has_no_entries(self, i):
         """Return whether `i` is resident state or replaces some."""
         return i in self.home_ram or self.old[i] in self.home_ram
 
-    def may_keep(self, t: int, i: int) -> bool:
+    def may_keep(self, t, i):
         """Return whether `S_RAM[t,i]` breaks no rule."""
         if self.has_no_entries(i) or i in self.is_read_there or self.old[i] is not None:
             return False
         return self.maker[i] < t <= self.end.get(i, self.n) and self.have(t - 1, i)
 
-    def is_stored(self, t: int, i: int) -> bool:
+    def is_stored(self, t, i):
         """Return whether `i` is on storage when stage `t` begins."""
         if i in self.home_storage:
             return t <= self.end.get(i, self.n)
         return self.nodes[self.maker[i]].on_aux or any((s, i) in self.M_out for s in range(t))
 
-    def may_store(self, t: int, i: int) -> bool:
+    def may_store(self, t, i):
         """Return whether `S_AUX[t,i]` breaks no rule."""
         return self.maker[i] < t and not self.has_no_entries(i) and self.is_stored(t, i)
 
-    def may_page_in(self, t: int, i: int) -> bool:
+    def may_page_in(self, t, i):
         """Return whether `M_in[t,i]` breaks no rule."""
         if self.old[i] is not None or i in self.is_read_there or not self.may_store(t, i):
             return False
         return (t, i) in self.S_AUX and (t, i) not in self.S_RAM
 
-    def may_page_out(self, t: int, i: int) -> bool:
+    def may_page_out(self, t, i):
         """Return whether `M_out[t,i]` breaks no rule."""
         if self.is_state[i] or self.has_no_entries(i) or self.maker[i] > t:
             return False
         return self.have(t, i) and (self.old[i] is None or t == self.maker[i])
 
-    def ram(self, t: int, k: int) -> int:
+    def ram(self, t, k):
         """Return the RAM in use at step `(t, k)` of a valid schedule."""
         node, runs = self.nodes[k], (t, k) in self.R
         total = node.workspace_bytes if runs else 0
@@ -235,7 +220,7 @@ class _Judge:
                 total -= min(y_bytes, x_bytes)
         return total
 
-    def kinds(self, t: int, k: int) -> dict[str, int]:
+    def kinds(self, t, k):
         """Return what step `(t, k)` takes for each kind: a saving is the output's."""
         node, runs = self.nodes[k], (t, k) in self.R
         found = dict.fromkeys(("state", "activations", "gradients"), 0)
@@ -249,7 +234,7 @@ class _Judge:
             found[kind] += taken
         return found | {"workspace": node.workspace_bytes if runs else 0}
 
-    def copies(self, t: int, k: int, i: int, made: int) -> int:
+    def copies(self, t, k, i, made):
         """Return how often tensor `i` counts at step `(t, k)`."""
         if i in self.home_ram:
             return 1
@@ -262,7 +247,7 @@ class _Judge:
             return held + ((t, i) in self.M_in) + ((t, k) in self.R)
         return int(self.have(t, i) and self.needed(t, k, i))
 
-    def needed(self, t: int, k: int, i: int) -> bool:
+    def needed(self, t, k, i):
         """Return whether step `k` of stage `t` or a later one needs `i`, or the next stage."""
         later = any((t, j) in self.R and i in self.inputs[j] for j in range(k, t + 1))
         return later or (t + 1, i) in self.S_RAM

@@ -1,7 +1,5 @@
 """The command line in one process, and a small graph, board and profile for it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -9,7 +7,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from typer.main import get_command
 
@@ -57,7 +54,7 @@ COLUMNS = (
 
 
 @cache
-def _solved(limits: tuple[str, ...]) -> str:
+def _solved(limits):
     """Return what ``solve`` writes for `chain` on the board."""
     out = Path("solved.json")
     done = invoke("solve", CHAIN, "--device", BOARD_FILE, *limits, "--out", out, "--quiet")
@@ -67,7 +64,7 @@ def _solved(limits: tuple[str, ...]) -> str:
     return text
 
 
-def write_solved(name: str, *limits: str) -> Path:
+def write_solved(name, *limits):
     """Write the schedule file of `chain` on the board within some limits, solved once."""
     path = Path(name)
     path.write_text(_solved(limits))
@@ -77,7 +74,7 @@ def write_solved(name: str, *limits: str) -> Path:
 class Terminal(io.StringIO):
     """A stderr that is a terminal."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         """Say so."""
         return True
 
@@ -94,25 +91,25 @@ class Outcome:
     """What it wrote to stderr."""
 
     @property
-    def json(self) -> Any:
+    def json(self):
         """The JSON object on stdout."""
         return json.loads(self.out)
 
     @property
-    def verdict(self) -> str:
+    def verdict(self):
         """What stands above the first table on stdout."""
         return self.out.split("\n\n")[0]
 
-    def lines_from(self, label: str) -> str:
+    def lines_from(self, label):
         """Return the lines of a table on stdout from the one with a label on."""
         return self.out[self.out.index(f"\n{label}") + 1 :].split("\n\n")[0]
 
 
-def invoke(*arguments: object) -> Outcome:
+def invoke(*arguments):
     """Run a command in this process; anything but an ordinary exit is raised."""
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2)]
     out, err = streams
-    status: object = None
+    status = None
     with redirect_stdout(out), redirect_stderr(err):
         try:
             COMMAND([str(argument) for argument in arguments], prog_name="poetmodel")
@@ -127,13 +124,13 @@ def invoke(*arguments: object) -> Outcome:
     return Outcome(status, *texts)
 
 
-def node(name: str, *inputs: str, size: int = 100, **keys: Any) -> dict[str, Any]:
+def node(name, *inputs, size=100, **keys):
     """Return the entry of a node with one output and one second of compute on the test board."""
     entry = {"name": name, "op": "op", "phase": "forward", "inputs": list(inputs)}
     return entry | {"output_bytes": size, "flops": 1_000_000} | keys
 
 
-def chain() -> dict[str, Any]:
+def chain():
     """Return the document of a forward and backward pass over two layers.
 
     Everything kept, the peak is at g2: x + h1 + h2 + loss + g2 = 404 B. The floor is g2's step
@@ -150,7 +147,7 @@ def chain() -> dict[str, Any]:
     return {"format": "poetmodel-graph", "version": 1, "name": "chain", "nodes": nodes}
 
 
-def training_step() -> dict[str, Any]:
+def training_step():
     """Return the document of a training step over two layers with weights that are updated.
 
     Everything kept, the peak is at dr: all but h and g1, 1,144 B. The floor is the second update's
@@ -176,26 +173,26 @@ def training_step() -> dict[str, Any]:
     return {"format": "poetmodel-graph", "version": 2, "name": "step", "nodes": known}
 
 
-def _replacing(name: str, size: int) -> dict[str, Any]:
+def _replacing(name, size):
     """Return the keys of a node that replaces a state tensor."""
     outputs = [{"name": f"{name}+", "bytes": size, "replaces": name}]
     return {"phase": "update", "output_bytes": None, "outputs": outputs, "recomputable": False}
 
 
-def profile_rows() -> list[list[str]]:
+def profile_rows():
     """Return a profile of `chain`, heads first: 1 s and 2 J a node, 1 s and 1 J a transfer."""
     names = [entry["name"] for entry in chain()["nodes"]]
     return [list(COLUMNS), *([name, "1", "2", "1", "1", "1", "1"] for name in names)]
 
 
-def write_csv(path: Path, rows: list[list[str]]) -> Path:
+def write_csv(path, rows):
     """Write rows as a CSV file."""
     with path.open("w", newline="") as stream:
         csv.writer(stream).writerows(rows)
     return path
 
 
-def write_graph(path: Path, document: dict[str, Any]) -> Path:
+def write_graph(path, document):
     """Write a graph file."""
     path.write_text(json.dumps(document))
     return path

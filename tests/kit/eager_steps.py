@@ -1,35 +1,28 @@
 """A compiled step and eager PyTorch side by side; needs PyTorch."""
 
-from __future__ import annotations
-
 import copy
-from typing import TYPE_CHECKING, Any
+from random import Random
 
 import torch
 
-from poetmodel.torch import compile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from poetmodel.torch import Step
-
-Results = dict[str, torch.Tensor]
+from kit.plans import random_program
+from poetmodel.torch import backend, compile, trace
+from poetmodel.torch.runtime.runner import Runner
 
 
-def keep_all(*step: Any, **options: Any) -> Step:
+def keep_all(*step, **options):
     """Return a step compiled to keep everything, by the figures of a board: nothing is measured."""
     return compile(*step, **{"ram": "100%", "device": "rpi4b"} | options)
 
 
-def eager_step(model: torch.nn.Module, loss_fn: Any, inputs: tuple[Any, ...]) -> torch.Tensor:
+def eager_step(model, loss_fn, inputs):
     """Run forward pass, loss and backward pass as PyTorch does."""
     loss = model(*inputs) if loss_fn is None else loss_fn(model(*inputs[:-1]), inputs[-1])
     loss.backward()
     return loss.detach()
 
 
-def outcome(model: torch.nn.Module, loss: torch.Tensor) -> Results:
+def outcome(model, loss):
     """Return copies of all that a step leaves: loss, gradients, buffers, random state."""
     found = {"loss": loss.clone(), "random": torch.get_rng_state()}
     for name, parameter in model.named_parameters():
@@ -41,7 +34,7 @@ def outcome(model: torch.nn.Module, loss: torch.Tensor) -> Results:
     return found
 
 
-def unequal(one: Results, other: Results) -> list[str]:
+def unequal(one, other):
     """Return the names of the results that are not equal bit for bit."""
     return [
         name
@@ -50,9 +43,7 @@ def unequal(one: Results, other: Results) -> list[str]:
     ]
 
 
-def differing(
-    step: Callable[..., torch.Tensor], model: torch.nn.Module, loss_fn: Any, inputs: tuple[Any, ...]
-) -> list[str]:
+def differing(step, model, loss_fn, inputs):
     """Run eager on a copy and a step on the model itself; return which results differ."""
     twin, own_inputs = copy.deepcopy(model), copy.deepcopy(inputs)
     for mine, its in zip(twin.parameters(), model.parameters(), strict=True):
@@ -61,3 +52,39 @@ def differing(
     expected = outcome(twin, eager_step(twin, loss_fn, own_inputs))
     torch.set_rng_state(state)
     return unequal(expected, outcome(model, step(*inputs)))
+
+
+def check_random_plans(step, folder, seeds, mode="blocking", page=0.3):
+    """Run random plans, which recompute and page, and compare each with eager, gradients added.
+
+    Return the traced step.
+    """
+    traced = trace(*step, measure_workspace=False)
+    flat = traced.joint.flat_inputs
+    for seed in seeds:
+        plan = random_program(traced.graph, Random(seed), mode, page=page)  # noqa: S311
+        runner = Runner(traced, plan, range(len(traced.parts.storages)), folder=folder)
+        for _ in range(2):
+            assert differing(lambda *given, r=runner: r(flat(given)), *step) == [], seed
+        runner.close()
+    return traced
+
+
+def replayed(step):
+    """Fail unless a step that is computed without pages has eager's bits; return it, traced."""
+    return check_random_plans(step, None, range(1), page=0)
+
+
+def both_doors_have_eager_bits(module, loss_fn, inputs, **options):
+    """Fail unless a compiled step and a compiled module, one graph, have a module's own numbers."""
+    *x, y = inputs
+    with keep_all(module, loss_fn, inputs, **options) as step:
+        assert step.verify().equal
+    loss_fn(module(*x), y).backward()
+    eager = [parameter.grad.clone() for parameter in module.parameters()]
+    module.zero_grad()
+    back = backend(ram="100%", device="rpi4b")
+    run = torch.compile(module, backend=back, fullgraph=True, dynamic=False)
+    loss_fn(run(*x), y).backward()
+    assert all(map(torch.equal, eager, (parameter.grad for parameter in module.parameters())))
+    assert len(back.plans) == 1

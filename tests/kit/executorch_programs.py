@@ -1,11 +1,8 @@
 """Networks whose programs of ExecuTorch are trained in tests, and how they train."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
@@ -13,19 +10,16 @@ from torch.nn import functional
 
 from mcu import networks
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-STEPS: Final = 20
+STEPS = 20
 """How many steps both programs train for."""
-SGD: Final = {"lr": 0.05, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
+SGD = {"lr": 0.05, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
 """How they train."""
 
 
-def cnn(batch: int = 4) -> networks.Training:
+def cnn(batch=4):
     """Return a plain convolutional network with batch norm and max pooling."""
 
-    def block(into: int, out: int) -> list[nn.Module]:
+    def block(into, out):
         return [nn.Conv2d(into, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU()]
 
     model = nn.Sequential(
@@ -36,7 +30,7 @@ def cnn(batch: int = 4) -> networks.Training:
     return model, functional.cross_entropy, inputs
 
 
-NETWORKS: Final[dict[str, Callable[[], networks.Training]]] = {
+NETWORKS = {
     "mlp": partial(networks.mlp, 32),
     "cnn": cnn,
     "resnet8": networks.resnet8,
@@ -46,11 +40,9 @@ NETWORKS: Final[dict[str, Callable[[], networks.Training]]] = {
 """The networks by name."""
 
 
-def trained(program: bytes, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def trained(program, inputs):
     """Return losses, gradients and weights of a program after some steps in its runtime."""
-    from executorch.extension.training import (
-        _load_for_executorch_for_training_from_buffer as load,
-    )
+    from executorch.extension.training import _load_for_executorch_for_training_from_buffer as load
     from executorch.extension.training import get_sgd_optimizer
 
     with warnings.catch_warnings():
@@ -71,7 +63,7 @@ def trained(program: bytes, inputs: Sequence[torch.Tensor]) -> dict[str, torch.T
     }
 
 
-def _batch(inputs: Sequence[torch.Tensor], number: int) -> tuple[torch.Tensor, ...]:
+def _batch(inputs, number):
     """Return another batch of such inputs for each number: the samples in another order."""
     torch.manual_seed(number)
     return tuple(
@@ -82,7 +74,7 @@ def _batch(inputs: Sequence[torch.Tensor], number: int) -> tuple[torch.Tensor, .
     )
 
 
-def enough(sentence: str) -> str:
+def enough(sentence):
     """Return the budget that an error about one that is too small says is enough."""
     found = re.search(r"ram=(\d+)", sentence)
     if found is None:

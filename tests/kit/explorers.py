@@ -1,7 +1,5 @@
 """Explorers to test: one inside this process, and real ones that can be killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -12,12 +10,8 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import httpx
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PATIENCE_S = 60.0
 """How long a test waits for what must come [s]; no promise about speed."""
@@ -28,7 +22,7 @@ LONG = {"model": "resnet50", "device": "rpi4b"}
 """A problem whose solve goes on for as long as it may."""
 
 
-def until(found: Callable[[], Any]) -> Any:
+def until(found):
     """Return what a function finds, as soon as it is something."""
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s:
@@ -43,26 +37,26 @@ def until(found: Callable[[], Any]) -> Any:
 class Visitor:
     """What a page does: it opens problems, wants points and listens."""
 
-    def __init__(self, client: httpx.Client, session: str = "one") -> None:
+    def __init__(self, client, session="one"):
         self.client = client
         self.session = session
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.thread: threading.Thread | None = None
+        self.events = []
+        self.thread = None
         self.closed = threading.Event()
 
-    def close(self) -> None:
+    def close(self):
         """Close the page."""
         self.closed.set()
         if self.thread is not None:
             self.thread.join()
         self.client.close()
 
-    def listen(self) -> None:
+    def listen(self):
         """Listen to the events of the session until the page is closed or the server ends."""
         self.thread = threading.Thread(target=self._listen)
         self.thread.start()
 
-    def _listen(self) -> None:
+    def _listen(self):
         """Read a stream of HTTP 1.0, which has no chunks."""
         url = self.client.base_url
         cookies = "; ".join(f"{name}={value}" for name, value in self.client.cookies.items())
@@ -91,13 +85,13 @@ class Visitor:
                     elif key == "data":
                         self.events.append((kind, json.loads(value)))
 
-    def open(self, choice: dict[str, Any]) -> dict[str, Any]:
+    def open(self, choice):
         """Open a problem."""
         reply = self.client.post("/api/problems", json=choice)
         assert reply.status_code == 200, reply.text
         return reply.json()
 
-    def want(self, problem: dict[str, Any], share: float, **more: Any) -> dict[str, Any]:
+    def want(self, problem, share, **more):
         """Want the point at a share of the way from the minimum RAM to the keep-all peak."""
         floor, top = problem["floor_bytes"], problem["keep_all_bytes"]
         ram_bytes = round(floor + share * (top - floor))
@@ -106,25 +100,25 @@ class Visitor:
         assert reply.status_code == 200, reply.text
         return reply.json()
 
-    def point(self, name: str) -> dict[str, Any]:
+    def point(self, name):
         """Return a point as it is now."""
         reply = self.client.get(f"/api/points/{name}")
         assert reply.status_code == 200, reply.text
         return reply.json()
 
-    def ended(self, name: str) -> dict[str, Any]:
+    def ended(self, name):
         """Return a point once it is over."""
         return until(lambda: self._over(name))
 
-    def _over(self, name: str) -> dict[str, Any] | None:
+    def _over(self, name):
         found = self.point(name)
         return None if found["state"] in ("waiting", "solving") else found
 
-    def pictured(self, name: str) -> dict[str, Any]:
+    def pictured(self, name):
         """Return a point once it has a schedule."""
         return until(lambda: found if (found := self.point(name))["revision"] else None)
 
-    def answer(self, name: str) -> dict[str, Any]:
+    def answer(self, name):
         """Return the newest answer on a point."""
         while True:
             reply = self.client.get(f"/api/points/{name}/answer")
@@ -136,16 +130,16 @@ class Visitor:
 class Explorer:
     """A real server in a process of its own."""
 
-    def __init__(self, folder: Path, *options: str, errors: int | None = None) -> None:
+    def __init__(self, folder, *options, errors=None):
         self.errors = errors  # where stderr goes, as for `subprocess.Popen`
         self.port = 0  # any free one, which it keeps
         self.folder = folder
         self.options = options
-        self.process: subprocess.Popen[str] | None = None
+        self.process = None
         self.url = ""
-        self.visitors: list[Visitor] = []
+        self.visitors = []
 
-    def start(self) -> None:
+    def start(self):
         """Start it, and wait for its address."""
         given = ("--no-browser", "--port", str(self.port), "--store", str(self.store))
         # A pipe is buffered, as it is for everybody who has not asked Python for anything else.
@@ -163,11 +157,11 @@ class Explorer:
         self.port = httpx.URL(self.url).port or 0
 
     @property
-    def store(self) -> Path:
+    def store(self):
         """Where it keeps its answers."""
         return self.folder / "store.sqlite"
 
-    def end(self, how: int = signal.SIGINT) -> int:
+    def end(self, how=signal.SIGINT):
         """End it by a signal; return its exit status."""
         assert self.process is not None
         self.process.send_signal(how)
@@ -175,7 +169,7 @@ class Explorer:
             self.process.stdout.close()
         return self.process.wait(PATIENCE_S)
 
-    def visitor(self, session: str = "one") -> Visitor:
+    def visitor(self, session="one"):
         """Return a visitor that has opened the printed address."""
         client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE_S)
         assert client.get(self.url).status_code == 303
@@ -184,7 +178,7 @@ class Explorer:
 
 
 @contextmanager
-def running(folder: Path, *options: str, errors: int | None = None) -> Iterator[Explorer]:
+def running(folder, *options, errors=None):
     """Give a real server, which ends with the test."""
     explorer = Explorer(folder, *options, errors=errors)
     explorer.start()

@@ -1,13 +1,10 @@
 """Exported C and PyTorch side by side; needs PyTorch, and a C compiler."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +13,7 @@ from kit.eager_steps import eager_step
 from kit.programs import needs
 from kit.shared_objects import build
 from poetmodel.device.io import load_device
-from poetmodel.export.board import ProgramRun, Target, run
+from poetmodel.export.board import Target, run
 from poetmodel.export.deployment import STACK_BYTES, alignment_on, reserved_bytes
 from poetmodel.export.exporting import DEVICE, export_step
 from poetmodel.graph import checkpoint_all_peak_bytes, floor
@@ -24,20 +21,10 @@ from poetmodel.plan import Op
 from poetmodel.solver.fitting import aligned_graph
 from poetmodel.torch.lowering.step import lower
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from poetmodel.device import Device
-    from poetmodel.export.step import LoweredStep
-
-    Make = Callable[[Any], torch.optim.Optimizer]
-    Batches = Sequence[tuple[torch.Tensor, ...]]
-
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 
 
-def two_groups(parameters: Any, *, factor: float = 1.0) -> torch.optim.Optimizer:
+def two_groups(parameters, *, factor=1.0):
     """Return SGD whose first group has every other parameter, and another rate and decay."""
     every = list(parameters)
     groups = [{"params": every[1::2], "lr": 0.02 * factor}, {"params": every[::2]}]
@@ -45,7 +32,7 @@ def two_groups(parameters: Any, *, factor: float = 1.0) -> torch.optim.Optimizer
     return SGD(groups, lr=0.003 * factor, momentum=0.9)
 
 
-OPTIMIZERS: dict[str, tuple[Make | None, float | None]] = {
+OPTIMIZERS = {
     "gradients": (None, None),
     "sgd": (lambda p: SGD(p, lr=0.01), None),
     "momentum": (
@@ -71,6 +58,8 @@ OPTIMIZERS: dict[str, tuple[Make | None, float | None]] = {
         ),
         None,
     ),
+    "adamax": (lambda p: torch.optim.Adamax(p, lr=0.001, eps=1e-3, weight_decay=0.02), None),
+    "radam": (lambda p: torch.optim.RAdam(p, lr=0.01, betas=(0.9, 0.9), eps=1e-3), None),
     "clipped": (lambda p: SGD(p, lr=0.01, momentum=0.9), 0.5),
     "groups": (two_groups, None),
 }  # fmt: skip
@@ -80,7 +69,7 @@ What comes before a batch norm may have no gradient but rounding errors, and Ada
 size: what is added to that is larger than by default.
 """
 
-SCHEDULES: dict[str, dict[str, Any]] = {
+SCHEDULES = {
     "keep-all": {"ram": "101%", "paging": False, "recompute": False},  # a hundredth for addresses
     "recomputed": {"share": 0.3, "paging": False},
     "blocking": {"share": 0.2},
@@ -104,7 +93,7 @@ class Outcome:
     tensors: dict[str, np.ndarray]
     """State by name, or gradients where nothing updates."""
 
-    def differences(self, expected: Outcome) -> dict[str, float]:
+    def differences(self, expected):
         """Return the largest difference of each kind, over the largest magnitude of the kind.
 
         Kinds are losses, parameters (or gradients), running statistics, and each moment.
@@ -115,7 +104,7 @@ class Outcome:
             pairs.setdefault(_kind(name), []).append((self.tensors[name], theirs))
         return {kind: _difference(each) for kind, each in pairs.items()}
 
-    def same_bits(self, other: Outcome) -> bool:
+    def same_bits(self, other):
         """Return whether losses and tensors are equal bit for bit."""
         return self.losses == other.losses and all(
             mine.tobytes() == other.tensors[name].tobytes() for name, mine in self.tensors.items()
@@ -128,12 +117,12 @@ _KINDS = (
 )  # fmt: skip
 
 
-def _kind(name: str) -> str:
+def _kind(name):
     last = name.rpartition(".")[2]
     return last if last in _KINDS else "parameters"
 
 
-def _difference(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
+def _difference(pairs):
     assert all(mine.shape == its.shape for mine, its in pairs)
     largest = max(float(np.abs(its).max(initial=0.0)) for _, its in pairs)
     apart = [float(np.abs(mine.astype(float) - its).max(initial=0.0)) for mine, its in pairs]
@@ -141,14 +130,14 @@ def _difference(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
     return worst / largest if largest else worst
 
 
-def batches_like(inputs: tuple[torch.Tensor, ...], count: int, *, seed: int = 1) -> Batches:
+def batches_like(inputs, count, *, seed=1):
     """Return other batches of the same shapes; numbers have all digits of a double.
 
     Integers are permuted, so that they stay in their range.
     """
     make = torch.Generator().manual_seed(seed)
 
-    def one(x: torch.Tensor) -> torch.Tensor:
+    def one(x):
         if x.is_floating_point():
             return torch.randn(x.shape, generator=make, dtype=torch.float64)
         return x.flatten()[torch.randperm(x.numel(), generator=make)].view(x.shape)
@@ -156,28 +145,14 @@ def batches_like(inputs: tuple[torch.Tensor, ...], count: int, *, seed: int = 1)
     return [tuple(map(one, inputs)) for _ in range(count)]
 
 
-def torch_steps(
-    training: Any,
-    batches: Batches,
-    steps: int,
-    optimizer: str = "gradients",
-    *,
-    dtype: Any = None,
-) -> Outcome:
+def torch_steps(training, batches, steps, optimizer="gradients", *, dtype=None):
     """Train a copy of a model with PyTorch, in double unless another type is wanted."""
     twin = _Twin(training, optimizer, dtype or torch.float64)
     losses = [twin.step(batches[number % len(batches)]) for number in range(steps)]
     return Outcome(losses, twin.tensors())
 
 
-def torch_steps_from(
-    training: Any,
-    batches: Batches,
-    held: Sequence[Outcome],
-    optimizer: str = "gradients",
-    *,
-    rounded: bool = False,
-) -> list[Outcome]:
+def torch_steps_from(training, batches, held, optimizer="gradients", *, rounded=False):
     """Return what each step leaves in PyTorch if it begins where another program's begins.
 
     The first begins with the model, the others with what is `held` after the one before; each
@@ -196,7 +171,7 @@ def torch_steps_from(
     return found
 
 
-def condition(training: Any, batches: Batches, *, draws: int = 8) -> dict[str, float]:
+def condition(training, batches, *, draws=8):
     """Return how far rounding parameters to floats may move loss and gradients, by kind.
 
     It is the worst of some draws, each of which moves every parameter by up to one rounding error
@@ -215,7 +190,7 @@ def condition(training: Any, batches: Batches, *, draws: int = 8) -> dict[str, f
 class _Twin:
     """A copy of a model that PyTorch trains."""
 
-    def __init__(self, training: Any, optimizer: str, dtype: torch.dtype) -> None:
+    def __init__(self, training, optimizer, dtype):
         model, self._loss_fn, _ = training
         self._dtype = dtype
         self._model = copy.deepcopy(model).to(dtype)
@@ -223,7 +198,7 @@ class _Twin:
         with _numbers_of(dtype):
             self._updates = None if make is None else make(self._model.parameters())
 
-    def step(self, batch: tuple[torch.Tensor, ...]) -> float:
+    def step(self, batch):
         """Train with a batch, and return the loss."""
         self._model.zero_grad()
         inputs = tuple(_cast(x, self._dtype) for x in batch)
@@ -235,15 +210,15 @@ class _Twin:
                 self._updates.step()
         return loss
 
-    def round(self, dtype: torch.dtype, draw: torch.Generator | None = None) -> None:
+    def round(self, dtype, draw=None):
         """Move every parameter by one rounding error of a type, or by a drawn part of one."""
         for parameter in self._model.parameters():
-            part: Any = 1.0
+            part = 1.0
             if draw is not None:
                 part = 2 * torch.rand(parameter.shape, generator=draw, dtype=self._dtype) - 1
             parameter.data.mul_(1 + torch.finfo(dtype).eps * part)
 
-    def hold(self, held: Outcome) -> None:
+    def hold(self, held):
         """Set parameters, buffers and moments, all that a step has left, to those held."""
         if self._updates is None:
             return
@@ -252,13 +227,13 @@ class _Twin:
         for name, mine in state.items():
             mine.detach().copy_(torch.tensor(held.tensors[name]))
 
-    def tensors(self) -> dict[str, np.ndarray]:
+    def tensors(self):
         """Return the state by name, or gradients where nothing updates."""
         if self._updates is None:
             return {name: _array(p.grad) for name, p in self._model.named_parameters()}
         return {name: _array(x) for name, x in self._state().items()}
 
-    def _state(self) -> dict[str, torch.Tensor]:
+    def _state(self):
         named = dict(self._model.named_parameters())
         found = {**named, **dict(self._model.named_buffers())}
         for name, parameter in named.items():
@@ -268,22 +243,22 @@ class _Twin:
 
 
 @contextmanager
-def _numbers_of(dtype: torch.dtype) -> Iterator[None]:
+def _numbers_of(dtype):
     """Let an optimizer keep its numbers, such as NAdam's product of momenta, in a type."""
     torch.set_default_dtype(dtype)
     yield
     torch.set_default_dtype(torch.float32)
 
 
-def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _cast(x, dtype):
     return x.to(dtype) if x.is_floating_point() else x
 
 
-def _array(x: Any) -> np.ndarray:
+def _array(x):
     return x.detach().cpu().numpy()
 
 
-def lowered(training: Any, optimizer: str = "gradients", *, name: str | None = None) -> LoweredStep:
+def lowered(training, optimizer="gradients", *, name=None):
     """Return a training step as calls of kernels; the optimizer is one of `OPTIMIZERS`."""
     model, loss_fn, inputs = training
     make, clip = OPTIMIZERS[optimizer]
@@ -291,7 +266,7 @@ def lowered(training: Any, optimizer: str = "gradients", *, name: str | None = N
     return lower(model, loss_fn, inputs, name=name, optimizer=updates, clip_grad_norm=clip)
 
 
-def _with_enough_flash(device: str | Device) -> Device:
+def _with_enough_flash(device):
     """Return a device whose flash takes any program; storage has as much of it as before."""
     board = load_device(device) if isinstance(device, str) else device
     flash = board.flash
@@ -315,9 +290,7 @@ class Exported:
         as the program takes.
     """
 
-    def __init__(
-        self, step: LoweredStep, folder: Path, *, share: float | None = None, **options: Any
-    ) -> None:
+    def __init__(self, step, folder, *, share=None, **options):
         if share is not None:
             board = options.get("device")
             device = load_device(board) if isinstance(board, str) else board
@@ -329,26 +302,18 @@ class Exported:
         self.folder = folder
         self.deployment = export_step(step, folder, **settings)
         self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        self._built: dict[Target, Any] = {}
+        self._built = {}
         """What the program of each target was built from and with, and where it is."""
 
     @property
-    def ops(self) -> Counter[str]:
+    def ops(self):
         """How often the program does what: computing again is ``again``."""
         plan = self.deployment.plan
         found = Counter(str(op) for op, _ in plan.program)
         found["again"] = found[str(Op.COMPUTE)] - len(self.deployment.step.graph.nodes)
         return found
 
-    def run(
-        self,
-        batches: Batches,
-        steps: int,
-        *,
-        target: Target = Target.HOST_DOUBLE,
-        settings: Sequence[str] = ("POISON=1",),
-        words: Sequence[str] = (),
-    ) -> ProgramRun:
+    def run(self, batches, steps, *, target=Target.HOST_DOUBLE, settings=("POISON=1",), words=()):
         """Build and run; settings are variables of the Makefile, words go to ``pm_run``."""
         needs(target)
         return run(
@@ -361,7 +326,7 @@ class Exported:
             words=words,
         )
 
-    def _program(self, target: Target, settings: Sequence[str]) -> Path:
+    def _program(self, target, settings):
         if target is Target.HOST_DOUBLE:
             settings = (*settings, QUICK_BUILD)
         key = (tuple(settings), (self.folder / "src" / "pm_step.c").stat().st_mtime_ns)
@@ -369,9 +334,7 @@ class Exported:
             self._built[target] = (key, build(self.folder, target, settings=settings))
         return self._built[target][1]
 
-    def outcome(
-        self, batches: Batches, steps: int, *, target: Target = Target.HOST_DOUBLE, **options: Any
-    ) -> Outcome:
+    def outcome(self, batches, steps, *, target=Target.HOST_DOUBLE, **options):
         """Run steps, and return what they leave."""
         found = self.run(batches, steps, target=target, **options).require_success()
         values = self.manifest["states" if self.manifest["updates"] else "gradients"]
@@ -384,12 +347,12 @@ class Exported:
         assert place == len(found.state)
         return Outcome(list(found.losses.values()), tensors)
 
-    def _bytes(self, batch: tuple[torch.Tensor, ...], target: Target) -> bytes:
+    def _bytes(self, batch, target):
         pairs = zip(self.manifest["inputs"], batch, strict=True)
         return b"".join(x.numpy().astype(_type(value, target)).tobytes() for value, x in pairs)
 
 
-def _ram_bytes(step: LoweredStep, share: float, alignment: int, *, paging: bool) -> int:
+def _ram_bytes(step, share, alignment, *, paging):
     graph = aligned_graph(step.graph, alignment)
     state = 0 if paging else sum(graph.tensor_bytes[i] for i in graph.state_tensors)
     most = checkpoint_all_peak_bytes(graph)
@@ -397,6 +360,6 @@ def _ram_bytes(step: LoweredStep, share: float, alignment: int, *, paging: bool)
     return int(least + share * (most - least)) + reserved_bytes(step, STACK_BYTES)
 
 
-def _type(value: dict[str, Any], target: Target) -> np.dtype:
+def _type(value, target):
     real = np.dtype("<f8" if target is Target.HOST_DOUBLE else "<f4")
     return {"float32": real, "int32": np.dtype("<i4"), "uint8": np.dtype("u1")}[value["dtype"]]

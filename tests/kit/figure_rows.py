@@ -1,11 +1,7 @@
 """Rows of a figure's cells, made up for tests."""
 
-from __future__ import annotations
 
-from typing import Any
-
-
-def row(method: str = "optimal", ram: str = "50%", **changes: Any) -> dict[str, Any]:
+def row(method="optimal", ram="50%", **changes):
     """Return the row of a cell of 100 J with an overhead of 1 J, proven."""
     return {
         "model": "m",
@@ -42,7 +38,7 @@ def row(method: str = "optimal", ram: str = "50%", **changes: Any) -> dict[str, 
     } | changes
 
 
-def without(status: str, method: str = "optimal", ram: str = "50%", **changes: Any) -> Any:
+def without(status, method="optimal", ram="50%", **changes):
     """Return the row of a cell that has no schedule."""
     names = (
         "energy_j",
@@ -53,5 +49,5 @@ def without(status: str, method: str = "optimal", ram: str = "50%", **changes: A
         "axis_gap",
         "peak_ram_bytes",
     )
-    nothing: dict[str, Any] = dict.fromkeys((*names, "makespan_s", "ram_budget_bytes"))
+    nothing = dict.fromkeys((*names, "makespan_s", "ram_budget_bytes"))
     return row(method, ram, **{**nothing, "status": status, **changes})

@@ -4,78 +4,47 @@ All bytes, times and energies are small integers, so that sums are exact and tie
 for the *scaled* ones.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
-from kit.worked import bench_device, state
+from kit.worked import bench_device, making, state
 from poetmodel.device import Cost, Costs, PageCost, StorageMode
 from poetmodel.errors import InputError
 from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import Problem
 from poetmodel.schedule import Schedule, simulate
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    _Stage = tuple[set[int], set[int], set[int], set[int], set[int]]
-    """What is computed, in RAM and on storage when the stage begins, paged in and paged out."""
-
-
-Range = int | tuple[int, int]
-
-
-def seeded(seed: int | str) -> random.Random:
+def seeded(seed):
     """Return a generator whose numbers depend on `seed` alone."""
     return random.Random(seed)  # noqa: S311 - reproducible, nothing to keep secret
 
 
 def random_graph(
-    rng: random.Random,
-    n: Range = (3, 6),
+    rng,
+    n=(3, 6),
     *,
-    two_outputs: bool = True,
-    no_outputs: bool = True,
-    workspace: bool = True,
-    on_aux: bool = True,
-    non_recomputable: bool = True,
-    zero_bytes: bool = True,
-    resident: bool = False,
-    density: float | None = None,
-    max_bytes: int = 9,
-    name: str = "random",
-) -> Graph:
-    """Make a random graph.
+    two_outputs=True,
+    no_outputs=True,
+    workspace=True,
+    on_aux=True,
+    non_recomputable=True,
+    zero_bytes=True,
+    resident=False,
+    density=None,
+    max_bytes=9,
+    name="random",
+):
+    """Make a random graph of nodes ``n0``, ``n1``, ...; second tensors have ``.b`` after the name.
 
-    Parameters
-    ----------
-    rng : random.Random
-        Everything random comes from it.
-    n : int or (int, int)
-        Number of nodes, or the least and the largest number.
-    two_outputs, no_outputs : bool
-        Whether some nodes may make two tensors, or none.
-    workspace, on_aux, non_recomputable, zero_bytes, resident : bool
-        Whether these may occur.
-    density : float, optional
-        Chance that a node reads an earlier tensor; default random. A node that would read nothing
-        mostly reads the tensor before it.
-    max_bytes : int
-        Size of the largest tensors and workspaces [B].
-    name : str
-        Name of the graph.
-
-    Returns
-    -------
-    Graph
-        With nodes ``n0``, ``n1``, ...; tensors have the node's name, second ones ``.b`` after it.
+    `n` is the number of nodes, or its range; the switches let something occur, up to `max_bytes` in
+    a tensor or workspace. A node reads each earlier tensor with the chance `density`, which is
+    random by default, and one that would read nothing mostly the tensor before it.
     """
     size = n if isinstance(n, int) else rng.randint(*n)
     chance = density if density is not None else rng.choice((0.2, 0.4, 0.6))
-    nodes: list[Node] = []
-    tensors: list[str] = []
+    nodes = []
+    tensors = []
     for k in range(size):
         inputs = [name for name in tensors if rng.random() < chance]
         if not inputs and tensors and rng.random() < 0.8:
@@ -91,15 +60,13 @@ def random_graph(
             for made in names
         )
         nodes.append(
-            Node(
-                name=f"n{k}",
-                op="op",
-                phase="forward",
-                inputs=tuple(inputs),
-                outputs=outputs,
-                workspace_bytes=(
-                    rng.randint(1, max_bytes) if workspace and rng.random() < 0.25 else 0
-                ),
+            making(
+                f"n{k}",
+                inputs,
+                outputs,
+                workspace_bytes=rng.randint(1, max_bytes)
+                if workspace and rng.random() < 0.25
+                else 0,
                 recomputable=not (non_recomputable and rng.random() < 0.2),
                 on_aux=on_aux and not inputs and bool(names) and rng.random() < 0.4,
             )
@@ -109,41 +76,15 @@ def random_graph(
     return Graph(name=name, nodes=tuple(nodes), resident_bytes=kinds)
 
 
-def random_costs(
-    rng: random.Random,
-    graph: Graph,
-    *,
-    zero_cost: bool = True,
-    storage: bool = True,
-    idle: bool = True,
-    mode: StorageMode | str = StorageMode.BLOCKING,
-) -> Costs:
-    """Make random integer costs of a graph.
+def random_costs(rng, graph, *, zero_cost=True, storage=True, idle=True, mode=StorageMode.BLOCKING):
+    """Make random integer costs of a graph, some of them 0, on a device with or without storage.
 
-    Parameters
-    ----------
-    rng : random.Random
-        Everything random comes from it.
-    graph : Graph
-        Gives the nodes and tensors.
-    zero_cost : bool
-        Whether some costs may be 0.
-    storage : bool
-        Whether tensors can be paged.
-    idle : bool
-        Whether the device may draw idle power (half a watt, one or two).
-    mode : StorageMode or str
-        Of the device's storage.
-
-    Returns
-    -------
-    Costs
-        With a device that carries the idle power.
+    If `idle`, it may draw idle power: half a watt, one or two.
     """
     dear = rng.choice((3, 6, 12))
     cheap = rng.choice((2, 4, 12))
 
-    def draw(most: int) -> int:
+    def draw(most):
         return 0 if zero_cost and rng.random() < 0.12 else rng.randint(1, most)
 
     power = rng.choice((0.5, 1.0, 2.0)) if idle and rng.random() < 0.3 else 0.0
@@ -159,39 +100,22 @@ def random_costs(
 
 
 def random_problem(
-    rng: random.Random,
-    graph: Graph,
-    costs: Costs,
+    rng,
+    graph,
+    costs,
     *,
-    deadline: bool = True,
-    aux_limit: bool = True,
-    energy_budget: bool = True,
-    switches: bool = True,
-    below_floor: bool = False,
-    **fixed: Any,
-) -> Problem:
-    """Make a random problem over a graph and its costs.
+    deadline=True,
+    aux_limit=True,
+    energy_budget=True,
+    switches=True,
+    below_floor=False,
+    **fixed,
+):
+    """Make a random problem over a graph and its costs, not always feasible.
 
-    Parameters
-    ----------
-    rng : random.Random
-        Everything random comes from it.
-    graph, costs
-        What it is about.
-    deadline, aux_limit, energy_budget : bool
-        Whether there may be such a limit.
-    switches : bool
-        Whether recomputation or paging may be switched off.
-    below_floor : bool
-        Whether the RAM budget may, now and then, be below the floor.
-    **fixed
-        Arguments of `Problem` that are taken as they are, such as ``minimize="time"``.
-
-    Returns
-    -------
-    Problem
-        With a RAM budget from the floor to the keep-all peak, mostly below that; not always
-        feasible.
+    Its RAM lies between the floor and the keep-all peak, mostly below that; now and then under the
+    floor, if `below_floor`. The other switches allow a limit, or (`switches`) that paging or
+    recomputation is off; `fixed` goes to `Problem` as it is, such as ``minimize="time"``.
     """
     low, high = floor(graph).bytes, checkpoint_all_peak_bytes(graph)
     least = max(1, low // 2 if below_floor and rng.random() < 0.2 else low)
@@ -200,14 +124,14 @@ def random_problem(
     pass_s, pass_j = sum(table.compute_time_s), sum(table.compute_energy_j)
     dearest_s, dearest_j = max(table.compute_time_s), max(table.compute_energy_j)
     idle_w = costs.device.idle_power_w if costs.device is not None else 0.0
-    drawn: dict[str, Any] = {
+    drawn = {
         "deadline": pass_s + rng.randint(0, int(2 * dearest_s) + 4),
         "aux_bytes": rng.randint(0, 1 + sum(graph.tensor_bytes)),
         "energy_budget": pass_j + idle_w * pass_s + rng.randint(0, int(2 * dearest_j) + 6),
         "recompute": False,
         "paging": False,
     }
-    chosen: dict[str, Any] = {
+    chosen = {
         "ram": ram,
         "deadline_counts": rng.choice(("compute", "serial")),
         "minimize": rng.choice(("energy", "energy", "time", "ram", "writes")),
@@ -236,23 +160,11 @@ _GRAPH_KEYS = frozenset(
 _COST_KEYS = frozenset(("zero_cost", "storage", "idle", "mode"))
 
 
-def random_instance(rng: random.Random, n: Range = (3, 6), **choices: Any) -> Problem:
-    """Make a random problem: graph, costs and limits.
+def random_instance(rng, n=(3, 6), **choices):
+    """Make a random problem of `n` nodes: graph, costs and limits; not always feasible.
 
-    Parameters
-    ----------
-    rng : random.Random
-        Everything random comes from it.
-    n : int or (int, int)
-        Number of nodes, or the least and the largest number.
-    **choices
-        Keywords of `random_graph`, `random_costs` and `random_problem`, each to its own; what none
-        of them knows goes to `Problem` as it is (``minimize="ram"``, ``paging=False``).
-
-    Returns
-    -------
-    Problem
-        Not always feasible.
+    Choices go to `random_graph`, `random_costs` and `random_problem`, each to its own; what none of
+    them knows goes to `Problem` as it is (``minimize="ram"``, ``paging=False``).
     """
     of_graph = {key: value for key, value in choices.items() if key in _GRAPH_KEYS}
     of_costs = {key: value for key, value in choices.items() if key in _COST_KEYS}
@@ -263,9 +175,7 @@ def random_instance(rng: random.Random, n: Range = (3, 6), **choices: Any) -> Pr
     return random_problem(rng, graph, random_costs(rng, graph, **of_costs), **rest)
 
 
-def random_instances(
-    count: int, n: Range = (3, 6), *, seed: int = 0, **choices: Any
-) -> Iterator[Problem]:
+def random_instances(count, n=(3, 6), *, seed=0, **choices):
     """Yield `count` random problems; the one of each seed is always the same.
 
     Problem number `c` comes from ``seeded(f"{seed}/{c}")``, so that a failure can be looked
@@ -275,92 +185,75 @@ def random_instances(
         yield random_instance(seeded(f"{seed}/{number}"), n, **choices)
 
 
-def random_schedule(
-    rng: random.Random,
-    graph: Graph,
-    *,
-    recompute: bool = True,
-    paging: bool = True,
-    thrift: float | None = None,
-) -> Schedule:
-    """Make a random valid schedule, in general a wasteful one.
+def random_schedule(rng, graph, *, recompute=True, paging=True, thrift=None, mapped=False):
+    """Make a random valid schedule, in general a wasteful one; no budget is kept.
 
-    Parameters
-    ----------
-    rng : random.Random
-        Everything random comes from it.
-    graph : Graph
-        What is scheduled.
-    recompute, paging : bool
-        Whether tensors may be recomputed, and paged.
-    thrift : float, optional
-        Chance that a tensor is let go where it can be had again; default random.
-
-    Returns
-    -------
-    Schedule
-        Valid by the rules of execution; no budget is kept.
+    A tensor is let go with the chance `thrift`, random by default, where it can be had again; state
+    on storage is read where it lies, if `mapped`. None, with state only, where something is gone
+    that cannot be had again: state was replaced meanwhile.
     """
-    drop = thrift if thrift is not None else rng.random()
+    made_by, state_tensors = graph.node_of, set(graph.state_tensors)
+    drop = rng.random() * (0.7 if graph.version > 1 else 1.0) if thrift is None else thrift
     waste = rng.choice((0.0, 0.1, 0.4))
-    n, made_by = len(graph.nodes), graph.node_of
-    again = [recompute and node.recomputable for node in graph.nodes]
+    share = rng.choice((0.0, 0.3, 0.6, 1.0)) if graph.version > 1 else 0.0
+    resident = {i for i in state_tensors if rng.random() < share}
+    apart = resident | (state_tensors if mapped else set())
+    renewed = {new: old for old, new in graph.replacement_of.items()}
     stored = {i for i, k in enumerate(made_by) if graph.nodes[k].on_aux}
-    held: set[int] = set()
-    stages: list[_Stage] = []
-    for t in range(n):
-        listed = {i for i in stored if made_by[i] < t and paging}
+    stored |= state_tensors - resident
+    held = set()
+    stages = []
+    for t in range(len(graph.nodes)):
+        gone = {old for new, old in renewed.items() if made_by[new] < t}
+        again = [
+            recompute and node.recomputable and not node.is_state and not gone & {*reads}
+            for node, reads in zip(graph.nodes[:t], graph.inputs_of[:t], strict=True)
+        ]
+        listed = {i for i in stored if made_by[i] < t and paging} - gone
+        readable = listed - apart - renewed.keys()
+        unused = {i for i in held if not graph.users_of[i] and graph.version < 2}
         lost = {
             i
             for i in held
-            if rng.random() < drop and (i in listed or again[made_by[i]] or not graph.users_of[i])
+            if rng.random() < drop and (i in listed or again[made_by[i]] or i in unused)
         }
-        kept = held - lost
+        kept = held - lost - gone - apart - renewed.keys()
         computed = {t} | {k for k in range(t) if again[k] and rng.random() < waste}
-        read = {i for i in listed - kept if rng.random() < waste}
+        read = {i for i in readable - kept if rng.random() < waste}
         for k in range(t, -1, -1):
             for i in graph.inputs_of[k] if k in computed else ():
-                if i in kept or i in read or made_by[i] in computed:
+                if i in kept or i in read or made_by[i] in computed or i in apart:
                     continue
-                if i in listed and (not again[made_by[i]] or rng.random() < 0.5):
+                if i in readable and (not again[made_by[i]] or rng.random() < 0.5):
                     read.add(i)
-                else:
+                elif again[made_by[i]]:
                     computed.add(made_by[i])
+                else:
+                    return None
         held = kept | read | {i for k in computed for i in graph.outputs_of[k]}
-        written = {i for i in held if paging and rng.random() < (0.3 if made_by[i] == t else waste)}
+        written = {
+            i
+            for i in held - state_tensors - renewed.keys()
+            if paging and rng.random() < (0.3 if made_by[i] == t else waste)
+        }
+        back = {i for i in graph.outputs_of[t] if i in renewed and renewed[i] not in resident}
+        written |= back
         stored |= written
         unread = {i for i in listed - read if rng.random() < waste}
         stages.append((computed, kept, listed - unread, read, written))
-    return _schedule(stages)
-
-
-def _schedule(stages: Sequence[_Stage], resident: Iterable[int] = ()) -> Schedule:
-    """Return the schedule that does this in its stages."""
     R, S_RAM, S_AUX, M_in, M_out = (  # noqa: N806
         tuple((t, member) for t, stage in enumerate(stages) for member in stage[relation])
         for relation in range(5)
     )
-    return Schedule(R=R, S_RAM=S_RAM, S_AUX=S_AUX, M_in=M_in, M_out=M_out, resident=tuple(resident))
+    return Schedule(R=R, S_RAM=S_RAM, S_AUX=S_AUX, M_in=M_in, M_out=M_out, resident=(*resident,))
 
 
-def scaled_instance(rng: random.Random, n: Range = (3, 5)) -> Problem:
+def scaled_instance(rng, n=(3, 5)):
     """Make a random problem whose bytes, times and energies span the scales that files allow.
 
     Bytes lie between 1 and 2**53, costs between 1e-15 and 1e15 of their usual figures, each by
     itself or all together, zeros among them. Limits are what random schedules take, to the byte,
-    or one byte more or less.
-
-    Parameters
-    ----------
-    rng : random.Random
-        Everything random comes from it.
-    n : int or (int, int)
-        Number of nodes, or the least and the largest number.
-
-    Returns
-    -------
-    Problem
-        Not always feasible.
+    or one byte more or less. It is not always feasible.
     """
     graph = _with_sizes(random_graph(rng, n), rng)
     while floor(graph).bytes == checkpoint_all_peak_bytes(graph):  # nothing to decide
@@ -378,7 +271,7 @@ def scaled_instance(rng: random.Random, n: Range = (3, 5)) -> Problem:
     near = rng.choice((1.0, 1.0, 1.0 - 1e-6, 1.0 + 1e-6, 1.1, 2.0))
     counts = rng.choice(("compute", "serial"))
     time_s = done.compute_s + (done.transfer_s if counts == "serial" else 0.0)
-    limits: dict[str, Any] = {"deadline_counts": counts}
+    limits = {"deadline_counts": counts}
     if rng.random() < 0.4 and time_s > 0:
         limits["deadline"] = max(problem.pass_time_s, time_s * near)
     if rng.random() < 0.4:
@@ -392,13 +285,12 @@ def scaled_instance(rng: random.Random, n: Range = (3, 5)) -> Problem:
     return Problem(graph, costs, ram=problem.ram_budget_bytes, minimize=minimize, **limits)
 
 
-def _with_sizes(graph: Graph, rng: random.Random) -> Graph:
+def _with_sizes(graph, rng, bits=(8, 31, 40, 52)):
     """Give the tensors and workspaces of a graph other sizes; what has none keeps none."""
-    style = rng.choice(("powers", "heavy", "few"))
-    bits = rng.choice((8, 31, 40, 52))
+    style, bits = rng.choice(("powers", "heavy", "few")), rng.choice(bits)
     heavy = [rng.randint(2 ** (bits - 1), 2**bits) for _ in range(3)]
 
-    def size(before: int) -> int:
+    def size(before):
         if not before:
             return 0
         if style == "powers":
@@ -407,25 +299,23 @@ def _with_sizes(graph: Graph, rng: random.Random) -> Graph:
             return before * (2**bits // 16) + rng.randint(0, 9)
         return rng.choice((1, 7, *heavy))
 
-    return replace(
-        graph,
-        nodes=tuple(
-            replace(
-                node,
-                outputs=tuple(replace(made, bytes=size(made.bytes)) for made in node.outputs),
-                workspace_bytes=size(node.workspace_bytes),
-            )
-            for node in graph.nodes
-        ),
-    )
+    known = {}
+    nodes = []
+    for node in graph.nodes:
+        for made in node.outputs:
+            known[made.name] = known[made.replaces] if made.replaces else size(made.bytes)
+        outputs = tuple(replace(made, bytes=known[made.name]) for made in node.outputs)
+        space = size(node.workspace_bytes)
+        nodes.append(replace(node, outputs=outputs, workspace_bytes=space))
+    return replace(graph, nodes=tuple(nodes))
 
 
-def _with_scales(costs: Costs, rng: random.Random) -> Costs:
+def _with_scales(costs, rng):
     """Multiply costs by powers of ten: all by one, each by its own, or a few by a large one."""
     style = rng.choice(("plain", "all", "each", "few"))
     whole = {"time": 10 ** rng.uniform(-15, 15), "energy": 10 ** rng.uniform(-15, 15)}
 
-    def scale(name: str) -> float:
+    def scale(name):
         if style == "plain":
             return 1.0
         if style == "all":
@@ -434,7 +324,7 @@ def _with_scales(costs: Costs, rng: random.Random) -> Costs:
             return 10 ** rng.uniform(-15, 15)
         return 1e15 if rng.random() < 0.15 else 1.0
 
-    def scaled(cost: Cost) -> Cost:
+    def scaled(cost):
         return Cost(cost.time_s * scale("time"), cost.energy_j * scale("energy"))
 
     return replace(
@@ -449,7 +339,7 @@ def _with_scales(costs: Costs, rng: random.Random) -> Costs:
     )
 
 
-def random_training_graph(rng: random.Random, layers: int, *, reads: float = 0.7) -> Graph:
+def random_training_graph(rng, layers, *, reads=0.7):
     """Make a random network with skips and second outputs, and its backward pass.
 
     A node of the backward pass reads each tensor around its layer with the chance `reads`.
@@ -488,14 +378,14 @@ def random_training_graph(rng: random.Random, layers: int, *, reads: float = 0.7
     return Graph(name="random training", nodes=tuple(nodes))
 
 
-def varied_graph(rng: random.Random, n: int) -> Graph:
+def varied_graph(rng, n):
     """Make a graph that is, at random, rich in workspaces, outputs, zero bytes, or nothing."""
     several, empty = rng.choice((0, 0, 0.3)), rng.choice((0, 0.2))
     spaces, once = rng.choice((0, 0.4, 1)), rng.choice((0, 0.3))
     density, most = rng.choice((0.15, 0.25, 0.4)), rng.choice((2, 4, 9))
     stored = rng.choice((0, 0, 0.6))
-    nodes: list[Node] = []
-    tensors: list[str] = []
+    nodes = []
+    tensors = []
     for k in range(n):
         inputs = [name for name in tensors if rng.random() < density]
         if not inputs and tensors and rng.random() < 0.7:
@@ -503,12 +393,10 @@ def varied_graph(rng: random.Random, n: int) -> Graph:
         names = [f"n{k}", *(f"n{k}.b" for _ in range(rng.random() < several))]
         sizes = [0 if rng.random() < empty else rng.randint(1, most) for _ in names]
         nodes.append(
-            Node(
-                name=f"n{k}",
-                op="op",
-                phase="forward",
-                inputs=tuple(inputs),
-                outputs=tuple(Tensor(name=n, bytes=b) for n, b in zip(names, sizes, strict=True)),
+            making(
+                f"n{k}",
+                inputs,
+                [Tensor(name=n, bytes=b) for n, b in zip(names, sizes, strict=True)],
                 workspace_bytes=rng.randint(1, most) if rng.random() < spaces else 0,
                 recomputable=rng.random() >= once,
                 on_aux=not inputs and rng.random() < stored,
@@ -518,14 +406,14 @@ def varied_graph(rng: random.Random, n: int) -> Graph:
     return Graph(name="varied", nodes=tuple(nodes))
 
 
-def pointwise_graph(rng: random.Random, n: int) -> Graph:
+def pointwise_graph(rng, n):
     """Make a graph of many operators that alone read a tensor, mostly to make no more bytes of it.
 
     Some read another one, too. What they make is often read again at the end.
     """
-    nodes: list[Node] = []
-    shared: list[str] = []
-    alone: dict[str, int] = {}
+    nodes = []
+    shared = []
+    alone = {}
     for k in range(n):
         late = k > n / 2
         inputs = [name for name in shared if rng.random() < (0.5 if late else 0.2)]
@@ -549,12 +437,7 @@ def pointwise_graph(rng: random.Random, n: int) -> Graph:
     return Graph(name="pointwise", nodes=tuple(nodes))
 
 
-def scarce_problem(
-    seed: str,
-    n: int | tuple[int, int],
-    graph_of: Callable[[random.Random, int], Graph] = varied_graph,
-    **fixed: Any,
-) -> Problem:
+def scarce_problem(seed, n, graph_of=varied_graph, **fixed):
     """Make a problem whose RAM does not hold everything, half the times little above the floor.
 
     Of small random graphs most have a step that needs all the RAM there is in use at any time, so
@@ -573,20 +456,18 @@ def scarce_problem(
     return random_problem(rng, graph, costs, **{"ram": ram, "switches": switches, **free, **fixed})
 
 
-def random_step(
-    rng: random.Random, n: tuple[int, int] = (3, 7), *, max_bytes: int = 9, flops: int = 0
-) -> Graph:
+def random_step(rng, n=(3, 7), *, max_bytes=9, flops=0):
     """Make a random graph of version 2: state that is read, replaced or neither, and pairs.
 
     Every node may have none to two plain outputs beside its replacements; small sizes, zero
     included, samples on storage, workspace and nodes that are computed once all occur.
     """
-    nodes: list[Node] = []
-    plain: list[str] = []
-    held: dict[str, int] = {}  # state that nothing has replaced yet, with its bytes
+    nodes = []
+    plain = []
+    held = {}  # state that nothing has replaced yet, with its bytes
     chance = rng.choice((0.3, 0.5, 0.7))
 
-    def size() -> int:
+    def size():
         return 0 if rng.random() < 0.08 else rng.randint(1, max_bytes)
 
     count = rng.randint(*n)
@@ -632,76 +513,14 @@ def random_step(
     return Graph(name="step", nodes=tuple(nodes))
 
 
-def random_state_schedule(
-    rng: random.Random, graph: Graph, *, mapped: bool = False
-) -> Schedule | None:
-    """Make a random schedule that is meant to be valid, in general a wasteful one.
-
-    None where it let something go that cannot be had again: state was replaced meanwhile.
-    """
-    drop, waste = rng.random() * 0.7, rng.choice((0.0, 0.1, 0.4))
-    share = rng.choice((0.0, 0.3, 0.6, 1.0))
-    made_by = [k for k, node in enumerate(graph.nodes) for _ in node.outputs]
-    names = [tensor.name for node in graph.nodes for tensor in node.outputs]
-    state_tensors = {i for i, k in enumerate(made_by) if graph.nodes[k].phase == Phase.STATE}
-    replaced: dict[int, int] = {}
-    renewed: dict[int, int] = {}
-    for k, node in enumerate(graph.nodes):
-        for tensor in node.outputs:
-            if tensor.replaces is not None:
-                replaced[names.index(tensor.replaces)] = k
-                renewed[names.index(tensor.name)] = names.index(tensor.replaces)
-    resident = {i for i in state_tensors if rng.random() < share}
-    apart = resident | (state_tensors if mapped else set())
-    reads = [{names.index(name) for name in node.inputs} for node in graph.nodes]
-    makes = [{i for i, made in enumerate(made_by) if made == k} for k in range(len(graph.nodes))]
-    stored = {i for i in range(len(names)) if graph.nodes[made_by[i]].on_aux}
-    stored |= state_tensors - resident
-    held: set[int] = set()
-    stages: list[_Stage] = []
-    for t in range(len(graph.nodes)):
-        gone = {i for i, u in replaced.items() if u < t}
-        again = [
-            node.recomputable and node.phase != Phase.STATE and not reads[k] & gone
-            for k, node in enumerate(graph.nodes[:t])
-        ]
-        listed = {i for i in stored if made_by[i] < t} - gone
-        readable = listed - apart - renewed.keys()
-        lost = {i for i in held if rng.random() < drop and (i in listed or again[made_by[i]])}
-        kept = held - lost - gone - apart - renewed.keys()
-        computed = {t} | {k for k in range(t) if again[k] and rng.random() < waste}
-        read = {i for i in readable - kept if rng.random() < waste}
-        for k in range(t, -1, -1):
-            for i in reads[k] if k in computed else ():
-                if i in kept or i in read or made_by[i] in computed or i in apart:
-                    continue
-                if i in readable and (not again[made_by[i]] or rng.random() < 0.5):
-                    read.add(i)
-                elif again[made_by[i]]:
-                    computed.add(made_by[i])
-                else:
-                    return None
-        held = kept | read | {i for k in computed for i in makes[k]}
-        written = {
-            i
-            for i in held - state_tensors - renewed.keys()
-            if rng.random() < (0.3 if made_by[i] == t else waste)
-        }
-        written |= {i for i in makes[t] & renewed.keys() if renewed[i] not in resident}
-        stored |= written
-        unread = {i for i in listed - read if rng.random() < waste}
-        stages.append((computed, kept, listed - unread, read, written))
-    return _schedule(stages, resident)
-
-
-def state_costs(rng: random.Random, graph: Graph, *, mapped: bool = False) -> Costs:
+def state_costs(rng, graph, *, mapped=False):
     """Draw a time and an energy above 0 for everything; storage may be memory-mapped."""
     device = bench_device(aux_bytes=10**6)
     assert device.storage is not None
     count = len(graph.tensors)
     work = [0 if node.is_state else 1 for node in graph.nodes]
 
-    def figures() -> list[tuple[float, float]]:
+    def figures():
         return [(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(count)]
 
     return Costs.from_arrays(
@@ -714,9 +533,7 @@ def state_costs(rng: random.Random, graph: Graph, *, mapped: bool = False) -> Co
     )
 
 
-def random_state_problems(
-    count: int, n: tuple[int, int], *, seed: int, at_floor: bool = False, **stated: Any
-) -> Iterator[Problem]:
+def random_state_problems(count, n, *, seed, at_floor=False, **stated):
     """Yield problems with budgets from the floor to the keep-all peak, or at the floor.
 
     What is not `stated` is drawn: the objective, whether paging and recomputing are allowed, and
@@ -729,7 +546,7 @@ def random_state_problems(
         graph, mapped = random_step(rng, n), rng.random() < 0.25
         least = floor(graph, memory_mapped=mapped).bytes
         peak = checkpoint_all_peak_bytes(graph)
-        drawn: dict[str, Any] = {
+        drawn = {
             "ram": max(1, least if at_floor else rng.randint(least, peak)),
             "minimize": rng.choice(("energy", "energy", "time", "writes", "ram")),
             "deadline_counts": "serial",
@@ -748,12 +565,12 @@ def random_state_problems(
         yield problem
 
 
-def _replaces_two(graph: Graph) -> bool:
+def _replaces_two(graph):
     replaced = set(graph.replacement_of.values())
     return any(len(replaced.intersection(made)) > 1 for made in graph.outputs_of)
 
 
-def _reads_before(graph: Graph) -> bool:
+def _reads_before(graph):
     """Return whether what a recomputable reader of state makes is read after the replacement."""
     return any(
         graph.nodes[k].recomputable
@@ -763,7 +580,7 @@ def _reads_before(graph: Graph) -> bool:
     )
 
 
-def state_problem(seed: str, n: tuple[int, int] = (3, 5), **fixed: Any) -> Problem:
+def state_problem(seed, n=(3, 5), **fixed):
     """Make a problem over a random training step that has state or operators in place: all limits.
 
     Three of four have less RAM than keep-all takes and as much as some step needs, half of them
@@ -786,44 +603,18 @@ def state_problem(seed: str, n: tuple[int, int] = (3, 5), **fixed: Any) -> Probl
         fixed.setdefault("ram", rng.randint(low, most))
     costs = random_costs(rng, graph)
     device = costs.device
-    assert device is not None
-    assert device.storage is not None
     storage = replace(device.storage, memory_mapped=mapped)
     costs = replace(costs, device=replace(device, storage=storage))
     return random_problem(rng, graph, costs, below_floor=True, **fixed)
 
 
-def scaled_state_problem(seed: str, n: tuple[int, int] = (3, 5)) -> Problem:
+def scaled_state_problem(seed, n=(3, 5)):
     """Make such a problem of bytes between 1 and 2**50, at the floor or above; often of writes."""
     problem, rng = state_problem(seed, n), seeded(f"scaled state/{seed}")
-    bits, style = rng.choice((31, 40, 50)), rng.choice(("heavy", "few", "powers"))
-    few = [rng.randint(2 ** (bits - 1), 2**bits) for _ in range(3)]
-    known: dict[str, int] = {}
-
-    def size(made: Tensor) -> int:
-        if made.replaces is not None:
-            return known[made.replaces]
-        known[made.name] = 0
-        if made.bytes:
-            known[made.name] = {
-                "heavy": made.bytes * (2**bits // 16) + rng.randint(0, 9),
-                "few": rng.choice((1, 7, *few)),
-                "powers": int(2 ** rng.uniform(0, bits)),
-            }[style]
-        return known[made.name]
-
-    nodes = tuple(
-        replace(
-            node,
-            outputs=tuple(replace(made, bytes=size(made)) for made in node.outputs),
-            workspace_bytes=node.workspace_bytes and rng.choice((3, few[0])),
-        )
-        for node in problem.graph.nodes
-    )
-    graph = replace(problem.graph, nodes=nodes)
+    graph = _with_sizes(problem.graph, rng, (31, 40, 49))
     low = max(1, floor(graph, memory_mapped=problem.reads_in_place).bytes)
     high = max(low, checkpoint_all_peak_bytes(graph))
-    limits: dict[str, Any] = {"ram": rng.choice((low, low + 1, rng.randint(low, high)))}
+    limits = {"ram": rng.choice((low, low + 1, rng.randint(low, high)))}
     if rng.random() < 0.4:
         limits["aux_bytes"] = rng.randint(0, sum(graph.tensor_bytes))
     minimize = rng.choice(("energy", "time", "ram", "writes", "writes"))

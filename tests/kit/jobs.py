@@ -1,32 +1,25 @@
 """Jobs for processes of their own, which import this module."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
 
 from poetmodel.errors import InputError, VerificationError
-from poetmodel.solver.lazy.primal_worker import search_schedules
-
-if TYPE_CHECKING:
-    from poetmodel.process import WorkerJob
 
 
-def number(_: WorkerJob) -> int:
+def number(_):
     """Return the number of the process."""
     return os.getpid()
 
 
-def echo(job: WorkerJob, *arguments: Any) -> tuple[Any, ...]:
+def echo(job, *arguments):
     """Tell each argument, and return all."""
     for argument in arguments:
         job.tell(argument)
     return arguments
 
 
-def noisy(_: WorkerJob) -> str:
+def noisy(_):
     """Print where only pickles may come from, and read what is not for it."""
     os.write(1, b"noise")
     for stream in (sys.stdout, sys.stderr):
@@ -35,13 +28,7 @@ def noisy(_: WorkerJob) -> str:
     return "done"
 
 
-def noisy_search(job: WorkerJob, *arguments: Any) -> None:
-    """Search for schedules as the primal worker does, after printing."""
-    noisy(job)
-    search_schedules(job, *arguments)
-
-
-def answering(job: WorkerJob) -> None:
+def answering(job):
     """Tell what each message says, until that is "end"."""
     while True:
         for message in job.messages():
@@ -51,13 +38,13 @@ def answering(job: WorkerJob) -> None:
         time.sleep(0.01)
 
 
-def endless(*_: Any) -> NoReturn:
+def endless(*_):
     """Do nothing, and look at nothing."""
     while True:
         time.sleep(0.01)
 
 
-def attentive(job: WorkerJob) -> str:
+def attentive(job):
     """Wait until nobody wants it any more."""
     job.tell("begun")
     while not job.cancelled:
@@ -65,30 +52,30 @@ def attentive(job: WorkerJob) -> str:
     return "noticed"
 
 
-def failing(*_: Any) -> NoReturn:
+def failing(*_):
     """Fail."""
     msg = "of its own"
     raise LookupError(msg)
 
 
-def refusing(_: WorkerJob) -> NoReturn:
+def refusing(_):
     """Raise an error with several faults."""
     raise InputError(["one", "two"])
 
 
-def rejecting(_: WorkerJob) -> NoReturn:
+def rejecting(_):
     """Raise an error that another process cannot make again."""
     raise VerificationError(["one", "two"])
 
 
-def ending(_: WorkerJob, *arguments: Any) -> NoReturn:
+def ending(_, *arguments):
     """End the process in the middle of the job."""
     del arguments
     os.kill(os.getpid(), 9)
     raise AssertionError
 
 
-def leaving(_: WorkerJob) -> NoReturn:
+def leaving(_):
     """Leave Python."""
     sys.exit("left")
 
@@ -96,10 +83,10 @@ def leaving(_: WorkerJob) -> NoReturn:
 class Unreadable:
     """Something that can be written and not read."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return (int, ("no number",))
 
 
-def unreadable(_: WorkerJob) -> Unreadable:
+def unreadable(_):
     """Return what cannot be read."""
     return Unreadable()

@@ -1,17 +1,15 @@
 """Kernels of the exported C, built for this machine in double and called on numpy arrays."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import math
 import pkgutil
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -22,33 +20,26 @@ import poetmodel.export
 from kit.programs import needs
 from kit.shared_objects import STORE
 from poetmodel.export.kernels import prototypes
-from poetmodel.export.step import WORKSPACE, Buffer, Call, DataType, Ref, ScaledLearningRate
+from poetmodel.export.step import WORKSPACE, Buffer, DataType, Ref, ScaledLearningRate
 from poetmodel.plan import Op
 from poetmodel.torch import lowering
-from poetmodel.torch.lowering.operands import Look, Lowering, data_type, lowering_of
+from poetmodel.torch.lowering.operands import Lowering, StridedView, data_type, lowering_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+SOURCES = Path(poetmodel.export.__file__).parent / "c"
+KERNELS = SOURCES / "kernels"
+WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion", "-Wmissing-prototypes")
+TOLERANCE = 1e-12
 
-    from poetmodel.export.step import LoweredStep
-    from poetmodel.graph import Tensor
-    from poetmodel.plan import Program
-
-SOURCES: Final = Path(poetmodel.export.__file__).parent / "c"
-KERNELS: Final = SOURCES / "kernels"
-WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion", "-Wmissing-prototypes")
-TOLERANCE: Final = 1e-12
-
-_NUMPY: Final = {DataType.REAL: np.float64, DataType.INT32: np.int32, DataType.UINT8: np.uint8}
-_POISON: Final = {DataType.REAL: np.nan, DataType.INT32: -(2**31), DataType.UINT8: 0xFF}
-_GUARD: Final = 64
+_NUMPY = {DataType.REAL: np.float64, DataType.INT32: np.int32, DataType.UINT8: np.uint8}
+_POISON = {DataType.REAL: np.nan, DataType.INT32: -(2**31), DataType.UINT8: 0xFF}
+_GUARD = 64
 """Elements before and after each buffer that a kernel may neither read nor write."""
 
-_TYPES: Final = {"pm_real": ctypes.c_double, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32}
-_DEFINITION: Final = re.compile(r"^(?:void|int) (pm_\w+)\(([^)]*)\)\n\{", re.MULTILINE)
+_TYPES = {"pm_real": ctypes.c_double, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32}
+_DEFINITION = re.compile(r"^(?:void|int) (pm_\w+)\(([^)]*)\)\n\{", re.MULTILINE)
 
 
-def parameters(kernel: str) -> tuple[str, ...]:
+def parameters(kernel):
     """Return the parameters of a kernel as its source has them."""
     source = (KERNELS / f"{kernel}.c").read_text(encoding="utf-8")
     found = dict(_DEFINITION.findall(source))
@@ -57,7 +48,7 @@ def parameters(kernel: str) -> tuple[str, ...]:
 
 
 @cache
-def included() -> tuple[str, ...]:
+def included():
     """Return the options of a compiler for what kernels include, the header of all among it."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.c"))}
     text = prototypes(texts)
@@ -66,7 +57,7 @@ def included() -> tuple[str, ...]:
 
 
 @cache
-def built(kernel: str) -> Callable[..., None]:
+def built(kernel):
     """Return a kernel, built in double; what C leaves undefined ends the process."""
     needs("cc")
     options = ("-std=c11", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-DPM_REAL=double")
@@ -87,10 +78,10 @@ def built(kernel: str) -> Callable[..., None]:
         ctypes.c_void_p if "*" in parameter else _TYPES[parameter.split()[0]]
         for parameter in parameters(kernel)
     ]
-    return function  # type: ignore[no-any-return]
+    return function
 
 
-def real(*shape: int) -> torch.Tensor:
+def real(*shape):
     """Return random numbers in double."""
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -99,7 +90,7 @@ def real(*shape: int) -> torch.Tensor:
 class Memory:
     """Buffers of a step, each between guards; what nobody wrote is poisoned."""
 
-    def __init__(self, buffers: Mapping[str, Buffer], *, learning_rate: float = 0.0) -> None:
+    def __init__(self, buffers, *, learning_rate=0.0):
         self.buffers = dict(buffers)
         self.learning_rate = learning_rate
         self._arrays = {
@@ -107,11 +98,11 @@ class Memory:
             for name, b in self.buffers.items()
         }
 
-    def __getitem__(self, name: str) -> np.ndarray:
+    def __getitem__(self, name):
         """Return the elements of a buffer, which may be written."""
         return self._arrays[name][_GUARD:-_GUARD]
 
-    def execute(self, calls: Iterable[Call], *, workspace_bytes: int = 0) -> None:
+    def execute(self, calls, *, workspace_bytes=0):
         """Execute calls; their workspace has so many bytes in the build for the device."""
         size = math.ceil(workspace_bytes / DataType.REAL.itemsize)
         self.buffers[WORKSPACE] = Buffer(elements=size, type=DataType.REAL)
@@ -119,14 +110,14 @@ class Memory:
         for call in calls:
             if call.where and self[call.where.counter.buffer][0] != call.where.value:
                 continue
-            kept: list[Any] = []
+            kept = []
             arguments = [self._argument(a, kept) for a in call.arguments]
             function = built(call.kernel)
-            assert len(arguments) == len(function.argtypes), call  # type: ignore[attr-defined]
+            assert len(arguments) == len(function.argtypes), call
             function(*arguments)
         self._check_guards()
 
-    def _argument(self, argument: Any, kept: list[Any]) -> Any:
+    def _argument(self, argument, kept):
         if isinstance(argument, Ref):
             array = self._arrays[argument.buffer]
             assert 0 <= argument.offset <= len(array) - 2 * _GUARD, argument
@@ -139,7 +130,7 @@ class Memory:
         # A pointer that is not there is the number 0.
         return argument
 
-    def _check_guards(self) -> None:
+    def _check_guards(self):
         for name, array in self._arrays.items():
             poison = np.asarray(_POISON[self.buffers[name].type], array.dtype)
             for side in (array[:_GUARD], array[-_GUARD:]):
@@ -148,9 +139,7 @@ class Memory:
                 )
 
 
-def executed(
-    step: LoweredStep, *inputs: Any, steps: int = 1, program: Program | None = None
-) -> Memory:
+def executed(step, *inputs, steps=1, program=None):
     """Return all buffers after some steps on the same batch.
 
     Nodes run in order, or as a program of a plan says: what that frees is lost, and what it pages
@@ -164,11 +153,11 @@ def executed(
     stays = {*step.values, step.loss.buffer}
     in_order = tuple((Op.COMPUTE, k) for k in range(len(step.graph.nodes)))
     for number in range(steps):
-        stored: dict[str, np.ndarray] = {}
+        stored = {}
         for op, index in in_order if program is None else program:
             if op is Op.COMPUTE:
                 for call in step.calls[index]:
-                    built(call.kernel).random_step.value = number  # type: ignore[attr-defined]
+                    built(call.kernel).random_step.value = number
                 size = step.graph.nodes[index].workspace_bytes
                 memory.execute(step.calls[index], workspace_bytes=size)
             elif step.graph.tensors[index].name not in stays:
@@ -176,7 +165,7 @@ def executed(
     return memory
 
 
-def _move(memory: Memory, stored: dict[str, np.ndarray], op: Op, tensor: Tensor) -> None:
+def _move(memory, stored, op, tensor):
     """Page a tensor, or free it; a replacement lies where what it replaces does."""
     if tensor.replaces is not None:
         return
@@ -188,6 +177,11 @@ def _move(memory: Memory, stored: dict[str, np.ndarray], op: Op, tensor: Tensor)
         memory[tensor.name][...] = _POISON[memory.buffers[tensor.name].type]
 
 
+def kernels(step):
+    """Return the kernels that a step calls."""
+    return [call.kernel for calls in step.calls for call in calls]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lowered:
     """An operation on tensors that was lowered, and what it needs to be executed."""
@@ -195,16 +189,14 @@ class Lowered:
     operation: Lowering
     tensors: Mapping[str, torch.Tensor]
     """For each buffer of an operand a tensor that lies in it."""
-    looks: tuple[Look, ...]
+    looks: tuple[StridedView, ...]
     """Of the operands."""
-    outputs: Mapping[int, Look]
+    outputs: Mapping[int, StridedView]
 
-    def execute(
-        self, calls: Sequence[Call] | None = None, *, learning_rate: float = 0.0
-    ) -> dict[int, torch.Tensor]:
+    def execute(self, calls=None, *, learning_rate=0.0):
         """Return the outputs; other calls may stand for those that it was lowered to."""
         found = [*self.looks, *self.outputs.values()]
-        sizes: dict[str, int] = {}
+        sizes = {}
         for look in found:
             sizes[look.buffer] = max(sizes.get(look.buffer, 0), _extent(look))
         types = {look.buffer: look.type for look in found}
@@ -221,13 +213,7 @@ class Lowered:
         return {p: torch.from_numpy(_seen(memory, o).copy()) for p, o in self.outputs.items()}
 
 
-def lowered(
-    operator: Any,
-    *args: Any,
-    strides: Mapping[int, tuple[int, ...]] | None = None,
-    in_place_of: int | None = None,
-    **kwargs: Any,
-) -> Lowered:
+def lowered(operator, *args, strides=None, in_place_of=None, **kwargs):
     """Lower one operation on tensors, in which float64 stands for ``pm_real``.
 
     `strides` are those of outputs where they are not PyTorch's; with `in_place_of` the output 0
@@ -235,11 +221,11 @@ def lowered(
     """
     for module in pkgutil.iter_modules(lowering.__path__):
         importlib.import_module(f"{lowering.__name__}.{module.name}")
-    tensors: dict[str, torch.Tensor] = {}
-    looks: dict[fx.Node, Look] = {}
+    tensors = {}
+    looks = {}
     graph = fx.Graph()
 
-    def placeholder(tensor: torch.Tensor) -> fx.Node:
+    def placeholder(tensor):
         node = graph.placeholder(f"operand_{len(tensors)}")
         tensors[node.name] = tensor
         pointers = {t.untyped_storage().data_ptr(): n for n, t in reversed(tensors.items())}
@@ -268,13 +254,7 @@ def lowered(
     )
 
 
-def check(
-    operator: Any,
-    *args: Any,
-    tolerance: float = TOLERANCE,
-    strides: Mapping[int, tuple[int, ...]] | None = None,
-    **kwargs: Any,
-) -> Lowering:
+def check(operator, *args, tolerance=TOLERANCE, strides=None, **kwargs):
     """Hold an operation, lowered and executed, to what PyTorch returns.
 
     One that is elementwise is also executed in place of each operand that lies like its output.
@@ -292,9 +272,14 @@ def check(
     return ours.operation
 
 
-def _compare(
-    found: Mapping[int, torch.Tensor], expected: Sequence[torch.Tensor], tolerance: float
-) -> None:
+def check_call(operation, *tensors):
+    """Check a row of a table: an operator, what it takes behind `tensors`, and its keywords."""
+    operator, *rest = operation
+    keywords = rest.pop() if rest and isinstance(rest[-1], dict) else {}
+    return check(operator, *tensors, *rest, **keywords)
+
+
+def _compare(found, expected, tolerance):
     for position, tensor in found.items():
         want = expected[position]
         assert tensor.shape == want.shape
@@ -307,12 +292,10 @@ def _compare(
         )
 
 
-def _look(
-    tensor: torch.Tensor, buffer: str, offset: int, strides: tuple[int, ...] | None = None
-) -> Look:
+def _look(tensor, buffer, offset, strides=None):
     kind = DataType.REAL if tensor.dtype is torch.float64 else data_type(tensor.dtype)
     assert kind is not None, f"{tensor.dtype} is not exported"
-    return Look(
+    return StridedView(
         buffer=buffer,
         offset=offset,
         shape=tuple(tensor.shape),
@@ -321,13 +304,13 @@ def _look(
     )
 
 
-def _extent(look: Look) -> int:
+def _extent(look):
     """Return how many elements a buffer needs for a look."""
     ends = ((size - 1) * step for size, step in zip(look.shape, look.strides, strict=True))
     return look.offset + sum(ends) + 1 if look.elements else look.offset
 
 
-def _seen(memory: Memory, look: Look) -> np.ndarray:
+def _seen(memory, look):
     array = memory[look.buffer][look.offset :]
     return np.lib.stride_tricks.as_strided(
         array, look.shape, tuple(step * array.itemsize for step in look.strides)

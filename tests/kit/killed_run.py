@@ -1,12 +1,7 @@
-"""A training run that goes on where a killed one ended: ``python killed_run.py FOLDER STEPS``."""
-
-from __future__ import annotations
+"""A training run that goes on where a killed one ended."""
 
 import os
 import signal
-import sys
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,8 +11,8 @@ RAM = "60%"
 """A budget that leaves some parameters and moments on storage, and some in RAM."""
 
 
-def network() -> tuple[Any, Any]:
-    """Return a network with dropout, running statistics and a frozen layer, and its optimizer."""
+def network():
+    """Return a network with dropout, statistics, frozen and unused layers, and its optimizer."""
     torch.manual_seed(3)
     nn = torch.nn
     hidden = [layer for _ in range(4) for layer in (nn.Linear(96, 96), nn.ReLU())]
@@ -30,10 +25,11 @@ def network() -> tuple[Any, Any]:
         *hidden,
         nn.Linear(96, 10),
     )
+    model[3].unused = nn.Linear(2, 2)
     return model, torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
 
 
-def batch(number: int) -> tuple[Any, Any]:
+def batch(number):
     """Return the batch of a step."""
     source = torch.Generator().manual_seed(number)
     x = torch.randn(8, 32, generator=source)
@@ -43,13 +39,13 @@ def batch(number: int) -> tuple[Any, Any]:
 loss_fn = torch.nn.functional.cross_entropy
 
 
-def compiled(model: Any, optimizer: Any, folder: Path, **options: Any) -> Any:
+def compiled(model, optimizer, folder, **options):
     """Return the step, compiled."""
-    given: dict[str, Any] = {"device": "rpi4b", "time_limit": 2, "ram": RAM} | options
+    given = {"device": "rpi4b", "time_limit": 2, "gap": 0.2, "ram": RAM} | options
     return pmt.compile(model, loss_fn, batch(0), optimizer=optimizer, storage=folder, **given)
 
 
-def state(model: Any, optimizer: Any) -> dict[str, Any]:
+def state(model, optimizer):
     """Return copies of parameters, buffers, moments, and of the random state."""
     found = {name: value.clone() for name, value in model.state_dict().items()}
     for number, kept in optimizer.state_dict()["state"].items():
@@ -57,7 +53,7 @@ def state(model: Any, optimizer: Any) -> dict[str, Any]:
     return found | {"random": torch.get_rng_state()}
 
 
-def eager_states(steps: int) -> list[dict[str, Any]]:
+def eager_states(steps):
     """Return the states after 0 to so many steps of eager PyTorch."""
     model, optimizer = network()
     found = [state(model, optimizer)]
@@ -70,15 +66,15 @@ def eager_states(steps: int) -> list[dict[str, Any]]:
     return found
 
 
-def kill_at(number: int) -> None:
+def kill_at(number):
     """Kill this process at one of its next calls that write to files or wait for them.
 
     Of a write half is done. With a negative number nothing is killed, and calls are counted.
     """
     left = number
 
-    def counted(name: str, real: Any) -> Any:
-        def call(descriptor: int, *given: Any) -> Any:
+    def counted(name, real):
+        def call(descriptor, *given):
             nonlocal left
             left -= 1
             if left == -1:
@@ -96,23 +92,21 @@ def kill_at(number: int) -> None:
         setattr(os, name, counted(name, getattr(os, name)))
 
 
-calls: list[str] = []
+calls = []
 """What was called since `kill_at`."""
 
 
-def main(folder: str, steps: int) -> None:
-    """Train to the end, and say each step that is done."""
+def main(folder, steps, told):
+    """Train to the end, and write each step that is done to a descriptor.
+
+    Nothing waits for the medium: a kill loses nothing that the system has.
+    """
+    os.fdatasync = os.posix_fadvise = lambda *_: None
     model, optimizer = network()
     done = pmt.recover(folder, model, optimizer)
-    with compiled(model, optimizer, Path(folder)) as step:
-        sys.stdout.write(f"from {done}\n")
-        sys.stdout.flush()
+    with compiled(model, optimizer, folder) as step:
+        os.write(told, f"from {done}\n".encode())
         for number in range(done, steps):
             step(*batch(number))
-            sys.stdout.write(f"done {number + 1}\n")
-            sys.stdout.flush()
-        torch.save(state(model, optimizer), Path(folder) / "state.pt")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+            os.write(told, f"done {number + 1}\n".encode())
+        torch.save(state(model, optimizer), folder / "state.pt")

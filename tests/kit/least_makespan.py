@@ -1,52 +1,20 @@
 """The least makespan of all programs with the same events, by trying them; for small graphs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from poetmodel.plan import Op
 from poetmodel.planner.sequence import unread_page_ins
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
-    from poetmodel.device import CostTable
-    from poetmodel.plan import Instruction
-    from poetmodel.schedule.homes import Homes
+def least_makespan_s(homes, table, moves, ram_budget_bytes):
+    """Return the least makespan [s] of a core and a DMA channel; None if nothing keeps the budget.
 
-
-def least_makespan_s(
-    homes: Homes, table: CostTable, moves: Sequence[Instruction], ram_budget_bytes: int
-) -> float | None:
-    """Try every place of every transfer and every wait.
-
-    Parameters
-    ----------
-    homes : Homes
-        The training graph, and where its state is.
-    table : CostTable
-        Times of computations and transfers.
-    moves : sequence of Instruction
-        Computations, in an order that stays, and transfers, each of one copy of a tensor; see
-        `moves_of`. Every page-in must have a reader.
-    ram_budget_bytes : int
-        RAM that no program may exceed [B].
-
-    Returns
-    -------
-    float or None
-        The least makespan on a core and a DMA channel [s]; None if no program keeps the budget.
-
-    Raises
-    ------
-    ValueError
-        If a page-in has no reader.
-
-    Notes
-    -----
-    The work grows with the number of computations times ``2`` to the page-ins times ``3`` to the
-    page-outs. It shares nothing with the search but the events, so that each can test the other.
+    Every place of every transfer and every wait is tried. Moves are computations, in an order that
+    stays, and transfers, each of one copy of a tensor (see `moves_of`); every page-in must have a
+    reader. The work grows with the number of computations times ``2`` to the page-ins times ``3``
+    to the page-outs. It shares nothing with the search but the events, so that each can test the
+    other.
     """
     if unread_page_ins(homes, moves):
         msg = "expected every page-in to have a reader"
@@ -89,26 +57,24 @@ class _Clock(NamedTuple):
 class _Programs:
     """All programs, as paths through states with the clocks that no other is ahead of."""
 
-    def __init__(
-        self, homes: Homes, table: CostTable, moves: Sequence[Instruction], budget: int
-    ) -> None:
+    def __init__(self, homes, table, moves, budget):
         self.homes, self.table, self.budget = homes, table, budget
         self.nodes = [index for op, index in moves if op == Op.COMPUTE]
-        self.events: list[_Event] = []
-        self.copies: list[tuple[int, int, int, int | None]] = []
+        self.events = []
+        self.copies = []
         """Computed copies: tensor, maker, last reader, page-out."""
-        self.arrivals: list[list[int]] = [[] for _ in self.nodes]
+        self.arrivals = [[] for _ in self.nodes]
         """Page-ins that each computation reads from."""
-        self.remade: list[list[int]] = [[] for _ in self.nodes]
+        self.remade = [[] for _ in self.nodes]
         """Page-outs of older copies of what each computation makes."""
         self._read(moves)
 
-    def _read(self, moves: Sequence[Instruction]) -> None:
+    def _read(self, moves):
         """Turn moves into events and the copies that they belong to."""
-        maker: dict[int, int] = {}
-        reader: dict[int, int] = {}
-        arrived: dict[int, int | None] = {}
-        stored: dict[int, int] = {}
+        maker = {}
+        reader = {}
+        arrived = {}
+        stored = {}
         place = 0
         for op, index in moves:
             if op == Op.COMPUTE:
@@ -147,14 +113,7 @@ class _Programs:
         for i in maker:
             self._close(i, maker, reader, arrived, stored)
 
-    def _close(
-        self,
-        i: int,
-        maker: dict[int, int],
-        reader: dict[int, int],
-        arrived: dict[int, int | None],
-        stored: dict[int, int],
-    ) -> None:
+    def _close(self, i, maker, reader, arrived, stored):
         """Note a computed copy at its end."""
         if i not in maker or arrived[i] is not None:
             return
@@ -165,13 +124,13 @@ class _Programs:
             self.events[out].last_read = reader[i]
         self.copies.append((i, maker[i], reader[i], out))
 
-    def least(self) -> float | None:
+    def least(self):
         """Walk the states in the order of how much is done."""
         start = _Progress(0, 0, 0)
         layer = {start: [_Clock(0.0, 0.0, (0.0,) * len(self.events))]}
-        best: float | None = None
+        best = None
         while layer:
-            following: dict[_Progress, list[_Clock]] = {}
+            following = {}
             for state, clocks in layer.items():
                 if state.computed == len(self.nodes) and state.begun + 1 == 1 << len(self.events):
                     ends = [max(clock.core, clock.bus) for clock in clocks]
@@ -183,7 +142,7 @@ class _Programs:
             layer = following
         return best
 
-    def _steps(self, state: _Progress) -> Iterator[tuple[_Progress, int]]:
+    def _steps(self, state):
         """Yield the states that can come next; the step is an event's number, or -1."""
         computed, begun, waited = state
         ram = self._ram(state)
@@ -206,7 +165,7 @@ class _Programs:
             elif event.op == Op.PAGE_OUT and not waited >> e & 1 and computed >= event.last_read:
                 yield _Progress(computed, begun, waited | 1 << e), e
 
-    def _clock(self, clock: _Clock, after: _Progress, step: int) -> _Clock:
+    def _clock(self, clock, after, step):
         core, bus, ends = clock
         if step < 0:
             place = after.computed - 1
@@ -220,7 +179,7 @@ class _Programs:
         bus = max(core, bus) + times[event.tensor]
         return _Clock(core, bus, (*ends[:step], bus, *ends[step + 1 :]))
 
-    def _shared(self, state: _Progress) -> int:
+    def _shared(self, state):
         """Add up what the next computation writes over inputs that it is the last to use."""
         place = state.computed
         dying = {e.tensor for e in self.events if e.op == Op.PAGE_IN and e.last_read == place}
@@ -229,7 +188,7 @@ class _Programs:
                 dying.add(tensor)
         return sum(self.homes.shared(self.nodes[place], dying).values())
 
-    def _ram(self, state: _Progress) -> int:
+    def _ram(self, state):
         """Add up the copies that are in RAM."""
         computed, begun, waited = state
         sizes = self.homes.sizes
@@ -245,7 +204,7 @@ class _Programs:
         return ram
 
 
-def _keep(group: list[_Clock], clock: _Clock) -> None:
+def _keep(group, clock):
     """Note a clock unless another is as early in everything; drop those that it beats."""
     if any(_no_later(other, clock) for other in group):
         return
@@ -253,7 +212,7 @@ def _keep(group: list[_Clock], clock: _Clock) -> None:
     group.append(clock)
 
 
-def _no_later(a: _Clock, b: _Clock) -> bool:
+def _no_later(a, b):
     if a.core > b.core or a.bus > b.bus:
         return False
     # An end that the core has passed is like none.

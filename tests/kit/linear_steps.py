@@ -1,9 +1,10 @@
 """A small step for export, written by hand: no PyTorch is needed to make it."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 
+from kit.worked import state, update
 from poetmodel.export.step import (
     Buffer,
     Call,
@@ -18,34 +19,17 @@ from poetmodel.graph import Graph, Node, Phase, Tensor
 ROWS, COLUMNS = 12, 16
 
 
-def linear_step() -> LoweredStep:
+def linear_step():
     """Return y = w x, of which y is the gradient, and an update of w; its loss is y[0]."""
     sizes = {"x": COLUMNS, "w": ROWS * COLUMNS, "y": ROWS, "g": ROWS * COLUMNS}
-    weight = Tensor(name="w", bytes=4 * sizes["w"])
+    weight_bytes = 4 * sizes["w"]
+    y, g = Tensor(name="y", bytes=4 * ROWS), Tensor(name="g", bytes=weight_bytes)
+    gradient = {"op": "mm", "phase": Phase.BACKWARD, "inputs": ("y",), "outputs": (g,)}
     nodes = (
-        Node(name="w", op="parameter", phase=Phase.STATE, outputs=(weight,)),
-        Node(
-            name="linear",
-            op="mm",
-            phase=Phase.FORWARD,
-            inputs=("w",),
-            outputs=(Tensor(name="y", bytes=4 * ROWS),),
-        ),
-        Node(
-            name="gradient",
-            op="mm",
-            phase=Phase.BACKWARD,
-            inputs=("y",),
-            outputs=(Tensor(name="g", bytes=weight.bytes),),
-        ),
-        Node(
-            name="update",
-            op="sgd",
-            phase=Phase.UPDATE,
-            inputs=("w", "g"),
-            outputs=(Tensor(name="w+", bytes=weight.bytes, replaces="w"),),
-            recomputable=False,
-        ),
+        state("w", weight_bytes),
+        Node(name="linear", op="mm", phase=Phase.FORWARD, inputs=("w",), outputs=(y,)),
+        Node(name="gradient", **gradient),
+        replace(update("update", "g", w=weight_bytes), inputs=("w", "g")),
     )
     w, x, y, g = map(Ref, "wxyg")
     calls = (

@@ -6,30 +6,24 @@ the test has parameters. A test fails where they read anything else, and shows t
 ``tests/test_messages.py``.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-_INDENT: Final = "    "
-_IS: Final = " => "
+_INDENT = "    "
+_IS = " => "
 """Between the case of a test and what people read there, if that is one line."""
 
 
-def read(path: Path) -> dict[str, str]:
+def read(path):
     """Return the entries of a catalogue; none where there is no file yet."""
-    entries: dict[str, list[str]] = {}
+    entries = {}
     test = ""
-    lines: list[str] = []
+    lines = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         if line.startswith(_INDENT) or not line:
             lines.append(line.removeprefix(_INDENT))
@@ -43,11 +37,11 @@ def read(path: Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text or not name.isidentifier()}
 
 
-def write(path: Path, entries: dict[str, str]) -> None:
+def write(path, entries):
     """Write a catalogue: tests by name, and below each the cases that it tells apart."""
     path.parent.mkdir(exist_ok=True)
-    lines: list[str] = []
-    tests = {name: re.match(r"\w*", name)[0] for name in entries}  # type: ignore[index]
+    lines = []
+    tests = {name: re.match(r"\w*", name)[0] for name in entries}
     for name, text in sorted(entries.items(), key=lambda entry: (tests[entry[0]], entry[0])):
         case = name.removeprefix(tests[name])
         if tests[name] not in lines:
@@ -74,13 +68,13 @@ class Told:
     """Whether entries that differ are written."""
 
     @contextmanager
-    def raises(self, kind: type[Exception], about: str = "") -> Iterator[None]:
+    def raises(self, kind, about=""):
         """Fail if no such exception is raised, or one that says something else."""
         with pytest.raises(kind) as caught:
             yield
         self(str(caught.value), about)
 
-    def __call__(self, text: str, about: str = "") -> None:
+    def __call__(self, text, about=""):
         """Fail if the entry is another text; `about` tells apart what one test compares."""
         name = f"{self.name}: {about}" if about else self.name
         text = re.sub(rf"{re.escape(str(self.folder))}/[\w-]+", "<tmp>", text.rstrip("\n"))

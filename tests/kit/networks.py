@@ -1,9 +1,5 @@
 """Small networks to train, of five architectures and at random; needs PyTorch."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import torch
 from hypothesis import strategies as st
 from torch import nn
@@ -11,17 +7,11 @@ from torch.nn import functional
 
 from kit.traced_models import Through
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-Step = tuple[nn.Module, Any, tuple[Any, ...]]
-
 
 class Block(nn.Module):
     """A residual block of two convolutions, each with batch norm."""
 
-    def __init__(self, into: int, out: int, stride: int) -> None:
+    def __init__(self, into, out, stride):
         super().__init__()
         self.conv1 = nn.Conv2d(into, out, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(out)
@@ -33,15 +23,15 @@ class Block(nn.Module):
                 nn.Conv2d(into, out, 1, stride, bias=False), nn.BatchNorm2d(out)
             )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """Return the block's output."""
         y = functional.relu(self.bn1(self.conv1(x)))
         return functional.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
-def resnet(widths: tuple[int, ...] = (8, 16), blocks: int = 1, dropout: float = 0.1) -> nn.Module:
+def resnet(widths=(8, 16), blocks=1, dropout=0.1):
     """Return a residual network for small images; (64, 128, 256, 512) and 2 make ResNet-18."""
-    layers: list[nn.Module] = [
+    layers = [
         nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
     ]  # fmt: skip
     into = widths[0]
@@ -53,13 +43,13 @@ def resnet(widths: tuple[int, ...] = (8, 16), blocks: int = 1, dropout: float = 
     return nn.Sequential(*layers, *head)
 
 
-def residual_step(batch: int = 4, size: int = 8, **options: Any) -> Step:
+def residual_step(batch=4, size=8, **options):
     """Return a step of a residual network on random images."""
     inputs = (torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,)))
     return resnet(**options), functional.cross_entropy, inputs
 
 
-def plain_step() -> Step:
+def plain_step():
     """Return a step of a plain convolutional network with dropout in its classifier."""
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
@@ -69,10 +59,10 @@ def plain_step() -> Step:
     return model, functional.cross_entropy, (torch.randn(4, 3, 8, 8), torch.tensor([1, 2, 3, 4]))
 
 
-def depthwise_step() -> Step:
+def depthwise_step():
     """Return a step of depthwise and pointwise convolutions."""
 
-    def part(into: int, out: int) -> list[nn.Module]:
+    def part(into, out):
         return [
             nn.Conv2d(into, into, 3, padding=1, groups=into, bias=False), nn.BatchNorm2d(into),
             nn.ReLU6(), nn.Conv2d(into, out, 1, bias=False), nn.BatchNorm2d(out),
@@ -86,7 +76,7 @@ def depthwise_step() -> Step:
 class Transformer(nn.Module):
     """Two encoder layers over embedded tokens; the embedding is the output layer's weight too."""
 
-    def __init__(self, width: int = 16, tokens: int = 20) -> None:
+    def __init__(self, width=16, tokens=20):
         super().__init__()
         self.embedding = nn.Embedding(tokens, width)
         self.layers = nn.ModuleList(
@@ -95,7 +85,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, tokens, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """Return the logits of each token."""
         x = self.embedding(x)
         for layer in self.layers:
@@ -103,7 +93,7 @@ class Transformer(nn.Module):
         return self.head(x).flatten(0, 1)
 
 
-def transformer_step() -> Step:
+def transformer_step():
     """Return a step of a small transformer with dropout and a tied weight."""
     inputs = (torch.randint(0, 20, (3, 6)), torch.randint(0, 20, (18,)))
     return Transformer(), functional.cross_entropy, inputs
@@ -112,26 +102,26 @@ def transformer_step() -> Step:
 class UNet(nn.Module):
     """One step down, one up, and a connection past both."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.down = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU())
         self.deep = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
         self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
         self.out = nn.Conv2d(16, 3, 3, padding=1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """Return an image of the same size."""
         y = self.down(x)
         z = self.up(self.deep(functional.max_pool2d(y, 2)))
         return self.out(torch.cat((y, z), 1))
 
 
-def unet_step() -> Step:
+def unet_step():
     """Return a step of a small U-Net."""
     return UNet(), functional.mse_loss, (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8))
 
 
-ARCHITECTURES: dict[str, Callable[[], Step]] = {
+ARCHITECTURES = {
     "residual": residual_step,
     "plain": plain_step,
     "depthwise": depthwise_step,
@@ -139,14 +129,13 @@ ARCHITECTURES: dict[str, Callable[[], Step]] = {
     "U-Net": unet_step,
 }
 """Training steps by name."""
-Draw = Any
-_ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (
+_ACTIVATIONS = (
     nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.Hardtanh, nn.LeakyReLU, nn.ReLU6,
 )  # fmt: skip
 
 
 @st.composite
-def trainings(draw: Draw) -> tuple[nn.Module, Any, tuple[torch.Tensor, ...]]:
+def trainings(draw):
     """Draw a model of a few layers on images, signals or rows, its loss, and inputs."""
     torch.manual_seed(draw(st.integers(0, 99)))
     batch = draw(st.integers(2, 3))
@@ -154,7 +143,7 @@ def trainings(draw: Draw) -> tuple[nn.Module, Any, tuple[torch.Tensor, ...]]:
     channels = draw(st.integers(1, 4))
     sizes = tuple(draw(st.integers(4, 7)) for _ in range(dimensions))
     x = torch.randn(batch, channels if dimensions else draw(st.integers(2, 9)), *sizes)
-    layers: list[nn.Module] = []
+    layers = []
     y = x
     for _ in range(draw(st.integers(1, 5))):
         layer = _layer(draw, y)
@@ -165,7 +154,7 @@ def trainings(draw: Draw) -> tuple[nn.Module, Any, tuple[torch.Tensor, ...]]:
     return nn.Sequential(*layers, *head), loss, (x, target)
 
 
-def _layer(draw: Draw, x: torch.Tensor) -> nn.Module:
+def _layer(draw, x):
     kinds = ["activation", "linear", "residual", "layer norm"]
     if x.ndim > 2:
         kinds += ["convolution", "convolution", "depthwise", "norm", "joined", "upsampled"]
@@ -175,7 +164,7 @@ def _layer(draw: Draw, x: torch.Tensor) -> nn.Module:
     return _make(draw, draw(st.sampled_from(kinds)), x)
 
 
-def _make(draw: Draw, kind: str, x: torch.Tensor) -> nn.Module:
+def _make(draw, kind, x):
     flat = x.ndim - 2
     width = x.shape[1]
     if kind == "activation":
@@ -189,14 +178,14 @@ def _make(draw: Draw, kind: str, x: torch.Tensor) -> nn.Module:
     if kind == "residual":
         inner = nn.Sequential(nn.Linear(x.shape[-1], x.shape[-1]), nn.Tanh())
         return Through(lambda parts, y: y + parts[0](y) * 0.5, inner)
-    convolution: Any = (nn.Conv1d, nn.Conv2d)[flat - 1]
+    convolution = (nn.Conv1d, nn.Conv2d)[flat - 1]
     if kind == "joined":
         inner = convolution(width, 2, 3, padding=1)
         return Through(lambda parts, y: torch.cat((y, parts[0](y)), 1), inner)
     if kind == "upsampled":
         return nn.Upsample(scale_factor=2) if flat == 2 else nn.Identity()
     if kind == "pooled":
-        pools: Any = ((nn.MaxPool1d, nn.AvgPool1d), (nn.MaxPool2d, nn.AvgPool2d))[flat - 1]
+        pools = ((nn.MaxPool1d, nn.AvgPool1d), (nn.MaxPool2d, nn.AvgPool2d))[flat - 1]
         return draw(st.sampled_from(pools))(2)
     size, padding = draw(st.integers(1, 3)), draw(st.integers(0, 1))
     while min(x.shape[2:]) + 2 * padding < size:
@@ -209,12 +198,12 @@ def _make(draw: Draw, kind: str, x: torch.Tensor) -> nn.Module:
     )  # fmt: skip
 
 
-def _end(draw: Draw, y: torch.Tensor) -> tuple[Any, list[nn.Module], torch.Tensor]:
+def _end(draw, y):
     kind = draw(st.sampled_from(("classes", "numbers", "global pool")))
     if kind == "numbers":
         last = nn.Linear(y.shape[-1], 3)
         return functional.mse_loss, [last], torch.randn(*y.shape[:-1], 3)
-    head: list[nn.Module] = [nn.Flatten(1), nn.Linear(y[0].numel(), 4)]
+    head = [nn.Flatten(1), nn.Linear(y[0].numel(), 4)]
     if kind == "global pool" and y.ndim == 4:
         head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(y.shape[1], 4)]
     return functional.cross_entropy, head, torch.randint(0, 4, (len(y),))

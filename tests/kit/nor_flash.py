@@ -1,28 +1,17 @@
 """Exported programs over NOR flash of a test, which holds drivers to the rules of flash."""
 
-from __future__ import annotations
-
-import subprocess
 from pathlib import Path
-from typing import Final
 
-FLASH: Final = Path(__file__).parents[1] / "export" / "library" / "flash"
-DRIVERS: Final = {"flash_area": "zephyr.c", "esp_partition": "esp.c"}
-PARTS: Final = {name: (part, "nor.c") for name, part in DRIVERS.items()} | {"spi_flash": ("spi.c",)}
+from kit.programs import done
+
+FLASH = Path(__file__).parents[1] / "export" / "library" / "flash"
+DRIVERS = {"flash_area": "zephyr.c", "esp_partition": "esp.c"}
+PARTS = {name: (part, "nor.c") for name, part in DRIVERS.items()} | {"spi_flash": ("spi.c",)}
 """Drivers, each with what stands for its SDK."""
-C: Final = (
-    "cc",
-    "-std=c11",
-    "-O1",
-    "-Wall",
-    "-Wextra",
-    "-Wpedantic",
-    "-Werror",
-    "-ffp-contract=off",
-)
+C = ("cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-ffp-contract=off")
 
 
-def over_nor(folder: Path, driver: str, program: Path, *flags: str) -> Path:
+def over_nor(folder, driver, program, *flags):
     """Build the program of an exported folder with a driver over such flash, and return it."""
     parts = [
         *sorted((folder / "src").glob("*.c")),
@@ -32,6 +21,13 @@ def over_nor(folder: Path, driver: str, program: Path, *flags: str) -> Path:
     ]
     includes = (f"-I{folder}", f"-I{folder / 'include'}", f"-I{FLASH}", *flags)
     command = [*C, *includes, *parts, "-lm", "-o", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    done(command, folder)
     return program
+
+
+def step_writes(made, *, commits=True):
+    """Return the least and the most bytes that a step of a deployment writes, and its erases."""
+    pages = [size for size, times in made.page_writes for _ in range(times)]
+    most = sum(pages) + made.commit_bytes * commits
+    erases = sum(-(-size // made.layout.erase_block_bytes) for size in pages)
+    return most - 3 * len(made.generation), most, erases + made.commit_erases * commits

@@ -1,10 +1,7 @@
 """PyTorch models with a loss and inputs, and how they become ONNX files; needs PyTorch and onnx."""
 
-from __future__ import annotations
-
 import copy
 import warnings
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,32 +9,26 @@ from torch.nn import functional
 
 from mcu.networks import NETWORKS, Reconstruction
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-Training = tuple[nn.Module, Any, tuple[torch.Tensor, ...]]
-
 
 class Recurrent(nn.Module):
     """A recurrent layer and a linear one that reads its last step."""
 
-    def __init__(self, layer: nn.Module, width: int) -> None:
+    def __init__(self, layer, width):
         super().__init__()
         self.layer, self.out = layer, nn.Linear(width, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """Return the logits of each sequence."""
         return self.out(self.layer(x)[0][:, -1])
 
 
-def recurrent(layer: nn.Module, width: int = 8) -> Training:
+def recurrent(layer, width=8):
     """Return a step of a recurrent layer on sequences of 5 steps and 6 features."""
     inputs = (torch.randn(2, 5, 6), torch.tensor([1, 2]))
     return Recurrent(layer, width), functional.cross_entropy, inputs
 
 
-def encoder() -> Training:
+def encoder():
     """Return a step of a transformer encoder of two layers, whose weights differ."""
     layers = [
         nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0) for _ in range(2)
@@ -46,14 +37,14 @@ def encoder() -> Training:
     return model, functional.cross_entropy, (torch.randn(2, 5, 8), torch.tensor([1, 2]))
 
 
-def autoencoder() -> Training:
+def autoencoder():
     """Return MLPerf Tiny's autoencoder, its input as its target."""
     model, _, (x,) = NETWORKS["autoencoder"](8)
     assert isinstance(model, Reconstruction)
     return model.network, functional.mse_loss, (x, x.clone())
 
 
-MODELS: dict[str, Callable[[], Training]] = {
+MODELS = {
     "autoencoder": autoencoder,
     "ds-cnn": lambda: NETWORKS["ds-cnn"](2),
     "mobilenetv1-vww": lambda: NETWORKS["mobilenetv1-vww"](2),
@@ -71,7 +62,7 @@ MODELS: dict[str, Callable[[], Training]] = {
 """By name; the first four are MLPerf Tiny's."""
 
 
-def training(name: str) -> Training:
+def training(name):
     """Return a model without the running statistics of a fresh one, in training mode."""
     torch.manual_seed(0)
     model, loss, inputs = MODELS[name]()
@@ -82,7 +73,7 @@ def training(name: str) -> Training:
     return model.train(), loss, inputs
 
 
-def write(model: nn.Module, x: tuple[torch.Tensor, ...], path: Path, **options: Any) -> None:
+def write(model, x, path, **options):
     """Export a copy of a model for training, by default by TorchScript, with an open batch."""
     if not options.get("dynamo"):
         names = [f"x{k}" for k in range(len(x))]

@@ -1,37 +1,37 @@
 """Every operator of ONNX that is known, in the forms that matter; needs the package onnx."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import onnx
 from onnx import TensorProto, defs, helper, numpy_helper
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _DRAW = np.random.default_rng(0)
 OLDEST, NEWEST = 13, 23
 
 
-def normal(*shape: int) -> np.ndarray:
+def normal(*shape):
     """Return random numbers around 0, in float32."""
     return _DRAW.standard_normal(shape).astype(np.float32)
 
 
-def positive(*shape: int) -> np.ndarray:
+def positive(*shape):
     """Return random numbers between 0.5 and 1.5, in float32."""
     return (_DRAW.random(shape) + 0.5).astype(np.float32)
 
 
-def whole(*values: Any) -> np.ndarray:
+def whole(*values):
     """Return whole numbers."""
     return np.array(values, np.int64)
 
 
-def truth(*shape: int) -> np.ndarray:
+def real(values):
+    """Return a number, or some, in float32."""
+    return np.array(values, np.float32)
+
+
+def truth(*shape):
     """Return random truth values."""
     return _DRAW.random(shape) > 0.5
 
@@ -51,14 +51,14 @@ class Case:
     axes: tuple[int, ...] | None = None
     """Axes, which are an attribute before opset 18."""
 
-    def versions(self) -> list[int]:
+    def versions(self):
         """Return the opsets at which the operator is another one, of those of the case."""
         schemas = defs.get_all_schemas_with_history()
         since = {s.since_version for s in schemas if s.name == self.operator and not s.domain}
         low, high = self.opsets
         return sorted({low} | {version for version in since if low <= version <= high})
 
-    def model(self, opset: int) -> onnx.ModelProto:
+    def model(self, opset):
         """Return the file of one node."""
         attributes, constants = dict(self.attributes), dict(self.constants)
         if self.axes is not None and opset < 18:
@@ -80,7 +80,7 @@ class Case:
         node = helper.make_node(self.operator, names, outputs, name="node", **attributes)
         return model_of([node], given, outputs, held, opset=opset)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self):
         """Return what the network is given, by name."""
         return {
             f"x{position}": value
@@ -89,9 +89,7 @@ class Case:
         }
 
 
-def model_of(
-    nodes: list[Any], given: list[Any], outputs: list[str], held: list[Any], *, opset: int = 18
-) -> onnx.ModelProto:
+def model_of(nodes, given, outputs, held, *, opset=18):
     """Return a file of some nodes; its outputs are cast to floating numbers."""
     casts = [
         helper.make_node("Cast", [name], [f"{name}_real"], to=TensorProto.FLOAT) for name in outputs
@@ -103,14 +101,9 @@ def model_of(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-def _pairs(*names: str) -> Iterator[tuple[str, Case]]:
+def _pairs(*names):
     for name in names:
         yield name, Case(name, (normal(2, 3, 4), normal(3, 1)))
-
-
-def _plain(*names: str) -> Iterator[tuple[str, Case]]:
-    for name in names:
-        yield name, Case(name, (normal(3, 4),))
 
 
 _IMAGE = normal(2, 4, 7, 6)
@@ -118,14 +111,12 @@ _SMALL = normal(2, 3, 5, 6)
 _ROWS = normal(3, 4)
 
 
-def _recurrent(
-    name: str, gates: int, *, opsets: tuple[int, int] = (OLDEST, NEWEST), **more: Any
-) -> Case:
+def _recurrent(name, gates, *, since=OLDEST, **more):
     ways = 2 if more.get("direction") == "bidirectional" else 1
-    state: dict[int, np.ndarray] = {
+    state = {
         1: normal(ways, gates * 3, 4), 2: normal(ways, gates * 3, 3), 3: normal(ways, gates * 6)
     }  # fmt: skip
-    inputs: list[np.ndarray | None] = [normal(5, 2, 4), None, None, None, None, normal(ways, 2, 3)]
+    inputs = [normal(5, 2, 4), None, None, None, None, normal(ways, 2, 3)]
     outputs = 2
     if name == "LSTM":
         inputs.append(normal(ways, 2, 3))
@@ -134,379 +125,278 @@ def _recurrent(
             state[7] = normal(ways, 9)
     if more.get("layout"):
         inputs = [x if x is None else x.swapaxes(0, 1) for x in inputs]
-    return Case(
-        name, tuple(inputs), state, {"hidden_size": 3, **more}, outputs=outputs, opsets=opsets
-    )
+    attributes = {"hidden_size": 3, **more}
+    return Case(name, tuple(inputs), state, attributes, (since, NEWEST), outputs)
 
 
-def _resize(mode: str, how: str, sizes: Any = None, scales: Any = None, **more: Any) -> Case:
+def _resize(mode, how, sizes=None, scales=None, **more):
     constants = {3: whole(*sizes)} if scales is None else {2: np.array(scales, np.float32)}
     attributes = {"mode": mode, "coordinate_transformation_mode": how, **more}
     return Case("Resize", (normal(1, 2, 4, 5),), constants, attributes)
 
 
-CASES: dict[str, Case] = {
-    **dict(
-        _plain(
-            "Abs",
-            "Asinh",
-            "Atan",
-            "Ceil",
-            "Cos",
-            "Cosh",
-            "Erf",
-            "Exp",
-            "Floor",
-            "Identity",
-            "IsNaN",
-            "Neg",
-            "Relu",
-            "Round",
-            "Sigmoid",
-            "Sign",
-            "Sin",
-            "Sinh",
-            "Softplus",
-            "Softsign",
-            "Tan",
-            "Tanh",
-            "Softmax",
-            "LogSoftmax",
-            "Elu",
-            "Celu",
-            "LeakyRelu",
-            "Selu",
-            "ThresholdedRelu",
-            "HardSigmoid",
-            "Shrink",
-            "Size",
-            "Shape",
-        )
-    ),
-    **dict(_pairs("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "PRelu")),
-    **{name: Case(name, (positive(3, 4),)) for name in ("Log", "Sqrt", "Reciprocal")},
-    **{name: Case(name, (positive(3, 4) / 2,)) for name in ("Acos", "Asin", "Atanh")},
-    "Acosh": Case("Acosh", (positive(3) + 1,)),
-    "HardSwish": Case("HardSwish", (_ROWS * 3,), opsets=(14, NEWEST)),
-    "Mish": Case("Mish", (_ROWS,), opsets=(18, NEWEST)),
-    "Gelu": Case("Gelu", (_ROWS,), opsets=(20, NEWEST)),
-    "Gelu, tanh": Case("Gelu", (_ROWS,), attributes={"approximate": "tanh"}, opsets=(20, NEWEST)),
-    "Pow": Case("Pow", (positive(3, 4), normal(4))),
-    "Pow, square": Case("Pow", (_ROWS,), {1: np.array(2.0, np.float32)}),
-    "Div, whole": Case("Div", (whole(7, -7, 9), whole(2, 2, -4))),
-    "Mod": Case("Mod", (whole(7, -7, 9), whole(3, 3, -4))),
-    "Mod, fmod": Case("Mod", (_ROWS, positive(4)), attributes={"fmod": 1}),
-    **{
-        name: Case(name, (np.round(normal(3, 4)), np.round(normal(4))))
+def _case(name, *inputs, held=None, since=OLDEST, until=NEWEST, outputs=1, axes=None, **more):
+    """Return a name, which begins with an operator, and a case: constants held by position."""
+    operator = name.partition(",")[0]
+    return name, Case(operator, inputs, held or {}, more, (since, until), outputs, axes)
+
+
+_PLAIN = (
+    "Abs", "Asinh", "Atan", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "Identity", "IsNaN",
+    "Neg", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Tan",
+    "Tanh", "Softmax", "LogSoftmax", "Elu", "Celu", "LeakyRelu", "Selu", "ThresholdedRelu",
+    "HardSigmoid", "Shrink", "Size", "Shape",
+)  # fmt: skip
+_REDUCED = (
+    "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
+    "ReduceProd", "ReduceSumSquare",
+)  # fmt: skip
+
+
+_NAMED = (
+    *(_case(name, normal(3, 4)) for name in _PLAIN),
+    *_pairs("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "PRelu"),
+    *(_case(name, positive(3, 4)) for name in ("Log", "Sqrt", "Reciprocal")),
+    *(_case(name, positive(3, 4) / 2) for name in ("Acos", "Asin", "Atanh")),
+    _case("Acosh", positive(3) + 1),
+    _case("HardSwish", _ROWS * 3, since=14),
+    _case("Mish", _ROWS, since=18),
+    _case("Gelu", _ROWS, since=20),
+    _case("Gelu, tanh", _ROWS, since=20, approximate="tanh"),
+    _case("Pow", positive(3, 4), normal(4)),
+    _case("Pow, square", _ROWS, held={1: real(2.0)}),
+    _case("Div, whole", whole(7, -7, 9), whole(2, 2, -4)),
+    _case("Mod", whole(7, -7, 9), whole(3, 3, -4)),
+    _case("Mod, fmod", _ROWS, positive(4), fmod=1),
+    *(
+        _case(name, np.round(normal(3, 4)), np.round(normal(4)))
         for name in ("Greater", "Less", "Equal")
-    },
-    **{
-        name: Case(name, (np.round(normal(3, 4)), np.round(normal(4))), opsets=(16, NEWEST))
+    ),
+    *(
+        _case(name, np.round(normal(3, 4)), np.round(normal(4)), since=16)
         for name in ("GreaterOrEqual", "LessOrEqual")
-    },
-    **{name: Case(name, (truth(3, 4), truth(4))) for name in ("And", "Or", "Xor")},
-    "Not": Case("Not", (truth(3, 4),)),
-    "Where": Case("Where", (truth(3, 4), normal(4), normal(3, 1))),
-    "Where, a number": Case("Where", (truth(3, 4), normal(4)), {2: np.array(-1e9, np.float32)}),
-    "Cast, to whole": Case("Cast", (_ROWS * 3,), attributes={"to": TensorProto.INT64}),
-    "Cast, to truth": Case("Cast", (np.round(_ROWS),), attributes={"to": TensorProto.BOOL}),
-    "Cast, from whole": Case("Cast", (whole(1, 2),), attributes={"to": TensorProto.FLOAT}),
-    "CastLike": Case("CastLike", (_ROWS * 3, whole(1)), opsets=(15, NEWEST)),
-    "Clip": Case("Clip", (_ROWS,), {1: np.array(-0.5, np.float32), 2: np.array(0.5, np.float32)}),
-    "Clip, lists": Case("Clip", (_ROWS,), {1: normal(1) - 1, 2: np.ones(1, np.float32)}),
-    "Clip, above": Case("Clip", (_ROWS, None), {2: np.array(0.5, np.float32)}),
-    "Clip, tensors": Case(
-        "Clip", (_ROWS, np.float32(-0.5).reshape(())), {2: np.array(6, np.float32)}
     ),
-    "HardSigmoid, sixths": Case("HardSigmoid", (_ROWS * 3,), attributes={"alpha": 1 / 6}),
-    "PRelu, channels": Case("PRelu", (_IMAGE,), {1: normal(4, 1, 1)}),
-    "Softmax, axis": Case("Softmax", (_IMAGE,), attributes={"axis": 1}),
-    "Dropout": Case("Dropout", (_ROWS,), {1: np.array(0.3, np.float32)}),
+    *(_case(name, truth(3, 4), truth(4)) for name in ("And", "Or", "Xor")),
+    _case("Not", truth(3, 4)),
+    _case("Where", truth(3, 4), normal(4), normal(3, 1)),
+    _case("Where, a number", truth(3, 4), normal(4), held={2: real(-1e9)}),
+    _case("Cast, to whole", _ROWS * 3, to=TensorProto.INT64),
+    _case("Cast, to truth", np.round(_ROWS), to=TensorProto.BOOL),
+    _case("Cast, from whole", whole(1, 2), to=TensorProto.FLOAT),
+    _case("CastLike", _ROWS * 3, whole(1), since=15),
+    _case("Clip", _ROWS, held={1: real(-0.5), 2: real(0.5)}),
+    _case("Clip, lists", _ROWS, held={1: normal(1) - 1, 2: np.ones(1, np.float32)}),
+    _case("Clip, above", _ROWS, None, held={2: real(0.5)}),
+    _case("Clip, tensors", _ROWS, np.float32(-0.5).reshape(()), held={2: real(6)}),
+    _case("HardSigmoid, sixths", _ROWS * 3, alpha=1 / 6),
+    _case("PRelu, channels", _IMAGE, held={1: normal(4, 1, 1)}),
+    _case("Softmax, axis", _IMAGE, axis=1),
+    _case("Dropout", _ROWS, held={1: real(0.3)}),
     # -- reductions and products
-    **{
-        name: Case(name, (normal(2, 3, 4),), axes=(-1, 0))
-        for name in (
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceLogSumExp",
-            "ReduceMax",
-            "ReduceMean",
-            "ReduceMin",
-            "ReduceProd",
-            "ReduceSumSquare",
-        )
-    },
-    "ReduceLogSum": Case("ReduceLogSum", (positive(2, 3),), axes=(1,), attributes={"keepdims": 0}),
-    "ReduceSum": Case("ReduceSum", (normal(2, 3, 4),), {1: whole(1)}, {"keepdims": 0}),
-    "ReduceSum, none": Case("ReduceSum", (normal(2, 3),), attributes={"noop_with_empty_axes": 1}),
-    **{
-        f"{name}, none": Case(
-            name, (positive(2, 3),), attributes={"noop_with_empty_axes": 1}, opsets=(18, NEWEST)
-        )
+    *(_case(name, normal(2, 3, 4), axes=(-1, 0)) for name in _REDUCED),
+    _case("ReduceLogSum", positive(2, 3), axes=(1,), keepdims=0),
+    _case("ReduceSum", normal(2, 3, 4), held={1: whole(1)}, keepdims=0),
+    _case("ReduceSum, none", normal(2, 3), noop_with_empty_axes=1),
+    *(
+        _case(f"{name}, none", positive(2, 3), since=18, noop_with_empty_axes=1)
         for name in ("ReduceL1", "ReduceLogSum", "ReduceSumSquare")
-    },
-    "ReduceMean, all": Case("ReduceMean", (normal(2, 3),)),
-    "ReduceMax, truth": Case("ReduceMax", (truth(3, 4),), {1: whole(1)}, opsets=(20, NEWEST)),
-    "ArgMax": Case("ArgMax", (_ROWS,), attributes={"axis": 1, "keepdims": 0}),
-    "ArgMin, last": Case(
-        "ArgMin", (np.round(_ROWS),), attributes={"axis": -1, "select_last_index": 1}
     ),
-    "CumSum": Case("CumSum", (_ROWS,), {1: np.array(1)}),
-    "CumSum, exclusive": Case(
-        "CumSum", (_ROWS,), {1: np.array(-1)}, {"exclusive": 1, "reverse": 1}
-    ),
-    "TopK": Case("TopK", (_ROWS,), {1: whole(2)}, outputs=2),
-    "TopK, least": Case("TopK", (_ROWS,), {1: whole(3)}, {"largest": 0, "axis": 0}, outputs=2),
-    "MatMul": Case("MatMul", (normal(2, 3, 4), normal(4, 5))),
-    "MatMul, batches": Case("MatMul", (normal(2, 1, 3, 4), normal(2, 4, 5))),
-    "MatMul, a vector": Case("MatMul", (normal(2, 3, 4), normal(4))),
-    "Gemm": Case("Gemm", (_ROWS,), {1: normal(5, 4), 2: normal(5)}, {"transB": 1}),
-    "Gemm, factors": Case(
-        "Gemm",
-        (normal(4, 3), normal(4, 5), normal(3, 1)),
-        attributes={"transA": 1, "alpha": 0.5, "beta": 2.0},
-    ),
-    "Einsum": Case(
-        "Einsum", (normal(2, 3, 4), normal(2, 4, 5)), attributes={"equation": "bij,bjk->bki"}
-    ),
+    _case("ReduceMean, all", normal(2, 3)),
+    _case("ReduceMax, truth", truth(3, 4), held={1: whole(1)}, since=20),
+    _case("ArgMax", _ROWS, axis=1, keepdims=0),
+    _case("ArgMin, last", np.round(_ROWS), axis=-1, select_last_index=1),
+    _case("CumSum", _ROWS, held={1: np.array(1)}),
+    _case("CumSum, exclusive", _ROWS, held={1: np.array(-1)}, exclusive=1, reverse=1),
+    _case("TopK", _ROWS, held={1: whole(2)}, outputs=2),
+    _case("TopK, least", _ROWS, held={1: whole(3)}, outputs=2, largest=0, axis=0),
+    _case("MatMul", normal(2, 3, 4), normal(4, 5)),
+    _case("MatMul, batches", normal(2, 1, 3, 4), normal(2, 4, 5)),
+    _case("MatMul, a vector", normal(2, 3, 4), normal(4)),
+    _case("Gemm", _ROWS, held={1: normal(5, 4), 2: normal(5)}, transB=1),
+    _case("Gemm, factors", normal(4, 3), normal(4, 5), normal(3, 1), transA=1, alpha=0.5, beta=2.0),
+    _case("Einsum", normal(2, 3, 4), normal(2, 4, 5), equation="bij,bjk->bki"),
     # -- shapes
-    "Reshape": Case("Reshape", (normal(2, 3, 4),), {1: whole(0, -1, 2)}),
-    "Reshape, to zero": Case(
-        "Reshape", (normal(0, 3),), {1: whole(3, 0)}, {"allowzero": 1}, opsets=(14, NEWEST)
-    ),
-    "Flatten": Case("Flatten", (_IMAGE,)),
-    "Flatten, axis": Case("Flatten", (_IMAGE,), attributes={"axis": -1}),
-    "Flatten, all": Case("Flatten", (_IMAGE,), attributes={"axis": 0}),
-    "Squeeze": Case("Squeeze", (normal(1, 3, 1),), {1: whole(-1)}),
-    "Squeeze, all": Case("Squeeze", (normal(1, 3, 1),)),
-    "Unsqueeze": Case("Unsqueeze", (_ROWS,), {1: whole(-1, 0)}),
-    "Transpose": Case("Transpose", (_IMAGE,), attributes={"perm": (0, 2, 3, 1)}),
-    "Transpose, reversed": Case("Transpose", (_IMAGE,)),
-    "Expand": Case("Expand", (normal(3, 1),), {1: whole(2, 1, 4)}),
-    "Tile": Case("Tile", (_ROWS,), {1: whole(2, 3)}),
-    "Concat": Case("Concat", (_ROWS, normal(2, 4)), attributes={"axis": -2}),
-    "Split": Case("Split", (normal(2, 6),), {1: whole(1, 5)}, {"axis": -1}, outputs=2),
-    "Split, equal": Case(
-        "Split", (normal(2, 6),), attributes={"axis": 1}, outputs=3, opsets=(13, 17)
-    ),
-    "Split, uneven": Case(
-        "Split",
-        (normal(2, 7),),
-        attributes={"axis": 1, "num_outputs": 3},
-        outputs=3,
-        opsets=(18, NEWEST),
-    ),
-    "Slice": Case(
-        "Slice", (normal(5, 6),), {1: whole(1, 0), 2: whole(4, -1), 4: whole(1, 2), 3: whole(0, 1)}
-    ),
-    "Slice, backward": Case(
+    _case("Reshape", normal(2, 3, 4), held={1: whole(0, -1, 2)}),
+    _case("Reshape, to zero", normal(0, 3), held={1: whole(3, 0)}, since=14, allowzero=1),
+    _case("Flatten", _IMAGE),
+    _case("Flatten, axis", _IMAGE, axis=-1),
+    _case("Flatten, all", _IMAGE, axis=0),
+    _case("Squeeze", normal(1, 3, 1), held={1: whole(-1)}),
+    _case("Squeeze, all", normal(1, 3, 1)),
+    _case("Unsqueeze", _ROWS, held={1: whole(-1, 0)}),
+    _case("Transpose", _IMAGE, perm=(0, 2, 3, 1)),
+    _case("Transpose, reversed", _IMAGE),
+    _case("Expand", normal(3, 1), held={1: whole(2, 1, 4)}),
+    _case("Tile", _ROWS, held={1: whole(2, 3)}),
+    _case("Concat", _ROWS, normal(2, 4), axis=-2),
+    _case("Split", normal(2, 6), held={1: whole(1, 5)}, outputs=2, axis=-1),
+    _case("Split, equal", normal(2, 6), outputs=3, until=17, axis=1),
+    _case("Split, uneven", normal(2, 7), outputs=3, since=18, axis=1, num_outputs=3),
+    _case(
         "Slice",
-        (normal(5, 7),),
-        {1: whole(-1, 5), 2: whole(-(2**62), 0), 3: whole(0, -1), 4: whole(-1, -2)},
+        normal(5, 6),
+        held={1: whole(1, 0), 2: whole(4, -1), 4: whole(1, 2), 3: whole(0, 1)},
     ),
-    "Slice, nothing": Case("Slice", (normal(5, 7),), {1: whole(4), 2: whole(2)}),
-    "Slice, first axes": Case("Slice", (normal(5, 7),), {1: whole(1), 2: whole(2**40)}),
-    "Trilu": Case("Trilu", (normal(4, 4),), {1: np.array(1)}, {"upper": 0}, opsets=(14, NEWEST)),
-    "DepthToSpace": Case("DepthToSpace", (normal(1, 8, 2, 3),), attributes={"blocksize": 2}),
-    "DepthToSpace, CRD": Case(
-        "DepthToSpace", (normal(1, 8, 2, 3),), attributes={"blocksize": 2, "mode": "CRD"}
+    _case(
+        "Slice, backward",
+        normal(5, 7),
+        held={1: whole(-1, 5), 2: whole(-(2**62), 0), 3: whole(0, -1), 4: whole(-1, -2)},
     ),
-    "SpaceToDepth": Case("SpaceToDepth", (normal(1, 2, 4, 6),), attributes={"blocksize": 2}),
-    "Pad": Case("Pad", (_IMAGE,), {1: whole(0, 1, 0, 2, 0, 0, 3, 1), 2: np.array(0.5, np.float32)}),
-    "Pad, reflect": Case("Pad", (_IMAGE,), {1: whole(0, 0, 1, 2, 0, 0, 3, 0)}, {"mode": "reflect"}),
-    "Pad, reflect rows": Case("Pad", (_ROWS,), {1: whole(1, 2, 0, 1)}, {"mode": "reflect"}),
-    "Pad, edge": Case("Pad", (_IMAGE,), {1: whole(0, 1, 1, 2, 0, 0, 3, 0)}, {"mode": "edge"}),
-    "Pad, wrap": Case(
-        "Pad", (_ROWS,), {1: whole(1, 2, 0, 1)}, {"mode": "wrap"}, opsets=(19, NEWEST)
+    _case("Slice, nothing", normal(5, 7), held={1: whole(4), 2: whole(2)}),
+    _case("Slice, first axes", normal(5, 7), held={1: whole(1), 2: whole(2**40)}),
+    _case("Trilu", normal(4, 4), held={1: np.array(1)}, since=14, upper=0),
+    _case("DepthToSpace", normal(1, 8, 2, 3), blocksize=2),
+    _case("DepthToSpace, CRD", normal(1, 8, 2, 3), blocksize=2, mode="CRD"),
+    _case("SpaceToDepth", normal(1, 2, 4, 6), blocksize=2),
+    _case("Pad", _IMAGE, held={1: whole(0, 1, 0, 2, 0, 0, 3, 1), 2: real(0.5)}),
+    _case("Pad, reflect", _IMAGE, held={1: whole(0, 0, 1, 2, 0, 0, 3, 0)}, mode="reflect"),
+    _case("Pad, reflect rows", _ROWS, held={1: whole(1, 2, 0, 1)}, mode="reflect"),
+    _case("Pad, edge", _IMAGE, held={1: whole(0, 1, 1, 2, 0, 0, 3, 0)}, mode="edge"),
+    _case("Pad, wrap", _ROWS, held={1: whole(1, 2, 0, 1)}, since=19, mode="wrap"),
+    _case("Pad, axes", _ROWS, None, held={1: whole(1, 2), 3: whole(-1)}, since=18),
+    _case("Pad, nothing", _ROWS, None, held={1: whole(), 3: whole()}, since=18),
+    _case("Gather", normal(5, 4), held={1: np.array([[0, -1], [2, 1]])}),
+    _case("Gather, nothing", normal(5, 4), held={1: whole()}),
+    _case("Gather, one", normal(5, 4, 2), held={1: np.array(-1)}, axis=1),
+    _case("Gather, tensors", normal(5, 4, 2), np.array([[0, 1], [2, 1]]), axis=1),
+    _case("Gather, embedding", None, np.array([[0, 1], [2, 1]]), held={0: normal(5, 4)}),
+    _case("GatherElements", _ROWS, np.array([[0, 1], [2, -1], [1, 1]]), axis=1),
+    _case("GatherND", _IMAGE, np.array([[0, 1], [1, -1]])),
+    _case("ScatterElements", _ROWS, np.array([[1, -1, 0, 2]]), normal(1, 4)),
+    _case(
+        "ScatterElements, add",
+        _ROWS,
+        np.array([[1, 1], [0, 0]]),
+        normal(2, 2),
+        since=16,
+        axis=1,
+        reduction="add",
     ),
-    "Pad, axes": Case("Pad", (_ROWS, None), {1: whole(1, 2), 3: whole(-1)}, opsets=(18, NEWEST)),
-    "Pad, nothing": Case("Pad", (_ROWS, None), {1: whole(), 3: whole()}, opsets=(18, NEWEST)),
-    "Gather": Case("Gather", (normal(5, 4),), {1: np.array([[0, -1], [2, 1]])}),
-    "Gather, nothing": Case("Gather", (normal(5, 4),), {1: whole()}),
-    "Gather, one": Case("Gather", (normal(5, 4, 2),), {1: np.array(-1)}, {"axis": 1}),
-    "Gather, tensors": Case(
-        "Gather", (normal(5, 4, 2), np.array([[0, 1], [2, 1]])), attributes={"axis": 1}
+    _case(
+        "ScatterElements, max",
+        _ROWS,
+        np.array([[1, 1], [0, 0]]),
+        normal(2, 2),
+        since=18,
+        axis=1,
+        reduction="max",
     ),
-    "Gather, embedding": Case("Gather", (None, np.array([[0, 1], [2, 1]])), {0: normal(5, 4)}),
-    "GatherElements": Case(
-        "GatherElements", (_ROWS, np.array([[0, 1], [2, -1], [1, 1]])), attributes={"axis": 1}
+    _case("ScatterND", _ROWS, np.array([[2], [0]]), normal(2, 4)),
+    _case(
+        "ScatterND, add", _ROWS, np.array([[2, 1], [2, 1]]), normal(2), since=16, reduction="add"
     ),
-    "GatherND": Case("GatherND", (_IMAGE, np.array([[0, 1], [1, -1]]))),
-    "ScatterElements": Case("ScatterElements", (_ROWS, np.array([[1, -1, 0, 2]]), normal(1, 4))),
-    "ScatterElements, add": Case(
-        "ScatterElements",
-        (_ROWS, np.array([[1, 1], [0, 0]]), normal(2, 2)),
-        attributes={"axis": 1, "reduction": "add"},
-        opsets=(16, NEWEST),
+    _case("OneHot", whole(0, 2, -1), held={1: np.array(4), 2: real([0.0, 2.0])}),
+    _case(
+        "OneHot, axis",
+        np.array([[0, 2], [1, 1]]),
+        held={1: np.array(3), 2: real([-1.0, 1.0])},
+        axis=1,
     ),
-    "ScatterElements, max": Case(
-        "ScatterElements",
-        (_ROWS, np.array([[1, 1], [0, 0]]), normal(2, 2)),
-        attributes={"axis": 1, "reduction": "max"},
-        opsets=(18, NEWEST),
-    ),
-    "ScatterND": Case("ScatterND", (_ROWS, np.array([[2], [0]]), normal(2, 4))),
-    "ScatterND, add": Case(
-        "ScatterND",
-        (_ROWS, np.array([[2, 1], [2, 1]]), normal(2)),
-        attributes={"reduction": "add"},
-        opsets=(16, NEWEST),
-    ),
-    "OneHot": Case(
-        "OneHot", (whole(0, 2, -1),), {1: np.array(4), 2: np.array([0.0, 2.0], np.float32)}
-    ),
-    "OneHot, axis": Case(
-        "OneHot",
-        (np.array([[0, 2], [1, 1]]),),
-        {1: np.array(3), 2: np.array([-1.0, 1.0], np.float32)},
-        {"axis": 1},
-    ),
-    "ConstantOfShape": Case(
-        "ConstantOfShape",
-        (),
-        {0: whole(2, 3)},
-        {"value": numpy_helper.from_array(np.array([1.5], np.float32))},
-    ),
-    "ConstantOfShape, large": Case("ConstantOfShape", (), {0: whole(50, 60)}),
-    "Range": Case("Range", (), {0: np.array(1), 1: np.array(9), 2: np.array(3)}),
-    "Range, large": Case("Range", (), {0: np.array(0), 1: np.array(3000), 2: np.array(2)}),
-    "EyeLike": Case("EyeLike", (normal(3, 4),), attributes={"k": 1, "dtype": TensorProto.FLOAT}),
+    _case("ConstantOfShape", held={0: whole(2, 3)}, value=numpy_helper.from_array(real([1.5]))),
+    _case("ConstantOfShape, large", held={0: whole(50, 60)}),
+    _case("Range", held={0: np.array(1), 1: np.array(9), 2: np.array(3)}),
+    _case("Range, large", held={0: np.array(0), 1: np.array(3000), 2: np.array(2)}),
+    _case("EyeLike", normal(3, 4), k=1, dtype=TensorProto.FLOAT),
     # -- space
-    "Conv": Case(
-        "Conv", (_IMAGE,), {1: normal(6, 2, 3, 3), 2: normal(6)}, {"group": 2, "pads": (1, 1, 1, 1)}
+    _case("Conv", _IMAGE, held={1: normal(6, 2, 3, 3), 2: normal(6)}, group=2, pads=(1, 1, 1, 1)),
+    _case(
+        "Conv, uneven pads",
+        _IMAGE,
+        held={1: normal(3, 4, 3, 2)},
+        pads=(0, 1, 2, 0),
+        strides=(2, 1),
+        dilations=(1, 2),
     ),
-    "Conv, uneven pads": Case(
-        "Conv",
-        (_IMAGE,),
-        {1: normal(3, 4, 3, 2)},
-        {"pads": (0, 1, 2, 0), "strides": (2, 1), "dilations": (1, 2)},
+    _case(
+        "Conv, same", _IMAGE, held={1: normal(3, 4, 3, 2)}, auto_pad="SAME_UPPER", strides=(2, 2)
     ),
-    "Conv, same": Case(
-        "Conv", (_IMAGE,), {1: normal(3, 4, 3, 2)}, {"auto_pad": "SAME_UPPER", "strides": (2, 2)}
-    ),
-    "Conv, same, lower": Case(
-        "Conv", (_IMAGE,), {1: normal(3, 4, 2, 4)}, {"auto_pad": "SAME_LOWER"}
-    ),
-    "Conv, a signal": Case("Conv", (normal(2, 4, 9),), {1: normal(3, 4, 3)}, {"auto_pad": "VALID"}),
-    "Conv, volumes": Case("Conv", (normal(1, 2, 4, 5, 4),), {1: normal(3, 2, 2, 2, 2)}),
-    "ConvTranspose": Case(
+    _case("Conv, same, lower", _IMAGE, held={1: normal(3, 4, 2, 4)}, auto_pad="SAME_LOWER"),
+    _case("Conv, a signal", normal(2, 4, 9), held={1: normal(3, 4, 3)}, auto_pad="VALID"),
+    _case("Conv, volumes", normal(1, 2, 4, 5, 4), held={1: normal(3, 2, 2, 2, 2)}),
+    _case(
         "ConvTranspose",
-        (_SMALL,),
-        {1: normal(3, 2, 3, 3), 2: normal(2)},
-        {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_padding": (1, 1)},
+        _SMALL,
+        held={1: normal(3, 2, 3, 3), 2: normal(2)},
+        strides=(2, 2),
+        pads=(1, 1, 1, 1),
+        output_padding=(1, 1),
     ),
-    "ConvTranspose, uneven": Case(
-        "ConvTranspose",
-        (_SMALL,),
-        {1: normal(3, 2, 3, 3)},
-        {"strides": (2, 2), "pads": (0, 1, 1, 2)},
+    _case(
+        "ConvTranspose, uneven",
+        _SMALL,
+        held={1: normal(3, 2, 3, 3)},
+        strides=(2, 2),
+        pads=(0, 1, 1, 2),
     ),
-    "MaxPool": Case("MaxPool", (_IMAGE,), attributes={"kernel_shape": (2, 2), "strides": (2, 2)}),
-    "MaxPool, uneven": Case(
-        "MaxPool",
-        (_IMAGE,),
-        attributes={"kernel_shape": (3, 2), "pads": (0, 1, 2, 0), "strides": (2, 1)},
+    _case("MaxPool", _IMAGE, kernel_shape=(2, 2), strides=(2, 2)),
+    _case("MaxPool, uneven", _IMAGE, kernel_shape=(3, 2), pads=(0, 1, 2, 0), strides=(2, 1)),
+    _case("MaxPool, ceil", _IMAGE, kernel_shape=(2, 2), strides=(2, 4), ceil_mode=1),
+    _case("MaxPool, same", _IMAGE, kernel_shape=(3, 3), strides=(2, 2), auto_pad="SAME_UPPER"),
+    _case("MaxPool, a signal", normal(2, 4, 9), kernel_shape=(3,), dilations=(2,)),
+    _case("AveragePool", _IMAGE, kernel_shape=(3, 3), pads=(1, 1, 1, 1), strides=(2, 2)),
+    _case("AveragePool, uneven", _IMAGE, kernel_shape=(3, 3), pads=(0, 1, 1, 2)),
+    _case(
+        "AveragePool, counted", _IMAGE, kernel_shape=(3, 3), pads=(0, 1, 1, 2), count_include_pad=1
     ),
-    "MaxPool, ceil": Case(
-        "MaxPool", (_IMAGE,), attributes={"kernel_shape": (2, 2), "strides": (2, 4), "ceil_mode": 1}
+    _case("AveragePool, ceil", _IMAGE, kernel_shape=(2, 2), strides=(2, 2), ceil_mode=1),
+    _case("GlobalAveragePool", _IMAGE),
+    _case("GlobalMaxPool", _IMAGE),
+    _case("LpPool", _IMAGE, kernel_shape=(2, 2), p=2, strides=(2, 2)),
+    (
+        "Resize, nearest",
+        _resize("nearest", "asymmetric", scales=(1, 1, 2, 2), nearest_mode="floor"),
     ),
-    "MaxPool, same": Case(
-        "MaxPool",
-        (_IMAGE,),
-        attributes={"kernel_shape": (3, 3), "strides": (2, 2), "auto_pad": "SAME_UPPER"},
+    ("Resize, nearest, by halves", _resize("nearest", "half_pixel", scales=(1, 1, 2, 1.7))),
+    (
+        "Resize, nearest, up",
+        _resize("nearest", "half_pixel", (1, 2, 7, 3), nearest_mode="round_prefer_ceil"),
     ),
-    "MaxPool, a signal": Case(
-        "MaxPool", (normal(2, 4, 9),), attributes={"kernel_shape": (3,), "dilations": (2,)}
+    (
+        "Resize, nearest, corners",
+        _resize("nearest", "align_corners", (1, 2, 7, 3), nearest_mode="ceil"),
     ),
-    "AveragePool": Case(
-        "AveragePool",
-        (_IMAGE,),
-        attributes={"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "strides": (2, 2)},
-    ),
-    "AveragePool, uneven": Case(
-        "AveragePool", (_IMAGE,), attributes={"kernel_shape": (3, 3), "pads": (0, 1, 1, 2)}
-    ),
-    "AveragePool, counted": Case(
-        "AveragePool",
-        (_IMAGE,),
-        attributes={"kernel_shape": (3, 3), "pads": (0, 1, 1, 2), "count_include_pad": 1},
-    ),
-    "AveragePool, ceil": Case(
-        "AveragePool",
-        (_IMAGE,),
-        attributes={"kernel_shape": (2, 2), "strides": (2, 2), "ceil_mode": 1},
-    ),
-    "GlobalAveragePool": Case("GlobalAveragePool", (_IMAGE,)),
-    "GlobalMaxPool": Case("GlobalMaxPool", (_IMAGE,)),
-    "LpPool": Case(
-        "LpPool", (_IMAGE,), attributes={"kernel_shape": (2, 2), "p": 2, "strides": (2, 2)}
-    ),
-    "Resize, nearest": _resize("nearest", "asymmetric", scales=(1, 1, 2, 2), nearest_mode="floor"),
-    "Resize, nearest, by halves": _resize("nearest", "half_pixel", scales=(1, 1, 2, 1.7)),
-    "Resize, nearest, up": _resize(
-        "nearest", "half_pixel", (1, 2, 7, 3), nearest_mode="round_prefer_ceil"
-    ),
-    "Resize, nearest, corners": _resize(
-        "nearest", "align_corners", (1, 2, 7, 3), nearest_mode="ceil"
-    ),
-    "Resize, linear": _resize("linear", "half_pixel", scales=(1, 1, 2, 3)),
-    "Resize, linear, PyTorch": _resize("linear", "pytorch_half_pixel", (1, 2, 8, 10)),
-    "Resize, linear, corners": _resize("linear", "align_corners", (1, 2, 7, 10)),
-    "Resize, linear, asymmetric": _resize("linear", "asymmetric", scales=(1, 1, 2, 2)),
-    "Resize, linear, cut": _resize("linear", "half_pixel", scales=(1, 1, 1.3, 0.6)),
-    "Resize, cubic": _resize("cubic", "half_pixel", (1, 2, 8, 10)),
+    ("Resize, linear", _resize("linear", "half_pixel", scales=(1, 1, 2, 3))),
+    ("Resize, linear, PyTorch", _resize("linear", "pytorch_half_pixel", (1, 2, 8, 10))),
+    ("Resize, linear, corners", _resize("linear", "align_corners", (1, 2, 7, 10))),
+    ("Resize, linear, asymmetric", _resize("linear", "asymmetric", scales=(1, 1, 2, 2))),
+    ("Resize, linear, cut", _resize("linear", "half_pixel", scales=(1, 1, 1.3, 0.6))),
+    ("Resize, cubic", _resize("cubic", "half_pixel", (1, 2, 8, 10))),
     # -- norms
-    "BatchNormalization": Case(
+    _case(
         "BatchNormalization",
-        (_IMAGE,),
-        {1: normal(4), 2: normal(4), 3: normal(4), 4: positive(4)},
-        opsets=(14, NEWEST),  # the reference of 13 mixes in the statistics of the batch
+        _IMAGE,
+        held={1: normal(4), 2: normal(4), 3: normal(4), 4: positive(4)},
+        since=14,
     ),
-    "LayerNormalization": Case(
-        "LayerNormalization", (normal(2, 3, 4),), {1: normal(4), 2: normal(4)}, opsets=(17, NEWEST)
+    _case("LayerNormalization", normal(2, 3, 4), held={1: normal(4), 2: normal(4)}, since=17),
+    _case(
+        "LayerNormalization, two axes", normal(2, 3, 4), held={1: normal(3, 4)}, since=17, axis=1
     ),
-    "LayerNormalization, two axes": Case(
-        "LayerNormalization",
-        (normal(2, 3, 4),),
-        {1: normal(3, 4)},
-        {"axis": 1},
-        opsets=(17, NEWEST),
+    _case("LayerNormalization, one scale", normal(2, 3, 4), held={1: normal(4)}, since=17, axis=1),
+    _case("RMSNormalization", normal(2, 3, 4), held={1: normal(4)}, since=23),
+    _case("InstanceNormalization", _IMAGE, held={1: normal(4), 2: normal(4)}),
+    _case(
+        "GroupNormalization, groups",
+        _IMAGE,
+        held={1: normal(2), 2: normal(2)},
+        since=18,
+        until=20,
+        num_groups=2,
     ),
-    "LayerNormalization, one scale": Case(
-        "LayerNormalization", (normal(2, 3, 4),), {1: normal(4)}, {"axis": 1}, opsets=(17, NEWEST)
-    ),
-    "RMSNormalization": Case(
-        "RMSNormalization", (normal(2, 3, 4),), {1: normal(4)}, opsets=(23, NEWEST)
-    ),
-    "InstanceNormalization": Case("InstanceNormalization", (_IMAGE,), {1: normal(4), 2: normal(4)}),
-    "GroupNormalization, groups": Case(
-        "GroupNormalization",
-        (_IMAGE,),
-        {1: normal(2), 2: normal(2)},
-        {"num_groups": 2},
-        opsets=(18, 20),
-    ),
-    "GroupNormalization": Case(
-        "GroupNormalization",
-        (_IMAGE,),
-        {1: normal(4), 2: normal(4)},
-        {"num_groups": 2},
-        opsets=(21, NEWEST),
-    ),
-    "MeanVarianceNormalization": Case("MeanVarianceNormalization", (_IMAGE,)),
-    "LpNormalization": Case("LpNormalization", (_ROWS,), attributes={"axis": 0}),
-    "LRN": Case(
-        "LRN", (normal(4, 4, 3, 2),), attributes={"size": 3, "alpha": 0.5, "beta": 0.5, "bias": 1.5}
-    ),
+    _case("GroupNormalization", _IMAGE, held={1: normal(4), 2: normal(4)}, since=21, num_groups=2),
+    _case("MeanVarianceNormalization", _IMAGE),
+    _case("LpNormalization", _ROWS, axis=0),
+    _case("LRN", normal(4, 4, 3, 2), size=3, alpha=0.5, beta=0.5, bias=1.5),
     # -- recurrent
-    "RNN": _recurrent("RNN", 1),
-    "GRU": _recurrent("GRU", 3),
-    "GRU, linear first": _recurrent("GRU", 3, linear_before_reset=1),
-    "LSTM": _recurrent("LSTM", 4),
-    "GRU, two ways": _recurrent("GRU", 3, linear_before_reset=1, direction="bidirectional"),
-    "LSTM, two ways": _recurrent("LSTM", 4, direction="bidirectional"),
-    "LSTM, peepholes": _recurrent("LSTM", 4, peepholes=True),
-    "RNN, backward": _recurrent("RNN", 1, direction="reverse"),
-    "GRU, batch first": _recurrent("GRU", 3, layout=1, opsets=(14, NEWEST)),
-}
+    ("RNN", _recurrent("RNN", 1)),
+    ("GRU", _recurrent("GRU", 3)),
+    ("GRU, linear first", _recurrent("GRU", 3, linear_before_reset=1)),
+    ("LSTM", _recurrent("LSTM", 4)),
+    ("GRU, two ways", _recurrent("GRU", 3, linear_before_reset=1, direction="bidirectional")),
+    ("LSTM, two ways", _recurrent("LSTM", 4, direction="bidirectional")),
+    ("LSTM, peepholes", _recurrent("LSTM", 4, peepholes=True)),
+    ("RNN, backward", _recurrent("RNN", 1, direction="reverse")),
+    ("GRU, batch first", _recurrent("GRU", 3, layout=1, since=14)),
+)
+CASES = dict(_NAMED)
 """By the operator, and what is special of the case."""

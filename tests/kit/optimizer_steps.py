@@ -1,32 +1,21 @@
 """Whole training steps, with the updates of an optimizer, and the same as PyTorch does them."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kit.eager_steps import eager_step
+from kit.eager_steps import eager_step, keep_all
 from poetmodel.device import StorageMode
 from poetmodel.plan import Instruction, Op, Plan
 from poetmodel.plan.derivation import with_waits_and_frees
 from poetmodel.torch import trace
 from poetmodel.torch.runtime.runner import Runner
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from poetmodel.graph import Graph
-    from poetmodel.torch import Trace
-
-    Make = Callable[[Any], torch.optim.Optimizer]
-
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 NADAM, RMSPROP, ADAGRAD = torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad
 
-OPTIMIZERS: dict[str, Make] = {
+OPTIMIZERS = {
     "sgd": lambda p: SGD(p, lr=0.1),
     "weight decay": lambda p: SGD(p, lr=0.1, weight_decay=0.02),
     "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9),
@@ -61,12 +50,19 @@ OPTIMIZERS: dict[str, Make] = {
     "adagrad, decay": lambda p: ADAGRAD(
         p, lr=0.01, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.3, maximize=True
     ),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.01, weight_decay=0.1, maximize=True),
+    "adamax, foreach": lambda p: torch.optim.Adamax(p, lr=0.01, foreach=True),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01, betas=(0.9, 0.9), weight_decay=0.1),
+    "radam, decoupled": lambda p: torch.optim.RAdam(
+        p, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True, maximize=True
+    ),
+    "radam, foreach": lambda p: torch.optim.RAdam(p, lr=0.01, betas=(0.9, 0.9), foreach=True),
     "adagrad, foreach": lambda p: ADAGRAD(p, lr=0.01, lr_decay=0.1, foreach=True),
 }
 """Optimizers by name; each update must be eager's bit for bit."""
 
 
-def in_order(graph: Graph, computed: Iterable[int] | None = None) -> Plan:
+def in_order(graph, computed=None):
     """Return a plan that computes nodes in order and frees each tensor after its last use."""
     nodes = range(len(graph.nodes)) if computed is None else computed
     steps = [Instruction(Op.COMPUTE, k) for k in nodes]
@@ -75,7 +71,7 @@ def in_order(graph: Graph, computed: Iterable[int] | None = None) -> Plan:
     return replace(plan, program=with_waits_and_frees(plan.homes(graph), steps, mode))
 
 
-def runner(traced: Trace, plan: Plan | None = None) -> Runner:
+def runner(traced, plan=None):
     """Return what runs a traced step, in order if there is no plan."""
     graph = traced.graph
     return Runner(traced, plan or in_order(graph), range(len(graph.tensors)))
@@ -84,20 +80,35 @@ def runner(traced: Trace, plan: Plan | None = None) -> Runner:
 class Twins:
     """A model and its optimizer, and a copy of both that eager PyTorch trains."""
 
-    def __init__(self, step: Any, make: Make, *, clip: float | None = None) -> None:
+    def __init__(self, step, make, *, clip=None):
         self.model, self.loss_fn, self.inputs = step
         self.clip = clip
         self.twin = copy.deepcopy(self.model)
         self.optimizers = (make(self.model.parameters()), make(self.twin.parameters()))
 
-    def trace(self, **options: Any) -> Trace:
+    def trace(self, **options):
         """Trace the step of the model with its optimizer."""
         return trace(
             self.model, self.loss_fn, self.inputs,
             optimizer=self.optimizers[0], clip_grad_norm=self.clip, **options,
         )  # fmt: skip
 
-    def eager(self) -> torch.Tensor:
+    def compiled(self, **options):
+        """Compile the step of the model with its optimizer, to keep everything by default."""
+        return keep_all(
+            self.model, self.loss_fn, self.inputs, time_limit=options.pop("time_limit", 2),
+            optimizer=self.optimizers[0], clip_grad_norm=self.clip, **options,
+        )  # fmt: skip
+
+    def trained(self, step, steps=3):
+        """Return what is not eager's after some runs of a compiled step."""
+        return self.differing(step.compiled.trace, lambda _: step(*self.inputs), steps)
+
+    def apart(self):
+        """Return what is not eager's now."""
+        return [name for name, *both in self._state() if not torch.equal(*both)]
+
+    def eager(self):
         """Run a step of the copy."""
         optimizer = self.optimizers[1]
         optimizer.zero_grad()
@@ -107,9 +118,18 @@ class Twins:
         optimizer.step()
         return loss
 
-    def differing(self, traced: Trace, run: Runner, steps: int = 3) -> list[str]:
+    def both_eager(self):
+        """Run a step of both in eager PyTorch, with the same random numbers and no clipping."""
+        for model, optimizer in zip((self.model, self.twin), self.optimizers, strict=True):
+            optimizer.zero_grad()
+            torch.manual_seed(2)
+            self.loss_fn(model(*self.inputs[:-1]), self.inputs[-1]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def differing(self, traced, run, steps=3):
         """Run steps of both, with other learning rates each; return what is not equal."""
-        found: list[str] = []
+        found = []
         for step in range(steps):
             state = torch.get_rng_state()
             loss = run(traced.joint.flat_inputs(self.inputs))
@@ -123,7 +143,7 @@ class Twins:
                     group["lr"] *= 0.7
         return found
 
-    def _state(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    def _state(self):
         """Return what both hold now, by name."""
         ours, theirs = self.model.state_dict(), self.twin.state_dict()
         pairs = [(name, ours[name], theirs[name]) for name in theirs]
@@ -136,7 +156,7 @@ class Twins:
         return pairs
 
 
-def grouped(parameters: Iterable[torch.Tensor]) -> Sequence[dict[str, Any]]:
+def grouped(parameters):
     """Return parameters in two groups with settings of their own."""
     everything = list(parameters)
     return [

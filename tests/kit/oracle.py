@@ -38,20 +38,13 @@ state, is dropped too: whatever follows the one may follow the other. A lower li
 of the negated sum. A limit is passed, and a label comes late, with all rewards that lie ahead.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from fractions import Fraction
 from math import floor, lcm
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from poetmodel.schedule import Schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from poetmodel.problem import Problem
 
 TOLERANCE = Fraction(1, 10**9)
 """What times and energies may be beyond a limit, relative to it."""
@@ -86,12 +79,12 @@ class _Quantity(NamedTuple):
     page_in: list[Fraction]
     page_out: list[Fraction]
 
-    def times(self, weight: Fraction) -> _Quantity:
+    def times(self, weight):
         """Return a multiple."""
         columns = [[weight * value for value in column] for column in self[1:]]
         return _Quantity(weight * self.base, *columns)
 
-    def plus(self, other: _Quantity) -> _Quantity:
+    def plus(self, other):
         """Return the sum of two."""
         columns = [
             list(map(Fraction.__add__, *both)) for both in zip(self[1:], other[1:], strict=True)
@@ -111,42 +104,26 @@ class _Counted(NamedTuple):
     """How much may be added; None for no limit."""
 
     @classmethod
-    def of(cls, quantity: _Quantity, limit: Fraction | None = None) -> _Counted:
+    def of(cls, quantity, limit=None):
         """Return a quantity that is not to exceed a limit, its tolerance included."""
         scale = lcm(*(value.denominator for column in quantity[1:] for value in column))
         columns = ([int(scale * value) for value in column] for column in quantity[1:])
         slack = None if limit is None else floor((limit - quantity.base) * scale)
-        return cls(quantity.base, scale, (*columns,), slack)  # type: ignore[arg-type]
+        return cls(quantity.base, scale, (*columns,), slack)
 
 
 class TooManyLabelsError(Exception):
     """A search took more labels than it may."""
 
 
-def optimum(
-    problem: Problem, minimize: str | None = None, *, most_labels: int | None = None
-) -> Optimum | None:
-    """Find the best schedule of a problem, or show that there is none.
+def optimum(problem, minimize=None, *, most_labels=None):
+    """Find the best schedule of a problem, or show that there is none (None).
 
-    Parameters
-    ----------
-    problem : Problem
-        At most about six nodes; the number of states grows as ``4 ** tensors``, and with own
-        constraints the number of labels at each. Five nodes, where decisions are rewarded.
-    minimize : {'energy', 'time', 'ram', 'writes', 'own'}, optional
-        What to minimize in place of the problem's own quantity; its limits stay.
-    most_labels : int, optional
-        Labels that a search may make; `TooManyLabelsError` is raised beyond.
-
-    Returns
-    -------
-    Optimum or None
-        None where no schedule keeps the limits.
-
-    Raises
-    ------
-    ValueError
-        For the meaning ``overlap`` with a deadline or idle power: that takes a plan of transfers.
+    It may have about six nodes: the number of states grows as ``4 ** tensors``, and with own
+    constraints the number of labels at each; five nodes, where decisions are rewarded. `minimize`
+    stands in place of the problem's own quantity, limits stay. `TooManyLabelsError` is raised
+    beyond `most_labels`, and ValueError for the meaning ``overlap`` with a deadline or idle power:
+    that takes a plan of transfers.
     """
     name = str(minimize or problem.minimize)
     best = None
@@ -161,7 +138,7 @@ def optimum(
     return best
 
 
-def _has_generations(problem: Problem) -> bool:
+def _has_generations(problem):
     """Return whether storage, or flash beside one that forgets, has two generations of state."""
     commit, device = problem.table.commit, problem.costs.device
     room = problem.aux_limit_bytes
@@ -170,7 +147,7 @@ def _has_generations(problem: Problem) -> bool:
     return commit is None or room is None or 2 * commit.generation_bytes <= room
 
 
-def _homes(problem: Problem) -> Iterator[frozenset[int]]:
+def _homes(problem):
     """Yield every set of state tensors that may be in RAM; all of them are where nothing pages."""
     made = [node for node in problem.graph.nodes for _ in node.outputs]
     state = [i for i, node in enumerate(made) if str(node.phase) == "state"]
@@ -184,9 +161,9 @@ def _homes(problem: Problem) -> Iterator[frozenset[int]]:
 class _Search:
     """The tables of one search, for one set of resident state; tensors are bits."""
 
-    def __init__(self, problem: Problem, minimize: str, resident: frozenset[int]) -> None:
+    def __init__(self, problem, minimize, resident):
         graph, table = problem.graph, problem.table
-        self.most_labels: int | None = None
+        self.most_labels = None
         self.n = len(graph.nodes)
         self.bytes = [tensor.bytes for node in graph.nodes for tensor in node.outputs]
         maker = {tensor.name: k for k, node in enumerate(graph.nodes) for tensor in node.outputs}
@@ -214,11 +191,11 @@ class _Search:
         self.counted = list(self._counted(problem, minimize))
         self._rewards()
         self.useful = self._useful()
-        self.sums: dict[int, int] = {0: 0}
-        self.paid: dict[tuple[int, bool, int, int], list[int]] = {}
+        self.sums = {0: 0}
+        self.paid = {}
         self.ahead = [self._ahead(of) for of in self.counted]
 
-    def _place_state(self, problem: Problem, resident: frozenset[int]) -> None:
+    def _place_state(self, problem, resident):
         """Take state and what replaces it out of the search, or put it on storage."""
         device = problem.costs.device
         storage = None if device is None else device.storage
@@ -253,7 +230,7 @@ class _Search:
         if self.room is not None:
             self.room -= sum(self.bytes[i] for i in self.stored)
 
-    def _useful(self) -> list[int]:
+    def _useful(self):
         """Return for each step the tensors that a step after it may read to any avail."""
         after = 0
         masks = []
@@ -263,11 +240,11 @@ class _Search:
                 after |= self.inputs[k]
         return masks[::-1]
 
-    def reruns(self, t: int, k: int) -> bool:
+    def reruns(self, t, k):
         """Return whether node `k` may be computed once more in stage `t`."""
         return self.again[k] and t <= self.last[k]
 
-    def _counted(self, problem: Problem, minimize: str) -> Iterator[_Counted]:
+    def _counted(self, problem, minimize):
         """Yield what a label counts: the minimized quantity first, then the limited ones."""
         total = self._totals(problem)
         time = total["compute_s"]
@@ -294,7 +271,7 @@ class _Search:
             if row.lower is not None:
                 yield _Counted.of(quantity.times(Fraction(-1)), slack - Fraction(row.lower))
 
-    def _totals(self, problem: Problem) -> dict[str, _Quantity]:
+    def _totals(self, problem):
         """Return the sums over all nodes and tensors, by the names that own constraints use."""
         table, device = problem.table, problem.costs.device
         idle_w = Fraction(device.idle_power_w if device is not None else 0)
@@ -332,14 +309,14 @@ class _Search:
         }
         return {name: self._with_homes(quantity) for name, quantity in totals.items()}
 
-    def _with_homes(self, of: _Quantity) -> _Quantity:
+    def _with_homes(self, of):
         """Return a quantity with the first reads and the write-backs of state on storage."""
         reads = sum(of.page_in[i] for i in self.read_first)
         written = {self.new[i] for i in self.stored if i in self.new} | self.parts
         writes = sum(of.page_out[i] for i in written)
         return of._replace(base=of.base + reads + writes)
 
-    def _sum(self, totals: dict[str, _Quantity], terms: Iterable[tuple[str, float]]) -> _Quantity:
+    def _sum(self, totals, terms):
         """Return a sum over totals, each at its coefficient."""
         tensors = len(self.bytes)
         found = _Quantity(Fraction(0), *([Fraction(0)] * m for m in (self.n, tensors, tensors)))
@@ -366,7 +343,7 @@ class _Search:
                 found = found.plus(totals[key].times(weight))
         return found
 
-    def _rewards(self) -> None:
+    def _rewards(self):
         """Note which decisions a quantity rewards; page-ins and page-outs as masks."""
         columns = list(zip(*(of.columns for of in self.counted), strict=True)) or [(), (), ()]
         again, into, out = (
@@ -377,7 +354,7 @@ class _Search:
         self.pays_in = sum(1 << i for i, pays in enumerate(into) if pays)
         self.pays_out = sum(1 << i for i, pays in enumerate(out) if pays)
 
-    def _ahead(self, of: _Counted) -> list[int]:
+    def _ahead(self, of):
         """Return for each step, and the end, the least that this step and those after it add."""
         compute, page_in, page_out = ([min(0, value) for value in each] for each in of.columns)
         least = [0]
@@ -390,7 +367,7 @@ class _Search:
             least.append(least[-1] + more)
         return least[::-1]
 
-    def size(self, mask: int) -> int:
+    def size(self, mask):
         """Return the bytes of a set of tensors."""
         total = self.sums.get(mask)
         if total is None:
@@ -399,7 +376,7 @@ class _Search:
             self.sums[mask] = total
         return total
 
-    def least_ram(self) -> Optimum | None:
+    def least_ram(self):
         """Search for any schedule within ever less RAM, by halving what is left open."""
         low = max(
             self.size(self.inputs[k])
@@ -423,13 +400,13 @@ class _Search:
             self.budget = (low + high) // 2
         return best
 
-    def run(self) -> Optimum | None:
+    def run(self):
         """Expand labels from the least value on; the first that is through is the best."""
         order = itertools.count()
         start = (0,) * len(self.counted)
         heap = [(0, 0, next(order), start, 0, self.from_start, -1)]
-        trail: list[tuple[int, int, _Move]] = []
-        seen: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
+        trail = []
+        seen = {}
         first = self.ahead[0] if self.ahead else [0] * (len(self.steps) + 1)
         while heap:
             _, minus_step, _, cost, ram, aux, parent = heapq.heappop(heap)
@@ -451,14 +428,14 @@ class _Search:
                 heapq.heappush(heap, (*entry, len(trail) - 1))
         return None
 
-    def _value(self, cost: tuple[int, ...]) -> float:
+    def _value(self, cost):
         """Return the minimized quantity of a label."""
         if not cost:
             return 0.0
         of = self.counted[0]
         return float(of.base + Fraction(cost[0], of.scale))
 
-    def moves(self, step: int, ram: int, aux: int) -> Iterator[_Move]:
+    def moves(self, step, ram, aux):
         """Yield everything that a step may do within RAM and storage."""
         t, k = self.steps[step]
         out, useful = self.outputs[k], self.useful[step]
@@ -482,9 +459,7 @@ class _Search:
             if peak <= self.budget:
                 yield from self._leave(step, held, aux, out, (False, paged_in, peak))
 
-    def _leave(
-        self, step: int, ram: int, aux: int, touched: int, done: tuple[bool, int, int]
-    ) -> Iterator[_Move]:
+    def _leave(self, step, ram, aux, touched, done):
         """Yield every choice of page-outs and of tensors let go at the end of a step."""
         computes, paged_in, peak = done
         useful = self.useful[step]
@@ -499,7 +474,7 @@ class _Search:
                 kept = ram & ~gone & ~idle
                 yield _Move(computes, paged_in, paged_out, kept, stored, peak)
 
-    def _writable(self, step: int) -> int:
+    def _writable(self, step):
         """Return the tensors that may be paged out at a step."""
         t, k = self.steps[step]
         if k < t or not self.pages:
@@ -507,7 +482,7 @@ class _Search:
         read = (self.useful[step] | self.pays_in) & ~self.from_start
         return self.outputs[k] & (read | self.pays_out) & ~self.state
 
-    def _pay(self, cost: tuple[int, ...], step: int, move: _Move) -> tuple[int, ...] | None:
+    def _pay(self, cost, step, move):
         """Add what a move costs; None where a limit is passed, whatever follows."""
         t, k = self.steps[step]
         key = (k, move.computes and k < t, move.paged_in, move.paged_out)
@@ -527,11 +502,9 @@ class _Search:
                 return None
         return total
 
-    def _schedule(self, trail: list[tuple[int, int, _Move]], last: int) -> Schedule:
+    def _schedule(self, trail, last):
         """Write down the moves that lead to a label."""
-        relations: dict[str, list[tuple[int, int]]] = {
-            name: [] for name in ("R", "S_RAM", "S_AUX", "M_in", "M_out")
-        }
+        relations = {name: [] for name in ("R", "S_RAM", "S_AUX", "M_in", "M_out")}
         for step, move in _path(trail, last):
             t, k = self.steps[step]
             if move.computes:
@@ -560,14 +533,14 @@ class _Search:
         )
 
 
-def _path(trail: list[tuple[int, int, _Move]], last: int) -> Iterator[tuple[int, _Move]]:
+def _path(trail, last):
     """Yield the steps and moves that lead to a label, the last first."""
     while last >= 0:
         last, step, move = trail[last]
         yield step, move
 
 
-def _is_new(labels: list[tuple[int, ...]], cost: tuple[int, ...]) -> bool:
+def _is_new(labels, cost):
     """Note a label unless an earlier one is at least as good in everything."""
     for label in labels:
         if all(map(_at_most, label, cost)):
@@ -576,10 +549,10 @@ def _is_new(labels: list[tuple[int, ...]], cost: tuple[int, ...]) -> bool:
     return True
 
 
-_at_most: Callable[[int, int], bool] = int.__le__
+_at_most = int.__le__
 
 
-def _is_whole(terms: Iterable[tuple[str, float]]) -> bool:
+def _is_whole(terms):
     """Return whether a sum has whole values only: whole coefficients, no times and energies."""
     return all(
         isinstance(coefficient, int) and key not in ("energy_j", "compute_s", "transfer_s")
@@ -587,14 +560,14 @@ def _is_whole(terms: Iterable[tuple[str, float]]) -> bool:
     )
 
 
-def _bits(mask: int) -> Iterator[int]:
+def _bits(mask):
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
 
 
-def _subsets(mask: int) -> Iterator[int]:
+def _subsets(mask):
     subset = mask
     while True:
         yield subset

@@ -1,9 +1,6 @@
 """Random own constraints and objectives, reproducible by seed, that bind or just cannot be kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
 
 from kit.instances import (
     random_instance,
@@ -15,26 +12,18 @@ from kit.instances import (
     state_problem,
 )
 from kit.oracle import optimum
-from poetmodel.device import Costs
+from kit.worked import costs_of
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.problem import OWN, Constraint, Problem
 from poetmodel.schedule import simulate
 from poetmodel.solver import solve
 
-if TYPE_CHECKING:
-    import random
-
-    from poetmodel.problem.totals import Terms
-    from poetmodel.schedule import Schedule
+_COUNTS = ("recomputations", "page_ins", "page_outs")
+_COUNTS_OF_STATE = (*_COUNTS, "resident")
+_FIGURES = ("energy_j", "compute_s", "transfer_s")
 
 
-Range = int | tuple[int, int]
-_COUNTS: Final = ("recomputations", "page_ins", "page_outs")
-_COUNTS_OF_STATE: Final = (*_COUNTS, "resident")
-_FIGURES: Final = ("energy_j", "compute_s", "transfer_s")
-
-
-def own_rows_problem(seed: str, n: int | tuple[int, int] = (3, 5), **fixed: Any) -> Problem:
+def own_rows_problem(seed, n=(3, 5), **fixed):
     """Make a problem with own constraints; two of three have too little RAM for everything."""
     rng = seeded(f"rows of {seed}")
     if rng.random() < 0.7:
@@ -42,41 +31,17 @@ def own_rows_problem(seed: str, n: int | tuple[int, int] = (3, 5), **fixed: Any)
     return constrained(rng, random_instance(rng, n, **fixed))
 
 
-def larger_own_rows_problem(seed: str, kind: str) -> Problem:
+def larger_own_rows_problem(seed, kind):
     """Make a problem with own constraints that is too large to be searched.
 
-    Parameters
-    ----------
-    seed : str
-        Everything random comes from it.
-    kind : {'scarce', 'alike', 'twins'}
-        A problem of 7 to 10 nodes; one under a deadline, of nodes and tensors that cost the same;
-        or branches that nothing but the rows tells apart.
-
-    Returns
-    -------
-    Problem
-        Half the times with upper limits and no rewards only.
+    Of 7 to 10 nodes ('scarce'); under a deadline, of nodes and tensors that cost the same
+    ('alike'); or of branches that nothing but the rows tells apart ('twins'). Half the times it has
+    upper limits and no rewards only.
     """
     rng = seeded(f"rows of {seed}")
     problem = twins(rng) if kind == "twins" else scarce_problem(seed, (7, 10))
     if kind == "alike":
-        graph = problem.graph
-        page = [(1.0, float(rng.choice((1, 2)))) for _ in graph.tensors]
-        costs = Costs.from_arrays(
-            graph,
-            compute_time_s=[1.0] * len(graph.nodes),
-            compute_energy_j=[float(rng.choice((2, 5))) for _ in graph.nodes],
-            page_in=page,
-            page_out=page,
-        )
-        problem = Problem(
-            graph,
-            costs,
-            ram=problem.ram_budget_bytes,
-            deadline=len(graph.nodes) + rng.randint(1, 8),
-            deadline_counts="serial",
-        )
+        problem = alike(rng, problem)
     rewarded = replace(problem, minimize=OWN, own_objective=_random_objective(rng, problem))
     measured = rewarded if rng.random() < 0.4 else problem
     schedule = solve(measured, formulation="compact", gap=0.0).schedule
@@ -95,7 +60,18 @@ def larger_own_rows_problem(seed: str, kind: str) -> Problem:
     return replace(found, constraints=rows)
 
 
-def twins(rng: random.Random) -> Problem:
+def alike(rng, problem):
+    """Return a problem under a deadline in which many nodes and tensors cost the same."""
+    graph = problem.graph
+    page = [(1.0, float(rng.choice((1, 2)))) for _ in graph.tensors]
+    costs = costs_of(
+        graph, [1.0] * len(graph.nodes), [float(rng.choice((2, 5))) for _ in graph.nodes], page
+    )
+    ram, deadline = problem.ram_budget_bytes, len(graph.nodes) + rng.randint(1, 8)
+    return Problem(graph, costs, ram=ram, deadline=deadline, deadline_counts="serial")
+
+
+def twins(rng):
     """Make a problem of two to four equal branches, of one or two nodes each, that are joined."""
     branches, depth = rng.randint(2, 4), rng.randint(1, 2)
     sizes, costs = ([rng.randint(1, 5) for _ in range(depth)] for _ in range(2))
@@ -112,47 +88,23 @@ def twins(rng: random.Random) -> Problem:
     nodes.append(operation("z", output_bytes=1, inputs=(*read, "y")))
     paid += [rng.randint(1, 5), 1]
     graph = Graph(name="twins", nodes=tuple(nodes))
-    table = Costs.from_arrays(
+    table = costs_of(
         graph,
-        compute_time_s=paid,
-        compute_energy_j=[2 * each for each in paid],
-        page_in=[(each, 1) for each in paid],
-        page_out=[(1, each) for each in paid],
+        paid,
+        [2 * each for each in paid],
+        [(each, 1) for each in paid],
+        [(1, each) for each in paid],
     )
     low, high = floor(graph).bytes, checkpoint_all_peak_bytes(graph)
     ram = rng.randint(low, max(low, high - 1))
     return random_problem(rng, graph, table, ram=ram, minimize=rng.choice(("energy", "writes")))
 
 
-def with_random_rows(
-    rng: random.Random,
-    problem: Problem,
-    schedule: Schedule,
-    *,
-    rows: Range = (1, 3),
-    objective: float = 0.3,
-) -> Problem:
+def with_random_rows(rng, problem, schedule, *, rows=(1, 3), objective=0.3):
     """Return a problem with random own constraints, and now and then an own objective.
 
-    Their limits are near what a schedule takes, so that they bind or just cannot be kept.
-
-    Parameters
-    ----------
-    rng : random.Random
-        Everything random comes from it.
-    problem : Problem
-        What is extended.
-    schedule : Schedule
-        What limits are measured by: a valid schedule of the problem, or a wasteful one.
-    rows : int or (int, int)
-        How many rules there are; some state a row for every node or tensor.
-    objective : float
-        Chance of an own objective.
-
-    Returns
-    -------
-    Problem
-        Not always feasible.
+    There are so many rules, some of which state a row for every node or tensor. Their limits are
+    near what a schedule takes, be it wasteful, so that they bind or just cannot be kept.
     """
     count = rows if isinstance(rows, int) else rng.randint(*rows)
     found = [row for number in range(count) for row in _random_rule(rng, problem, schedule, number)]
@@ -162,26 +114,30 @@ def with_random_rows(
     return changed
 
 
-def constrained(rng: random.Random, problem: Problem) -> Problem:
+def constrained(rng, problem):
     """Return a problem with random own constraints, and now and then an own objective.
 
     It is searched for the schedules that rows are measured by: the best one, or one that wastes.
     """
+    return with_random_rows(rng, problem, _measured(rng, problem, 0.6))
+
+
+def _measured(rng, problem, rewarded):
+    """Return a best schedule, with this chance for a random objective; a random one without."""
     best = optimum(problem)
-    if best is not None and rng.random() < 0.6:
-        rewarded = _random_objective(rng, problem)
-        best = optimum(replace(problem, minimize=OWN, own_objective=rewarded))
+    if best is not None and rng.random() < rewarded:
+        own = _random_objective(rng, problem)
+        best = optimum(replace(problem, minimize=OWN, own_objective=own))
     if best is not None:
-        return with_random_rows(rng, problem, best.schedule)
-    schedule = random_schedule(
-        rng, problem.graph, recompute=problem.recompute, paging=problem.can_page
-    )
-    return with_random_rows(rng, problem, schedule)
+        return best.schedule
+    choices = {"recompute": problem.recompute, "paging": problem.can_page}
+    while True:
+        schedule = random_schedule(rng, problem.graph, **choices)
+        if schedule is not None:
+            return schedule
 
 
-def _random_rule(
-    rng: random.Random, problem: Problem, schedule: Schedule, number: int
-) -> list[Constraint]:
+def _random_rule(rng, problem, schedule, number):
     """Draw the rows of one rule."""
     done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
     kind = rng.choice(("named", "each", "sum", "pair", "bytes", "figure", "mixed", "mixed"))
@@ -219,12 +175,12 @@ def _random_rule(
     return found
 
 
-def _counts(problem: Problem) -> tuple[str, ...]:
+def _counts(problem):
     """Return what is counted for each node or tensor of a problem."""
     return _COUNTS_OF_STATE if problem.graph.state_tensors else _COUNTS
 
 
-def _keys(problem: Problem, count: str) -> list[str]:
+def _keys(problem, count):
     """Return the keys of a count of every node or tensor."""
     if count == "resident":
         return [f"{count}:{problem.graph.tensors[i].name}" for i in problem.graph.state_tensors]
@@ -233,7 +189,7 @@ def _keys(problem: Problem, count: str) -> list[str]:
     return [f"{count}:{name}" for name in index]
 
 
-def _random_terms(rng: random.Random, problem: Problem, kind: str, used: list[str]) -> Terms:
+def _random_terms(rng, problem, kind, used):
     """Draw the sum of one row, more often of what a schedule uses."""
     counts = [key for count in _counts(problem) for key in _keys(problem, count)]
     if kind == "named":
@@ -255,7 +211,7 @@ def _random_terms(rng: random.Random, problem: Problem, kind: str, used: list[st
     return tuple((key, rng.choice(weights)) for key in keys)
 
 
-def _random_objective(rng: random.Random, problem: Problem) -> Terms:
+def _random_objective(rng, problem):
     """Draw an own objective: weighed energy, wear and time, counts, or rewards among them."""
     counts = [key for count in _counts(problem) for key in _keys(problem, count)]
     kind = rng.choice(("weighed", "counts", "rewards", "rewards"))
@@ -269,24 +225,14 @@ def _random_objective(rng: random.Random, problem: Problem) -> Terms:
     return (("energy_j", rng.choice((0, 1, 0.5))), *((key, rng.randint(-4, 2)) for key in some))
 
 
-def scaled_and_constrained(rng: random.Random, n: Range = (3, 5)) -> Problem:
+def scaled_and_constrained(rng, n=(3, 5)):
     """Make a problem of `scaled_instance` with own constraints, to a byte or to a millionth.
 
     Coefficients are up to a thousand million times each other, and sums of both signs nearly
     cancel.
     """
     problem = scaled_instance(rng, n)
-    best = optimum(problem)
-    if best is not None and rng.random() < 0.5:
-        rewarded = _random_objective(rng, problem)
-        best = optimum(replace(problem, minimize=OWN, own_objective=rewarded))
-    schedule = (
-        best.schedule
-        if best is not None
-        else random_schedule(
-            rng, problem.graph, recompute=problem.recompute, paging=problem.can_page
-        )
-    )
+    schedule = _measured(rng, problem, 0.5)
     done = simulate(problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts)
     rows = []
     for number in range(rng.randint(1, 3)):
@@ -305,7 +251,7 @@ def scaled_and_constrained(rng: random.Random, n: Range = (3, 5)) -> Problem:
     return changed
 
 
-def _scaled_terms(rng: random.Random, problem: Problem) -> tuple[Terms, bool]:
+def _scaled_terms(rng, problem):
     """Draw a sum of totals at any scale, and say whether it is whole."""
     kind = rng.choice(("bytes", "bytes", "counts", "counts", "figure", "figure", "both"))
     if kind == "bytes":
@@ -322,6 +268,6 @@ def _scaled_terms(rng: random.Random, problem: Problem) -> tuple[Terms, bool]:
     return (("energy_j", 1), ("bytes_written", share or 1.0)), False
 
 
-def state_rows_problem(seed: str, n: tuple[int, int] = (3, 5), **fixed: Any) -> Problem:
+def state_rows_problem(seed, n=(3, 5), **fixed):
     """Make such a problem with own constraints, of homes too, and now and then an own objective."""
     return constrained(seeded(f"rows of state/{seed}"), state_problem(seed, n, **fixed))

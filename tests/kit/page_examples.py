@@ -10,8 +10,6 @@ A comment right before a block says what is special about it:
 A block with ``title="FILE"`` is written to that file, and not run.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import shlex
@@ -22,12 +20,8 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kit.commands import invoke
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _BLOCK = re.compile(
     r"(?:^ *<!-- (?P<mark>[^>]+) -->\n\s*)?"
@@ -54,26 +48,26 @@ class Block:
     """Line of the page that it begins at."""
 
     @property
-    def is_run(self) -> bool:
+    def is_run(self):
         """Whether it is Python or shell that can be run here."""
         code = self.language in {"python", "sh"} and not self.title
         return code and not self.mark.startswith("not run:")
 
     @property
-    def needs(self) -> tuple[str, ...]:
+    def needs(self):
         """Optional packages and programs without which it cannot run."""
         if not self.mark.startswith("needs:"):
             return ()
         return tuple(self.mark.removeprefix("needs:").replace(",", " ").split())
 
     @property
-    def status(self) -> int:
+    def status(self):
         """Exit status of its last command."""
         found = _EXIT.fullmatch(self.mark)
         return int(found[1]) if found else 0
 
 
-def blocks_of(text: str) -> list[Block]:
+def blocks_of(text):
     """Return the code blocks of a page, in its order."""
     return [
         Block(
@@ -87,22 +81,15 @@ def blocks_of(text: str) -> list[Block]:
     ]
 
 
-def run_page(blocks: Sequence[Block], folder: Path) -> set[str]:
-    """Run the blocks of a page in the current folder, which is `folder`.
+def run_page(blocks, folder):
+    """Run the blocks of a page in the current folder; return what is missing for some of them.
 
-    Returns
-    -------
-    set of str
-        Packages and programs that are missing; blocks that need them were left out.
-
-    Raises
-    ------
-    AssertionError
-        If a command ends with another status, or something else is printed than the page says.
+    Blocks that need them are left out. A command with another status, or another output than the
+    page says, is an AssertionError.
     """
-    names: dict[str, object] = {"__name__": "__main__"}
-    missing: set[str] = set()
-    printed: str | None = ""
+    names = {"__name__": "__main__"}
+    missing = set()
+    printed = ""
     """By the last block; None where that was left out."""
     for block in blocks:
         absent = {name for name in block.needs if not _is_here(name)}
@@ -126,14 +113,14 @@ def run_page(blocks: Sequence[Block], folder: Path) -> set[str]:
     return missing
 
 
-def _run_python(block: Block, names: dict[str, object]) -> str:
+def _run_python(block, names):
     stream = io.StringIO()
     with redirect_stdout(stream):
         exec(compile(block.code, f"line {block.line}", "exec"), names)  # noqa: S102 - our own page
     return stream.getvalue()
 
 
-def _run_commands(block: Block) -> str:
+def _run_commands(block):
     printed = ""
     lines = [line for line in block.code.replace("\\\n", " ").splitlines() if line.strip()]
     for line in lines:
@@ -149,7 +136,7 @@ def _run_commands(block: Block) -> str:
     return printed
 
 
-def _called(line: str, program: str, arguments: Sequence[str]) -> str:
+def _called(line, program, arguments):
     words = [w for x in arguments for w in (sorted(Path().glob(x)) if "*" in x else [x])]
     done = subprocess.run(
         [program, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -158,10 +145,10 @@ def _called(line: str, program: str, arguments: Sequence[str]) -> str:
     return f"{done.stdout}\n{done.stderr}\n"
 
 
-def _is_here(name: str) -> bool:
+def _is_here(name):
     return shutil.which(name) is not None or (name.isidentifier() and find_spec(name) is not None)
 
 
-def _flat(text: str) -> str:
+def _flat(text):
     """Return a text with single spaces, so that the width of a table does not matter."""
     return " ".join(text.split())

@@ -1,7 +1,5 @@
 """Reads the HTML of a report without a browser."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -31,10 +29,10 @@ class Page(HTMLParser):
     """Content of scripts with an id."""
     _inside: str = ""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         super().__init__(convert_charrefs=True)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         """Take down what a tag says."""
         found = {key: value or "" for key, value in attrs}
         self.tags.append(tag)
@@ -49,12 +47,12 @@ class Page(HTMLParser):
         if tag in ("script", "style"):
             self._inside = found.get("id", tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         """Leave scripts and styles."""
         if tag in ("script", "style"):
             self._inside = ""
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         """Take down text."""
         if self._inside:
             self.scripts[self._inside] = self.scripts.get(self._inside, "") + data
@@ -62,7 +60,7 @@ class Page(HTMLParser):
             self.text += data
 
 
-def read_page(text: str) -> Page:
+def read_page(text):
     """Parse a page."""
     page = Page()
     page.feed(text)

@@ -1,19 +1,13 @@
 """Waiting for other processes on a machine that may be busy."""
 
-from __future__ import annotations
-
 import os
 import time
-from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-PATIENCE_S: Final = 120.0
+PATIENCE_S = 120.0
 """How long anything may take on a machine that is busy [s]."""
 
 
-def until(condition: Callable[[], object]) -> bool:
+def until(condition):
     """Wait until something holds; return whether it came to that."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
@@ -23,7 +17,7 @@ def until(condition: Callable[[], object]) -> bool:
     return True
 
 
-def gone(pid: int) -> bool:
+def gone(pid):
     """Return whether there is no such process, not even one that waits to be heard of."""
     try:
         os.kill(pid, 0)

@@ -1,48 +1,33 @@
 """Programs spelled in short words, and random plans, of training steps with state too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import NamedTuple
 
-from kit.instances import (
-    random_costs,
-    random_graph,
-    random_schedule,
-    random_state_schedule,
-    random_step,
-)
-from kit.worked import state, update
-from poetmodel.device import StorageMode
+from kit.instances import random_costs, random_graph, random_schedule, random_step, seeded
+from kit.worked import bench_device, state, update
+from poetmodel.device import Costs, StorageMode
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Instruction, Op, Plan, check_plan
 from poetmodel.plan.derivation import with_waits_and_frees
 from poetmodel.planner import make_plan
-from poetmodel.schedule import simulate
+from poetmodel.schedule import Schedule, simulate
 from poetmodel.schedule.homes import Homes
 
-if TYPE_CHECKING:
-    from random import Random
-
-    from poetmodel.device import Costs
-    from poetmodel.schedule import Schedule
-
-
-WORDS: Final = {"c": Op.COMPUTE, "i": Op.PAGE_IN, "o": Op.PAGE_OUT, "w": Op.WAIT, "f": Op.FREE}
-PAGED: Final = "c0 o0 c1 w0 f0 c2 f1 i0 w0 c3 f0 f2"
+WORDS = {"c": Op.COMPUTE, "i": Op.PAGE_IN, "o": Op.PAGE_OUT, "w": Op.WAIT, "f": Op.FREE}
+PAGED = "c0 o0 c1 w0 f0 c2 f1 i0 w0 c3 f0 f2"
 """`worked.skip_graph` with `a` paged; without both ``w0`` it is a blocking program."""
-FOLLOWS: Final = f"{PAGED} f3"
+FOLLOWS = f"{PAGED} f3"
 """The same, and the tensor that nobody reads is freed too, as the derived frees have it."""
 
 
-def plan(text: str, mode: str = "dma", **keys: Any) -> Plan:
+def plan(text, mode="dma", **keys):
     """Return the plan that words such as ``c0 o0 w0 f0`` spell."""
     words = text.split()
     program = tuple(Instruction(WORDS[word[0]], int(word[1:])) for word in words)
     return Plan(program=program, mode=StorageMode(mode), **keys)
 
 
-def random_plan(rng: Random, mode: str, n: tuple[int, int] = (3, 10)) -> tuple[Graph, Costs, Plan]:
+def random_plan(rng, mode, n=(3, 10)):
     """Return a random graph, its costs, and the plan of a random schedule."""
     graph = random_graph(rng, n)
     costs = random_costs(rng, graph, mode=mode)
@@ -50,7 +35,7 @@ def random_plan(rng: Random, mode: str, n: tuple[int, int] = (3, 10)) -> tuple[G
     return graph, costs, make_plan(graph, costs, schedule, mode=mode)
 
 
-def altered(rng: Random, graph: Graph, plan: Plan) -> Plan:
+def altered(rng, graph, plan):
     """Return a plan with one instruction taken out, doubled, moved or pointed elsewhere."""
     lines = list(plan.program)
     k = rng.randrange(len(lines))
@@ -68,9 +53,7 @@ def altered(rng: Random, graph: Graph, plan: Plan) -> Plan:
     return replace(plan, program=tuple(lines), ram_budget_bytes=None)
 
 
-def random_program(
-    graph: Graph, random: Random, mode: StorageMode, *, page: float = 0.4, drop: float = 0.2
-) -> Plan:
+def random_program(graph, random, mode, *, page=0.4, drop=0.2):
     """Return a valid plan in which inputs are at random paged in, computed anew, or still there."""
     made = _Program(graph, random, page, drop)
     for k in range(len(graph.nodes)):
@@ -82,14 +65,14 @@ def random_program(
 
 
 class _Program:
-    def __init__(self, graph: Graph, random: Random, page: float, drop: float) -> None:
+    def __init__(self, graph, random, page, drop):
         self.graph, self.random, self.page, self.drop = graph, random, page, drop
-        self.steps: list[Instruction] = []
-        self.stored: set[int] = set()
+        self.steps = []
+        self.stored = set()
 
-    def compute(self, k: int, depth: int = 0) -> None:
+    def compute(self, k, depth=0):
         """Compute a node, after its inputs were fetched at random."""
-        recomputed: set[int] = set()
+        recomputed = set()
         for i in self.graph.inputs_of[k]:
             maker = self.graph.node_of[i]
             draw = self.random.random()
@@ -106,13 +89,13 @@ class _Program:
                 self.stored.add(i)
 
 
-STORED: Final = "c0 c1 c2 f0 f1 i1 c3 c4 f2 f3 c5 f4 o5 f5"
+STORED = "c0 c1 c2 f0 f1 i1 c3 c4 f2 f3 c5 f4 o5 f5"
 """A blocking program of `state_step` with all state on storage; w is read twice."""
-HELD: Final = "c0 c1 c2 f0 c3 c4 f2 c5 f4"
+HELD = "c0 c1 c2 f0 c3 c4 f2 c5 f4"
 """One with all state in RAM, or memory-mapped but for the page-out of w+."""
 
 
-def state_step() -> Graph:
+def state_step():
     """Return x, w, y = f(x, w) in place of x, v, g = b(y, w), w+ = u(w, g)."""
     return Graph(
         name="step",
@@ -135,13 +118,11 @@ class StateCase(NamedTuple):
     schedule: Schedule
 
 
-def random_state_case(
-    rng: Random, n: tuple[int, int] = (3, 9), *, mapped: bool = False
-) -> StateCase:
+def random_state_case(rng, n=(3, 9), *, mapped=False):
     """Return a random step with a valid schedule; its storage has DMA unless it is mapped."""
     while True:
         graph = random_step(rng, n, flops=9)
-        schedule = random_state_schedule(rng, graph, mapped=mapped)
+        schedule = random_schedule(rng, graph, mapped=mapped)
         costs = random_costs(rng, graph, mode="blocking" if mapped else "dma")
         device = costs.device
         if mapped and device is not None and device.storage is not None:
@@ -151,7 +132,68 @@ def random_state_case(
             return StateCase(graph, costs, schedule)
 
 
-def random_state_plan(rng: Random, mode: str) -> tuple[Graph, Costs, Plan]:
+def random_state_plan(rng, mode):
     """Return a random step, its costs, and the plan of a random schedule, a quarter mapped."""
     graph, costs, schedule = random_state_case(rng, mapped=rng.random() < 0.25)
     return graph, costs, make_plan(graph, costs, schedule, mode=mode)
+
+
+class PlanCase(NamedTuple):
+    """A schedule, and a budget that it keeps."""
+
+    graph: Graph
+    costs: Costs
+    schedule: Schedule
+    budget: int | None
+
+    def plan(self, mode):
+        """Make the plan."""
+        graph, costs, schedule, budget = self
+        return make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=budget)
+
+    def check(self, mode):
+        """Make the plan and check it."""
+        check = check_plan(self.graph, self.costs, self.plan(mode), aux_bytes=2**53)
+        assert check.violations == ()
+        return check
+
+
+def plan_cases(count, *, with_state=False):
+    """Yield random schedules, wasteful ones too, with tight and loose budgets.
+
+    With state, a quarter of the steps are memory-mapped.
+    """
+    for number in range(count):
+        rng = seeded(f"planning/{'state/' if with_state else ''}{number}")
+        if with_state:
+            graph, costs, schedule = random_state_case(rng, mapped=number % 4 == 0)
+        else:
+            graph = random_graph(rng, (3, 8))
+            costs = random_costs(rng, graph, mode="dma", idle=False)
+            schedule = random_schedule(rng, graph)
+        peak = simulate(graph, costs, schedule).peak_ram_bytes
+        yield PlanCase(graph, costs, schedule, peak + rng.choice((0, 0, 3, 20)))
+
+
+def lower_bound_s(table, moves):
+    """Return the longer of compute and bus time: no program of the moves takes less [s]."""
+    times = {
+        Op.COMPUTE: table.compute_time_s,
+        Op.PAGE_IN: table.page_in_time_s,
+        Op.PAGE_OUT: table.page_out_time_s,
+    }
+    compute_s = sum(times[op][i] for op, i in moves if op == Op.COMPUTE)
+    return max(compute_s, sum(times[op][i] for op, i in moves if op != Op.COMPUTE))
+
+
+def bus_costs(graph, compute_s, page_in_s, page_out_s):
+    """Return costs on a device with DMA; nodes take as many joules as seconds, transfers 1 J."""
+    n = len(graph.tensors)
+    return Costs.from_arrays(
+        graph,
+        compute_time_s=compute_s,
+        compute_energy_j=compute_s,
+        page_in=[(page_in_s, 1.0)] * n,
+        page_out=[(page_out_s, 1.0)] * n,
+        device=bench_device(mode="dma"),
+    )

@@ -1,11 +1,9 @@
 """The random numbers of exported code, computed another way: ``pm_random.h`` says how."""
 
-from __future__ import annotations
-
 import numpy as np
 
 
-def words(step: int, site: int, count: int, *, seed: int = 0) -> np.ndarray:
+def words(step, site, count, *, seed=0):
     """Return so many words of Philox 4x32-10 at a site of a step."""
     blocks = np.arange(-(-count // 4), dtype=np.uint64)
     zeros = np.zeros_like(blocks)
@@ -26,17 +24,17 @@ def words(step: int, site: int, count: int, *, seed: int = 0) -> np.ndarray:
     return np.stack(counter, axis=1).reshape(-1)[:count].astype(np.uint32)
 
 
-def kept(step: int, site: int, count: int, dropped_ratio: float) -> np.ndarray:
+def kept(step, site, count, dropped_ratio):
     """Return which of so many elements are kept."""
     return (words(step, site, count) >> 8) >= round(dropped_ratio * 2**24)
 
 
-def uniform(step: int, site: int, count: int) -> np.ndarray:
+def uniform(step, site, count):
     """Return so many numbers from 0 to 1."""
     return (words(step, site, count) >> 8) / 2.0**24
 
 
-def normal(step: int, site: int, count: int) -> np.ndarray:
+def normal(step, site, count):
     """Return so many numbers of the standard normal distribution."""
     pairs = uniform(step, site, count + count % 2).reshape(-1, 2)
     radius, angle = np.sqrt(-2 * np.log(pairs[:, 0] + 2.0**-24)), 2 * np.pi * pairs[:, 1]

@@ -4,9 +4,10 @@ Without a start, cuts, a search for schedules or first rows from elsewhere, so t
 and rows within stages are what makes the answer right. The driver's own loop has all of these.
 """
 
-from __future__ import annotations
+from dataclasses import replace
+from typing import NamedTuple
 
-from typing import TYPE_CHECKING, NamedTuple
+import numpy as np
 
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
@@ -14,19 +15,7 @@ from poetmodel.model.aggregated import Grouping
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.problem import Quantity
 from poetmodel.solver.lazy.relaxation import Relaxation
-from poetmodel.solver.outcome import verify_schedule
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from poetmodel.backends.protocol import RawSolution
-    from poetmodel.problem import Problem
-    from poetmodel.solver.lazy.disaggregation import Disaggregation
-
+from poetmodel.solver.outcome import as_candidate
 
 CLOSE = 1e-6
 """By how much a solver's figures may be off; everything in the instances is a small integer."""
@@ -47,12 +36,12 @@ class RoundsError(Exception):
     """A promise of the rounds is broken."""
 
 
-def no_rows(problem: Problem) -> Grouping:
+def no_rows(problem):
     """Return the grouping that enforces nothing: all stages are one."""
     return Grouping(len(problem.graph.nodes))
 
 
-def random_rows(rng: random.Random, problem: Problem, chance: float = 0.3) -> Grouping:
+def random_rows(rng, problem, chance=0.3):
     """Return a grouping with random rows of stages, and half the times of steps."""
     n = len(problem.graph.nodes)
     stages = [t for t in range(n) if rng.random() < chance]
@@ -61,18 +50,42 @@ def random_rows(rng: random.Random, problem: Problem, chance: float = 0.3) -> Gr
     return no_rows(problem).add(stages, steps)
 
 
-def relaxation_of(problem: Problem, grouping: Grouping) -> Relaxation:
-    """Build the relaxation of a grouping."""
-    return Relaxation.build(problem, grouping, recomputable_nodes(problem))
+def relaxation_of(problem, grouping, *, restoring=False):
+    """Build the relaxation of a grouping; `restoring` lets tensors come back where they enter."""
+    return Relaxation.build(problem, grouping, recomputable_nodes(problem), restoring=restoring)
 
 
-def solved(relaxation: Relaxation) -> RawSolution:
+def least(form, unit=1.0, **targets):
+    """Return the optimum of a form, None where it has no point."""
+    raw = backend("highs").solve(form, Limits(rel_gap=0.0, **targets))
+    assert raw.x is not None or raw.infeasible or raw.status == "cutoff"
+    return None if raw.objective is None else raw.objective * unit
+
+
+def whole_points(rng, relaxation, count):
+    """Yield 0/1 points of a relaxation, found without cuts: best for random objectives."""
+    form = relaxation.form
+    for _ in range(count):
+        costs = np.array([rng.uniform(-0.3, 1.0) for _ in range(form.n_columns)])
+        if relaxation.problem.minimize == Quantity.RAM:  # else any peak would do
+            costs[relaxation.peak] = 100.0
+        raw = backend("highs").solve(replace(form, objective=costs), Limits(rel_gap=0.0))
+        if raw.x is not None:
+            yield raw.x
+
+
+def activity(cut, x):
+    """Return by how much a point is above a cut's right-hand side; negative where it breaks it."""
+    return float(sum(value * x[column] for value, column in cut.terms)) - cut.lower
+
+
+def solved(relaxation):
     """Solve a relaxation to the end."""
     form = relaxation.with_cuts(relaxation.cuts)
     return backend("highs").solve(form, Limits(rel_gap=0.0, time_s=120.0))
 
 
-def ram_limit(relaxation: Relaxation, x: NDArray[np.float64]) -> float:
+def ram_limit(relaxation, x):
     """Return the bytes that a point must not exceed: the budget, or the peak that it claims."""
     usable = relaxation.problem.usable_ram_bytes
     if relaxation.problem.minimize != Quantity.RAM:
@@ -80,18 +93,18 @@ def ram_limit(relaxation: Relaxation, x: NDArray[np.float64]) -> float:
     return float(x[relaxation.peak]) * usable + CLOSE
 
 
-def placed(relaxation: Relaxation, x: NDArray[np.float64]) -> Disaggregation:
+def placed(relaxation, x):
     """Disaggregate a point to stages."""
     return relaxation.disaggregate(x)
 
 
-def broken(placement: Disaggregation, limit: float) -> tuple[list[int], list[tuple[int, int]]]:
+def broken(placement, limit):
     """Return every row of stages, and of steps, that a placement breaks."""
     stages = [t for t, load in enumerate(placement.stage_loads()) if load > limit]
     return stages, [(t, k) for t, k, load in placement.step_loads() if load > limit]
 
 
-def run_rounds(problem: Problem, grouping: Grouping | None = None) -> Found:
+def run_rounds(problem, grouping=None):
     """Add rows, one run at a time, until an answer placed on stages is a schedule.
 
     Raises
@@ -128,8 +141,8 @@ def run_rounds(problem: Problem, grouping: Grouping | None = None) -> Found:
         current = current.add(stages[:1], () if stages else steps[:1])
 
 
-def _compare(problem: Problem, placement: Disaggregation, value: float) -> None:
-    candidate = verify_schedule(problem, placement.schedule())
+def _compare(problem, placement, value):
+    candidate = as_candidate(problem, placement.schedule())
     if candidate.violations:
         msg = f"the verifier rejects the placed answer: {candidate.violations}"
         raise RoundsError(msg)
@@ -142,7 +155,7 @@ def _compare(problem: Problem, placement: Disaggregation, value: float) -> None:
         raise RoundsError(msg)
 
 
-def groupings_between(problem: Problem, rng: random.Random, count: int) -> Iterator[Grouping]:
+def groupings_between(problem, rng, count):
     """Yield ever finer groupings, from none of the rows on."""
     grouping = no_rows(problem)
     for _ in range(count):

@@ -1,23 +1,16 @@
 """What compiled PyTorch steps report, made without PyTorch, for tests of the report."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from poetmodel.device import StorageMode
 from poetmodel.graph.io import graph_to_dict
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.solver import solve
 
-if TYPE_CHECKING:
-    from poetmodel.problem import Problem
-
 RESERVED_BYTES = 6
 """What the step keeps beside its schedule."""
 
 
-def certificate(**changes: Any) -> dict[str, Any]:
+def certificate(**changes):
     """Return what a verification found: 9 equal results, measured figures below the planned."""
     return {
         "name": "skip",
@@ -46,7 +39,7 @@ def certificate(**changes: Any) -> dict[str, Any]:
     }
 
 
-def step_values(problem: Problem, **changes: Any) -> dict[str, Any]:
+def step_values(problem, **changes):
     """Return what ``step.report()`` would of a step that runs the best schedule of a problem."""
     graph, costs = problem.graph, problem.costs
     result = solve(problem)
@@ -90,9 +83,6 @@ def step_values(problem: Problem, **changes: Any) -> dict[str, Any]:
         "compile_s": 1.5,
         "certificate": certificate(),
         "result": result.to_dict(),
-        "scheduled": {
-            "graph": graph_to_dict(graph),
-            "costs": costs.table(graph).to_dict(),
-        },
+        "scheduled": {"graph": graph_to_dict(graph), "costs": costs.table(graph).to_dict()},
         **changes,
     }

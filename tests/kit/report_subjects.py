@@ -1,10 +1,7 @@
 """Verified schedules for tests of the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from kit.commands import training_step, write_graph
 from kit.worked import bench_device
@@ -19,11 +16,8 @@ from poetmodel.schedule.io import parse_document
 from poetmodel.schedule.relations import dump
 from poetmodel.solver import solve
 
-if TYPE_CHECKING:
-    from poetmodel.schedule import Schedule
 
-
-def training_problem(ram: int) -> Problem:
+def training_problem(ram):
     """Return the training step of `training_step` on the bench device.
 
     With 900 B of RAM w2 is resident and w1 lies on storage, with 1,140 B everything is kept.
@@ -33,9 +27,7 @@ def training_problem(ram: int) -> Problem:
     return Problem(graph, Costs.estimate(graph, bench_device()), ram=ram)
 
 
-def subject(
-    problem: Problem, schedule: Schedule | None = None, *, label: str = "A", mode: str = "blocking"
-) -> Subject:
+def subject(problem, schedule=None, *, label="A", mode="blocking"):
     """Judge and plan the best schedule of a problem, or another one in its place."""
     document = parse_document(dump(solve(problem).to_dict()), source="x.json")
     chosen = document.schedule if schedule is None else schedule

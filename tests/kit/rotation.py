@@ -5,29 +5,24 @@ rotates, and what failed before. The share is that of the commit, or of the day 
 git; ``POETMODEL_SEEDS=all`` takes all, a number one share.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
-
-SHARES = 8
+SHARES = 16
 """Into how many shares the tests are divided."""
 KEPT = Path(__file__).parents[1] / "kept_seeds.txt"
 """The tests that failed once and always run, a name a line."""
 
 
-def this_share() -> int | None:
+def this_share():
     """Return which share it is the turn of; None for all."""
     asked = os.environ.get("POETMODEL_SEEDS", "")
     if asked:
@@ -40,13 +35,13 @@ def this_share() -> int | None:
     return int(commit[:8], 16) % SHARES
 
 
-def kept_tests(file: Path = KEPT) -> list[str]:
+def kept_tests(file=KEPT):
     """Return the names of the tests that always run."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def keep(names: Iterable[str], file: Path = KEPT) -> list[str]:
+def keep(names, file=KEPT):
     """Add tests that failed to those that always run; return those that are new."""
     before = kept_tests(file)
     added = sorted(set(names).difference(before))
@@ -55,7 +50,7 @@ def keep(names: Iterable[str], file: Path = KEPT) -> list[str]:
     return added
 
 
-def chosen(names: Iterable[str], share: int | None, kept: Iterable[str] = ()) -> set[str]:
+def chosen(names, share, kept=()):
     """Return what runs of these tests, where each function gives every share its part."""
     always, places, taken = set(kept), Counter[str](), set[str]()
     for name in names:
@@ -73,16 +68,16 @@ class Part(NamedTuple):
     number: int
     parts: int
 
-    def of(self, instances: Iterable[Any]) -> Iterator[Any]:
+    def of(self, instances):
         """Return the instances of this part: one, as many left out as there are other parts."""
         return islice(instances, self.number, None, self.parts)
 
-    def share(self, least: int) -> int:
+    def share(self, least):
         """Return what of a number that all instances together have this part must have."""
         return least // self.parts
 
 
-def parts(count: int) -> pytest.MarkDecorator:
+def parts(count):
     """Return what runs a test for each `Part` of its instances: the first is quick."""
     return pytest.mark.parametrize(
         "part",
@@ -97,12 +92,12 @@ def parts(count: int) -> pytest.MarkDecorator:
     )
 
 
-def quick(values: Iterable[Any], chosen: Container[Any]) -> list[Any]:
+def quick(values, chosen):
     """Return parameters, or tuples of them, marked slow but for those that are chosen."""
     return _marked(values, chosen, pytest.mark.slow)
 
 
-def rotating(values: Iterable[Any], always: Container[Any]) -> list[Any]:
+def rotating(values, always):
     """Return parameters, or tuples of them, of a slow test: those that run always, and the rest.
 
     The rest are the same property once more, of which each run takes a share.
@@ -110,6 +105,6 @@ def rotating(values: Iterable[Any], always: Container[Any]) -> list[Any]:
     return _marked(values, always, pytest.mark.seeds)
 
 
-def _marked(values: Iterable[Any], chosen: Container[Any], mark: Any) -> list[Any]:
+def _marked(values, chosen, mark):
     parts = [(v, v if isinstance(v, tuple) else (v,)) for v in values]
     return [v if v in chosen else pytest.param(*own, marks=mark) for v, own in parts]

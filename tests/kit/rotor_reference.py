@@ -4,22 +4,13 @@ Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: Optimal checkpointing for hete
 how to train deep neural networks with limited memory, 2019, arXiv:1911.13214, section 4.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from math import inf
-from typing import TYPE_CHECKING
 
 from poetmodel.baselines.engine import Execution
 from poetmodel.graph import Graph, Node, Tensor, operation
 from poetmodel.schedule.instructions import Instruction, Op
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator, Sequence
-
-    from poetmodel.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +32,7 @@ class Layer:
     backward_workspace_bytes: int = 0
 
 
-def random_layers(rng: random.Random, count: int) -> list[Layer]:
+def random_layers(rng, count):
     """Return the layers of a random chain: `count` of them and a loss."""
     sizes = [rng.randint(1, 9) for _ in range(count)]
     own = rng.random() < 0.7
@@ -66,7 +57,7 @@ def random_layers(rng: random.Random, count: int) -> list[Layer]:
     return [*layers, loss]
 
 
-def chain_graph(layers: Sequence[Layer]) -> Graph:
+def chain_graph(layers):
     """Return the training graph of a chain: ``x, F0, F1, ..., loss, Bn, ..., B0``."""
     nodes = [operation("x", output_bytes=1, phase="input", recomputable=False)]
     last = len(layers) - 1
@@ -102,7 +93,7 @@ def chain_graph(layers: Sequence[Layer]) -> Graph:
     return Graph(name="chain", nodes=tuple(nodes))
 
 
-def seconds(layers: Sequence[Layer]) -> list[int]:
+def seconds(layers):
     """Return the compute time of every node of `chain_graph` [s]."""
     forward = [layer.forward_s for layer in layers]
     return [0, *forward, *(layer.backward_s for layer in reversed(layers))]
@@ -115,22 +106,22 @@ class Rotor:
     of a step (``a-bar``) includes its activation.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers):
         self.layers = layers
         self.graph = chain_graph(layers)
         self.cost = cache(self._cost)
         self._node = {node.name: k for k, node in enumerate(self.graph.nodes)}
         self._tensor = {tensor.name: i for i, tensor in enumerate(self.graph.tensors)}
 
-    def gradient(self, t: int) -> int:
+    def gradient(self, t):
         """Return the bytes of the gradient of ``a_t``."""
         return self.layers[t + 1].gradient_bytes if t + 1 < len(self.layers) else 0
 
-    def saved(self, s: int) -> int:
+    def saved(self, s):
         """Return the bytes of what ``F_all`` keeps of step `s`."""
         return self.layers[s].activation_bytes + self.layers[s].tape_bytes
 
-    def _cost(self, m: int, s: int, t: int) -> tuple[float, int | None]:
+    def _cost(self, m, s, t):
         """Return the least time, and the step before which an activation is stored (None: none)."""
         layer = self.layers[s]
         if s == t:
@@ -140,7 +131,7 @@ class Rotor:
             return (layer.forward_s + layer.backward_s if fits else inf), None
         if m < self.least(s, t):
             return inf, None
-        best: tuple[float, int | None] = (inf, None)
+        best = (inf, None)
         left = m - self.saved(s)
         if left >= 0:
             best = self.cost(m, s, s)[0] + self.cost(left, s + 1, t)[0], None
@@ -153,7 +144,7 @@ class Rotor:
                 best = min(best, (value, cut), key=lambda found: found[0])
         return best
 
-    def least(self, s: int, t: int) -> int:
+    def least(self, s, t):
         """Return what the forward steps before the first decision need at least."""
         first = self.layers[s]
         need = first.activation_bytes + first.forward_workspace_bytes
@@ -163,7 +154,7 @@ class Rotor:
             need = max(need, bytes_ + layer.forward_workspace_bytes)
         return need + self.gradient(t)
 
-    def sequence(self, m: int) -> Schedule | None:
+    def sequence(self, m):
         """Return the sequence for `m` bytes beside the sample, None where there is none."""
         last = len(self.layers) - 1
         if self.cost(m, 0, last)[0] == inf:
@@ -177,7 +168,7 @@ class Rotor:
                 execution.free(index)
         return execution.schedule()
 
-    def _events(self, m: int, s: int, t: int) -> Iterator[Instruction]:
+    def _events(self, m, s, t):
         cut = None if s == t else self.cost(m, s, t)[1]
         if cut is None:
             yield self._compute(f"F{s}")  # F_all
@@ -194,9 +185,9 @@ class Rotor:
         yield from self._free(f"a{cut - 1}")
         yield from self._events(m, s, cut - 1)
 
-    def _compute(self, node: str) -> Instruction:
+    def _compute(self, node):
         return Instruction(Op.COMPUTE, self._node[node])
 
-    def _free(self, *names: str) -> Iterator[Instruction]:
+    def _free(self, *names):
         known = (self._tensor[name] for name in names if name in self._tensor)
         yield from (Instruction(Op.FREE, i) for i in known)

@@ -1,7 +1,5 @@
 """What a run of the tests has compiled of C, shared by all of its tests and workers."""
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import os
@@ -9,25 +7,19 @@ import re
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
 
 from poetmodel.export import board
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from poetmodel.export.board import Target
-
-_INCLUDED: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
+_INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 
 
 class Store:
     """A folder of compiled files; each is written under another name first."""
 
-    folder: Path | None = None
+    folder = None
     """The folder of the run; else there is one until the process ends."""
 
-    def path(self, name: str) -> Path:
+    def path(self, name):
         """Return where a file is kept, or would be."""
         if self.folder is None:
             own = TemporaryDirectory(prefix="pm_objects_")
@@ -35,7 +27,7 @@ class Store:
             self.folder = Path(own.name)
         return self.folder / name
 
-    def keep(self, name: str, make: Callable[[Path], object]) -> Path:
+    def keep(self, name, make):
         """Return a file, which is made if it is not there."""
         path = self.path(name)
         if not path.exists():
@@ -46,25 +38,31 @@ class Store:
         return path
 
 
-STORE: Final = Store()
+STORE = Store()
 
 
-def digest(*parts: object) -> str:
+def digest(*parts):
     """Return a name for what was compiled from some parts."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
-def build(folder: Path, target: Target, *, settings: Sequence[str] = ()) -> Path:
-    """Build an exported folder with the objects that there are of the same text and flags."""
-    objects = folder / "build" / target
-    shutil.rmtree(objects, ignore_errors=True)
-    flags = objects / "flags"
+def flags_of(folder, target, settings=()):
+    """Return what the Makefile of an exported folder gives a compiler; none where it has none."""
+    flags = folder / "build" / target / "flags"
     command = ["make", "--silent", str(flags.relative_to(folder)), *settings]
     environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS")}
     board.execute(command, folder, time_limit_s=60.0, environment=environment)
-    if not flags.exists():
+    return flags.read_text(encoding="utf-8").split() if flags.exists() else []
+
+
+def build(folder, target, *, settings=()):
+    """Build an exported folder with the objects that there are of the same text and flags."""
+    objects = folder / "build" / target
+    shutil.rmtree(objects, ignore_errors=True)
+    flags = flags_of(folder, target, settings)
+    if not flags:
         return board.build(folder, target, settings=settings)
-    names = _names(folder, objects, flags.read_text(encoding="utf-8").split())
+    names = _names(folder, objects, flags)
     for path, name in names.items():
         if STORE.path(name).exists():
             path.parent.mkdir(exist_ok=True)
@@ -76,7 +74,7 @@ def build(folder: Path, target: Target, *, settings: Sequence[str] = ()) -> Path
     return program
 
 
-def _names(folder: Path, objects: Path, flags: list[str]) -> dict[Path, str]:
+def _names(folder, objects, flags):
     """Return the name in the store for each object that depends on text alone.
 
     A macro counts where a text has its name; what the linker is told does not count.
@@ -94,7 +92,7 @@ def _names(folder: Path, objects: Path, flags: list[str]) -> dict[Path, str]:
     return names
 
 
-def _text(source: Path, folder: Path, read: set[Path]) -> str:
+def _text(source, folder, read):
     """Return the text of a file, and of all files of its folder that it includes.
 
     The header of kernels only declares: kernels of several folders are the same objects.

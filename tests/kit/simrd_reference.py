@@ -5,41 +5,31 @@ Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021; ``RuntimeV2Eager``
 storage of its own, whose cost is that of the whole node. There are no aliases here.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from poetmodel.graph import Graph
 
 
 class Simrd:
     """A runtime with a budget; `run` returns the clock at the end [s]."""
 
-    def __init__(
-        self, graph: Graph, cost: Sequence[float], budget: int, *, classes: bool = False
-    ) -> None:
+    def __init__(self, graph, cost, budget, *, classes=False):
         self.graph = graph
         self.cost = cost
         self.budget = budget
         self.clock = 0.0
         self.usage = 0
-        self.material: set[int] = set()
-        self.created: set[int] = set()
-        self.locked: dict[int, int] = {}
-        self.pinned: set[int] = set()
-        self.last_access: dict[int, float] = {}
+        self.material = set()
+        self.created = set()
+        self.locked = {}
+        self.pinned = set()
+        self.last_access = {}
         self.limit = math.inf
         """Where the clock stops with a `TimeoutError` [s]."""
-        self._score: Callable[[int], float] = self._by_class if classes else self._by_region
-        self._root: dict[int, object] = {}
-        self._class_cost: dict[object, float] = {}
-        self._parent: dict[object, object] = {}
+        self._score = self._by_class if classes else self._by_region
+        self._root = {}
+        self._class_cost = {}
+        self._parent = {}
 
-    def run(self) -> float:
+    def run(self):
         """Compute every node in order; what cannot be recomputed is a pinned constant."""
         graph = self.graph
         for k, node in enumerate(graph.nodes):
@@ -55,7 +45,7 @@ class Simrd:
                     self._evict(i)
         return self.clock
 
-    def _materialize(self, k: int) -> None:
+    def _materialize(self, k):
         graph = self.graph
         inputs = graph.inputs_of[k]
         for p in inputs:
@@ -73,7 +63,7 @@ class Simrd:
         for p in inputs:
             self.locked[p] -= 1
 
-    def _free(self, total: int) -> None:
+    def _free(self, total):
         graph = self.graph
         while self.usage + total > self.budget:
             pool = [i for i in self.material if self._evictable(i) and graph.tensor_bytes[i]]
@@ -81,7 +71,7 @@ class Simrd:
                 raise MemoryError
             self._evict(min(pool, key=lambda i: (self._score(i), i)))
 
-    def _compute(self, k: int) -> None:
+    def _compute(self, k):
         graph = self.graph
         self.clock += self.cost[k]
         if self.clock > self.limit:
@@ -93,10 +83,10 @@ class Simrd:
                 if o in self._root:
                     self._class_cost[self._find(self._root.pop(o))] -= self.cost[k]
 
-    def _evictable(self, i: int) -> bool:
+    def _evictable(self, i):
         return i in self.material and not self.locked.get(i) and i not in self.pinned
 
-    def _evict(self, i: int) -> None:
+    def _evict(self, i):
         self.material.remove(i)
         self.usage -= self.graph.tensor_bytes[i]
         own = object()
@@ -108,24 +98,24 @@ class Simrd:
             self._parent[root] = own
             self._class_cost[own] += self._class_cost[root]
 
-    def _find(self, node: object) -> object:
+    def _find(self, node):
         while self._parent[node] is not node:
             node = self._parent[node]
         return node
 
-    def _parents(self, i: int) -> Sequence[int]:
+    def _parents(self, i):
         return self.graph.inputs_of[self.graph.node_of[i]]
 
-    def _children(self, i: int) -> list[int]:
+    def _children(self, i):
         made = (o for k in self.graph.users_of[i] for o in self.graph.outputs_of[k])
         return [o for o in made if o in self.created]
 
-    def _evicted_beside(self, i: int) -> set[int]:
+    def _evicted_beside(self, i):
         beside = {*self._parents(i), *self._children(i)}
         return {u for u in beside if u not in self.material and u in self._root}
 
-    def _region(self, i: int, neighbours: Callable[[int], Sequence[int]]) -> float:
-        met: set[int] = set()
+    def _region(self, i, neighbours):
+        met = set()
         todo = [i]
         while todo:
             for u in neighbours(todo.pop()):
@@ -134,16 +124,16 @@ class Simrd:
                     todo.append(u)
         return math.fsum(self.cost[self.graph.node_of[u]] for u in met)
 
-    def _by_region(self, i: int) -> float:
+    def _by_region(self, i):
         own = self.cost[self.graph.node_of[i]]
         cost = own + self._region(i, self._parents) + self._region(i, self._children)
         return self._per_byte_second(i, cost)
 
-    def _by_class(self, i: int) -> float:
+    def _by_class(self, i):
         own = self.cost[self.graph.node_of[i]]
         roots = {self._find(self._root[u]) for u in self._evicted_beside(i)}
         return self._per_byte_second(i, own + sum(self._class_cost[root] for root in roots))
 
-    def _per_byte_second(self, i: int, cost: float) -> float:
+    def _per_byte_second(self, i, cost):
         weight = self.graph.tensor_bytes[i] * (self.clock - self.last_access[i])
         return cost / weight if weight > 0 else math.inf

@@ -1,7 +1,5 @@
 """Hypothesis strategies that the tests share: random training graphs and costs for them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -18,38 +16,26 @@ NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=
 
 @st.composite
 def graphs(
-    draw: st.DrawFn,
+    draw,
     *,
-    min_nodes: int = 1,
-    max_nodes: int = 8,
-    multi_output: bool = True,
-    workspace: bool = True,
-    on_aux: bool = False,
-    non_recomputable: bool = True,
-    max_bytes: int = 8,
-) -> Graph:
+    min_nodes=1,
+    max_nodes=8,
+    multi_output=True,
+    workspace=True,
+    on_aux=False,
+    non_recomputable=True,
+    max_bytes=8,
+):
     """Draw a graph whose nodes ``n0, n1, ...`` read up to three earlier tensors each.
 
-    Parameters
-    ----------
-    min_nodes, max_nodes : int
-        Number of nodes.
-    multi_output : bool
-        Let nodes have none to three outputs; else exactly one, of the node's name.
-    workspace : bool
-        Let nodes need workspace.
-    on_aux : bool
-        Let nodes without inputs have their tensors on auxiliary storage.
-    non_recomputable : bool
-        Let nodes be computed only once.
-    max_bytes : int
-        Largest tensor and workspace [B].
+    If `multi_output`, they have none to three outputs; else exactly one, of the node's name. If
+    `on_aux`, nodes without inputs may have their tensors on storage.
     """
     size = st.integers(min_value=0, max_value=max_bytes)
-    nodes: list[Node] = []
-    tensors: list[str] = []
+    nodes = []
+    tensors = []
     for k in range(draw(st.integers(min_value=min_nodes, max_value=max_nodes))):
-        inputs: list[str] = []
+        inputs = []
         if tensors:
             inputs = draw(st.lists(st.sampled_from(tensors), max_size=3, unique=True))
         count = draw(st.sampled_from((1, 1, 1, 2, 3, 0))) if multi_output else 1
@@ -71,7 +57,7 @@ def graphs(
 
 
 @st.composite
-def rich_graphs(draw: st.DrawFn, **options: int | bool) -> Graph:
+def rich_graphs(draw, **options):
     """Draw a graph of `graphs` in which every attribute and every name may be anything allowed."""
     plain = draw(graphs(on_aux=True, **options))
     count = st.integers(min_value=0, max_value=2**53)
@@ -115,16 +101,8 @@ def rich_graphs(draw: st.DrawFn, **options: int | bool) -> Graph:
 
 
 @st.composite
-def costs_for(draw: st.DrawFn, graph: Graph, *, storage: bool = True) -> Costs:
-    """Draw costs for a graph: small whole times and energies, zeros included.
-
-    Parameters
-    ----------
-    graph : Graph
-        Gives the names.
-    storage : bool
-        Whether tensors can be paged; without, the costs have no pages.
-    """
+def costs_for(draw, graph, *, storage=True):
+    """Draw costs for a graph: small whole times and energies, zeros among them; pages if wanted."""
     n, m = len(graph.nodes), len(graph.tensors)
     pair = st.tuples(SMALL, SMALL)
     pages = st.lists(pair, min_size=m, max_size=m)

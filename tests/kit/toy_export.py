@@ -1,23 +1,17 @@
 """A hand-written step in the place of an exported one: the runtime around it, built and run."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kit.programs import needs
 from kit.shared_objects import STORE, build, digest
 from poetmodel.export import board
-from poetmodel.export.board import ProgramRun, Target, run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from poetmodel.export.board import Target, run
 
 SOURCES = Path(board.__file__).with_name("c")
 TOY = Path(__file__).parents[1] / "export" / "toy"
@@ -30,18 +24,18 @@ BATCHES = 3
 class Toys:
     """Programs of the toy, each built once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
-        self._built: dict[tuple[Target, tuple[str, ...]], Path] = {}
+        self._built = {}
 
-    def sources(self) -> Path:
+    def sources(self):
         """Return a new folder of what the toy is built from."""
         folder = self.folder / str(len(list(self.folder.iterdir())))
         shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns(*GENERATED))
         shutil.copytree(TOY, folder, dirs_exist_ok=True)
         return folder
 
-    def program(self, target: Target, *settings: str) -> Path:
+    def program(self, target, *settings):
         """Return the program for a target, built with some settings."""
         needs(target)
         key = (target, settings)
@@ -49,15 +43,7 @@ class Toys:
             self._built[key] = build(self.sources(), target, settings=settings)
         return self._built[key]
 
-    def run(
-        self,
-        target: Target,
-        settings: Sequence[str],
-        folder: Path,
-        *,
-        steps: int,
-        words: Sequence[str] = (),
-    ) -> ProgramRun:
+    def run(self, target, settings, folder, *, steps, words=()):
         """Run the toy on its batches, in a folder."""
         return run(
             self.program(target, *settings),
@@ -72,30 +58,19 @@ class Toys:
 
 
 @cache
-def samples() -> tuple[tuple[np.ndarray, int], ...]:
+def samples():
     """Return the toy's inputs: five numbers, and a factor."""
     random = np.random.default_rng(7)
     return tuple((random.random(5, np.float32), 1 + k % 2) for k in range(BATCHES))
 
 
-def batches(target: Target) -> bytes:
+def batches(target):
     """Return the file of inputs."""
     kind = "<f8" if target is Target.HOST_DOUBLE else "<f4"
     return b"".join(x.astype(kind).tobytes() + np.int32(k).tobytes() for x, k in samples())
 
 
-def expected(steps: int) -> tuple[list[float], np.ndarray, float]:
-    """Return losses and the parameters after some steps of the toy, in double precision."""
-    w, b, losses = 0.125 * np.arange(5.0), 0.5, []
-    for step in range(steps):
-        x, k = samples()[step % BATCHES]
-        rest = k * (w @ x + b) - 1
-        losses.append(rest * rest)
-        w, b = w - LEARNING_RATE * 2 * rest * k * x, b - LEARNING_RATE * 2 * rest * k
-    return losses, w, b
-
-
-def library(folder: Path, *sources: str, flags: Sequence[str] = ()) -> ctypes.CDLL:
+def library(folder, *sources, flags=()):
     """Build a library of some C files of the runtime, and load it with variables of its own."""
     needs(Target.HOST)
     paths = (TOY / "include", SOURCES, *(SOURCES / part for part in ("src", "port", "host")))

@@ -1,9 +1,6 @@
 """Small training steps of many kinds; needs PyTorch."""
 
-from __future__ import annotations
-
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,38 +9,32 @@ from torch.utils.checkpoint import checkpoint
 
 from poetmodel.torch import trace
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from poetmodel.torch import Trace
-
-Step = tuple[nn.Module, Any, tuple[Any, ...]]
-
 
 class Through(nn.Module):
-    """Applies a function to its modules and its inputs."""
+    """Applies a function to its modules, or to itself where they have names, and to its inputs."""
 
-    def __init__(self, function: Callable[..., torch.Tensor], *parts: nn.Module) -> None:
+    def __init__(self, function, *parts, **named):
         super().__init__()
-        self.parts = nn.ModuleList(parts)
-        self.function = function
+        self.function, self.named = function, bool(named)
+        for name, part in (named or {"parts": nn.ModuleList(parts)}).items():
+            setattr(self, name, part)
 
-    def forward(self, *inputs: Any) -> torch.Tensor:
+    def forward(self, *inputs):
         """Return what the function makes of them."""
-        return self.function(self.parts, *inputs)
+        return self.function(self if self.named else self.parts, *inputs)
 
 
 class Square(torch.autograd.Function):
     """A square with a backward of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         """Return the square."""
         ctx.save_for_backward(x)
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, grad):
         """Return its gradient."""
         (x,) = ctx.saved_tensors
         return 2 * x * grad
@@ -52,17 +43,17 @@ class Square(torch.autograd.Function):
 class Residual(nn.Module):
     """A block of convolution and batch norm whose input is added to its output."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         self.conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(width)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """Return the block's output."""
         return functional.relu(self.bn(self.conv(x)) + x)
 
 
-def residual() -> Step:
+def residual():
     """Return a step of convolution, residual block, dropout and classifier."""
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), Residual(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 3)
@@ -71,39 +62,39 @@ def residual() -> Step:
 
 
 @cache
-def traced_residual() -> Trace:
+def traced_residual():
     """Return the step of `residual`, traced once for all tests that only read it."""
     return trace(*residual(), measure_workspace=False)
 
 
-def rows(*parts: nn.Module, by: Callable[..., torch.Tensor] | None = None) -> Step:
+def rows(*parts, by=None):
     """Return a step of rows of 4 through modules, or through a function of them."""
     model = nn.Sequential(*parts) if by is None else Through(by, *parts)
     return model, functional.mse_loss, (torch.randn(3, 4), torch.randn(3, 4))
 
 
-def images(model: nn.Module, size: int = 4) -> Step:
+def images(model, size=4):
     """Return a step of images of 4 channels, 6 x 6, through a module."""
     return model, functional.mse_loss, (torch.randn(2, 4, 6, 6), torch.randn(2, 4, size, size))
 
 
-def frozen() -> Step:
+def frozen():
     """Return a step whose first layer is not trained."""
     step = rows(nn.Linear(4, 4), nn.Linear(4, 4))
     step[0][0].requires_grad_(False)
     return step
 
 
-def recurrent(cell: nn.Module) -> Step:
+def recurrent(cell):
     """Return a step of a recurrent layer over three moments."""
     model = Through(lambda parts, x: parts[0](x)[0], cell)
     return model, functional.mse_loss, (torch.randn(2, 3, 4), torch.randn(2, 3, 4))
 
 
-def attention(dropout_p: float) -> Step:
+def attention(dropout_p):
     """Return a step of scaled dot product attention."""
 
-    def attend(parts: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    def attend(parts, x):
         return functional.scaled_dot_product_attention(
             parts[0](x), parts[1](x), x, dropout_p=dropout_p
         )
@@ -112,7 +103,7 @@ def attention(dropout_p: float) -> Step:
     return model, functional.mse_loss, (torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8))
 
 
-def checkpointed() -> Step:
+def checkpointed():
     """Return a step with a part that the user's own checkpoint computes twice."""
     inner = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4))
     return rows(
@@ -120,20 +111,20 @@ def checkpointed() -> Step:
     )
 
 
-def chunks() -> Step:
+def chunks():
     """Return a step whose output is cut up and put together."""
 
-    def cut(parts: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    def cut(parts, x):
         pieces = parts[0](x).chunk(2, -1)
         return torch.cat([piece * (k + 1) for k, piece in enumerate(pieces)], -1)
 
     return rows(nn.Linear(4, 4), by=cut)
 
 
-def autocast() -> Step:
+def autocast():
     """Return a step with a product in bfloat16."""
 
-    def low(parts: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    def low(parts, x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y = parts[0](x)
         return y.float()
@@ -141,7 +132,7 @@ def autocast() -> Step:
     return rows(nn.Linear(4, 4), by=low)
 
 
-def channels_last() -> Step:
+def channels_last():
     """Return a step of a convolution and batch norm, channels last in memory."""
     step = images(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)))
     x, y = step[2]
@@ -149,27 +140,50 @@ def channels_last() -> Step:
     return step[0].to(memory_format=layout), step[1], (x.to(memory_format=layout), y)
 
 
-def nested() -> Step:
+def nested():
     """Return a step with inputs in a dictionary."""
     model = Through(lambda p, d: p[0](d["a"]) + d["b"][0], nn.Linear(4, 4))
     inputs = {"a": torch.randn(3, 4), "b": (torch.randn(3, 4),)}
     return model, functional.mse_loss, (inputs, torch.randn(3, 4))
 
 
-def shared_gradient() -> Step:
+def hooked():
+    """Return a step whose modules have hooks, on an output and on a gradient."""
+    step = rows(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    step[0][0].register_forward_hook(lambda _module, _inputs, output: output * 2)
+    step[0][1].register_full_backward_hook(lambda _module, into, _out: (into[0] * 10,))
+    return step
+
+
+def unread(draw):
+    """Return a step that draws numbers which nobody reads, and others after them."""
+
+    def forward(parts, x):
+        x = parts[0](x)
+        draw(x)
+        return functional.dropout(x, 0.25)
+
+    return rows(nn.Linear(4, 4), by=forward)
+
+
+def shared_gradient():
     """Return a step in which two weights have one gradient, in the same memory."""
     parts = (nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False))
     return rows(*parts, by=lambda p, x: x + p[0].weight + p[1].weight)
 
 
-def transposed_gradient() -> Step:
+def transposed_gradient():
     """Return a step in which the gradient of a weight lies otherwise than the weight."""
     return rows(nn.Linear(3, 4, bias=False), by=lambda p, x: x + p[0].weight.t())
 
 
-STEPS: dict[str, Callable[[], Step]] = {
+STEPS = {
     "residual": residual,
     "frozen": frozen,
+    "hooks": hooked,
+    "unread dropout": lambda: unread(functional.dropout),
+    "unread noise": lambda: unread(torch.randn_like),
+    "unread rrelu": lambda: unread(lambda x: functional.rrelu(x, training=True)),
     "unused": lambda: rows(nn.Linear(4, 4), nn.Linear(4, 4), by=lambda p, x: p[0](x)),
     "encoder layer": lambda: (
         nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
@@ -188,6 +202,19 @@ STEPS: dict[str, Callable[[], Step]] = {
     "attention": lambda: attention(0.0),
     "attention with dropout": lambda: attention(0.2),
     "gru": lambda: recurrent(nn.GRU(4, 4, batch_first=True)),
+    "deep gru": lambda: recurrent(nn.GRU(4, 2, 3, dropout=0.3, bidirectional=True)),
+    "deep rnn": lambda: recurrent(nn.RNN(4, 4, 2, dropout=0.3)),
+    "rnn": lambda: recurrent(nn.RNN(4, 4, nonlinearity="relu")),
+    "margin loss": lambda: (
+        nn.Linear(4, 4),
+        functional.multi_margin_loss,
+        (torch.randn(3, 4), torch.tensor([0, 1, 3])),
+    ),
+    "margin loss of labels": lambda: (
+        nn.Linear(4, 4),
+        functional.multilabel_margin_loss,
+        (torch.randn(3, 4), torch.tensor([[0, 2, -1, 0], [1, -1, 0, 0], [3, 0, 1, -1]])),
+    ),
     "loss inside": lambda: (
         Through(lambda p, x: p[0](x).sum(), nn.Linear(4, 4)),
         None,
@@ -216,7 +243,8 @@ STEPS: dict[str, Callable[[], Step]] = {
 """Steps by name; each must run by units exactly as PyTorch runs it."""
 
 QUICK_STEPS = (
-    "residual", "frozen", "encoder layer", "custom function", "attention with dropout",
-    "autocast", "nested inputs", "one gradient for two",
+    "residual", "frozen", "hooks", "encoder layer", "custom function", "attention with dropout",
+    "autocast", "nested inputs", "one gradient for two", "unread dropout", "unread rrelu",
+    "margin loss", "margin loss of labels",
 )  # fmt: skip
 """Those that the quick tests try."""

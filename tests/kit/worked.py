@@ -1,18 +1,11 @@
 """Small graphs whose schedules can be worked out by hand, and problems over them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from poetmodel.device import Compute, Costs, Device, Storage, StorageMode, Transfer
 from poetmodel.graph import Graph, Node, Phase, Tensor, operation
 from poetmodel.problem import Problem
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-
-def skip_graph(*, mask: bool = False, workspace: bool = False, **of_a: Any) -> Graph:
+def skip_graph(*, mask=False, workspace=False, **of_a):
     """Make four nodes in a row and one tensor that skips two of them.
 
     ====  ====== ===== ========= =============================
@@ -24,14 +17,8 @@ def skip_graph(*, mask: bool = False, workspace: bool = False, **of_a: Any) -> G
     d     a, c   3               4 + 5 + 3 = 12, the floor
     ====  ====== ===== ========= =============================
 
-    Parameters
-    ----------
-    mask : bool
-        Let `c` make two tensors, of 4 and 1 bytes, both read by `d`, in place of one of 5.
-    workspace : bool
-        Let `b` need 1 byte of workspace.
-    **of_a
-        Attributes of the node `a`.
+    With `mask`, `c` makes two tensors, of 4 and 1 bytes, both read by `d`; with `workspace`, `b`
+    needs 1 byte. Other attributes are of the node `a`.
     """
     parts = (Tensor(name="c", bytes=4), Tensor(name="c.mask", bytes=1))
     return Graph(
@@ -39,42 +26,65 @@ def skip_graph(*, mask: bool = False, workspace: bool = False, **of_a: Any) -> G
         nodes=(
             operation("a", output_bytes=4, **of_a),
             operation("b", output_bytes=6, inputs=("a",), workspace_bytes=int(workspace)),
-            Node(
-                name="c",
-                op="op",
-                phase="forward",
-                inputs=("b",),
-                outputs=parts if mask else (Tensor(name="c", bytes=5),),
-            ),
+            making("c", ("b",), parts if mask else (Tensor(name="c", bytes=5),)),
             operation("d", output_bytes=3, inputs=("a", "c", "c.mask") if mask else ("a", "c")),
         ),
     )
 
 
-def even_costs(
-    graph: Graph,
-    *,
-    page_in: tuple[float, float] | None = (1.0, 1.0),
-    page_out: tuple[float, float] | None = (1.0, 1.0),
-    device: Device | None = None,
-) -> Costs:
+def written(*lines):
+    """Make a graph of lines ``name[!] bytes[+workspace] [inputs]``; ``!`` is computed once."""
+    nodes = []
+    for line in lines:
+        name, size, *inputs = line.split()
+        taken, _, space = size.partition("+")
+        nodes.append(
+            operation(
+                name.rstrip("!"),
+                output_bytes=int(taken),
+                inputs=tuple(inputs),
+                workspace_bytes=int(space or 0),
+                recomputable=not name.endswith("!"),
+            )
+        )
+    return Graph(name="written", nodes=tuple(nodes))
+
+
+def making(name, inputs, outputs, **more):
+    """Return a node of the forward pass that reads tensors by name and makes some."""
+    given = {"inputs": tuple(inputs), "outputs": tuple(outputs), **more}
+    return Node(name=name, op="op", phase="forward", **given)
+
+
+def costs_of(graph, times_s, energies_j=None, pages=None, out=None, *, device=None):
+    """Make costs; energies are the times and page-outs the page-ins unless they are given."""
+    return Costs.from_arrays(
+        graph,
+        compute_time_s=times_s,
+        compute_energy_j=times_s if energies_j is None else energies_j,
+        page_in=pages,
+        page_out=pages if out is None else out,
+        device=device,
+    )
+
+
+def even_costs(graph, *, page_in=(1.0, 1.0), page_out=(1.0, 1.0), device=None):
     """Make costs of 1 s and 1 J for the first node, 2 and 2 for the second and so on.
 
     Every page-in and page-out costs the same, (time, energy); None takes the storage away.
     """
     rising = [1.0 + k for k in range(len(graph.nodes))]
     tensors = len(graph.tensors)
-    return Costs.from_arrays(
+    return costs_of(
         graph,
-        compute_time_s=rising,
-        compute_energy_j=rising,
-        page_in=None if page_in is None else [page_in] * tensors,
-        page_out=None if page_out is None else [page_out] * tensors,
+        rising,
+        pages=None if page_in is None else [page_in] * tensors,
+        out=None if page_out is None else [page_out] * tensors,
         device=device,
     )
 
 
-def skip_problem(**limits: Any) -> Problem:
+def skip_problem(**limits):
     """State the problem of `skip_graph` with `even_costs`; by default 13 bytes of RAM.
 
     Something must leave RAM while `c` is computed, and only `a` can. The baseline is 10 J.
@@ -90,7 +100,7 @@ def skip_problem(**limits: Any) -> Problem:
     return Problem(graph, even_costs(graph), **{"ram": 13, **limits})
 
 
-def comb_graph(teeth: int = 3) -> Graph:
+def comb_graph(teeth=3):
     """Make a forward chain of `teeth` nodes and a backward chain that reads it in reverse.
 
     Forward ``f0 f1 ...`` of 4 bytes each read their predecessor; backward ``g2 g1 g0`` of 1 byte
@@ -111,21 +121,12 @@ def comb_graph(teeth: int = 3) -> Graph:
     return Graph(name="comb", nodes=(*forward, *backward))
 
 
-def gap_graph() -> Graph:
+def gap_graph():
     """Return a, b, c, d = d(b), e = e(a): a and b wait while c, the largest, is computed."""
-    return Graph(
-        name="gaps",
-        nodes=(
-            operation("a", output_bytes=4),
-            operation("b", output_bytes=4),
-            operation("c", output_bytes=5),
-            operation("d", output_bytes=1, inputs=("b",)),
-            operation("e", output_bytes=1, inputs=("a",)),
-        ),
-    )
+    return written("a 4", "b 4", "c 5", "d 1 b", "e 1 a")
 
 
-def early_recomputation(number: int) -> Problem:
+def early_recomputation(number):
     """State one of two problems in which a small tensor must be recomputed early.
 
     That is in a stage where nothing uses it, because its large input is in RAM just then, and the
@@ -135,31 +136,20 @@ def early_recomputation(number: int) -> Problem:
     2. budget 23: the same before ``n4`` and ``n5`` fill the RAM: overhead 1.
     """
     if number == 1:
-        ram = 21
-        nodes = (
-            operation("n0", output_bytes=10),
-            operation("n1", output_bytes=2, inputs=("n0",)),
-            operation("n2", output_bytes=9, inputs=("n0",), workspace_bytes=2, recomputable=False),
-            operation("n3", output_bytes=9, inputs=("n2",)),
-            operation("n4", output_bytes=1, inputs=("n1", "n3")),
-        )
-    else:
-        ram = 23
-        nodes = (
-            operation("n0", output_bytes=10),
-            operation("n1", output_bytes=2, inputs=("n0",)),
-            operation("n2", output_bytes=9, inputs=("n0",), workspace_bytes=4),
-            operation("n3", output_bytes=1),
-            operation("n4", output_bytes=9, inputs=("n3",)),
-            operation("n5", output_bytes=0, inputs=("n1", "n2", "n4")),
-        )
-    graph = Graph(name=f"early{number}", nodes=nodes)
-    ones = [1.0] * len(nodes)
-    costs = Costs.from_arrays(graph, compute_time_s=ones, compute_energy_j=ones)
-    return Problem(graph, costs, ram=ram)
+        first = written("n0 10", "n1 2 n0", "n2! 9+2 n0", "n3 9 n2", "n4 1 n1 n3")
+        return unit_problem(first, ram=21)
+    second = written("n0 10", "n1 2 n0", "n2 9+4 n0", "n3 1", "n4 9 n3", "n5 0 n1 n2 n4")
+    return unit_problem(second, ram=23)
 
 
-def comb_problem(teeth: int = 10, ram: int = 13, page: float = 3.0, **limits: Any) -> Problem:
+def unit_problem(graph, **limits):
+    """State a problem without paging in which every computation costs 1."""
+    ones = [1.0] * len(graph.nodes)
+    costs = costs_of(graph, ones)
+    return Problem(graph, costs, **limits)
+
+
+def comb_problem(teeth=10, ram=13, page=3.0, **limits):
     """State a problem that takes several rounds: a comb, with pages at a middling price."""
     graph = comb_graph(teeth)
     costs = even_costs(graph, page_in=(page, page), page_out=(page, page))
@@ -168,13 +158,13 @@ def comb_problem(teeth: int = 10, ram: int = 13, page: float = 3.0, **limits: An
 
 def bench_device(
     *,
-    idle_power_w: float = 0.0,
-    mode: StorageMode | str = StorageMode.BLOCKING,
-    storage: bool = True,
-    ram_bytes: int = 2**20,
-    aux_bytes: int | None = None,
-    memory_mapped: bool = False,
-) -> Device:
+    idle_power_w=0.0,
+    mode=StorageMode.BLOCKING,
+    storage=True,
+    ram_bytes=2**20,
+    aux_bytes=None,
+    memory_mapped=False,
+):
     """Make a device of round figures: 1 FLOP/s and 1 B/s at 1 W each, no latency."""
     way = Transfer(latency_s=0.0, bytes_per_s=1.0, power_w=1.0)
     return Device(
@@ -192,30 +182,13 @@ def bench_device(
 
 
 def training_chain(
-    sizes: Sequence[int],
-    *,
-    reads_own: bool = True,
-    tapes: Sequence[int] | None = None,
-    workspaces: Sequence[int] = (),
-    gradient_bytes: int = 1,
-    loss: bool = True,
-) -> Graph:
+    sizes, *, reads_own=True, tapes=None, workspaces=(), gradient_bytes=1, loss=True
+):
     """Make ``x -> f1 -> ... -> fL [-> loss] [-> gl] -> gL -> ... -> g1``.
 
-    Parameters
-    ----------
-    sizes : sequence of int
-        Bytes of the sample and of what each of the layers makes, ``L + 1`` of them.
-    reads_own : bool
-        Whether ``gk`` reads what ``fk`` made; it always reads what ``fk`` read.
-    tapes : sequence of int, optional
-        Bytes of a second output ``fk.tape`` of each layer, which ``gk`` reads in place of ``fk``.
-    workspaces : sequence of int, optional
-        Workspace of each layer [B].
-    gradient_bytes : int
-        Bytes of every gradient.
-    loss : bool
-        Whether there is a loss of one byte; its own gradient reads it and the last layer.
+    Sizes are bytes of the sample and of what each layer makes. ``gk`` reads what ``fk`` read, and
+    what it made, if `reads_own`, or a second output ``fk.tape`` in its place, of the bytes in
+    `tapes`. The loss of one byte has a gradient of its own, which reads it and the last layer.
     """
     layers = range(1, len(sizes))
     nodes = [operation("x", output_bytes=sizes[0], phase="input", recomputable=False)]
@@ -225,17 +198,12 @@ def training_chain(
             outputs.append(Tensor(name=f"f{k}.tape", bytes=tapes[k - 1]))
         read = f"f{k - 1}" if k > 1 else "x"
         nodes.append(
-            Node(
-                name=f"f{k}",
-                op="op",
-                phase="forward",
-                inputs=(read,),
-                outputs=tuple(outputs),
-                workspace_bytes=workspaces[k - 1] if workspaces else 0,
+            making(
+                f"f{k}", (read,), outputs, workspace_bytes=workspaces[k - 1] if workspaces else 0
             )
         )
     own = "f{}" if tapes is None else "f{}.tape"
-    before: tuple[str, ...] = ()
+    before = ()
     if loss:
         nodes.append(operation("loss", output_bytes=1, phase="loss", inputs=(nodes[-1].name,)))
         nodes.append(
@@ -257,38 +225,25 @@ def training_chain(
     return Graph(name="chain", nodes=tuple(nodes))
 
 
-def chain_costs(
-    graph: Graph,
-    *,
-    seconds: Sequence[int] | None = None,
-    page_s: int = 1,
-    mode: str = "dma",
-) -> Costs:
+def chain_costs(graph, *, seconds=None, page_s=1, mode="dma"):
     """Return costs of a graph: a second and a joule per node, or `seconds`; `page_s` per byte."""
     times = [1] * len(graph.nodes) if seconds is None else list(seconds)
     moves = [(page_s * tensor.bytes, page_s * tensor.bytes) for tensor in graph.tensors]
-    return Costs.from_arrays(
-        graph,
-        compute_time_s=times,
-        compute_energy_j=times,
-        page_in=moves,
-        page_out=moves,
-        device=bench_device(mode=mode),
-    )
+    return costs_of(graph, times, pages=moves, device=bench_device(mode=mode))
 
 
-def recomputations(problem: Problem, pairs: Sequence[tuple[int, int]]) -> int:
+def recomputations(problem, pairs):
     """Return how many computations of a schedule are not the first of their node."""
     return len(pairs) - len(problem.graph.nodes)
 
 
-def state(name: str, size: int) -> Node:
+def state(name, size):
     """Return a node that holds a state tensor of its own name."""
     outputs = (Tensor(name=name, bytes=size),)
     return Node(name=name, op="parameter", phase=Phase.STATE, outputs=outputs)
 
 
-def update(name: str, *inputs: str, **replaced: int) -> Node:
+def update(name, *inputs, **replaced):
     """Return a node that replaces state tensors, given by name with their bytes."""
     outputs = tuple(
         Tensor(name=f"{old}+", bytes=size, replaces=old) for old, size in replaced.items()
@@ -303,7 +258,7 @@ def update(name: str, *inputs: str, **replaced: int) -> Node:
     )
 
 
-def in_time_problem() -> Problem:
+def in_time_problem():
     """State a step in which `a`, read by `d`, must be made again before `w` is replaced by `u`.
 
     `a` reads `w`, and has no room beside the workspace of `b`. The best schedule makes it again in
@@ -320,11 +275,5 @@ def in_time_problem() -> Problem:
             operation("d", output_bytes=1, inputs=("a",)),
         ),
     )
-    costs = Costs.from_arrays(
-        graph,
-        compute_time_s=[1, 0, 1, 1, 1, 1],
-        compute_energy_j=[1, 0, 1, 1, 1, 1],
-        page_in=[(9, 9)] * len(graph.tensors),
-        page_out=[(9, 9)] * len(graph.tensors),
-    )
+    costs = costs_of(graph, [1, 0, 1, 1, 1, 1], pages=[(9, 9)] * len(graph.tensors))
     return Problem(graph, costs, ram=14)

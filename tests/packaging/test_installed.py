@@ -4,8 +4,6 @@ Runs in every environment, and once more in one that has the wheel and no extra;
 Nothing here needs more than pytest.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -24,18 +22,23 @@ FROM_WHEEL = os.environ.get("POETMODEL_FROM_WHEEL") == "1"
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_version_is_that_of_the_distribution() -> None:
-    """The package and its metadata agree on the version."""
+def test_distribution_has_its_version_its_types_and_its_command():
+    """Package and metadata agree on the version; type checkers see the annotations.
+
+    ``poetmodel`` is a command, and ``python -m poetmodel`` is the same.
+    """
     assert poetmodel.__version__ == version("poetmodel")
-
-
-def test_types_are_declared() -> None:
-    """Type checkers of users see the package's annotations."""
     assert Path(poetmodel.__file__).with_name("py.typed").is_file()
+    scripts = distribution("poetmodel").entry_points.select(group="console_scripts")
+    assert [script.value for script in scripts] == ["poetmodel.cli:main"]
+    done = subprocess.run(
+        [sys.executable, "-m", "poetmodel", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[:2] == ["poetmodel", poetmodel.__version__]
 
 
 @pytest.mark.parametrize("kind", ["graphs", "devices"])
-def test_shipped_files_are_those_of_the_project(kind: str) -> None:
+def test_shipped_files_are_those_of_the_project(kind):
     """Every graph and device of the project is there, byte for byte."""
     found = shipped(kind)
     suffix = {"graphs": "*.graph.json", "devices": "*.toml"}[kind]
@@ -46,7 +49,7 @@ def test_shipped_files_are_those_of_the_project(kind: str) -> None:
         assert (found / path).read_bytes() == (ROOT / kind / path).read_bytes()
 
 
-def test_sources_in_c_are_those_of_the_project() -> None:
+def test_sources_in_c_are_those_of_the_project():
     """Every file that an exported folder is made of is there, byte for byte."""
     found = Path(poetmodel.__file__).parent / "export" / "c"
     there = ROOT / "src" / "poetmodel" / "export" / "c"
@@ -59,24 +62,14 @@ def test_sources_in_c_are_those_of_the_project() -> None:
         assert (found / path).read_bytes() == (there / path).read_bytes()
 
 
-def test_every_model_and_device_loads() -> None:
+def test_every_model_and_device_loads():
     """Each name in the lists can be used."""
     assert {load_model(name).name for name in model_names()} == set(model_names())
     assert {load_device(name).key for name in device_names()} == set(device_names())
 
 
-def test_command_is_installed() -> None:
-    """``poetmodel`` is a command, and ``python -m poetmodel`` is the same."""
-    scripts = distribution("poetmodel").entry_points.select(group="console_scripts")
-    assert [script.value for script in scripts] == ["poetmodel.cli:main"]
-    done = subprocess.run(
-        [sys.executable, "-m", "poetmodel", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split()[:2] == ["poetmodel", poetmodel.__version__]
-
-
 @pytest.mark.skipif(not FROM_WHEEL, reason="needs an environment with the wheel; see tox.ini")
-def test_nothing_comes_from_the_checkout() -> None:
+def test_nothing_comes_from_the_checkout():
     """Package, graphs and devices are the installed ones."""
     for path in (Path(poetmodel.__file__), shipped("graphs"), shipped("devices")):
         assert not path.resolve().is_relative_to(ROOT / "src")
@@ -85,14 +78,14 @@ def test_nothing_comes_from_the_checkout() -> None:
 
 @pytest.mark.skipif(not FROM_WHEEL, reason="needs an environment with the wheel; see tox.ini")
 @pytest.mark.parametrize("package", ["pyscipopt", "gurobipy", "torch", "hypothesis"])
-def test_extras_are_not_required(package: str) -> None:
+def test_extras_are_not_required(package):
     """An installation without extras has none of the optional packages."""
     assert find_spec(package) is None
 
 
 @pytest.mark.skipif(not FROM_WHEEL, reason="needs an environment with the wheel; see tox.ini")
 @pytest.mark.parametrize("backend", ["scip", "gurobi"])
-def test_missing_back_end_says_how_to_get_it(backend: str) -> None:
+def test_missing_back_end_says_how_to_get_it(backend):
     """A solver that is not installed ends with exit status 5 and the command that installs it."""
     command = [sys.executable, "-m", "poetmodel", "solve", "mlp", "--device", "mkr1000"]
     done = subprocess.run(

@@ -1,8 +1,8 @@
-"""Imports point down, the verifier stands alone, and importing the package is light."""
+"""Imports point down and stay inside; importing is light; the map names what exists."""
 
-from __future__ import annotations
-
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,19 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = (
-    "pyomo",
-    "highspy",
-    "networkx",
-    "pydantic",
-    "torch",
-    "matplotlib",
-    "plotly",
-    "distributed",
-    "gurobipy",
-    "pyscipopt",
-    "scipy",
-)
+HEAVY = {
+    *("pyomo", "highspy", "networkx", "pydantic", "torch", "matplotlib", "plotly"),
+    *("distributed", "gurobipy", "pyscipopt", "scipy"),
+}
 """Packages that only what needs them may load."""
 
 VIOLATIONS = {
@@ -41,7 +32,7 @@ VIOLATIONS = {
 }
 
 
-def lint_imports(source: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def lint_imports(source, cwd):
     """Check the contracts of pyproject.toml on the package below `source`."""
     program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     command = [
@@ -55,7 +46,7 @@ def lint_imports(source: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
-def test_contracts_are_kept(tmp_path: Path) -> None:
+def test_contracts_are_kept(tmp_path):
     """No module imports from above its layer, nor the verifier from what it verifies."""
     done = lint_imports(ROOT / "src", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,7 +55,7 @@ def test_contracts_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("violation", VIOLATIONS)
-def test_a_violation_breaks_the_contract(violation: str, tmp_path: Path) -> None:
+def test_a_violation_breaks_the_contract(violation, tmp_path):
     """The contracts would notice: an import in the wrong direction fails the check."""
     package = tmp_path / "poetmodel"
     ignored = shutil.ignore_patterns("__pycache__")
@@ -77,7 +68,7 @@ def test_a_violation_breaks_the_contract(violation: str, tmp_path: Path) -> None
     assert "BROKEN" in done.stdout
 
 
-def loaded_by(statement: str) -> set[str]:
+def loaded_by(statement):
     """Return the top-level packages that a fresh interpreter has loaded after a statement."""
     program = f"import sys\n{statement}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
@@ -99,8 +90,129 @@ def loaded_by(statement: str) -> set[str]:
         "from poetmodel.graph.catalogue import load_model",
     ],
 )
-def test_import_is_light(statement: str) -> None:
+def test_import_is_light(statement):
     """Neither the package nor its command line loads solvers, modelling or graph libraries."""
     loaded = loaded_by(statement)
     assert "poetmodel" in loaded
-    assert loaded.isdisjoint(HEAVY), sorted(loaded.intersection(HEAVY))
+    assert not loaded & HEAVY
+
+
+# -- what lies inside a sub-package ----------------------------------------------------------------
+TESTS = Path(__file__).resolve().parents[1]
+ALSO = {
+    "torch/": ("pytorch",),
+    "torch/lowering": ("choosing", "export"),
+    "torch/step": ("export/test_kernels_updates.py",),
+    "graph/zoo/state": ("cli/test_inspect.py",),
+    "solver/sensitivity/alternatives": ("cli/test_explain.py",),
+    "solver/sensitivity/explanation": ("cli/test_solve.py",),
+}
+"""Who may import modules besides the tests that lie as they do: a folder or a file."""
+
+
+def imported(text):
+    """Return the dotted names of modules, or of what is in them, that a program imports."""
+    names = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def inner_module(name):
+    """Return the path, without its ending, of the module inside a sub-package that is imported."""
+    first, *parts = name.split(".")
+    source = TESTS.parent / "src" / first
+    for depth in range(len(parts), 2, -1):
+        path = Path(*parts[:depth])
+        if (source / path).with_suffix(".py").is_file() or (
+            source / path / "__init__.py"
+        ).is_file():
+            return path.as_posix()
+    return None
+
+
+def faults(file, text):
+    """Return the imports in a file, named from `TESTS`, of what lies inside others' packages."""
+    inner = {found for name in imported(text) if (found := inner_module(name)) is not None}
+    return sorted(
+        path
+        for path in inner
+        if not file.startswith(("kit/", "/".join(path.split("/")[:2]) + "/"))
+        and not any(path.startswith(begin) and file.startswith(may) for begin, may in ALSO.items())
+    )
+
+
+def test_what_lies_inside_a_sub_package_is_imported_by_its_tests_and_the_kit():
+    """A module such as ``solver/lazy/session`` may be split or renamed with one folder of tests.
+
+    A file that no longer imports what it alone may is not listed.
+    """
+    files = {path.relative_to(TESTS).as_posix(): path for path in TESTS.rglob("*.py")}
+    assert len(files) > 100
+    wrong = {name: faults(name, path.read_text(encoding="utf-8")) for name, path in files.items()}
+    assert not {name: paths for name, paths in wrong.items() if paths}
+    for begin, places in ALSO.items():
+        for may in places:
+            path = TESTS / may
+            files = path.glob("*.py") if path.is_dir() else [path]
+            names = {name for file in files for name in imported(file.read_text(encoding="utf-8"))}
+            assert any((inner_module(name) or "").startswith(begin) for name in names), (begin, may)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "wrong"),
+    [
+        ("solver/test_state.py", "from poetmodel.solver.lazy import LazyParams", []),
+        ("solver/lazy/test_solve.py", "from poetmodel.solver.lazy.session import Session", []),
+        ("kit/relaxation.py", "import poetmodel.solver.lazy.session", []),
+        ("export/test_a.py", "from poetmodel.torch.lowering.step import lower", []),
+        ("solver/test_a.py", "import poetmodel.solver.lazy.session", ["solver/lazy/session"]),
+        ("model/test_a.py", "from poetmodel.solver.lazy import session", ["solver/lazy/session"]),
+        ("cli/test_a.py", "def f():\n from poetmodel.graph.zoo.state import STATES",
+         ["graph/zoo/state"]),
+    ],
+)  # fmt: skip
+def test_an_import_from_elsewhere_is_noticed(file, text, wrong):
+    """Whichever way a program words it; a package itself is everybody's."""
+    assert faults(file, text) == wrong
+
+
+# -- the map of the architecture -------------------------------------------------------------------
+def test_every_place_on_the_map_exists():
+    """Each file and folder that the map names is there: whoever follows it finds the place.
+
+    Where the page says ``file: name``, the file defines that class, function or constant.
+    """
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    part = page.split("## Where to change what")[1].split("## Recipes")[0]
+    rows = [line for line in part.splitlines() if line.startswith("| ")]
+    places = [place for row in rows[1:] for place in re.findall(r"`([^` ]*[/.][^` ]*)`", row)]
+    assert len(places) > 40
+    lost = [
+        place
+        for place in places
+        if not any(any(base.glob(place)) for base in (ROOT / "src" / "poetmodel", ROOT))
+    ]
+    assert not lost
+    names = re.findall(r"`([\w/]+\.py): ([\w.]+)`", page)
+    assert len(names) > 20
+    for file, name in names:
+        bases = (ROOT / "src" / "poetmodel" / file, ROOT / file)
+        source = next(path for path in bases if path.is_file()).read_text(encoding="utf-8")
+        for part in name.split("."):
+            defined = rf"^ *(class|def) {part}\b|^{part}\b.*="
+            assert re.search(defined, source, re.MULTILINE), f"{file}: {name}"
+
+
+def test_no_class_name_is_given_twice():
+    """Whoever reads the name of a class knows which one is meant."""
+    files = {}
+    for path in (ROOT / "src" / "poetmodel").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                files.setdefault(node.name, []).append(path.name)
+    assert len(files) > 300
+    assert {name: paths for name, paths in files.items() if len(paths) > 1} == {}

@@ -1,10 +1,7 @@
 """Addresses of plans: figures by hand, each rule broken once, and files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,9 +13,6 @@ from poetmodel.plan import Arena, Plan, check_arena
 from poetmodel.plan.arena import Rectangle
 from poetmodel.plan.io import load_document, parse_document
 from poetmodel.schedule import GraphIdentity
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OUT, W = "output", "workspace"
 
@@ -43,30 +37,25 @@ OF_PAGED = (
 """Addresses of the program `STORED`, aligned to 8; w+ is where the second copy of w is."""
 
 
-def of_skip(**changes: Any) -> tuple[Graph, Plan, Arena]:
+def of_skip(**changes):
     """Return a graph, a plan with its budget, and addresses, changed."""
-    keys: dict[str, Any] = {"bytes": 24, "lower_bound_bytes": 24, "offsets": OF_SKIP}
+    keys = {"bytes": 24, "lower_bound_bytes": 24, "offsets": OF_SKIP}
     found = plan(FOLLOWS, ram_budget_bytes=24)
     return skip_graph(workspace=True), found, Arena(alignment=8, **keys | changes)
 
 
-def of_state(**changes: Any) -> tuple[Graph, Plan, Arena]:
+def of_state(**changes):
     """Return a graph with state on storage, a plan with an operator in place, and addresses."""
-    keys: dict[str, Any] = {"bytes": 40, "lower_bound_bytes": 40, "offsets": OF_PAGED}
+    keys = {"bytes": 40, "lower_bound_bytes": 40, "offsets": OF_PAGED}
     return state_step(), plan(STORED, "blocking", resident=()), Arena(alignment=8, **keys | changes)
 
 
-def without(offsets: tuple[Any, ...], n: int) -> tuple[Any, ...]:
-    """Return offsets without one of them."""
-    return offsets[:n] + offsets[n + 1 :]
+def changed(offsets, n, *to):
+    """Return offsets with one of them changed, or without it."""
+    return (*offsets[:n], *to, *offsets[n + 1 :])
 
 
-def changed(offsets: tuple[Any, ...], n: int, *, to: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return offsets with one of them changed."""
-    return (*offsets[:n], to, *offsets[n + 1 :])
-
-
-def test_valid_addresses_have_no_violation() -> None:
+def test_valid_addresses_have_no_violation():
     """8 B each for a, b and the workspace, worked by hand; a copy is there until it is freed."""
     graph, found, arena = of_skip()
     check = check_arena(graph, found, arena)
@@ -82,7 +71,7 @@ def test_valid_addresses_have_no_violation() -> None:
     )
 
 
-def test_state_on_storage_and_operators_in_place() -> None:
+def test_state_on_storage_and_operators_in_place():
     """The output y lies where x lay, w+ where w lay, which nobody freed."""
     graph, found, arena = of_state()
     check = check_arena(graph, found, arena)
@@ -94,21 +83,20 @@ def test_state_on_storage_and_operators_in_place() -> None:
     )
 
 
-def test_resident_state_has_one_offset_before_the_program() -> None:
-    """State w and v is there throughout, and nothing else may lie over them."""
+def test_resident_state_has_one_offset_before_the_program():
+    """State w and v is there throughout, and nothing else may lie over them.
+
+    Of memory-mapped state neither w, v nor w+ has an offset.
+    """
     graph, found = state_step(), plan(HELD, "blocking", resident=(1, 3))
     offsets = ((-1, OUT, 1, 0), (-1, OUT, 3, 8), (0, OUT, 0, 16), (2, OUT, 2, 16), (5, OUT, 4, 24))
     arena = Arena(bytes=40, lower_bound_bytes=40, alignment=8, offsets=offsets)
     check = check_arena(graph, found, arena)
     assert check.violations == ()
     assert check.rectangles[:2] == (Rectangle(-1, 9, 0, 8, OUT, 1), Rectangle(-1, 9, 8, 3, OUT, 3))
-    over = replace(arena, offsets=changed(offsets, 4, to=(5, OUT, 4, 0)))
+    over = replace(arena, offsets=changed(offsets, 4, (5, OUT, 4, 0)))
     (first, *_) = check_arena(graph, found, over).violations
     assert "tensor 'g' is at 0 to 9 and overlaps tensor 'w' at 0 to 8" in first
-
-
-def test_memory_mapped_state_takes_no_ram() -> None:
-    """Neither w, v nor w+ has an offset."""
     graph = state_step()
     found = plan(HELD.replace("f4", "f4 o5 f5"), "blocking", resident=(), memory_mapped=True)
     offsets = ((0, OUT, 0, 0), (2, OUT, 2, 0), (5, OUT, 4, 16))
@@ -121,8 +109,8 @@ def test_memory_mapped_state_takes_no_ram() -> None:
     [
         ({"bytes": 32}, "arena: bytes is 24, stated are 32"),
         ({"lower_bound_bytes": 16}, "arena: lower_bound_bytes is 24, stated are 16"),
-        ({"offsets": without(OF_SKIP, 4)}, "instruction 7: tensor 'a' has no offset"),
-        ({"offsets": without(OF_SKIP, 2)}, "the workspace of 'b' has no offset"),
+        ({"offsets": changed(OF_SKIP, 4)}, "instruction 7: tensor 'a' has no offset"),
+        ({"offsets": changed(OF_SKIP, 2)}, "the workspace of 'b' has no offset"),
         ({"offsets": (*OF_SKIP, OF_SKIP[0])}, "instruction 0: tensor 'a' has two offsets"),
         (
             {"offsets": (*OF_SKIP, (7, OUT, 1, 0))},
@@ -130,78 +118,59 @@ def test_memory_mapped_state_takes_no_ram() -> None:
         ),
         ({"offsets": (*OF_SKIP, (-1, OUT, 1, 0))}, "before the program: tensor 'b' has an offset"),
         ({"offsets": (*OF_SKIP, (5, W, 2, 0))}, "the workspace of 'c' has an offset, but"),
-        ({"offsets": changed(OF_SKIP, 0, to=(0, OUT, 0, 12))}, "is at 12, no multiple of 8"),
-        ({"offsets": changed(OF_SKIP, 1, to=(2, OUT, 1, 8))}, "'b' is at 8 to 14 and overlaps"),
-        ({"offsets": changed(OF_SKIP, 2, to=(2, W, 1, 0))}, "workspace of 'b' is at 0 to 1 and"),
-        ({"offsets": changed(OF_SKIP, 2, to=(2, W, 1, 8))}, "overlaps tensor 'a' at 8 to 12"),
-        ({"offsets": changed(OF_SKIP, 5, to=(9, OUT, 3, 24))}, "'d' ends at 27, outside of the 24"),
-        ({"offsets": changed(OF_SKIP, 5, to=(9, OUT, 3, 8))}, "overlaps tensor 'c' at 8 to 13"),
+        ({"offsets": changed(OF_SKIP, 0, (0, OUT, 0, 12))}, "is at 12, no multiple of 8"),
+        ({"offsets": changed(OF_SKIP, 1, (2, OUT, 1, 8))}, "'b' is at 8 to 14 and overlaps"),
+        ({"offsets": changed(OF_SKIP, 2, (2, W, 1, 0))}, "workspace of 'b' is at 0 to 1 and"),
+        ({"offsets": changed(OF_SKIP, 2, (2, W, 1, 8))}, "overlaps tensor 'a' at 8 to 12"),
+        ({"offsets": changed(OF_SKIP, 5, (9, OUT, 3, 24))}, "'d' ends at 27, outside of the 24"),
+        ({"offsets": changed(OF_SKIP, 5, (9, OUT, 3, 8))}, "overlaps tensor 'c' at 8 to 13"),
     ],
 )
-def test_every_broken_rule_is_told(changes: dict[str, Any], words: str) -> None:
+def test_every_broken_rule_is_told(changes, words):
     """One thing changed is one thing told, with its place."""
     violations = check_arena(*of_skip(**changes)).violations
     assert any(words in violation for violation in violations), violations
 
 
-def test_an_output_in_place_shares_the_offset_of_its_input() -> None:
-    """The output elsewhere is wrong, even where there is room."""
-    moved = changed(OF_PAGED, 2, to=(2, OUT, 2, 40))
+def test_who_may_lie_over_whom():
+    """An output in place elsewhere than its input is wrong, even where there is room.
+
+    Where x is read again later, y may not lie over it. Nothing lies over w+ while it is paged out.
+    A node computed again does not write over its old output while it runs.
+    """
+    moved = changed(OF_PAGED, 2, (2, OUT, 2, 40))
     (violation,) = check_arena(*of_state(offsets=moved, bytes=48)).violations
     assert violation == (
         "arena: instruction 2: tensor 'y' is at 40, but is made in place of tensor 'x' at 0"
     )
-
-
-def test_not_in_place_is_apart() -> None:
-    """Where x is read again later, y may not lie over it."""
     graph, _, arena = of_state()
     longer = plan(STORED.replace("c2 f0", "c2 o2 f0"), "blocking", resident=())
-    offsets = [(p + (p > 2), *rest) for p, *rest in OF_PAGED]
-    check = check_arena(graph, longer, replace(arena, offsets=tuple(offsets)))
+    offsets = tuple((p + (p > 2), *rest) for p, *rest in OF_PAGED)
+    check = check_arena(graph, longer, replace(arena, offsets=offsets))
     assert any("'y' is at 0 to 6 and overlaps tensor 'x'" in words for words in check.violations)
-
-
-def test_a_copy_that_replaced_state_stays_until_it_is_freed() -> None:
-    """Nothing lies over w+ while it is paged out."""
-    graph = Graph(
-        name="after", nodes=(*state_step().nodes, operation("z", output_bytes=8, inputs=("g",)))
-    )
+    after = operation("z", output_bytes=8, inputs=("g",))
+    graph = Graph(name="after", nodes=(*state_step().nodes, after))
     found = plan("c0 c1 c2 f0 f1 i1 c3 c4 f2 f3 c5 c6 f4 o5 f5", "blocking", resident=())
-    offsets = (*((p, *rest) for p, *rest in OF_PAGED), (11, OUT, 6, 8))
-    arena = Arena(bytes=40, lower_bound_bytes=40, alignment=8, offsets=offsets)
+    arena = of_state(offsets=(*OF_PAGED, (11, OUT, 6, 8)))[-1]
     violations = check_arena(graph, found, arena).violations
     assert any("tensor 'z' is at 8 to 16 and overlaps tensor 'w' at 8" in one for one in violations)
-
-
-def test_an_old_copy_is_beside_the_new_one() -> None:
-    """A node computed again does not write over its old output while it runs."""
-    graph, found = skip_graph(), plan("c0 c0 c1 c2 f1 c3 f0 f2 f3")
     offsets = ((0, OUT, 0, 0), (1, OUT, 0, 0), (2, OUT, 1, 8), (3, OUT, 2, 16), (5, OUT, 3, 8))
     arena = Arena(bytes=24, lower_bound_bytes=24, alignment=8, offsets=offsets)
-    (violation,) = check_arena(graph, found, arena).violations
+    (violation,) = check_arena(skip_graph(), plan("c0 c0 c1 c2 f1 c3 f0 f2 f3"), arena).violations
     assert "instruction 1: tensor 'a' is at 0 to 4 and overlaps tensor 'a' at 0 to 4" in violation
 
 
-def test_a_block_above_the_budget_is_told() -> None:
-    """The budget of the plan is for the block."""
+def test_budget_and_graph_are_those_of_the_plan():
+    """The budget of the plan is for the block; a plan of another graph is refused."""
     graph, found, arena = of_skip()
     (violation,) = check_arena(graph, replace(found, ram_budget_bytes=20), arena).violations
     assert violation == "arena: 24 B are 4 B above the 20 B that tensors may use"
-
-
-def test_addresses_are_those_of_the_graph_of_the_plan() -> None:
-    """A plan of another graph is refused."""
-    _, found, arena = of_skip()
-    other = replace(found, identity=GraphIdentity.of(state_step()))
     with pytest.raises(PlanError, match="sha256"):
-        check_arena(skip_graph(workspace=True), other, arena)
+        check_arena(graph, replace(found, identity=GraphIdentity.of(state_step())), arena)
 
 
 # -- files -------------------------------------------------------------------------------------
-
-
-def document(**changes: Any) -> dict[str, Any]:
+def document(**changes):
     """Return a plan file with addresses, which are changed."""
     graph, found, arena = of_skip()
     named = replace(found, identity=GraphIdentity.of(graph))
@@ -210,23 +179,17 @@ def document(**changes: Any) -> dict[str, Any]:
     return content
 
 
-def test_addresses_are_saved_and_loaded(tmp_path: Path) -> None:
-    """They are the last key of the plan file."""
+def test_addresses_are_saved_and_loaded(tmp_path):
+    """They are the last key of the plan file; other plan files have no such key."""
     graph, found, arena = of_skip()
-    path = tmp_path / "skip.plan.json"
-    replace(found, identity=GraphIdentity.of(graph)).save(path, arena=arena)
+    path, named = tmp_path / "skip.plan.json", replace(found, identity=GraphIdentity.of(graph))
+    named.save(path, arena=arena)
     assert Arena.load(path) == arena == load_document(path).arena
     assert Plan.load(path) == found
     content = json.loads(path.read_text(encoding="utf-8"))
     assert list(content)[-1] == "arena"
     assert content["arena"]["offsets"][2] == [2, "workspace", 1, 16]
-
-
-def test_plan_files_without_addresses_say_how_to_make_them(tmp_path: Path) -> None:
-    """Other plan files have no such key."""
-    graph, found, _ = of_skip()
-    path = tmp_path / "skip.plan.json"
-    replace(found, identity=GraphIdentity.of(graph)).save(path)
+    named.save(path)
     assert load_document(path).arena is None
     with pytest.raises(PlanError, match=r"arena: missing; 'poetmodel plan --arena'"):
         Arena.load(path)
@@ -252,7 +215,7 @@ def test_plan_files_without_addresses_say_how_to_make_them(tmp_path: Path) -> No
         ({"offsets": [[0, "output", 0, True]]}, "arena.offsets[0][3]"),
     ],
 )
-def test_faults_of_addresses_are_told_by_field(changes: dict[str, Any], words: str) -> None:
+def test_faults_of_addresses_are_told_by_field(changes, words):
     """Whatever is wrong, the message names the file, the key and what would be accepted."""
     with pytest.raises(PlanError) as caught:
         parse_document(json.dumps(document(**changes)), source="skip.plan.json")
@@ -260,15 +223,11 @@ def test_faults_of_addresses_are_told_by_field(changes: dict[str, Any], words: s
     assert any(words in fault for fault in caught.value.faults), caught.value.faults
 
 
-@pytest.mark.parametrize("alignment", [0, -4, 12])
-def test_alignment_is_a_power_of_two(alignment: int) -> None:
-    """Others are refused."""
-    with pytest.raises(PlanError, match="alignment: expected a power of two"):
-        Arena(bytes=0, lower_bound_bytes=0, alignment=alignment, offsets=())
-
-
-def test_negative_sizes_and_offsets_are_told_together() -> None:
-    """All faults are named at once."""
+def test_negative_sizes_and_offsets_are_told_together():
+    """All faults are named at once; the alignment is a power of two."""
     with pytest.raises(PlanError) as caught:
         Arena(bytes=-1, lower_bound_bytes=0, offsets=((0, OUT, 0, -16),))
     assert [fault.split(":")[0] for fault in caught.value.faults] == ["bytes", "offsets[0][3]"]
+    for alignment in (0, -4, 12):
+        with pytest.raises(PlanError, match="alignment"):
+            Arena(bytes=0, lower_bound_bytes=0, alignment=alignment, offsets=())

@@ -1,7 +1,5 @@
 """The listing tells a plan line by line."""
 
-from __future__ import annotations
-
 from kit.plans import PAGED, plan
 from kit.worked import even_costs, skip_graph, state, update
 from poetmodel.graph import Graph, operation
@@ -11,7 +9,7 @@ from poetmodel.plan.listing import plan_listing
 from poetmodel.units import ESTIMATES
 
 
-def pair_step() -> Graph:
+def pair_step():
     """Return x, w, y = f(x, w) in place of x, v, w+ = u(w, y)."""
     return Graph(
         name="step",
@@ -25,7 +23,7 @@ def pair_step() -> Graph:
     )
 
 
-def listed(text: str, mode: str = "dma") -> list[str]:
+def listed(text, mode="dma"):
     """Return the lines of the listing of a program of `skip_graph`."""
     graph = skip_graph()
     made = plan(text, mode, ram_budget_bytes=12, device="board")
@@ -33,7 +31,7 @@ def listed(text: str, mode: str = "dma") -> list[str]:
     return plan_listing(graph, made, check_plan(graph, costs, made)).splitlines()
 
 
-def test_listing_of_a_plan() -> None:
+def test_listing_of_a_plan():
     """Time, RAM, stalls, sizes and the peak, worked out by hand."""
     assert listed(PAGED) == [
         f"Plan for skip on board, dma transfers: 12 instructions, 4 nodes ({ESTIMATES})",
@@ -57,23 +55,22 @@ def test_listing_of_a_plan() -> None:
     ]
 
 
-def test_recomputations_and_waits_for_the_bus_are_told() -> None:
-    """A second computation is called that; a transfer behind another says how long it waits."""
+def test_recomputations_and_waits_for_the_bus_are_told():
+    """A second computation is called that; a transfer behind another says how long it waits.
+
+    Whatever is wrong with a plan stands below.
+    """
     lines = listed("c0 o0 c1 o1 c2 w1 f1 w0 f0 c0 c3 f0 f2")
     assert "recompute  a  takes 1 s" in lines[15]
     assert "page out   b  6 B beside the core in 5 s, after 3 s for the bus" in lines[9]
     assert "wait for   a  done already" in lines[13]
     assert lines[13].startswith("    ")
-
-
-def test_broken_plan_is_listed_with_its_violations() -> None:
-    """Whatever is wrong stands below."""
     lines = listed("c0 f9 c1 c2")
     assert "not valid:" in lines
     assert "  instruction 1, free 9: the graph has no such index" in lines
 
 
-def test_state_and_operators_in_place_are_told() -> None:
+def test_state_and_operators_in_place_are_told():
     """What is read from storage, written back, held in RAM, and written over what."""
     graph = pair_step()
     made = plan("c0 c1 c2 f0 c3 c4 f2 o4 f4", "blocking", resident=(3,))
@@ -93,7 +90,7 @@ def test_state_and_operators_in_place_are_told() -> None:
     ]
 
 
-def test_listing_with_addresses() -> None:
+def test_listing_with_addresses():
     """What is made or held has its offset, by name where a computation makes several things."""
     graph = pair_step()
     made = plan("c0 c1 c2 f0 c3 c4 f2", "blocking", resident=(1, 3))

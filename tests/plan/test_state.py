@@ -1,24 +1,16 @@
 """Plans of graphs with state and operators in place: figures by hand, rules, a second walk."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kit.instances import seeded
-from kit.plans import HELD, STORED, altered, plan, random_state_plan, state_step
-from kit.rotation import Part, parts
+from kit.plans import HELD, STORED, altered, plan, random_plan, random_state_plan, state_step
+from kit.rotation import parts
 from kit.worked import bench_device
 from poetmodel.device import Costs, StorageMode
-from poetmodel.plan import Moment, Op, Plan, check_plan
-
-if TYPE_CHECKING:
-    from poetmodel.device import Device
-    from poetmodel.graph import Graph
-
+from poetmodel.plan import Moment, Op, check_plan
 
 X, W, Y, V, G, NEW = range(6)
 
@@ -26,7 +18,7 @@ BESIDE = "c0 c1 w1 c2 f0 f1 c3 i1 w3 w1 c4 f2 f3 c5 f4 o5 w5 f5"
 """`STORED` for dma."""
 
 
-def costs_of(graph: Graph, device: Device | None = None) -> Costs:
+def costs_of(graph, device=None):
     """Return costs in whole numbers: node k takes 1 + k seconds, page-ins 100, page-outs 1000."""
     compute = [0 if node.is_state else 1 + k for k, node in enumerate(graph.nodes)]
     return Costs.from_arrays(
@@ -39,22 +31,16 @@ def costs_of(graph: Graph, device: Device | None = None) -> Costs:
     )
 
 
-def mapped_device() -> Device:
+def mapped_device():
     """Return one whose storage the core reads like RAM."""
     device = bench_device()
-    assert device.storage is not None
     return replace(device, storage=replace(device.storage, memory_mapped=True))
 
 
-def with_homes(text: str, mode: str = "blocking", *, resident: tuple[int, ...] = ()) -> Plan:
-    """Return a plan that states homes."""
-    return plan(text, mode, resident=resident)
-
-
-def test_state_on_storage_is_read_by_its_node_and_written_back() -> None:
+def test_state_on_storage_is_read_by_its_node_and_written_back():
     """100 s for each of w, w again and v, 1000 s for w+; 22 s of computations."""
     graph = state_step()
-    check = check_plan(graph, costs_of(graph), with_homes(STORED))
+    check = check_plan(graph, costs_of(graph), plan(STORED, "blocking", resident=()))
     assert check.violations == ()
     assert (check.compute_s, check.transfer_s, check.makespan_s) == (15.0, 1300.0, 1315.0)
     assert check.energy_j == 15 + 3 * 10 + 20
@@ -71,53 +57,18 @@ def test_state_on_storage_is_read_by_its_node_and_written_back() -> None:
     assert (check.aux_used_bytes, check.written_bytes, check.read_bytes) == (11, 8, 19)
 
 
-def test_the_first_read_goes_over_the_bus() -> None:
-    """With DMA the core waits for it at its reader: v waits behind the second read of w."""
-    graph = state_step()
-    check = check_plan(graph, costs_of(graph), with_homes(BESIDE, "dma"))
-    assert check.violations == ()
-    assert check.moments[1] == Moment(1.0, 1.0, 101.0, 18, 18)
-    assert check.moments[6][:3] == (104.0, 104.0, 204.0)
-    assert check.moments[7][:3] == (104.0, 204.0, 304.0)
-    # c4 ends at 309, c5 at 315; the page-out follows.
-    assert (check.makespan_s, check.stall_s) == (1315.0, 100.0 + 200.0 + 1000.0)
-
-
-def test_a_first_read_may_come_early_or_late() -> None:
-    """It computes nothing, so it need not keep the order of the graph."""
-    graph = state_step()
-    early = check_plan(graph, costs_of(graph), with_homes(f"c3 {BESIDE.replace('c3 ', '')}", "dma"))
-    assert early.violations == ()
-    assert early.moments[0] == Moment(0.0, 0.0, 100.0, 3, 3)
-    late = "c0 c1 w1 c2 f0 f1 i1 w1 c4 f2 f3 c5 f4 o5 w5 f5"
-    fault = "node 'g' needs tensor 'v' in RAM"
-    assert any(fault in each for each in check_plan(graph, None, with_homes(late)).violations)
-
-
-def test_resident_state_takes_ram_throughout_and_costs_nothing() -> None:
-    """11 B of state from the first instruction to the last."""
-    graph = state_step()
-    check = check_plan(graph, costs_of(graph), with_homes(HELD, resident=(W, V)))
-    assert check.violations == ()
-    assert [moment.high_bytes for moment in check.moments] == [21, 21, 21, 21, 17, 26, 26, 20, 20]
-    assert check.moments[1] == Moment(1.0, 1.0, 1.0, 21, 21)
-    assert (check.transfer_s, check.aux_used_bytes, check.written_bytes) == (0.0, 0, 0)
-    assert check.moments[-1].ram_bytes == 11
-
-
-def test_memory_mapped_state_is_read_where_it_lies() -> None:
+def test_memory_mapped_state_is_read_where_it_lies():
     """No RAM and no page-in; the page-out of w+ costs what it costs."""
     graph = state_step()
-    made = replace(with_homes(f"{HELD} o5 f5"), memory_mapped=True)
+    made = replace(plan(f"{HELD} o5 f5", "blocking", resident=()), memory_mapped=True)
     check = check_plan(graph, costs_of(graph, mapped_device()), made)
-    assert check.violations == ()
-    assert check.peak_ram_bytes == 15
+    assert (check.violations, check.peak_ram_bytes) == ((), 15)
     assert (check.transfer_s, check.aux_used_bytes, check.read_bytes) == (1000.0, 11, 0)
     for device, words in (
         (bench_device(), "where it lies, and the storage of bench is not memory-mapped"),
         (mapped_device(), "into RAM, and the storage of bench is memory-mapped"),
     ):
-        other = made if "not" in words else with_homes(STORED)
+        other = made if "not" in words else plan(STORED, "blocking", resident=())
         (fault,) = check_plan(graph, costs_of(graph, device), other).violations
         assert words in fault
 
@@ -133,9 +84,9 @@ def test_memory_mapped_state_is_read_where_it_lies() -> None:
         pytest.param("c0 c1 c2 w1 f0", 24, id="a wait between"),
     ],
 )
-def test_an_input_is_taken_over_where_it_is_freed_next(text: str, high_bytes: int) -> None:
+def test_an_input_is_taken_over_where_it_is_freed_next(text, high_bytes):
     """Only an input at rest whose free directly follows gives its memory to the output."""
-    check = check_plan(state_step(), None, with_homes(text, "dma"))
+    check = check_plan(state_step(), None, plan(text, "dma", resident=()))
     place = plan(text).program.index((Op.COMPUTE, 2))
     assert check.moments[place].high_bytes == high_bytes
 
@@ -152,26 +103,17 @@ def test_an_input_is_taken_over_where_it_is_freed_next(text: str, high_bytes: in
             "page_out 1: tensor 'w' is state, which is",
         ),
         ({"text": STORED.replace("o5 f5", "f5")}, "must be paged out before it goes"),
-        (
-            {"text": STORED.replace("o5 f5", "")},
-            "tensor 'w+' is never paged out: it replaces",
-        ),
+        ({"text": STORED.replace("o5 f5", "")}, "tensor 'w+' is never paged out: it replaces"),
         ({"text": STORED.replace("o5", "o5 o5")}, "replaces tensor 'w' and was paged out already"),
         ({"text": f"{STORED} i5"}, "page_in 5: tensor 'w+' replaces tensor 'w', and nothing reads"),
         ({"text": f"{STORED} i1"}, "page_in 1: tensor 'w' is state which 'u' has replaced"),
         ({"text": STORED.replace("c5", "c5 f1")}, "free 1: tensor 'w' is state which 'u' has"),
-        (
-            {"text": STORED.replace("o5", "c4 o5")},
-            "node 'g' reads tensor 'w', which 'u'",
-        ),
+        ({"text": STORED.replace("o5", "c4 o5")}, "node 'g' reads tensor 'w', which 'u'"),
         ({"text": STORED.replace("c3 ", "").replace(" f3", "")}, "node 'v' is never computed"),
         ({"text": STORED.replace("f3 ", "")}, "tensor 'v' is still in RAM at the end"),
         ({"text": f"{HELD} i1", "resident": (W, V)}, "page_in 1: tensor 'w' is resident state"),
         ({"text": f"{HELD} f3", "resident": (W, V)}, "free 3: tensor 'v' is resident state"),
-        (
-            {"text": f"{HELD} o5", "resident": (W, V)},
-            "page_out 5: tensor 'w+' replaces tensor",
-        ),
+        ({"text": f"{HELD} o5", "resident": (W, V)}, "page_out 5: tensor 'w+' replaces tensor"),
         ({"text": f"{HELD} c4", "resident": (W, V)}, "node 'g' reads tensor 'w', which 'u' has"),
         ({"text": HELD.replace("c1 c2", "c2 c1"), "resident": (W, V)}, "is first computed after"),
         ({"text": f"{HELD} o5 i3", "memory_mapped": True}, "'v' is state on memory-mapped storage"),
@@ -183,7 +125,7 @@ def test_an_input_is_taken_over_where_it_is_freed_next(text: str, high_bytes: in
         ({"text": BESIDE.replace("w5 ", ""), "mode": "dma"}, "still under way: its page_out"),
     ],
 )
-def test_each_broken_rule_of_state_is_told(made: dict[str, Any], words: str) -> None:
+def test_each_broken_rule_of_state_is_told(made, words):
     """A program that breaks one rule is rejected, in words that name place and tensor."""
     keys = {"resident": (), **made}
     case = plan(keys.pop("text"), keys.pop("mode", "blocking"), **keys)
@@ -191,31 +133,29 @@ def test_each_broken_rule_of_state_is_told(made: dict[str, Any], words: str) -> 
     assert any(words in violation for violation in check.violations), check.violations
 
 
-def test_homes_count_as_storage_used() -> None:
-    """11 B of state, and what is paged out beside it; the replacement takes no room of its own."""
+def test_homes_count_as_storage_used():
+    """11 B of state, and what is paged out beside it; the replacement takes no room of its own.
+
+    Costs without pages reject the first read and the page-out.
+    """
     graph = state_step()
-    assert check_plan(graph, None, with_homes(STORED), aux_bytes=11).valid
-    (fault,) = check_plan(graph, None, with_homes(STORED), aux_bytes=10).violations
+    assert check_plan(graph, None, plan(STORED, "blocking", resident=()), aux_bytes=11).valid
+    (fault,) = check_plan(
+        graph, None, plan(STORED, "blocking", resident=()), aux_bytes=10
+    ).violations
     assert fault == "storage used 11 B is above the limit of 10 B"
-    more = check_plan(graph, None, with_homes(STORED.replace("c2", "o0 c2")))
+    more = check_plan(graph, None, plan(STORED.replace("c2", "o0 c2"), "blocking", resident=()))
     assert (more.violations, more.aux_used_bytes, more.written_bytes) == ((), 21, 18)
-
-
-def test_state_needs_storage_or_ram() -> None:
-    """Costs without pages reject the first read and the page-out."""
-    graph = state_step()
     costs = Costs.from_arrays(graph, compute_time_s=[0] * 6, compute_energy_j=[0] * 6)
-    faults = check_plan(graph, costs, with_homes(STORED)).violations
+    faults = check_plan(graph, costs, plan(STORED, "blocking", resident=())).violations
     assert sum("no auxiliary storage" in fault for fault in faults) == 4
-    assert check_plan(graph, costs, with_homes(HELD, resident=(W, V))).valid
+    assert check_plan(graph, costs, plan(HELD, "blocking", resident=(W, V))).valid
 
 
 # -- a second walk -----------------------------------------------------------------------------
-
-
 def walked(  # noqa: C901, PLR0915 - one rule after the other
-    graph: Graph, costs: Costs, made: Plan
-) -> tuple[float, float, int, int]:
+    graph, costs, made
+):
     """Walk a plan rule by rule: makespan, stall, peak and storage.
 
     A rule that it breaks is an `AssertionError`. What lies in RAM is added up at every instruction.
@@ -233,18 +173,18 @@ def walked(  # noqa: C901, PLR0915 - one rule after the other
     stored = there | {i for i, k in enumerate(maker) if graph.nodes[k].on_aux}
     free_room = set(stored)
     core = bus = stall = 0.0
-    ram: set[int] = set()
-    flying: dict[int, str] = {}
-    done: dict[int, float] = {}
-    gone: set[int] = set()
-    written: set[int] = set()
-    seen: list[int] = []
+    ram = set()
+    flying = {}
+    done = {}
+    gone = set()
+    written = set()
+    seen = []
     peak = 0
 
-    def held() -> int:
+    def held():
         return sum(size[i] for i in home) + sum(weight[i] for i in ram)
 
-    def moved(i: int, time: float, word: str) -> None:
+    def moved(i, time, word):
         nonlocal core, bus
         bus = done[i] = max(core, bus) + time
         if dma:
@@ -325,13 +265,14 @@ def walked(  # noqa: C901, PLR0915 - one rule after the other
 
 
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
+@pytest.mark.parametrize("with_state", [False, True])
 @parts(3)
-def test_agrees_with_a_second_walk(part: Part, mode: str) -> None:
+def test_agrees_with_a_second_walk(part, mode, *, with_state):
     """Plans, and plans with one instruction altered, have the figures of a second walk."""
     verdicts = {True: 0, False: 0}
     for seed in part.of(range(120)):
-        rng = seeded(f"walk/state/{mode}/{seed}")
-        graph, costs, made = random_state_plan(rng, mode)
+        rng = seeded(f"walk/{with_state}/{mode}/{seed}")
+        graph, costs, made = random_state_plan(rng, mode) if with_state else random_plan(rng, mode)
         for number, case in enumerate((made, *(altered(rng, graph, made) for _ in range(8)))):
             check = check_plan(graph, costs, case, aux_bytes=2**53)
             found = None

@@ -1,130 +1,28 @@
 """Plans of schedules with state and operators in place: the figures of the schedule, and DMA."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
-
 import pytest
 
-from kit.instances import seeded
-from kit.plans import random_state_case
-from kit.worked import bench_device, state, update
+from kit.plans import bus_costs, plan_cases
+from kit.worked import state, update
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.plan import Op, check_plan
-from poetmodel.plan.derivation import explicit_steps
 from poetmodel.planner import make_plan
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from poetmodel.plan import Plan, PlanCheck
-
-CASES = 150
-SAME = (
-    "energy_j",
-    "makespan_s",
-    "compute_s",
-    "transfer_s",
-    "aux_used_bytes",
-    "written_bytes",
-    "read_bytes",
-)
-"""The figures that a blocking plan shares with its schedule, beside the peak."""
-
-
-class Case(NamedTuple):
-    """A schedule with state, and a budget that it keeps."""
-
-    graph: Graph
-    costs: Costs
-    schedule: Schedule
-    budget: int
-
-    def plan(self, mode: str) -> Plan:
-        """Make the plan."""
-        graph, costs, schedule, budget = self
-        return make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=budget)
-
-    def check(self, mode: str) -> PlanCheck:
-        """Make the plan and check it."""
-        check = check_plan(self.graph, self.costs, self.plan(mode), aux_bytes=2**53)
-        assert check.violations == ()
-        return check
-
-
-def cases(count: int = CASES) -> Iterator[Case]:
-    """Yield random steps, a quarter of them memory-mapped, with tight and loose budgets."""
-    for number in range(count):
-        rng = seeded(f"planning/state/{number}")
-        graph, costs, schedule = random_state_case(rng, mapped=number % 4 == 0)
-        peak = simulate(graph, costs, schedule).peak_ram_bytes
-        yield Case(graph, costs, schedule, peak + rng.choice((0, 0, 3, 20)))
-
-
-def thrifty(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return a schedule that lets go at once what the next stage makes no use of."""
-    kept = set(schedule.S_RAM)
-    for t, i in sorted(kept, reverse=True):
-        used = any((t, k) in schedule.R for k in graph.users_of[i])
-        if not used and (t + 1, i) not in kept and (t, i) not in schedule.M_out:
-            kept.discard((t, i))
-    return replace(schedule, S_RAM=tuple(kept))
-
-
-def test_blocking_plans_have_the_figures_of_the_schedule() -> None:
-    """Times, energy and bytes, exactly; the peak too, unless tensors are kept for nothing."""
-    wasted = 0
-    for case in cases():
-        found, check = simulate(case.graph, case.costs, case.schedule), case.check("blocking")
-        assert all(getattr(check, key) == getattr(found, key) for key in SAME if key != "energy_j")
-        assert check.peak_ram_bytes <= found.peak_ram_bytes
-        wasted += check.peak_ram_bytes < found.peak_ram_bytes
-        graph, schedule = case.graph, thrifty(case.graph, case.schedule)
-        found = simulate(graph, case.costs, schedule, deadline_counts="serial")
-        assert found.violations == ()
-        check = check_plan(
-            graph, case.costs, make_plan(graph, case.costs, schedule, mode="blocking")
-        )
-        assert all(getattr(check, key) == getattr(found, key) for key in (*SAME, "peak_ram_bytes"))
-    assert wasted < CASES // 10
-
-
-def test_dma_plans_are_valid_keep_the_budget_and_are_no_slower() -> None:
-    """They take no longer than blocking storage, and no less than core or bus alone."""
-    quicker = 0
-    for case in cases():
-        if case.costs.device is not None and case.costs.device.is_memory_mapped:
-            continue
-        check, blocking = case.check("dma"), case.check("blocking")
-        assert check.peak_ram_bytes <= case.budget
-        assert check.makespan_s is not None
-        assert blocking.makespan_s is not None
-        assert max(check.compute_s or 0, check.transfer_s or 0) <= check.makespan_s
-        assert check.makespan_s <= blocking.makespan_s
-        quicker += check.makespan_s < blocking.makespan_s
-        plan = case.plan("dma")
-        homes = plan.homes(case.graph)
-        assert explicit_steps(homes, plan.program, plan.mode) is not None
-    assert quicker > CASES // 2
-
-
-def test_plans_say_where_state_is() -> None:
+def test_plans_say_where_state_is():
     """Homes are those of the schedule; version 1 graphs have none."""
-    for case in cases(20):
+    for case in plan_cases(20, with_state=True):
         plan = case.plan("blocking")
         assert plan.resident == case.schedule.resident
-        device = case.costs.device
-        assert device is not None
-        assert plan.memory_mapped == device.is_memory_mapped
+        assert plan.memory_mapped == case.costs.device.is_memory_mapped
     graph = Graph(name="one", nodes=(operation("a", output_bytes=1),))
     costs = Costs.from_arrays(graph, compute_time_s=[1], compute_energy_j=[1])
     assert make_plan(graph, costs, checkpoint_all(graph), mode="dma").resident is None
 
 
-def layers() -> tuple[Graph, Costs, Schedule]:
+def layers():
     """Return three layers y = f(y, w), w+ = u(w, y), each with all of its state on storage.
 
     f takes 4 s, u 1 s, a page-in 3 s and a page-out 2 s; w has 10 B and y 1 B. In a stage its w is
@@ -139,14 +37,7 @@ def layers() -> tuple[Graph, Costs, Schedule]:
         ]
     graph = Graph(name="layers", nodes=tuple(nodes))
     times = [0.0, *([0.0, 4.0, 1.0] * 3)]
-    costs = Costs.from_arrays(
-        graph,
-        compute_time_s=times,
-        compute_energy_j=times,
-        page_in=[(3.0, 1.0)] * 10,
-        page_out=[(2.0, 1.0)] * 10,
-        device=bench_device(mode="dma"),
-    )
+    costs = bus_costs(graph, times, 3.0, 2.0)
     # Tensors are numbered as their nodes.
     kept = []
     for first in (1, 4, 7):
@@ -174,7 +65,7 @@ def layers() -> tuple[Graph, Costs, Schedule]:
         pytest.param(32, 3 + 3 * 5 + 2.0, id="three"),
     ],
 )
-def test_state_is_read_ahead_and_written_back_behind(budget: int, makespan_s: float) -> None:
+def test_state_is_read_ahead_and_written_back_behind(budget, makespan_s):
     """Each w comes during the layer before and goes during the layer after, where RAM allows it."""
     graph, costs, schedule = layers()
     simulation = simulate(graph, costs, schedule)
@@ -186,7 +77,7 @@ def test_state_is_read_ahead_and_written_back_behind(budget: int, makespan_s: fl
     assert check.makespan_s == pytest.approx(makespan_s)
 
 
-def test_the_room_of_a_replacement_is_held_until_it_is_written_back() -> None:
+def test_the_room_of_a_replacement_is_held_until_it_is_written_back():
     """Right after the update the RAM is that of w; it falls with the free, after the wait."""
     graph, costs, schedule = layers()
     plan = make_plan(graph, costs, schedule, mode="dma", ram_budget_bytes=22)
@@ -199,7 +90,7 @@ def test_the_room_of_a_replacement_is_held_until_it_is_written_back() -> None:
     assert check.moments[free].high_bytes - check.moments[free].ram_bytes == 10
 
 
-def in_place_chain() -> tuple[Graph, Costs, Schedule]:
+def in_place_chain():
     """Return a, b in place of a, c = f(b), d = g(c, a) with a paged out; 10 B and 2 s each."""
     graph = Graph(
         name="chain",
@@ -210,14 +101,7 @@ def in_place_chain() -> tuple[Graph, Costs, Schedule]:
             operation("d", output_bytes=1, inputs=("c", "a")),
         ),
     )
-    costs = Costs.from_arrays(
-        graph,
-        compute_time_s=[2.0] * 4,
-        compute_energy_j=[1.0] * 4,
-        page_in=[(1.0, 1.0)] * 4,
-        page_out=[(3.0, 1.0)] * 4,
-        device=bench_device(mode="dma"),
-    )
+    costs = bus_costs(graph, [2.0] * 4, 1.0, 3.0)
     schedule = Schedule(
         R=tuple((t, t) for t in range(4)),
         S_RAM=((1, 0), (2, 1), (3, 2)),
@@ -228,7 +112,7 @@ def in_place_chain() -> tuple[Graph, Costs, Schedule]:
     return graph, costs, schedule
 
 
-def test_an_input_that_is_paged_out_is_written_over_when_that_is_done() -> None:
+def test_an_input_that_is_paged_out_is_written_over_when_that_is_done():
     """In 12 B the core waits 3 s for the page-out before b; in 21 B b has memory of its own."""
     graph, costs, schedule = in_place_chain()
     assert simulate(graph, costs, schedule).peak_ram_bytes == 12

@@ -1,10 +1,7 @@
 """What rules a problem out before any solver: true sentences, and the limits as a phrase."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,13 +13,11 @@ from poetmodel.graph import Graph, floor, zoo
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import limits_in_words, obstacle, unit_remark
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def test_a_feasible_problem_has_no_obstacle() -> None:
+def test_a_feasible_problem_has_no_obstacle():
     """Budgets at the floor, at one pass and at the baseline are in order."""
     assert obstacle(skip_problem(ram=12, deadline=10, energy_budget=10)) is None
+    assert obstacle(skip_problem(deadline=10 * (1 - 5e-10))) is None
 
 
 @pytest.mark.parametrize(
@@ -30,25 +25,17 @@ def test_a_feasible_problem_has_no_obstacle() -> None:
     [
         ({"ram": 11}, "RAM budget 11 B"),
         ({"deadline": 9.999}, "deadline 9.999 s"),
+        ({"deadline": 10 * (1 - 5e-9)}, "deadline"),
         ({"energy_budget": 9.999}, "energy budget 9.999 J"),
     ],
 )
-def test_each_limit_is_held_against_what_every_schedule_pays(
-    limits: dict[str, float], subject: str
-) -> None:
+def test_each_limit_is_held_against_what_every_schedule_pays(limits, subject):
     """The sentence begins with the limit that is too small."""
     sentence = obstacle(skip_problem(**limits))
-    assert sentence is not None
     assert sentence.startswith(subject)
 
 
-def test_limits_hold_to_the_relative_tolerance() -> None:
-    """A deadline of one pass less rounding errors is a deadline of one pass."""
-    assert obstacle(skip_problem(deadline=10 * (1 - 5e-10))) is None
-    assert obstacle(skip_problem(deadline=10 * (1 - 5e-9))) is not None
-
-
-def test_the_workspace_of_the_step_is_named() -> None:
+def test_the_workspace_of_the_step_is_named():
     """`d` needs 12 bytes; with 9 bytes of workspace `b` needs more."""
     graph = skip_graph(workspace=True)
     assert floor(graph).node == 3
@@ -65,8 +52,8 @@ def test_the_workspace_of_the_step_is_named() -> None:
     assert problem.graph.name == "random"
 
 
-def test_limits_in_words() -> None:
-    """Every limit that there is, and no other."""
+def test_limits_in_words():
+    """Every limit that there is, and no other; own constraints by name, of many the first."""
     assert limits_in_words(skip_problem()) == "the RAM budget of 13 B"
     problem = skip_problem(
         ram=12345, deadline=20, deadline_counts="compute", energy_budget=30, aux_bytes=7,
@@ -78,6 +65,10 @@ def test_limits_in_words() -> None:
     )
     unpaged = skip_problem(paging=False, aux_bytes=7)
     assert limits_in_words(unpaged) == "the RAM budget of 13 B, no paging"
+    problem = skip_problem().subject_to(few=lambda v: v.bytes_written <= 8)
+    assert limits_in_words(problem).endswith("the constraint 'few' (at most 8 B)")
+    many = problem.subject_to(each=lambda v: [v.page_ins[i] <= 1 for i in range(4)] * 2)
+    assert limits_in_words(many).endswith("'each[3]' (at most 1) and 4 more")
 
 
 @pytest.mark.parametrize(
@@ -110,9 +101,7 @@ def test_limits_in_words() -> None:
         (lambda v: v.energy_j == v.compute_s, {}, None),
     ],
 )
-def test_an_own_constraint_that_nothing_can_keep(
-    rule: Any, limits: dict[str, Any], sentence: str | None
-) -> None:
+def test_an_own_constraint_that_nothing_can_keep(rule, limits, sentence):
     """What the most that takes off cannot bring within its limit, no schedule can."""
     assert obstacle(skip_problem(**limits).subject_to(own=rule)) == sentence
 
@@ -126,12 +115,12 @@ def test_an_own_constraint_that_nothing_can_keep(
         (150_000, 10**9, ""),
     ],
 )
-def test_a_size_without_its_unit_is_noticed(given: int, least: int, remark: str) -> None:
+def test_a_size_without_its_unit_is_noticed(given, least, remark):
     """Where it is far below the least, the words say that it is bytes, and what may be meant."""
     assert unit_remark(given, least) == remark
 
 
-def test_a_budget_without_its_unit_is_noticed() -> None:
+def test_a_budget_without_its_unit_is_noticed():
     """In the words about the minimum RAM."""
     graph = zoo.mlp()
     problem = Problem(graph, Costs.estimate(graph, bench_device()), ram=40)
@@ -140,23 +129,13 @@ def test_a_budget_without_its_unit_is_noticed() -> None:
     assert "did you mean" not in (plain or "did you mean")
 
 
-def test_own_constraints_in_words() -> None:
-    """Each by name with its limits; of many the first."""
-    problem = skip_problem().subject_to(few=lambda v: v.bytes_written <= 8)
-    assert limits_in_words(problem).endswith("the constraint 'few' (at most 8 B)")
-    many = problem.subject_to(each=lambda v: [v.page_ins[i] <= 1 for i in range(4)] * 2)
-    assert limits_in_words(many).endswith("'each[3]' (at most 1) and 4 more")
-
-
-def test_what_the_least_ram_is_needed_for_adds_up(tmp_path: Path) -> None:
+def test_what_the_least_ram_is_needed_for_adds_up(tmp_path):
     """State counts where it takes RAM, replacements never, and what is in place less."""
     graph = Graph.load(write_graph(tmp_path / "step.graph.json", training_step()))
     costs = Costs.estimate(graph, bench_device())
     sentence = obstacle(Problem(graph, costs, ram=599))
-    assert sentence is not None
     assert sentence.endswith("step 'u2' needs for w2 (300 B), dw2 (300 B)")
     sentence = obstacle(Problem(graph, costs, ram=900, paging=False))
-    assert sentence is not None
     assert "the minimum RAM is 940 B" in sentence
     assert sentence.endswith(
         "'dw2' needs for g2 (40 B), r (100 B), dw2 (300 B), all state (500 B), which without "

@@ -1,9 +1,5 @@
 """Files of own constraints: what they state, and every fault with its place."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from poetmodel.device import Costs
@@ -12,12 +8,8 @@ from poetmodel.graph import Graph, operation
 from poetmodel.problem import OWN, Constraint, Problem
 from poetmodel.problem.io import load_constraints
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
-
-def graph() -> Graph:
+def graph():
     """Return a chain of three nodes; the name of one has characters of patterns."""
     nodes = [operation("conv1", output_bytes=100)]
     nodes.append(operation("conv2", output_bytes=60, inputs=("conv1",)))
@@ -26,17 +18,17 @@ def graph() -> Graph:
 
 
 @pytest.fixture
-def problem() -> Problem:
+def problem():
     """Return a problem with a pass of 6 s and 9 J; keep-all takes 160 B."""
     costs = Costs.from_arrays(graph(), compute_time_s=[1, 2, 3], compute_energy_j=[2, 3, 4])
     return Problem(graph(), costs, ram=200)
 
 
 @pytest.fixture
-def read(problem: Problem, tmp_path: Path) -> Callable[[str], Problem]:
+def read(problem, tmp_path):
     """Return what reads the text of a file."""
 
-    def load(text: str) -> Problem:
+    def load(text):
         path = tmp_path / "rows.toml"
         path.write_text(text)
         return load_constraints(path, problem)
@@ -45,10 +37,10 @@ def read(problem: Problem, tmp_path: Path) -> Callable[[str], Problem]:
 
 
 @pytest.fixture
-def faults(read: Callable[[str], Problem], tmp_path: Path) -> Callable[[str], list[str]]:
+def faults(read, tmp_path):
     """Return what gives the faults of the text of a file, which all begin with its name."""
 
-    def find(text: str) -> list[str]:
+    def find(text):
         with pytest.raises(InputError) as caught:
             read(text)
         start = f"{tmp_path / 'rows.toml'}: "
@@ -58,7 +50,7 @@ def faults(read: Callable[[str], Problem], tmp_path: Path) -> Callable[[str], li
     return find
 
 
-def one(text: str) -> str:
+def one(text):
     """Return a file with one constraint, called x."""
     return f'[[constraint]]\nname = "x"\n{text}\n'
 
@@ -90,13 +82,7 @@ def one(text: str) -> str:
         ('sum = {"page_outs:?onv[2-9]" = 1}\nat_most = 0', {"page_outs:conv2": 1}, None, 0),
     ],
 )
-def test_a_sum_names_totals(
-    read: Callable[[str], Problem],
-    text: str,
-    terms: dict[str, float],
-    lower: float | None,
-    upper: float | None,
-) -> None:
+def test_a_sum_names_totals(read, text, terms, lower, upper):
     """A pattern stands for the sum over what it matches; a name of the graph is that name."""
     expected = Constraint(name="x", terms=terms, lower=lower, upper=upper)
     assert read(one(text)).constraints == (expected,)
@@ -113,15 +99,13 @@ def test_a_sum_names_totals(
         ("energy_j", "200%", 18),
     ],
 )
-def test_amounts_have_units(
-    read: Callable[[str], Problem], total: str, amount: str, upper: float
-) -> None:
+def test_amounts_have_units(read, total, amount, upper):
     """Bytes, times and energies are written as options take them; percentages likewise."""
     (row,) = read(one(f'sum = {{{total} = 1}}\nat_most = "{amount}"')).constraints
     assert row.upper == pytest.approx(upper, rel=1e-12)
 
 
-def test_each_states_a_row_for_every_match(read: Callable[[str], Problem]) -> None:
+def test_each_states_a_row_for_every_match(read):
     """The rows are named by what they are about; a constraint without a name is numbered."""
     text = "[[constraint]]\nsum = {bytes_read = 1}\nat_most = 9\n[[constraint]]\n"
     rows = read(text + 'each = "recomputations:conv*"\nat_most = 1').constraints
@@ -138,16 +122,14 @@ def test_each_states_a_row_for_every_match(read: Callable[[str], Problem]) -> No
     }
 
 
-def test_an_objective_replaces_what_is_minimized(read: Callable[[str], Problem]) -> None:
+def test_an_objective_replaces_what_is_minimized(read):
     """Weights of totals, and a constant; without constraints, too."""
     problem = read("[objective]\nsum = {energy_j = 1, bytes_written = 2e-6, constant = 3}\n")
     assert problem.minimize == OWN
     assert dict(problem.own_objective) == {"energy_j": 1, "bytes_written": 2e-6, "constant": 3}
 
 
-def test_rows_of_a_file_join_those_of_the_problem(
-    read: Callable[[str], Problem], tmp_path: Path
-) -> None:
+def test_rows_of_a_file_join_those_of_the_problem(read, tmp_path):
     """A second file adds to the first; a name that is taken is refused."""
     text = one("sum = {bytes_read = 1}\nat_most = 9")
     path = tmp_path / "rows.toml"
@@ -161,8 +143,7 @@ def test_rows_of_a_file_join_those_of_the_problem(
 
 PLACE = "constraint[0] ('x')"
 AFTER = "\nat_most = 1"
-FAULTS: dict[str, tuple[str, str]] = {
-    "not TOML": ("[[constraint", "not valid TOML"),
+FAULTS = {
     "empty": ("", "expected [[constraint]] or [objective], got neither"),
     "unknown table": ("[constraints]", "constraints: unknown key; did you mean constraint?"),
     "one table": (
@@ -188,39 +169,18 @@ FAULTS: dict[str, tuple[str, str]] = {
         one('sum = "bytes_read"' + AFTER),
         f"{PLACE}.sum: expected a table such as {{\"bytes_written\" = 1}}, got 'bytes_read'",
     ),
-    "empty sum": (
-        one("sum = {}" + AFTER),
-        f'{PLACE}.sum: expected a table such as {{"bytes_written" = 1}}, got an empty table',
-    ),
     "no total": (
         one("sum = {wear = 1}" + AFTER),
         f"{PLACE}.sum: 'wear': expected one of bytes_written, bytes_read, energy_j, compute_s, "
         "transfer_s, recomputations:NAME, page_ins:NAME, page_outs:NAME, resident:NAME",
     ),
-    "close total": (
-        one("sum = {byte_written = 1}" + AFTER),
-        f"{PLACE}.sum: 'byte_written': did you mean bytes_written?",
-    ),
     "no match": (
         one('sum = {"recomputations:bn*" = 1}' + AFTER),
         f"{PLACE}.sum: 'recomputations:bn*': no node of graph 'net' has this name",
     ),
-    "no tensor": (
-        one('sum = {"page_ins:Conv1" = 1}' + AFTER),
-        f"{PLACE}.sum: 'page_ins:Conv1': no tensor of graph 'net' has this name; did you mean "
-        "'conv1'?",
-    ),
     "weight": (
         one("sum = {bytes_read = true}" + AFTER),
         f"{PLACE}.sum: 'bytes_read': expected a finite number other than 0, got true",
-    ),
-    "zero weight": (
-        one("sum = {bytes_read = 0}" + AFTER),
-        f"{PLACE}.sum: 'bytes_read': expected a finite number other than 0, got 0",
-    ),
-    "NaN weight": (
-        one("sum = {bytes_read = nan}" + AFTER),
-        f"{PLACE}.sum: 'bytes_read': expected a finite number other than 0, got nan",
     ),
     "each total": (
         one('each = "bytes_read"' + AFTER),
@@ -274,23 +234,17 @@ FAULTS: dict[str, tuple[str, str]] = {
         "[objective]",
         'objective.sum: expected a table such as {"bytes_written" = 1}, got nothing',
     ),
-    "constant in a row": (
-        one("sum = {constant = 1}" + AFTER),
-        f"{PLACE}.sum: 'constant': expected one of bytes_written, bytes_read, energy_j, "
-        "compute_s, transfer_s, recomputations:NAME, page_ins:NAME, page_outs:NAME, resident:NAME",
-    ),
 }
 
 
 @pytest.mark.parametrize("case", FAULTS)
-def test_faults_are_named_with_their_place(case: str, faults: Callable[[str], list[str]]) -> None:
+def test_faults_are_named_with_their_place(case, faults):
     """One fault, one sentence."""
     text, sentence = FAULTS[case]
-    (fault,) = faults(text)
-    assert fault == sentence or (case == "not TOML" and fault.startswith(sentence))
+    assert faults(text) == [sentence]
 
 
-def test_all_faults_are_named_at_once(faults: Callable[[str], list[str]]) -> None:
+def test_all_faults_are_named_at_once(faults):
     """Those of a constraint, and those of the next ones."""
     text = one("sum = {bytes_red = 1}\nat_most = inf\nfoo = 1") + "[[constraint]]\n"
     found = faults(text)
@@ -306,19 +260,7 @@ def test_all_faults_are_named_at_once(faults: Callable[[str], list[str]]) -> Non
 @pytest.mark.parametrize(
     "value", ["9" * 5000, "1" * 400, '"1e400 J"', "-1e999", '"' + "9" * 500 + 'kB"', "1979-05-27"]
 )
-def test_no_number_breaks_the_reader(value: Any, faults: Callable[[str], list[str]]) -> None:
+def test_no_number_breaks_the_reader(value, faults):
     """Numbers beyond numbers are faults like others."""
     assert faults(one(f"sum = {{bytes_read = 1}}\nat_most = {value}"))
     assert faults(one(f"sum = {{bytes_read = {value}}}\nat_most = 1"))
-
-
-def test_files_that_cannot_be_read_are_named(problem: Problem, tmp_path: Path) -> None:
-    """A missing file, a folder, and bytes that are no text."""
-    for name, content in (("missing.toml", None), ("binary.toml", b"\xff\xfe\x00")):
-        path = tmp_path / name
-        if content is not None:
-            path.write_bytes(content)
-        with pytest.raises(InputError, match=name):
-            load_constraints(path, problem)
-    with pytest.raises(InputError, match="found a folder"):
-        load_constraints(tmp_path, problem)

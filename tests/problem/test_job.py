@@ -1,9 +1,5 @@
 """A whole job: how its limits become those of a step."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from poetmodel.errors import BudgetError
@@ -11,29 +7,20 @@ from poetmodel.graph import Graph, operation
 from poetmodel.problem.job import Job
 
 
-def batch_of(size: int) -> Graph:
+def batch_of(size):
     """Return a graph that trains on batches of a size."""
     return Graph(name="one", nodes=(operation("a", output_bytes=1),), batch_size=size)
 
 
-def test_limits_are_split_over_the_steps() -> None:
+def test_limits_are_split_over_the_steps():
     """500 samples in batches of 8 are 63 steps, the last one half full, at the same cost."""
     job, graph = Job(samples=500, within="6h", battery="1.2Wh"), batch_of(8)
     assert job.steps(graph) == 63
     assert job.deadline_s(graph) == pytest.approx(21600 / 63, rel=1e-12)
     assert job.energy_budget_j(graph) == pytest.approx(4320 / 63, rel=1e-12)
-
-
-def test_full_batches_need_no_further_step() -> None:
-    """16 samples in batches of 8 are two steps; in batches of one, sixteen."""
-    assert Job(samples=16).steps(batch_of(8)) == 2
-    assert Job(samples=16).steps(batch_of(1)) == 16
-
-
-def test_what_is_not_stated_is_no_limit() -> None:
-    """Samples alone only say how long the job is."""
-    job = Job(samples=3)
-    assert (job.deadline_s(batch_of(1)), job.energy_budget_j(batch_of(1))) == (None, None)
+    whole = Job(samples=16)
+    assert (whole.steps(batch_of(8)), whole.steps(batch_of(1))) == (2, 16)
+    assert (whole.deadline_s(graph), whole.energy_budget_j(graph)) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +34,13 @@ def test_what_is_not_stated_is_no_limit() -> None:
         ({"samples": 1, "battery": "-1J"}, "battery: .*'-1J'"),
     ],
 )
-def test_nonsense_is_refused_with_its_field(given: dict[str, Any], words: str) -> None:
+def test_nonsense_is_refused_with_its_field(given, words):
     """The message names the field and what came."""
     with pytest.raises(BudgetError, match=words):
         Job(**given)
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_faults_are_told_at_once():
     """Three wrong fields, three faults."""
     with pytest.raises(BudgetError) as caught:
         Job(samples=-1, within="soon", battery="full")

@@ -1,10 +1,7 @@
 """The stated problem: limits in every form, defaults from the device, and what is refused."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,11 +12,11 @@ from kit.worked import bench_device
 from poetmodel.device import Costs
 from poetmodel.errors import BudgetError, CostError, InputError
 from poetmodel.graph import Graph, operation
-from poetmodel.problem import DeadlineCounts, Problem, Quantity, within
+from poetmodel.problem import DeadlineCounts, Problem, Quantity
 
 
 @pytest.fixture
-def graph() -> Graph:
+def graph():
     """Return a chain of 10, 20, 30 and 5 bytes: peak 50 at c; 150 resident bytes."""
     return Graph(
         name="chain",
@@ -34,7 +31,7 @@ def graph() -> Graph:
 
 
 @pytest.fixture
-def costs(graph: Graph) -> Costs:
+def costs(graph):
     """Return 1, 2, 3, 4 s and 10 J per node; 0.5 s, 3 J in; 0.25 s, 4 J out; no device."""
     return Costs.from_arrays(
         graph,
@@ -46,132 +43,64 @@ def costs(graph: Graph) -> Costs:
 
 
 # -- RAM ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ram", "size_bytes"),
     [
         (40, 40),
-        ("40", 40),
-        ("40B", 40),
-        ("1KiB", 1024),
         ("1.5kB", 1500),
-        ("2 MiB", 2_097_152),
-        ("100%", 50),
-        ("50%", 25),
         ("33.3%", 16),
         ("110%", 55),
     ],
 )
-def test_ram_in_every_form(graph: Graph, costs: Costs, ram: str | int, size_bytes: int) -> None:
+def test_ram_in_every_form(graph, costs, ram, size_bytes):
     """Bytes, binary and decimal units, and percent of the keep-all peak, rounded down."""
     problem = Problem(graph, costs, ram=ram)
-    assert problem.ram_budget_bytes == size_bytes
-    assert problem.usable_ram_bytes == size_bytes
+    assert (problem.ram_budget_bytes, problem.usable_ram_bytes) == (size_bytes, size_bytes)
 
 
 @pytest.mark.parametrize(
     ("ram", "budget_bytes", "usable_bytes"),
     [("100%", 200, 50), ("80%", 160, 10), ("50%", 100, -50), (175, 175, 25)],
 )
-def test_resident_bytes_count_on_request(
-    graph: Graph, costs: Costs, ram: str | int, budget_bytes: int, usable_bytes: int
-) -> None:
+def test_resident_bytes_count_on_request(graph, costs, ram, budget_bytes, usable_bytes):
     """With `count_parameters` 100 % is peak plus resident bytes, which are off what tensors get."""
     problem = Problem(graph, costs, ram=ram, count_parameters=True)
-    assert problem.ram_budget_bytes == budget_bytes
-    assert problem.usable_ram_bytes == usable_bytes
+    assert (problem.ram_budget_bytes, problem.usable_ram_bytes) == (budget_bytes, usable_bytes)
 
 
 @pytest.mark.parametrize(
     ("ram", "words"),
     [
         (0, "ram: expected at least 1 byte, got 0"),
-        ("0%", "ram: expected at least 1 byte, got '0%'"),
         ("0.9%", "ram: expected at least 1 byte"),
         (-1, "ram: .*not negative, got -1"),
-        ("-1", "ram: expected a size such as"),
-        ("40 %%", "ram: expected a size such as"),
-        ("0.4", "ram: .*write 40%"),
-        (0.4, "ram: .*write '?40%"),
         ("12parsecs", "ram: .*'parsecs'"),
-        ("1e30", "ram: .*at most 2\\^53"),
-        (float("nan"), "ram: "),
-        (float("inf"), "ram: "),
-        (True, "ram: "),
-        ("", "ram: "),
-        ([1], "ram: "),
     ],
 )
-def test_unusable_ram_is_refused(graph: Graph, costs: Costs, ram: Any, words: str) -> None:
+def test_unusable_ram_is_refused(graph, costs, ram, words):
     """The error names the limit, what came and what would be accepted."""
     with pytest.raises(BudgetError, match=words):
         Problem(graph, costs, ram=ram)
 
 
-def test_ram_is_needed_without_a_device(graph: Graph, costs: Costs) -> None:
-    """No budget and no device to give one: the error shows how a budget looks."""
-    with pytest.raises(BudgetError, match=r"ram: .*256KiB or 50%"):
-        Problem(graph, costs)
-
-
 # -- times, energies, storage ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("deadline", "deadline_s"),
+    ("deadline", "deadline_s", "energy", "energy_j"),
     [
-        (None, None),
-        (12, 12.0),
-        (12.5, 12.5),
-        ("12.5s", 12.5),
-        ("20ms", 0.02),
-        ("3us", 3e-6),
-        ("10min", 600.0),
-        ("6h", 21600.0),
-        ("100%", 10.0),
-        ("110%", 11.0),
+        (12.5, 12.5, 40, 40.0),
+        ("10min", 600.0, "1Wh", 3600.0),
+        ("110%", 11.0, "105%", 42.0),
     ],
 )
-def test_deadline_in_every_form(
-    graph: Graph, costs: Costs, deadline: Any, deadline_s: float | None
-) -> None:
-    """Seconds, units, and percent of one computation of every node, which takes 10 s."""
-    found = Problem(graph, costs, ram=50, deadline=deadline).deadline_s
-    assert found == (None if deadline_s is None else pytest.approx(deadline_s, rel=1e-15))
-
-
-@pytest.mark.parametrize(
-    ("energy", "energy_j"),
-    [
-        (None, None),
-        (40, 40.0),
-        ("40J", 40.0),
-        ("41500mJ", 41.5),
-        ("1Wh", 3600.0),
-        ("5mWh", 18.0),
-        ("100%", 40.0),
-        ("105%", 42.0),
-    ],
-)
-def test_energy_budget_in_every_form(
-    graph: Graph, costs: Costs, energy: Any, energy_j: float | None
-) -> None:
-    """Joules, units, and percent of the baseline of 40 J."""
-    found = Problem(graph, costs, ram=50, energy_budget=energy).energy_budget_j
-    assert found == (None if energy_j is None else pytest.approx(energy_j, rel=1e-15))
-
-
-def test_percent_of_the_baseline_includes_idle_power(graph: Graph, costs: Costs) -> None:
-    """2 W over one pass of 10 s are part of the baseline."""
-    idle = replace(costs, device=bench_device(idle_power_w=2.0))
-    problem = Problem(graph, idle, energy_budget="110%")
-    assert problem.baseline_energy_j == 60.0
-    assert problem.energy_budget_j == pytest.approx(66.0, rel=1e-15)
+def test_times_and_energies_have_units(graph, costs, deadline, deadline_s, energy, energy_j):
+    """SI, units, and percent of one computation of every node, which takes 10 s and 40 J."""
+    found = Problem(graph, costs, ram=50, deadline=deadline, energy_budget=energy)
+    assert found.deadline_s == pytest.approx(deadline_s, rel=1e-15)
+    assert found.energy_budget_j == pytest.approx(energy_j, rel=1e-15)
 
 
 @pytest.mark.parametrize(("aux", "limit"), [(None, None), (0, 0), ("1KiB", 1024), ("50%", 25)])
-def test_storage_in_every_form(graph: Graph, costs: Costs, aux: Any, limit: int | None) -> None:
+def test_storage_in_every_form(graph, costs, aux, limit):
     """Without a device and a limit, storage is unlimited; none at all is a limit of 0."""
     assert Problem(graph, costs, ram=50, aux_bytes=aux).aux_limit_bytes == limit
 
@@ -196,22 +125,20 @@ def test_storage_in_every_form(graph: Graph, costs: Costs, aux: Any, limit: int 
         ({"aux_bytes": 2**54}, "aux: .*2\\^53"),
     ],
 )
-def test_unusable_limits_are_refused(
-    graph: Graph, costs: Costs, limits: dict[str, Any], words: str
-) -> None:
+def test_unusable_limits_are_refused(graph, costs, limits, words):
     """The error names the limit and what would be accepted."""
     with pytest.raises(BudgetError, match=words):
         Problem(graph, costs, ram=50, **limits)
 
 
-def test_free_work_may_have_a_limit_of_nothing(graph: Graph) -> None:
+def test_free_work_may_have_a_limit_of_nothing(graph):
     """Where a pass takes no time and no energy, 0 is a limit that can be kept."""
     free = Costs.from_arrays(graph, compute_time_s=[0] * 4, compute_energy_j=[0] * 4)
     problem = Problem(graph, free, ram=50, deadline=0, energy_budget="0J")
     assert (problem.deadline_s, problem.energy_budget_j) == (0.0, 0.0)
 
 
-def test_all_faults_come_together(graph: Graph, costs: Costs) -> None:
+def test_all_faults_come_together(graph, costs):
     """Four unusable limits are four faults of one error."""
     with pytest.raises(BudgetError) as raised:
         Problem(graph, costs, ram=0, deadline="soon", aux_bytes="much", energy_budget="little")
@@ -234,60 +161,20 @@ def test_all_faults_come_together(graph: Graph, costs: Costs) -> None:
         ({"count_parameters": None}, "count_parameters: expected True or False, got nothing"),
     ],
 )
-def test_unknown_choices_are_refused(
-    graph: Graph, costs: Costs, choices: dict[str, Any], words: str
-) -> None:
+def test_unknown_choices_are_refused(graph, costs, choices, words):
     """The error lists what there is to choose from."""
     with pytest.raises(InputError) as raised:
         Problem(graph, costs, ram=50, **choices)
     assert raised.value.faults == (words,)
 
 
-def test_costs_must_fit_the_graph(graph: Graph, costs: Costs) -> None:
-    """A problem checks the costs against its graph."""
+def test_costs_must_fit_the_graph(graph, costs):
+    """A problem checks the costs against its graph; a name is no graph and no device."""
     other = Graph(name="other", nodes=(*graph.nodes, operation("e", output_bytes=1)))
     with pytest.raises(CostError, match="'e' of graph 'other'"):
         Problem(other, costs, ram=50)
-
-
-# -- defaults ----------------------------------------------------------------------------------
-
-
-def test_device_gives_ram_storage_and_idle_power(graph: Graph, costs: Costs) -> None:
-    """What the problem does not say, the device of the costs says."""
-    device = bench_device(ram_bytes=4096, aux_bytes=123, idle_power_w=0.5)
-    problem = Problem(graph, replace(costs, device=device))
-    assert problem.ram_budget_bytes == 4096
-    assert problem.aux_limit_bytes == 123
-    assert problem.idle_power_w == 0.5
-    stated = Problem(graph, replace(costs, device=device), ram=60, aux_bytes=7)
-    assert (stated.ram_budget_bytes, stated.aux_limit_bytes) == (60, 7)
-
-
-@pytest.mark.parametrize(
-    ("mode", "meaning"), [("blocking", DeadlineCounts.SERIAL), ("dma", DeadlineCounts.OVERLAP)]
-)
-def test_meaning_of_the_deadline_follows_the_storage(
-    graph: Graph, costs: Costs, mode: str, meaning: DeadlineCounts
-) -> None:
-    """Storage that blocks the core counts serially, DMA overlaps; a stated meaning goes first."""
-    device = bench_device(mode=mode)
-    assert Problem(graph, replace(costs, device=device)).deadline_counts is meaning
-    stated = Problem(graph, replace(costs, device=device), deadline_counts="compute")
-    assert stated.deadline_counts is DeadlineCounts.COMPUTE
-
-
-def test_meaning_without_storage_or_device_is_serial(graph: Graph, costs: Costs) -> None:
-    """A profile alone, or a device without storage, counts serially."""
-    assert Problem(graph, costs, ram=50).deadline_counts is DeadlineCounts.SERIAL
-    device = bench_device(storage=False)
-    assert Problem(graph, replace(costs, device=device)).deadline_counts is DeadlineCounts.SERIAL
-
-
-def test_what_is_of_another_kind_is_named(graph: Graph, costs: Costs) -> None:
-    """A device in place of costs, a name in place of a graph or a device."""
     board = bench_device()
-    wrong: Any = board
+    wrong = board
     with pytest.raises(InputError, match=r"^costs: expected Costs, got Device.*Costs.estimate"):
         Problem(graph, wrong, ram=100)
     wrong = "mlp"
@@ -304,29 +191,59 @@ def test_what_is_of_another_kind_is_named(graph: Graph, costs: Costs) -> None:
         Problem(graph, costs, ram=100, constraints=wrong)
 
 
-def test_choices_become_members(graph: Graph, costs: Costs) -> None:
-    """Quantities may be given as words; the problem holds members, energy by default."""
-    assert Problem(graph, costs, ram=50).minimize is Quantity.ENERGY
-    assert Problem(graph, costs, ram=50, minimize="writes").minimize is Quantity.WRITES
+# -- defaults ----------------------------------------------------------------------------------
+def test_device_gives_ram_storage_and_idle_power(graph, costs):
+    """What the problem does not say, the device of the costs says.
+
+    A profile alone, or a device without storage, counts serially.
+    """
+    device = bench_device(ram_bytes=4096, aux_bytes=123, idle_power_w=0.5)
+    problem = Problem(graph, replace(costs, device=device))
+    assert (problem.ram_budget_bytes, problem.aux_limit_bytes) == (4096, 123)
+    assert problem.idle_power_w == 0.5
+    stated = Problem(graph, replace(costs, device=device), ram=60, aux_bytes=7)
+    assert (stated.deadline_s, stated.energy_budget_j) == (None, None)
+    assert (stated.ram_budget_bytes, stated.aux_limit_bytes) == (60, 7)
+    assert Problem(graph, costs, ram=50).deadline_counts is DeadlineCounts.SERIAL
+    device = bench_device(storage=False)
+    assert Problem(graph, replace(costs, device=device)).deadline_counts is DeadlineCounts.SERIAL
+
+
+@pytest.mark.parametrize(
+    ("mode", "meaning"), [("blocking", DeadlineCounts.SERIAL), ("dma", DeadlineCounts.OVERLAP)]
+)
+def test_meaning_of_the_deadline_follows_the_storage(graph, costs, mode, meaning):
+    """Storage that blocks the core counts serially, DMA overlaps; a stated meaning goes first."""
+    device = bench_device(mode=mode)
+    assert Problem(graph, replace(costs, device=device)).deadline_counts is meaning
+    stated = Problem(graph, replace(costs, device=device), deadline_counts="compute")
+    assert stated.deadline_counts is DeadlineCounts.COMPUTE
 
 
 # -- what is allowed, and what it costs ----------------------------------------------------------
+def test_choices_and_what_they_allow(graph, costs):
+    """Without page costs, or with paging off, nothing is paged; storage of 0 bytes is storage.
 
-
-def test_paging_needs_storage_and_permission(graph: Graph, costs: Costs) -> None:
-    """Without page costs, or with paging off, nothing is paged; storage of 0 bytes is storage."""
+    Node b must not be computed again; nothing may where recomputation is off. Quantities may be
+    given as words; the problem holds members, energy by default. Without a budget and a device
+    the error shows how a budget looks. 2 W over one pass of 10 s are part of the baseline.
+    """
     assert Problem(graph, costs, ram=50).can_page
     assert Problem(graph, costs, ram=50, aux_bytes=0).can_page
     assert not Problem(graph, costs, ram=50, paging=False).can_page
     assert not Problem(graph, replace(costs, pages=None), ram=50).can_page
-
-
-def test_recomputation_needs_the_node_and_permission(graph: Graph, costs: Costs) -> None:
-    """Node b must not be computed again; nothing may where recomputation is off."""
     problem = Problem(graph, costs, ram=50)
     assert [problem.may_recompute(k) for k in range(4)] == [True, False, True, True]
     problem = Problem(graph, costs, ram=50, recompute=False)
     assert not any(problem.may_recompute(k) for k in range(4))
+    assert Problem(graph, costs, ram=50).minimize is Quantity.ENERGY
+    assert Problem(graph, costs, ram=50, minimize="writes").minimize is Quantity.WRITES
+    with pytest.raises(BudgetError, match=r"ram: .*256KiB or 50%"):
+        Problem(graph, costs)
+    idle = replace(costs, device=bench_device(idle_power_w=2.0))
+    problem = Problem(graph, idle, energy_budget="110%")
+    assert problem.baseline_energy_j == 60.0
+    assert problem.energy_budget_j == pytest.approx(66.0, rel=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -334,8 +251,8 @@ def test_recomputation_needs_the_node_and_permission(graph: Graph, costs: Costs)
     [("compute", 16.0, 3.0, 4.0), ("serial", 16.0, 4.0, 4.5), ("overlap", 10.0, 3.0, 4.0)],
 )
 def test_charges_include_idle_power_over_the_time_that_counts(
-    graph: Graph, costs: Costs, counts: str, compute_j: float, page_in_j: float, page_out_j: float
-) -> None:
+    graph, costs, counts, compute_j, page_in_j, page_out_j
+):
     """At 2 W: 3 s of node c cost 6 J more, a page-in 1 J, a page-out 0.5 J, where time counts."""
     idle = replace(costs, device=bench_device(idle_power_w=2.0))
     problem = Problem(graph, idle, deadline_counts=counts)
@@ -344,24 +261,11 @@ def test_charges_include_idle_power_over_the_time_that_counts(
         compute_j, page_in_j, page_out_j,
     )  # fmt: skip
     assert problem.counts_transfers == (counts == "serial")
-    assert problem.baseline_energy_j == 60.0
-    assert problem.pass_time_s == 10.0
-
-
-def test_tolerance_is_relative_and_one_sided() -> None:
-    """A limit is kept within a part in 1e9; no limit is always kept."""
-    assert within(1e6, None)
-    assert within(100.0, 100.0)
-    assert within(100.0 * (1 + 9e-10), 100.0)
-    assert not within(100.0 * (1 + 2e-9), 100.0)
-    assert within(0.0, 0.0)
-    assert not within(1e-300, 0.0)
+    assert (problem.baseline_energy_j, problem.pass_time_s) == (60.0, 10.0)
 
 
 # -- as a value --------------------------------------------------------------------------------
-
-
-def test_limits_are_told_in_plain_values(graph: Graph, costs: Costs) -> None:
+def test_limits_are_told_in_plain_values(graph, costs):
     """`to_dict` holds what a schedule file states of a problem, in SI."""
     problem = Problem(
         graph, costs, ram="1KiB", deadline="20s", deadline_counts="compute", aux_bytes=64,
@@ -384,25 +288,24 @@ def test_limits_are_told_in_plain_values(graph: Graph, costs: Costs) -> None:
 
 @given(seed=st.integers(min_value=0, max_value=2**32))
 @settings(deadline=None)
-def test_problems_travel_between_processes(seed: int) -> None:
+def test_problems_travel_between_processes(seed):
     """A pickled problem states the same."""
     problem = random_instance(seeded(seed), (1, 5), resident=True)
     copy = pickle.loads(pickle.dumps(problem))  # noqa: S301 - made on the line itself
     assert copy.to_dict() == problem.to_dict()
-    assert copy.graph == problem.graph
-    assert copy.table == problem.table
+    assert (copy.graph, copy.table) == (problem.graph, problem.table)
     assert copy.idle_power_w == problem.idle_power_w
 
 
-def test_problem_is_changed_by_replacing(graph: Graph, costs: Costs) -> None:
-    """`dataclasses.replace` states the same problem but for what is named."""
+def test_problem_is_changed_by_replacing(graph, costs):
+    """`dataclasses.replace` states the same problem but for what is named.
+
+    `without` gives RAM for everything (resident bytes where they count), storage for every tensor,
+    no times. A percentage is taken anew of what replaces its whole; a number stays.
+    """
     problem = Problem(graph, costs, ram="50%", deadline="120%", minimize="ram")
     other = replace(problem, ram="100%")
     assert other.to_dict() == {**problem.to_dict(), "ram_budget_bytes": 50}
-
-
-def test_without_drops_the_named_limits_alone(graph: Graph, costs: Costs) -> None:
-    """RAM for everything (resident bytes where they count), storage for every tensor, no times."""
     problem = Problem(
         graph, costs, ram=190, deadline=12, energy_budget=50, aux_bytes=3, count_parameters=True
     )
@@ -412,10 +315,6 @@ def test_without_drops_the_named_limits_alone(graph: Graph, costs: Costs) -> Non
     timeless = problem.without(Quantity.TIME, Quantity.ENERGY, minimize="time")
     assert (timeless.deadline_s, timeless.energy_budget_j) == (None, None)
     assert (timeless.ram_budget_bytes, timeless.minimize) == (190, Quantity.TIME)
-
-
-def test_resolved_limits_keep_their_amounts(graph: Graph, costs: Costs) -> None:
-    """A percentage is taken anew of what replaces its whole; a number stays."""
     stated = Problem(graph, costs, ram="50%", deadline="120%", energy_budget="150%")
     fixed = stated.resolved()
     assert fixed.to_dict() == stated.to_dict()

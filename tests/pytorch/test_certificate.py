@@ -1,46 +1,48 @@
-"""The certificate: it finds what differs, measures what is used, and changes nothing."""
+"""What is known of a compiled step: its certificate, as plain values, as a file, as a page."""
 
-from __future__ import annotations
-
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from kit.eager_steps import keep_all, outcome, unequal  # noqa: E402
-from kit.networks import residual_step  # noqa: E402
-from kit.traced_models import rows  # noqa: E402
-from poetmodel.device import Device  # noqa: E402
-from poetmodel.torch import compile, measure, trace  # noqa: E402
-from poetmodel.torch.runtime import certificate  # noqa: E402
-from poetmodel.torch.runtime.certificate import certify  # noqa: E402
-from poetmodel.torch.runtime.comparison import ResultDifference  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from poetmodel.torch import Step
+from kit.eager_steps import keep_all
+from kit.networks import residual_step
+from kit.pages import read_page
+from kit.traced_models import rows
+from poetmodel.device import Device
+from poetmodel.errors import InputError, MissingExtraError
+from poetmodel.report.page import LIBRARIES
+from poetmodel.report.presenter import look_up
+from poetmodel.report.step_file import parse_step, step_subject
+from poetmodel.torch import compile, measure, trace
+from poetmodel.torch.runtime import certificate
+from poetmodel.torch.runtime.comparison import ResultDifference
 
 nn = torch.nn
-pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
-def verified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Step]]:
-    """Return a residual step and it compiled to page and to recompute."""
+def verified(tmp_path_factory):
+    """Return a residual step that is compiled to page, and what was found of it."""
     torch.manual_seed(1)
-    own = residual_step(size=16)
     folder = tmp_path_factory.mktemp("pages")
+    own = residual_step(size=16)
     with compile(*own, ram="60%", storage=folder, device="rpi4b", recompute=False) as step:
-        yield own, step
+        yield step, step.verify()
 
 
-def test_a_good_step_is_certified(verified: tuple[Any, Step]) -> None:
+@pytest.fixture
+def step(verified):
+    """Return the step."""
+    return verified[0]
+
+
+def test_a_good_step_is_certified(verified):
     """Equal, within the budget and the plan, with as many bytes moved as planned."""
-    (model, _, _), step = verified
-    found = step.verify()
+    step, found = verified
+    model = step.compiled.trace.joint.module.get_submodule("model")
     assert found.equal
     assert found.within_budget
     assert found.storage_peak_bytes <= found.heap_peak_bytes <= found.plan_peak_bytes
@@ -56,45 +58,40 @@ def test_a_good_step_is_certified(verified: tuple[Any, Step]) -> None:
     assert ", within the budget of " in second
     assert found.second_gradients_bytes == sum(4 * p.numel() for p in model.parameters())
     assert second.endswith("hold those that wait (rollback)")
+    # The whole budget, 100 %, is what eager PyTorch takes, within a few percent.
+    assert step.compiled.keep_all_bytes == pytest.approx(found.eager_heap_peak_bytes, rel=0.1)
+    assert found.reasons == ()  # the plan's times are a board's: this host explains nothing
+    assert step.report()["plan"]["device"] == found.plan_device == step.compiled.device
+    assert found.plan_device == Device.load("rpi4b").name
+    assert "a step on this host, plan " in found.summary()
+    assert f" on {found.plan_device}, eager " in found.summary()
+    assert " on " not in replace(found, plan_device=None).summary().splitlines()[-1]
 
 
-def test_the_keep_all_peak_is_that_of_eager(verified: tuple[Any, Step]) -> None:
-    """100 % of a budget is what eager PyTorch takes, within a few percent."""
-    _, step = verified
-    eager = step.verify().eager_heap_peak_bytes
-    assert step.compiled.keep_all_bytes == pytest.approx(eager, rel=0.1)
+def need_libraries():
+    """Skip where pages cannot be made."""
+    for name in LIBRARIES:
+        pytest.importorskip(name)
 
 
-def test_verifying_changes_nothing(verified: tuple[Any, Step]) -> None:
-    """Parameters, gradients (the same tensors), buffers and random state are as before."""
-    (model, _, inputs), step = verified
-    step(*inputs)
-    zero = torch.zeros(())
-    before, gradients = outcome(model, zero), [p.grad for p in model.parameters()]
-    step.verify(*inputs)
-    assert unequal(before, outcome(model, zero)) == []
-    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
-
-
-def test_a_wrong_result_is_named() -> None:
+def test_a_wrong_result_is_named(tmp_path):
     """A step of other weights than eager's: which results differ, by how much, from where."""
-    torch.manual_seed(1)
     model, loss_fn, inputs = rows(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     step = keep_all(model, loss_fn, inputs)
     run = step.compiled.runner.run
 
-    def wrong(flat: Any, emit: Any, **known: Any) -> Any:
-        def doubled(number: int, value: torch.Tensor) -> None:
+    def wrong(flat, emit, **known):
+        def doubled(number, value):
             emit(number, value * 2 if number == wrong_number else value)
 
         held = run(flat, doubled, **known)
         torch.rand(1)
         return held
 
-    emissions = step.compiled.trace.parts.emissions
+    emissions = step.compiled.trace.parts.outputs
     (wrong_number,) = (k for k, e in enumerate(emissions) if e.result.name == "gradient of 0.bias")
     step.compiled.runner.run = wrong
-    found = certify(step.compiled, step.compiled.trace.joint.inputs)
+    found = step.verify()
     assert not found.equal
     assert not found.random_equal
     (difference,) = found.differences
@@ -107,48 +104,14 @@ def test_a_wrong_result_is_named() -> None:
     assert "the random generator is in another state" in text
     above = replace(found, heap_peak_bytes=found.budget_bytes + 1)
     assert "ABOVE the budget" in above.summary()
+    need_libraries()
+    step.report(tmp_path / "step.html")
+    page = read_page((tmp_path / "step.html").read_text(encoding="utf-8")).text
+    assert "Different" in page
+    assert str(difference) in page
 
 
-def test_parameters_that_eager_changes_are_as_before() -> None:
-    """A gradient hook that steps an optimizer changes no parameter; results are all counted."""
-    torch.manual_seed(1)
-    own = rows(nn.Linear(4, 4), nn.Linear(4, 4))
-    model = own[0]
-    step = keep_all(*own)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def descend(parameter: torch.Tensor) -> None:
-        with torch.no_grad():
-            parameter.sub_(parameter.grad)
-        parameter.grad = None
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(descend)
-    # Steps refuse such hooks; what verifies them does not rely on that.
-    found = certify(step.compiled, step.compiled.trace.joint.inputs)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert {difference.name for difference in found.differences} == {
-        f"gradient of {name}" for name in before
-    }
-    assert found.compared == 1 + len(before)
-
-
-def test_a_planned_time_of_another_device_is_called_so() -> None:
-    """The plan's time is told with its device, the measured ones with this host."""
-    torch.manual_seed(1)
-    own = rows(nn.Linear(4, 4))
-    estimated = keep_all(*own)
-    found = estimated.verify()
-    assert found.plan_device == estimated.compiled.device
-    assert found.plan_device == Device.load("rpi4b").name
-    assert "a step on this host, plan " in found.summary()
-    assert f" on {found.plan_device}, eager " in found.summary()
-    measured = replace(found, plan_device=None).summary().splitlines()[-1]
-    assert " on " not in measured
-    assert estimated.report()["plan"]["device"] == found.plan_device
-
-
-def test_a_difference_is_plain_values() -> None:
+def test_a_difference_is_plain_values():
     """What JSON has no number for is told in words."""
     found = ResultDifference(name="loss", largest=float("nan"), op="")
     assert found.to_dict() == {"name": "loss", "largest": None, "told": "by up to nan", "op": ""}
@@ -166,11 +129,8 @@ def test_a_difference_is_plain_values() -> None:
         (0.5, 0.5, ["eager PyTorch takes 0.50 times"]),
     ],
 )
-def test_a_time_that_is_not_the_planned_one_is_explained(
-    eager: float, ours: float, reasons: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_that_is_not_the_planned_one_is_explained(eager, ours, reasons, monkeypatch):
     """By the costs, which eager shows to be off, or by what the compiled step does beside."""
-    torch.manual_seed(1)
     own = rows(nn.Linear(4, 4))
     costs = measure(trace(*own), folder=None, repeats=1).costs
     step = compile(*own, ram="100%", profile=costs, cache=False)
@@ -180,11 +140,11 @@ def test_a_time_that_is_not_the_planned_one_is_explained(
     class Known(certificate._Timed):
         """A step that takes a known time."""
 
-        def __init__(self, step: Any) -> None:
+        def __init__(self, step):
             super().__init__(step)
             self.taken_s = next(times)
 
-        def __call__(self, **options: Any) -> Any:
+        def __call__(self, **options):
             value = super().__call__(**options)
             self.times[-1] = (self.taken_s, self.taken_s)
             return value
@@ -199,9 +159,7 @@ def test_a_time_that_is_not_the_planned_one_is_explained(
 
 
 @pytest.mark.parametrize(("most_s", "runs"), [(0.0, 2), (60.0, certificate.REPEATS)])
-def test_long_steps_run_no_more_often_than_they_must(
-    most_s: float, runs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_steps_run_no_more_often_than_they_must(most_s, runs, monkeypatch):
     """Once for the results and once for the peak of the heap; short ones for the least time too."""
     step = compile(*rows(nn.Linear(4, 4)), ram="100%", cache=False)
     counted = []
@@ -209,7 +167,7 @@ def test_long_steps_run_no_more_often_than_they_must(
     class Counted(certificate._Timed):
         """A step that tells of its runs."""
 
-        def __init__(self, work: Any) -> None:
+        def __init__(self, work):
             super().__init__(work)
             counted.append(self)
 
@@ -222,6 +180,87 @@ def test_long_steps_run_no_more_often_than_they_must(
     assert found.time_s == min(ours.times)[0]
 
 
-def test_a_board_plan_is_not_held_against_this_host(verified: tuple[Any, Step]) -> None:
-    """Its times are another machine's: there is nothing to explain."""
-    assert verified[1].verify().reasons == ()
+# -- reports ---------------------------------------------------------------------------------------
+def test_the_report_is_plain(step):
+    """JSON gives back exactly what went in, also before there is a certificate.
+
+    The schedule of a report is valid, and its plan is the one that runs.
+    """
+    found = step.report()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["certificate"]["equal"] is True
+    assert found["plan"]["peak_bytes"] == step.compiled.peak_bytes
+    assert found["result"]["status"] == str(step.result.status)
+    assert found["graph"]["nodes"] == len(step.compiled.trace.graph.nodes)
+    assert found["torch"] == torch.__version__
+    fresh = keep_all(*rows(nn.Linear(4, 4))).report()
+    assert fresh["certificate"] is None
+    assert json.loads(json.dumps(fresh, allow_nan=False)) == fresh
+    found = step_subject(step.report(), source="step.json")
+    assert found.verdict.valid
+    assert found.plan is not None
+    assert found.plan.program == step.plan.program
+    assert found.simulation.energy_j == pytest.approx(step.result.energy_j)
+    assert [note for note in found.notes if "reserved" not in note] == []
+
+
+def test_a_page_is_written(step, tmp_path):
+    """It has the figures that are returned, and how to compile the step again."""
+    need_libraries()
+    out = tmp_path / "step.html"
+    found = step.report(out)
+    page = read_page(out.read_text(encoding="utf-8"))
+    shown = {key: value for (_, key), value in page.values.items() if key.startswith("step.")}
+    assert shown["step.certificate.heap_peak_bytes"] == found["certificate"]["heap_peak_bytes"]
+    assert shown["step.certificate.written_bytes"] > 0
+    for key, value in shown.items():
+        assert look_up({"step": found}, key) == value
+    assert "Equal" in page.text
+    assert "Kept" in page.text
+    assert found["call"] in page.text
+    assert "estimated for device rpi4b" in page.text
+    assert page.values["A", "valid"] is True
+
+
+def test_a_certificate_is_that_of_what_ran():
+    """What was found of a step for some inputs is not said of it for others."""
+    model, loss_fn, (x, y) = rows(nn.Linear(4, 4))
+    both = keep_all(model, loss_fn, (x, y), dynamic="retrace")
+    both.verify()
+    both(torch.cat((x, x)), torch.cat((y, y)))
+    assert both.report()["certificate"] is None
+    both(x, y)
+    assert both.report()["certificate"] is not None
+
+
+def test_other_files_are_refused(step, tmp_path, monkeypatch):
+    """The two kinds are named, and nothing is written.
+
+    Pages need an extra, which is told; figures need nothing, and are read again.
+    """
+    with pytest.raises(InputError, match=r"step.txt: expected a file \*.html, .* or \*.json"):
+        step.report(tmp_path / "step.txt")
+    with pytest.raises(InputError, match="does not exist"):
+        step.report(tmp_path / "none" / "step.json")
+    monkeypatch.setattr("poetmodel.report.drawing.find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"needs jinja2 and plotly.*poetmodel\[report\]"):
+        step.report(tmp_path / "step.html")
+    assert list(tmp_path.iterdir()) == []
+    found = step.report(str(tmp_path / "step.json"))
+    assert parse_step((tmp_path / "step.json").read_text(encoding="utf-8")) == found
+
+
+def test_the_call_names_what_was_chosen():
+    """Defaults are left out; devices and profiles are named."""
+    own = rows(nn.Linear(4, 4))
+    board = compile(*own, ram=10**6, device=Device.load("rpi4b"), gap=0.5, dynamic="retrace")
+    assert board.report()["call"] == (
+        "poetmodel.torch.compile(model, loss_fn, inputs, ram=1000000, device='rpi4b', gap=0.5, "
+        "dynamic='retrace')"
+    )
+    profile = measure(trace(*own), repeats=1)
+    own_costs = compile(*own, ram="100%", profile=profile, storage=Path(), paging=False)
+    assert own_costs.report()["call"] == (
+        "poetmodel.torch.compile(model, loss_fn, inputs, ram='100%', storage='.', paging=False, "
+        "profile=profile)"
+    )

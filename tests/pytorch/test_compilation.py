@@ -1,40 +1,30 @@
-"""`compile`: three lines, and what is wrong in words."""
-
-from __future__ import annotations
+"""`compile`: three lines, what is wrong in words, and schedules that are improved meanwhile."""
 
 import copy
 import io
 import pickle
 import re
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import poetmodel.torch as pmt  # noqa: E402
-from kit.commands import Terminal  # noqa: E402
-from kit.eager_steps import differing, keep_all  # noqa: E402
-from kit.networks import residual_step  # noqa: E402
-from kit.traced_models import rows  # noqa: E402
-from poetmodel.device import Costs, Device  # noqa: E402
-from poetmodel.errors import BudgetError, InputError, NoScheduleError  # noqa: E402
-from poetmodel.torch.step.trace import (  # noqa: E402
-    coarsened,
-    floor_bytes,
-    keep_all_bytes,
-    least_bytes,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+import poetmodel.torch as pmt
+from kit.commands import Terminal
+from kit.eager_steps import differing, keep_all
+from kit.networks import residual_step
+from kit.traced_models import rows
+from poetmodel.device import Costs, Device
+from poetmodel.errors import BudgetError, InputError, NoScheduleError
+from poetmodel.result import Termination
+from poetmodel.solver.background import BackgroundSolve
+from poetmodel.torch import compiled
+from poetmodel.torch.step.trace import floor_bytes, keep_all_bytes, least_bytes, scheduled_graph
 
 nn = torch.nn
-pytestmark = pytest.mark.torch
 
 
-def simple(**options: Any) -> tuple[Any, pmt.Step]:
+def simple(**options):
     """Return a step of two linear layers, and it compiled to keep everything."""
     torch.manual_seed(1)
     own = rows(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
@@ -42,14 +32,13 @@ def simple(**options: Any) -> tuple[Any, pmt.Step]:
 
 
 @pytest.fixture(scope="module")
-def kept() -> tuple[Any, pmt.Step]:
+def kept():
     """Return what `simple` does; tests leave both as they were."""
     return simple()
 
 
-def test_three_lines(tmp_path: Path) -> None:
+def test_three_lines(tmp_path):
     """Measured, solved, planned, run: within the budget, and eager's results."""
-    torch.manual_seed(1)
     model, loss_fn, (x, y) = residual_step(size=16)
     step = pmt.compile(model, loss_fn, (x, y), ram="60%", storage=tmp_path / "scratch")
     assert differing(step, model, loss_fn, (x, y)) == []
@@ -64,18 +53,8 @@ def test_three_lines(tmp_path: Path) -> None:
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_a_step_tells_what_it_is() -> None:
-    """In one line: its name, what it takes of its budget, what it costs, how it is called."""
-    for minimize in ("energy", "time"):
-        step = keep_all(*rows(nn.Linear(4, 4)), minimize=minimize)
-        words = rf"'Sequential', .*B of .*B planned, .*% more {minimize}, loss = step\(\*inputs\)"
-        assert re.fullmatch(rf"Step\({words}\)", repr(step))
-        step.close()
-
-
-def test_recomputing_alone_needs_no_storage() -> None:
+def test_recomputing_alone_needs_no_storage():
     """Without a folder tensors are recomputed, and nothing is written."""
-    torch.manual_seed(1)
     own = residual_step(size=16)
     step = pmt.compile(*own, ram="80%", device="rpi4b")
     assert differing(step, *own) == []
@@ -86,27 +65,21 @@ def test_recomputing_alone_needs_no_storage() -> None:
     assert len(computed) > len(set(computed))
 
 
-def test_everything_is_kept_where_there_is_room(kept: tuple[Any, pmt.Step]) -> None:
-    """100 % recomputes and pages nothing, whatever is small or large."""
-    _, step = kept
-    assert step.compiled.coarse.threshold_bytes == 0
+def test_the_state_dict_and_mode_are_the_users(kept):
+    """No key comes or goes; evaluation runs as before, and training goes on after it.
+
+    With room nothing is recomputed or paged, whatever is small or large. A step cannot be copied.
+    """
+    own, step = kept
+    assert step.compiled.scheduled.threshold_bytes == 0
     assert step.compiled.peak_bytes == step.budget_bytes
     assert len(step.plan.program) > 0
     assert step.result.overhead_j == 0
-
-
-def test_costs_can_be_given() -> None:
-    """Costs that the user has are taken as they are."""
-    own = rows(nn.Linear(4, 4))
-    costs = Costs.estimate(pmt.trace(*own).graph, Device.load("rpi4b"))
-    step = pmt.compile(*own, ram="100%", profile=costs)
-    assert step.compiled.costs.compute == costs.compute
-    assert step.compiled.notes == (f"costs: {costs.source}",)
-
-
-def test_the_state_dict_and_mode_are_the_users(kept: tuple[Any, pmt.Step]) -> None:
-    """No key comes or goes; evaluation runs as before, and training goes on after it."""
-    own, step = kept
+    words = r"'Sequential', .*B of .*B planned, .*% more energy, loss = step\(\*inputs\)"
+    assert re.fullmatch(rf"Step\({words}\)", repr(step))
+    for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="compile a step of the copy"):
+            copied(step)
     model, _, inputs = own
     keys = list(model.state_dict())
     step(*inputs)
@@ -120,39 +93,7 @@ def test_the_state_dict_and_mode_are_the_users(kept: tuple[Any, pmt.Step]) -> No
     assert differing(step, *own) == []
 
 
-def test_other_inputs_are_refused(kept: tuple[Any, pmt.Step]) -> None:
-    """Shapes, types, nesting, frozen parameters and autocast: what was, and what is."""
-    (model, _, (x, y)), step = kept
-    for inputs, words in (
-        ((x[:2], y[:2]), r"inputs\[0\] was float32 \[3, 4\].* and is float32 \[2, 4\]"),
-        ((x.double(), y), r"is float64 \[3, 4\]"),
-        ((x,), "expected 2 inputs"),
-        ((x.t().contiguous().t(), y), r"strides \[1, 3\]"),
-    ):
-        with pytest.raises(pmt.CaptureError, match=words):
-            step(*inputs)
-    model[0].weight.requires_grad_(False)
-    with pytest.raises(pmt.CaptureError, match=r"0\.weight was .*, requiring a gradient and is"):
-        step(x, y)
-    model[0].weight.requires_grad_(True)
-    with torch.autocast("cpu"), pytest.raises(pmt.CaptureError, match="inside of the model"):
-        step(x, y)
-    step(x, y)
-
-
-def test_inputs_of_no_use_are_told_at_a_step_as_at_compile(kept: tuple[Any, pmt.Step]) -> None:
-    """Names, arrays of numpy, sparse tensors: one sentence, without their values."""
-    (_, _, (x, y)), step = kept
-    for call in (step, step.verify):
-        with pytest.raises(pmt.CaptureError, match=r"expected inputs without names.*got target"):
-            call(x, target=y)
-        with pytest.raises(pmt.CaptureError, match=r"inputs\[1\]: .* ndarray of numpy; convert"):
-            call(x, y.numpy())
-        with pytest.raises(pmt.CaptureError, match=r"inputs\[0\]: .*dense"):
-            call(x.to_sparse(), y)
-
-
-def test_other_inputs_are_compiled_for_if_asked() -> None:
+def test_other_inputs_are_compiled_for_if_asked():
     """With retrace each form is compiled once."""
     own, step = simple(dynamic="retrace")
     model, loss_fn, (x, y) = own
@@ -172,9 +113,8 @@ def test_other_inputs_are_compiled_for_if_asked() -> None:
 
 
 @pytest.mark.slow
-def test_a_percentage_is_the_same_bytes_for_all_inputs() -> None:
+def test_a_percentage_is_the_same_bytes_for_all_inputs():
     """The last, smaller batch of an epoch has the RAM of the others; a larger one has no more."""
-    torch.manual_seed(1)
     model, loss_fn, (x, y) = residual_step(size=16)
     step = pmt.compile(model, loss_fn, (x, y), ram="90%", device="rpi4b", dynamic="retrace")
     budget, whole = step.budget_bytes, step.compiled.keep_all_bytes
@@ -187,8 +127,8 @@ def test_a_percentage_is_the_same_bytes_for_all_inputs() -> None:
     assert step.budget_bytes == budget == int(0.9 * whole)
 
 
-def test_time_is_minimized_where_costs_are_those_of_this_host() -> None:
-    """Energy where they are a device's; what was chosen is in the report."""
+def test_time_is_minimized_where_costs_are_those_of_this_host():
+    """Energy where they are a device's; what was chosen is in the report. Given costs are taken."""
     own = rows(nn.Linear(4, 4))
     traced = pmt.trace(*own)
     estimated = Costs.estimate(traced.graph, Device.load("rpi4b"))
@@ -203,9 +143,16 @@ def test_time_is_minimized_where_costs_are_those_of_this_host() -> None:
         step = pmt.compile(*own, ram="100%", **options)
         assert step.result.problem.minimize == aim
         assert f"minimized: {aim}" in step.report()["costs"]
+        assert f"% more {aim}, " in repr(step) or aim == "writes"
+        if options == {"profile": estimated}:
+            assert step.compiled.costs.compute == estimated.compute
+            assert step.compiled.notes == (f"costs: {estimated.source}",)
+    other = Costs.estimate(pmt.trace(*residual_step()).graph, Device.load("rpi4b"))
+    with pytest.raises(InputError, match="profile: its costs are those of another step"):
+        pmt.compile(*own, ram="100%", profile=other)
 
 
-def test_costs_are_measured_with_the_threads_that_run() -> None:
+def test_costs_are_measured_with_the_threads_that_run():
     """As many as PyTorch is set to; profile, certificate and summary say how many."""
     before = torch.get_num_threads()
     own = rows(nn.Linear(4, 4))
@@ -225,17 +172,26 @@ def test_costs_are_measured_with_the_threads_that_run() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        *(
+            ({"ram": "100%", "accumulate": count}, "accumulate: expected 1 or more steps")
+            for count in (0, -1, 2.0, True, "2")
+        ),
         ({"ram": "100%", "dynamic": "maybe"}, "dynamic: expected error or retrace"),
         ({"ram": "100%", "paging": True}, "paging: needs a folder"),
         ({"ram": "100%", "device": "rpi4b", "profile": object()}, "not both"),
         ({"ram": "many", "device": "rpi4b"}, "ram: expected"),
         ({"ram": "100%", "profile": 5}, "profile: expected what `measure` returns, got 5"),
+        ({"ram": "100%", "storage": "file"}, "page file"),
+        ({"ram": "100%", "storage": "file/below"}, "page file"),
         ({"ram": "100%", "storage": 5}, "storage: expected a folder, got 5"),
         ({"ram": "100%", "storage": ""}, "storage: .*got ''"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: Any, words: str) -> None:
-    """Each with a sentence."""
+def test_options_that_make_no_sense_are_refused(options, words, tmp_path):
+    """Each with a sentence; a folder that cannot be made too."""
+    (tmp_path / "file").touch()
+    if options.get("storage") in ("file", "file/below"):
+        options = {**options, "storage": tmp_path / options["storage"]}
     with pytest.raises(InputError, match=words):
         pmt.compile(*rows(nn.Linear(4, 4)), **options)
 
@@ -248,9 +204,8 @@ def test_options_that_make_no_sense_are_refused(options: Any, words: str) -> Non
         ("30%", NoScheduleError),
     ],
 )
-def test_budgets_that_cannot_be_kept_are_told(ram: Any, kind: type[Exception]) -> None:
+def test_budgets_that_cannot_be_kept_are_told(ram, kind):
     """What is reserved and for what, and the least that is usable, which is."""
-    torch.manual_seed(1)
     own = residual_step()
     with pytest.raises(kind, match=r"is too little: .* B are reserved") as caught:
         pmt.compile(*own, ram=ram, device="rpi4b")
@@ -267,86 +222,33 @@ def test_budgets_that_cannot_be_kept_are_told(ram: Any, kind: type[Exception]) -
     assert least == least_bytes(traced)
     assert least <= share / 100 * keep_all_bytes(traced) < least * 1.01
     for budget in (least, int(share / 100 * keep_all_bytes(traced))):
-        assert floor_bytes(coarsened(traced, budget_bytes=budget)) <= budget
-
-
-def test_a_budget_above_the_floor_is_explained_too() -> None:
-    """What the solver was given is told as the user's budget less what is reserved."""
-    torch.manual_seed(1)
-    own = residual_step()
-    least = least_bytes(pmt.trace(*own))
+        assert floor_bytes(scheduled_graph(traced, budget_bytes=budget)) <= budget
     words = rf"no schedule keeps .*; that RAM budget is ram={least:,} B less the [\d,]+ B"
     with pytest.raises(NoScheduleError, match=words):
         pmt.compile(*own, ram=least, recompute=False, device="rpi4b")
 
 
-def test_a_profile_of_another_step_is_refused() -> None:
-    """Measured costs and given ones; the operation is named."""
-    costs = Costs.estimate(pmt.trace(*residual_step()).graph, Device.load("rpi4b"))
-    with pytest.raises(InputError, match="profile: its costs are those of another step"):
-        pmt.compile(*rows(nn.Linear(4, 4)), ram="100%", profile=costs)
-
-
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    """A file in the folder's place, when costs are measured there and when they are not."""
-    (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(InputError, match="page file"):
-            pmt.compile(*rows(nn.Linear(4, 4)), ram="100%", storage=folder)
-
-
-def test_inference_mode_is_refused() -> None:
-    """Its tensors could never be trained on; nothing is left behind."""
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [(torch.no_grad, r"gradients are off \(torch\.no_grad"),
+     (torch.inference_mode, "inference mode is on"),
+     (lambda: torch.autocast("cpu"), "inside of the model")],
+)  # fmt: skip
+def test_modes_around_captures_and_steps_are_refused(mode, words):
+    """Nothing is left behind."""
     own, step = simple(dynamic="retrace")
-    with torch.inference_mode():
-        with pytest.raises(pmt.CaptureError, match="inference mode is on"):
-            step(*own[2])
-        with pytest.raises(pmt.CaptureError, match="inference mode"):
-            keep_all(*own)
+    step(*own[2])
+    own[0].zero_grad()
+    other = (lambda: pmt.capture(*own)) if mode is torch.no_grad else lambda: step(*own[2])
+    for work in (lambda: keep_all(*own), other):
+        with mode(), pytest.raises(pmt.CaptureError, match=words):
+            work()
     assert all(parameter.grad is None for parameter in own[0].parameters())
     assert differing(step, *own) == []
 
 
-@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_step_cannot_be_copied(copied: Any, kept: tuple[Any, pmt.Step]) -> None:
-    """The error says what can."""
-    _, step = kept
-    with pytest.raises(TypeError, match="compile a step of the copy"):
-        copied(step)
-
-
-def test_autocast_around_compile_is_refused() -> None:
-    """Autocast belongs inside of the model."""
-    with torch.autocast("cpu"), pytest.raises(pmt.CaptureError, match="inside"):
-        keep_all(*rows(nn.Linear(4, 4)))
-
-
-def test_other_devices_are_refused() -> None:
-    """Only the processor runs steps."""
-    model = nn.Linear(4, 4, device="meta")
-    inputs = (torch.randn(3, 4, device="meta"), torch.randn(3, 4, device="meta"))
-    with pytest.raises(InputError, match="on meta"):
-        keep_all(model, nn.functional.mse_loss, inputs)
-
-
-def test_frozen_layers_shrink_the_graph() -> None:
-    """Fine-tuning the last layers has fewer operations and a lower peak."""
-    torch.manual_seed(1)
-    own = residual_step()
-    whole = keep_all(*own).compiled
-    for layer in own[0][:4]:
-        layer.requires_grad_(False)
-    part = keep_all(*own)
-    assert len(part.compiled.trace.graph.nodes) < len(whole.trace.graph.nodes)
-    assert part.compiled.keep_all_bytes < whole.keep_all_bytes
-    assert differing(part, *own) == []
-    assert own[0][0].weight.grad is None
-
-
 @pytest.mark.parametrize(("stream", "is_terminal"), [(Terminal, True), (io.StringIO, False)])
-def test_stages_are_shown_on_a_terminal_only(
-    stream: Callable[[], io.StringIO], is_terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_are_shown_on_a_terminal_only(stream, is_terminal, monkeypatch):
     """Each stage has its turn; a pipe gets nothing."""
     stderr = stream()
     monkeypatch.setattr("sys.stderr", stderr)
@@ -359,3 +261,99 @@ def test_stages_are_shown_on_a_terminal_only(
     assert bool(shown) == is_terminal
     if is_terminal:
         assert "comparing with eager" in shown
+
+
+# -- a schedule that is improved beside training ---------------------------------------------------
+PATIENCE_S = 120.0
+"""How long anything may take on a machine that is busy [s]."""
+
+
+def own():
+    """Return a step of a few layers whose activations are not all of one size."""
+    torch.manual_seed(1)
+    sizes = (64, 256, 32, 512, 128, 384, 64, 256, 8)
+    layers = [nn.Sequential(nn.Linear(a, b), nn.GELU()) for a, b in pairwise(sizes)]
+    return nn.Sequential(*layers), nn.functional.mse_loss, (torch.randn(64, 64), torch.randn(64, 8))
+
+
+def hurried(monkeypatch):
+    """Let the first solve return whatever it begins with, as on a network that takes long."""
+    solve = compiled.solve
+
+    def stopped(problem, **limits):
+        limits["on_progress"] = lambda progress: progress.schedule is None
+        return solve(problem, **limits)
+
+    def timed_out(problem, **limits):
+        found = stopped(problem, **limits)
+        return compiled.replace(found, termination=Termination.TIME_LIMIT)
+
+    monkeypatch.setattr(compiled, "solve", timed_out)
+
+
+def gradients(model):
+    """Return copies of all gradients, and clear them."""
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    return found
+
+
+def test_better_plans_run_as_they_come(tmp_path, monkeypatch):
+    """Steps before and after have the same bits, and the result says which schedule runs."""
+    hurried(monkeypatch)
+    model, loss_fn, inputs = own()
+    options = {"ram": "70%", "storage": tmp_path, "device": "rpi4b", "gap": 0.0}
+    with pmt.compile(model, loss_fn, inputs, refine=True, **options) as step:
+        first, plan = step.result, step.plan
+        assert step.refining
+        losses, grads = [step(*inputs)], [gradients(model)]
+        assert step.compiled.refinement is not None
+        assert step.compiled.refinement.wait(PATIENCE_S)
+        assert not step.refining
+        losses.append(step(*inputs))
+        grads.append(gradients(model))
+        assert step.result.energy_j < first.energy_j
+        assert step.result.schedule != first.schedule
+        assert step.plan != plan
+        assert torch.equal(*losses)
+        assert all(map(torch.equal, *grads))
+        assert step.verify().equal
+        assert len(list(tmp_path.iterdir())) <= 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_closing_a_step_ends_its_process(monkeypatch):
+    """Nothing goes on behind a step that is closed, and it can still run.
+
+    With room for everything there is nothing to look for.
+    """
+    proved = keep_all(*own(), refine=True)
+    assert not proved.refining
+    assert proved.compiled.refinement is None
+    hurried(monkeypatch)
+    model, loss_fn, inputs = own()
+    step = pmt.compile(model, loss_fn, inputs, ram="70%", device="rpi4b", refine=True, gap=0.0)
+    step.close()
+    assert not step.refining
+    step(*inputs)
+
+
+def test_a_step_that_is_refused_leaves_no_process(monkeypatch):
+    """Where the check against PyTorch fails, the process is ended."""
+    hurried(monkeypatch)
+    begun = []
+
+    class Watched(BackgroundSolve):
+        def __init__(self, *given, **limits):
+            super().__init__(*given, **limits)
+            begun.append(self)
+
+    def refuse(_):
+        raise pmt.CaptureError("other results")
+
+    monkeypatch.setattr(compiled, "BackgroundSolve", Watched)
+    monkeypatch.setattr(compiled, "check_agreement", refuse)
+    with pytest.raises(pmt.CaptureError, match="other results"):
+        pmt.compile(*own(), ram="70%", device="rpi4b", refine=True, gap=0.0)
+    assert len(begun) == 1
+    assert not begun[0].runs

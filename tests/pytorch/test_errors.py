@@ -1,20 +1,20 @@
-"""PyTorch is asked for in words where it is missing or too old."""
+"""PyTorch is asked for in words where it is missing, and so is a user's function."""
 
-from __future__ import annotations
-
-import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import poetmodel.torch as front
-from poetmodel.errors import BackendUnavailableError
-from poetmodel.torch import errors
+from poetmodel.errors import BackendUnavailableError, InputError
+from poetmodel.torch import errors, target
+from poetmodel.torch.target import is_captured, is_target, load_step
 
 TESTS = Path(__file__).resolve().parents[1]
 IMPORTED = re.compile(r'^(?:\w+ = )?pytest\.importorskip\("torch', re.MULTILINE)
@@ -22,63 +22,45 @@ IMPORTED = re.compile(r'^(?:\w+ = )?pytest\.importorskip\("torch', re.MULTILINE)
 MARKED = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.torch\b", re.MULTILINE)
 
 
-def test_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PyTorch the message says how to get it."""
+@pytest.mark.parametrize(
+    ("door", "found", "words"),
+    [
+        (errors.require_torch, None, r"pip install 'poetmodel\[torch\]'"),
+        (lambda: front.__getattr__("compile"), None, r"pip install 'poetmodel\[torch\]'"),
+        *((errors.require_torch, v, f"{v[:3]}.* too old.*2.9") for v in ("2.8.1", "1.13.0+cpu")),
+        (errors.require_executorch, None, r"^ExecuTorch is not installed, .*\[executorch\]'$"),
+        (errors.require_executorch, "1.6.0", r"^ExecuTorch 1\.6\.0 is .*\[executorch\]'$"),
+    ],
+)
+def test_missing_and_old_packages_are_named(door, found, words, monkeypatch):
+    """The message says how to get the right one, whatever asks for it; later builds are taken."""
 
-    def missing(_: str) -> str:
-        raise PackageNotFoundError
-
-    monkeypatch.setattr(errors, "version", missing)
-    with pytest.raises(BackendUnavailableError, match=r"pip install 'poetmodel\[torch\]'"):
-        errors.require_torch()
-
-
-@pytest.mark.parametrize("found", ["2.8.1", "1.13.0+cpu"])
-def test_old_torch_is_refused(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release that cannot capture is named with the one that is needed."""
-    monkeypatch.setattr(errors, "version", lambda _: found)
-    with pytest.raises(BackendUnavailableError, match=f"{found[:3]}.* too old.*2.9"):
-        errors.require_torch()
-
-
-@pytest.mark.parametrize("found", ["2.9.0", "2.13.0+cpu", "3.0.0a1"])
-def test_new_torch_is_accepted(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds and later releases count as what they are."""
-    monkeypatch.setattr(errors, "version", lambda _: found)
-    assert errors.require_torch() == found
-
-
-@pytest.mark.parametrize("found", [None, "1.6.0"])
-def test_executorch_is_asked_for_by_its_extra(
-    found: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it is missing, or another release, the message says how to get the right one."""
-
-    def installed(_: str) -> str:
+    def installed(_):
         if found is None:
             raise PackageNotFoundError
         return found
 
     monkeypatch.setattr(errors, "version", installed)
-    what = "ExecuTorch is not installed" if found is None else r"ExecuTorch 1\.6\.0 is installed"
-    with pytest.raises(
-        BackendUnavailableError, match=rf"^{what}, .* pip install 'poetmodel\[executorch\]'$"
-    ):
-        errors.require_executorch()
+    with pytest.raises(BackendUnavailableError, match=words):
+        door()
+    for newer in ("2.9.0", "2.13.0+cpu", "3.0.0a1"):
+        monkeypatch.setattr(errors, "version", lambda _, newer=newer: newer)
+        assert errors.require_torch() == newer
 
 
 @pytest.mark.torch
-def test_programs_of_executorch_need_its_extra() -> None:
+@pytest.mark.skipif(find_spec("executorch") is not None, reason="ExecuTorch is installed here")
+def test_programs_of_executorch_need_its_extra():
     """The name is there; without the package using it says how to get it."""
     pytest.importorskip("torch")
-    if find_spec("executorch") is not None:
-        pytest.skip("ExecuTorch is installed here")
     with pytest.raises(BackendUnavailableError, match=r"poetmodel\[executorch\]"):
         getattr(front, "to_executorch")  # noqa: B009 - a name that is loaded on use
 
 
-def test_importing_the_front_end_does_not_import_torch() -> None:
+def test_importing_the_front_end_does_not_import_torch():
     """PyTorch loads with the first name that needs it; errors can be named without it."""
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = front.nothing
     script = (
         "import sys, poetmodel.torch as front\n"
         "assert set(front.__all__) <= set(dir(front))\n"
@@ -91,91 +73,133 @@ def test_importing_the_front_end_does_not_import_torch() -> None:
     assert done.stdout == "False\n"
 
 
-def test_a_name_that_needs_torch_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PyTorch the front end says how to get it, in place of a failing import."""
-    import poetmodel.torch as front
-
-    def missing(_: str) -> str:
-        raise PackageNotFoundError
-
-    monkeypatch.setattr(errors, "version", missing)
-    with pytest.raises(BackendUnavailableError, match=r"pip install 'poetmodel\[torch\]'"):
-        front.__getattr__("compile")
+@pytest.mark.torch
+def test_every_name_of_the_front_end_is_there():
+    """A name whose module was renamed would be found only by who asks for it."""
+    for name in front.__all__:
+        with suppress(BackendUnavailableError):  # those of ExecuTorch, where it is missing
+            assert getattr(front, name) is not None
 
 
-def test_unknown_names_are_attribute_errors() -> None:
-    """A name that is not there is an ordinary attribute error."""
-    import poetmodel.torch as front
-
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = front.nothing
-
-
-def test_modules_of_tests_that_need_torch_say_so() -> None:
+def test_modules_of_tests_that_need_torch_say_so(request):
     """Where PyTorch is imported for a whole file, all of it carries the marker that runs it."""
     files = [path for path in TESTS.rglob("test_*.py") if IMPORTED.search(path.read_text("utf-8"))]
-    assert len(files) > 10
+    assert len(files) > 5
     for path in files:
         assert MARKED.search(path.read_text("utf-8")), path
+    for item in {item.path: item for item in request.session.items}.values():
+        imports = TESTS in item.path.parents and "\nimport torch\n" in item.path.read_text("utf-8")
+        assert not imports or item.get_closest_marker("torch"), item.path
 
 
-SKIPPED = """
-import pytest
+LACKS = {
+    "marked": ("torch", "could not import 'torch': not here"),
+    "unmarked": (None, "could not import 'torch': not here"),
+    "other": (None, "could not import 'scip'"),
+    "lacking": ("torch", "no arm-none-eabi-gcc and no qemu-system-arm on PATH"),
+}
+"""Tests that are skipped: their marker, and why."""
 
-@pytest.mark.torch
-def test_marked():
-    pytest.skip("could not import 'torch': not here")
 
-def test_unmarked():
-    pytest.skip("could not import 'torch': not here")
+@pytest.mark.parametrize(
+    ("needs_torch", "needs_programs", "failing"),
+    [(False, False, "unmarked"), (True, False, "marked unmarked"),
+     (True, True, "marked unmarked lacking")],
+)  # fmt: skip
+def test_missing_packages_and_programs_are_noticed(
+    needs_torch, needs_programs, failing, request, monkeypatch, tmp_path
+):
+    """A skip fails where the environment installs what is missing; others are written down."""
+    hooks = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
+    monkeypatch.setattr(hooks, "NEEDS_TORCH", needs_torch)
+    monkeypatch.setattr(hooks, "NEEDS_PROGRAMS", needs_programs)
+    monkeypatch.setattr(hooks, "SKIPPED", tmp_path / "skipped.txt")
+    told = {"failed": [], "skipped": []}
+    for name, (mark, why) in LACKS.items():
+        report = SimpleNamespace(skipped=True, outcome="skipped", longrepr=why, nodeid=name)
+        hook = hooks.pytest_runtest_makereport(
+            SimpleNamespace(get_closest_marker={"torch": mark}.get)
+        )
+        next(hook)
+        with pytest.raises(StopIteration):
+            hook.send(report)
+        told[report.outcome].append(report)
+    assert [report.nodeid for report in told["failed"]] == failing.split()
+    hooks.pytest_terminal_summary(SimpleNamespace(stats={"skipped": told["skipped"]}))
+    written = (tmp_path / "skipped.txt").read_text().split()
+    assert written == ([] if needs_programs else ["lacking"])
+    monkeypatch.setattr(hooks, "find_spec", lambda _: None)
+    if needs_torch:
+        with pytest.raises(pytest.UsageError, match="PyTorch is not installed"):
+            hooks.pytest_configure(request.config)
 
-def test_other():
-    pytest.skip("could not import 'scip'")
 
-@pytest.mark.torch
-def test_lacking():
-    pytest.skip("no arm-none-eabi-gcc and no qemu-system-arm on PATH")
+# -- finding a user's function ---------------------------------------------------------------------
+SOURCE = """\
+import math
+step = lambda: ("model", None, ["x"])
+pair = lambda: (1, 2)
+no_tuple = lambda: ("model", None, "x")
+no_loss = lambda: ("model", 3, ("x",))
+number = 3
+
+def leaves():
+    raise SystemExit(3)
+
+def broken():
+    return math.sqrt(-1)
 """
 
 
-@pytest.mark.slow
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """Return a user's file; the current folder is its own, and PyTorch is not needed."""
+    path = tmp_path / "user_step.py"
+    path.write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(target, "require_torch", lambda: "2.13.0")
+    monkeypatch.delitem(sys.modules, "user_step", raising=False)
+    return path
+
+
+@pytest.mark.parametrize("head", ["user_step", "user_step.py", "{folder}/user_step.py"])
+def test_function_is_found(head, file):
+    """A module of the current folder, a file, and a file elsewhere are found."""
+    path = list(sys.path)
+    found = load_step(f"{head.format(folder=file.parent)}:step")
+    assert found == ("model", None, ("x",))
+    assert sys.path == path
+
+
 @pytest.mark.parametrize(
-    ("needed", "programs", "failing"),
+    "text",
     [
-        ("", "", ["test_unmarked"]),
-        ("1", "", ["test_marked", "test_unmarked"]),
-        ("1", "1", ["test_lacking", "test_marked", "test_unmarked"]),
+        *("user_step", "user_step:", ":step", "user_step:nothing", "user_step:number"),
+        *("nowhere:step", "nowhere.inner:step", "nowhere.py:step", "user_step:pair"),
+        *("user_step:no_tuple", "user_step:no_loss", "user_step:leaves", "user_step:broken"),
     ],
 )
-def test_missing_packages_and_programs_are_noticed(
-    needed: str, programs: str, failing: list[str], tmp_path: Path
-) -> None:
-    """A skip fails where the environment installs what is missing; others are written down."""
-    skipped = tmp_path / "skipped.txt"
-    settings = {"POETMODEL_NEEDS_PROGRAMS": programs, "POETMODEL_SKIPPED": str(skipped)}
-    done = pytest_on(tmp_path, SKIPPED, needed, **settings)
-    if needed and find_spec("torch") is None:
-        assert done.returncode == pytest.ExitCode.USAGE_ERROR
-        assert "PyTorch is not installed" in done.stderr
-        return
-    failed = sorted(re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.MULTILINE))
-    assert failed == failing, done.stdout
-    written = [line.rpartition("::")[2] for line in skipped.read_text().splitlines()]
-    assert written == ([] if programs else ["test_lacking"])
+@pytest.mark.usefixtures("file")
+def test_what_is_wrong_is_said(text, told):
+    """Every way to get a target wrong has its sentence."""
+    with told.raises(InputError):
+        load_step(text)
 
 
-def pytest_on(
-    folder: Path, source: str, needed: str, **settings: str
-) -> subprocess.CompletedProcess[str]:
-    """Run pytest on one file, with the hooks of all tests."""
-    file = folder / "test_skipped.py"
-    file.write_text(source)
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "conftest", "-m", "", "-rf", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=TESTS.parent,
-        env={**os.environ, "PYTHONPATH": str(TESTS), "POETMODEL_NEEDS_TORCH": needed, **settings},
-    )
+@pytest.mark.parametrize("content", ["import no_such_module\n", "def step(:\n"])
+def test_a_file_that_cannot_be_read_is_said(content, file, told):
+    """What goes wrong while the user's file is read is no traceback."""
+    file.write_text(content)
+    with told.raises(InputError):
+        load_step("user_step.py:step")
+
+
+def test_targets_are_told_from_files():
+    """Graph files and models that come along are no targets."""
+    assert is_target("package.module:step")
+    assert is_target("folder/file.py:step")
+    assert not is_target("net.graph.json")
+    assert not is_target("paper/vgg16")
+    assert not is_target("a:b.json")
+    assert is_captured("train.py"), "the function was forgotten"
+    assert not is_captured("net.step.json")

@@ -1,38 +1,35 @@
-"""Batches: mappings of any type, whatever the order of their keys, and losses in outputs."""
+"""Batches: mappings of any type, losses in outputs, and what a step with named inputs returns."""
 
-from __future__ import annotations
-
+import copy
 import re
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-import poetmodel.torch as pmt  # noqa: E402
-from kit.eager_steps import differing, keep_all  # noqa: E402
-from kit.rotation import quick  # noqa: E402
-from poetmodel.torch.capturing.inputs import flatten, unflatten  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+import poetmodel.torch as pmt
+from kit.eager_steps import differing, keep_all
+from kit.rotation import quick
+from kit.traced_models import Through
+from poetmodel.torch.capturing.inputs import OutputForm, flatten, unflatten
 
 nn = torch.nn
-pytestmark = pytest.mark.torch
 
 
 class Encoding(UserDict):
     """Like the batches of tokenizers: items are attributes, and there is more beside them."""
 
-    def __init__(self, data: Any, lengths: Any = None) -> None:
+    def __init__(self, data, lengths=None):
         super().__init__(data)
         self.lengths = lengths
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         try:
             return self.data[name]
         except KeyError:
@@ -42,40 +39,20 @@ class Encoding(UserDict):
 class Fixed(Mapping):
     """A mapping that cannot be changed, and is not made of a dict."""
 
-    def __init__(self, *items: Any) -> None:
+    def __init__(self, *items):
         self._items = dict(items)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key):
         return self._items[key]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return iter(self._items)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._items)
 
 
-class Output(OrderedDict):
-    """Like the outputs of models: items are attributes too."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-@dataclass
-class Result:
-    """An output that is no mapping."""
-
-    loss: Any
-    logits: Any = None
-
-
-Pair = namedtuple("Pair", ("loss", "logits"))  # noqa: PYI024 - what users have
-
-BATCHES: dict[str, Callable[[Any], Any]] = {
+BATCHES = {
     "dict": dict,
     "OrderedDict": OrderedDict,
     "UserDict": UserDict,
@@ -83,44 +60,122 @@ BATCHES: dict[str, Callable[[Any], Any]] = {
     "defaultdict": lambda items: defaultdict(list, items),
     "proxy": lambda items: MappingProxyType(dict(items)),
     "fixed": lambda items: Fixed(*dict(items).items()),
-    "output": Output,
 }
+
+
+class Output(OrderedDict):
+    """Like the outputs of transformers: items are attributes too, and what is None is left out."""
+
+    def __post_init__(self):
+        for field in fields(self):
+            if getattr(self, field.name) is not None:
+                self[field.name] = getattr(self, field.name)
+
+
+class Cache:
+    """Like the caches of language models."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+
+@dataclass(eq=False)
+class Named(Output):
+    """An output with names."""
+
+    loss: Any = None
+    logits: Any = None
+    past_key_values: Any = None
+    hidden_states: Any = None
+
+
+Pair = namedtuple("Pair", ("loss", "logits"))  # noqa: PYI024 - what users have
+
+RESULTS = {
+    "dataclass": lambda loss, y: Named(loss=loss, logits=y, hidden_states=(y * 2, y[:1])),
+    "dict": lambda loss, y: {"logits": y, "loss": loss, "size": 3, "parts": [y + 1, None]},
+    "tuple": lambda loss, y: (loss, y, (y.sum(), "words")),
+    "list": lambda loss, y: [loss, {"y": y}],
+    "named tuple": Pair,
+    "UserDict": lambda loss, y: UserDict(loss=loss, y=y),
+    "object": lambda loss, y: SimpleNamespace(loss=loss, logits=y, count=2),
+    "tensor": lambda loss, _: loss,
+    "twice": lambda loss, y: {"loss": loss, "again": loss, "y": y, "same": y},
+}
+QUICK_RESULTS = ("dataclass", "dict", "tuple", "object", "UserDict", "named tuple")
+
+
+class Model(nn.Module):
+    """Batch norm between two layers, and dropout; what it returns is rows."""
+
+    def __init__(self, result=RESULTS["dict"]):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 3)
+        self.result = result
+
+    def forward(self, x, labels=None, scale=None):
+        """Return the output, with a loss where there are labels."""
+        y = self.last(nn.functional.dropout(self.norm(self.first(x)).relu(), 0.5, self.training))
+        if scale is not None:
+            y = y * scale
+        loss = None if labels is None else nn.functional.cross_entropy(y, labels)
+        return self.result(loss, y)
+
+
+def batch(size=5):
+    """Return a batch."""
+    return {"x": torch.randn(size, 4), "labels": torch.randint(0, 3, (size,))}
+
+
+def flat(value):
+    """Return all that is in an output, with its types, in order."""
+    if isinstance(value, SimpleNamespace):
+        value = vars(value)
+    if isinstance(value, dict | UserDict):
+        return [type(value), *(leaf for key in value for leaf in (key, *flat(value[key])))]
+    if isinstance(value, tuple | list):
+        return [type(value), *(leaf for item in value for leaf in flat(item))]
+    return [value]
+
+
+def agree(one, other):
+    """Return whether two outputs are equal bit for bit."""
+    pairs = zip(flat(one), flat(other), strict=True)
+    return type(one) is type(other) and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs
+    )
+
+
+def loss_of(output):
+    """Return the loss of an output."""
+    if isinstance(output, torch.Tensor):
+        return output
+    if isinstance(output, dict | UserDict):
+        return output["loss"]
+    return getattr(output, "loss", None) if hasattr(output, "loss") else output[0]
+
+
+def compiled(model, rows, **options):
+    """Return a step that is not measured."""
+    return pmt.compile(model, None, rows, **{"ram": "100%", "device": "rpi4b", **options})
 
 
 class ByBatch(nn.Module):
     """Takes a whole batch, and wants its type."""
 
-    def __init__(self, kind: type, result: Callable[[Any], Any] = lambda loss: loss) -> None:
+    def __init__(self, kind):
         super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.kind = kind
-        self.result = result
+        self.layer, self.kind = nn.Linear(4, 4), kind
 
-    def forward(self, batch: Any) -> Any:
+    def forward(self, batch):
         """Return the loss."""
         assert type(batch) is self.kind
-        return self.result((self.layer(batch["x"]) - batch["y"]).square().mean())
+        return nn.functional.cross_entropy(self.layer(batch["x"]), batch["labels"])
 
 
-class ByName(nn.Module):
-    """Takes what is in a batch by name, as models of sentences do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Any = None, scale: Any = None, y: Any = None) -> Any:
-        """Return an output with the loss, where there is a target."""
-        logits = self.layer(x) if scale is None else self.layer(x) * scale
-        return Output(loss=None if y is None else (logits - y).square().mean(), logits=logits)
-
-
-def items() -> dict[str, Any]:
-    """Return what is in a batch."""
-    return {"x": torch.randn(3, 4), "y": torch.randn(3, 4)}
-
-
-def same_as_eager(step: pmt.Step, model: Any, expected: Any, *batch: Any) -> bool:
+def same_as_eager(step, model, expected, *batch):
     """Return whether a step gives the loss and gradients of eager."""
     model.zero_grad()
     expected.backward()
@@ -133,152 +188,59 @@ def same_as_eager(step: pmt.Step, model: Any, expected: Any, *batch: Any) -> boo
 
 
 @pytest.mark.parametrize("kind", quick(BATCHES, ("dict", "encoding", "fixed")))
-def test_mappings_are_batches(kind: str) -> None:
-    """The model gets one of the type that was given, with the values of the call."""
-    torch.manual_seed(1)
-    own = items()
-    batch = BATCHES[kind](own)
-    model = ByBatch(type(batch))
-    step = keep_all(model, None, (batch,))
-    assert all(batch[key] is value for key, value in own.items())
+def test_mappings_are_batches(kind):
+    """A model gets one of the type that was given, or its items where forward has its keys."""
+    own = batch()
+    first = BATCHES[kind](own)
+    model = ByBatch(type(first))
+    step = keep_all(model, None, (first,))
+    assert all(first[key] is value for key, value in own.items())
     for _ in range(2):
-        other = BATCHES[kind](items())
+        other = BATCHES[kind](batch())
         assert same_as_eager(step, model, model(other), other)
     assert step.verify(other).equal
+    named = Model().eval()
+    step = keep_all(named, None, (first,))
+    assert same_as_eager(step, named, named(**first)["loss"], first)
 
 
-def test_the_order_of_keys_is_irrelevant() -> None:
-    """And so is the type of the mapping; other keys are refused."""
-    torch.manual_seed(1)
-    own = items()
-    model = ByBatch(Encoding)
-    step = keep_all(model, None, (Encoding(own),))
-    turned = dict(reversed(own.items()))
-    assert list(turned) != list(own)
-    for batch in (Encoding(turned), OrderedDict(turned), turned):
-        assert same_as_eager(step, model, model(Encoding(own)), batch)
-    with pytest.raises(pmt.CaptureError, match=r"nested as .*'x': \*, 'y': \*.*, got .*'z'"):
-        step(Encoding({**own, "z": own["x"]}))
-
-
-def test_mappings_within_others_are_batches_too() -> None:
+def test_mappings_within_others_are_batches_too():
     """Nested in lists, tuples and mappings, beside a target."""
 
-    class Nested(ByBatch):
-        def forward(self, batch: Any, more: Any) -> Any:
-            assert type(more[0]["inner"]) is Fixed
-            return self.layer(batch["x"]) + more[0]["inner"]["z"]
+    def nested(parts, batch, more):
+        assert type(batch) is UserDict
+        assert type(more[0]["inner"]) is Fixed
+        return parts[0](batch["x"]) + more[0]["inner"]["z"]
 
-    torch.manual_seed(1)
-    z = torch.randn(3, 4)
-    inputs = (UserDict(x=torch.randn(3, 4)), [{"inner": Fixed(("z", z))}], torch.randn(3, 4))
-    model = Nested(UserDict)
+    x, y, z = torch.randn(3, 3, 4)
+    inputs = (UserDict(x=x), [{"inner": Fixed(("z", z))}], y)
+    model = Through(nested, nn.Linear(4, 4))
     step = keep_all(model, nn.functional.mse_loss, inputs)
-    expected = nn.functional.mse_loss(model(*inputs[:2]), inputs[2])
+    expected = nn.functional.mse_loss(model(*inputs[:2]), y)
     assert same_as_eager(step, model, expected, *inputs)
     assert step.verify().equal
 
 
-@pytest.mark.parametrize("kind", quick(BATCHES, ("dict", "encoding", "fixed")))
-def test_a_batch_is_given_by_name_where_forward_has_its_keys(kind: str) -> None:
-    """``model(**batch).loss``, as models of sentences are called."""
-    torch.manual_seed(1)
-    batch = BATCHES[kind](items())
-    model = ByName()
-    step = keep_all(model, None, (batch,))
-    assert same_as_eager(step, model, model(**batch).loss, batch)
-
-
 @pytest.mark.parametrize("kind", ["dict", "encoding"])
-def test_a_batch_is_given_by_name_where_forward_takes_any_keyword(kind: str) -> None:
+def test_a_batch_is_given_by_name_where_forward_takes_any_keyword(kind):
     """As ``forward(x, y=None, **kwargs)`` does; one that wants the batch itself still gets it."""
-    torch.manual_seed(1)
 
-    class Open(ByName):
-        def forward(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
-            return super().forward(x, kwargs.get("scale"), y)
+    class Open(Model):
+        def forward(self, x=None, labels=None, **kwargs):
+            return super().forward(x, labels, kwargs.get("scale"))
 
-    class Whole(ByName):
-        def forward(self, batch: Any, **kwargs: Any) -> Any:
+    class Whole(Model):
+        def forward(self, batch, **kwargs):
             return super().forward(**batch, **kwargs)
 
-    batch = BATCHES[kind]({**items(), "scale": torch.tensor(2.0)})
-    for model in (Open(), Whole()):
-        step = keep_all(model, None, (batch,))
-        expected = model(batch) if isinstance(model, Whole) else model(**batch)
-        assert same_as_eager(step, model, expected.loss, batch)
+    given_ = BATCHES[kind]({**batch(), "scale": torch.tensor(2.0)})
+    for model in (Open().eval(), Whole().eval()):
+        step = keep_all(model, None, (given_,))
+        expected = model(given_) if isinstance(model, Whole) else model(**given_)
+        assert same_as_eager(step, model, expected["loss"], given_)
 
 
-def test_a_batch_by_name_beside_a_target() -> None:
-    """The loss function gets the output as it is."""
-    torch.manual_seed(1)
-    model, y = ByName(), torch.randn(3, 4)
-    batch = {"x": torch.randn(3, 4), "scale": 2.0}
-
-    def loss_fn(output: Any, target: Any) -> Any:
-        return (output.logits - target).abs().mean()
-
-    step = keep_all(model, loss_fn, (batch, y))
-    assert same_as_eager(step, model, loss_fn(model(**batch), y), batch, y)
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        lambda loss: Output(loss=loss, logits=loss * 2),
-        lambda loss: UserDict(loss=loss, logits=loss * 2),
-        lambda loss: Result(loss=loss, logits=loss * 2),
-        lambda loss: Pair(loss=loss, logits=loss * 2),
-        lambda loss: {"logits": loss * 2, "loss": loss},
-    ],
-)
-def test_the_loss_of_an_output_is_taken(result: Callable[[Any], Any]) -> None:
-    """From a mapping or an object; nothing else of it is a result."""
-    torch.manual_seed(1)
-    batch = items()
-    model = ByBatch(dict, result)
-    step = keep_all(model, None, (batch,))
-    plain = ByBatch(dict)
-    plain.layer = model.layer
-    assert same_as_eager(step, model, plain(batch), batch)
-
-
-def test_an_output_without_a_loss_is_told() -> None:
-    """A model that got no target has none."""
-    batch = {"x": torch.randn(3, 4), "scale": torch.ones(1)}
-    with pytest.raises(pmt.CaptureError, match="no loss in the Output"):
-        keep_all(ByName(), None, (batch,))
-
-
-@pytest.mark.parametrize("loss", [lambda loss: {"mean": loss}, lambda _: 3.0])
-def test_a_loss_of_an_output_that_is_no_tensor_is_told(loss: Callable[[Any], Any]) -> None:
-    """By its type, before anything runs."""
-    model = ByBatch(dict, lambda value: Result(loss=loss(value)))
-    with pytest.raises(pmt.CaptureError, match=r"a loss that is a tensor, got a (dict|float)"):
-        keep_all(model, None, (items(),))
-
-
-def test_a_mapping_that_cannot_be_made_is_told() -> None:
-    """The error says what can be given in its place."""
-
-    class Stubborn(Mapping):
-        __slots__ = ()
-
-        def __getitem__(self, key: Any) -> Any:
-            return X[key]
-
-        def __iter__(self) -> Iterator[Any]:
-            return iter(X)
-
-        def __len__(self) -> int:
-            return len(X)
-
-    X = items()  # noqa: N806
-    with pytest.raises(pmt.CaptureError, match="a Stubborn cannot be made with other values"):
-        keep_all(ByBatch(Stubborn), None, (Stubborn(),))
-
-
-def test_flat_inputs_come_back() -> None:
+def test_flat_inputs_come_back():
     """Values are in the order of sorted keys, mappings come back in their own order."""
     flat, form = flatten(({"b": 1, "a": 2}, [UserDict(c=3)], 4))
     assert flat == [2, 1, 3, 4]
@@ -287,14 +249,248 @@ def test_flat_inputs_come_back() -> None:
     assert list(back[0]) == ["b", "a"]
 
 
+# -- what a step returns -------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", quick(RESULTS, QUICK_RESULTS))
+def test_a_step_returns_what_the_model_does(kind):
+    """The same type with the same values, detached; gradients and buffers are those of eager.
+
+    A batch in a tuple gives the loss, whatever output it is in: nothing else is held till the end.
+    """
+    model = Model(RESULTS[kind])
+    twin = copy.deepcopy(model)
+    step = compiled(model, batch())
+    for _ in range(2):
+        rows = batch()
+        state = torch.get_rng_state()
+        expected = twin(**rows)
+        loss_of(expected).backward()
+        torch.set_rng_state(state)
+        found = step(**rows)
+        assert agree(found, expected)
+        assert not any(leaf.requires_grad for leaf in flat(found) if isinstance(leaf, torch.Tensor))
+        grads = [[parameter.grad for parameter in net.parameters()] for net in (model, twin)]
+        assert all(map(torch.equal, *grads))
+        assert all(map(torch.equal, model.buffers(), twin.buffers()))
+    assert step.verify().equal
+    assert step.verify(**rows).equal
+    assert torch.equal(compiled(model.eval(), (rows,))(rows), loss_of(model(**rows)))
+
+
+def test_results_of_a_call_are_its_own():
+    """No later step changes them, though memory of the step is used again.
+
+    A parameter, a buffer or an input among them takes no part in autograd; a cache is left out.
+    """
+    model = Model(lambda loss, y: (loss, y, y[0], model.norm.running_mean.clone()))
+    step = compiled(model, batch())
+    found = step(**batch())
+    before = copy.deepcopy(found)
+    step(**batch())
+    assert agree(found, before)
+    model = Model(lambda loss, y: (loss, model.last.weight, model.norm.running_mean, y))
+    step = compiled(model, batch())
+    _, weight, mean, _ = step(**batch())
+    assert torch.equal(weight, model.last.weight)
+    assert torch.equal(mean, model.norm.running_mean)
+    assert not weight.requires_grad
+    assert step.verify().equal
+    model = Model(lambda loss, y: Named(loss=loss, logits=y, past_key_values=Cache(y)))
+    found = compiled(model, batch())(**batch())
+    assert found.past_key_values is None
+    assert list(found) == ["loss", "logits"]
+
+
+def test_batches_come_by_name():
+    """As keywords or as one mapping of any type, in any order; beside a target too."""
+    model = Model().eval()
+    rows = batch()
+    step = compiled(model, UserDict(rows))
+    first = step(**rows)
+    for other in (rows, UserDict(rows), OrderedDict(reversed(rows.items()))):
+        assert agree(step(other), first)
+    assert agree(step(**dict(reversed(rows.items()))), first)
+    with pytest.raises(pmt.CaptureError, match="labels, x missing"):
+        step()
+    whole = ByBatch(Encoding)
+    step = keep_all(whole, None, (Encoding(rows),))
+    turned = dict(reversed(rows.items()))
+    for other in (Encoding(turned), OrderedDict(turned), turned):
+        assert same_as_eager(step, whole, whole(Encoding(rows)), other)
+    with pytest.raises(pmt.CaptureError, match=r"nested as .*'labels': .*, got .*'z'"):
+        step(Encoding({**rows, "z": rows["x"]}))
+    inputs = {"x": torch.randn(3, 4), "scale": 2.0}, torch.randn(3, 3)
+
+    def loss_fn(output, target):
+        return (output["logits"] - target).abs().mean()
+
+    step = keep_all(model, loss_fn, inputs)
+    assert same_as_eager(step, model, loss_fn(model(**inputs[0]), inputs[1]), *inputs)
+
+
+def test_other_batches_are_compiled_for_if_asked():
+    """Of another size, and with other names."""
+    model = Model()
+    step = compiled(model, batch(), dynamic="retrace")
+    for rows in (batch(), batch(2), {**batch(), "scale": torch.tensor(2.0)}, batch()):
+        assert step.verify(**rows).equal
+        state = torch.get_rng_state()
+        expected = copy.deepcopy(model)(**rows)
+        torch.set_rng_state(state)
+        assert agree(step(**rows), expected)
+
+
+def test_results_count_against_the_budget(tmp_path):
+    """They are held till the end of the step, with recomputing and paging around them.
+
+    With an optimizer the step returns what the model did before the updates.
+    """
+
+    class Wide(Model):
+        def forward(self, x, labels=None):
+            y = x
+            for _ in range(6):
+                y = self.first(y).relu()[:, :4].sin()
+            return {"loss": (y.sum(1) - labels).square().mean(), "y": y, "wide": y.repeat(1, 8)}
+
+    rows = {"x": torch.randn(2000, 4), "labels": torch.randn(2000)}
+    model = Wide()
+    step = compiled(model, rows, ram="70%", storage=tmp_path)
+    certificate = step.verify()
+    assert certificate.equal
+    assert certificate.within_budget
+    assert agree(step(**rows), model(**rows))
+    alone = compiled(model, (rows,), ram="100%")
+    assert compiled(model, rows).budget_bytes >= alone.budget_bytes + 2000 * 8 * 4
+    model = Model(lambda loss, y: (loss, y, model.last.weight))
+    model.eval()
+    before = model.last.weight.detach().clone()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step = compiled(model, batch(), optimizer=optimizer)
+    assert step.verify().equal
+    _, _, weight = step(**batch())
+    assert torch.equal(weight, before)
+    assert not torch.equal(weight, model.last.weight)
+
+
+LEAVES = st.one_of(
+    st.builds(torch.full, st.just((2,)), st.integers(0, 9)), st.none(), st.integers(), st.text()
+)
+NESTS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.builds(Pair, inner, inner),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3),
+        st.builds(Named, loss=inner, logits=inner),
+    ),
+    max_leaves=8,
+)
+
+
+@given(output=NESTS)
+def test_a_form_gives_back_what_it_took(output):
+    """With the same types, for nests of all kinds; other tensors come in the same places, named."""
+    loss = torch.zeros(())
+    form, others = OutputForm.of({"loss": loss, "rest": output}, loss)
+    assert len(form.names) == len(others)
+    made = form.filled(loss, [value + 1 for value in others])
+    again, found = OutputForm.of(made, loss)
+    assert again.names == form.names
+    assert all(torch.equal(a, b + 1) for a, b in zip(found, others, strict=True))
+    assert agree(form.filled(loss, others), {"loss": loss, "rest": output})
+    form, others = OutputForm.of({"loss": loss, "deep": [(loss + 1, loss)]}, loss)
+    assert form.names == ("deep[0][0]",)
+    assert agree(list(form.named(form.filled(loss * 2, others)).values()), [loss * 2, *others])
+
+
+# -- what is refused -----------------------------------------------------------------------------
+X, LABELS = torch.ones(5, 4), torch.zeros(5, dtype=torch.long)
+A, B = torch.ones(2, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """Return steps with and without names that tests do not run."""
+    torch.manual_seed(1)
+    return compiled(Model(), batch()), keep_all(nn.Linear(4, 4), nn.functional.mse_loss, (A, B))
+
+
+@pytest.mark.parametrize("door", ["step", "verify"])
+@pytest.mark.parametrize(
+    ("inputs", "named", "words"),
+    [
+        ((), {"x": X}, r"\(labels, x\), and labels missing"),
+        ((), {"x": X, "labels": LABELS, "scale": 1.0}, "and scale new"),
+        ((), {"x": X, "y": LABELS}, "labels missing and y new"),
+        ((X, LABELS), {}, r"by name.*step\(\*\*batch\); got 2 without"),
+        (({"x": X},), {"labels": LABELS}, "by name.*; got labels"),
+        ((), {"x": X[:2], "labels": LABELS}, r"x was float32 \[5, 4\].*\[2, 4\]"),
+        ((), {"x": [X], "labels": LABELS}, "nested as"),
+        ((), {"x": X.numpy(), "labels": LABELS}, "x: expected.*of numpy"),
+        ((A,), {"target": B}, "expected inputs without names.*got target"),
+        ((A[:2], B[:2]), None, r"inputs\[0\] was float32 \[3, 4\].* and is float32 \[2, 4\]"),
+        ((A.double(), B), None, r"is float64 \[3, 4\]"),
+        ((A,), None, r"expected 2 inputs \(the target last\), got 1"),
+        ((A.t().contiguous().t(), B), None, r"strides \[1, 3\]"),
+        ((A, B.numpy()), None, r"inputs\[1\]: .* ndarray of numpy; convert"),
+        ((A.to_sparse(), B), None, r"inputs\[0\]: .*dense"),
+        (({"a": A}, B), None, r"nested as \(\*, \*\), got \(\{'a': \*"),
+    ],
+)
+def test_other_inputs_are_refused(door, inputs, named, words, kept):
+    """Names, numbers of inputs, shapes, types and nesting: what was, and what is."""
+    step = kept[named is None or "target" in named]
+    call = step if door == "step" else step.verify
+    with pytest.raises(pmt.CaptureError, match=words):
+        call(*inputs, **named or {})
+
+
+@pytest.mark.parametrize(
+    ("result", "inputs", "loss_fn", "words"),
+    [
+        ("dict", {"x": torch.ones(2, 4)}, None, "no loss .*dict.*labels"),
+        ("dict", ({"x": torch.ones(2, 4)},), None, "no loss in the dict"),
+        ("dict", {"x": torch.ones(2, 4), "y": 1}, None, "unexpected keyword argument 'y'"),
+        ("dict", {"labels": torch.ones(2)}, None, "missing a required argument: 'x'"),
+        ("dict", {"x": X}, nn.functional.mse_loss, "loss_fn: a batch of named inputs"),
+        ("dict", {1: X}, None, "names of parameters of forward as keys, got 1"),
+        ("dict", {}, None, "expected inputs"),
+        (lambda loss, _: Pair({"mean": loss}, 1), (batch(),), None, "a tensor, got a dict"),
+        (lambda *_: Pair(3.0, 1), (batch(),), None, "a loss that is a tensor, got a float"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(result, inputs, loss_fn, words):
+    """By what is wrong with their names, or with the loss of an output."""
+    with pytest.raises(pmt.CaptureError, match=words):
+        keep_all(Model(RESULTS.get(result, result)), loss_fn, inputs)
+
+
+def test_a_mapping_that_cannot_be_made_is_refused():
+    """The error says what can be given in its place."""
+
+    class Stubborn(Mapping):
+        __slots__ = ()
+
+        def __getitem__(self, key):
+            return X if key == "x" else LABELS
+
+        def __iter__(self):
+            return iter(("x", "labels"))
+
+        def __len__(self):
+            return 2
+
+    with pytest.raises(pmt.CaptureError, match="a Stubborn cannot be made with other values"):
+        keep_all(ByBatch(Stubborn), None, (Stubborn(),))
+
+
 # -- tensors with operations of their own --------------------------------------------------------
-
-
-class Named(torch.Tensor):
+class Plain(torch.Tensor):
     """Only Python sees that it is another class."""
 
 
-def kinds_of_tensors() -> dict[str, Any]:
+def kinds_of_tensors():
     """Return tensors whose operations are their own."""
     from torch.testing._internal.two_tensor import TwoTensor
 
@@ -308,7 +504,7 @@ def kinds_of_tensors() -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["a nested tensor", "torch.sparse_csr", "a TwoTensor"])
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
-def test_tensors_with_operations_of_their_own_are_refused(kind: str) -> None:
+def test_tensors_with_operations_of_their_own_are_refused(kind):
     """At compile and at a step, as inputs and as parameters."""
     value = kinds_of_tensors()[kind]
     model, loss_fn, (x, y) = nn.Linear(4, 4), nn.functional.mse_loss, torch.randn(2, 3, 4)
@@ -323,23 +519,16 @@ def test_tensors_with_operations_of_their_own_are_refused(kind: str) -> None:
             keep_all(model, loss_fn, (x, y))
         with pytest.raises(pmt.CaptureError, match=r"weight was .* and is a TwoTensor"):
             step(x, y)
-
-
-def test_gradients_are_plain_tensors() -> None:
-    """As those of eager, whatever the inputs are."""
-    model, (x, y) = nn.Linear(4, 4), torch.randn(2, 3, 4)
-    step = keep_all(model, nn.functional.mse_loss, (x, y))
-    step(x.as_subclass(Named), y)
-    assert type(model.weight.grad) is torch.Tensor
+    else:  # gradients are plain tensors, as those of eager, whatever the inputs are
+        step(x.as_subclass(Plain), y)
+        assert type(model.weight.grad) is torch.Tensor
 
 
 # -- models that are wrapped -------------------------------------------------------------------
-
-
 class DistributedDataParallel(nn.Module):
     """Named as PyTorch's, which needs a process group."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module):
         super().__init__()
         self.module = module
 
@@ -348,14 +537,14 @@ class Renamed(DistributedDataParallel):
     """One of a user's own."""
 
 
-def compiled_forward() -> Any:
+def compiled_forward():
     """Return a module whose forward was compiled."""
     module = nn.Linear(4, 4)
     module.forward = torch.compile(module.forward, backend="eager")
     return nn.Sequential(module)
 
 
-def compiled_in_place() -> Any:
+def compiled_in_place():
     """Return a module that was compiled in place."""
     module = nn.Linear(4, 4)
     module.compile(backend="eager")
@@ -365,44 +554,41 @@ def compiled_in_place() -> Any:
 @pytest.mark.parametrize(
     ("wrapped", "words"),
     [
-        (
-            lambda: torch.compile(nn.Linear(4, 4), backend="eager"),
-            r"is compiled \(torch.compile\).*_orig_mod",
-        ),
-        (
-            lambda: nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager")),
-            r"module '0' is compiled .*give the module that it was made of",
-        ),
+        (lambda: torch.compile(nn.Linear(4, 4), backend="eager"),
+         r"is compiled \(torch.compile\).*_orig_mod"),
+        (lambda: nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager")),
+         r"module '0' is compiled .*give the module that it was made of"),
         (compiled_in_place, "the model is compiled .*not compiled"),
         (lambda: nn.DataParallel(nn.Linear(4, 4)), r"a DataParallel, .*\(model\.module\)"),
-        (
-            lambda: DistributedDataParallel(nn.Linear(4, 4)),
-            r"a DistributedDataParallel, .*\(model\.module\)",
-        ),
+        (lambda: DistributedDataParallel(nn.Linear(4, 4)),
+         r"a DistributedDataParallel, .*\(model\.module\)"),
         (lambda: Renamed(nn.Linear(4, 4)), r"a Renamed, .*\(model\.module\)"),
         (compiled_forward, "forward of 0 is compiled"),
     ],
-)
-def test_wrapped_models_are_refused(wrapped: Callable[[], Any], words: str) -> None:
-    """The error says what to give in their place."""
+)  # fmt: skip
+def test_wrapped_models_are_refused(wrapped, words):
+    """The error says what to give in their place; a compiled loss cannot be captured either."""
     inputs = torch.randn(3, 4), torch.randn(3, 4)
     with pytest.raises(pmt.CaptureError, match=words):
         keep_all(wrapped(), nn.functional.mse_loss, inputs)
-
-
-def test_a_compiled_loss_is_refused() -> None:
-    """It cannot be captured either."""
-    inputs = torch.randn(3, 4), torch.randn(3, 4)
     with pytest.raises(pmt.CaptureError, match="loss_fn is compiled"):
         pmt.trace(nn.Linear(4, 4), torch.compile(nn.functional.mse_loss, backend="eager"), inputs)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_function_inside_is_captured_or_refused(backend: str) -> None:
-    """PyTorch 2.14 captures it, with eager's results; before, the line that calls it is named."""
+def test_a_compiled_function_inside_is_captured_or_refused(backend):
+    """PyTorch 2.14 captures it, with eager's results; before, the line that calls it is named.
+
+    ``torch.compiler.disable`` changes nothing here.
+    """
+
+    class Kept(nn.Linear):
+        @torch.compiler.disable
+        def forward(self, x):
+            return super().forward(x)
 
     class Inside(nn.Linear):
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             return act(super().forward(x))
 
     act = torch.compile(torch.relu, backend=backend)
@@ -415,17 +601,5 @@ def test_a_compiled_function_inside_is_captured_or_refused(backend: str) -> None
         assert differing(step, *own) == []
     else:
         assert re.search(r"called at .*\(return act.* is compiled", refusal)
-
-
-def test_functions_that_are_kept_from_being_compiled_are_as_others() -> None:
-    """``torch.compiler.disable`` changes nothing here."""
-
-    class Kept(nn.Linear):
-        @torch.compiler.disable
-        def forward(self, x: Any) -> Any:
-            return super().forward(x)
-
     loss_fn = torch.compiler.disable(nn.functional.mse_loss)
-    inputs = torch.randn(3, 4), torch.randn(3, 4)
-    step = keep_all(Kept(4, 4), loss_fn, inputs)
-    assert step.verify().equal
+    assert keep_all(Kept(4, 4), loss_fn, own[2]).verify().equal

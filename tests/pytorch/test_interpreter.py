@@ -1,37 +1,28 @@
-"""Kernels give what eager does, and memory is measured."""
-
-from __future__ import annotations
+"""Kernels give what eager does, dropout above all, and memory is measured."""
 
 import operator
-from typing import TYPE_CHECKING, Any
+from random import Random
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from kit.traced_models import Residual, images, rows  # noqa: E402
-from poetmodel.torch import trace  # noqa: E402
-from poetmodel.torch.capturing import replay as interpreter  # noqa: E402
-from poetmodel.torch.capturing.replay import (  # noqa: E402
-    call,
-    heap_peak_bytes,
-    kernel_of,
-    replay,
-    sampled,
-    storage_peak_bytes,
-)
-
-if TYPE_CHECKING:
-    from torch import fx
+from kit.eager_steps import check_random_plans, differing, keep_all
+from kit.plans import random_program
+from kit.rotation import quick, rotating
+from kit.traced_models import Residual, Through, images, recurrent, rows
+from poetmodel.torch import trace
+from poetmodel.torch.capturing import replay as replaying
+from poetmodel.torch.capturing.replay import call, replay, sampled
+from poetmodel.torch.graph.operators import is_counted, kernel_of
+from poetmodel.torch.graph.profiles import OpProfiler
+from poetmodel.torch.graph.tensors import form_of, heap_peak_bytes, storage_peak_bytes
+from poetmodel.torch.runtime.runner import Runner
 
 nn = torch.nn
-pytestmark = pytest.mark.torch
-
-
 aten = torch.ops.aten
 
 
-def dropout_nodes(p: float) -> tuple[fx.Node, fx.Node]:
+def dropout_nodes(p):
     """Return the nodes of dropout and its backward in a graph of the two."""
     graph = torch.fx.Graph()
     x, grad = graph.placeholder("x"), graph.placeholder("grad")
@@ -42,7 +33,7 @@ def dropout_nodes(p: float) -> tuple[fx.Node, fx.Node]:
     return forward, backward
 
 
-def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+def laid_out(x, layout):
     """Return images of another layout in memory."""
     if layout == "channels_last":
         return x.to(memory_format=torch.channels_last)
@@ -53,12 +44,25 @@ def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
     return x[:1].expand(4, 6, 5, 5) if layout == "expanded" else x
 
 
-def test_other_operations_are_their_own_kernels() -> None:
-    """Whatever needs no other kernel is called as it is."""
+def test_other_operations_are_their_own_kernels():
+    """Whatever needs no other kernel is called as it is.
+
+    Where the graph does not say how a mask of dropout was drawn, its scale does. What dropout takes
+    beside results is a few numbers, where PyTorch takes another tensor.
+    """
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     for target in (aten.mm.default, max):
         assert kernel_of(graph.call_function(target, (x, x))) is target
+    mask = graph.placeholder("mask")
+    node = graph.call_function(aten.native_dropout_backward.default, (x, mask, 2.0))
+    assert kernel_of(node)(torch.ones(2), torch.tensor([True, False]), 2.0).tolist() == [2.0, 0.0]
+    x = torch.randn(1024)
+    forward, backward = dropout_nodes(0.3)
+    mask = torch.rand(1024) > 0.3
+    assert heap_peak_bytes(lambda: kernel_of(forward)(x, 0.3, True)) < 5 * 1024 + 64
+    assert heap_peak_bytes(lambda: kernel_of(backward)(x, mask, 2.0)) < 4096 + 64
+    assert heap_peak_bytes(lambda: backward.target(x, mask, 2.0)) >= 2 * 4096
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -66,9 +70,8 @@ def test_other_operations_are_their_own_kernels() -> None:
     "layout", ["contiguous", "channels_last", "transposed", "sliced", "expanded"]
 )
 @pytest.mark.parametrize("p", [0.15, 0.3, 0.45, 0.5, 1.0])
-def test_dropout_is_that_of_eager(p: float, layout: str, dtype: torch.dtype) -> None:
+def test_dropout_is_that_of_eager(p, layout, dtype):
     """Values, types, strides and draws are eager's for every layout, infinities and NaN too."""
-    torch.manual_seed(1)
     x = laid_out(torch.randn(4, 6, 5, 5).to(dtype), layout).detach().requires_grad_()
     grad = torch.randn(4, 6, 5, 5).to(dtype)
     grad[0, 0, 0, 0], grad[0, 0, 0, 1], grad[0, 0, 0, 2] = torch.inf, torch.nan, -0.0
@@ -90,45 +93,26 @@ def test_dropout_is_that_of_eager(p: float, layout: str, dtype: torch.dtype) -> 
         assert one.dtype == dtype
 
 
-def test_backward_of_a_mask_from_elsewhere_takes_the_scale() -> None:
-    """Where the graph does not say how a mask was drawn, its scale does."""
-    graph = torch.fx.Graph()
-    grad, mask = graph.placeholder("grad"), graph.placeholder("mask")
-    node = graph.call_function(aten.native_dropout_backward.default, (grad, mask, 2.0))
-    found = kernel_of(node)(torch.ones(2), torch.tensor([True, False]), 2.0)
-    assert found.tolist() == [2.0, 0.0]
-
-
-def test_dropout_makes_its_results_and_nothing_else() -> None:
-    """What is taken beside results is a few numbers, where PyTorch takes another tensor."""
-    x = torch.randn(1024)
-    forward, backward = dropout_nodes(0.3)
-    mask = torch.rand(1024) > 0.3
-    assert heap_peak_bytes(lambda: kernel_of(forward)(x, 0.3, True)) < 5 * 1024 + 64
-    assert heap_peak_bytes(lambda: kernel_of(backward)(x, mask, 2.0)) < 4096 + 64
-    assert heap_peak_bytes(lambda: backward.target(x, mask, 2.0)) >= 2 * 4096
-
-
-def encoder() -> tuple[Any, ...]:
+def encoder():
     """Return a step of three equal layers of attention and a feed-forward part."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     inputs = (torch.randn(2, 5, 16), torch.randn(2, 5, 16))
     return nn.TransformerEncoder(layer, 3), nn.functional.mse_loss, inputs
 
 
-def blocks() -> tuple[Any, ...]:
+def blocks():
     """Return a step of three equal blocks of convolution and batch norm."""
     return images(nn.Sequential(*(Residual(4) for _ in range(3))), size=6)
 
 
-def wide() -> tuple[Any, ...]:
+def wide():
     """Return a step of three equal layers with dropout, whose tensors are large."""
     layers = [nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Dropout(0.1)) for _ in range(3)]
     inputs = (torch.randn(256, 256), torch.randn(256, 256))
     return nn.Sequential(*layers), nn.functional.mse_loss, inputs
 
 
-def test_what_makes_large_tensors_is_executed_once() -> None:
+def test_what_makes_large_tensors_is_executed_once():
     """Also element by element, and with random numbers; views of them are not."""
     like = sampled(trace(*wide(), measure_workspace=False).joint, call)
     found = [str(node.target) for node in like]
@@ -139,58 +123,63 @@ def test_what_makes_large_tensors_is_executed_once() -> None:
 
 
 @pytest.mark.parametrize("make", [encoder, blocks, wide])
-def test_equal_operations_are_executed_once(make: Any) -> None:
+def test_equal_operations_are_executed_once(make):
     """Of three equal layers one computes; what the others would make has the same form."""
     joint = trace(*make(), measure_workspace=False).joint
-    executed: list[Any] = []
-    forms: dict[Any, Any] = {}
+    executed = []
+    forms = {}
 
-    def execute(node: Any, *given: Any) -> Any:
+    def execute(node, *given):
         executed.append(node)
         return call(node, *given)
 
-    def checked(node: Any, *given: Any) -> Any:
+    def checked(node, *given):
         value = call(node, *given)
-        forms[node] = interpreter.form_of(value)
+        forms[node] = form_of(value)
         return value
 
     replay(joint, checked)
     like = sampled(joint, execute)
     nodes = [node for node in joint.graph_module.graph.nodes if node.op == "call_function"]
     assert sorted((*executed, *like)) == sorted(nodes)
-    heavy = [node for node in nodes if interpreter.is_counted(node)]
+    heavy = [node for node in nodes if is_counted(node)]
     assert len(like) >= len(heavy) // 2
     assert all(forms[node] == forms[first] for node, first in like.items())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [encoder, blocks, wide])
-def test_units_and_workspaces_are_those_of_a_full_run(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("make", rotating([encoder, blocks, wide], [blocks]))
+def test_units_and_workspaces_are_those_of_a_full_run(make, monkeypatch):
     """The graph is the same whether equal operations run once or each time."""
     step = make()
     graph = trace(*step).graph
-    monkeypatch.setattr(interpreter, "is_counted", lambda _: False)
-    monkeypatch.setattr(interpreter, "LARGE_BYTES", 2**60)
+    monkeypatch.setattr(replaying, "is_counted", lambda _: False)
+    monkeypatch.setattr(replaying, "LARGE_BYTES", 2**60)
     assert trace(*step).graph == graph
 
 
-def test_operations_that_fail_on_copies_get_their_own_values() -> None:
+def custom(function, factor=1):
+    """Return an operation of a user, and the factor of its gradient."""
+    operation = torch.library.custom_op(
+        f"poetmodel_test::{function.__name__}", function, mutates_args=(),
+        schema="(Tensor x) -> Tensor",
+    )  # fmt: skip
+    operation.register_fake(torch.empty_like)
+    operation.register_autograd(lambda _, grad: grad * factor)
+    return operation
+
+
+def test_operations_that_fail_on_copies_get_their_own_values():
     """A product that an operation can work on is not taken for an equal one that it cannot."""
 
-    def grow(x: torch.Tensor) -> torch.Tensor:
+    def grow(x):
         if x.trace() < 0:
             raise ValueError("the trace is negative")
         return x * 2
 
-    operation = torch.library.custom_op(
-        "poetmodel_test::grow", grow, mutates_args=(), schema="(Tensor x) -> Tensor"
-    )
-    operation.register_fake(torch.empty_like)
-    operation.register_autograd(lambda _, grad: grad * 2)
+    operation = custom(grow, 2)
 
-    def forward(p: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(p, x):
         one, two = p[0].weight, p[1].weight
         product = one @ -one.T
         return x @ (product + operation(two @ two.T))
@@ -200,55 +189,47 @@ def test_operations_that_fail_on_copies_get_their_own_values() -> None:
     assert not sampled(traced.joint, call)
 
 
-def test_workspace_is_what_the_operation_frees_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_workspace_is_what_the_operation_frees_again(capfd):
     """An operation that needs a scratch tensor of a known size is charged with just that."""
     scratch = 1000
 
-    def add_the_sum_of_ones(x: Any) -> Any:
+    def scratched(x):
         return x + torch.ones(scratch, dtype=torch.float64).sum().to(x.dtype)
 
-    operation = torch.library.custom_op(
-        "poetmodel_test::scratch",
-        add_the_sum_of_ones,
-        mutates_args=(),
-        schema="(Tensor x) -> Tensor",
-    )
-    operation.register_fake(torch.empty_like)
-    operation.register_autograd(lambda _, grad: grad)
+    operation = custom(scratched)
     step = rows(torch.nn.Linear(4, 4), by=lambda p, x: operation(p[0](x)))
     graph = trace(*step).graph
-    (node,) = (node for node in graph.nodes if node.op.endswith("scratch"))
+    (node,) = (node for node in graph.nodes if node.op.endswith("scratched"))
     # At its peak it has the ones and their sum; its output comes after and fits in their place.
     assert node.workspace_bytes + node.output_bytes == (scratch + 1) * 8
     assert "USDT" not in capfd.readouterr().err
 
 
-def test_a_form_is_measured_once_with_full_caches() -> None:
+def test_a_form_is_measured_once_with_full_caches():
     """What takes a workspace runs again, for the first time is not the usual one."""
-    runs: list[int] = []
+    runs = []
 
-    def scratch(x: torch.Tensor) -> torch.Tensor:
+    def cached(x):
         runs.append(len(x))
         return x + torch.ones(500 if len(runs) > 1 else 4000).sum()
 
-    operation = torch.library.custom_op(
-        "poetmodel_test::cached", scratch, mutates_args=(), schema="(Tensor x) -> Tensor"
-    )
-    operation.register_fake(torch.empty_like)
+    custom(cached)
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     target = torch.ops.poetmodel_test.cached.default
     first, second = graph.call_function(target, (x,)), graph.call_function(target, (x,))
-    workspaces = interpreter.Workspaces()
+    profiler = OpProfiler()
+    sizes_bytes = []
     for node in (first, second):
-        value = workspaces(node, (torch.zeros(8),), {})
+        value, profile = profiler(node, (torch.zeros(8),), {})
         assert value.tolist() == [500.0] * 8
-    assert workspaces.sizes_bytes[first] == workspaces.sizes_bytes[second]
-    assert 2000 <= workspaces.sizes_bytes[first] + 8 * 4 <= 2000 + 8 * 4 + 4
+        sizes_bytes.append(profile.workspace_bytes)
+    assert sizes_bytes[0] == sizes_bytes[1]
+    assert 2000 <= sizes_bytes[0] + 8 * 4 <= 2000 + 8 * 4 + 4
     assert len(runs) == 3
 
 
-def work() -> None:
+def work():
     """Hold 3 MB at most: two tensors of 1 MB, and their sum before the first is let go."""
     one = torch.ones(250_000)
     two = one + 1
@@ -259,16 +240,112 @@ def work() -> None:
     assert four.numel() == 250_000
 
 
-def test_heap_peak_is_the_highest_total() -> None:
-    """What is let go counts no more, and what was there before does not count."""
+def test_peaks_are_the_highest_total():
+    """What is let go counts no more, and neither do what was there before and views."""
     held = torch.ones(1000)
     assert heap_peak_bytes(work) == pytest.approx(3_000_000, abs=1000)
     assert held.numel() == 1000
-
-
-def test_storage_peak_counts_each_storage_once() -> None:
-    """Views take nothing, and what is known does not count."""
     assert storage_peak_bytes(work, ()) == 3_000_000
-    known = torch.ones(10)
-    assert storage_peak_bytes(lambda: known.add_(1), [known]) == 0
-    assert storage_peak_bytes(lambda: known + 1, [known]) == 40
+    assert storage_peak_bytes(lambda: held.add_(1), [held]) == 0
+    assert storage_peak_bytes(lambda: held + 1, [held]) == 4000
+
+
+# -- dropout, whatever its ratio and type ----------------------------------------------------------
+RATIOS = (0.0, *(k / 20 for k in range(1, 20)), 1.0)
+
+
+def layers(p):
+    """Return a step of dropout between layers, and at the end."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(p), nn.Linear(8, 8), nn.Dropout(p))
+    return model, nn.functional.mse_loss, (torch.randn(16, 8), torch.randn(16, 8))
+
+
+def cast(p):
+    """Return the same with autocast inside of the model."""
+
+    def forward(parts, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return parts[0](x).float()
+
+    model, loss_fn, inputs = layers(p)
+    return Through(forward, model), loss_fn, inputs
+
+
+def dropping_encoder(p):
+    """Return a step of a transformer's layer, with dropout of its attention."""
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=p, batch_first=True)
+    return model, nn.functional.mse_loss, (torch.randn(2, 5, 8), torch.randn(2, 5, 8))
+
+
+def channels(p):
+    """Return a step of dropout in place, and of whole channels."""
+    model = nn.Sequential(
+        nn.Conv2d(4, 4, 3), nn.Dropout(p, inplace=True), nn.Dropout2d(p), nn.FeatureAlphaDropout(p)
+    )
+    return model, nn.functional.mse_loss, (torch.randn(2, 4, 6, 6), torch.randn(2, 4, 4, 4))
+
+
+def low(step):
+    """Return a step with everything in bfloat16."""
+    model, loss_fn, inputs = step
+    return model.bfloat16(), loss_fn, tuple(tensor.bfloat16() for tensor in inputs)
+
+
+KINDS = {
+    **{f.__name__: f for f in (layers, cast, dropping_encoder, channels)},
+    "low": lambda p: low(layers(p)),
+    "low encoder": lambda p: low(dropping_encoder(p)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("p", rotating(RATIOS, (0.0, 0.15, 1.0)))
+def test_dropout_of_every_ratio_is_that_of_eager(p, kind, tmp_path):
+    """Recomputed and paged, in single and half precision, with autocast, inside of layers.
+
+    So it is in place, and of whole channels.
+    """
+    check_random_plans(KINDS[kind](p), tmp_path, range(1))
+
+
+def test_dropout_that_drops_nothing_copies_nothing():
+    """In evaluation, and with p = 0, it is its input, whose strides decide the order of sums."""
+
+    def forward(parts, x):
+        x = parts[0](x)[:, ::4]
+        return nn.functional.gelu(parts[1](x)).mean((2, 3))
+
+    for dropout in (nn.Dropout(0.0), nn.Dropout(0.5).eval()):
+        model = Through(forward, nn.Conv2d(4, 48, 1), dropout)
+        own = model, nn.functional.mse_loss, (torch.randn(2, 4, 16, 16), torch.randn(2, 12))
+        assert differing(keep_all(*own), *own) == []
+        graph = trace(*own, measure_workspace=False).graph
+        assert not any(node.op in ("clone", "native_dropout") for node in graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "p"),
+    quick(
+        [(kind, p) for kind in (nn.GRU, nn.LSTM, nn.RNN) for p in (0.1, 0.5, 1.0)], [(nn.LSTM, 0.1)]
+    ),
+)
+def test_dropout_between_recurrent_layers_is_drawn(kind, p):
+    """Recurrent layers draw eager's masks; results are equal but for the order of sums."""
+    model, loss_fn, _ = recurrent(kind(4, 4, 3, dropout=p, bidirectional=True, batch_first=True))
+    own = model, loss_fn, (torch.randn(2, 3, 4), torch.randn(2, 3, 8))
+    traced = trace(*own, measure_workspace=False)
+    plan = random_program(traced.graph, Random(1), "blocking", page=0)  # noqa: S311
+    runner = Runner(traced, plan, range(len(traced.parts.storages)))
+    state = torch.get_rng_state()
+    loss = loss_fn(model(own[2][0]), own[2][1])
+    loss.backward()
+    state_after = torch.get_rng_state()
+    assert torch.backends.mkldnn.enabled
+    expected = {name: weight.grad for name, weight in model.named_parameters()}
+    model.zero_grad()
+    torch.set_rng_state(state)
+    assert torch.allclose(runner(traced.joint.flat_inputs(own[2])), loss.detach(), atol=1e-6)
+    assert torch.equal(torch.get_rng_state(), state_after)
+    for name, weight in model.named_parameters():
+        assert torch.allclose(weight.grad, expected[name], atol=1e-6), name

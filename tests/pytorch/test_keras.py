@@ -1,10 +1,7 @@
 """Models of Keras 3 as modules: its numbers, and steps that keep a budget."""
 
-from __future__ import annotations
-
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,22 +13,16 @@ keras = pytest.importorskip("keras")
 from torch.nn import functional  # noqa: E402
 
 import poetmodel.torch as pmt  # noqa: E402
+from kit.eager_steps import both_doors_have_eager_bits  # noqa: E402
 from kit.export_agreement import Exported, Target, lowered  # noqa: E402
 from poetmodel.errors import InputError, MissingExtraError  # noqa: E402
 from poetmodel.torch.onnx.step import onnx_step  # noqa: E402
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from kit.messages import Told
-
 pytestmark = [pytest.mark.torch, pytest.mark.large]
 layers = keras.layers
-Step = tuple[Any, tuple[torch.Tensor, ...]]
 
 
-def convolutions() -> Step:
+def convolutions():
     """Return a network with batch norms, and a batch of images."""
     x = given = keras.Input((8, 8, 3))
     for width, stride in ((8, 1), (16, 2)):
@@ -41,7 +32,7 @@ def convolutions() -> Step:
     return keras.Model(given, x), (torch.randn(4, 8, 8, 3), torch.randint(0, 10, (4,)))
 
 
-def sequences() -> Step:
+def sequences():
     """Return a network of an embedding and two recurrent layers, and a batch of tokens."""
     given = keras.Input((5,), dtype="int32")
     x = layers.GRU(8, return_sequences=True)(layers.Embedding(20, 8)(given))
@@ -49,7 +40,7 @@ def sequences() -> Step:
     return keras.Model(given, x), (torch.randint(0, 20, (3, 5)), torch.randint(0, 4, (3,)))
 
 
-def two_inputs() -> Step:
+def two_inputs():
     """Return a functional network with two inputs, which it names, and a batch of both."""
     first, second = keras.Input((8,), name="first"), keras.Input((6,), name="second")
     parts = [layers.Dense(5, activation=a)(x) for a, x in (("relu", first), ("tanh", second))]
@@ -61,25 +52,25 @@ def two_inputs() -> Step:
 class Own(keras.Model):
     """A network that leaves it to Keras to tell its layers that it trains."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = layers.Dense(8)
         self.norm = layers.BatchNormalization()
         self.outer = layers.Dense(3)
 
-    def call(self, x: Any) -> Any:
+    def call(self, x):
         """Return logits."""
         return self.outer(self.norm(self.inner(x)))
 
 
-def own() -> Step:
+def own():
     """Return a network of a class of its own that was called once, and a batch."""
     model, x = Own(), torch.randn(6, 4)
     model(x)
     return model, (x, torch.randint(0, 3, (6,)))
 
 
-MODELS: dict[str, Callable[[], Step]] = {
+MODELS = {
     "convolutions": convolutions,
     "sequences": sequences,
     "two inputs": two_inputs,
@@ -87,21 +78,21 @@ MODELS: dict[str, Callable[[], Step]] = {
 }
 
 
-def module(name: str) -> tuple[Any, Any, tuple[torch.Tensor, ...]]:
+def module(name):
     """Return a model of Keras, its module, and a batch."""
     keras.utils.set_random_seed(0)
     model, inputs = MODELS[name]()
     return model, pmt.from_keras(model), inputs
 
 
-def called(model: Any, inputs: tuple[torch.Tensor, ...], *, training: bool) -> torch.Tensor:
+def called(model, inputs, *, training):
     """Return what Keras makes of inputs."""
     given = dict(zip(("first", "second"), inputs, strict=True)) if len(inputs) > 1 else inputs[0]
     return model(given, training=training)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_module_is_the_model(name: str) -> None:
+def test_module_is_the_model(name):
     """Outputs, gradients and running statistics are Keras', and both train the same tensors."""
     model, mine, (*x, y) = module(name)
     assert torch.equal(mine.eval()(*x), called(model, x, training=False))
@@ -122,22 +113,14 @@ def test_module_is_the_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_compile_and_backend_have_eager_bits(name: str) -> None:
+def test_compile_and_backend_have_eager_bits(name):
     """A compiled step, and a compiled module, have the numbers of the module itself."""
-    _, mine, (*x, y) = module(name)
-    with pmt.compile(mine, functional.cross_entropy, (*x, y), ram="100%", device="rpi4b") as step:
-        assert step.verify().equal
-    functional.cross_entropy(mine(*x), y).backward()
-    eager = [parameter.grad.clone() for parameter in mine.parameters()]
-    mine.zero_grad()
-    backend = pmt.backend(ram="100%", device="rpi4b")
-    run = torch.compile(mine, backend=backend, fullgraph=True, dynamic=False)
-    functional.cross_entropy(run(*x), y).backward()
-    assert all(map(torch.equal, eager, (parameter.grad for parameter in mine.parameters())))
+    _, mine, inputs = module(name)
+    both_doors_have_eager_bits(mine, functional.cross_entropy, inputs)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_c_trains_as_keras(name: str, tmp_path: Path) -> None:
+def test_c_trains_as_keras(name, tmp_path):
     """Exported C has the losses of three steps of the module, in single precision."""
     _, mine, inputs = module(name)
     step = lowered((mine, functional.cross_entropy, inputs), "sgd", name="keras")
@@ -152,7 +135,7 @@ def test_c_trains_as_keras(name: str, tmp_path: Path) -> None:
         updates.step()
 
 
-def ended(*end: Any) -> Any:
+def ended(*end):
     """Return a model of two dense layers, the first nested, and what follows."""
     keras.utils.set_random_seed(0)
     return keras.Sequential(
@@ -160,7 +143,7 @@ def ended(*end: Any) -> Any:
     )
 
 
-ENDINGS: dict[str, Callable[[], Any]] = {
+ENDINGS = {
     "layer": lambda: ended(layers.Softmax()),
     "activation": lambda: ended(layers.Activation("sigmoid")),
     "dense": lambda: ended(layers.Dense(4, activation="log_softmax")),
@@ -169,7 +152,7 @@ ENDINGS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_loss_takes_what_the_model_ends_in(name: str) -> None:
+def test_loss_takes_what_the_model_ends_in(name):
     """With logits a step has the input of the end; the model itself keeps what it returns."""
     model, x = ENDINGS[name](), torch.randn(3, 6)
     model(x)
@@ -187,14 +170,14 @@ def test_loss_takes_what_the_model_ends_in(name: str) -> None:
         assert step(*inputs) == pytest.approx(expected.item(), rel=1e-6)
 
 
-def shared() -> Any:
+def shared():
     """Return a model that uses its last layer twice."""
     given, layer = keras.Input((4,)), layers.Dense(4, activation="softmax")
     return keras.Model(given, layer(layer(given)), name="net")
 
 
 @pytest.mark.parametrize("make", [ended, shared, lambda: own()[0]], ids=["none", "shared", "own"])
-def test_logits_need_an_end_that_a_loss_can_take(make: Callable[[], Any], told: Told) -> None:
+def test_logits_need_an_end_that_a_loss_can_take(make, told):
     """A model without such an end, or whose last layer is used elsewhere too, is refused."""
     model = make()
     model.name = "net"
@@ -203,7 +186,7 @@ def test_logits_need_an_end_that_a_loss_can_take(make: Callable[[], Any], told: 
 
 
 @pytest.mark.filterwarnings("ignore")  # Keras and PyTorch's exporter warn of themselves
-def test_onnx_file_of_keras_leaves_its_end_to_the_loss(tmp_path: Path) -> None:
+def test_onnx_file_of_keras_leaves_its_end_to_the_loss(tmp_path):
     """``--loss`` finds the softmax of a file that Keras exports, as that of any other."""
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
@@ -216,7 +199,7 @@ def test_onnx_file_of_keras_leaves_its_end_to_the_loss(tmp_path: Path) -> None:
     assert torch.allclose(mine.eval()(x), model(x))
 
 
-def test_dropout_draws_anew() -> None:
+def test_dropout_draws_anew():
     """Layers without a seed draw from PyTorch's generator, in a compiled step too."""
     given = keras.Input((64,))
     mine = pmt.from_keras(keras.Model(given, layers.Dropout(0.5)(layers.Dense(64)(given))))
@@ -227,29 +210,24 @@ def test_dropout_draws_anew() -> None:
         assert step.verify().equal
 
 
+def net(*parts, **given):
+    """Return a network of some layers on rows of four."""
+    return keras.Sequential([keras.Input(**{"shape": (4,), **given}), *parts], name="net")
+
+
 REFUSED = {
     "no model": lambda: 3,
     "not built": lambda: keras.Sequential([layers.Dense(2)], name="net"),
-    "seeded": lambda: keras.Sequential(
-        [keras.Input((4,)), layers.Dropout(0.1, seed=1, name="drop")], name="net"
-    ),
-    "losses": lambda: keras.Sequential(
-        [keras.Input((4,)), layers.Dense(2, kernel_regularizer="l2")], name="net"
-    ),
-    "losses of outputs": lambda: keras.Sequential(
-        [keras.Input((4,)), layers.Dense(2, activity_regularizer="l2")], name="net"
-    ),
-    "constraints": lambda: keras.Sequential(
-        [keras.Input((4,)), layers.Dense(2, kernel_constraint="non_neg", name="fc")], name="net"
-    ),
-    "stateful": lambda: keras.Sequential(
-        [keras.Input((5, 4), batch_size=2), layers.LSTM(3, stateful=True, name="rnn")], name="net"
-    ),
+    "seeded": lambda: net(layers.Dropout(0.1, seed=1, name="drop")),
+    "losses": lambda: net(layers.Dense(2, kernel_regularizer="l2")),
+    "losses of outputs": lambda: net(layers.Dense(2, activity_regularizer="l2")),
+    "constraints": lambda: net(layers.Dense(2, kernel_constraint="non_neg", name="fc")),
+    "stateful": lambda: net(layers.LSTM(3, stateful=True, name="rnn"), shape=(5, 4), batch_size=2),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_models_that_cannot_be_taken(case: str, told: Told) -> None:
+def test_models_that_cannot_be_taken(case, told):
     """What is wrong and what to do, in a sentence."""
     with told.raises(InputError):
         pmt.from_keras(REFUSED[case]())
@@ -258,16 +236,15 @@ def test_models_that_cannot_be_taken(case: str, told: Told) -> None:
 class Adding(layers.Layer):
     """A layer that adds a loss when it is called."""
 
-    def call(self, x: Any) -> Any:
+    def call(self, x):
         """Return its input."""
         self.add_loss(keras.ops.mean(x))
         return x
 
 
-def test_losses_and_frozen_layers_are_seen_in_a_call(told: Told) -> None:
+def test_losses_and_frozen_layers_are_seen_in_a_call(told):
     """A loss that a call adds is refused while it trains, and so are layers frozen since."""
-    parts = [keras.Input((4,)), layers.Dense(4, name="fc"), Adding()]
-    model = keras.Sequential(parts, name="net")
+    model = net(layers.Dense(4, name="fc"), Adding())
     mine, x = pmt.from_keras(model), torch.randn(2, 4)
     assert torch.equal(mine.eval()(x), model(x))
     with told.raises(InputError, "adds"):
@@ -279,7 +256,7 @@ def test_losses_and_frozen_layers_are_seen_in_a_call(told: Told) -> None:
 
 @pytest.mark.parametrize("way", ["eager", "compile"])
 @pytest.mark.parametrize("layer", ["GaussianNoise", "SpatialDropout1D"])
-def test_layers_that_draw_from_seeds_of_keras_are_refused(layer: str, way: str, told: Told) -> None:
+def test_layers_that_draw_from_seeds_of_keras_are_refused(layer, way, told):
     """Their seed would stay as it is: each step would draw the same. They may evaluate."""
     given = keras.Input((6, 8))
     hidden = getattr(layers, layer)(0.5, name="noise")(given)
@@ -294,14 +271,14 @@ def test_layers_that_draw_from_seeds_of_keras_are_refused(layer: str, way: str, 
             pmt.compile(mine, functional.mse_loss, (x, torch.randn(2, 6, 2)), ram="100%")
 
 
-def test_number_of_inputs_is_checked() -> None:
+def test_number_of_inputs_is_checked():
     """A functional model says how many it takes."""
     _, mine, (x, *_) = module("two inputs")
     with pytest.raises(InputError, match="expected 2 inputs, got 1"):
         mine(x)
 
 
-def test_missing_package_is_said(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+def test_missing_package_is_said(monkeypatch, told):
     """One sentence with how to get it."""
     monkeypatch.delitem(sys.modules, "keras")
     monkeypatch.setattr("poetmodel.torch.errors.find_spec", lambda _: None)
@@ -309,7 +286,7 @@ def test_missing_package_is_said(monkeypatch: pytest.MonkeyPatch, told: Told) ->
         pmt.from_keras(3)
 
 
-def test_another_back_end_is_refused(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+def test_another_back_end_is_refused(monkeypatch, told):
     """The variable to set is named; no other back end is installed here."""
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     with told.raises(InputError):

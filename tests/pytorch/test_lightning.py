@@ -1,11 +1,8 @@
 """Lightning's automatic optimization with compiled steps: the weights are those without them."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,9 +16,6 @@ from poetmodel.errors import InputError  # noqa: E402
 from poetmodel.torch import CaptureError  # noqa: E402
 from poetmodel.torch.lightning import Strategy  # noqa: E402
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 nn = torch.nn
 pytestmark = [
     pytest.mark.torch,
@@ -30,29 +24,29 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-QUICK: dict[str, Any] = {"ram": "100%", "device": "rpi4b"}
+QUICK = {"ram": "100%", "device": "rpi4b"}
 """Options of steps that are neither measured nor squeezed."""
 
 
 class Network(nn.Sequential):
     """Layers with a pass of their own: Dynamo compiles none of PyTorch's own modules alone."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """Return logits."""
         return super().forward(x)
 
 
-class Classifier(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
+class Classifier(lightning.LightningModule):
     """Batch norm and dropout; logs, and returns more than its loss."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = Network(
             nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)
         )
-        self.seen: list[Any] = []
+        self.seen = []
 
-    def training_step(self, batch: Any, batch_idx: Any) -> Any:
+    def training_step(self, batch, batch_idx):
         """Return loss and logits."""
         x, y = batch
         logits = self.net(x)
@@ -62,34 +56,31 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc, unused-ignore
             self.log_dict({"right": (logits.argmax(1) == y).float().mean()}, on_epoch=True)
         return {"loss": loss, "logits": logits}
 
-    def validation_step(self, batch: Any) -> None:
+    def validation_step(self, batch):
         """Log the loss."""
         self.log("validation", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         """Return an optimizer with a schedule."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def on_after_backward(self) -> None:
+    def on_after_backward(self):
         """Note gradients as they are then."""
         self.seen.append([parameter.grad.sum().item() for parameter in self.parameters()])
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, optimizer):
         """Note that it comes."""
         self.seen.append(len(optimizer.param_groups))
 
-    def on_train_batch_end(self, outputs: Any, *_: Any) -> None:
+    def on_train_batch_end(self, outputs, *_):
         """Note what was returned, and logged."""
         logged = {key: value.item() for key, value in self.trainer.callback_metrics.items()}
         self.seen.append((outputs["logits"].sum().item(), outputs["loss"].item(), logged))
 
 
-def loader(count: int) -> Any:
+def loader(count):
     """Return batches of 4; the last one is smaller."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.utils.data.TensorDataset(
@@ -99,51 +90,31 @@ def loader(count: int) -> Any:
     return torch.utils.data.DataLoader(rows, batch_size=4)
 
 
-def fitted(
-    model: Any,
-    folder: Path,
-    count: int = 22,
-    *,
-    resume: Any = None,
-    back: pmt.Backend | None = None,
-    **options: Any,
-) -> tuple[Any, Any]:
+def fitted(model, folder, count=22, *, resume=None, back=None, **options):
     """Train a copy of a model, its network compiled where there is a back end, and return both."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     own, batches = copy.deepcopy(model), loader(count)
     if back is not None:
         torch._dynamo.reset()
         own.net.compile(backend=back, fullgraph=True, dynamic=False)
-    trainer = lightning.Trainer(
-        **{
-            "default_root_dir": folder,
-            "accelerator": "cpu",
-            "devices": 1,
-            "max_epochs": 2,
-            "gradient_clip_val": 0.5,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            **options,
-        }
-    )
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    given = {"default_root_dir": folder, "accelerator": "cpu", "devices": 1, "max_epochs": 2}
+    given |= {"gradient_clip_val": 0.5, "num_sanity_val_steps": 0, **dict.fromkeys(quiet, False)}
+    trainer = lightning.Trainer(**given | options)
     torch.manual_seed(3)
     trainer.fit(own, batches, batches, ckpt_path=resume)
     return own, trainer
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     """Return whether two models have the same weights, and hooks saw the same."""
     values = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
     return all(torch.equal(a, b) for a, b in values) and one.seen == other.seen
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_strategy_gives_the_weights_of_the_plain_one(accumulate: int, tmp_path: Path) -> None:
+def test_a_strategy_gives_the_weights_of_the_plain_one(accumulate, tmp_path):
     """With accumulation, clipping, a schedule, logs, outputs, hooks and validation."""
-    torch.manual_seed(1)
     model = Classifier()
     options = {"accumulate_grad_batches": accumulate}
     expected, plain = fitted(model, tmp_path, **options)
@@ -154,9 +125,8 @@ def test_a_strategy_gives_the_weights_of_the_plain_one(accumulate: int, tmp_path
     assert ours.strategy.step.verify().equal
 
 
-def test_a_back_end_needs_no_strategy(tmp_path: Path) -> None:
+def test_a_back_end_needs_no_strategy(tmp_path):
     """With accumulation, clipping, logs and validation; the last batch is another graph."""
-    torch.manual_seed(1)
     model = Classifier()
     expected, plain = fitted(model, tmp_path, accumulate_grad_batches=2)
     back = pmt.backend("97%", cache=False)
@@ -168,12 +138,11 @@ def test_a_back_end_needs_no_strategy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_resumes_within_an_epoch(tmp_path: Path) -> None:
+def test_training_resumes_within_an_epoch(tmp_path):
     """From a checkpoint in the middle of one, as it does without us."""
-    torch.manual_seed(1)
     model = Classifier()
 
-    def trained(**options: Any) -> list[Any]:
+    def trained(**options):
         folder = tmp_path / str(len(options))
         saver = lightning.pytorch.callbacks.ModelCheckpoint(
             folder, filename="{step}", every_n_train_steps=4, save_top_k=-1
@@ -192,14 +161,13 @@ def test_training_resumes_within_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_optimizer_is_a_part_of_the_step(tmp_path: Path) -> None:
+def test_the_optimizer_is_a_part_of_the_step(tmp_path):
     """Weights, moments and logs are those of the plain one; state comes back from storage."""
 
     class Quiet(Classifier):
-        def on_after_backward(self) -> None:
+        def on_after_backward(self):
             assert ours is None or all(p.grad is None for p in self.parameters())
 
-    torch.manual_seed(1)
     model = Quiet()
     layers = [nn.Linear(64, 64) for _ in range(5)]
     model.net = nn.Sequential(nn.Linear(6, 64), *layers, nn.Tanh(), nn.Linear(64, 3))
@@ -210,7 +178,7 @@ def test_the_optimizer_is_a_part_of_the_step(tmp_path: Path) -> None:
         found, trainer = fitted(model, tmp_path, strategy=ours)
         assert same(found, expected)
         assert ours.step is not None
-        moved = len(ours.step.compiled.coarse.graph.state_tensors) > len(ours.step.plan.resident)
+        moved = len(ours.step.compiled.scheduled.graph.state_tensors) > len(ours.step.plan.resident)
         assert moved == ("storage" in options)
         states = [t.optimizers[0].state_dict()["state"].values() for t in (trainer, plain)]
         pairs = [(a[key], b[key]) for a, b in zip(*states, strict=True) for key in a]
@@ -221,42 +189,32 @@ def test_the_optimizer_is_a_part_of_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_mixed_precision_and_pages(tmp_path: Path) -> None:
-    """Autocast is a part of the step; a budget is kept with pages, and measured costs."""
-    torch.manual_seed(1)
+def test_mixed_precision_is_a_part_of_the_step(tmp_path):
+    """As autocast around it is not."""
     model = Classifier()
-    model.net = nn.Sequential(
-        nn.Linear(6, 512), nn.ReLU(), nn.Tanh(), nn.SiLU(), nn.GELU(), nn.ELU(), nn.Linear(512, 3)
-    )
     expected, _ = fitted(model, tmp_path, precision="bf16-mixed")
     found, _ = fitted(model, tmp_path, precision="bf16-mixed", strategy=Strategy(**QUICK))
     assert same(found, expected)
-    expected, _ = fitted(model, tmp_path)
-    strategy = Strategy(ram="80%", storage=tmp_path)
-    found, _ = fitted(model, tmp_path, strategy=strategy)
-    assert same(found, expected)
-    assert strategy.step is not None
-    assert strategy.step.verify().within_budget
 
 
-def test_what_would_stay_as_it_is_is_refused(tmp_path: Path) -> None:
+def test_what_would_stay_as_it_is_is_refused(tmp_path):
     """Numbers that are logged, counters of the trainer, skipped batches, manual optimization."""
 
     class Number(Classifier):
-        def training_step(self, batch: Any, batch_idx: Any) -> Any:
+        def training_step(self, batch, batch_idx):
             self.log("rate", 0.1)
             return super().training_step(batch, batch_idx)
 
     class Warm(Classifier):
-        def training_step(self, batch: Any, batch_idx: Any) -> Any:
+        def training_step(self, batch, batch_idx):
             return super().training_step(batch, batch_idx)["loss"] * min(1, self.global_step / 9)
 
     class Skips(Classifier):
-        def training_step(self, batch: Any, batch_idx: Any) -> Any:
+        def training_step(self, batch, batch_idx):
             return None if batch_idx >= 0 else batch
 
     class Manual(Classifier):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.automatic_optimization = False
 
@@ -269,9 +227,5 @@ def test_what_would_stay_as_it_is_is_refused(tmp_path: Path) -> None:
         given = {} if kind is not Manual else {"gradient_clip_val": None}
         with pytest.raises(CaptureError, match=words):
             fitted(kind(), tmp_path, 4, strategy=Strategy(**QUICK), **given)
-
-
-def test_unknown_parameters_are_told() -> None:
-    """Updates and clipping are Lightning's."""
-    with pytest.raises(TypeError, match="clip_grad_norm, speed"):
+    with pytest.raises(TypeError, match="clip_grad_norm, speed"):  # which are Lightning's
         Strategy(ram="100%", speed=3, clip_grad_norm=1.0)

@@ -1,38 +1,31 @@
 """What compiled steps are compared with does what its name says."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
+import torch
+from torch._functorch import config
 
-torch = pytest.importorskip("torch")
-
-from poetmodel.torch.capturing.replay import heap_peak_bytes  # noqa: E402
-from pytorch import measurement  # noqa: E402
-from pytorch.networks import NETWORKS, Block  # noqa: E402
-from pytorch.peers import (  # noqa: E402
+from poetmodel.torch.graph.tensors import heap_peak_bytes
+from pytorch import measurement
+from pytorch import networks as bench_networks
+from pytorch.networks import NETWORKS, Block
+from pytorch.peers import (
     FileHooks,
     checkpoint_per_block,
     eager,
     hooks_to_file,
     selective_checkpoint,
 )
-from pytorch.runs import FUSED_NETWORKS, METHODS, TrainingRun  # noqa: E402
-from pytorch.runs import NETWORKS as NAMES  # noqa: E402
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pytorch.runs import FUSED_NETWORKS, KEEP_ALL, METHODS, TrainingRun, training_runs
+from pytorch.runs import NETWORKS as NAMES
 
 nn = torch.nn
-pytestmark = pytest.mark.torch
 
 
-def tiny(batch: int = 8) -> Any:
+def tiny(batch=8):
     """Return a small network of five blocks, with dropout, its loss and inputs."""
     torch.manual_seed(0)
 
-    def layers() -> list[Any]:
+    def layers():
         return [nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Tanh(), nn.Sigmoid()]
 
     model = nn.Sequential(
@@ -46,7 +39,7 @@ def tiny(batch: int = 8) -> Any:
     return model, nn.functional.cross_entropy, inputs
 
 
-def gradients(make: Any) -> list[torch.Tensor]:
+def gradients(make):
     """Return the gradients of one step from a fixed state of the random generator."""
     model, _, inputs = training = tiny()
     method = make(training)
@@ -55,35 +48,23 @@ def gradients(make: Any) -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters()]
 
 
-def to_file(folder: Path) -> Any:
-    """Return what makes the file hook of a training."""
-    return lambda training: hooks_to_file(training, str(folder))
-
-
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    """Return whether all gradients are equal bit for bit."""
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_registry_and_networks_agree() -> None:
+def test_registry_and_networks_agree():
     """Every name stands for a network."""
     assert set(NETWORKS) == {*NAMES, "mlp8-b16", *FUSED_NETWORKS}
+    assert {name.partition("-")[0] for name in NAMES} == set(SMALLEST)
 
 
-def test_peers_compute_what_eager_does(tmp_path: Path) -> None:
-    """Without batch norm all of them give eager's gradients; the random state is restored."""
-    expected = gradients(eager)
-    for make in (checkpoint_per_block, selective_checkpoint, to_file(tmp_path)):
-        assert same(gradients(make), expected)
+def test_peers_compute_what_eager_does(tmp_path):
+    """Without batch norm all of them give eager's gradients; the random state is restored.
 
-
-def test_peers_save_memory(tmp_path: Path) -> None:
-    """Each takes less than eager, and checkpointing with its convolutions kept more than without.
-
-    Of the network's blocks only one is in memory as a whole at a time.
+    Each takes less than eager, and checkpointing with its convolutions kept more than without: only
+    one of the network's blocks is in memory as a whole at a time.
     """
+    expected = gradients(eager)
+    for make in (checkpoint_per_block, selective_checkpoint, lambda t: hooks_to_file(t, tmp_path)):
+        assert all(map(torch.equal, gradients(make), expected))
 
-    def peak(make: Any) -> int:
+    def peak(make):
         training = tiny()
         method = make(training)
         method.run(*training[2])
@@ -91,91 +72,41 @@ def test_peers_save_memory(tmp_path: Path) -> None:
 
     plain, selective = peak(eager), peak(selective_checkpoint)
     assert peak(checkpoint_per_block) < selective < plain
-    assert peak(to_file(tmp_path)) < plain
+    assert peak(lambda training: hooks_to_file(training, str(tmp_path))) < plain
 
 
-def test_file_hook_writes_each_tensor_once(tmp_path: Path) -> None:
-    """A result that ReLU and the next layer both save is one page; views of it are, too."""
-    own = tiny()
-    hooks = FileHooks(own, str(tmp_path))
-    hooks.begin()
-    tensor = torch.randn(8, 1024)
-    first, second = hooks.pack(tensor), hooks.pack(tensor.view(1024, 8))
-    transposed = hooks.pack(tensor.t())
-    assert hooks.written_bytes == 8 * 1024 * 4
-    half = hooks.pack(tensor[:4])
-    assert hooks.written_bytes == 12 * 1024 * 4
-    for saved, expected in (
-        (first, tensor), (second, tensor.view(1024, 8)), (transposed, tensor.t()),
-        (half, tensor[:4]),
-    ):  # fmt: skip
-        found = hooks.unpack(saved)
-        assert torch.equal(found, expected)
-        assert found.stride() == expected.stride()
+def test_file_hook_writes_each_tensor_once(tmp_path):
+    """Views of it are one page, what was changed in place or lies where a freed one lay another.
 
-
-def test_file_hook_tells_changed_and_new_contents_apart(tmp_path: Path) -> None:
-    """What was changed in place, or lies where a freed tensor lay, is written anew."""
-    own = tiny()
-    hooks = FileHooks(own, str(tmp_path))
-    hooks.begin()
-    tensor = torch.zeros(2048)
-    before = hooks.pack(tensor)
-    tensor.add_(1)
-    after = hooks.pack(tensor)
-    assert torch.equal(hooks.unpack(before), torch.zeros(2048))
-    assert torch.equal(hooks.unpack(after), torch.ones(2048))
-    saved = []
-    for value in range(5):
-        saved.append(hooks.pack(torch.full((4096,), float(value))))
-    for value, page in enumerate(saved):
-        assert torch.equal(hooks.unpack(page), torch.full((4096,), float(value)))
-
-
-def test_file_hook_leaves_what_is_there_anyway(tmp_path: Path) -> None:
-    """Parameters, inputs and small tensors are not written; strided ones are, as they are."""
+    Parameters, inputs and small tensors are not written; all come back as they were.
+    """
     model, loss_fn, inputs = tiny()
     hooks = FileHooks((model, loss_fn, inputs), str(tmp_path))
     hooks.begin()
     for tensor in (model[-1].weight, inputs[0], inputs[0].flatten(1), torch.zeros(100)):
         assert hooks.pack(tensor) is tensor
     assert hooks.written_bytes == 0
-    strided = torch.randn(64, 64)[:, ::2]
-    assert torch.equal(hooks.unpack(hooks.pack(strided)), strided)
-    expanded = torch.randn(64, 1).expand(64, 64)
-    assert torch.equal(hooks.unpack(hooks.pack(expanded)), expanded)
+    tensor = torch.randn(8, 1024)
+    views = (tensor, tensor.view(1024, 8), tensor.t())
+    packed = [hooks.pack(view) for view in views]
+    assert hooks.written_bytes == 8 * 1024 * 4
+    others = (tensor[:4], torch.randn(64, 64)[:, ::2], torch.randn(64, 1).expand(64, 64))
+    packed += [hooks.pack(other) for other in others]
+    assert hooks.written_bytes >= 12 * 1024 * 4
+    for saved, expected in zip(packed, (*views, *others), strict=True):
+        assert torch.equal(hooks.unpack(saved), expected)
+    for saved, view in zip(packed, views, strict=False):
+        assert hooks.unpack(saved).stride() == view.stride()
+    before = tensor.clone()
+    tensor.add_(1)
+    pages = [packed[0], hooks.pack(tensor)]
+    pages += [hooks.pack(torch.full((4096,), float(value))) for value in range(5)]
+    contents = [before, tensor, *(torch.full((4096,), float(value)) for value in range(5))]
+    assert all(map(torch.equal, map(hooks.unpack, pages), contents))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [m for m in METHODS if "@" not in m and m != "memory-budget"])
-def test_every_method_is_measured(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A record has the peak, the pairs and the equality; that of a compiled step its plan, too."""
-    monkeypatch.setitem(measurement.NETWORKS, "unet-b8", tiny)
-    threads = torch.get_num_threads()
-    run = TrainingRun(network="unet-b8", method=method, share=0.9, limit_s=5.0, pairs=2)
-    facts = measurement.measured(run, folder=str(tmp_path))
-    torch.set_num_threads(threads)
-    assert facts["threads"] == 1
-    assert facts["equal"] is True
-    assert len(facts["pairs"]) == 2
-    assert all(time > 0 for pair in facts["pairs"] for time in pair)
-    assert facts["eager_heap_peak_bytes"] > 0
-    if run.own is None:
-        assert facts["status"] == "ran"
-        return
-    assert facts["status"] in ("optimal", "feasible")
-    assert facts["heap_peak_bytes"] <= facts["budget_bytes"]
-    assert facts["floor_bytes"] <= facts["budget_bytes"] <= facts["keep_all_bytes"]
-    assert facts["written_bytes"] == facts["plan_written_bytes"]
-    assert facts["trace_s"] + facts["profile_s"] + facts["solve_s"] <= facts["compile_s"]
-
-
-def test_budget_below_the_floor_is_a_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A budget without a plan is recorded with the reason and the floor, whole or in bytes."""
+def test_methods_that_stop_are_results(tmp_path, monkeypatch):
+    """A budget without a plan is recorded with reason and floor, a failure with its name."""
     monkeypatch.setitem(measurement.NETWORKS, "unet-b8", tiny)
     run = TrainingRun(network="unet-b8", method="both", share=0.01, limit_s=5.0, pairs=2)
     for ram_bytes in (None, 1000):
@@ -184,19 +115,75 @@ def test_budget_below_the_floor_is_a_result(
         assert facts["reason"]
         assert facts["budget_bytes"] < facts["floor_bytes"] < facts["keep_all_bytes"]
 
+    def broken(_):
+        raise RuntimeError("no such kernel")
 
-def test_method_that_fails_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever stops a method is recorded with its name."""
-
-    def broken(training: Any) -> Any:
-        del training
-        msg = "no such kernel"
-        raise RuntimeError(msg)
-
-    monkeypatch.setitem(measurement.NETWORKS, "unet-b8", tiny)
     monkeypatch.setattr(measurement, "checkpoint_per_block", broken)
     run = TrainingRun(network="unet-b8", method="checkpoint")
     facts = measurement.measured(run, folder=str(tmp_path))
-    assert facts["status"] == "failed"
-    assert facts["reason"] == "RuntimeError: no such kernel"
+    assert (facts["status"], facts["reason"]) == ("failed", "RuntimeError: no such kernel")
     assert facts["seconds"] > 0
+
+
+SMALLEST = {
+    "resnet18": lambda: bench_networks.resnet18(1),
+    "vgg16": lambda: bench_networks.vgg16(1),
+    "mobilenetv2": lambda: bench_networks.mobilenet_v2(1),
+    "bert4": lambda: bench_networks.bert(1),
+    "gpt4": lambda: bench_networks.gpt(1),
+    "unet": lambda: bench_networks.unet(1),
+}
+"""The networks with a batch of one, by the first part of their names."""
+
+
+@pytest.fixture
+def settings():
+    """Put back what measuring changes in PyTorch."""
+    threads = torch.get_num_threads()
+    with config.patch(activation_memory_budget=config.activation_memory_budget):
+        yield
+    torch.set_num_threads(threads)
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("settings")
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "unet" else pytest.mark.seeds)
+        for name in SMALLEST
+    ],
+)
+def test_every_method_runs(network, tmp_path, monkeypatch):
+    """Each gives a peak, times and bytes; compiled steps equal eager and keep budget and plan."""
+    name = next(name for name in NAMES if name.startswith(f"{network}-"))
+    monkeypatch.setitem(NETWORKS, name, SMALLEST[network])
+    tried = []
+    peaks = {}
+    for run in training_runs((name,), shares=(0.75,), limit_s=2.0, pairs=1):
+        found = measurement.measured(run, folder=str(tmp_path), ram_bytes=peaks.get(run.peer))
+        assert found["status"] != measurement.FAILED, f"{run.name}: {found['reason']}"
+        tried.append(run.method)
+        if run.own is not None and "heap_peak_bytes" not in found:
+            assert found["reason"], run.name  # no plan is an answer
+            continue
+        peaks[run.method] = found["heap_peak_bytes"]
+        assert found["heap_peak_bytes"] > 0
+        assert found["eager_heap_peak_bytes"] > 0
+        assert found["threads"] == 1
+        assert len(found["pairs"]) == 1
+        assert min(found["pairs"][0]) > 0
+        if run.method == "file-hooks":
+            assert found["written_bytes"] > 0
+        if run.own is not None or run.method == "eager":
+            assert found["equal"], run.name
+        if run.own is not None:
+            assert found["heap_peak_bytes"] <= found["budget_bytes"], run.name
+            assert found["floor_bytes"] <= found["budget_bytes"]
+            if run.peer is None:  # a peer may take more than keep-all
+                assert found["budget_bytes"] <= found["keep_all_bytes"]
+            assert found["written_bytes"] == found["plan_written_bytes"]
+            parts_s = (found["trace_s"], found["profile_s"], found["solve_s"])
+            assert sum(parts_s) <= found["compile_s"]
+    assert tuple(tried) == METHODS
+    assert KEEP_ALL in peaks

@@ -1,40 +1,45 @@
-"""Profiles: times of operations and pages, and power."""
-
-from __future__ import annotations
+"""Profiles: times of operations and pages, power, and which kernels convolutions take."""
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from kit.traced_models import residual, rows, traced_residual  # noqa: E402
-from poetmodel.device import Costs, Device  # noqa: E402
-from poetmodel.device.hardware import Compute  # noqa: E402
-from poetmodel.device.io import save_profile  # noqa: E402
-from poetmodel.errors import InputError  # noqa: E402
-from poetmodel.problem import Problem  # noqa: E402
-from poetmodel.torch import measure, trace  # noqa: E402
-from poetmodel.torch.runtime import profiling  # noqa: E402
-from poetmodel.torch.runtime.profiling import (  # noqa: E402
-    Power,
+import poetmodel.torch as pmt
+from kit.eager_steps import differing
+from kit.traced_models import residual, rows, traced_residual
+from poetmodel.device import Costs, Device
+from poetmodel.device.hardware import Compute
+from poetmodel.device.io import save_profile
+from poetmodel.errors import InputError
+from poetmodel.problem import Problem
+from poetmodel.torch import measure, trace
+from poetmodel.torch.graph.operators import KERNEL
+from poetmodel.torch.runtime import profiling
+from poetmodel.torch.runtime.convolutions import (
+    Backward,
+    Division,
+    Forward,
+    NormBackward,
+    SplitOp,
+    divided_units,
+    in_parts,
+    kernels_told,
+    least_workspace,
+)
+from poetmodel.torch.runtime.profiling import (
     fitted,
     measure_paging,
-    measured_power,
     power_of,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
+from poetmodel.torch.step.trace import keep_all_bytes, least_bytes
 
 nn = torch.nn
-pytestmark = pytest.mark.torch
+aten = torch.ops.aten
 
 
-def test_profile_fits_its_graph(tmp_path: Path) -> None:
+def test_profile_fits_its_graph(tmp_path):
     """Saved, read again, the costs make a problem with the graph."""
     traced = trace(*residual())
     profile = measure(traced, folder=tmp_path, repeats=1, power_from=Device.load("rpi4b"))
@@ -49,20 +54,10 @@ def test_profile_fits_its_graph(tmp_path: Path) -> None:
         assert page.page_in.energy_j == 0.15 * page.page_in.time_s
 
 
-def test_time_is_bounded(tmp_path: Path) -> None:
-    """When the time is used up no further step begins, but two are timed in any case."""
-    traced = traced_residual()
-    assert measure(traced, folder=tmp_path, repeats=5, most_s=0.0).repeats == 2
-    assert measure(traced, folder=tmp_path, repeats=4).repeats == 4
-    assert measure(traced, folder=tmp_path, repeats=1).repeats == 1
-
-
 @pytest.mark.parametrize(
     ("steps_s", "spread", "doubtful"), [((2, 3, 4), 1, True), ((2, 2.1), 0.05, False)]
 )
-def test_the_spread_of_the_steps_is_told(
-    steps_s: tuple[float, ...], spread: float, doubtful: object
-) -> None:
+def test_the_spread_of_the_steps_is_told(steps_s, spread, doubtful):
     """How far the slowest step is from the fastest; where that is much, what to do about it."""
     found = measure(traced_residual(), folder=None, repeats=1)
     found = dataclasses.replace(found, steps_s=steps_s)
@@ -71,52 +66,28 @@ def test_the_spread_of_the_steps_is_told(
     assert any("measure again" in note for note in found.notes) is doubtful
 
 
-def test_without_pages_no_folder_is_needed() -> None:
-    """Costs have no storage then, and nothing is said of pages."""
-    profile = measure(traced_residual(), folder=None, repeats=1)
-    assert profile.costs.pages is None
-    assert not any(note.startswith("page") for note in profile.notes)
+def test_notes_say_how_it_was_measured(tmp_path):
+    """Repeats, threads, folder, and where energies come from are said.
 
-
-def test_notes_say_how_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repeats, threads, folder, and where energies come from are said."""
+    The power of a device makes the energies. When the time is used up no further
+    step begins, but two are timed in any case.
+    """
     traced = traced_residual()
-    monkeypatch.setattr(profiling, "measured_power", lambda _: None)
+    assert measure(traced, folder=tmp_path, repeats=5, most_s=0.0).repeats == 2
+    assert measure(traced, folder=tmp_path, repeats=4).repeats == 4
     notes = measure(traced, folder=tmp_path, repeats=2).notes
     assert notes[0].startswith("compute times: of each operation the least of 2 steps, 1 thread")
     assert any(note.startswith("page times: ") and str(tmp_path) in note for note in notes)
     assert "a nominal 1 W" in notes[-1]
-
-
-def test_counters_are_read_while_the_step_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where counters can be read, their power makes the energies."""
-    power = Power(compute_w=5.0, page_in_w=6.0, page_out_w=7.0, source="counters")
-    monkeypatch.setattr(profiling, "measured_power", lambda work: work() or power)
-    profile = measure(traced_residual(), folder=tmp_path, repeats=1)
+    profile = measure(traced, folder=None, repeats=1)
+    assert profile.costs.pages is None
+    assert not any(note.startswith("page") for note in profile.notes)
+    assert profile.repeats == 1
+    device = Device.load("rpi4b")
+    profile = measure(traced, folder=tmp_path, repeats=1, power_from=device)
     cost = profile.costs.compute["0/convolution"]
-    assert cost.energy_j == 5.0 * cost.time_s
-    assert profile.notes[-1] == "energies: counters"
-
-
-def test_tracing_and_measuring_leave_everything_as_it_was(tmp_path: Path) -> None:
-    """Parameters, buffers, gradients and random state are those from before."""
-    model, loss_fn, inputs = residual()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    state = torch.get_rng_state()
-    measure(trace(model, loss_fn, inputs), folder=tmp_path, repeats=1)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_only_the_processor_is_measured(tmp_path: Path) -> None:
-    """A step on another kind of device is refused with what to do."""
-    inputs = (torch.randn(3, 4, device="meta"), torch.randn(3, 4, device="meta"))
-    traced = trace(torch.nn.Linear(4, 4, device="meta"), lambda y, t: (y * t).sum(), inputs)
-    with pytest.raises(InputError, match="parameters are on meta; estimate its costs"):
-        measure(traced, folder=tmp_path)
+    assert cost.energy_j == device.compute.power_w * cost.time_s
+    assert profile.notes[-1] == "energies: the power figures of device rpi4b"
 
 
 @pytest.mark.parametrize(
@@ -127,23 +98,33 @@ def test_only_the_processor_is_measured(tmp_path: Path) -> None:
         ({"threads": -1}, "threads: .*got -1"),
     ],
 )
-def test_measurements_that_make_no_sense_are_refused(options: Any, words: str) -> None:
+def test_measurements_that_make_no_sense_are_refused(options, words):
     """Each with a sentence."""
     with pytest.raises(InputError, match=words):
         measure(traced_residual(), **options)
     with pytest.raises(InputError, match="expected what `trace` returns, got 'x'"):
         measure("x")
+    inputs = (torch.randn(3, 4, device="meta"), torch.randn(3, 4, device="meta"))
+    traced = trace(torch.nn.Linear(4, 4, device="meta"), lambda y, t: (y * t).sum(), inputs)
+    with pytest.raises(InputError, match="parameters are on meta; estimate its costs"):
+        measure(traced, folder=None)
 
 
-def test_least_time_counts_and_views_belong_to_their_reader(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With a clock that runs slower from step to step, the last step's times come out."""
+def test_least_time_counts_and_views_belong_to_their_reader(monkeypatch):
+    """With a clock that runs slower from step to step, the last step's times come out.
+
+    Measuring with some threads leaves the setting of the process as it was.
+    """
+    before = torch.get_num_threads()
+    profiling.unit_times_s(
+        (own := traced_residual()).joint, own.parts, repeats=1, threads=before + 1
+    )
+    assert torch.get_num_threads() == before
     traced = trace(*rows(nn.Linear(4, 4)), measure_workspace=False)
     calls = sum(node.op == "call_function" for node in traced.joint.graph_module.graph.nodes)
     reads = 0
 
-    def clock() -> float:
+    def clock():
         nonlocal reads
         reads += 1
         step, half = divmod(reads - 1, 2 * calls)
@@ -152,40 +133,25 @@ def test_least_time_counts_and_views_belong_to_their_reader(
     monkeypatch.setattr(profiling, "thread_time", clock)
     times_s, steps = profiling.unit_times_s(traced.joint, traced.parts, repeats=3)
     assert steps == (sum(times_s) * 10 / 8, sum(times_s) * 9 / 8, sum(times_s))
-    assert times_s == tuple(8.0 * (1 + len(u.reads.views)) for u in traced.parts.units)
-
-
-def test_threads_are_put_back() -> None:
-    """Measuring with some threads leaves the setting of the process as it was."""
-    traced = traced_residual()
-    before = torch.get_num_threads()
-    times_s, _ = profiling.unit_times_s(traced.joint, traced.parts, repeats=1, threads=before + 1)
-    assert torch.get_num_threads() == before
-    assert len(times_s) == len(traced.graph.nodes)
-    assert min(times_s) > 0
+    assert times_s == tuple(8.0 * (1 + len(u.reads.views)) for u in traced.parts.operations)
 
 
 SIZES = (4096, 65536)
 
 
-def test_fit_is_exact_on_a_line() -> None:
-    """Latency and rate come out as they went in, over four decades."""
+def test_fit_is_exact_on_a_line(tmp_path):
+    """Latency and rate come out as they went in, over four decades; no latency is negative.
+
+    Of a folder both directions get a rate, and it is empty afterwards.
+    """
     sizes = [10**k for k in range(3, 8)]
     way = fitted(sizes, [2e-4 + size / 5e7 for size in sizes])
     assert way.latency_s == pytest.approx(2e-4, rel=1e-6)
     assert way.bytes_per_s == pytest.approx(5e7, rel=1e-6)
     assert way.time_s(5 * 10**7) == pytest.approx(1.0002, rel=1e-6)
-
-
-def test_fit_has_no_negative_latency() -> None:
-    """Where a line would begin below zero, the latency is zero and the rate fits what is left."""
     way = fitted([1000, 2000], [0.001, 0.003])
     assert way.latency_s == 0
     assert 2000 / 0.003 < way.bytes_per_s < 1000 / 0.001
-
-
-def test_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Both directions get a rate, and the folder is empty afterwards."""
     found = measure_paging(tmp_path, repeats=1, sizes_bytes=SIZES)
     assert found.page_in.bytes_per_s > 0
     assert found.page_out.bytes_per_s > 0
@@ -193,18 +159,16 @@ def test_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_page_is_synced_dropped_and_read_in_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_page_is_synced_dropped_and_read_in_full(tmp_path, monkeypatch):
     """Short writes and reads go on, and every timed read comes after a sync and a drop."""
-    calls: list[str] = []
+    calls = []
     write, read = os.pwrite, os.preadv
 
-    def short_write(descriptor: int, page: Any, offset: int) -> int:
+    def short_write(descriptor, page, offset):
         calls.append("write")
         return write(descriptor, page[:40000], offset)
 
-    def short_read(descriptor: int, pages: list[Any], offset: int, flags: int = 0) -> int:
+    def short_read(descriptor, pages, offset, flags=0):
         calls.append("probe" if flags else "read")
         return read(descriptor, [pages[0][:40000]], offset, flags)
 
@@ -225,13 +189,11 @@ def test_every_page_is_synced_dropped_and_read_in_full(
     ("answer", "cold"),
     [(BlockingIOError(), True), (OSError(95, "Operation not supported"), False), (4096, False)],
 )
-def test_a_full_cache_is_noticed(
-    answer: Any, cold: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_cache_is_noticed(answer, cold, tmp_path, monkeypatch):
     """A read that need not wait means that the cache was not empty, and none means no proof."""
     read = os.preadv
 
-    def probe(descriptor: int, pages: list[Any], offset: int, flags: int = 0) -> int:
+    def probe(descriptor, pages, offset, flags=0):
         if not flags:
             return read(descriptor, pages, offset)
         if isinstance(answer, OSError):
@@ -242,20 +204,17 @@ def test_a_full_cache_is_noticed(
     assert measure_paging(tmp_path, repeats=1, sizes_bytes=SIZES).cold is cold
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """A missing folder, or one where nothing fits, gives a sentence with its name."""
+@pytest.mark.parametrize("room_bytes", [0, 100, 10_000])
+def test_a_full_disk_is_named(room_bytes, tmp_path, monkeypatch):
+    """A disk that is full, or soon is, gives a sentence that says how much must be free.
+
+    So does a folder that is not there.
+    """
     with pytest.raises(InputError, match="nowhere: pages cannot be timed here"):
         measure_paging(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("room_bytes", [0, 100, 10_000])
-def test_a_full_disk_is_named(
-    room_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk that is full, or soon is, gives a sentence that says how much must be free."""
     pwrite = os.pwrite
 
-    def nearly_full(descriptor: int, memory: Any, offset: int) -> int:
+    def nearly_full(descriptor, memory, offset):
         if offset >= room_bytes:
             raise OSError(28, "No space left on device")
         return pwrite(descriptor, bytes(memory)[: room_bytes - offset], offset)
@@ -265,69 +224,163 @@ def test_a_full_disk_is_named(
         measure_paging(tmp_path, sizes_bytes=SIZES)
 
 
-def counter(folder: Path, name: str, value: int, largest: int | None = None) -> Path:
-    """Make the folder of an energy counter; return its file."""
-    package = folder / name
-    package.mkdir()
-    (package / "energy_uj").write_text(f"{value}\n")
-    if largest is not None:
-        (package / "max_energy_range_uj").write_text(f"{largest}\n")
-    return package / "energy_uj"
-
-
-def two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the clock of the module go on by 2 s from one look at it to the next."""
-    moments = iter((10.0, 12.0))
-    monkeypatch.setattr(profiling, "perf_counter", lambda: next(moments))
-
-
-def test_counters_of_all_packages_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Energy of all packages over time; parts of a package are not counted again."""
-    first = counter(tmp_path, "intel-rapl:0", 1_000_000)
-    second = counter(tmp_path, "intel-rapl:1", 0)
-    part = counter(tmp_path, "intel-rapl:0:0", 0)
-    two_seconds(monkeypatch)
-
-    def work() -> None:
-        first.write_text("4000000")
-        second.write_text("1000000")
-        part.write_text("9000000")
-
-    power = measured_power(work, folder=tmp_path)
-    assert power is not None
-    assert (power.compute_w, power.page_in_w, power.page_out_w) == (2.0, 2.0, 2.0)
-    assert power.source == "RAPL counters: 2.0 W for 2 package(s), idle power included"
-
-
-def test_a_counter_that_begins_again_is_no_negative_energy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A counter that passed its largest value has gone on, not back."""
-    file = counter(tmp_path, "intel-rapl:0", 5_000_000, largest=5_999_999)
-    two_seconds(monkeypatch)
-    power = measured_power(lambda: file.write_text("3000000") and None, folder=tmp_path)
-    assert power is not None
-    assert power.compute_w == 2.0
-
-
-def test_no_counter_is_no_power(tmp_path: Path) -> None:
-    """Where nothing can be read, nothing is made up."""
-    (tmp_path / "intel-rapl:0").mkdir()
-    assert measured_power(lambda: None, folder=tmp_path) is None
-    assert measured_power(lambda: None, folder=tmp_path / "nowhere") is None
-
-
-def test_power_of_a_device_is_its_own() -> None:
+@pytest.mark.parametrize(
+    ("changes", "watts"),
+    [
+        ({}, (3.0, 0.15, 0.15)),
+        # The rate over the efficiency; without storage pages cost the same.
+        ({"compute": Compute(flops_per_s=8e9, flops_per_j=2e9), "storage": None}, (4.0, 4.0, 4.0)),
+    ],
+)
+def test_power_of_a_device_is_its_own(changes, watts):
     """A device's figures are taken as they are, and its name is said."""
-    power = power_of(Device.load("rpi4b"))
-    assert (power.compute_w, power.page_in_w, power.page_out_w) == (3.0, 0.15, 0.15)
+    power = power_of(dataclasses.replace(Device.load("rpi4b"), **changes))
+    assert (power.compute_w, power.page_in_w, power.page_out_w) == watts
     assert power.source == "the power figures of device rpi4b"
 
 
-def test_power_of_a_device_with_an_efficiency() -> None:
-    """Without a power it is the rate over the efficiency; without storage pages cost the same."""
-    device = dataclasses.replace(
-        Device.load("rpi4b"), compute=Compute(flops_per_s=8e9, flops_per_j=2e9), storage=None
-    )
-    power = power_of(device)
-    assert (power.compute_w, power.page_in_w, power.page_out_w) == (4.0, 4.0, 4.0)
+# -- kernels of convolutions -----------------------------------------------------------------------
+CASES = {
+    "plain": nn.Conv2d(32, 48, 3, padding=1), "strided": nn.Conv2d(32, 64, 3, stride=2, bias=False),
+    "odd": nn.Conv2d(5, 7, 3, dilation=2), "line": nn.Conv1d(32, 32, 5, padding=2),
+    "depthwise": nn.Conv2d(32, 64, 3, groups=32), "grouped": nn.Conv2d(32, 64, 1, groups=4),
+    "transposed": nn.ConvTranspose2d(32, 48, 2, stride=2),
+}  # fmt: skip
+
+
+def operands(layer):
+    """Return input, gradient of the output, and what else PyTorch's operators take."""
+    torch.manual_seed(1)
+    sizes = (6,) * (layer.weight.ndim - 2)
+    x = torch.randn(4, layer.in_channels, *sizes)
+    padding = layer.output_padding if layer.transposed else (0,) * len(sizes)
+    how = [layer.stride, layer.padding, layer.dilation, layer.transposed, padding, layer.groups]
+    with torch.no_grad():
+        return x, torch.randn_like(layer(x)), [list(h) if isinstance(h, tuple) else h for h in how]
+
+
+def divisions(layer, kinds):
+    """Return ways to divide a layer, those that its groups allow."""
+    if layer.groups > 1:
+        kinds = [kind for kind in ("batch", "groups") if kind in {*kinds, "groups"}]
+    return [
+        Division(kind=kind, count=count, groups=layer.groups, transposed=layer.transposed)
+        for kind in kinds
+        for count in (2, 3)
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("mask", [[True, True, True], [True, False, False], [False, True, False]])
+def test_parts_of_a_convolution_are_the_whole(case, mask):
+    """Whatever is divided, up to the rounding of sums in another order.
+
+    Gradients of the input are by images or channels, those of weight and bias by channels.
+    """
+    layer = CASES[case]
+    x, dy, how = operands(layer)
+    with torch.no_grad():
+        whole = layer(x)
+        for division in divisions(layer, ("batch", "out")):
+            kernel = Forward((division,), torch.empty_like(whole, device="meta"))
+            torch.testing.assert_close(kernel(x, layer.weight, layer.bias, *how), whole)
+    arguments = (dy, x, layer.weight.detach(), [dy.shape[1]], *how, mask)
+    whole = aten.convolution_backward(*arguments)
+    of_input = [None, *divisions(layer, ("batch", "in"))]
+    of_weight = [d for d in divisions(layer, ("out", "in")) if d.kind != "batch"]
+    for k, one in enumerate(of_input):
+        found = Backward((one, of_weight[k % len(of_weight)]))(*arguments)
+        for part, expected, wanted in zip(found, whole, mask, strict=True):
+            assert (part is not None) == wanted
+            if wanted:
+                torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_parts_of_the_gradients_of_a_norm_are_the_whole(*, train, scaled):
+    """In either mode, with and without a weight."""
+    x, dy = torch.randn(4, 7, 5, 5), torch.randn(4, 7, 5, 5)
+    mean, deviation = x.mean((0, 2, 3)), 1 / x.std((0, 2, 3))
+    weight = torch.rand(7) if scaled else None
+    arguments = (dy, x, weight, mean, deviation, mean, deviation, train, 1e-5, [True, scaled, True])
+    whole = aten.native_batch_norm_backward(*arguments)
+    for count in (2, 3, 7):
+        found = NormBackward((Division(kind="channels", count=count),))(*arguments)
+        for part, expected in zip(found, whole, strict=True):
+            assert (part is None) == (expected is None)
+            if part is not None:
+                torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_kernel_with_other_bits_is_not_taken():
+    """Even where it needs less memory."""
+    x = torch.randn(1000)
+
+    def whole(x):
+        return (x + 1) + (x + 2)
+
+    def less(x):
+        return (x + 1).add_(x).add_(2)
+
+    def same(x):
+        return (x + 1).add_(x + 2)
+
+    assert least_workspace([less], whole, [x], 0) is None
+    found = least_workspace([less, same], whole, [x], 0)
+    assert found is not None
+    assert found[0] is same
+    assert least_workspace([same], whole, [x], 1 << 20) is None
+
+
+def wide():
+    """Return a network whose weights are larger than its images."""
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(16, 192, 3, padding=1), nn.ReLU(), nn.Conv2d(192, 192, 3, padding=1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(192, 4),
+    )  # fmt: skip
+    inputs = (torch.randn(4, 16, 4, 4), torch.randint(0, 4, (4,)))
+    return model, nn.functional.cross_entropy, inputs
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN's workspaces")
+def test_a_budget_below_whole_convolutions_is_kept():
+    """Where no schedule of whole convolutions fits, one of parts runs, and is eager's."""
+    own = wide()
+    traced = pmt.trace(*own)
+    assert divided_units(traced, budget_bytes=keep_all_bytes(traced)) == []  # there is room
+    found = divided_units(traced, budget_bytes=keep_all_bytes(traced) // 3)
+    assert found
+    assert [SplitOp.from_dict(each.to_dict()) for each in found] == found
+    divided = in_parts(traced, found)
+    assert sum(KERNEL in unit.node.meta for unit in divided.parts.operations) == len(found)
+    least = least_bytes(divided)
+    assert least < least_bytes(traced)
+    step = pmt.compile(*own, ram=(least + least_bytes(traced)) // 2, device="rpi4b")
+    assert differing(step, *own) == []
+    assert step.verify().heap_peak_bytes <= step.budget_bytes
+    assert any("run in parts" in note for note in step.compiled.notes)
+
+
+def test_norms_of_low_precision_are_tried():
+    """With autocast, what a norm saves has the type of its weight, whatever PyTorch predicts.
+
+    So are gradients that share their memory: those of a mean are one number.
+    """
+
+    class Cast(nn.Sequential):
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return super().forward(x).float()
+
+    model = Cast(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    inputs = (torch.randn(4, 3, 24, 24), torch.randn(4, 8, 24, 24))
+    own = (model, nn.functional.mse_loss, inputs)
+    traced = pmt.trace(*own)
+    found = divided_units(traced, budget_bytes=least_bytes(traced))
+    assert "NormBackward" in kernels_told(in_parts(traced, found))
+    assert differing(pmt.compile(*own, ram="90%", device="rpi4b"), *own) == []
+    model, _, (x, _) = wide()
+    traced = pmt.trace(model[:3], lambda y, _: y.mean(), (x, x))
+    assert in_parts(traced, divided_units(traced, budget_bytes=least_bytes(traced))).graph.nodes

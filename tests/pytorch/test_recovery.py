@@ -1,34 +1,26 @@
 """Recovery: whatever stops a process or the power, one whole state is found."""
 
-from __future__ import annotations
-
+import gc
 import logging
 import os
 import random
+import signal
+import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import poetmodel.torch as pmt  # noqa: E402
-from poetmodel.errors import InputError  # noqa: E402
-from poetmodel.torch.state.file import (  # noqa: E402
-    LARGE_BYTES,
-    PREFIX,
-    StateFile,
-    StateTensor,
-)
-from poetmodel.torch.state.pages import blank, bytes_of  # noqa: E402
-from poetmodel.torch.state.recovery import replaced_by  # noqa: E402
-from poetmodel.torch.step.training_units import layout_of  # noqa: E402
-from poetmodel.torch.step.units import TensorStorage  # noqa: E402
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-pytestmark = pytest.mark.torch
+import poetmodel.torch as pmt
+from kit import killed_run
+from kit.eager_steps import unequal
+from kit.rotation import rotating
+from poetmodel.errors import InputError
+from poetmodel.torch.graph.profiles import TensorLayout
+from poetmodel.torch.graph.step_graph import TensorStorage
+from poetmodel.torch.state.file import LARGE_BYTES, PREFIX, StateFile, StateTensor
+from poetmodel.torch.state.pages import blank, bytes_of
+from poetmodel.torch.state.recovery import replaced_by
 
 SIZES = {"small": 10, "large": LARGE_BYTES // 4 + 3, "frozen": 1500}
 
@@ -36,7 +28,7 @@ SIZES = {"small": 10, "large": LARGE_BYTES // 4 + 3, "frozen": 1500}
 class Network(torch.nn.Module):
     """Two parameters that training changes, one that it does not, and a buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         for name, size in SIZES.items():
             self.register_parameter(name, torch.nn.Parameter(torch.full((size,), -1.0)))
@@ -46,7 +38,7 @@ class Network(torch.nn.Module):
 class Written:
     """A state file of a network all of whose tensors are the number of the step."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder, **options):
         self.model = Network()
         named = {("parameter", n): p for n, p in self.model.named_parameters()}
         named |= {("buffer", n): b for n, b in self.model.named_buffers()}
@@ -55,19 +47,16 @@ class Written:
         for index, ((kind, name), value) in enumerate((named | moments).items()):
             key = "exp_avg" if kind == "moment" else ""
             storage = TensorStorage(
-                index=index,
-                name=name + key,
-                unit=0,
-                bytes=value.nbytes,
-                layouts=(layout_of(value),),
-            )
+                index=index, name=name + key, operation=0, bytes=value.nbytes,
+                layouts=(TensorLayout.of(value),),
+            )  # fmt: skip
             tensors.append(StateTensor(storage=storage, kind=kind, owner=f"model.{name}", key=key))
         self.file = StateFile(folder, tensors, name="net", **options)
         self.tensors = tensors
         self.put(0)
         self.file.commit()
 
-    def put(self, step: int) -> None:
+    def put(self, step):
         """Write what a step writes; moments come with the first one."""
         for tensor in self.tensors:
             is_moment = tensor.kind == "moment"
@@ -77,13 +66,13 @@ class Written:
             value.fill_(float(step))
             self.file.write(tensor.storage.index, bytes_of(held))
 
-    def step(self, number: int) -> None:
+    def step(self, number):
         """Make a generation."""
         self.put(number)
         self.file.commit(steps=1)
 
 
-def recovered(folder: Path) -> tuple[int, set[float], set[float]]:
+def recovered(folder):
     """Return the steps done, the values of what changes, and of what is frozen."""
     model = Network()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -97,19 +86,17 @@ def recovered(folder: Path) -> tuple[int, set[float], set[float]]:
     return steps, values, set(model.frozen.unique().tolist())
 
 
-def test_at_every_moment_of_a_power_cut_there_is_one_whole_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_every_moment_of_a_power_cut_there_is_one_whole_state(tmp_path, monkeypatch):
     """Of writes that no sync came after, any sectors may be on the medium and any may not."""
     chance = random.Random(7)  # noqa: S311 - no secret
-    calls: list[tuple[int, bytes] | None] = []
+    calls = []
     write, sync = os.pwritev, os.fdatasync
 
-    def pwritev(descriptor: int, parts: Any, offset: int) -> int:
+    def pwritev(descriptor, parts, offset):
         calls.append((offset, b"".join(parts)))
         return write(descriptor, parts, offset)
 
-    def fdatasync(descriptor: int) -> None:
+    def fdatasync(descriptor):
         calls.append(None)
         sync(descriptor)
 
@@ -124,7 +111,7 @@ def test_at_every_moment_of_a_power_cut_there_is_one_whole_state(
     monkeypatch.undo()
     path = tmp_path / "cut" / f"{PREFIX}x"
     path.parent.mkdir()
-    pending: list[tuple[int, bytes]] = []
+    pending = []
     seen = set()
     for place, call in enumerate([*calls, None]):
         for _ in range(3):
@@ -150,7 +137,7 @@ def test_at_every_moment_of_a_power_cut_there_is_one_whole_state(
     written.file.close()
 
 
-def torn(image: bytearray, pending: list[tuple[int, bytes]], chance: random.Random) -> bytes:
+def torn(image, pending, chance):
     """Return what a medium has that was to write more, some sectors of which it has."""
     found = bytearray(image)
     for offset, data in pending:
@@ -161,7 +148,7 @@ def torn(image: bytearray, pending: list[tuple[int, bytes]], chance: random.Rand
     return bytes(found)
 
 
-def left_by(folder: Path, steps: int) -> Path:
+def left_by(folder, steps):
     """Return the file of a process that was killed in the middle of the step after some."""
     written = Written(folder)
     for number in range(1, steps + 1):
@@ -171,7 +158,7 @@ def left_by(folder: Path, steps: int) -> Path:
     return written.file.path
 
 
-def damage(path: Path, offset: int) -> None:
+def damage(path, offset):
     """Change one bit."""
     with path.open("r+b") as opened:
         opened.seek(offset)
@@ -180,8 +167,21 @@ def damage(path: Path, offset: int) -> None:
         opened.write(bytes([byte ^ 4]))
 
 
-def test_a_damaged_record_leads_to_the_one_before(tmp_path: Path) -> None:
-    """Where the older generation is whole; where it is not, that is said and nothing loaded."""
+def test_damage_leads_to_the_record_before(tmp_path, caplog):
+    """Of a tensor, which the log names, or of a record, where the older generation is whole.
+
+    Where it is not, that is said and nothing loaded; so it is with a file that was cut, or is none.
+    """
+    written = Written(tmp_path / "tensor")
+    written.step(1)
+    written.step(2)
+    file = written.file
+    damage(file.path, file.format.slot_offset(1, file.record.slots[1]) + 999)
+    file.leave()
+    with caplog.at_level(logging.WARNING):
+        assert recovered(tmp_path / "tensor") == (1, {1.0}, {0.0})
+    assert "large is not what was written after 2 steps; the state after 1 steps" in caplog.text
+    tmp_path = tmp_path / "record"
     written = Written(tmp_path)
     written.step(1)
     written.step(2)
@@ -196,25 +196,7 @@ def test_a_damaged_record_leads_to_the_one_before(tmp_path: Path) -> None:
     damage(path, form.record_offset(generation - 1) + 50)
     with pytest.raises(InputError, match=r"no whole state in it \(no commit record"):
         recovered(tmp_path)
-
-
-def test_a_damaged_tensor_leads_to_the_record_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log says which tensor it was."""
-    written = Written(tmp_path)
-    written.step(1)
-    written.step(2)
-    file = written.file
-    damage(file.path, file.format.slot_offset(1, file.record.slots[1]) + 999)
-    file.leave()
-    with caplog.at_level(logging.WARNING):
-        assert recovered(tmp_path) == (1, {1.0}, {0.0})
-    assert "large is not what was written after 2 steps; the state after 1 steps" in caplog.text
-
-
-def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
-    """So is one that is none."""
+    tmp_path = tmp_path.parent / "cut"
     path = left_by(tmp_path, 1)
     os.truncate(path, 20_000)
     with pytest.raises(InputError, match="no whole state"):
@@ -227,7 +209,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
         recovered(tmp_path)
 
 
-def test_another_model_is_refused_and_unchanged(tmp_path: Path) -> None:
+def test_another_model_is_refused_and_unchanged(tmp_path):
     """All differences are said at once."""
     left_by(tmp_path, 1)
     model = Network()
@@ -248,7 +230,7 @@ def test_another_model_is_refused_and_unchanged(tmp_path: Path) -> None:
     assert model.large.unique().tolist() == [-1.0]
 
 
-def test_a_model_that_cannot_have_the_state_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_cannot_have_the_state_is_refused(tmp_path):
     """Tied weights have one value, the device meta has none; other optimizers keep other things."""
     left_by(tmp_path, 1)
     tied = Network()
@@ -267,16 +249,22 @@ def test_a_model_that_cannot_have_the_state_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=told):
             pmt.recover(tmp_path, other, optimizer)
         assert not optimizer.state
-    nothing: Any = None
+    nothing = None
     with pytest.raises(InputError, match="optimizer: expected Optimizer of torch, got nothing"):
         pmt.recover(tmp_path, model, nothing)
 
 
-def test_a_file_stays_until_a_new_one_has_its_state(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Recovering twice, or being killed before the next step is compiled, loses nothing."""
+def test_a_file_stays_until_a_new_one_has_its_state(tmp_path, caplog):
+    """Recovering twice, or being killed before the next step is compiled, loses nothing.
+
+    Whoever makes a state file beside one that nobody recovers reads it in the log.
+    """
     path = left_by(tmp_path, 2)
+    with caplog.at_level(logging.WARNING), replaced_by(tmp_path, Network()):
+        pass
+    assert f"{path}: a process that was killed has left the state of net after 2" in caplog.text
+    assert path.exists()
+    caplog.clear()
     model = Network()
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
@@ -298,26 +286,28 @@ def test_a_file_stays_until_a_new_one_has_its_state(
     assert not caplog.text
 
 
-def test_a_file_that_nobody_recovers_is_reported_and_stays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whoever makes a state file beside it reads it in the log."""
-    path = left_by(tmp_path, 2)
-    with caplog.at_level(logging.WARNING), replaced_by(tmp_path, Network()):
-        pass
-    assert f"{path}: a process that was killed has left the state of net after 2" in caplog.text
-    assert path.exists()
+def test_of_several_files_one_is_chosen_by_the_user(tmp_path):
+    """A folder with the states of two runs is refused; the file of one is taken.
 
-
-def test_of_several_files_one_is_chosen_by_the_user(tmp_path: Path) -> None:
-    """A folder with the states of two runs is refused; the file of one is taken."""
+    A folder that is not there has no state, so a script may always begin with `recover`; a file
+    must be there, with a second generation.
+    """
+    assert recovered(tmp_path / "first run")[0] == 0
+    with pytest.raises(InputError, match=r"cannot be read \(No such file"):
+        recovered(tmp_path / f"{PREFIX}x")
+    alone = Written(tmp_path / "alone", generations=1)
+    alone.step(1)
+    alone.file.leave()
+    assert recovered(tmp_path / "alone")[0] == 0
+    with pytest.raises(InputError, match="made with rollback=False"):
+        recovered(alone.file.path)
     paths = [left_by(tmp_path, steps) for steps in (1, 3)]
     with pytest.raises(InputError, match="several runs have left their state"):
         recovered(tmp_path)
     assert recovered(paths[1])[0] == 3
 
 
-def test_the_file_of_a_running_process_is_left_alone(tmp_path: Path) -> None:
+def test_the_file_of_a_running_process_is_left_alone(tmp_path):
     """Two processes may use one folder; a file in use is no state to recover."""
     one, other = Written(tmp_path), Written(tmp_path)
     other.step(1)
@@ -330,24 +320,7 @@ def test_the_file_of_a_running_process_is_left_alone(tmp_path: Path) -> None:
     one.file.close()
 
 
-def test_a_folder_that_is_not_there_has_no_state(tmp_path: Path) -> None:
-    """So a training script may always begin with `recover`; a file must be there."""
-    assert recovered(tmp_path / "first run")[0] == 0
-    with pytest.raises(InputError, match=r"cannot be read \(No such file"):
-        recovered(tmp_path / f"{PREFIX}x")
-
-
-def test_nothing_is_recovered_without_a_second_generation(tmp_path: Path) -> None:
-    """Such a file never has the name of one that could be."""
-    written = Written(tmp_path, generations=1)
-    written.step(1)
-    written.file.leave()
-    assert recovered(tmp_path)[0] == 0
-    with pytest.raises(InputError, match="made with rollback=False"):
-        recovered(written.file.path)
-
-
-def test_a_forked_process_has_no_part_in_the_file(tmp_path: Path) -> None:
+def test_a_forked_process_has_no_part_in_the_file(tmp_path):
     """It holds no lock, removes nothing, and cannot step; its parent goes on."""
     written = Written(tmp_path)
     written.step(1)
@@ -372,3 +345,120 @@ def test_a_forked_process_has_no_part_in_the_file(tmp_path: Path) -> None:
     assert recovered(tmp_path)[0] == 2
     os.write(end, b"x")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# -- processes that are killed ---------------------------------------------------------------------
+def recovered_run(folder):
+    """Return the steps and the state that are found, and leave the file."""
+    model, optimizer = killed_run.network()
+    steps = pmt.recover(folder, model, optimizer)
+    return steps, killed_run.state(model, optimizer)
+
+
+def killed_child(folder, number, options=(), *, verifies=False):
+    """Train a forked process for two steps, and kill it at a call of the second; return the calls.
+
+    With a number that is negative nothing is killed. The second may only be tried, to be verified.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            model, optimizer = killed_run.network()
+            step = killed_run.compiled(model, optimizer, folder, **dict(options))
+            step(*killed_run.batch(0))
+            killed_run.kill_at(number)
+            _ = step.verify() if verifies else step(*killed_run.batch(1))
+            (folder / "calls").write_text(str(len(killed_run.calls)))
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    counted = folder / "calls"
+    return int(counted.read_text()) if number < 0 else 0
+
+
+@pytest.mark.parametrize("verifies", [False, True])
+def test_a_process_that_is_killed_leaves_its_last_step(tmp_path, verifies):
+    """Parameters, moments, buffers, what no step reads, and the random generator.
+
+    Steps that were only tried leave nothing.
+    """
+    killed_child(tmp_path, -1 if verifies else 3, verifies=verifies)
+    steps, found = recovered_run(tmp_path)
+    assert steps == 1
+    assert not unequal(found, killed_run.eager_states(1)[1])
+
+
+@pytest.fixture(scope="module")
+def two_steps():
+    """Return the states after no, one and two steps of eager PyTorch."""
+    return killed_run.eager_states(2)
+
+
+WRITES = {"foreground": {}, "background": {"background_io": True}, "RAM": {"ram": "100%"}}
+PARTS = 8
+"""In how many parts the calls of a step are tried."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "part"),
+    rotating([(w, part) for w in WRITES for part in range(PARTS)], [("foreground", PARTS - 1)]),
+)
+def test_a_kill_at_any_write_or_sync_leaves_one_whole_state(where, part, tmp_path, two_steps):
+    """Before the record is on the medium that of the step before, after it the new one."""
+    count = killed_child(tmp_path / "all", -1, WRITES[where])
+    assert count > 10
+    begin, end = count * part // PARTS, count * (part + 1) // PARTS
+    seen = []
+    for number in sorted({begin, *(range(end - 3, end) if part == PARTS - 1 else ())}):
+        folder = tmp_path / str(number)
+        killed_child(folder, number, WRITES[where])
+        steps, found = recovered_run(folder)
+        assert not unequal(found, two_steps[steps])
+        seen.append(steps)
+    assert seen == sorted(seen)
+    assert set(seen) == ({1, 2} if part == PARTS - 1 else {1})
+
+
+def forked_run(folder, steps):
+    """Train in a forked process; return its number, and what it says."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            killed_run.main(folder, steps, writes)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writes)
+    return child, os.fdopen(reads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", rotating(range(8), (0,)))
+def test_a_run_that_is_killed_at_random_ends_as_one_that_is_not(tmp_path, seed):
+    """Each process goes on with the state that the killed one left."""
+    steps, latest = 150, 0
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    expected = killed_run.eager_states(steps)
+    for _ in range(3):
+        child, told = forked_run(tmp_path, steps)
+        assert told.readline() == f"from {latest}\n"
+        said = [told.readline() for _ in range(chance.randint(1, 9))]
+        time.sleep(chance.uniform(0, 0.01))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with told:
+            said += told.read().splitlines()
+        latest, found = recovered_run(tmp_path)
+        assert not unequal(found, expected[latest])
+        assert latest >= max(int(line.split()[1]) for line in said)
+        gc.collect()
+    assert latest < steps
+    child, told = forked_run(tmp_path, steps)
+    with told:
+        assert told.read().endswith(f"done {steps}\n")
+    assert os.waitpid(child, 0)[1] == 0
+    assert not unequal(torch.load(tmp_path / "state.pt"), expected[steps])
+    assert not list(tmp_path.glob(f"{PREFIX}*"))

@@ -1,87 +1,103 @@
-"""State files: a whole state at every moment, and tensors that are where the file is."""
-
-from __future__ import annotations
+"""Page and state files: what is written comes back, faults are noticed."""
 
 import errno
+import gc
+import math
 import os
 import resource
 import signal
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from random import Random
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from poetmodel.errors import InputError  # noqa: E402
-from poetmodel.torch import PageError  # noqa: E402
-from poetmodel.torch.state import pages as page_module  # noqa: E402
-from poetmodel.torch.state.file import (  # noqa: E402
-    LARGE_BYTES,
-    PREFIX,
-    UNFINISHED,
-    StateFile,
-    StateTensor,
+from kit.faults import in_a_fork, system_fault
+from kit.rotation import rotating
+from poetmodel.errors import InputError
+from poetmodel.torch import PageError
+from poetmodel.torch.graph.profiles import TensorLayout
+from poetmodel.torch.graph.step_graph import TensorStorage
+from poetmodel.torch.state import pages as page_module
+from poetmodel.torch.state.file import LARGE_BYTES, PREFIX, UNFINISHED, StateFile, StateTensor
+from poetmodel.torch.state.pages import (
+    ALIGNMENT_BYTES,
+    PAGE_BYTES,
+    Memory,
+    PageFile,
+    blank,
+    bytes_of,
+    checksum,
 )
-from poetmodel.torch.state.pages import PAGE_BYTES, Memory, blank, bytes_of  # noqa: E402  # noqa: E402
-from poetmodel.torch.step.units import TensorLayout, TensorStorage  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-pytestmark = pytest.mark.torch
 
 SIZES = {2: 10, 5: PAGE_BYTES, 9: LARGE_BYTES // 4 + 3}
 """Elements of each tensor: less than a page, several, and one that leaves RAM at once."""
 
 
-def tensors() -> list[StateTensor]:
+def stored(index, shape, stride):
+    """Return the storage of one tensor."""
+    layout = TensorLayout(position=None, dtype=torch.float32, shape=shape, stride=stride, offset=0)
+    return TensorStorage(
+        index=index,
+        name=f"t{index}",
+        operation=index,
+        bytes=4 * math.prod(shape),
+        layouts=(layout,),
+    )
+
+
+def matrix(index, rows):
+    """Return a matrix of so many rows of 5 floats, transposed in its memory."""
+    return stored(index, (5, rows), (1, 5))
+
+
+def tensors():
     """Return some tensors of a state file."""
-    found = []
-    for index, count in SIZES.items():
-        layout = TensorLayout(
-            position=None, dtype=torch.float32, shape=(count,), stride=(1,), offset=0
-        )
-        storage = TensorStorage(
-            index=index, name=f"t{index}", unit=index, bytes=4 * count, layouts=(layout,)
-        )
-        found.append(StateTensor(storage=storage, kind="parameter", owner=f"t{index}"))
-    return found
+    return [
+        StateTensor(storage=stored(index, (count,), (1,)), kind="parameter", owner=f"t{index}")
+        for index, count in SIZES.items()
+    ]
 
 
-def put(file: StateFile, index: int, value: float) -> None:
+def put(file, index, value):
     """Write a tensor that is the same number everywhere."""
     held, tensor = blank(file.storages[index])
     tensor.fill_(value)
     file.write(index, bytes_of(held))
 
 
-def got(file: StateFile, index: int) -> Any:
+def got(file, index):
     """Read a tensor."""
     held, tensor = blank(file.storages[index])
     file.read(index, bytes_of(held))
     return tensor
 
 
-def mapped(file: StateFile, index: int) -> Any:
+def mapped(file, index):
     """Return a tensor that lies in the file."""
     memory = Memory(file.storages[index].bytes)
     file.map(index, memory)
     return torch.empty(0).set_(memory.storage, 0, (SIZES[index],), (1,))
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[StateFile]:
+def written(folder, **options):
     """Return a file whose first generation has 1 everywhere."""
-    found = StateFile(tmp_path / "scratch", tensors(), name="net")
+    found = StateFile(folder, tensors(), **options)
     for index in SIZES:
         put(found, index, 1.0)
     found.commit()
+    return found
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Return the same, closed in the end."""
+    found = written(tmp_path / "scratch", name="net")
     yield found
     found.close()
 
 
-def values(file: StateFile) -> dict[int, float]:
+def values(file):
     """Return the number that each tensor has everywhere."""
     found = {}
     for index in SIZES:
@@ -90,100 +106,107 @@ def values(file: StateFile) -> dict[int, float]:
     return found
 
 
-def test_what_is_committed_is_there_and_nothing_else(file: StateFile) -> None:
-    """Until the commit the old values are read; after a rollback they stay; unwritten ones stay."""
-    put(file, 5, 2.0)
-    put(file, 9, 2.0)
-    assert values(file) == {2: 1.0, 5: 1.0, 9: 1.0}
-    file.commit(steps=1)
-    assert values(file) == {2: 1.0, 5: 2.0, 9: 2.0}
-    put(file, 2, 3.0)
-    put(file, 9, 3.0)
-    file.rollback()
-    file.commit(steps=1)
-    assert values(file) == {2: 1.0, 5: 2.0, 9: 2.0}
-    assert file.record.steps == 2
+class Table:
+    """A file, and what its tensors must be; each method draws what happens."""
+
+    def __init__(self, folder, draw):
+        self.file, self.draw, self.steps = StateFile(folder, tensors()), draw, 0
+        self.mapped, self.addresses = {}, {}
+        for index in (5, 9):
+            put(self.file, index, 1.0)
+        self.file.commit()
+        self.values = {index: torch.full((n,), float(index != 2)) for index, n in SIZES.items()}
+
+    def agrees(self):
+        """Return whether the file has what is in the table, and tensors that are mapped too."""
+        return all(
+            torch.equal(tensor, value)
+            for index, value in self.values.items()
+            for tensor in (got(self.file, index), self.mapped.get(index, value))
+        )
+
+    def absent(self, _):
+        """Take a tensor away."""
+        index = self.draw.choice([i for i in SIZES if i not in self.mapped] or [None])
+        if index is not None:
+            self.file.commit(absent=[index])
+            self.values[index] = torch.zeros(SIZES[index])
+
+    def map(self, _):
+        """Let a tensor lie in the file."""
+        for index in [i for i in SIZES if self.file.is_there(i) and i not in self.mapped][:1]:
+            self.mapped[index] = tensor = mapped(self.file, index)
+            self.addresses[index] = tensor.data_ptr()
+
+    def change(self, number):
+        """Change elements through a mapping: they are read at once, and taken over."""
+        for index in self.draw.sample(sorted(self.mapped), min(1, len(self.mapped))):
+            begin, before = self.draw.randrange(SIZES[index]), self.file.written_bytes
+            for tensor in (self.mapped[index], self.values[index]):
+                tensor[begin : begin + 700] = number
+            assert self.agrees()
+            self.file.take_over()
+            assert self.file.is_changed
+            assert self.file.written_bytes - before == 4 * SIZES[index]
+            self.file.commit()
+            self.file.take_over()
+            assert not self.file.is_changed
+
+    def failed(self, number):
+        """Write some tensors, and leave it at that; return which."""
+        written = self.draw.sample(sorted(SIZES), self.draw.randint(1, 3))
+        for index in written:
+            put(self.file, index, float(number))
+        assert self.agrees()
+        self.file.rollback()
+        return written
+
+    def step(self, number):
+        """Write some tensors, and commit."""
+        for index in self.failed(number):
+            put(self.file, index, float(number))
+            self.values[index] = torch.full((SIZES[index],), float(number))
+        self.file.commit(steps=1)
+        self.steps += 1
 
 
-def test_one_generation_is_written_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", rotating(range(36), range(4)))
+def test_any_order_of_writes_and_commits_is_that_of_a_table(seed, tmp_path, monkeypatch):
+    """Until a commit the old values are read, after a rollback they stay; absent ones are zero.
+
+    Tensors that are mapped follow at one address; what is changed through them is read at once, and
+    outlives a step that fails. So it is where the system does not tell which pages were written.
+    """
+    if seed % 2:
+        monkeypatch.setattr(page_module.Pagemap, "entries", lambda *_: None)
+    table = Table(tmp_path, Random(seed))  # noqa: S311 - no secret
+    for number in range(2, 14):
+        kind = table.draw.choice(("step", "step", "failed", "absent", "map", "change"))
+        getattr(table, kind)(number)
+        assert table.agrees(), kind
+    assert table.file.record.steps == table.steps
+    if seed % 3:
+        table.file.close()
+    del table.file
+    assert list(tmp_path.iterdir()) == []
+    for index, tensor in table.mapped.items():
+        view = tensor[7:]
+        assert tensor.data_ptr() == table.addresses[index]
+        assert torch.equal(tensor, table.values[index])
+        tensor.fill_(5.0)
+        assert view.unique().tolist() == [5.0]
+
+
+def test_one_generation_is_written_over(tmp_path):
     """Without a second one what was written stays, also of a step that failed."""
-    file = StateFile(tmp_path, tensors(), generations=1)
-    for index in SIZES:
-        put(file, index, 1.0)
-    file.commit()
+    file = written(tmp_path, generations=1)
     put(file, 9, 2.0)
     file.rollback()
     assert values(file) == {2: 1.0, 5: 1.0, 9: 2.0}
     file.close()
 
 
-def test_an_absent_tensor_is_zero(tmp_path: Path) -> None:
-    """Moments are zeros before the first step, and when they were taken away."""
-    file = StateFile(tmp_path, tensors())
-    put(file, 2, 1.0)
-    file.commit()
-    assert values(file) == {2: 1.0, 5: 0.0, 9: 0.0}
-    file.commit(absent=[2])
-    assert values(file) == {2: 0.0, 5: 0.0, 9: 0.0}
-    file.close()
-
-
-def test_a_mapped_tensor_is_the_current_generation_at_one_address(file: StateFile) -> None:
-    """Tensors and their views follow commits, and nothing of an uncommitted step is seen."""
-    tensor = mapped(file, 9)
-    view, address = tensor[7:], tensor.data_ptr()
-    assert tensor.unique().tolist() == [1.0]
-    put(file, 9, 2.0)
-    assert view.unique().tolist() == [1.0]
-    file.commit()
-    assert view.unique().tolist() == [2.0]
-    file.close()
-    assert view.unique().tolist() == [2.0]
-    assert tensor.data_ptr() == address
-    tensor.fill_(5.0)
-    assert view.unique().tolist() == [5.0]
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_changes_through_a_mapping_become_a_generation(
-    file: StateFile, monkeypatch: pytest.MonkeyPatch, *, told: bool
-) -> None:
-    """They are read at once, are in the file from the commit on, and look like no corruption.
-
-    So it is where the system does not tell which pages were written.
-    """
-    if not told:
-        monkeypatch.setattr(page_module.Pagemap, "entries", lambda *_: None)
-    tensor = mapped(file, 5)
-    other = mapped(file, 9)
-    assert other.sum() == other.numel()
-    tensor[3] = 7.0
-    assert got(file, 5)[:5].tolist() == [1.0, 1.0, 1.0, 7.0, 1.0]
-    before = file.written_bytes
-    file.take_over()
-    assert file.is_changed
-    assert file.written_bytes - before == 4 * SIZES[5]
-    file.commit()
-    assert tensor[:5].tolist() == got(file, 5)[:5].tolist() == [1.0, 1.0, 1.0, 7.0, 1.0]
-    file.take_over()
-    assert not file.is_changed
-    tensor.zero_()
-    file.close()
-    assert not tensor.any()
-
-
-def test_changes_through_a_mapping_outlive_a_step_that_fails(file: StateFile) -> None:
-    """What was written in the step goes, what was changed before it stays."""
-    tensor = mapped(file, 9)
-    tensor.fill_(4.0)
-    file.take_over()
-    file.commit()
-    put(file, 9, 5.0)
-    file.rollback()
-    assert tensor.unique().tolist() == got(file, 9).unique().tolist() == [4.0]
-
-
-def test_a_damaged_page_is_noticed(file: StateFile) -> None:
+def test_a_damaged_page_is_noticed(file):
     """A changed bit, and a file that was cut, in the middle of a step and before one."""
     offset = file.format.slot_offset(2, file.record.slots[2])
     with file.path.open("r+b") as opened:
@@ -198,7 +221,7 @@ def test_a_damaged_page_is_noticed(file: StateFile) -> None:
         file.check()
 
 
-def test_a_removed_file_is_told_and_its_state_comes_back(file: StateFile) -> None:
+def test_a_removed_file_is_told_and_its_state_comes_back(file):
     """The process still has it."""
     tensor = mapped(file, 9)
     file.path.unlink()
@@ -208,76 +231,158 @@ def test_a_removed_file_is_told_and_its_state_comes_back(file: StateFile) -> Non
     assert tensor.unique().tolist() == [1.0]
 
 
-def test_failing_calls_are_explained(file: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors of the system name the file, the tensor and what happened; the state stays."""
+def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path):
+    """A limit of the process on the size of files, which nothing here knows of."""
 
-    def fail(*_: Any) -> NoReturn:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGE_BYTES, LARGE_BYTES))
+        with pytest.raises(InputError, match="no room"):
+            StateFile(tmp_path, tensors())
+        return len(list(tmp_path.iterdir()))
 
+    assert in_a_fork(limited) == 0
+
+
+@pytest.mark.parametrize(("kind", "index"), [("page_file", 3), ("file", 2)])
+def test_failing_calls_are_explained(kind, index, request, monkeypatch):
+    """Errors of the system name the tensor and what happened."""
+    file = request.getfixturevalue(kind)
+    held, _ = blank(file.storages[index])
+    with monkeypatch.context() as patch:
+        for call in ("pwrite", "pwritev", "preadv"):
+            patch.setattr(os, call, system_fault(errno.EIO))
+        with pytest.raises(PageError, match=rf"'t{index}' .*written: Input/output error"):
+            file.write(index, bytes_of(held))
+        with pytest.raises(PageError, match=rf"'t{index}' .*read: Input/output error"):
+            file.read(index, bytes_of(held))
+
+
+def test_a_commit_that_fails_leaves_the_state(file, monkeypatch):
+    """The record is told of; after a rollback the state is that of before."""
     put(file, 9, 2.0)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", fail)
+        patch.setattr(os, "fdatasync", system_fault(errno.EIO))
         with pytest.raises(PageError, match="record could not be written: Input/output error"):
             file.commit()
-        patch.setattr(os, "pwritev", fail)
-        with pytest.raises(PageError, match=r"'t2' .*written: Input"):
+        patch.setattr(os, "pwritev", system_fault(errno.EIO))
+        with pytest.raises(PageError):
             put(file, 2, 2.0)
-        patch.setattr(os, "preadv", fail)
-        with pytest.raises(PageError, match=r"'t2' .*read: Input"):
-            got(file, 2)
     file.rollback()
     assert values(file) == {2: 1.0, 5: 1.0, 9: 1.0}
 
 
-def test_a_full_disk_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda f: PageFile(f, [matrix(0, 10)]), "page"),
+        (lambda f: StateFile(f, tensors()), "state"),
+    ],
+)
+def test_a_full_disk_is_told_at_once(make, kind, tmp_path, monkeypatch):
     """Room is taken when the file is made; without it there is an error and no file."""
-
-    def full(*_: Any) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(InputError, match=r"no room for a state file of .*No space left"):
-        StateFile(tmp_path, tensors())
+    monkeypatch.setattr(os, "posix_fallocate", system_fault(errno.ENOSPC))
+    with pytest.raises(InputError, match=rf"no room for a {kind} file of .*No space left"):
+        make(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_may_not_grow_is_told_by_the_system(tmp_path: Path) -> None:
-    """A limit of the process on the size of files, which nothing here knows of."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (LARGE_BYTES, LARGE_BYTES))
-            with pytest.raises(InputError, match="no room"):
-                StateFile(tmp_path, tensors())
-            code = len(list(tmp_path.iterdir()))
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+@pytest.fixture
+def page_file(tmp_path):
+    """Return a file for a small and a large page."""
+    return PageFile(tmp_path / "scratch", [matrix(3, 7), matrix(8, 1000)])
 
 
-def test_what_has_no_whole_state_is_removed(tmp_path: Path) -> None:
-    """A process that was killed before the first commit leaves a file that is of no use."""
-    used = StateFile(tmp_path, tensors())
-    left = tmp_path / f"{PREFIX}left{UNFINISHED}"
-    whole = tmp_path / f"{PREFIX}whole"
-    for path in (left, whole):
-        path.write_bytes(b"state")
-    for path in (left, whole, used.path):
+def page_out(file, index):
+    """Write a page of random numbers; return it."""
+    held, tensor = blank(file.storages[index])
+    tensor.normal_()
+    file.write(index, bytes_of(held))
+    return tensor
+
+
+def test_pages_come_back(page_file, tmp_path):
+    """Values, shape and strides survive; bytes are counted, and the file is as large as it was.
+
+    Outputs that share memory share it after a page-in.
+    """
+    size = page_file.path.stat().st_size
+    written = {index: page_out(page_file, index) for index in (8, 3)}
+    for index, tensor in written.items():
+        held, again = blank(page_file.storages[index])
+        page_file.read(index, bytes_of(held))
+        assert torch.equal(tensor, again)
+        assert tensor.stride() == again.stride() == (1, 5)
+    assert page_file.written_bytes == page_file.read_bytes == 20 * 1007
+    assert page_file.path.stat().st_size == size == page_file.bytes == ALIGNMENT_BYTES + 20000
+    page_file.check()
+    first = matrix(0, 4)
+    both = (*first.layouts, TensorLayout(
+        position=1, dtype=torch.float32, shape=(5,), stride=(1,), offset=15
+    ))  # fmt: skip
+    shared = TensorStorage(index=0, name="t", operation=0, bytes=80, layouts=both)
+    _, (whole, row) = blank(PageFile(tmp_path, [shared]).storages[0])
+    whole.fill_(1.0)
+    assert row.tolist() == [1.0] * 5
+
+
+def test_a_changed_page_is_noticed(page_file):
+    """One flipped bit anywhere, or two blocks, or words of a tail, in each other's place."""
+    one, other = bytes(range(24)), bytes([*range(8, 16), *range(8), *range(16, 24)])
+    assert checksum(memoryview(one)) != checksum(memoryview(other))
+    page_out(page_file, 8)
+    good = page_file.path.read_bytes()
+    held, _ = blank(page_file.storages[8])
+    begin = page_file.offsets[8]
+    for place in (0, 4095, 4096, 16383, 16384, 19999):
+        bad = bytearray(good)
+        bad[begin + place] ^= 0x80
+        page_file.path.write_bytes(bad)
+        with pytest.raises(PageError, match="'t8' is not what was written"):
+            page_file.read(8, bytes_of(held))
+    blocks = good[begin + 4096 : begin + 8192] + good[begin : begin + 4096]
+    page_file.path.write_bytes(good[:begin] + blocks + good[begin + 8192 :])
+    with pytest.raises(PageError, match="not what was written"):
+        page_file.read(8, bytes_of(held))
+    page_file.path.write_bytes(good)
+    page_file.read(8, bytes_of(held))
+
+
+@pytest.mark.parametrize("kind", ["page", "state"])
+def test_what_killed_processes_left_goes(kind, tmp_path):
+    """Files that are not in use, and not just being made, are removed by the next one.
+
+    A state file stays, unless it was killed before its first commit.
+    """
+
+    def make():
+        is_page = kind == "page"
+        return PageFile(tmp_path, [matrix(0, 10)]) if is_page else StateFile(tmp_path, tensors())
+
+    used = make()
+    head = ".poetmodel-pages-" if kind == "page" else PREFIX
+    left = tmp_path / f"{head}left{UNFINISHED if kind == 'state' else ''}"
+    stays = tmp_path / f"{head}young"
+    for path in (left, stays):
+        path.write_bytes(b"pages")
+    for path in (left, used.path, *([stays] if kind == "state" else [])):
         os.utime(path, (0, 0))
-    other = StateFile(tmp_path, tensors())
-    assert set(tmp_path.iterdir()) == {used.path, whole, other.path}
+    other = make()
+    assert set(tmp_path.iterdir()) == {used.path, stays, other.path}
+    used.check()
 
 
-def test_the_file_goes_with_its_object(tmp_path: Path) -> None:
-    """Tensors that were mapped keep their values."""
-    file = StateFile(tmp_path, tensors())
-    for index in SIZES:
-        put(file, index, 3.0)
-    file.commit()
-    tensor = mapped(file, 9)
+def test_page_files_go_with_their_object(tmp_path):
+    """No file and no descriptor is left when the object is gone or closed."""
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    file = PageFile(tmp_path, [matrix(0, 10)])
     assert len(list(tmp_path.iterdir())) == 1
-    del file
+    file.close()
+    file.close()
+    another = PageFile(tmp_path, [matrix(0, 10)])
+    assert another.path.exists()
+    del another
+    gc.collect()
     assert list(tmp_path.iterdir()) == []
-    assert tensor.unique().tolist() == [3.0]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,36 +1,40 @@
-"""Tracing: training graphs, and what of them is scheduled."""
+"""Tracing: training graphs, their units, what of them is scheduled or joined; traced files."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from kit.networks import residual_step  # noqa: E402
-from kit.traced_models import frozen, residual, rows, traced_residual  # noqa: E402
-from poetmodel.device import Costs, Device  # noqa: E402
-from poetmodel.graph import Graph, checkpoint_all_peak_bytes  # noqa: E402
-from poetmodel.torch import compile, trace  # noqa: E402
-from poetmodel.torch.step.trace import (  # noqa: E402
+from kit.networks import residual_step
+from kit.strategies import costs_for, graphs
+from kit.traced_models import STEPS, checkpointed, frozen, residual, rows, traced_residual
+from poetmodel.device import FREE, Cost, Costs, Device, PageCost, StorageMode
+from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.heuristics.greedy import construct
+from poetmodel.plan import Instruction, Op, Plan, check_plan
+from poetmodel.planner import make_plan
+from poetmodel.problem import Problem
+from poetmodel.torch import compile, trace
+from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
+from poetmodel.torch.step.joining import EXTRA_SHARE, JOINED_SHARE, joined
+from poetmodel.torch.step.trace import (
     KEPT_SHARES,
     RANDOM_STATE_BYTES,
-    coarse_costs,
+    ScheduledGraph,
     coarsen,
-    coarsened,
     floor_bytes,
     keep_all_bytes,
+    scheduled_costs,
+    scheduled_graph,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 nn = torch.nn
-pytestmark = pytest.mark.torch
 
 
-def test_figures_of_one_layer() -> None:
+def test_figures_of_one_layer():
     """A linear layer on 3 rows of 4, and a sum weighted by the target: every figure by hand."""
     model, _, inputs = rows(nn.Linear(4, 4))
     graph = trace(
@@ -53,13 +57,27 @@ def test_figures_of_one_layer() -> None:
     assert (graph.parameters, graph.forward_macs) == (20, 48)
     # Output gradient and weight gradient; nothing of the forward pass is kept for them.
     assert checkpoint_all_peak_bytes(graph) == rows_b + weight_b
+    # Each gradient of a depthwise convolution costs what the convolution itself does.
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, groups=4), torch.nn.Flatten())
+    graph = trace(model, lambda y, _: y.sum(), (torch.randn(1, 4, 5, 5), torch.zeros(1))).graph
+    flops = {node.op: node.flops for node in graph.nodes}
+    assert flops["convolution"] == flops["convolution_backward"] == 2 * 4 * 9 * 9
 
 
-def test_resident_bytes_of_frozen_layers_and_buffers() -> None:
-    """Frozen parameters have no gradients; buffers are in memory as parameters are."""
-    graph = trace(*frozen(), measure_workspace=False).graph
+def test_resident_bytes_of_frozen_layers_and_buffers():
+    """Frozen parameters have no gradients; buffers are in memory as parameters are.
+
+    What trains the last layer alone has fewer operations and a lower peak.
+    """
+    traced, both = (
+        trace(*step, measure_workspace=False)
+        for step in (frozen(), rows(nn.Linear(4, 4), nn.Linear(4, 4)))
+    )
+    graph = traced.graph
     assert graph.resident_bytes == {"parameters": 160, "gradients": 80}
     assert graph.parameters == 20
+    assert len(graph.nodes) < len(both.graph.nodes)
+    assert keep_all_bytes(traced) < keep_all_bytes(both)
     step = residual()
     held = sum(t.numel() * t.element_size() for t in step[0].state_dict().values())
     trained = sum(p.numel() * 4 for p in step[0].parameters())
@@ -67,12 +85,7 @@ def test_resident_bytes_of_frozen_layers_and_buffers() -> None:
     assert traced.graph.resident_bytes == {"parameters": held, "gradients": trained}
 
 
-def test_held_bytes_are_those_handed_out_at_the_end() -> None:
-    """The loss and the new mean, deviation and counter of batch norm wait for the end."""
-    assert traced_residual().held_bytes == 4 + 16 + 16 + 8
-
-
-def test_meta_device_needs_no_memory() -> None:
+def test_meta_device_needs_no_memory():
     """On the meta device the same graph comes out, and nothing is computed."""
     parts = (nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
     inputs = (torch.randn(2, 4, 6, 6), torch.randn(2, 4, 4, 4))
@@ -89,18 +102,8 @@ def test_meta_device_needs_no_memory() -> None:
     assert all(node.workspace_bytes == 0 for node in meta.graph.nodes)
 
 
-def test_graph_file_and_estimates(tmp_path: Path) -> None:
-    """A traced graph is saved, read, and costed for a board."""
-    graph = trace(*residual()).graph
-    graph.save(tmp_path / "net.graph.json")
-    again = Graph.load(tmp_path / "net.graph.json")
-    assert again == graph
-    costs = Costs.estimate(again, Device.load("rpi4b"))
-    assert all(cost.time_s > 0 for cost in costs.compute.values())
-
-
-def test_the_smallest_tensors_are_kept() -> None:
-    """As many of the smallest as fit, equal sizes alike; their sum is reserved."""
+def test_the_smallest_tensors_are_kept():
+    """As many as fit, equal sizes alike: no node reads or makes them, and costs are the others'."""
     traced = traced_residual()
     sizes = [storage.bytes for storage in traced.parts.storages]
     coarse = coarsen(traced, kept_bytes=300)
@@ -112,100 +115,339 @@ def test_the_smallest_tensors_are_kept() -> None:
     assert coarse.graph.tensor_bytes == tuple(sizes[i] for i in coarse.numbers)
     # Loss and new statistics lie in kept storages; one random operation, and the step's own state.
     assert coarse.reserved_bytes == sum(kept) + 3 * RANDOM_STATE_BYTES
-
-
-def test_the_graph_keeps_its_nodes_and_what_they_read() -> None:
-    """Kept tensors are neither read nor made by any node; those made again are workspace."""
-    traced = traced_residual()
-    coarse = coarsen(traced, kept_bytes=300)
-    assert [node.name for node in coarse.graph.nodes] == [n.name for n in traced.graph.nodes]
     names = {tensor.name for tensor in coarse.graph.tensors}
     for before, node in zip(traced.graph.nodes, coarse.graph.nodes, strict=True):
+        assert node.name == before.name
         assert node.inputs == tuple(name for name in before.inputs if name in names)
         assert node.workspace_bytes + node.output_bytes == before.output_bytes
+    costs = Costs.estimate(traced.graph, Device.load("rpi4b"))
+    table = scheduled_costs(costs, coarse.graph).table(coarse.graph)
+    whole = costs.table(traced.graph)
+    assert table.compute_time_s == whole.compute_time_s
+    assert table.page_in_time_s == tuple(whole.page_in_time_s[i] for i in coarse.numbers)
+    assert scheduled_costs(Costs(compute=costs.compute), coarse.graph).pages is None
 
 
-def test_results_that_wait_are_reserved() -> None:
+def test_results_that_wait_are_reserved():
     """Where nothing is kept, copies of the loss and of new statistics are."""
     traced = traced_residual()
-    whole = coarsened(traced, budget_bytes=keep_all_bytes(traced))
+    assert traced.held_bytes == 4 + 16 + 16 + 8
+    whole = scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
     assert whole.graph is traced.graph
+    assert whole.threshold_bytes == 0
     # A loss, mean and variance of 4 channels, and a counter of 8 bytes.
     assert whole.reserved_bytes == 4 + 16 + 16 + 8 + RANDOM_STATE_BYTES
     expected = checkpoint_all_peak_bytes(traced.graph) + whole.reserved_bytes
     assert keep_all_bytes(traced) == expected
-
-
-def test_sums_of_gradients_of_one_weight_are_reserved() -> None:
-    """A weight in two places has a sum that waits for the second gradient."""
     first, second = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
-    second.weight = first.weight
+    second.weight = first.weight  # whose sum waits for the second gradient
     traced = trace(*rows(first, second), measure_workspace=False)
-    whole = coarsened(traced, budget_bytes=keep_all_bytes(traced))
+    whole = scheduled_graph(traced, budget_bytes=keep_all_bytes(traced))
     assert whole.reserved_bytes == 4 + 64
 
 
-def test_costs_of_kept_tensors_are_left_out() -> None:
-    """Costs of a coarse graph are those of the whole one."""
-    traced = traced_residual()
-    coarse = coarsen(traced, kept_bytes=300)
-    costs = Costs.estimate(traced.graph, Device.load("rpi4b"))
-    table = coarse_costs(costs, coarse.graph).table(coarse.graph)
-    whole = costs.table(traced.graph)
-    assert table.compute_time_s == whole.compute_time_s
-    assert table.page_in_time_s == tuple(whole.page_in_time_s[i] for i in coarse.numbers)
-    alone = Costs(compute=costs.compute)
-    assert coarse_costs(alone, coarse.graph).pages is None
+def test_less_is_kept_where_nothing_is_left_beside_it():
+    """Between the floors of the finest and the usual graph a finer one is taken.
 
-
-def test_less_is_kept_where_nothing_is_left_beside_it() -> None:
-    """Between the floors of the finest and the usual graph a finer one is taken."""
-    torch.manual_seed(1)
+    What is kept takes a third at most of what a budget has beyond the least; below that the least
+    of several floors is told.
+    """
     traced = trace(*residual_step())
     finest = coarsen(traced, kept_bytes=0)
     budget = floor_bytes(finest)
     usual = coarsen(traced, kept_bytes=int(KEPT_SHARES[0] * budget))
     assert floor_bytes(usual) > budget
-    found = coarsened(traced, budget_bytes=budget)
+    found = scheduled_graph(traced, budget_bytes=budget)
     assert floor_bytes(found) <= budget
     assert found.threshold_bytes < usual.threshold_bytes
     roomy = floor_bytes(usual) + 1000
-    assert coarsened(traced, budget_bytes=roomy).threshold_bytes >= usual.threshold_bytes
-
-
-def test_most_of_the_room_above_the_floor_is_left() -> None:
-    """However small a budget is, what is kept takes a third at most of what it has beyond need."""
-    torch.manual_seed(1)
-    traced = trace(*residual_step())
-    least = floor_bytes(coarsen(traced, kept_bytes=0))
+    assert scheduled_graph(traced, budget_bytes=roomy).threshold_bytes >= usual.threshold_bytes
     for room in (0, 300, 1000, 3000, 30000):
-        found = coarsened(traced, budget_bytes=least + room)
-        assert floor_bytes(found) - least <= room / 3
+        found = scheduled_graph(traced, budget_bytes=budget + room)
+        assert floor_bytes(found) - budget <= room / 3
+    told = floor_bytes(scheduled_graph(traced, budget_bytes=100))
+    assert told == min(floor_bytes(coarsen(traced, kept_bytes=kept)) for kept in (0, 1))
 
 
-def test_below_the_floor_the_least_one_is_told() -> None:
-    """Of several floors the least is the one that no budget may be below."""
-    traced = traced_residual()
-    found = coarsened(traced, budget_bytes=100)
-    assert floor_bytes(found) == min(
-        floor_bytes(coarsen(traced, kept_bytes=kept)) for kept in (0, 1)
-    )
-
-
-def test_room_for_everything_leaves_nothing_out() -> None:
-    """At the peak of keeping everything there is nothing to decide."""
-    traced = traced_residual()
-    whole = coarsened(traced, budget_bytes=keep_all_bytes(traced))
-    assert len(whole.numbers) == len(traced.parts.storages)
-    assert whole.threshold_bytes == 0
-
-
-def test_step_near_the_floor_keeps_its_budget(tmp_path: object) -> None:
+def test_step_near_the_floor_keeps_its_budget(tmp_path):
     """A step a little above the floor, below which there is no plan, is within its budget."""
-    torch.manual_seed(1)
     own = residual_step()
-    budget = floor_bytes(coarsened(trace(*own), budget_bytes=0)) + 256
+    budget = floor_bytes(scheduled_graph(trace(*own), budget_bytes=0)) + 256
     with compile(*own, ram=budget, storage=str(tmp_path), device="rpi4b", time_limit=5) as step:
         certificate = step.verify()
     assert certificate.equal
     assert certificate.heap_peak_bytes <= budget
+
+
+# -- units: what is scheduled, what it is called, and what it reads --------------------------------
+
+
+def test_storages_and_results_are_those_of_the_operations():
+    """Batch norm makes five tensors, dropout two; results are there once their unit has run.
+
+    Element type, shape, stride and offset say how an output lies in its storage. A view has neither
+    node nor tensor; whoever reads it names the tensor behind it.
+    """
+    traced = traced_residual()
+    parts = traced.parts
+    made = {
+        unit.op: [parts.storages[index].bytes for index in unit.storages]
+        for unit in parts.operations
+        if unit.op in {"_native_batch_norm_legit_functional", "native_dropout"}
+    }
+    image = 2 * 4 * 4 * 4
+    assert made == {
+        "_native_batch_norm_legit_functional": [4 * image, 16, 16, 16, 16],
+        "native_dropout": [4 * image, image],
+    }
+    last = trace(*STEPS["channels last"](), measure_workspace=False).parts
+    (layout,) = last.storages[last.operations[0].storages[0]].layouts
+    assert (layout.shape, layout.stride) == ((2, 4, 4, 4), (64, 1, 16, 4))
+    assert (layout.dtype, layout.offset, layout.position) == (torch.float32, 0, None)
+    for output in traced.parts.outputs:
+        makers = [traced.parts.storages[index].operation for index in output.reads.storages]
+        assert output.after == max(makers)
+    purposes = {output.result.kind for output in traced.parts.outputs}
+    assert purposes == {OutputKind.LOSS, OutputKind.GRADIENT, OutputKind.MUTATION}
+    sources = {argument.kind for argument in traced.joint.arguments}
+    assert sources == {
+        InputKind.PARAMETER, InputKind.BUFFER, InputKind.USER_INPUT, InputKind.TANGENT,
+    }  # fmt: skip
+    model, loss_fn, inputs = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x).t().relu().t())
+    parts = trace(model, loss_fn, inputs, measure_workspace=False).parts
+    assert [unit.op for unit in parts.operations[:2]] == ["addmm", "relu"]
+    relu = parts.operations[1]
+    assert relu.reads.storages == parts.operations[0].storages
+    assert [view.name for view in relu.reads.views] == ["t_1"]
+
+
+NAMES = [
+    *((name, Phase.FORWARD) for name in (
+        "0/convolution", "1.conv/convolution", "1.bn/add",
+        "1.bn/_native_batch_norm_legit_functional", "1/add", "1/relu", "2/native_dropout",
+        "4/addmm",
+    )),
+    *((f"loss/{name}", Phase.LOSS) for name in ("_log_softmax", "nll_loss_forward")),
+    *((name, Phase.BACKWARD) for name in (
+        "loss/nll_loss_backward", "loss/_log_softmax_backward_data", "4/mm", "4/mm#2", "4/sum",
+        "2/native_dropout_backward", "1/threshold_backward", "1.bn/native_batch_norm_backward",
+        "1.conv/convolution_backward", "1/add#2", "0/convolution_backward",
+    )),
+]  # fmt: skip
+
+
+def test_names_say_module_and_operator(monkeypatch):
+    """Every node says whose it is, the sum of a residual block's gradients too, in each run.
+
+    What happens again in a module gets a number; what a checkpoint of the user would compute twice
+    is there once.
+    """
+    graph = traced_residual().graph
+    assert [(node.name, node.phase) for node in graph.nodes] == NAMES
+    assert trace(*residual(), measure_workspace=False).graph.sha256 == graph.sha256
+    step = rows(nn.Linear(4, 4), by=lambda p, x: p[0](p[0](x)))
+    names = [node.name for node in trace(*step, measure_workspace=False).graph.nodes]
+    assert names[:2] == ["parts.0/addmm", "parts.0/addmm#2"]
+    graph = trace(*checkpointed(), measure_workspace=False).graph
+    assert [node.op for node in graph.nodes].count("native_dropout") == 1
+    monkeypatch.delattr(torch.fx.traceback, "annotate")  # names are operators then
+    nodes = trace(*residual(), measure_workspace=False).graph.nodes
+    assert [node.name for node in nodes[:3]] == ["convolution", "convolution#2", "add"]
+    backward = [phase == Phase.BACKWARD for _, phase in NAMES]
+    assert [node.phase == Phase.BACKWARD for node in nodes] == backward
+
+
+# -- nodes that are joined -------------------------------------------------------------------------
+MUCH = 10**6
+"""A budget that keeps nothing from being joined [B]."""
+
+
+def coarse_of(graph):
+    """Return a graph all of whose tensors are scheduled."""
+    return ScheduledGraph(
+        graph=graph,
+        numbers=tuple(range(len(graph.tensors))),
+        steps=tuple((Instruction(Op.COMPUTE, k),) for k in range(len(graph.nodes))),
+        threshold_bytes=0,
+        reserves=(),
+    )
+
+
+def operation(name, size_bytes, *inputs, workspace_bytes=0):
+    """Return an operation with one output of its name."""
+    made = (Tensor(name=name, bytes=size_bytes),)
+    return Node(
+        name=name, op=name.upper(), phase=Phase.FORWARD, inputs=inputs, outputs=made,
+        workspace_bytes=workspace_bytes, flops=1, bytes_moved=size_bytes,
+    )  # fmt: skip
+
+
+def chain(*others):
+    """Return x, three operations one after the other, and a reader of x and the last of them."""
+    return Graph(
+        name="chain",
+        nodes=(
+            operation("x", 8), operation("a", 6, "x", workspace_bytes=1), operation("b", 4, "a"),
+            operation("c", 4, "b", "x", workspace_bytes=3), *others, operation("y", 9, "c", "x"),
+        ),
+    )  # fmt: skip
+
+
+def costs_of(graph):
+    """Return costs of one second each, and free pages."""
+    pages = {tensor.name: PageCost(FREE, FREE) for tensor in graph.tensors}
+    return Costs(compute={node.name: Cost(1.0, 2.0) for node in graph.nodes}, pages=pages)
+
+
+def names_of(coarse):
+    """Return the names of the nodes of a coarse graph."""
+    return [node.name for node in coarse.graph.nodes]
+
+
+def test_a_chain_becomes_one_node():
+    """What it needs is counted with its input held: 8 of x, at most 11 of a and b or b and c.
+
+    It runs its operations, and each tensor inside goes when its reader has run.
+    """
+    graph = chain()
+    found, costs = joined(coarse_of(graph), costs_of(graph), results=(), budget_bytes=MUCH)
+    assert names_of(found) == ["x", "c", "y"]
+    node = found.graph.nodes[1]
+    assert (node.op, node.inputs, node.flops, node.bytes_moved) == ("A+B+C", ("x",), 3, 14)
+    # a: 6 + 1; b: 6 + 4; c: 4 + 4 + 3. Beside x and c itself 7 are left.
+    assert node.workspace_bytes == 11 - 4
+    assert (costs.compute["c"].time_s, costs.compute["c"].energy_j) == (3.0, 6.0)
+    assert set(costs.pages or ()) == {"x", "c", "y"}
+    program = found.expanded((Instruction(Op.COMPUTE, 0), Instruction(Op.COMPUTE, 1)))
+    told = [
+        (str(op), graph.nodes[i].name if op == Op.COMPUTE else graph.tensors[found.numbers[i]].name)
+        for op, i in program
+    ]
+    assert told == [
+        *(("compute", name) for name in "xab"), ("free", "a"), ("compute", "c"), ("free", "b"),
+    ]  # fmt: skip
+
+
+def changed(graph, name, **values):
+    """Return a graph with other values of one node."""
+    nodes = (replace(n, **values) if n.name == name else n for n in graph.nodes)
+    return replace(graph, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize(
+    ("graph", "results", "budget_bytes", "expected"),
+    [
+        pytest.param(chain(), (1,), MUCH, ["x", "a", "c", "y"], id="a result"),
+        pytest.param(chain(operation("z", 1, "b")), (), MUCH, list("xbczy"), id="two readers"),
+        pytest.param(
+            changed(chain(), "b", outputs=(Tensor(name="b", bytes=7),)), (), MUCH,
+            ["x", "a", "c", "y"], id="a larger one",
+        ),
+        pytest.param(
+            changed(chain(), "b", recomputable=False), (), MUCH, list("xabcy"), id="once only"
+        ),
+        # a and b need 8 + 6 + 4, with c 8 + 11.
+        pytest.param(chain(), (), int(18 / JOINED_SHARE), list("xbcy"), id="a small budget"),
+        pytest.param(chain(), (), int(17 / JOINED_SHARE), list("xabcy"), id="a smaller one"),
+        # a alone needs 14, and with b 4 more.
+        pytest.param(
+            changed(chain(), "a", workspace_bytes=0), (), int(4 / EXTRA_SHARE) - 1, list("xabcy"),
+            id="much more than its parts",
+        ),
+        pytest.param(
+            changed(chain(), "a", workspace_bytes=0), (), int(4 / EXTRA_SHARE), ["x", "c", "y"],
+            id="not too much more",
+        ),
+    ],
+)  # fmt: skip
+def test_what_may_be_kept_or_has_no_room_is_not_joined(graph, results, budget_bytes, expected):
+    """Results, tensors of several readers or smaller than what is made of them, and large nodes."""
+    found, _ = joined(coarse_of(graph), costs_of(graph), results=results, budget_bytes=budget_bytes)
+    assert names_of(found) == expected
+
+
+@given(data=st.data())
+def test_a_plan_of_joined_nodes_is_one_of_the_operations(data):
+    """Expanded, it breaks no rule of the whole graph, and its peak is no higher than stated."""
+    graph = data.draw(graphs(min_nodes=2))
+    costs = data.draw(costs_for(graph))
+    results = data.draw(st.sets(st.integers(0, len(graph.tensors)), max_size=2))
+    found, own = joined(coarse_of(graph), costs, results=results, budget_bytes=MUCH)
+    ram = floor(found.graph).bytes + data.draw(st.integers(0, 16))
+    if not ram:
+        return
+    schedule = construct(Problem(found.graph, own, ram=ram))
+    if schedule is None:
+        return
+    plan = make_plan(found.graph, own, schedule, mode=StorageMode.BLOCKING, ram_budget_bytes=ram)
+    stated = check_plan(found.graph, own, plan, ram_budget_bytes=ram)
+    program = tuple(
+        each if each.op == Op.COMPUTE else Instruction(each.op, found.numbers[each.index])
+        for each in found.expanded(plan.program)
+    )
+    check = check_plan(graph, costs, Plan(program=program, mode=plan.mode), ram_budget_bytes=ram)
+    assert not check.violations
+    assert check.peak_ram_bytes <= stated.peak_ram_bytes
+    assert check.compute_s == stated.compute_s
+
+
+class Wide(torch.nn.Module):
+    """A perceptron with an activation of several operations, some of which nobody else reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = torch.nn.Linear(16, 64), torch.nn.Linear(64, 16)
+
+    def forward(self, x):
+        """Return the rows, passed through."""
+        y = self.wide(x)
+        y = 0.5 * y * (1 + torch.tanh(y + 0.04 * y.pow(3)))
+        return x + self.narrow(torch.nn.functional.dropout(y, 0.1))
+
+
+def test_a_joined_step_computes_what_pytorch_does():
+    """Operations that are one for the solver are computed again, in the budget, bit for bit."""
+    model = torch.nn.Sequential(*(Wide() for _ in range(4)))
+    inputs = torch.randn(256, 16), torch.randn(256, 16)
+    with compile(model, torch.nn.functional.mse_loss, inputs, ram="50%", device="rpi4b") as step:
+        certificate, found = step.verify(), step.compiled
+        several = {k for k, steps in enumerate(found.scheduled.steps) if len(steps) > 1}
+        computed = [index for op, index in step.plan.program if op == Op.COMPUTE]
+    assert certificate.equal
+    assert certificate.within_budget
+    assert any(computed.count(k) > 1 for k in several)
+
+
+# -- the traced graphs under ``bench/traced`` ------------------------------------------------------
+TRACED = Path(__file__).parents[2] / "bench" / "traced"
+SIZES = {
+    "resnet18-b8": (160, 300, 56.7e6),
+    "vgg16-b8": (117, 227, 39.6e6),
+    "bert4-b8": (266, 316, 95.5e6),
+}
+"""Nodes, tensors, and the keep-all peak [B]."""
+MODELS = (
+    *("bert12", "efficientnet-b0", "gpt2", "llama", "mamba", "mixer", "mobilenetv2", "swin", "t5"),
+    *("unet2d", "vit", "whisper"),
+)
+"""Captures of models as people train them; some are there with an optimizer too."""
+WHOLE = ("gpt2", "llama", "mixer", "swin", "t5", "vit")
+CAPTURES = (*SIZES, *(f"models/{name}" for name in MODELS), *(f"whole-steps/{n}" for n in WHOLE))
+
+
+def test_every_traced_graph_is_a_problem():
+    """Each has its profile, which fits it, and 150 nodes or the sizes of its network."""
+    files = {f"{name}.{kind}" for name in CAPTURES for kind in ("graph.json", "profile.csv")}
+    found = (path for path in TRACED.rglob("*") if path.is_file())
+    assert {path.relative_to(TRACED).as_posix() for path in found} == files | {"README.md"}
+    for name in CAPTURES:
+        graph = Graph.load(TRACED / f"{name}.graph.json")
+        assert graph.name == name.rpartition("/")[2]
+        if name in SIZES:
+            nodes, tensors, whole = SIZES[name]
+            assert (len(graph.nodes), len(graph.tensors), graph.batch_size) == (nodes, tensors, 8)
+            assert checkpoint_all_peak_bytes(graph) == pytest.approx(whole, rel=0.01)
+        assert len(graph.nodes) >= 150 or name in SIZES
+        assert bool(graph.state_tensors) == name.startswith("whole-steps/")
+        costs = Costs.load(TRACED / f"{name}.profile.csv")
+        assert Problem(graph, costs, ram="50%").pass_time_s > 0

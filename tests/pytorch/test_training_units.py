@@ -1,17 +1,13 @@
-"""Graphs of whole training steps: state, updates at their places, and what waits for what."""
-
-from __future__ import annotations
+"""Graphs of whole training steps: state, updates at their places, operators in place."""
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from kit.optimizer_steps import ADAM, OPTIMIZERS, SGD, Twins, grouped  # noqa: E402
-from kit.rotation import quick  # noqa: E402
-from kit.traced_models import (  # noqa: E402
+from kit.optimizer_steps import ADAM, OPTIMIZERS, SGD, Twins, grouped
+from kit.rotation import quick
+from kit.traced_models import (
     STEPS,
     Through,
     frozen,
@@ -21,45 +17,45 @@ from kit.traced_models import (  # noqa: E402
     traced_residual,
     transposed_gradient,
 )
-from poetmodel.device import Costs, Device  # noqa: E402
-from poetmodel.graph import Graph, Phase  # noqa: E402
-from poetmodel.torch import CaptureError, measure, trace  # noqa: E402
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from poetmodel.device import Costs, Device
+from poetmodel.graph import Phase
+from poetmodel.torch import CaptureError, measure, trace
+from poetmodel.torch.capturing.replay import call
+from poetmodel.torch.graph.tensors import storage_key, storage_peak_bytes
+from poetmodel.torch.step.in_place import kernel_in_place
 
 nn = torch.nn
-pytestmark = pytest.mark.torch
+functional = torch.nn.functional
+aten = torch.ops.aten
 
 
-def whole(step: Any, name: str = "sgd", *, clip: float | None = None) -> Graph:
+def whole(step, name="sgd", *, clip=None):
     """Return the graph of a step with an optimizer."""
     return Twins(step, OPTIMIZERS[name], clip=clip).trace(measure_workspace=False).graph
 
 
 @cache
-def of_residual(name: str = "sgd", *, clip: float | None = None) -> Graph:
+def of_residual(name="sgd", *, clip=None):
     """Return the graph of a residual step with an optimizer."""
     return whole(residual(), name, clip=clip)
 
 
-def state(graph: Graph) -> dict[str, int]:
+def state(graph):
     """Return the state tensors of a graph, and their bytes."""
     return {graph.tensors[i].name: graph.tensor_bytes[i] for i in graph.state_tensors}
 
 
-def replaced(graph: Graph) -> set[str]:
+def replaced(graph):
     """Return the names of the state tensors that get new values."""
     return {graph.tensors[i].name for i in graph.replacement_of}
 
 
-def reader(graph: Graph, name: str) -> int:
-    """Return the last node that reads a tensor."""
-    return graph.users_of[graph.tensor_index[name]][-1]
+def test_state_of_each_optimizer():
+    """Parameters, moments and counts are state, with the bytes that they have.
 
-
-def test_state_of_each_optimizer() -> None:
-    """Parameters, moments and counts are state, with the bytes that they have."""
+    A weight in two places is held once, and updated once with both gradients. Without an optimizer
+    nothing is new, and the graph has version 1.
+    """
     step = rows(nn.Linear(4, 4))
     parameters = {"0.weight": 64, "0.bias": 16}
     assert state(whole(step)) == parameters
@@ -73,16 +69,34 @@ def test_state_of_each_optimizer() -> None:
     assert replaced(graph) == set(state(graph))
     assert graph.version == 2
     assert graph.resident_bytes == {}
+    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    second.weight = first.weight
+    graph = whole(rows(first, second))
+    assert state(graph) == {"0.weight": 64}
+    assert graph.parameters == 16
+    (update,) = [node for node in graph.nodes if node.op == "sgd"]
+    assert len(update.inputs) == 4  # both gradients, weight, learning rate
+    graph = traced_residual().graph
+    assert graph.version == 1
+    assert not {Phase.STATE, Phase.UPDATE, Phase.INPUT} & {node.phase for node in graph.nodes}
 
 
 @pytest.mark.parametrize(
     "name",
     quick(["residual", "encoder layer", "group norm", "depthwise", "gru"], ["residual", "gru"]),
 )
-def test_updates_follow_gradient_and_last_reader(name: str) -> None:
-    """Between what an update waits for and the update come other updates and their state only."""
-    torch.manual_seed(1)
+def test_updates_follow_gradient_and_last_reader(name):
+    """Between what an update waits for and the update come other updates and their state only.
+
+    Between state, or an input, and what reads it first, there are only others like it.
+    """
     graph = whole(STEPS[name](), "momentum")
+    for k, node in enumerate(graph.nodes):
+        if node.phase in (Phase.STATE, Phase.INPUT):
+            (made,) = graph.outputs_of[k]
+            between = graph.nodes[k + 1 : graph.users_of[made][0]]
+            assert {each.phase for each in between} <= {Phase.STATE, Phase.INPUT}
+            assert not node.recomputable
     for old, new in graph.replacement_of.items():
         u = graph.node_of[new]
         node = graph.nodes[u]
@@ -98,19 +112,26 @@ def test_updates_follow_gradient_and_last_reader(name: str) -> None:
         assert {node.phase for node in between} <= {Phase.STATE, Phase.INPUT, Phase.UPDATE}
 
 
-def test_sources_come_right_before_their_first_reader() -> None:
-    """Between state, or an input, and what reads it first, there are only others like it."""
-    graph = of_residual("adam")
-    for k, node in enumerate(graph.nodes):
-        if node.phase in (Phase.STATE, Phase.INPUT):
-            (made,) = graph.outputs_of[k]
-            between = graph.nodes[k + 1 : graph.users_of[made][0]]
-            assert {each.phase for each in between} <= {Phase.STATE, Phase.INPUT}
-            assert not node.recomputable
+def test_learning_rate_is_an_input():
+    """It is a number of 8 bytes that every update reads; each group of parameters has its own.
 
-
-def test_clipping_is_a_barrier() -> None:
-    """Every update reads the factor, and the factor reads every gradient."""
+    Batch and target are inputs too, each from its first reader on. Every update reads the factor of
+    clipping, and the factor reads every gradient.
+    """
+    nodes = whole(rows(nn.Linear(4, 4))).nodes
+    inputs = [node.name for node in nodes if node.phase == Phase.INPUT]
+    assert inputs == ["inputs[0]", "inputs[1]", "lr"]
+    graph = of_residual("adamw")
+    k = graph.node_index["lr"]
+    assert (graph.nodes[k].phase, graph.nodes[k].output_bytes) == (Phase.INPUT, 8)
+    updates = [k for k, node in enumerate(graph.nodes) if node.op == "adamw"]
+    assert list(graph.users_of[graph.tensor_index["lr"]]) == updates
+    step = residual()
+    groups = Twins(step, lambda p: SGD(grouped(p), lr=0.1, momentum=0.9))
+    graph = groups.trace(measure_workspace=False).graph
+    assert len(graph.users_of[graph.tensor_index["lr[0]"]]) == 1
+    assert "0.weight.momentum_buffer" not in state(graph)
+    assert "0.bias.momentum_buffer" in state(graph)
     graph = of_residual(clip=1.0)
     (norm,) = [k for k, node in enumerate(graph.nodes) if node.op == "clip_grad_norm"]
     updates = [k for k, node in enumerate(graph.nodes) if node.op == "sgd"]
@@ -125,23 +146,18 @@ def test_clipping_is_a_barrier() -> None:
     assert "clip_grad_norm" not in {node.op for node in of_residual().nodes}
 
 
-def test_learning_rate_is_an_input() -> None:
-    """It is a number of 8 bytes that every update reads; each group of parameters has its own."""
-    graph = of_residual("adamw")
-    k = graph.node_index["lr"]
-    assert (graph.nodes[k].phase, graph.nodes[k].output_bytes) == (Phase.INPUT, 8)
-    updates = [k for k, node in enumerate(graph.nodes) if node.op == "adamw"]
-    assert list(graph.users_of[graph.tensor_index["lr"]]) == updates
-    step = residual()
-    groups = Twins(step, lambda p: SGD(grouped(p), lr=0.1, momentum=0.9))
-    graph = groups.trace(measure_workspace=False).graph
-    assert len(graph.users_of[graph.tensor_index["lr[0]"]]) == 1
-    assert "0.weight.momentum_buffer" not in state(graph)
-    assert "0.bias.momentum_buffer" in state(graph)
+def test_what_is_not_trained_is_only_read():
+    """Frozen parameters, buffers that stay, and constants are state without a replacement.
 
-
-def test_what_is_not_trained_is_only_read() -> None:
-    """Frozen parameters, buffers that stay, and constants are state without a replacement."""
+    One node updates the statistics of a batch norm, after its backward: it may run again.
+    """
+    graph = of_residual()
+    names = {f"1.bn.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert names <= replaced(graph)
+    (update,) = {graph.node_of[graph.replacement_of[graph.tensor_index[n]]] for n in names}
+    backward = [k for k, node in enumerate(graph.nodes) if node.op == "native_batch_norm_backward"]
+    assert max(backward) < update
+    assert graph.nodes[graph.node_index["1.bn/_native_batch_norm_legit_functional"]].recomputable
     graph = whole(frozen())
     assert state(graph) == {"0.weight": 64, "0.bias": 16, "1.weight": 64, "1.bias": 16}
     assert replaced(graph) == {"1.weight", "1.bias"}
@@ -152,32 +168,11 @@ def test_what_is_not_trained_is_only_read() -> None:
     assert "1.weight" not in state(whole(STEPS["unused"]()))  # nothing reads it
 
 
-def test_running_statistics_are_updated_when_batch_norm_is_done_with() -> None:
-    """One node updates those of a module, after the backward of batch norm: it may run again."""
-    graph = of_residual()
-    names = {f"1.bn.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
-    assert names <= replaced(graph)
-    (update,) = {graph.node_of[graph.replacement_of[graph.tensor_index[n]]] for n in names}
-    backward = [k for k, node in enumerate(graph.nodes) if node.op == "native_batch_norm_backward"]
-    assert max(backward) < update
-    assert graph.nodes[graph.node_index["1.bn/_native_batch_norm_legit_functional"]].recomputable
-
-
-def test_tied_weights_are_one_state_tensor() -> None:
-    """A weight in two places is held once, and updated once with both gradients."""
-    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
-    second.weight = first.weight
-    graph = whole(rows(first, second))
-    assert state(graph) == {"0.weight": 64}
-    (update,) = [node for node in graph.nodes if node.op == "sgd"]
-    assert len(update.inputs) == 4  # both gradients, weight, learning rate
-
-
-def test_updates_need_no_memory_but_that_of_their_gradient() -> None:
+def test_updates_need_no_memory_but_that_of_their_gradient():
     """A gradient that others read too is copied, where the update would write over it."""
     assert not any(n.workspace_bytes for n in of_residual("adam").nodes if n.op == "adam")
 
-    def found(name: str, step: Any) -> list[int]:
+    def found(name, step):
         return [n.workspace_bytes for n in whole(step, name).nodes if n.op in ("sgd", "adam")]
 
     assert found("sgd", shared_gradient()) == [0, 0]
@@ -186,21 +181,7 @@ def test_updates_need_no_memory_but_that_of_their_gradient() -> None:
     assert found("sgd", transposed_gradient()) == [48]  # as eager keeps it
 
 
-def test_inputs_of_the_step_are_nodes() -> None:
-    """Batch and target count, each from its first reader on."""
-    graph = whole(rows(nn.Linear(4, 4)))
-    inputs = [node.name for node in graph.nodes if node.phase == Phase.INPUT]
-    assert inputs == ["inputs[0]", "inputs[1]", "lr"]
-
-
-def test_without_an_optimizer_nothing_is_new() -> None:
-    """The graph ends with the gradients, and has version 1."""
-    graph = traced_residual().graph
-    assert graph.version == 1
-    assert not {Phase.STATE, Phase.UPDATE, Phase.INPUT} & {node.phase for node in graph.nodes}
-
-
-def test_costs_are_measured_and_estimated(tmp_path: Path) -> None:
+def test_costs_are_measured_and_estimated(tmp_path):
     """State costs nothing to compute, updates do; pages of state have costs."""
     twins = Twins(residual(), OPTIMIZERS["adam"])
     traced = twins.trace()
@@ -220,7 +201,7 @@ def test_costs_are_measured_and_estimated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nesterov", "amsgrad"])
-def test_steps_on_the_meta_device_have_graphs(name: str) -> None:
+def test_steps_on_the_meta_device_have_graphs(name):
     """What has shapes and no numbers has the same nodes, and the same state."""
     graphs = []
     for device in ("cpu", "meta"):
@@ -238,7 +219,7 @@ class Own(SGD):
     """An optimizer of a user's own."""
 
 
-def hooked(parameters: Any) -> Any:
+def hooked(parameters):
     """Return an optimizer with a hook."""
     optimizer = SGD(parameters, lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: None)
@@ -248,7 +229,7 @@ def hooked(parameters: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (torch.optim.Adamax, "expected SGD, .* or Adagrad of torch.optim, got .*.Adamax"),
+        (torch.optim.Adadelta, "expected SGD, .* or RAdam of torch.optim, got .*.Adadelta"),
         (lambda p: Own(p, lr=0.1), "expected SGD.* got .*Own"),
         (lambda _: "sgd", "got 'sgd'"),
         (lambda p: ADAM(p, fused=True), "group 0: fused=True cannot be traced; leave it out"),
@@ -260,32 +241,27 @@ def hooked(parameters: Any) -> Any:
         (lambda p: SGD([*p, torch.zeros(1)], lr=0.1), "1 of its parameters are none of the model"),
     ],
 )  # fmt: skip
-def test_other_optimizers_are_refused(make: Any, message: str) -> None:
-    """The sentence says what is accepted, or what to change."""
+def test_other_optimizers_are_refused(make, message):
+    """The sentence says what is accepted, or what to change; so it is with norms of gradients."""
     step = rows(nn.Linear(4, 4))
     with pytest.raises(CaptureError, match=f"optimizer: .*{message}"):
         trace(*step, optimizer=make(step[0].parameters()), measure_workspace=False)
-
-
-@pytest.mark.parametrize("clip", [0, -1.0, "1", True])
-def test_norms_are_positive_numbers(clip: Any) -> None:
-    """Anything else is refused, and so is a norm without an optimizer."""
-    step = rows(nn.Linear(4, 4))
     optimizer = SGD(step[0].parameters(), lr=0.1)
-    with pytest.raises(CaptureError, match="clip_grad_norm: expected a number above 0, got"):
-        trace(*step, optimizer=optimizer, clip_grad_norm=clip)
+    for clip in (0, -1.0, "1", True):
+        with pytest.raises(CaptureError, match="clip_grad_norm: expected a number above 0, got"):
+            trace(*step, optimizer=optimizer, clip_grad_norm=clip)
     with pytest.raises(CaptureError, match="clip_grad_norm: needs an optimizer"):
         trace(*step, clip_grad_norm=1.0)
 
 
-def input_with_gradient() -> Any:
+def input_with_gradient():
     """Return a step whose input requires a gradient."""
     step = rows(nn.Linear(4, 4))
     step[2][0].requires_grad_()
     return step
 
 
-def views_of_one() -> Any:
+def views_of_one():
     """Return a step of two weights that are views of one tensor."""
     flat = torch.randn(32)
     parts = [nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)]
@@ -305,8 +281,130 @@ def views_of_one() -> Any:
                   (torch.randn(3, 4, dtype=torch.complex64), torch.randn(3, 4))), "is complex"),
     ],
 )  # fmt: skip
-def test_steps_that_updates_do_not_fit_are_refused(make: Any, message: str) -> None:
+def test_steps_that_updates_do_not_fit_are_refused(make, message):
     """What would be lost or wrong if updates are part of the step is said."""
     step = make()
     with pytest.raises(CaptureError, match=f"optimizer: .*{message}"):
         trace(*step, optimizer=SGD(step[0].parameters(), lr=0.1), measure_workspace=False)
+
+
+# -- operators in place: the same bits, in the memory of the input ---------------------------------
+ALONE = ["relu", "gelu", "silu", "sigmoid", "tanh", "exp", "neg", "softplus"]
+PAIRS = (
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor),
+    *(aten.gelu_backward.default, aten.silu_backward.default, aten.tanh_backward.default),
+    *(aten.sigmoid_backward.default, aten.hardsigmoid_backward.default),
+)
+CALLS = {
+    **{getattr(aten, name).default: ("x",) for name in ALONE},
+    **dict.fromkeys(PAIRS, ("x", "x")),
+    aten.hardtanh.default: ("x", 0.0, 1.0),
+    aten.clamp_min.default: ("x", 0.1),
+    aten.pow.Tensor_Scalar: ("x", 2),
+    aten.mul.Scalar: ("x", 0.37),
+    aten.where.self: ("mask", "x", "x"),
+    aten.threshold_backward.default: ("x", "x", 0),
+    aten.hardtanh_backward.default: ("x", "x", 0.0, 1.0),
+    aten.elu_backward.default: ("x", 1.0, 1.0, 1.0, False, "x"),
+    aten.leaky_relu_backward.default: ("x", "x", 0.1, False),
+    aten.softplus_backward.default: ("x", "x", 1.0, 20.0),
+    aten.softshrink_backward.default: ("x", "x", 0.5),
+    aten.log_sigmoid_backward.default: ("x", "x", "x"),
+    aten.mse_loss_backward.default: ("one", "x", "x", 1),
+    aten.smooth_l1_loss_backward.default: ("one", "x", "x", 1, 1.0),
+    aten.huber_loss_backward.default: ("one", "x", "x", 1, 1.0),
+    aten.native_dropout_backward.default: ("x", "mask", 1 / 0.7),
+}
+"""Operators, and what to call them with: tensors of one shape, a mask, a tensor of one element."""
+
+SHAPES = {"a row": (37,), "an image": (2, 5, 7, 3), "channels last": (2, 5, 7, 3)}
+
+
+def tensors(name, kind):
+    """Return what makes the tensors that operators are called with."""
+    layout = torch.channels_last if name == "channels last" else torch.contiguous_format
+    shape = SHAPES[name]
+    return {
+        "x": lambda: torch.randn(shape).to(kind).contiguous(memory_format=layout),
+        "mask": lambda: (torch.rand(shape) > 0.3).contiguous(memory_format=layout),
+        "one": lambda: torch.tensor(0.7, dtype=kind),
+    }
+
+
+def watched(kernel, values):
+    """Return how much memory a call makes, and its result."""
+    found = []
+    known = [value for value in values if isinstance(value, torch.Tensor)]
+    grown = storage_peak_bytes(lambda: found.append(kernel(*values)), known)
+    return grown, found[0]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize("operator", CALLS, ids=str)
+def test_the_same_bits_in_the_memory_of_the_input(operator, layout, kind):
+    """For every input that may be written over: the result lies there, and no memory is made."""
+    made = tensors(layout, kind)
+    graph = torch.fx.Graph()
+    node = graph.call_function(operator, CALLS[operator])
+    values = [made.get(each, lambda each=each: each)() for each in CALLS[operator]]
+    expected = call(node, tuple(values), {})
+    written = 0
+    for place, value in enumerate(values):
+        kernel = kernel_in_place(node, place) if CALLS[operator][place] == "x" else None
+        if kernel is None:
+            continue
+        own = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+        grown, found = watched(kernel, own)
+        assert grown <= 8  # a factor of dropout
+        assert storage_key(found) == storage_key(own[place])
+        assert torch.equal(found, expected)
+        assert found.stride() == value.stride()
+        written += 1
+    assert written
+
+
+def pairs(graph):
+    """Return all pairs of a graph, output and input."""
+    return {y: x for node in graph.nodes for y, x in node.in_place}
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        lambda p, x: p[0](x + p[1](x)),  # an input of the model
+        lambda p, x: p[0](x) + p[1](x).t().reshape(3, 4),  # behind a view, in other strides
+        lambda p, x: p[0](x)[:, :1] + p[1](x).detach(),  # of another shape
+        lambda p, x: p[0](x) + (p[1].weight[:3] * 2),
+    ],
+)
+def test_inputs_state_and_views_are_not_written_over(by):
+    """Whatever the pairs are: givers are made by operations, of the same bytes, and die there."""
+    step = rows(nn.Linear(4, 4), nn.Linear(4, 4), by=by)
+    trace = Twins(step, OPTIMIZERS["sgd"]).trace(measure_workspace=False)
+    graph = trace.graph
+    for k, node in enumerate(graph.nodes):
+        for y, x in graph.in_place_of[k]:
+            maker = graph.nodes[graph.node_of[x]]
+            assert maker.phase not in ("state", "input")
+            assert graph.tensor_bytes[x] == graph.tensor_bytes[y]
+            assert graph.users_of[x][-1] == k, node.name
+
+
+def test_what_nothing_reads_later_is_written_over():
+    """What an activation reads, backward too, but not where its backward reads it; nor the loss."""
+    layers = (nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4))
+    found = pairs(whole(rows(*layers)))
+    assert found["1/relu"] == "0/addmm"
+    assert found["1/threshold_backward"] == "2/mm"
+    assert found["loss/mse_loss_backward"] == "4/addmm"
+    assert "3/silu" not in found
+    assert "3/silu_backward" in found
+    twins = Twins(
+        (rows(nn.Linear(4, 4))[0], lambda y, t: ((y - t) ** 2).sum() * 2, rows()[2]),
+        OPTIMIZERS["sgd"],
+    )
+    graph = twins.trace(measure_workspace=False).graph
+    last = [node for node in graph.nodes if node.phase == "loss"][-1]
+    assert last.outputs[0].bytes == 4
+    assert last.outputs[0].name not in pairs(graph).values()

@@ -1,46 +1,40 @@
-"""Values that a model reads from inputs and buffers: other ones are noticed, or compiled for."""
-
-from __future__ import annotations
+"""Values that a model reads: constants, what inputs and buffers decide, and checks of numbers."""
 
 import random
-from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import poetmodel.torch as pmt  # noqa: E402
-from kit.eager_steps import differing, keep_all  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from poetmodel.torch import Step
+import poetmodel.torch as pmt
+from kit.eager_steps import differing, keep_all, outcome, unequal
+from kit.rotation import quick, rotating
+from kit.traced_models import Through, rows
+from poetmodel.torch.lowering.step import lower
 
 nn = torch.nn
-pytestmark = pytest.mark.torch
+functional = nn.functional
 
 
 class Masked(nn.Module):
     """A layer whose rows count as a mask says, and what it does about that is its own."""
 
-    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, function):
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.register_buffer("scale", torch.ones(()))
         self.function = function
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, x, mask):
         """Return a loss."""
         return self.function(self, self.layer(x), mask).square().mean()
 
 
-def whole(_: Any, y: Any, mask: Any) -> Any:
+def whole(_, y, mask):
     """Leave the mask out where it masks nothing, as transformers do."""
     return y if mask.all() else y * mask[:, None]
 
 
-def masked(function: Callable[..., torch.Tensor], **options: Any) -> tuple[Any, Step]:
+def masked(function, **options):
     """Return a model and its step, compiled for two rows of three."""
     torch.manual_seed(1)
     model = Masked(function)
@@ -48,32 +42,25 @@ def masked(function: Callable[..., torch.Tensor], **options: Any) -> tuple[Any, 
     return (model, None, inputs), keep_all(model, None, inputs, **options)
 
 
-def with_mask(own: Any, *mask: int) -> Any:
+def with_mask(own, *mask):
     """Return a step with another mask."""
     model, loss_fn, (x, _) = own
     return model, loss_fn, (x, torch.tensor(mask, dtype=torch.bool))
 
 
-def test_other_values_with_the_same_answer_run() -> None:
-    """A mask of another value, of which the model reads the same, is not compiled for again."""
-    own, step = masked(whole)
-    for mask in ((1, 0, 1), (0, 0, 1), (0, 0, 0)):
-        assert differing(step, *with_mask(own, *mask)) == []
+def test_values_with_another_answer_are_refused():
+    """The error names the line that read, what it read, and what it would read now.
 
-
-def test_values_with_another_answer_are_refused() -> None:
-    """The error names the line that read, what it read, and what it would read now."""
+    Where that is asked for, each answer is compiled for once, and both are there from then on.
+    """
     own, step = masked(whole)
     model, _, inputs = with_mask(own, 1, 1, 1)
     words = r"value that is read at .*guards.py:\d+ \(return y if .* was False and is True"
-    with pytest.raises(pmt.CaptureError, match=words):
-        step(*inputs)
+    for call in (step, step.verify):
+        with pytest.raises(pmt.CaptureError, match=words):
+            call(*inputs)
     assert model.layer.weight.grad is None
     assert differing(step, *own) == []
-
-
-def test_values_with_another_answer_are_compiled_for_if_asked() -> None:
-    """Each answer is compiled for once, and both are there from then on."""
     own, step = masked(whole, dynamic="retrace")
     first = step.compiled
     assert differing(step, *with_mask(own, 1, 1, 1)) == []
@@ -85,81 +72,22 @@ def test_values_with_another_answer_are_compiled_for_if_asked() -> None:
     assert step.compiled is second
 
 
-def test_buffers_that_are_read_are_looked_at() -> None:
-    """A buffer that is read may get another value, if what is read of it stays."""
+def test_buffers_that_are_read_are_looked_at(caplog):
+    """A buffer that is read may get another value, if what is read of it stays.
+
+    A step that will not hold for long says so when it is compiled, and which buffer it is.
+    """
     own, step = masked(lambda model, y, _: y * 2 if model.scale > 0 else y)
     model, _, inputs = own
     model.scale.fill_(3)
     assert differing(step, *own) == []
     model.scale.fill_(-1)
-    with pytest.raises(pmt.CaptureError, match=r"model.scale > 0 .* was True and is False"):
-        step(*inputs)
+    for scale in (model.scale, torch.tensor(-1.0)):
+        model.scale = scale  # what is there at the step counts
+        with pytest.raises(pmt.CaptureError, match=r"model.scale > 0 .* was True and is False"):
+            step(*inputs)
 
-
-def test_a_buffer_that_becomes_another_tensor_is_the_one_that_counts() -> None:
-    """What is there at the step is looked at, not what was there when it was compiled."""
-    own, step = masked(lambda model, y, _: y * 2 if model.scale > 0 else y)
-    model, _, inputs = own
-    model.scale = torch.tensor(-1.0)
-    with pytest.raises(pmt.CaptureError, match="was True"):
-        step(*inputs)
-
-
-def test_numbers_of_selected_rows_are_looked_at() -> None:
-    """Other rows may be selected, but as many."""
-    own, step = masked(lambda _, y, mask: y[mask])
-    assert differing(step, *with_mask(own, 0, 1, 1)) == []
-    with pytest.raises(pmt.CaptureError, match=r"number that decides a shape at .* was 2 and is 1"):
-        step(*with_mask(own, 0, 1, 0)[2])
-
-
-def test_shapes_that_follow_from_values_are_looked_at() -> None:
-    """A shape is read, too."""
-    own, step = masked(lambda _, y, mask: y * len(mask.nonzero()))
-    assert differing(step, *with_mask(own, 0, 1, 1)) == []
-    with pytest.raises(
-        pmt.CaptureError, match=r"shape of a result .* was \(\(2, 1\),\) and is \(\(1, 1\),\)"
-    ):
-        step(*with_mask(own, 0, 1, 0)[2])
-
-
-def test_values_that_cannot_be_had_are_refused() -> None:
-    """Where reading fails on other inputs, the step does not run on them."""
-    own, step = masked(lambda _, y, mask: y * mask.nonzero()[1].item())
-    with pytest.raises(pmt.CaptureError, match="cannot be had now"):
-        step(*with_mask(own, 0, 0, 1)[2])
-
-
-def test_not_a_number_is_itself() -> None:
-    """A value that is no number is the same the next time."""
-    own, step = masked(lambda _, y, mask: y * ((mask.sum() * float("nan")).item() != 0))
-    assert differing(step, *own) == []
-
-
-def test_what_is_read_twice_is_looked_at_once() -> None:
-    """Many layers that read the same of one mask cost one guard."""
-
-    def often(_: Any, y: Any, mask: Any) -> Any:
-        for _ in range(5):
-            y = y + 1 if (mask & torch.tensor([True, True, True])).all() else y * 2
-        return y
-
-    own, step = masked(often)
-    assert len(step.compiled.trace.joint.read.reads) == 1
-    assert differing(step, *own) == []
-
-
-def test_verify_looks_at_values() -> None:
-    """A certificate is of what was compiled for, never of another branch."""
-    own, step = masked(whole)
-    with pytest.raises(pmt.CaptureError, match="was False"):
-        step.verify(*with_mask(own, 1, 1, 1)[2])
-
-
-def test_buffers_that_a_step_changes_and_reads_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    """A step that will not hold for long says so when it is compiled, and which buffer it is."""
-
-    def counted(model: Any, y: Any, _: Any) -> Any:
+    def counted(model, y, _):
         model.scale.add_(1)
         return y / model.scale.item()
 
@@ -170,9 +98,36 @@ def test_buffers_that_a_step_changes_and_reads_are_named(caplog: pytest.LogCaptu
         step(*own[2])
 
 
-def test_what_is_compiled_again_and_again_is_told(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda _, y, mask: y[mask], "number that decides a shape at .* was 2 and is 1"),
+        (lambda _, y, mask: y * len(mask.nonzero()), r"a result .* was \(\(2, .* is \(\(1, 1\),\)"),
+        (lambda _, y, mask: y * mask.nonzero()[1].clamp(max=1).item(), "cannot be had now"),
+    ],
+)
+def test_shapes_that_follow_from_values_are_looked_at(function, words):
+    """Other rows may be selected, but as many; where reading fails, the step does not run.
+
+    What is read several times of one mask costs one guard.
+    """
+
+    def often(model, y, mask):
+        for _ in range(5):
+            y = y + 1 if (mask & torch.tensor([True, True, True])).all() else y * 2
+        return function(model, y, mask)
+
+    own, step = masked(often)
+    assert (
+        len(step.compiled.trace.joint.read.reads)
+        == len(masked(function)[1].compiled.trace.joint.read.reads) + 1
+    )
+    assert differing(step, *with_mask(own, 0, 1, 1)) == []
+    with pytest.raises(pmt.CaptureError, match=words):
+        step(*with_mask(own, 0, 1, 0)[2])
+
+
+def test_what_is_compiled_again_and_again_is_told(caplog, monkeypatch):
     """A value that is another one in each step is compiled for each time: the log names it."""
     monkeypatch.setattr("poetmodel.torch.compilation._MANY", 2)
     own, step = masked(lambda _, y, mask: y * mask.sum().item(), dynamic="retrace")
@@ -186,8 +141,7 @@ def test_what_is_compiled_again_and_again_is_told(
 
 
 # -- readings drawn at random ------------------------------------------------------------------
-
-STEPS: tuple[Callable[[Any], Any], ...] = (
+STEPS = (
     lambda m: m.flip(0),
     lambda m: ~m,
     lambda m: m & torch.tensor([True, False, True]),
@@ -200,7 +154,7 @@ STEPS: tuple[Callable[[Any], Any], ...] = (
     lambda m: (m[:, None] | m[None]).all(1),
 )
 """What makes a mask of three of a mask of three."""
-READINGS: tuple[Callable[[Any, Any], Any], ...] = (
+READINGS = (
     lambda y, m: y * 2 if m.all() else y,
     lambda y, m: y * m.sum().item(),
     lambda y, m: y[m] if m.any() else y * 0,
@@ -215,13 +169,14 @@ READINGS: tuple[Callable[[Any, Any], Any], ...] = (
 """What a model does with what it reads of a mask."""
 
 
-def check_random_readings(seed: int) -> None:
-    """Assert that a model that reads at random is eager's for every mask, compiled for or known."""
+@pytest.mark.parametrize("seed", rotating(range(100), range(2)))
+def test_random_readings(seed):
+    """A model that reads at random is eager's for every mask, compiled for or known."""
     draw = random.Random(seed)  # noqa: S311 - no secret
     steps = [draw.choice(STEPS) for _ in range(draw.randint(0, 3))]
     readings = [draw.choice(READINGS) for _ in range(draw.randint(1, 2))]
 
-    def function(_: Any, y: Any, mask: Any) -> Any:
+    def function(_, y, mask):
         for step in steps:
             mask = step(mask)
         return sum(reading(y, mask).square().sum() for reading in readings)
@@ -229,17 +184,302 @@ def check_random_readings(seed: int) -> None:
     own, step = masked(function, dynamic="retrace")
     kinds = [[draw.random() < 0.5 for _ in range(3)] for _ in range(3)]
     for mask in (*kinds, *kinds):
-        assert differing(step, *with_mask(own, *mask)) == [], (seed, mask)
+        assert differing(step, *with_mask(own, *mask)) == [], mask
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_random_readings(seed: int) -> None:
-    """Masks change what is read of them, or not: loss and gradients are eager's."""
-    check_random_readings(seed)
+# -- what can be read ------------------------------------------------------------------------------
+def in_place():
+    """Change a constant in place, also through views."""
+    table = torch.zeros(3, 3)
+    table[0].fill_(3)
+    table.view(-1)[4:].mul_(2).add_(1)
+    table[1, 1] = 7
+    return float(table.sum())
 
 
-@pytest.mark.seeds
-@pytest.mark.parametrize("seed", range(2, 100))
-def test_more_random_readings(seed: int) -> None:
-    """The same for more models and masks."""
-    check_random_readings(seed)
+def counted_mask():
+    """Count what a mask leaves."""
+    mask = torch.zeros(4, 4, dtype=torch.bool)
+    mask[:2, :2] = True
+    mask[torch.arange(4), torch.arange(4)] = True
+    return len(mask.nonzero())
+
+
+CONSTANTS = {
+    "a list": lambda y, _: y[:, torch.arange(3).tolist()].sum(1, keepdim=True),
+    "nested list": lambda y, _: y * sum(map(sum, torch.eye(3).tolist())),
+    "a sum": lambda y, _: y * torch.arange(4).sum().item(),
+    "constant": lambda y, _: y * 2 if torch.ones(3, 3).tril().sum() > 5 else y,
+    "rates": lambda y, _: functional.dropout(y, [v.item() for v in torch.linspace(0, 0.3, 3)][1]),
+    "element": lambda y, _: y * float(torch.tensor([1.0, 2.0, 3.0])[1]),
+    "sections": lambda y, _: torch.cat(y.split(torch.tensor([1, 3]).tolist(), 1)[::-1], 1),
+    "in place": lambda y, _: y * in_place(),
+    "mask": lambda y, _: y * counted_mask(),
+    "masked index": lambda y, _: y[:, torch.arange(4) > 1].sum(1, keepdim=True),
+    "form of another": lambda y, _: y * torch.ones_like(y).sum().item(),
+    "equal": lambda y, _: y if torch.equal(torch.arange(3), torch.arange(3)) else y * 2,
+    "grid": lambda y, _: (
+        y
+        * torch.stack(torch.meshgrid(torch.arange(2), torch.arange(3), indexing="ij")).max().item()
+    ),
+    "variances": lambda y, _: y * functional.gaussian_nll_loss(y, y * 0, torch.ones_like(y)),
+}
+
+
+def written(x):
+    """Put an input into a constant."""
+    table = torch.zeros(3)
+    row = table[0]
+    row.copy_(x[0, 0])
+    return table.sum().item()
+
+
+def trimmed(x):
+    """Take as many columns as the longest row has positive numbers."""
+    return x[:, : (x > 0).sum(1).max()]
+
+
+INPUTS = {
+    "item": lambda y, x: y * x.sum().item(),
+    "branch": lambda y, x: y if x.sum() > 0 else -y,
+    "all": lambda y, x: y * 2 if (x < 100).all() else y,
+    "literal": lambda y, x: y if torch.equal(x > 0, torch.tensor([True] * 4)) else y * 2,
+    "where": lambda y, x: y * torch.where(x > 0, torch.ones(4), torch.zeros(4)).sum().item(),
+    "list": lambda y, x: y[:, x.argmax(1).tolist()].sum(1, keepdim=True),
+    "written": lambda y, x: y * written(x),
+    "added": lambda y, x: y * torch.zeros(3, 4).add_(x).sum().item(),
+    "several outputs": lambda y, x: y * x.max(1)[0].sum().item() + x.split(2, 1)[1].sum().item(),
+    "not a number": lambda y, x: y if (x.sum() * float("nan")).item() > 0 else y * 2,
+    "a view": lambda y, x: y * x.view(-1)[::2].unflatten(0, (2, 3))[1].sum().item(),
+    "selected inputs": lambda y, x: y * x[x > 0].sum(),
+    "selected results": lambda y, x: y[x > 0].sum() + y,
+    "selected rows": lambda y, x: y[x.sum(1) > 0, 1:3].sum() + y,
+    "masked_select": lambda y, x: y.masked_select(x > 0).mean() + y,
+    "masked_select by a row": lambda y, x: y.masked_select(x[1] > 0).sum() + y,
+    "nonzero": lambda y, x: y[(x[:, 0] < 9).nonzero().squeeze(1)],
+    "where alone": lambda y, x: y[torch.where(x[:, 0] < 9)[0]],
+    "unique": lambda y, x: y * len(torch.unique(x > 0)),
+    "repeated": lambda y, x: y.repeat_interleave((x > 0).sum(1) + 1, 0).sum() + y,
+    "trimmed": lambda y, x: trimmed(x).sum() * y,
+}
+"""What reads an input, given the result of a layer and the input."""
+
+
+def transcribed(parts, x, lengths):
+    """Return the loss of a transcription: lengths decide the shape of what it keeps."""
+    logits = parts[0](x).log_softmax(-1)
+    written = torch.arange(12).view(2, 6) % 3 + 1
+    labels = written.masked_select(torch.arange(6) < lengths[:, None])
+    return functional.ctc_loss(logits, labels, torch.full((2,), 20), lengths, zero_infinity=True)
+
+
+def test_lengths_may_decide_the_shape_of_a_loss():
+    """Lengths of other texts run where the longest is as long, and are refused otherwise."""
+    model = Through(transcribed, nn.Linear(4, 4))
+    own = model, None, (torch.randn(20, 2, 4), torch.tensor([5, 3]))
+    step = keep_all(*own)
+    assert differing(step, *own) == []
+    assert differing(step, model, None, (own[2][0] * 2, torch.tensor([3, 5]))) == []
+    with pytest.raises(pmt.CaptureError, match=r"decides .* was 5 and is 4"):
+        step(own[2][0], torch.tensor([4, 4]))
+
+
+READ = (
+    "item", "branch", "written", "several outputs", "selected inputs", "nonzero", "a list",
+    "constant", "element", "in place", "mask",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", quick(CONSTANTS | INPUTS, (*READ, "not a number")))
+def test_constants_and_inputs_can_be_read(kind):
+    """The captured step computes what eager does, and knows what it has read of inputs."""
+    own = rows(nn.Linear(4, 4), by=lambda p, x: (CONSTANTS | INPUTS)[kind](p[0](x), x) + x)
+    step = keep_all(*own)
+    assert bool(step.compiled.trace.joint.read.reads) == (kind in INPUTS)
+    assert differing(step, *own) == []
+
+
+DRAWN = {
+    "item": lambda _, __: torch.rand(3).sum().item(),
+    "in place": lambda _, __: torch.zeros(3).uniform_().sum().item(),
+    "list": lambda _, __: torch.randperm(3).tolist()[0],
+    "bernoulli": lambda _, __: torch.full((3,), 0.5).bernoulli().sum().item(),
+    "branch": lambda _, x: 1 if torch.rand(()) > x[0, 0] else 2,
+    "nonzero": lambda _, __: len(torch.rand(5).round().nonzero()),
+    "selected inputs": lambda _, x: x[torch.rand(3) > 2].sum(),
+    "integer": lambda _, __: int(torch.empty(1).uniform_(0, 3).item()),
+    "like": lambda _, x: torch.rand_like(x).sum().item(),
+    # Parameters are other ones in the next step, and so is what follows from them.
+    "a parameter": lambda p, _: p.weight.sum().item(),
+    "with an input": lambda p, x: (p.weight.sum() * x.sum()).item(),
+    "a shape": lambda p, x: len(p(x)[p(x) > 0]),
+}
+OF_PARAMETERS = ("a parameter", "with an input", "a shape")
+
+
+@pytest.mark.parametrize("kind", quick(DRAWN, ("item", "branch", "nonzero", *OF_PARAMETERS)))
+def test_random_numbers_and_parameters_cannot_be_read(kind):
+    """They are other ones in the next step: that is what is said."""
+    own = rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * DRAWN[kind](p[0], x))
+    words = r"a random number is read at .*test_value_guards"
+    if kind in OF_PARAMETERS:
+        words = "depends on parameters|depends on values"
+    with pytest.raises(pmt.CaptureError, match=words):
+        keep_all(*own)
+
+
+def test_captures_hold_no_values():
+    """The tensors of a captured graph do not keep those that were read alive."""
+    joint = pmt.capture(*rows(nn.Linear(4, 4), by=lambda p, x: p[0](x) * (x * 2).sum().item()))
+    nodes = joint.graph_module.graph.nodes
+    held = [
+        vars(node.meta["val"]) for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)
+    ]
+    assert held
+    assert not any("poetmodel" in key for found in held for key in found)
+
+
+# -- checks that numbers are finite ----------------------------------------------------------------
+def clamped(y):
+    """Clamp what overflows, as detectors of transformers do."""
+    if not torch.isfinite(y).all():
+        y = torch.clamp(y, min=-1e3, max=1e3)
+    return y
+
+
+def refused(y):
+    """Raise where there is something that is no number."""
+    if torch.isnan(y).any() or y.isinf().any():
+        raise ValueError
+    return y
+
+
+def asserted(y):
+    """Assert it."""
+    assert not (torch.isnan(y) | torch.isinf(y)).any().item()
+    return y
+
+
+KINDS = {
+    "all finite": clamped,
+    "any": refused,
+    "joined": asserted,
+    "each": lambda y: y if torch.isfinite(y.sum()) else y * 0,
+    "negated": lambda y: y * 0 if (~torch.isfinite(y)).any() else y,
+}
+
+
+def compiled(kind, **options):
+    """Return a step that asks, and its parts."""
+    torch.manual_seed(1)
+    layers = (nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+
+    def forward(parts, x):
+        return parts[2](parts[1](KINDS[kind](parts[0](x))))
+
+    own = rows(*layers, by=forward)
+    return own, keep_all(*own, **options)
+
+
+@pytest.mark.parametrize("kind", quick(KINDS, ("all finite", "any", "joined")))
+def test_steps_on_finite_numbers_are_those_of_eager(kind):
+    """What the model asks changes nothing; the line that asks is known."""
+    own, step = compiled(kind)
+    assert len(step.compiled.trace.joint.checked) >= 1
+    assert all("test_value_guards.py" in place for place in step.compiled.trace.joint.checked)
+    assert differing(step, *own) == []
+    assert step.verify().equal
+
+
+def test_checks_that_cannot_wait_are_refused():
+    """Updates and a program in C do not wait for an answer; what is asked beside is not granted.
+
+    What an input alone decides is known before the step.
+    """
+    own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)))
+    optimizer = torch.optim.SGD(own[0].parameters(), lr=0.1)
+    with pytest.raises(pmt.CaptureError, match="updates do not wait for the answer"):
+        keep_all(*own, optimizer=optimizer)
+    with pytest.raises(pmt.CaptureError, match="which cannot be exported"):
+        lower(*own)
+    own = rows(nn.Linear(4, 4), by=lambda p, x: clamped(p[0](x)) * (2 if p[0](x).max() > 0 else 1))
+    with pytest.raises(pmt.CaptureError, match="reads a tensor's value"):
+        keep_all(*own)
+    joint = pmt.capture(*rows(nn.Linear(4, 4), by=lambda p, x: p[0](clamped(x))))
+    assert not joint.checked
+    assert joint.read.reads
+
+
+def likely(parts, x):
+    """Return what is likely under a normal distribution, whose arguments are checked."""
+    y = parts[0](x)
+    # Asked for, since torch.compile turns the default off in its whole process.
+    normal = torch.distributions.Normal(y, y.exp(), validate_args=True)
+    return y * normal.log_prob(torch.zeros(4))
+
+
+def inverted(parts, x):
+    """Divide by matrices that rows of the input make."""
+    return torch.linalg.solve(torch.diag_embed(x * parts[0].weight.sum()), parts[0](x))
+
+
+def asserts(*words):
+    """Return a pass with an assertion that nothing reads: a graph would lose it."""
+
+    def forward(parts, x):
+        y = parts[0](x)
+        torch._assert_async((y.abs() < 100).all(), *words)
+        return y
+
+    return forward
+
+
+CHECKED = {
+    "nan": (None, float("nan"), r"finite .*isfinite\(y\)\.all\(\):\).*nothing has"),
+    "infinity": (None, float("inf"), r"finite .*isfinite\(y\)\.all\(\):\).*nothing has"),
+    "distribution": (likely, float("nan"), r"test_value_guards\.py.*nothing has changed"),
+    "matrix": (inverted, 0.0, r"test_value_guards\.py.*nothing has changed"),
+    "assertion": (asserts(), 1e6, r"in range.* at .*_assert_async"),
+    "assertion with words": (asserts("too large"), 1e6, r"in range.* at .*_assert_async"),
+}
+
+
+@pytest.mark.parametrize("case", CHECKED)
+def test_steps_on_other_numbers_are_undone(case):
+    """What a model or a library checks is looked at after the step, which raises as eager does.
+
+    Gradients that are there, buffers and the random generator are as before.
+    """
+    forward, number, words = CHECKED[case]
+    own, step = compiled("all finite")
+    if forward is not None:
+        own = rows(nn.Linear(4, 4), by=forward)
+        step = keep_all(*own)
+        assert differing(step, *own) == []
+    model, loss_fn, (x, y) = own
+    before = outcome(model, step(x, y))
+    spoilt = x.clone()
+    spoilt[0, 0] = number
+    if forward is not None:
+        with pytest.raises((ValueError, RuntimeError)):
+            loss_fn(model(spoilt), y)
+    with pytest.raises(pmt.CaptureError, match=words):
+        step(spoilt, y)
+    assert unequal(before, outcome(model, before["loss"])) == []
+    step(x, y)
+
+
+def test_what_inputs_decide_is_read_before_a_step():
+    """So PyTorch checks the numbers of classes; an optimizer's updates may be part of the step."""
+
+    def forward(parts, x, classes):
+        return parts[0](x) * nn.functional.one_hot(classes, 4)
+
+    model = Through(forward, nn.Linear(4, 4))
+    x, y, classes = torch.randn(3, 4), torch.randn(3, 4), torch.tensor([0, 1, 3])
+    optimizer = torch.optim.SGD(model.parameters())
+    step = keep_all(model, nn.functional.mse_loss, (x, classes, y), optimizer=optimizer)
+    assert step.verify(x, classes.flip(0), y).equal
+    with pytest.raises(pmt.CaptureError, match=r"number that is checked .* was True and is False"):
+        step(x, classes + 1, y)
+    lower(model, nn.functional.mse_loss, (x, classes, y))  # C makes a row of zeros

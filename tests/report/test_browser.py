@@ -1,36 +1,21 @@
 """The page of a report in a real browser: Chromium without a screen."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
-from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, opened
-from kit.report_steps import step_values
+from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, opened, sweep_cells
 from kit.report_subjects import subject
-from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model
 from poetmodel.problem import Problem
 from poetmodel.report.page import report_facts, write_report
 from poetmodel.report.presenter import look_up
-from poetmodel.report.step_file import step_subject
 from poetmodel.schedule.machine import Content
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser
-
-    from poetmodel.report.subject import Subject
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def subjects() -> list[Subject]:
+def subjects():
     """Return two schedules of a network, one that recomputes and one that only pages."""
     graph = load_model("mlp")
     costs = Costs.estimate(graph, Device.load("mkr1000"))
@@ -44,24 +29,16 @@ def subjects() -> list[Subject]:
 
 
 @pytest.fixture(scope="module")
-def file(subjects: list[Subject], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(subjects, tmp_path_factory):
     """Return the page of both, with a sweep of two cells."""
-    cells = [
-        {
-            **{"model": "mlp", "device": "mkr1000", "deadline": None, "ram": ram, "key": ram},
-            **{"method": "optimal", "backend": "highs", "status": "optimal", "makespan_s": 1.0},
-            **{"energy_j": 11.0, "baseline_energy_j": 10.0, "overhead_j": overhead_j},
-            "peak_ram_bytes": peak,
-        }
-        for ram, overhead_j, peak in (("70%", 1.0, 4000), ("90%", 0.5, 5000))
-    ]
+    cells = sweep_cells("mkr1000", ("70%", 1.0, 4000), ("90%", 0.5, 5000))
     out = tmp_path_factory.mktemp("report") / "r.html"
     write_report(out, subjects, cells=cells, front=[{**cells[0], "proven": True}])
     return out
 
 
 @pytest.fixture(scope="module")
-def report(browser: Browser, file: Path) -> Iterator[Report]:
+def report(browser, file):
     """Open the page at the width of a desk; tests leave it as they find it."""
     found = opened(browser, file, DESKTOP)
     yield found
@@ -69,49 +46,7 @@ def report(browser: Browser, file: Path) -> Iterator[Report]:
     found.page.context.close()
 
 
-@pytest.mark.parametrize("how", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_page_is_quiet_and_fits(browser: Browser, file: Path, how: dict[str, Any]) -> None:
-    """No message on the console, no request but the file, nothing wider than the screen."""
-    report = opened(browser, file, how)
-    for chart in ("time-A", "time-B", "map-A", "map-B", "front-1"):
-        report.draw(chart)
-    assert report.messages == []
-    assert report.requests == [file.as_uri()]
-    width = report.page.evaluate("() => document.documentElement.scrollWidth")
-    assert width <= how["viewport"]["width"]
-    assert (
-        report.page.evaluate("() => document.documentElement.dataset.theme") == how["color_scheme"]
-    )
-    answers = report.page.locator(".answers").first.bounding_box()
-    assert answers is not None
-    assert answers["y"] + answers["height"] <= how["viewport"]["height"]
-    report.page.context.close()
-
-
-@pytest.mark.parametrize("how", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_page_of_a_step_is_quiet_and_fits(
-    browser: Browser, how: dict[str, Any], tmp_path: Path
-) -> None:
-    """What is known of a compiled PyTorch step comes first, and no wider than the screen."""
-    out = tmp_path / "step.html"
-    write_report(out, [step_subject(step_values(skip_problem()), source="step.json")])
-    report = opened(browser, out, how)
-    for chart in ("time-A", "map-A"):
-        report.draw(chart)
-    assert report.messages == []
-    assert report.requests == [out.as_uri()]
-    width = report.page.evaluate("() => document.documentElement.scrollWidth")
-    assert width <= how["viewport"]["width"]
-    report.page.locator("nav").get_by_role("link", name="PyTorch step").click()
-    answers = report.page.locator("#step .answers").bounding_box()
-    assert answers is not None
-    assert answers["y"] + answers["height"] <= how["viewport"]["height"]
-    table = report.page.get_by_role("region", name="Measured, planned, and eager PyTorch")
-    assert table.evaluate("(region) => region.scrollWidth <= region.clientWidth")
-    report.page.context.close()
-
-
-def test_numbers_are_those_of_the_json(report: Report, subjects: list[Subject]) -> None:
+def test_numbers_are_those_of_the_json(report, subjects):
     """What the browser shows carries the values of the facts."""
     script = """() => [...document.querySelectorAll('[data-key]')].map(
         (cell) => [cell.dataset.schedule, cell.dataset.key, JSON.parse(cell.dataset.value)])"""
@@ -122,7 +57,7 @@ def test_numbers_are_those_of_the_json(report: Report, subjects: list[Subject]) 
         assert look_up(facts["AB".index(label)], key) == value
 
 
-def test_hover_names_node_stage_bytes_and_action(report: Report, subjects: list[Subject]) -> None:
+def test_hover_names_node_stage_bytes_and_action(report, subjects):
     """Pointing at a cell of the map shows what happens there."""
     graph = subjects[0].graph
     k = 3
@@ -143,7 +78,7 @@ def test_hover_names_node_stage_bytes_and_action(report: Report, subjects: list[
         assert words in report.readout("map-A")
 
 
-def test_map_answers_to_keys(report: Report, subjects: list[Subject]) -> None:
+def test_map_answers_to_keys(report, subjects):
     """Arrows go from cell to cell and read it out; plus zooms in, 0 goes back."""
     graph = subjects[0].graph
     report.draw("map-A")
@@ -162,7 +97,7 @@ def test_map_answers_to_keys(report: Report, subjects: list[Subject]) -> None:
     assert report.page.evaluate(span) == pytest.approx(whole)
 
 
-def test_map_and_selection(report: Report, subjects: list[Subject]) -> None:
+def test_map_and_selection(report, subjects):
     """A selected tensor's column is lit; Enter selects what the node under the cursor makes."""
     report.draw("map-A")
     page = report.page
@@ -180,7 +115,7 @@ def test_map_and_selection(report: Report, subjects: list[Subject]) -> None:
     assert page.evaluate(columns) == []
 
 
-def test_timeline_answers_to_keys(report: Report, subjects: list[Subject]) -> None:
+def test_timeline_answers_to_keys(report, subjects):
     """The first instruction is the first computation."""
     report.draw("time-B")
     report.page.locator("#time-B").focus()
@@ -188,7 +123,6 @@ def test_timeline_answers_to_keys(report: Report, subjects: list[Subject]) -> No
     first = subjects[1].graph.nodes[0].name
     assert f"instruction 0: compute {first}" in report.readout("time-B")
     report.page.keyboard.press("End")
-    assert subjects[1].plan is not None
     end = len(subjects[1].plan.program) - 1
     assert f"instruction {end}: free" in report.readout("time-B")
     report.draw("front-1")
@@ -197,10 +131,9 @@ def test_timeline_answers_to_keys(report: Report, subjects: list[Subject]) -> No
     assert "optimal, highs at 70%" in report.readout("front-1")
 
 
-def test_addresses_are_named(report: Report, subjects: list[Subject]) -> None:
+def test_addresses_are_named(report, subjects):
     """Keys go from copy to copy; each box has its words, which hovering shows."""
     places = subjects[0].places
-    assert places is not None
     report.draw("addresses-A")
     report.page.locator("#addresses-A").focus()
     report.page.keyboard.press("ArrowRight")
@@ -213,10 +146,9 @@ def test_addresses_are_named(report: Report, subjects: list[Subject]) -> None:
     assert report.page.evaluate(shown) == sum(one.bytes > 0 for one in places.rectangles)
 
 
-def test_copies_of_a_selected_tensor_are_outlined(report: Report, subjects: list[Subject]) -> None:
+def test_copies_of_a_selected_tensor_are_outlined(report, subjects):
     """In the map of addresses, each from its begin to its end."""
     places = subjects[0].places
-    assert places is not None
     report.draw("addresses-A")
     chosen = next(one.index for one in places.rectangles if one.content == Content.OUTPUT)
     outlined = "() => (document.getElementById('addresses-A').layout.shapes || []).length"
@@ -231,9 +163,8 @@ def test_copies_of_a_selected_tensor_are_outlined(report: Report, subjects: list
     report.page.wait_for_function(f"() => ({outlined})() === {before}")
 
 
-def test_stalls_are_seen(report: Report, subjects: list[Subject]) -> None:
+def test_stalls_are_seen(report, subjects):
     """The hatched bars of a stall are filled in the colour of the legend."""
-    assert subjects[1].check is not None
     assert (subjects[1].check.stall_s or 0.0) > 0
     report.draw("time-B")
     fills = """() => [...document.querySelectorAll('#time-B pattern rect')].map(
@@ -241,7 +172,7 @@ def test_stalls_are_seen(report: Report, subjects: list[Subject]) -> None:
     assert "rgb(213, 94, 0)" in report.page.evaluate(fills)
 
 
-def test_decisions_filter_and_sort(report: Report, subjects: list[Subject]) -> None:
+def test_decisions_filter_and_sort(report, subjects):
     """Words and a choice narrow the table; a head sorts it, and once more the other way."""
     page, tensors = report.page, subjects[0].graph.tensors
     total = 2 * len(tensors)
@@ -269,7 +200,7 @@ def test_decisions_filter_and_sort(report: Report, subjects: list[Subject]) -> N
     assert page.evaluate(sizes) == sorted(found)
 
 
-def test_colours_can_be_changed(report: Report) -> None:
+def test_colours_can_be_changed(report):
     """The button turns the page and its charts dark, and says what it would do next."""
     report.draw("time-A")
     button = report.page.locator("#theme")
@@ -283,7 +214,7 @@ def test_colours_can_be_changed(report: Report) -> None:
     assert report.page.evaluate(ground) == "#ffffff"
 
 
-def test_paper_gets_everything(report: Report) -> None:
+def test_paper_gets_everything(report):
     """Printing draws every chart, in light colours, and the whole table."""
     report.page.locator("#theme").click()
     report.page.pdf()
@@ -306,7 +237,7 @@ def test_paper_gets_everything(report: Report) -> None:
     report.page.locator("#theme").click()
 
 
-def test_selection_is_lit_in_table_and_network(report: Report, subjects: list[Subject]) -> None:
+def test_selection_is_lit_in_table_and_network(report, subjects):
     """A row of the table lights the block, a bar of the network lights the rows; Escape ends it."""
     page, graph = report.page, subjects[0].graph
     report.draw("network-A")
@@ -323,7 +254,7 @@ def test_selection_is_lit_in_table_and_network(report: Report, subjects: list[Su
     assert lit.count() == page.locator("#network-A .lit").count() == 0
 
 
-def test_selected_tensor_opens_its_fold(report: Report, subjects: list[Subject]) -> None:
+def test_selected_tensor_opens_its_fold(report, subjects):
     """Equal tensors are one row, closed at first; what is chosen elsewhere is shown in it."""
     page, graph = report.page, subjects[0].graph
     member = page.locator("#decision-table tr.member").first
@@ -346,9 +277,7 @@ def test_selected_tensor_opens_its_fold(report: Report, subjects: list[Subject])
 
 
 @pytest.mark.parametrize("how", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_name_of_a_decision_is_always_seen(
-    browser: Browser, file: Path, how: dict[str, Any]
-) -> None:
+def test_name_of_a_decision_is_always_seen(browser, file, how):
     """On a desk the table needs no sideways scrolling; on a phone the names stay."""
     report = opened(browser, file, how)
     box = report.page.locator(".wide")
@@ -358,18 +287,14 @@ def test_name_of_a_decision_is_always_seen(
     box.evaluate("(box) => { box.scrollLeft = 400; }")
     name = report.page.locator("#decision-table tbody td.name").first.bounding_box()
     outer = box.bounding_box()
-    assert name is not None
-    assert outer is not None
     assert name["x"] >= outer["x"] - 1
     report.page.context.close()
 
 
-def test_selection_stays_readable(report: Report) -> None:
+def test_selection_stays_readable(report):
     """With a tensor lit in table, network and map, axe finds nothing."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     for chart in ("network-A", "map-A"):
         report.draw(chart)
     report.page.evaluate("() => page.select(2)")
-    found = axe.Axe().run(report.page).response["violations"]
-    assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+    report.assert_accessible()
     report.page.evaluate("() => page.select(null)")

@@ -1,9 +1,6 @@
 """What earlier methods make of the problem of a report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,82 +13,63 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import load_model
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
-from poetmodel.report.bars import Bars, comparison_bars, overlay_bars
-from poetmodel.report.comparison import NAMES, Rival, compare, comparison_facts
+from poetmodel.report.bars import comparison_bars, overlay_bars
+from poetmodel.report.comparison import NAMES, compare, comparison_facts
 from poetmodel.report.presenter import share
 from poetmodel.solver import solve
 
-if TYPE_CHECKING:
-    from poetmodel.report.subject import Subject
 
-
-def mlp_problem(**limits: object) -> Problem:
+def mlp_problem(**limits):
     """Return a network for which some methods keep 70 % of the RAM, and some do not."""
     graph = load_model("mlp")
     stated = {"ram": "70%", **limits}
     return Problem(graph, Costs.estimate(graph, Device.load("mkr1000")), **stated)  # type: ignore[arg-type]
 
 
-def rivals_of(one: Subject) -> dict[str, Rival]:
+def rivals_of(one):
     """Return the rivals of a schedule by method."""
     (comparison,) = compare([one])
     assert comparison.subjects == (one,)
     return {rival.method: rival for rival in comparison.rivals}
 
 
-def lines(bars: Bars) -> dict[str, tuple[str, list[float | None]]]:
+def lines(bars):
     """Return kind and values of each line."""
     return {line.name: (line.kind, [cell.value for cell in line.cells]) for line in bars.lines}
 
 
-def test_every_method_is_answered() -> None:
-    """Each has a schedule or a reason, and what it breaks is what the verifier says."""
+def test_every_method_is_answered():
+    """Each has a schedule or a reason, and breaks what the verifier says.
+
+    What a method says of its need is true: at that peak it has a schedule, below it has none.
+    """
     one = subject(mlp_problem())
     found = rivals_of(one)
     assert list(found) == list(NAMES)
     for rival in found.values():
         assert (rival.simulation is None) == bool(rival.reason)
+    all_kept = found["checkpoint-all"]
+    assert all_kept.broken == ("ram",)
+    assert all_kept.simulation.peak_ram_bytes == checkpoint_all_peak_bytes(one.graph)
+    late = rivals_of(subject(mlp_problem(deadline="100.3%", ram="90%")))
+    assert "deadline" in late["offload-all"].broken
     kept = found["offload-all"]
     schedule = method("offload-all").function()(one.problem)
     verdict = verify(one.problem, schedule)
     assert kept.simulation == verdict.simulation
     assert kept.broken == verdict.violations == ()
-
-
-def test_keep_all_is_shown_with_its_peak() -> None:
-    """Above the budget it breaks the RAM limit, and pays nothing; within it, it is a method."""
-    graph = mlp_problem().graph
-    tight = rivals_of(subject(mlp_problem()))["checkpoint-all"]
-    assert tight.broken == ("ram",)
-    assert tight.simulation is not None
-    assert tight.simulation.peak_ram_bytes == checkpoint_all_peak_bytes(graph)
-    assert tight.simulation.overhead_j == pytest.approx(0.0, abs=1e-12)
-    assert rivals_of(subject(mlp_problem(ram="100%")))["checkpoint-all"].broken == ()
-
-
-def test_method_that_needs_more_ram_gets_it() -> None:
-    """What it says of its need is true: at that peak it has a schedule, below it has none."""
     problem = mlp_problem()
     chen = rivals_of(subject(problem))["chen-sqrt"]
     assert chen.larger
     assert chen.broken == ("ram",)
-    assert chen.simulation is not None
     assert chen.simulation.peak_ram_bytes > problem.usable_ram_bytes
     roomy = replace(problem, ram=chen.simulation.peak_ram_bytes)
     again = verify(roomy, method("chen-sqrt").function()(roomy))
     assert again.simulation.energy_j == chen.simulation.energy_j
 
 
-def test_deadline_is_told() -> None:
-    """A method that pages or recomputes too long breaks the deadline."""
-    late = mlp_problem(deadline="100.3%", ram="90%")
-    broken = {name: rival.broken for name, rival in rivals_of(subject(late)).items()}
-    assert "deadline" in broken["offload-all"]
-    assert broken["checkpoint-all"] == ("ram",)
-
-
 @pytest.mark.parametrize("seed", range(12))
-def test_no_rival_beats_the_optimum(seed: int) -> None:
+def test_no_rival_beats_the_optimum(seed):
     """Whoever keeps all limits pays at least the energy that is proven."""
     problem = random_instance(seeded(f"rivals {seed}"))
     result = solve(problem)
@@ -99,14 +77,13 @@ def test_no_rival_beats_the_optimum(seed: int) -> None:
         return
     for rival in rivals_of(subject(problem)).values():
         if rival.simulation is not None and not rival.broken:
-            assert rival.simulation.energy_j is not None
             assert result.minimizes_energy == (result.bound_j is not None)
             least_j = result.baseline_energy_j if result.bound_j is None else result.bound_j
             assert rival.simulation.energy_j >= least_j * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("ram", [900, 1140])
-def test_state_takes_part(ram: int) -> None:
+def test_state_takes_part(ram):
     """Of a whole training step all methods are answered too."""
     one = subject(training_problem(ram))
     found = rivals_of(one)
@@ -114,16 +91,15 @@ def test_state_takes_part(ram: int) -> None:
     assert any(rival.simulation for rival in found.values())
 
 
-def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not run says so."""
+def test_what_is_not_compared_says_why(monkeypatch):
+    """What is not run says so.
+
+    Without costs or without a problem nothing is run, and the page says why.
+    """
     monkeypatch.setattr("poetmodel.report.comparison.ALL_S", 1e-9)
     (comparison,) = compare([subject(skip_problem())])
     assert [rival.simulation for rival in comparison.rivals] == [None] * len(NAMES)
     assert all(rival.reason.startswith("left out: ") for rival in comparison.rivals)
-
-
-def test_reason_where_there_is_no_comparison() -> None:
-    """Without costs or without a problem nothing is run, and the page says why."""
     one = subject(skip_problem())
     bare = replace(one, document=replace(one.document, problem=None))
     for without, word in ((replace(one, costs=None), "--device"), (bare, "no problem")):
@@ -137,7 +113,7 @@ def test_reason_where_there_is_no_comparison() -> None:
         }
 
 
-def test_schedules_of_the_same_limits_share_a_comparison() -> None:
+def test_schedules_of_the_same_limits_share_a_comparison():
     """Two schedules of one problem are compared once, another budget by itself."""
     one, other = subject(mlp_problem()), subject(mlp_problem(), label="B")
     third = subject(mlp_problem(ram="100%"), label="C")
@@ -148,14 +124,12 @@ def test_schedules_of_the_same_limits_share_a_comparison() -> None:
     assert comparison_facts(one, ()) is None
 
 
-def test_bars_have_the_figures() -> None:
+def test_bars_have_the_figures():
     """Lengths are in proportion to the figures, limits stand where they are."""
     one = subject(mlp_problem())
     (comparison,) = compare([one])
     bars = comparison_bars(comparison)
     simulation = one.simulation
-    assert simulation.overhead_j is not None
-    assert simulation.baseline_energy_j is not None
     ratio = simulation.overhead_j / simulation.baseline_energy_j
     kind, values = lines(bars)["this schedule"]
     assert (kind, values) == ("own", [ratio, simulation.peak_ram_bytes, simulation.makespan_s])
@@ -164,7 +138,6 @@ def test_bars_have_the_figures() -> None:
         cells = [line.cells[place] for line in bars.lines]
         most = max(cell.value for cell in cells if cell.value is not None)
         for cell in cells:
-            assert cell.value is not None
             assert cell.share == pytest.approx(cell.value / most)
         if column.key == "peak_ram_bytes":
             assert column.limit_share == pytest.approx(one.problem.usable_ram_bytes / most)
@@ -182,7 +155,7 @@ def test_bars_have_the_figures() -> None:
     assert f"instead of +{share(best / simulation.baseline_energy_j)} by" in bars.lead
 
 
-def test_schedules_beside_each_other() -> None:
+def test_schedules_beside_each_other():
     """A line for each, with what it writes; a shared budget is drawn, others are not."""
     one, other = subject(mlp_problem()), subject(mlp_problem(recompute=False), label="B")
     bars = overlay_bars([one, other])

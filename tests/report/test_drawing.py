@@ -1,12 +1,9 @@
 """Pictures as files: every form, whatever the names, and without the libraries."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -22,20 +19,17 @@ from poetmodel.report.drawing import check_picture, draw_addresses, draw_plan, d
 from poetmodel.report.still import shortened
 from poetmodel.schedule import checkpoint_all
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 ODD_NAMES = ("a<b>&amp;", "\u00fc\U0001f600", "$x_1$", "tab\there", "\u4e2d", "%d {0}", "x" * 90)
 
 
-def chain(names: tuple[str, ...] = ODD_NAMES) -> Graph:
+def chain(names=ODD_NAMES):
     """Return a chain of nodes of these names."""
     nodes = [operation(names[0], output_bytes=8)]
     nodes += [operation(name, output_bytes=8, inputs=(before,)) for before, name in pairwise(names)]
     return Graph(name="odd <names>", nodes=tuple(nodes))
 
 
-def draw(which: str, graph: Graph, path: Path) -> None:
+def draw(which, graph, path):
     """Draw a picture of keeping everything."""
     costs = even_costs(graph)
     schedule = checkpoint_all(graph)
@@ -52,7 +46,7 @@ def draw(which: str, graph: Graph, path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["timeline", "map", "addresses"])
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_every_picture_is_drawn_in_every_form(which: str, suffix: str, tmp_path: Path) -> None:
+def test_every_picture_is_drawn_in_every_form(which, suffix, tmp_path):
     """A whole file of its kind, the same each time."""
     pytest.importorskip("matplotlib")
     path = tmp_path / f"x.{suffix}"
@@ -67,7 +61,7 @@ def test_every_picture_is_drawn_in_every_form(which: str, suffix: str, tmp_path:
 
 
 @pytest.mark.parametrize("which", ["timeline", "map", "addresses"])
-def test_every_picture_is_a_page(which: str, tmp_path: Path) -> None:
+def test_every_picture_is_a_page(which, tmp_path):
     """With title and language, small, and of the chart that a report has; names are text."""
     pytest.importorskip("plotly")
     pytest.importorskip("jinja2")
@@ -89,7 +83,7 @@ def test_every_picture_is_a_page(which: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["timeline", "map", "addresses"])
-def test_stills_of_large_graphs_fit_a_screen(which: str, tmp_path: Path) -> None:
+def test_stills_of_large_graphs_fit_a_screen(which, tmp_path):
     """Of 150 nodes as of 6: no side above 2,000 pixels, and names no smaller."""
     pytest.importorskip("matplotlib")
     from poetmodel.report.still import FONT
@@ -110,16 +104,14 @@ def test_stills_of_large_graphs_fit_a_screen(which: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["x", "x.jpg", "png", "x.plan.json"])
-def test_other_endings_are_refused(name: str) -> None:
+def test_other_endings_are_refused(name):
     """The message names the endings that there are."""
     with pytest.raises(InputError, match=r"\.png, \.svg, \.html"):
         check_picture(name)
 
 
 @pytest.mark.parametrize(("suffix", "library"), [("svg", "matplotlib"), ("html", "plotly")])
-def test_missing_library_is_told(
-    suffix: str, library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_library_is_told(suffix, library, monkeypatch, tmp_path):
     """The message says what to install; nothing is written."""
     for name in [name for name in sys.modules if name.split(".")[0] == library]:
         monkeypatch.delitem(sys.modules, name)
@@ -130,7 +122,7 @@ def test_missing_library_is_told(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_long_names_lose_their_middle() -> None:
+def test_long_names_lose_their_middle():
     """Both ends tell names of one network apart; what cannot be drawn becomes a question mark."""
     assert shortened("layer4.1.conv2.grad_weight") == "layer4.1.c..rad_weight"
     assert shortened("conv1") == "conv1"

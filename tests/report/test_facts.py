@@ -1,24 +1,26 @@
-"""The facts of a report: the commands that reproduce it, and what was decided for each tensor."""
-
-from __future__ import annotations
+"""The facts of a report: commands that reproduce it, decisions on each tensor, and figures."""
 
 import shlex
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from kit.report_steps import step_values
 from kit.report_subjects import subject, training_problem
 from kit.worked import even_costs, skip_graph, skip_problem
-from poetmodel.device import Costs
 from poetmodel.problem import Problem
 from poetmodel.report.facts import commands, decision_rows, facts, graph_facts
+from poetmodel.report.figures import figures, measured_rows, step_figures
+from poetmodel.report.presenter import look_up
 from poetmodel.schedule import Schedule, simulate
 from poetmodel.solver import solve
 
 
-def test_commands_state_the_whole_problem() -> None:
-    """Every limit with all digits, every choice that is not the default; names are quoted."""
+def test_commands_state_the_whole_problem():
+    """Every limit with all digits, every choice that is not the default; names are quoted.
+
+    A file that states no problem has nothing to solve.
+    """
     limits = {"deadline": 33.1, "energy_budget": 20.7, "aux_bytes": 50, "recompute": False}
     again, verify = commands(subject(skip_problem(**limits)))
     words = shlex.split(again)
@@ -38,40 +40,22 @@ def test_commands_state_the_whole_problem() -> None:
     assert "--no-paging" not in words
     assert "--minimize" not in words
     assert shlex.split(verify)[:5] == ["poetmodel", "verify", "x.json", "--graph", "skip.json"]
-
-
-def test_bare_relations_can_only_be_judged() -> None:
-    """A file that states no problem has nothing to solve."""
     one = subject(skip_problem())
     bare = replace(one, document=replace(one.document, problem=None))
     assert [command.split()[1] for command in commands(bare)] == ["verify"]
 
 
-def rows(problem: Problem, schedule: Schedule) -> list[dict[str, Any]]:
-    """Return the rows of the table."""
-    return list(decision_rows(problem, schedule))
+def test_recomputed_tensor_bears_its_price():
+    """`a` leaves RAM and is computed again for d: 1 J and 1 s; the others are kept or unread.
 
-
-def test_recomputed_tensor_bears_its_price() -> None:
-    """`a` leaves RAM and is computed again for d: 1 J and 1 s; the others are kept or unread."""
+    Prices add up to the overhead: a node of several tensors is paid for once.
+    """
     problem = skip_problem()
-    a, b, c, d = rows(problem, solve(problem).require_schedule())
+    a, b, c, d = decision_rows(problem, solve(problem).require_schedule())
     assert (a["choice"], a["recomputed"], a["energy_j"], a["time_s"]) == ("recomputed", 1, 1.0, 1.0)
     assert (b["choice"], b["energy_j"], b["first_stage"], b["last_stage"]) == ("kept", 0.0, 1, 2)
     assert (c["choice"], c["size_bytes"]) == ("kept", 5)
     assert d["choice"] == "never read"
-
-
-def test_paged_tensor_bears_both_transfers() -> None:
-    """Without recomputation `a` is moved out and in: 1 J each, in RAM to the end of stage 1."""
-    problem = skip_problem(recompute=False)
-    a = rows(problem, solve(problem).require_schedule())[0]
-    assert (a["choice"], a["paged_out"], a["paged_in"]) == ("paged", 1, 1)
-    assert (a["energy_j"], a["time_s"], a["last_stage"]) == (2.0, 2.0, 3)
-
-
-def test_prices_add_up_to_the_overhead() -> None:
-    """A node of several tensors is paid for once."""
     graph = skip_graph(mask=True)
     problem = Problem(graph, even_costs(graph), ram=40)
     schedule = Schedule(
@@ -82,20 +66,13 @@ def test_prices_add_up_to_the_overhead() -> None:
     )
     found = simulate(graph, problem.costs, schedule)
     assert found.violations == ()
-    made = rows(problem, schedule)
+    made = list(decision_rows(problem, schedule))
     assert sum(one["energy_j"] for one in made) == pytest.approx(found.overhead_j)
-    assert [one["energy_j"] for one in made] == [1.0, 2.0, 3.0, 0.0, 0.0]
+    for cost in ("energy_j", "time_s"):  # of a first computation a recomputation takes nothing
+        assert [one[cost] for one in made] == [1.0, 2.0, 3.0, 0.0, 0.0]
 
 
-def test_costs_without_storage() -> None:
-    """Where nothing can be paged there are no page columns to read."""
-    graph = skip_graph()
-    costs = Costs.from_arrays(graph, compute_time_s=[1] * 4, compute_energy_j=[1] * 4)
-    problem = Problem(graph, costs, ram=13)
-    assert rows(problem, solve(problem).require_schedule())[0]["recomputed"] == 1
-
-
-def test_state_is_told_by_its_home() -> None:
+def test_state_is_told_by_its_home():
     """Each state tensor has a home and its costs, replacements none; the figures add up."""
     one = subject(training_problem(900))
     found = facts(one)
@@ -111,8 +88,7 @@ def test_state_is_told_by_its_home() -> None:
     table = {row["tensor"]: row for row in decision_rows(one.problem, one.schedule)}
     assert (table["w2"]["choice"], table["w2"]["ram_stages"]) == ("resident", 13)
     assert (table["w1"]["choice"], table["w1"]["paged_in"]) == ("on storage", 2)
-    assert table["w1"]["paged_out"] == 1
-    assert table["w1+"]["choice"] == "replacement"
+    assert (table["w1"]["paged_out"], table["w1+"]["choice"]) == (1, "replacement")
     counts = found["decisions"]["tensors"]
     assert (counts["resident"], counts["on storage"], counts["replacement"]) == (1, 1, 2)
     assert found["decisions"]["page_ins"] == sum(row["paged_in"] for row in table.values())
@@ -122,10 +98,35 @@ def test_state_is_told_by_its_home() -> None:
     assert graph["floor_bytes"] == 600
 
 
-def test_without_state_nothing_is_said_of_it() -> None:
-    """Graphs of version 1 have the facts that they always had."""
-    one = subject(skip_problem())
-    found = facts(one)
-    assert not {"state", "in_place"} & set(found)
-    assert "resident" not in found["decisions"]["tensors"]
-    assert "state" not in graph_facts(one)
+# -- figures of a report ---------------------------------------------------------------------------
+def test_figures_stand_beside_each_other():
+    """A row per figure, a cell per schedule; what nobody states has no row."""
+    both = [facts(subject(skip_problem())), facts(subject(skip_problem(recompute=False)))]
+    rows = {row[0].key: row for _, part in figures(both) for row in part}
+    assert [fact.value for fact in rows["energy_j"]] == [11.0, 12.0]
+    assert rows["peak_ram_bytes"][0].text == f"{both[0]['peak_ram_bytes']} B"
+    assert "problem.deadline_s" not in rows
+    assert look_up(both[0], "problem.missing.more") is None
+
+
+def test_rows_carry_the_values_of_the_step():
+    """Each cell has its key and the value there; nothing is shown twice in another unit.
+
+    Coarsening, reserve, recomputations, solve and costs of compiling are there.
+    """
+    values = step_values(skip_problem())
+    rows = {row[0].name: row for row in measured_rows(values)}
+    assert list(rows) == ["peak RAM", "of which tensors", "paged out", "paged in", "time of a step"]
+    cells = [fact for row in rows.values() for fact in row if fact.value is not None]
+    assert len(cells) == 11
+    for fact in cells:
+        assert look_up({"step": values}, fact.key) == fact.value
+    first, *others = rows["of which tensors"]
+    assert (first.key, first.text) == ("step.certificate.storage_peak_bytes", "70 B")
+    assert [fact.value for fact in others] == [None, None]
+    parts = dict(step_figures([{"step": step_values(skip_problem()), "status": "optimal"}]))
+    texts = {row[0].key: row[0].text for rows in parts.values() for row in rows}
+    assert (texts["step.reserved_bytes"], texts["step.graph.threshold_bytes"]) == ("6 B", "4 B")
+    assert (texts["step.graph.scheduled_tensors"], texts["step.compile_s"]) == ("4", "1.5 s")
+    assert texts["status"] == "optimal"
+    assert "gap" not in texts

@@ -1,9 +1,6 @@
 """Rows of equal blocks as one."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +14,7 @@ from poetmodel.report.folding import HEADS, decision_table, fold, tail
 from poetmodel.schedule import Schedule
 
 
-def names(*given: str) -> list[str]:
+def names(*given):
     """Fold equal things of these names."""
     return [each.name for each in fold(given, name=str, key=lambda _: None)]
 
@@ -34,25 +31,24 @@ def names(*given: str) -> list[str]:
         (("a01", "a02"), "a01,02"),
     ],
 )
-def test_names_of_folds_have_ranges(members: tuple[str, ...], name: str) -> None:
+def test_names_of_folds_have_ranges(members, name):
     """Numbers become ranges and lists, in the order of numbers."""
     assert names(*members) == [name]
 
 
-def test_fold_stands_for_its_members_alone() -> None:
-    """Where a member of a block is missing, there are two rows."""
+def test_fold_stands_for_its_members_alone():
+    """Where a member of a block is missing, there are two rows.
+
+    What differs in the key stays apart, in the order of first members.
+    """
     assert names("l1.0.w", "l1.1.w", "l2.0.w") == ["l1.0-1.w", "l2.0.w"]
     assert names("b0.x", "b0.y", "b1.x") == ["b0-1.x", "b0.y"]
-
-
-def test_only_equal_things_are_folded() -> None:
-    """What differs in the key stays apart, in the order of first members."""
     sizes = {"b0": 4, "b1": 8, "b2": 4}
     assert [each.name for each in fold(sizes, name=str, key=sizes.__getitem__)] == ["b0,2", "b1"]
 
 
 @given(st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1))
-def test_every_member_is_in_one_fold(points: set[tuple[int, int]]) -> None:
+def test_every_member_is_in_one_fold(points):
     """Folds part the things, keep their order, and each is a whole product of numbers."""
     given = [f"a{x}.b{y}" for x, y in sorted(points)]
     folds = fold(given, name=str, key=lambda _: None)
@@ -63,40 +59,33 @@ def test_every_member_is_in_one_fold(points: set[tuple[int, int]]) -> None:
         assert len(each.members) == len(first) * len(second)
 
 
-def blocks(n: int = 3) -> Problem:
-    """Return a chain of equal blocks, of which nothing reads the last."""
-    names = ["x", *(f"block{i}.y" for i in range(n))]
+def table(**options):
+    """Return the table of a chain of equal blocks, all of it kept; nothing reads the last."""
+    names = ["x", *(f"block{i}.y" for i in range(3))]
     nodes = [operation("x", output_bytes=4)]
     nodes += [operation(b, output_bytes=8, inputs=(a,)) for a, b in pairwise(names)]
     graph = Graph(name="blocks", nodes=tuple(nodes))
-    return Problem(graph, even_costs(graph), ram=100)
-
-
-def table(**options: Any) -> dict[str, Any]:
-    """Return the table of `blocks`, all of it kept."""
-    problem = blocks()
+    problem = Problem(graph, even_costs(graph), ram=100)
     schedule = Schedule(R=tuple((t, t) for t in range(4)), S_RAM=((1, 0), (2, 1), (3, 2)))
     return decision_table(decision_rows(problem, schedule), **options)
 
 
-def test_row_of_several_tensors_has_their_sum() -> None:
-    """The row sorts by the sum, says how it is made up, and holds the rows of the members."""
+def test_row_of_several_tensors_has_their_sum():
+    """The row sorts by the sum, says how it is made up, and holds the rows of the members.
+
+    Without costs there are no columns of costs: heads and cells go together.
+    """
     rows = table()["rows"]
     assert [row["name"] for row in rows] == ["x", "block0-1.y", "block2.y"]
     one, several, _ = rows
     assert (one["tensor"], one["members"]) == (0, [])
     assert several["tensor"] is None
-    assert several["choice"] == "kept"
-    assert several["cells"][0] == (16, "2 x 8 B")
+    assert (several["choice"], several["cells"][0]) == ("kept", (16, "2 x 8 B"))
     assert several["cells"][HEADS.index("stages")] == (1, "1-3")
     assert [(each["name"], each["tensor"]) for each in several["members"]] == [
         ("block0.y", 1),
         ("block1.y", 2),
     ]
-
-
-def test_without_costs_there_are_no_columns_of_costs() -> None:
-    """Heads and cells go together, also where one of both is wanted."""
     for costs in ((), ("time",)):
         found = table(costs=costs)
         assert set(HEADS) - set(found["heads"]) == {"energy", "time"} - set(costs)
@@ -112,6 +101,6 @@ def test_without_costs_there_are_no_columns_of_costs() -> None:
         ("a_very_long_name_without_any_part", "ithout_any_part"[-14:]),
     ],
 )
-def test_end_of_a_name_is_a_whole_part(name: str, end: str) -> None:
+def test_end_of_a_name_is_a_whole_part(name, end):
     """It begins after a dot or a slash where there is one near."""
     assert name[tail(name) :] == end

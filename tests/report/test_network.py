@@ -1,7 +1,5 @@
 """The network view: blocks, their order, and what is decided on them."""
 
-from __future__ import annotations
-
 import pytest
 
 from poetmodel.graph import Graph, Phase
@@ -10,7 +8,7 @@ from poetmodel.graph.structure import Node, Tensor
 from poetmodel.report.network import arranged, blocks_of, network_chart, path_of
 
 
-def node(name: str, *inputs: str, phase: str = Phase.FORWARD, size: int = 8) -> Node:
+def node(name, *inputs, phase=Phase.FORWARD, size=8):
     """Return a node with one tensor of its name."""
     outputs = (Tensor(name=name, bytes=size),)
     return Node(name=name, op="op", phase=phase, inputs=inputs, outputs=outputs)
@@ -28,7 +26,7 @@ def node(name: str, *inputs: str, phase: str = Phase.FORWARD, size: int = 8) -> 
         ("7.weight/sgd", Phase.UPDATE, ("7", "weight")),
     ],
 )
-def test_module_is_read_from_a_name(name: str, phase: str, path: tuple[str, ...]) -> None:
+def test_module_is_read_from_a_name(name, phase, path):
     """Backward nodes are of the module whose gradients they make."""
     assert path_of(node(name, phase=phase)) == path
 
@@ -43,29 +41,29 @@ def test_module_is_read_from_a_name(name: str, phase: str, path: tuple[str, ...]
         (("fc1", "fc1"), ["fc1", "fc1"]),
     ],
 )
-def test_blocks_are_numbered_modules_or_outermost_ones(
-    names: tuple[str, ...], blocks: list[str]
-) -> None:
+def test_blocks_are_numbered_modules_or_outermost_ones(names, blocks):
     """What holds blocks is none, and neither is a module around the whole model."""
     assert blocks_of([tuple(name.split(".")) for name in names]) == blocks
 
 
-def test_things_stand_after_what_they_read() -> None:
-    """Order follows the links; what nothing separates stands side by side."""
+def test_things_stand_after_what_they_read():
+    """Order follows the links; what nothing separates stands side by side.
+
+    A cycle between blocks shares a layer.
+    """
     spots = arranged(range(4), [(0, 2), (1, 2), (2, 3)])
     assert list(spots) == [0, 1, 2, 3]
     assert spots[0] != spots[1]
     assert list(arranged(range(3), [(2, 1), (1, 0)])) == [2, 1, 0]
-
-
-def test_blocks_that_read_each_other_are_still_laid_out() -> None:
-    """A cycle between blocks shares a layer."""
     spots = arranged(range(3), [(0, 1), (1, 0), (1, 2)])
     assert list(spots) == [0, 1, 2]
 
 
-def test_forward_and_backward_of_a_module_are_one_row() -> None:
-    """Bytes are counted by side and by decision."""
+def test_forward_and_backward_of_a_module_are_one_row():
+    """Forward and backward of a module are one row; bytes are counted by side and decision.
+
+    Of two operators of one module only one of the same name takes a backward node.
+    """
     graph = Graph(
         name="pair",
         nodes=(
@@ -83,24 +81,7 @@ def test_forward_and_backward_of_a_module_are_one_row() -> None:
     assert [side["parts"] for side in block["sides"]] == [[["paged", 8]], [["never read", 8]]]
     (row,) = block["rows"]
     assert (row["name"], row["nodes"]) == ("fc", [[1], [4]])
-    assert chart["reads"][2] == [1]
-    assert chart["most_bytes"] == 8
-
-
-@pytest.mark.parametrize("model", ["mlp", "resnet50", "bert-base", "paper/linear"])
-def test_every_node_is_in_one_row(model: str) -> None:
-    """Networks have blocks that a screen can show, and lose no node and no byte."""
-    graph = load_model(model)
-    chart = network_chart(graph, ["kept"] * len(graph.tensors))
-    nodes = [k for b in chart["blocks"] for r in b["rows"] for side in r["nodes"] for k in side]
-    assert sorted(nodes) == list(range(len(graph.nodes)))
-    assert 4 < len(chart["blocks"]) <= 40
-    total = sum(side["bytes"] for block in chart["blocks"] for side in block["sides"])
-    assert total == sum(graph.tensor_bytes)
-
-
-def test_backward_nodes_of_several_forward_ones_stand_alone() -> None:
-    """Of two operators of one module only one of the same name takes a backward node."""
+    assert (chart["reads"][2], chart["most_bytes"]) == ([1], 8)
     graph = Graph(
         name="traced",
         nodes=(
@@ -115,3 +96,15 @@ def test_backward_nodes_of_several_forward_ones_stand_alone() -> None:
     assert [row["nodes"] for row in block["rows"]] == [[[1], []], [[2], [3]], [[], [4]]]
     assert [row["name"] for row in block["rows"]] == ["mul", "gelu", "sum"]
     assert block["rows"][2]["x"] is None
+
+
+@pytest.mark.parametrize("model", ["mlp", "resnet50", "bert-base", "paper/linear"])
+def test_every_node_is_in_one_row(model):
+    """Networks have blocks that a screen can show, and lose no node and no byte."""
+    graph = load_model(model)
+    chart = network_chart(graph, ["kept"] * len(graph.tensors))
+    nodes = [k for b in chart["blocks"] for r in b["rows"] for side in r["nodes"] for k in side]
+    assert sorted(nodes) == list(range(len(graph.nodes)))
+    assert 4 < len(chart["blocks"]) <= 40
+    total = sum(side["bytes"] for block in chart["blocks"] for side in block["sides"])
+    assert total == sum(graph.tensor_bytes)

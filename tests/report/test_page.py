@@ -1,29 +1,25 @@
 """The page of a report: whole, safe, and the same figures as its JSON."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kit.pages import read_page
+from kit.report_steps import certificate, step_values
 from kit.report_subjects import subject
 from kit.worked import even_costs, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import MissingExtraError
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
-from poetmodel.report.page import check_report, report_facts, report_page, write_report
+from poetmodel.report.page import check_report, report_facts, report_page
 from poetmodel.report.presenter import look_up
+from poetmodel.report.step_file import step_subject
 from poetmodel.schedule import Schedule
 from poetmodel.units import ESTIMATES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
@@ -31,7 +27,7 @@ pytest.importorskip("plotly")
 HOSTILE = '</script><img src="http://x.example/a" onerror=alert(1)>{{ 7*7 }}'
 
 
-def cell(key: str, ram: int, overhead_j: float, **keys: Any) -> dict[str, Any]:
+def cell(key, ram, overhead_j, **keys):
     """Make a row of a sweep of `skip_problem`."""
     fixed = {"model": "skip", "device": "board", "deadline": None, "ram": "50%"}
     figures = {"peak_ram_bytes": ram, "overhead_j": overhead_j, "energy_j": 10 + overhead_j}
@@ -39,25 +35,36 @@ def cell(key: str, ram: int, overhead_j: float, **keys: Any) -> dict[str, Any]:
     return {**fixed, **figures, **rest, "key": key, "baseline_energy_j": 10.0, **keys}
 
 
-def test_page_loads_nothing() -> None:
-    """Links stay on the page, nothing is fetched, and the policy forbids all else."""
-    text = report_page([subject(skip_problem())])
+def test_page_loads_nothing():
+    """Links stay on the page, nothing is fetched, and the policy forbids all else.
+
+    Its plotly, unpacked, is what plotly ships.
+    """
+    one = subject(skip_problem())
+    text = report_page([one])
+    assert report_page([one]) == text  # no time and no chance in it
     page = read_page(text)
+    assert "PyTorch" not in page.text
     assert page.targets
     outside = [target for target in page.targets if not target.startswith(("#", "data:,"))]
     assert outside == []
-    assert [
-        target[1:] for target in page.targets if target[0] == "#" if target[1:] not in page.ids
-    ] == []
+    assert {target[1:] for target in page.targets if target[0] == "#"} <= set(page.ids)
     assert page.policy.startswith("default-src 'none';")
     assert "http" not in page.policy
     assert "@import" not in page.scripts["style"]
     assert "url(" not in page.scripts["style"]
     assert not {"link", "img", "iframe", "object"} & set(page.tags) - {"link"}
     assert len(page.ids) == len(set(page.ids))
+    from plotly.offline import get_plotlyjs
+
+    page = read_page(report_page([subject(skip_problem())]))
+    packed = page.scripts["plotly"]
+    assert "<" not in packed
+    unpacked = gzip.decompress(base64.b85decode(packed.replace(",", "<")))
+    assert unpacked.decode() == get_plotlyjs()
 
 
-def test_sections_with_energies_say_that_they_are_estimates() -> None:
+def test_sections_with_energies_say_that_they_are_estimates():
     """It is the first line of each; a page whose problem asks for no energy has none."""
     asked, timed = skip_problem(), skip_problem(minimize="time")
     said = f'<p class="note">{ESTIMATES.capitalize()}.'
@@ -68,19 +75,11 @@ def test_sections_with_energies_say_that_they_are_estimates() -> None:
     assert ESTIMATES.capitalize() not in report_page([subject(timed)])
 
 
-def test_plotly_is_inside() -> None:
-    """Unpacked, it is what plotly ships."""
-    from plotly.offline import get_plotlyjs
+def test_numbers_are_those_of_the_json():
+    """Every figure of the page, for every schedule, is the value in the facts.
 
-    page = read_page(report_page([subject(skip_problem())]))
-    packed = page.scripts["plotly"]
-    assert "<" not in packed
-    unpacked = gzip.decompress(base64.b85decode(packed.replace(",", "<")))
-    assert unpacked.decode() == get_plotlyjs()
-
-
-def test_numbers_are_those_of_the_json() -> None:
-    """Every figure of the page, for every schedule, is the value in the facts."""
+    There is a row per tensor and schedule, in the HTML itself.
+    """
     both = [
         subject(skip_problem(deadline="150%")),
         subject(skip_problem(recompute=False), label="B", mode="dma"),
@@ -94,17 +93,13 @@ def test_numbers_are_those_of_the_json() -> None:
     keys = {key for _, key in page.values}
     assert {"energy_j", "bound_j", "gap", "peak_ram_bytes", "makespan_s"} <= keys
     assert page.values["B", "plan.mode"] == "dma"
-
-
-def test_decisions_are_on_the_page_without_scripts() -> None:
-    """A row per tensor and schedule, in the HTML itself."""
     one, other = subject(skip_problem()), subject(skip_problem(recompute=False), label="B")
     text = report_page([one, other])
     assert text.count(" data-tensor=") == 8
     assert '<tr class="" data-choice="paged" data-tensor="0"><td>B</td><td class="name"' in text
 
 
-def test_names_are_only_text() -> None:
+def test_names_are_only_text():
     """A name with markup, template or script in it does nothing."""
     graph = Graph(
         name=HOSTILE,
@@ -124,13 +119,7 @@ def test_names_are_only_text() -> None:
     assert page.tags.count("script") == 3
 
 
-def test_same_input_gives_the_same_page() -> None:
-    """No time and no chance in it."""
-    one = subject(skip_problem())
-    assert report_page([one]) == report_page([one])
-
-
-def test_broken_schedule_says_so() -> None:
+def test_broken_schedule_says_so():
     """The verifier's words are on the page; there is no plan to draw."""
     broken = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3), (9, 9)), S_RAM=((1, 0), (2, 1)))
     one = subject(skip_problem(), broken)
@@ -142,16 +131,7 @@ def test_broken_schedule_says_so() -> None:
     assert page.values["A", "valid"] is False
 
 
-def test_page_without_costs() -> None:
-    """RAM is shown step by step, and no energies."""
-    one = replace(subject(skip_problem()), costs=None, plan=None, check=None)
-    page = read_page(report_page([one]))
-    assert "Without costs there are no times: the chart goes by instruction." in page.text
-    assert ("A", "energy_j") not in page.values
-    assert page.values["A", "peak_ram_bytes"] == one.simulation.peak_ram_bytes
-
-
-def test_gauge_shows_what_takes_the_ram_of_the_device() -> None:
+def test_gauge_shows_what_takes_the_ram_of_the_device():
     """With a device there is a bar of its RAM, and words for each part and the rest."""
     whole = skip_problem()
     graph = replace(whole.graph, resident_bytes={"parameters": 4096, "gradients": 1024})
@@ -168,7 +148,7 @@ def test_gauge_shows_what_takes_the_ram_of_the_device() -> None:
     assert "gauge" not in read_page(report_page([subject(whole)])).ids
 
 
-def test_sweep_is_a_chart_for_each_problem() -> None:
+def test_sweep_is_a_chart_for_each_problem():
     """Cells of another device have a chart of their own; the front is a table too."""
     rows = [cell("a", 100, 1.0), cell("b", 200, 0.5), cell("c", 200, 0.5, device="other")]
     front = [{**row, "proven": True} for row in rows]
@@ -179,24 +159,71 @@ def test_sweep_is_a_chart_for_each_problem() -> None:
         "front-2",
     ]
     charts = [c for c in json.loads(page.scripts["charts"])["charts"] if c["type"] == "front"]
-    assert charts[0]["title"] == "skip on board"
-    assert charts[0]["here"] == []
+    assert (charts[0]["title"], charts[0]["here"]) == ("skip on board", [])
     assert "Runs that no other run beats" in page.text
     assert report_facts([one], cells=rows, front=front)["sweep"]["cells"] == rows
 
 
-def test_file_is_written_whole(tmp_path: Path) -> None:
-    """The size that is told is that of the file."""
-    out = tmp_path / "r.html"
-    one = subject(skip_problem())
-    assert write_report(out, [one]) == out.stat().st_size
-    assert out.read_text(encoding="utf-8") == report_page([one])
-
-
-def test_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_told(monkeypatch):
     """What is missing, and what brings it."""
     monkeypatch.setattr(
         "poetmodel.report.drawing.find_spec", lambda name: None if name == "jinja2" else name
     )
     with pytest.raises(MissingExtraError, match=r'needs jinja2, .*"poetmodel\[report\]"'):
         check_report("r.html")
+
+
+# -- a compiled PyTorch step -----------------------------------------------------------------------
+
+
+def test_the_section_shows_what_was_measured():
+    """Its answers stand first, its tables below the timeline; figures are those of the facts."""
+    one = step_subject(step_values(skip_problem()), source="step.json")
+    page = read_page(report_page([one]))
+    order = ["step", "answers", "ram", "measured", "map"]
+    assert [name for name in page.ids if name in order] == order
+    entry = json.loads(json.dumps(report_facts([one])))["schedules"][0]
+    shown = {key for _, key in page.values if key.startswith("step.")}
+    assert {
+        "step.certificate.heap_peak_bytes",
+        "step.certificate.eager_time_s",
+        "step.plan.written_bytes",
+        "step.reserved_bytes",
+    } <= shown
+    for (_, key), value in page.values.items():
+        assert look_up(entry, key) == value
+    for words in (
+        "Are the results those of eager PyTorch?",
+        "energies: a nominal 1 W",
+        "step = poetmodel.torch.compile(model, loss_fn, inputs, ram='50%')",
+        "compiled with torch 2.13.0+cpu",
+        "6 B of the step's RAM are reserved",
+    ):
+        assert words in page.text
+    assert "poetmodel solve" not in page.text
+
+
+def test_differences_are_listed_and_a_missing_certificate_is_told():
+    """Twenty of them, and how many more; a name is only text.
+
+    Where there is no certificate the page says so, and how to get one.
+    """
+    differences = [
+        {"name": f"gradient of <b>{k}</b>", "largest": None, "told": "by up to nan", "op": "0/mm"}
+        for k in range(23)
+    ]
+    values = step_values(
+        skip_problem(), certificate=certificate(equal=False, differences=differences)
+    )
+    page = read_page(report_page([step_subject(values, source="step.json")]))
+    assert "gradient of <b>0</b> (by up to nan, from 0/mm)" in page.text
+    assert "gradient of <b>19</b>" in page.text
+    assert "gradient of <b>20</b>" not in page.text
+    assert "and 3 more" in page.text
+    assert "23 of 9 results differ" in page.text
+    one = step_subject(step_values(skip_problem(), certificate=None), source="step.json")
+    page = read_page(report_page([one]))
+    assert "Not verified" in page.text
+    assert "call step.verify(x, y)" in page.text
+    assert ("A", "step.plan.peak_bytes") in page.values
+    assert ("A", "step.certificate.heap_peak_bytes") not in page.values

@@ -1,17 +1,18 @@
 """The pictures: a plan over time, and the map of a schedule, stage by node."""
 
-from __future__ import annotations
+import re
 
 from kit.plans import PAGED, plan, state_step
 from kit.worked import even_costs, skip_graph
 from poetmodel.device import Costs
 from poetmodel.plan import Arena, check_arena, check_plan
-from poetmodel.report.bands import Timeline, plan_timeline
+from poetmodel.report.bands import plan_timeline
 from poetmodel.report.pictures import Kind, address_map, stage_map
+from poetmodel.report.scheme import DARK, INK, PAPER, following_scheme
 from poetmodel.schedule import Schedule
 
 
-def described(text: str, mode: str = "dma") -> Timeline:
+def described(text, mode="dma"):
     """Describe the picture of a program of `skip_graph`."""
     graph = skip_graph()
     made = plan(text, mode, ram_budget_bytes=13)
@@ -19,36 +20,28 @@ def described(text: str, mode: str = "dma") -> Timeline:
     return plan_timeline(graph, made, check_plan(graph, costs, made))
 
 
-def test_lanes_of_a_plan() -> None:
-    """Core with stalls and bus, with the times of the walk."""
-    lanes = described(PAGED).lanes
-    core, bus = lanes["core"], lanes["bus"]
-    assert [(bar.start, bar.end, bar.kind, bar.name) for bar in core] == [
-        (0, 1, Kind.COMPUTED, "a"),
-        (1, 3, Kind.COMPUTED, "b"),
-        (3, 6, Kind.STALL, "a"),
-        (6, 9, Kind.COMPUTED, "c"),
-        (9, 16, Kind.STALL, "a"),
-        (16, 20, Kind.COMPUTED, "d"),
-    ]
-    assert [(bar.start, bar.end, bar.kind, bar.name) for bar in bus] == [
-        (1, 6, Kind.PAGED_OUT, "a"),
-        (9, 16, Kind.PAGED_IN, "a"),
-    ]
-
-
-def test_curve_of_a_plan() -> None:
-    """RAM during each step, and after it, against the budget."""
-    curve = described(PAGED)
-    assert curve.curve_name == "RAM [B]"
-    assert (curve.limit, curve.limit_name) == (13, "budget 13 B")
-    held = dict(curve.points)  # the last value at each time
-    assert held == {0.0: 4, 1.0: 10, 3.0: 10, 6.0: 11, 9.0: 9, 16.0: 12, 20.0: 3}
-
-
-def test_bands_of_a_plan() -> None:
-    """Each copy from begin to end, the later above the earlier; a comes back from storage."""
+def test_picture_of_a_plan():
+    """Core with stalls, and bus; RAM during each step and after it; and each copy as a band."""
     picture = described(PAGED)
+    lanes = {
+        name: [(bar.start, bar.end, bar.kind, bar.name) for bar in bars]
+        for name, bars in picture.lanes.items()
+    }
+    assert lanes == {
+        "core": [
+            (0, 1, Kind.COMPUTED, "a"),
+            (1, 3, Kind.COMPUTED, "b"),
+            (3, 6, Kind.STALL, "a"),
+            (6, 9, Kind.COMPUTED, "c"),
+            (9, 16, Kind.STALL, "a"),
+            (16, 20, Kind.COMPUTED, "d"),
+        ],
+        "bus": [(1, 6, Kind.PAGED_OUT, "a"), (9, 16, Kind.PAGED_IN, "a")],
+    }
+    names = (picture.curve_name, picture.limit, picture.limit_name, picture.ghost_name)
+    assert names == ("RAM [B]", 13, "budget 13 B", "keep-all 15 B")
+    held = dict(picture.points)  # the last value at each time
+    assert held == {0.0: 4, 1.0: 10, 3.0: 10, 6.0: 11, 9.0: 9, 16.0: 12, 20.0: 3}
     assert [(band.name, band.part, band.kind, band.runs) for band in picture.bands] == [
         ("a", 1, None, ((0, 6, 0, 4),)),
         ("b", 1, None, ((1, 6, 4, 10), (6, 9, 0, 6))),
@@ -58,25 +51,24 @@ def test_bands_of_a_plan() -> None:
     ]
     assert (picture.parts, picture.copies) == ((1,), (Kind.PAGED_IN,))
     assert picture.ghost == ((0, 4), (1, 10), (6, 15), (16, 12), (20, 12))
-    assert picture.ghost_name == "keep-all 15 B"
+    assert list(described("c0 c1 c2 f1 c3 f0 f2").lanes) == ["core"]
 
 
-def test_curve_has_the_workspace_of_a_step() -> None:
-    """While b is computed its workspace counts: 4 + 6 + 1 B from 1 s to 3 s."""
+def test_workspace_recomputation_and_blocking_transfers():
+    """While b is computed its workspace counts: 4 + 6 + 1 B from 1 s to 3 s.
+
+    A second computation has its own kind; without DMA the bus still has its lane.
+    """
     graph = skip_graph(workspace=True)
     made = plan("c0 c1 c2 f1 c3 f0 f2")
     points = plan_timeline(graph, made, check_plan(graph, even_costs(graph), made)).points
     assert points[2:4] == ((1.0, 11), (3.0, 10))
-
-
-def test_recomputation_and_blocking_transfers() -> None:
-    """A second computation has its own kind; without DMA the bus still has its lane."""
     picture = described("c0 o0 c1 f0 c2 c1 f1 i0 c3 f0 f2", "blocking")
     assert picture.kinds == (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.PAGED_OUT)
     assert picture.lanes["bus"][0].start == 1
 
 
-def test_first_reads_of_state_are_on_the_bus() -> None:
+def test_first_reads_of_state_are_on_the_bus():
     """They take their RAM at once, as page-ins do; the picture ends with the write-back."""
     graph = state_step()
     times = [0.0 if node.is_state else 2.0 for node in graph.nodes]
@@ -99,12 +91,7 @@ def test_first_reads_of_state_are_on_the_bus() -> None:
     assert [time for time, _ in picture.points] == sorted(time for time, _ in picture.points)
 
 
-def test_plan_without_transfers_has_no_bus() -> None:
-    """One lane is enough."""
-    assert list(described("c0 c1 c2 f1 c3 f0 f2").lanes) == ["core"]
-
-
-def test_cells_tell_what_happens() -> None:
+def test_cells_tell_what_happens():
     """Computed, recomputed, paged in, kept; page-outs are marked; several tensors share a cell."""
     graph = skip_graph(mask=True)  # tensors 2 and 3 are both of node c
     schedule = Schedule(
@@ -133,7 +120,7 @@ def test_cells_tell_what_happens() -> None:
     assert grid.title == "skip: 1 recomputation, 2 page-outs, 1 page-in"
 
 
-def test_map_of_addresses() -> None:
+def test_map_of_addresses():
     """A box for each copy, from its instruction to its free, coloured by how it came there."""
     graph = skip_graph(workspace=True)
     made = plan("c0 o0 c1 c2 f1 w0 c1 f1 f0 i0 w0 c3 f0 f2")
@@ -165,35 +152,29 @@ def test_map_of_addresses() -> None:
     assert picture.kinds == (Kind.COMPUTED, Kind.RECOMPUTED, Kind.PAGED_IN, Kind.WORKSPACE)
 
 
-def test_map_of_addresses_with_state() -> None:
-    """Resident state is kept from the start; what is read from storage is paged in."""
-    graph, made = state_step(), plan("c0 c1 c2 f0 c3 c4 f2 f3 c5 f4", "blocking", resident=(1,))
-    offsets = ((-1, 1, 0), (0, 0, 8), (2, 2, 8), (4, 3, 24), (5, 4, 32))
-    arena = Arena(
-        bytes=48,
-        lower_bound_bytes=48,
-        offsets=tuple((p, "output", i, at) for p, i, at in offsets),
-        alignment=8,
-    )
-    times = [0.0 if node.is_state else 2.0 for node in graph.nodes]
-    pages = [(3.0, 1.0)] * 6
-    costs = Costs.from_arrays(
-        graph,
-        compute_time_s=times,
-        compute_energy_j=times,
-        page_in=pages,
-        page_out=pages,
-    )
-    check = check_plan(graph, costs, made)
-    boxes = address_map(graph, made, check, check_arena(graph, made, arena)).boxes
-    assert [(box.name, box.kind) for box in boxes] == [
-        ("w", Kind.KEPT),
-        ("x", Kind.COMPUTED),
-        ("y", Kind.COMPUTED),
-        ("v", Kind.PAGED_IN),
-        ("g", Kind.COMPUTED),
-    ]
-    assert (boxes[0].start, boxes[0].details) == (
-        0.0,
-        "w: kept in RAM, 8 B, at 0 to 8, instructions from the start to 10",
-    )
+# -- colours of dark pages -------------------------------------------------------------------------
+LIGHT = """<?xml version="1.0"?>
+<svg xmlns="http://www.w3.org/2000/svg" width="10">
+ <rect style="fill: #ffffff; stroke: #b0b0b0"/><text>a</text>
+</svg>"""
+
+
+def _luminance(colour):
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_colours_of_dark_pages_are_rules_of_the_picture():
+    """Paper and lines that occur have their dark colours, text is light; what it was stays.
+
+    Ink has a contrast of more than 7 to the paper, as accessibility guides want at best.
+    """
+    text = following_scheme(LIGHT)
+    style = re.search(r"<style>@media \(prefers-color-scheme:dark\)(.*)</style>", text)
+    assert f'[style*="fill: #ffffff"]{{fill:{PAPER}!important}}' in style[1]
+    assert f'[style*="stroke: #b0b0b0"]{{stroke:{DARK["#b0b0b0"]}!important}}' in style[1]
+    assert f"text{{fill:{INK}}}" in style[1]
+    assert "#0072b2" not in style[1]
+    assert text.replace(f"\n {style[0]}", "") == LIGHT
+    assert (_luminance(INK) + 0.05) / (_luminance(PAPER) + 0.05) > 7

@@ -1,7 +1,5 @@
 """The presenter: facts as JSON, rows and words."""
 
-from __future__ import annotations
-
 import pytest
 
 from poetmodel.problem import Constraint
@@ -25,7 +23,7 @@ from poetmodel.schedule import ConstraintValue
 from poetmodel.units import format_bytes
 
 
-def test_a_fact_is_said_once_for_json_and_for_people() -> None:
+def test_a_fact_is_said_once_for_json_and_for_people():
     """JSON has the values of keys; people read what has a name and is known."""
     facts = [
         Fact("ram_bytes", 2048, "RAM", format_bytes, "of the device"),
@@ -40,16 +38,18 @@ def test_a_fact_is_said_once_for_json_and_for_people() -> None:
     ]
 
 
-def constraint(
-    name: str, value: float, key: str = "page_ins:a", **limits: float
-) -> ConstraintValue:
+def constraint(name, value, key="page_ins:a", **limits):
     """Return the value of a constraint on one total."""
     row = Constraint(name=name, terms={key: 1}, **limits)
     return ConstraintValue(row=row, value=value, slack=0)
 
 
-def test_constraints_are_told_with_value_and_limits() -> None:
-    """In the unit of the sum; at a limit, beyond it, or an equality."""
+def test_constraints_are_told_with_value_and_limits():
+    """In the unit of the sum; at a limit, beyond it, or an equality.
+
+    Of many, people read of the first few and JSON has all. Those of several schedules stand beside
+    each other by their names, each with its own limit, empty where a schedule has none.
+    """
     found = [
         constraint("wear", 3136, "bytes_written", upper=4000),
         constraint("late", 2.5, "compute_s", upper=2.5),
@@ -69,10 +69,6 @@ def test_constraints_are_told_with_value_and_limits() -> None:
         ("thrift", "250 mJ", "below its limit: at least 500 mJ", True),
     ]
     assert list(constraint_facts([])) == []
-
-
-def test_of_many_constraints_those_at_a_limit_are_told() -> None:
-    """People read of the first few; JSON has all."""
     many = [constraint(f"each[{place}]", place % 10, upper=9) for place in range(100)]
     facts = list(constraint_facts(many))
     assert len(facts[0].value) == 100
@@ -82,10 +78,6 @@ def test_of_many_constraints_those_at_a_limit_are_told() -> None:
         f"and {100 - len(names)} constraints more",
         "10 of all are at a limit",
     )
-
-
-def test_constraints_of_several_schedules_stand_beside_each_other() -> None:
-    """By their names; each with its own limit, empty where a schedule has none of that name."""
     one = [constraint("wear", 3, upper=4), constraint("few", 1, upper=2)]
     other = [constraint("few", 3, upper=3)]
     lines = list(constraint_rows([one, other]))
@@ -93,29 +85,17 @@ def test_constraints_of_several_schedules_stand_beside_each_other() -> None:
         ["3; at most 4", ""],
         ["1; at most 2", "3; at its limit: at most 3"],
     ]
-    document = {"constraints": [value.to_dict() for value in one]}
-    assert look_up(document, lines[1][0].key) == 1
-
-
-@pytest.mark.parametrize(
-    ("ratio", "text"),
-    [
-        (0.0020337, "0.20337 %"),
-        (1.0, "100 %"),
-        (0.0, "0 %"),
-        (1e-4, "0.01 %"),
-        (3e-15, "0 %"),
-        (12.345678, "1234.6 %"),
-    ],
-)
-def test_percentages_keep_what_matters(ratio: float, text: str) -> None:
-    """Five digits, none of them rounding noise."""
-    assert percent(ratio) == text
+    said = {"constraints": [value.to_dict() for value in one]}
+    assert look_up(said, lines[1][0].key) == 1
 
 
 @pytest.mark.parametrize(
     ("said", "text"),
     [
+        (percent(0.0020337), "0.20337 %"),
+        (percent(1.0), "100 %"),
+        (percent(3e-15), "0 %"),
+        (percent(12.345678), "1234.6 %"),
         (escaped("a\x1b[31m b"), r"a\x1b[31m b"),
         (count(11689512), "11.69 M"),
         (count(512), "512 "),
@@ -132,6 +112,6 @@ def test_percentages_keep_what_matters(ratio: float, text: str) -> None:
         (fine_joules(0.0), "0 J"),
     ],
 )
-def test_words_for_people(said: str, text: str) -> None:
+def test_words_for_people(said, text):
     """Counts, shares, sizes and energies have as many digits as people need."""
     assert said == text

@@ -1,9 +1,6 @@
 """The timeline of a plan: bands whose sum is the plan checker's RAM, budget and keep-all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,7 +8,6 @@ from kit.instances import seeded
 from kit.plans import random_plan, random_state_plan
 from kit.report_subjects import subject, training_problem
 from kit.worked import even_costs, skip_problem
-from poetmodel.device import Costs
 from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import load_model
 from poetmodel.plan import check_plan
@@ -22,7 +18,7 @@ from poetmodel.schedule import Schedule, checkpoint_all
 RESIDENT = ORIGINS.index("resident")
 
 
-def sums(chart: dict[str, Any]) -> tuple[list[int], list[int]]:
+def sums(chart):
     """Add the bands of a chart up as a reader of the values would: during and after each one."""
     n = len(chart["ops"])
     during, after = [0] * n, [0] * n
@@ -34,23 +30,8 @@ def sums(chart: dict[str, Any]) -> tuple[list[int], list[int]]:
     return during, after
 
 
-def test_values_of_a_plan_that_pages() -> None:
-    """Letters, times, transfers, budget and peak of a plan worked by hand elsewhere."""
-    one = subject(skip_problem(recompute=False))
-    chart = timeline_chart(one)
-    assert set(chart["ops"]) == set("ciof")
-    assert max(chart["during"]) == one.simulation.peak_ram_bytes
-    assert chart["during"][chart["peak"]] == one.simulation.peak_ram_bytes
-    assert (chart["budget"], chart["budget_name"]) == (13, "budget 13 B")
-    assert chart["issued"][-1] == one.simulation.makespan_s
-    assert [p for p, _, _ in chart["work"]] == [p for p, op in enumerate(chart["ops"]) if op != "f"]
-    paged = [stay for stay in chart["stays"] if ORIGINS[stay[4]] == "paged in"]
-    assert [stay[0] for stay in paged] == [0]
-    assert any(stay[5] for stay in chart["stays"] if stay[0] == 0)
-
-
 @pytest.mark.parametrize("mode", ["blocking", "dma"])
-def test_bands_add_up_to_the_checked_ram(mode: str) -> None:
+def test_bands_add_up_to_the_checked_ram(mode):
     """During and after every instruction of random plans, with state and without."""
     for seed in range(25):
         rng = seeded(f"timeline/{mode}/{seed}")
@@ -62,7 +43,7 @@ def test_bands_add_up_to_the_checked_ram(mode: str) -> None:
             assert chart["after"] == [moment.ram_bytes for moment in check.moments]
 
 
-def test_the_ghost_is_keep_all() -> None:
+def test_the_ghost_is_keep_all():
     """Its highest point is the keep-all peak; of keep-all itself it is the RAM at every node."""
     graph = load_model("mlp")
     costs = even_costs(graph)
@@ -73,17 +54,17 @@ def test_the_ghost_is_keep_all() -> None:
     assert [chart["during"][p] for p in places] == kept
 
 
-def test_without_costs_it_goes_by_instruction() -> None:
-    """There are no times, and the peak is the simulator's."""
+def test_without_costs_it_goes_by_instruction():
+    """Without costs there are no times, and the peak is the simulator's.
+
+    One that cannot run is drawn by step, as far as it names what is there: the RAM that the
+    simulator found, without bands.
+    """
     one = subject(skip_problem(recompute=False))
     chart = timeline_chart(replace(one, plan=None, check=None, places=None, costs=None))
     assert (chart["issued"], chart["work"]) == (None, [])
     assert max(chart["during"]) == one.simulation.peak_ram_bytes
     assert sums(chart) == (chart["during"], chart["after"])
-
-
-def test_a_schedule_that_cannot_run_is_drawn_by_step() -> None:
-    """As far as it names what is there: the RAM that the simulator found, without bands."""
     broken = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3), (9, 9)), S_RAM=((1, 0), (2, 1)))
     one = subject(skip_problem(), broken)
     assert one.plan is None
@@ -93,7 +74,7 @@ def test_a_schedule_that_cannot_run_is_drawn_by_step() -> None:
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_resident_state_is_there_all_the_time(*, planned: bool) -> None:
+def test_resident_state_is_there_all_the_time(*, planned):
     """From before the first instruction to the end, with costs or without."""
     one = subject(training_problem(900))
     if not planned:
@@ -103,18 +84,3 @@ def test_resident_state_is_there_all_the_time(*, planned: bool) -> None:
     assert sum(stay[1] for stay in resident) == 300
     assert all((stay[2], stay[3]) == (-1, len(chart["ops"])) for stay in resident)
     assert max(chart["during"]) == one.simulation.peak_ram_bytes
-
-
-def test_values_of_a_large_network_are_small() -> None:
-    """Resnet50, whose step has 500 nodes, in less than 300 kB."""
-    import json
-
-    graph = load_model("resnet50")
-    costs = Costs.from_arrays(
-        graph,
-        compute_time_s=[1.0] * len(graph.nodes),
-        compute_energy_j=[1.0] * len(graph.nodes),
-    )
-    made = make_plan(graph, costs, checkpoint_all(graph), mode="blocking")
-    chart = plan_chart(graph, made, check_plan(graph, costs, made))
-    assert len(json.dumps(chart)) < 300_000

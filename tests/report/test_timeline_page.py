@@ -1,9 +1,7 @@
 """The timeline in a real browser: what one points at, pins and selects is what the values say."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,18 +13,9 @@ from poetmodel.graph.catalogue import load_model
 from poetmodel.plan import check_plan
 from poetmodel.planner import make_plan
 from poetmodel.problem import Problem
-from poetmodel.report.drawing import draw_plan
 from poetmodel.report.page import write_report
 from poetmodel.report.timeline import plan_chart
 from poetmodel.schedule import checkpoint_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser
-
-    from poetmodel.report.subject import Subject
 
 pytestmark = pytest.mark.browser
 
@@ -44,7 +33,7 @@ SHOWN = """() => { const panel = document.getElementById('time-A-alive');
 
 
 @pytest.fixture(scope="module", params=["paged", "state"])
-def one(request: pytest.FixtureRequest) -> Subject:
+def one(request):
     """Return a schedule that pages, and one with state in RAM and on storage."""
     if request.param == "state":
         return subject(training_problem(900), mode="dma")
@@ -53,7 +42,7 @@ def one(request: pytest.FixtureRequest) -> Subject:
 
 
 @pytest.fixture(scope="module")
-def file(one: Subject, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(one, tmp_path_factory):
     """Return its report."""
     out = tmp_path_factory.mktemp("timeline") / "r.html"
     write_report(out, [one])
@@ -61,15 +50,14 @@ def file(one: Subject, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def values(file: Path) -> Values:
+def values(file):
     """Return what the page knows of the timeline."""
     charts = json.loads(read_page(file.read_text(encoding="utf-8")).scripts["charts"])["charts"]
-    found: Values = next(chart for chart in charts if chart["type"] == "timeline")
-    return found
+    return next(chart for chart in charts if chart["type"] == "timeline")
 
 
 @pytest.fixture(scope="module")
-def drawn(browser: Browser, file: Path) -> Iterator[Report]:
+def drawn(browser, file):
     """Open the page with its timeline."""
     found = opened(browser, file, DESKTOP)
     found.draw("time-A")
@@ -79,14 +67,14 @@ def drawn(browser: Browser, file: Path) -> Iterator[Report]:
 
 
 @pytest.fixture
-def report(drawn: Report) -> Iterator[Report]:
+def report(drawn):
     """Return the page with nothing pinned and nothing selected."""
     drawn.page.keyboard.press("Escape")
     yield drawn
     assert drawn.messages == []
 
 
-def level_at(values: Values, x: float) -> int:
+def level_at(values, x):
     """Return which RAM is in use at a time: 2 p during instruction p, 2 p + 1 after it."""
     n, issued = len(values["ops"]), values["issued"]
     done = {p: end for p, _, end in values["work"] if values["ops"][p] in "ca"}
@@ -94,9 +82,9 @@ def level_at(values: Values, x: float) -> int:
     return max(k for k in range(2 * n) if starts[k + 1] > starts[k] and (starts[k] <= x or k == 0))
 
 
-def alive(values: Values, level: int) -> dict[int, int]:
+def alive(values, level):
     """Return the bytes of what is in RAM then, by what it is."""
-    found: dict[int, int] = {}
+    found = {}
     p, after = divmod(level, 2)
     for what, size, begin, end, _, _, given_at, given, *_ in values["stays"]:
         held = size - (given if 0 <= given_at <= p else 0)
@@ -105,16 +93,16 @@ def alive(values: Values, level: int) -> dict[int, int]:
     return found
 
 
-def point(report: Report, share: float, height: float = 0.3) -> dict[str, float]:
+def point(report, share, height=0.3):
     """Point at a share of the width and height of the stack; return the area."""
-    area: dict[str, float] = report.page.evaluate(AREA)
+    area = report.page.evaluate(AREA)
     x = area["left"] + share * area["width"]
     report.page.mouse.move(x, area["top"] + height * area["height"])
     report.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => done()))")
     return area
 
 
-def test_it_answers_everywhere_with_the_values(report: Report, values: Values) -> None:
+def test_it_answers_everywhere_with_the_values(report, values):
     """At 40 places over the width: total and every tensor are those of the JSON."""
     seen = set()
     for k in range(40):
@@ -132,7 +120,7 @@ def test_it_answers_everywhere_with_the_values(report: Report, values: Values) -
     assert len(seen) > 3
 
 
-def test_a_click_pins(report: Report) -> None:
+def test_a_click_pins(report):
     """What is pinned stays while one points elsewhere; a click there or Escape frees it."""
     page = report.page
     for end in ("click", "Escape"):
@@ -151,15 +139,14 @@ def test_a_click_pins(report: Report) -> None:
         assert page.evaluate(SHOWN)["level"] != pinned["level"]
 
 
-def rim(report: Report) -> str:
+def rim(report):
     """Return the outline of what is lit, empty where nothing is."""
-    found: str = report.page.evaluate(
+    return report.page.evaluate(
         "() => document.querySelector('#time-A .rim')?.getAttribute('d') || ''"
     )
-    return found
 
 
-def test_a_click_on_a_band_selects_its_tensor(report: Report, values: Values, one: Subject) -> None:
+def test_a_click_on_a_band_selects_its_tensor(report, values, one):
     """It is lit here, marked in the list and part of the address, until Escape."""
     page = report.page
     area = point(report, 0.3)
@@ -181,7 +168,7 @@ def test_a_click_on_a_band_selects_its_tensor(report: Report, values: Values, on
     assert page.locator('#time-A-alive [aria-pressed="true"]').count() == 0
 
 
-def test_the_address_selects_a_tensor(browser: Browser, file: Path, one: Subject) -> None:
+def test_the_address_selects_a_tensor(browser, file, one):
     """Every copy of it is outlined and told."""
     report = Report(browser.new_context(**DESKTOP).new_page())
     chosen = max(range(len(one.graph.tensors)), key=one.graph.tensor_bytes.__getitem__)
@@ -195,7 +182,7 @@ def test_the_address_selects_a_tensor(browser: Browser, file: Path, one: Subject
     report.page.context.close()
 
 
-def test_every_tensor_in_ram_can_be_lit(report: Report, values: Values, one: Subject) -> None:
+def test_every_tensor_in_ram_can_be_lit(report, values, one):
     """However small its band; the panel tells each copy of it."""
     timed = [stay for stay in values["stays"] if stay[0] >= 0]
     for what in {stay[0] for stay in timed}:
@@ -208,7 +195,7 @@ def test_every_tensor_in_ram_can_be_lit(report: Report, values: Values, one: Sub
     report.page.evaluate("() => page.select(null)")
 
 
-def test_keys_go_through_program_and_bands(report: Report, values: Values) -> None:
+def test_keys_go_through_program_and_bands(report, values):
     """Right and left by instruction, up and down by band; Enter pins."""
     page = report.page
     page.locator("#time-A").focus()
@@ -227,7 +214,7 @@ def test_keys_go_through_program_and_bands(report: Report, values: Values) -> No
     assert page.evaluate("() => page.selected") is None
 
 
-def test_instructions_can_have_one_width(report: Report, values: Values) -> None:
+def test_instructions_can_have_one_width(report, values):
     """Then the axis counts them, and pointing still says the RAM during each."""
     n = len(values["ops"])
     report.page.get_by_role("button", name="Show by instruction").click()
@@ -241,7 +228,7 @@ def test_instructions_can_have_one_width(report: Report, values: Values) -> None
     report.page.get_by_role("button", name="Show by time").click()
 
 
-def test_other_values_keep_the_place(report: Report, values: Values, one: Subject) -> None:
+def test_other_values_keep_the_place(report, values, one):
     """The chart of another plan of the graph stays at the node where it was pinned."""
     costs = one.problem.costs
     made = make_plan(one.graph, costs, checkpoint_all(one.graph), mode="blocking")
@@ -262,7 +249,7 @@ def test_other_values_keep_the_place(report: Report, values: Values, one: Subjec
     report.page.evaluate("(values) => page.replace('time-A', values)", values)
 
 
-def test_a_finger_pins(browser: Browser, file: Path, values: Values) -> None:
+def test_a_finger_pins(browser, file, values):
     """On a phone a tap shows and pins what is there, below the chart."""
     report = opened(browser, file, PHONE)
     report.draw("time-A")
@@ -273,21 +260,5 @@ def test_a_finger_pins(browser: Browser, file: Path, values: Values) -> None:
     shown = report.page.evaluate(SHOWN)
     assert shown["pinned"]
     assert shown["level"] == level_at(values, 0.6 * area["end"])
-    assert report.page.evaluate("() => document.documentElement.scrollWidth") <= 390
-    assert report.messages == []
-    report.page.context.close()
-
-
-def test_the_page_of_a_plan_is_quiet(browser: Browser, one: Subject, tmp_path: Path) -> None:
-    """One chart, no message and no request, in the colours of the system."""
-    assert one.plan is not None
-    assert one.check is not None
-    path = tmp_path / "plan.html"
-    draw_plan(one.graph, one.plan, one.check, path)
-    report = opened(browser, path, PHONE)
-    report.page.wait_for_selector("#picture[data-ready]", timeout=PATIENCE_MS)
-    assert (report.messages, report.requests) == ([], [path.as_uri()])
-    assert report.page.evaluate("() => document.documentElement.dataset.theme") == "dark"
-    assert report.page.evaluate("() => document.documentElement.scrollWidth") <= 390
-    assert report.page.title().startswith(one.graph.name)
+    report.assert_quiet_and_fits(PHONE, file)
     report.page.context.close()

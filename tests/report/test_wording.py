@@ -1,9 +1,6 @@
 """The answers of a report: about schedules, and about compiled steps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,18 +13,12 @@ from poetmodel.report.figures import measured_rows
 from poetmodel.report.wording import REMEDY, answers, step_answers
 from poetmodel.schedule import Schedule
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from kit.messages import Told
-    from poetmodel.report.wording import Answer
-
 WEAR = Constraint(name="wear", terms={"bytes_written": 1}, upper=4)
 OWN = {"minimize": "own", "own_objective": (("energy_j", 1), ("page_ins:a", 0.5))}
 BROKEN = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3)), S_RAM=((1, 0), (2, 1)))
 
 
-def lines(found: Iterable[Answer]) -> str:
+def lines(found):
     """Return answers with their mood, one a line."""
     return "\n".join(f"{answer.mood}: {answer.word}: {answer.text}" for answer in found)
 
@@ -43,39 +34,26 @@ def lines(found: Iterable[Answer]) -> str:
         pytest.param({"minimize": "ram"}, {}, id="least RAM"),
     ],
 )
-def test_answers_about_a_schedule(
-    limits: dict[str, Any], changes: dict[str, Any], told: Told
-) -> None:
+def test_answers_about_a_schedule(limits, changes, told):
     """It fits in 13 B and costs 1 J on 10 J; what is not proven is not called so."""
     told(lines(answers(facts(subject(skip_problem(**limits))) | changes)))
 
 
-def test_rejected_schedule_is_told_first(told: Told) -> None:
-    """Nothing is claimed of it."""
-    told(lines(answers(facts(subject(skip_problem(), BROKEN)))))
-
-
-def test_own_objectives_and_constraints_are_told(told: Told) -> None:
-    """By their weights and their number."""
+def test_rejected_schedules_and_own_wishes_are_told(told):
+    """Of a broken one nothing is claimed; own objectives come by weights and their number."""
+    told(lines(answers(facts(subject(skip_problem(), BROKEN)))), "rejected")
     problem = replace(skip_problem(), constraints=(WEAR,), **OWN)
-    told(lines(answers(facts(subject(problem)))))
+    told(lines(answers(facts(subject(problem)))), "own")
 
 
-def test_other_objectives_are_judged_by_their_own_gap() -> None:
-    """With the least RAM asked for there is no bound on energy."""
-    found = facts(subject(skip_problem(minimize="ram")))
-    assert (found["gap"], found["bound_j"], found["overhead_bound_j"]) == (0.0, None, None)
+def test_without_costs_nothing_is_said_of_energy():
+    """Unknown stays unknown.
 
-
-def test_without_costs_nothing_is_said_of_energy() -> None:
-    """Unknown stays unknown."""
+    A schedule that costs more than the file's gets the larger gap, to the stated bound.
+    """
     found = facts(replace(subject(skip_problem()), costs=None))
     assert found["energy_j"] is found["makespan_s"] is found["gap"] is None
     assert [answer.word for answer in answers(found)] == ["Fits", "Unknown", "Unknown"]
-
-
-def test_gap_is_between_the_judge_and_the_stated_bound() -> None:
-    """A schedule that costs more than the file's gets the larger gap."""
     problem = skip_problem()
     paging = subject(skip_problem(recompute=False)).schedule
     found = facts(subject(problem, paging))
@@ -101,13 +79,13 @@ LOSS = {"name": "loss", "largest": 0.5, "told": "by up to 0.5", "op": "loss/nll"
         pytest.param({"equal": False, "random_equal": False}, id="random state alone"),
     ],
 )
-def test_answers_about_a_step(changes: dict[str, Any], told: Told) -> None:
+def test_answers_about_a_step(changes, told):
     """Equal, kept, and the times side by side; differences and excess are not called good."""
     told(lines(step_answers(step_values(skip_problem(), certificate=certificate(**changes)))))
 
 
 @pytest.mark.parametrize("device", ["Small Board", None])
-def test_a_plan_for_another_device_is_called_so(device: str | None, told: Told) -> None:
+def test_a_plan_for_another_device_is_called_so(device, told):
     """Its time is not that of the host where the step was measured."""
     values = step_values(skip_problem())
     values["plan"]["device"] = device
@@ -116,7 +94,7 @@ def test_a_plan_for_another_device_is_called_so(device: str | None, told: Told) 
     told(step_answers(values)[2].text)
 
 
-def test_a_step_that_was_not_verified_says_how(told: Told) -> None:
+def test_a_step_that_was_not_verified_says_how(told):
     """Nothing is claimed; the plan's figures are given as such."""
     values = step_values(skip_problem(), certificate=None)
     found = step_answers(values)

@@ -1,13 +1,15 @@
 """What a schedule decides on each tensor, what that costs, and where RAM is at its limit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.instances import random_graph, random_schedule, random_state_schedule, random_step, seeded
+from kit.instances import (
+    random_graph,
+    random_schedule,
+    random_step,
+    seeded,
+)
 from kit.worked import bench_device, even_costs, skip_graph, skip_problem, state
 from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
@@ -15,7 +17,7 @@ from poetmodel.problem import Problem
 from poetmodel.report.facts import decision_rows
 from poetmodel.schedule import checkpoint_all, paged_at_once, simulate
 from poetmodel.schedule.decisions import (
-    Choice,
+    Treatment,
     find_decisions,
     in_place_uses,
     saved_in_place_bytes,
@@ -23,45 +25,32 @@ from poetmodel.schedule.decisions import (
 )
 from poetmodel.solver import solve
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from poetmodel.schedule import Schedule, Simulation
+def test_decisions_of_the_worked_example():
+    """With 13 B, a is computed again in stage 3, for 1 J and 1 s; the others are kept.
 
-
-def test_decision_on_a_recomputed_tensor() -> None:
-    """With 13 B, a is computed again in stage 3, for 1 J and 1 s; the others are kept."""
+    Without recomputation, a goes out in stage 0 and comes back in stage 3, for 2 J and 2 s. If
+    nothing is recomputed or paged, RAM is at its limit at the peak.
+    """
     problem = skip_problem()
     result = solve(problem)
-    points = steps_at_limit(problem, result.require_schedule(), simulate_of(problem))
+    points = steps_at_limit(problem, result.require_schedule(), result.simulation)
     a, b, c, d = find_decisions(problem, result.require_schedule(), points)
-    assert (a.choice, a.recomputed, a.energy_j, a.time_s) == (Choice.RECOMPUTED, (3,), 1.0, 1.0)
-    assert a.in_ram == ((0, 1), (3, 3))
-    assert a.on_storage == ()
-    assert [decision.choice for decision in (b, c, d)] == [Choice.KEPT, Choice.KEPT, Choice.UNUSED]
+    assert (a.choice, a.recomputed, a.energy_j, a.time_s) == (Treatment.RECOMPUTED, (3,), 1.0, 1.0)
+    assert (a.in_ram, a.on_storage) == (((0, 1), (3, 3)), ())
+    assert [decision.choice for decision in (b, c, d)] == [
+        Treatment.KEPT,
+        Treatment.KEPT,
+        Treatment.UNUSED,
+    ]
     assert [(point.stage, point.node) for point in points] == [(2, 2)]
     assert [decision.bytes_at_limit for decision in (a, b, c, d)] == [0, 6, 5, 0]
     assert a.to_dict(problem.graph)["in_ram"] == [[0, 1], [3, 3]]
-
-
-def simulate_of(problem: Problem) -> Simulation:
-    """Return what the best schedule of a problem does."""
-    simulation = solve(problem).simulation
-    assert simulation is not None
-    return simulation
-
-
-def test_decision_on_a_paged_tensor() -> None:
-    """Without recomputation, a goes out in stage 0 and comes back in stage 3, for 2 J and 2 s."""
     problem = skip_problem(recompute=False)
     a, *_ = find_decisions(problem, solve(problem).require_schedule())
-    assert (a.choice, a.paged_out, a.paged_in) == (Choice.PAGED, (0,), (3,))
+    assert (a.choice, a.paged_out, a.paged_in) == (Treatment.PAGED, (0,), (3,))
     assert (a.energy_j, a.time_s) == (2.0, 2.0)
     assert a.on_storage == ((1, 3),)
-
-
-def test_keep_all_is_at_its_limit_at_its_peak() -> None:
-    """If nothing is recomputed or paged, RAM is at its limit at the peak."""
     graph = skip_graph()
     problem = Problem(graph, even_costs(graph), ram=20)
     schedule = checkpoint_all(graph)
@@ -70,7 +59,7 @@ def test_keep_all_is_at_its_limit_at_its_peak() -> None:
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_tensors_in_ram_are_those_that_the_simulator_counts(number: int) -> None:
+def test_tensors_in_ram_are_those_that_the_simulator_counts(number):
     """At every executed step the tensors in RAM add up to the simulator's curve."""
     rng = seeded(f"held/{number}")
     graph = random_graph(rng, (4, 7), on_aux=False, two_outputs=False)
@@ -93,9 +82,7 @@ def test_tensors_in_ram_are_those_that_the_simulator_counts(number: int) -> None
 
 
 # -- state and operators in place --------------------------------------------------------------
-
-
-def random_steps(count: int, *, mapped: bool) -> Iterator[tuple[Problem, Schedule, Simulation]]:
+def random_steps(count, *, mapped):
     """Yield valid schedules of random training steps, on storage that is memory-mapped or not."""
     rng = seeded(f"decisions on state, mapped {mapped}")
     device = bench_device()
@@ -103,7 +90,7 @@ def random_steps(count: int, *, mapped: bool) -> Iterator[tuple[Problem, Schedul
     device = replace(device, storage=replace(device.storage, memory_mapped=mapped))
     while count:
         graph = random_step(rng, (4, 9), flops=1_000_000)
-        schedule = random_state_schedule(rng, graph, mapped=mapped)
+        schedule = random_schedule(rng, graph, mapped=mapped)
         if schedule is None:
             continue
         problem = Problem(graph, Costs.estimate(graph, device), ram=10**6)
@@ -114,7 +101,7 @@ def random_steps(count: int, *, mapped: bool) -> Iterator[tuple[Problem, Schedul
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_what_tensors_cost_adds_up_to_the_overhead(mapped: bool) -> None:
+def test_what_tensors_cost_adds_up_to_the_overhead(mapped):
     """State pays for its first read and its write-back; replacements pay nothing."""
     homes = set()
     for problem, schedule, simulation in random_steps(150, mapped=mapped):
@@ -127,25 +114,27 @@ def test_what_tensors_cost_adds_up_to_the_overhead(mapped: bool) -> None:
         for decision in find_decisions(problem, schedule):
             i = decision.tensor
             homes.add(decision.choice)
-            assert (decision.choice == Choice.RESIDENT) == (i in schedule.resident)
+            assert (decision.choice == Treatment.RESIDENT) == (i in schedule.resident)
             away = i in graph.state_tensors and i not in schedule.resident
-            assert (decision.choice == Choice.ON_STORAGE) == away
-            assert (decision.choice == Choice.REPLACEMENT) == (i in graph.replacement_of.values())
-            if decision.choice == Choice.RESIDENT:
+            assert (decision.choice == Treatment.ON_STORAGE) == away
+            assert (decision.choice == Treatment.REPLACEMENT) == (
+                i in graph.replacement_of.values()
+            )
+            if decision.choice == Treatment.RESIDENT:
                 assert decision.in_ram == ((0, len(graph.nodes) - 1),)
-            if decision.choice == Choice.ON_STORAGE and mapped:
+            if decision.choice == Treatment.ON_STORAGE and mapped:
                 assert decision.in_ram == decision.paged_in == ()
-    assert {Choice.RESIDENT, Choice.ON_STORAGE, Choice.REPLACEMENT} <= homes
+    assert {Treatment.RESIDENT, Treatment.ON_STORAGE, Treatment.REPLACEMENT} <= homes
 
 
-def test_outputs_are_in_place_where_the_simulator_has_them_so() -> None:
+def test_outputs_are_in_place_where_the_simulator_has_them_so():
     """At each step the curve is lower by what they save, and the peak by what is said of it."""
     lower = 0
     for problem, schedule, simulation in random_steps(200, mapped=False):
         graph = problem.graph
         apart = replace(graph, nodes=tuple(replace(node, in_place=()) for node in graph.nodes))
         without = simulate(apart, problem.costs, schedule)
-        saved: dict[tuple[int, int], int] = {}
+        saved = {}
         for use in in_place_uses(graph, schedule):
             assert (use.output, use.input) in graph.in_place_of[use.node]
             at = (use.stage, use.node)
@@ -162,7 +151,7 @@ def test_outputs_are_in_place_where_the_simulator_has_them_so() -> None:
     assert lower > 10
 
 
-def test_state_on_storage_has_ram_at_its_limit() -> None:
+def test_state_on_storage_has_ram_at_its_limit():
     """Steps with less room than a state tensor on storage takes are those that keep it there."""
     w, v = state("w", 8), state("v", 3)
     nodes = (

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from kit.closed_form import broken_entries, energy_j, memory_curve
 from kit.instances import random_graph, random_instances, random_schedule, seeded
 from kit.oracle import optimum
-from kit.rotation import Part, parts
+from kit.rotation import parts
 from poetmodel.device import Costs
-from poetmodel.schedule import RELATIONS, Schedule, Simulation, simulate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from poetmodel.graph import Graph
+from poetmodel.schedule import RELATIONS, simulate
 
 Pair = tuple[int, int]
 
@@ -30,14 +25,14 @@ class Mutation(NamedTuple):
     removed: Pair | None
     added: Pair | None
 
-    def of(self, schedule: Schedule) -> Schedule:
+    def of(self, schedule):
         """Return the changed schedule."""
         pairs = set(getattr(schedule, self.relation)) - {self.removed}
         pairs |= {self.added} if self.added is not None else set()
         return replace(schedule, **{self.relation: tuple(pairs)})
 
 
-def mutations(graph: Graph, schedule: Schedule) -> Iterator[Mutation]:
+def mutations(graph, schedule):
     """Yield every removal, every addition, and every move by one stage or index."""
     n = len(graph.nodes)
     for relation in RELATIONS:
@@ -61,7 +56,7 @@ class Figures(NamedTuple):
     page_out_j: list[float]
 
     @classmethod
-    def of(cls, graph: Graph) -> Figures:
+    def of(cls, graph):
         """Return whole joules, so that sums are exact."""
         n, m = len(graph.nodes), len(graph.tensors)
         return cls(
@@ -70,7 +65,7 @@ class Figures(NamedTuple):
             [1000.0 + i for i in range(m)],
         )
 
-    def costs(self, graph: Graph) -> Costs:
+    def costs(self, graph):
         """Return them as costs, with times of one second each."""
         return Costs.from_arrays(
             graph,
@@ -80,7 +75,7 @@ class Figures(NamedTuple):
             page_out=[(1.0, energy) for energy in self.page_out_j],
         )
 
-    def change_j(self, mutation: Mutation) -> float:
+    def change_j(self, mutation):
         """Return what a mutation adds to the energy: the price of its entries, if they have one."""
         prices = {"R": self.compute_j, "M_in": self.page_in_j, "M_out": self.page_out_j}
         if mutation.relation not in prices:
@@ -90,7 +85,7 @@ class Figures(NamedTuple):
         return added - (price[mutation.removed[1]] if mutation.removed else 0.0)
 
 
-def harmless(graph: Graph, schedule: Schedule, mutation: Mutation) -> str | None:
+def harmless(graph, schedule, mutation):
     """Return why a valid mutation changes no figure, by the only reasons there are."""
     relation, removed, added = mutation
     pairs = [pair for pair in (removed, added) if pair is not None]
@@ -108,7 +103,7 @@ def harmless(graph: Graph, schedule: Schedule, mutation: Mutation) -> str | None
     return None
 
 
-def _unseen(graph: Graph, schedule: Schedule, t: int, i: int) -> bool:
+def _unseen(graph, schedule, t, i):
     """Return whether holding tensor `i` from stage `t - 1` to `t` is in no sum of any step."""
     k = graph.node_of[i]
     last_step = k == t - 1 or i in graph.inputs_of[t - 1]
@@ -118,7 +113,7 @@ def _unseen(graph: Graph, schedule: Schedule, t: int, i: int) -> bool:
     return graph.tensor_bytes[i] == 0 or (last_step and min(executed) > k)
 
 
-def telling(graph: Graph) -> Graph:
+def telling(graph):
     """Return a graph with distinct powers of two for sizes, so that a sum tells what is in it."""
     sizes = iter(2**e for e in range(60))
     nodes = tuple(
@@ -132,7 +127,7 @@ def telling(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes)
 
 
-def flagged(run: Simulation) -> set[tuple[str, int, int]]:
+def flagged(run):
     """Return the entries that the violations name."""
     found = set()
     for violation in run.violations:
@@ -142,7 +137,7 @@ def flagged(run: Simulation) -> set[tuple[str, int, int]]:
     return found
 
 
-def check_all(graph: Graph, schedule: Schedule) -> tuple[int, int, int]:
+def check_all(graph, schedule):
     """Check every mutation of a valid schedule; return how many are refused, felt and harmless."""
     figures = Figures.of(graph)
     costs = figures.costs(graph)
@@ -152,11 +147,10 @@ def check_all(graph: Graph, schedule: Schedule) -> tuple[int, int, int]:
     for mutation in mutations(graph, schedule):
         changed = mutation.of(schedule)
         run = simulate(graph, costs, changed)
-        bad = (
-            broken_entries(graph, changed)
-            if _in_range(graph, mutation)
-            else {mutation_entry(mutation)}
-        )
+        limit = len(graph.nodes) if mutation.relation == "R" else len(graph.tensors)
+        t, k = mutation.added or (0, 0)
+        inside = 0 <= t < len(graph.nodes) and 0 <= k < max(limit, 1)
+        bad = broken_entries(graph, changed) if inside else {(mutation.relation, t, k)}
         if bad:
             assert bad & flagged(run), (mutation, run.violations)
             counts[0] += 1
@@ -175,22 +169,8 @@ def check_all(graph: Graph, schedule: Schedule) -> tuple[int, int, int]:
     return counts[0], counts[1], counts[2]
 
 
-def mutation_entry(mutation: Mutation) -> tuple[str, int, int]:
-    """Return the added entry of a mutation."""
-    assert mutation.added is not None
-    return (mutation.relation, *mutation.added)
-
-
-def _in_range(graph: Graph, mutation: Mutation) -> bool:
-    limit = len(graph.nodes) if mutation.relation == "R" else len(graph.tensors)
-    if mutation.added is None:
-        return True
-    t, k = mutation.added
-    return 0 <= t < len(graph.nodes) and 0 <= k < limit
-
-
 @parts(4)
-def test_every_mutation_of_random_schedules_is_refused_or_felt(part: Part) -> None:
+def test_every_mutation_of_random_schedules_is_refused_or_felt(part):
     """Of valid schedules, wasteful ones included, no entry can be changed unseen."""
     total = [0, 0, 0]
     for seed in part.of(range(80)):
@@ -202,7 +182,7 @@ def test_every_mutation_of_random_schedules_is_refused_or_felt(part: Part) -> No
 
 
 @parts(4)
-def test_every_mutation_of_optimal_schedules_is_refused_or_felt(part: Part) -> None:
+def test_every_mutation_of_optimal_schedules_is_refused_or_felt(part):
     """Of schedules that are the best for their problem, no entry can be changed unseen."""
     total = [0, 0, 0]
     for problem in part.of(random_instances(60, (3, 5), seed=7, minimize="energy")):
@@ -216,7 +196,7 @@ def test_every_mutation_of_optimal_schedules_is_refused_or_felt(part: Part) -> N
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_optimal_schedules_have_no_entry_to_spare(seed: int) -> None:
+def test_optimal_schedules_have_no_entry_to_spare(seed):
     """Taking away anything that costs energy from a best schedule makes it invalid."""
     for problem in random_instances(3, (3, 5), seed=seed, minimize="energy", zero_cost=False):
         best = optimum(problem)

@@ -1,28 +1,22 @@
 """RAM in use at the peak of a schedule, by kind."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from kit.closed_form import simulated_bluntly
-from kit.instances import random_state_schedule, random_step, seeded
-from kit.rotation import Part, parts
+from kit.instances import random_schedule, random_step, seeded
+from kit.rotation import parts
 from kit.worked import state, update
 from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph, Node, Phase, Tensor, operation
 from poetmodel.schedule import Schedule, simulate
 
-if TYPE_CHECKING:
-    import random
-
 STEPS = 700
 FLASH = Device.load("nano33ble")
 
 
-def with_gradients(rng: random.Random, graph: Graph) -> Graph:
+def with_gradients(rng, graph):
     """Return the graph with some of its nodes in the backward pass."""
     nodes = (
         replace(node, phase=Phase.BACKWARD)
@@ -35,13 +29,13 @@ def with_gradients(rng: random.Random, graph: Graph) -> Graph:
 
 @pytest.mark.parametrize("mapped", [False, True])
 @parts(3)
-def test_kinds_are_those_of_a_second_simulator(part: Part, *, mapped: bool) -> None:
+def test_kinds_are_those_of_a_second_simulator(part, *, mapped):
     """For random training steps, schedules and homes each kind at the peak is the same sum."""
     compared = 0
     for seed in part.of(range(STEPS)):
         rng = seeded(f"peak-use/{mapped}/{seed}")
         graph = with_gradients(rng, random_step(rng, (3, 9)))
-        schedule = random_state_schedule(rng, graph, mapped=mapped)
+        schedule = random_schedule(rng, graph, mapped=mapped)
         if schedule is None:
             continue
         costs = Costs.estimate(graph, FLASH) if mapped else None
@@ -54,10 +48,11 @@ def test_kinds_are_those_of_a_second_simulator(part: Part, *, mapped: bool) -> N
     assert compared > part.share(STEPS // 2)
 
 
-def test_a_step_has_all_four_kinds() -> None:
+def test_a_step_has_all_four_kinds():
     """By hand: 100 B of resident state, 8 of `y`, 3 of `dx`, 20 of workspace.
 
-    `dw` (6 B) takes nothing of its own: it is written over `y`, whose last use this is.
+    `dw` (6 B) takes nothing of its own: it is written over `y`, whose last use this is. `a` is kept
+    and made again: 2 * 7 B of activations beside 4 of the step before.
     """
     nodes = (
         state("w", 100),
@@ -81,10 +76,6 @@ def test_a_step_has_all_four_kinds() -> None:
     assert found.valid
     assert found.peak == (3, 3, 100 + 8 + (6 - 6) + 3 + 20)
     assert astuple(found.peak_use) == (100, 8, 3, 20)
-
-
-def test_an_old_copy_counts_with_its_kind() -> None:
-    """`a` is kept and made again: 2 * 7 B of activations beside 4 of the step before."""
     nodes = (operation("a", output_bytes=7), operation("b", output_bytes=4, inputs=("a",)))
     graph = Graph(name="pair", nodes=nodes)
     found = simulate(graph, None, Schedule(R=((0, 0), (1, 0), (1, 1)), S_RAM=((1, 0),)))

@@ -1,11 +1,8 @@
 """Schedules as values: order, identity, and the keep-all schedule."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 from dataclasses import FrozenInstanceError, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +23,7 @@ from poetmodel.schedule import (
 
 
 @pytest.fixture
-def skip() -> Graph:
+def skip():
     """Return x, y(x), z(y), w(z, x); x lies on storage."""
     return Graph(
         name="skip",
@@ -39,31 +36,48 @@ def skip() -> Graph:
     )
 
 
-def test_pairs_are_put_in_order() -> None:
+def test_pairs_are_put_in_order():
     """Pairs in any order, from any iterable, twice or as lists, become one sorted tuple."""
-    pairs: Any = [[2, 2], (0, 0), (1, 1), (2, 2), (2, 0)]
+    pairs = [[2, 2], (0, 0), (1, 1), (2, 2), (2, 0)]
     schedule = Schedule(R=pairs, S_RAM=iter([(2, 1), (1, 0)]))  # type: ignore[arg-type]
     assert schedule.R == ((0, 0), (1, 1), (2, 0), (2, 2))
     assert schedule.S_RAM == ((1, 0), (2, 1))
     assert (schedule.S_AUX, schedule.M_in, schedule.M_out) == ((), (), ())
-
-
-def test_numpy_integers_become_plain_ones() -> None:
-    """Indices out of numpy arrays are stored as Python integers, which JSON can hold."""
-    schedule = Schedule(R=tuple(zip(np.arange(2), np.arange(2), strict=True)))
-    assert schedule.R == ((0, 0), (1, 1))
-    assert all(type(number) is int for pair in schedule.R for number in pair)
+    counted = Schedule(R=tuple(zip(np.arange(2), np.arange(2), strict=True)))
+    assert all(type(number) is int for pair in counted.R for number in pair)  # as JSON needs it
 
 
 @pytest.mark.parametrize("pairs", [((0, 0.0),), ((0,),), ((0, 1, 2),), (0, 1), ("ab",), None])
-def test_anything_but_pairs_of_whole_numbers_is_refused(pairs: Any) -> None:
+def test_anything_but_pairs_of_whole_numbers_is_refused(pairs):
     """A fraction is never rounded to an index; the error names the relation."""
     with pytest.raises(ScheduleError, match="M_in: expected pairs of whole numbers"):
         Schedule(R=(), M_in=pairs)
 
 
-def test_schedules_are_values(skip: Graph) -> None:
-    """Equal relations are equal schedules, whichever graph they name; they hash, and stay."""
+def test_schedules_are_values(skip):
+    """A schedule for a graph carries its name, hash and the names of nodes and tensors.
+
+    Keep-all has tensor x to stage 3, y to 2, z to 3, w nowhere; x is listed on storage after its
+    node. Garbage collections are paused while pairs are made, and stay as they were, on or off.
+    Equal relations are equal schedules, whichever graph they name; they hash, and stay.
+    """
+    identity = checkpoint_all(skip).identity
+    assert identity == GraphIdentity.of(skip)
+    assert (identity.name, identity.sha256) == ("skip", skip.sha256)
+    assert identity.nodes == identity.tensors == ("x", "y", "z", "w")
+    schedule = checkpoint_all(skip)
+    assert schedule.R == ((0, 0), (1, 1), (2, 2), (3, 3))
+    assert schedule.S_RAM == ((1, 0), (2, 0), (2, 1), (3, 0), (3, 2))
+    assert schedule.S_AUX == ((1, 0), (2, 0), (3, 0))
+    assert (schedule.M_in, schedule.M_out) == ((), ())
+    assert checkpoint_all(skip).S_RAM
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        assert checkpoint_all(skip).S_RAM
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
     one = checkpoint_all(skip)
     other = replace(one, identity=None)
     assert one == other
@@ -74,27 +88,9 @@ def test_schedules_are_values(skip: Graph) -> None:
         one.R = ()  # type: ignore[misc]
 
 
-def test_identity_names_the_graph(skip: Graph) -> None:
-    """A schedule made for a graph carries its name, hash and the names of nodes and tensors."""
-    identity = checkpoint_all(skip).identity
-    assert identity == GraphIdentity.of(skip)
-    assert identity is not None
-    assert (identity.name, identity.sha256) == ("skip", skip.sha256)
-    assert identity.nodes == identity.tensors == ("x", "y", "z", "w")
-
-
-def test_checkpoint_all_keeps_to_the_last_use(skip: Graph) -> None:
-    """Tensor x to stage 3, y to 2, z to 3, w nowhere; x is listed on storage after its node."""
-    schedule = checkpoint_all(skip)
-    assert schedule.R == ((0, 0), (1, 1), (2, 2), (3, 3))
-    assert schedule.S_RAM == ((1, 0), (2, 0), (2, 1), (3, 0), (3, 2))
-    assert schedule.S_AUX == ((1, 0), (2, 0), (3, 0))
-    assert (schedule.M_in, schedule.M_out) == ((), ())
-
-
 @given(graph=graphs(on_aux=True), data=st.data())
 @settings(deadline=None)
-def test_order_of_pairs_means_nothing(graph: Graph, data: st.DataObject) -> None:
+def test_order_of_pairs_means_nothing(graph, data):
     """A schedule is a set of entries: shuffled relations are the same schedule to the simulator."""
     schedule = checkpoint_all(graph)
     shuffled = Schedule(
@@ -106,7 +102,7 @@ def test_order_of_pairs_means_nothing(graph: Graph, data: st.DataObject) -> None
 
 @given(data=st.data())
 @settings(max_examples=50, deadline=None)
-def test_of_stages_is_the_schedule_of_the_same_pairs(data: st.DataObject) -> None:
+def test_of_stages_is_the_schedule_of_the_same_pairs(data):
     """Made from stages or from pairs in any order, a schedule is the same value."""
     pairs = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), unique=True)
     relations = {name: tuple(data.draw(pairs, label=name)) for name in RELATIONS}
@@ -120,14 +116,7 @@ def test_of_stages_is_the_schedule_of_the_same_pairs(data: st.DataObject) -> Non
     assert made.identity is None
 
 
-def test_of_stages_leaves_relations_empty() -> None:
-    """A relation that is not given has no pairs."""
-    assert Schedule.of_stages(identity=None, R=[[0], [0, 1]]) == Schedule(
-        R=((0, 0), (1, 0), (1, 1))
-    )
-
-
-def test_pairs_of_spans_are_those_of_the_schedule() -> None:
+def test_pairs_of_spans_are_those_of_the_schedule():
     """Each stage has the tensors whose spans contain it; spans may touch, overlap or be empty."""
     spans = [(4, 1, 2), (2, 0, 1), (3, 2, 1), (2, 2, 3), (0, 3, 3), (4, 2, 2)]
     schedule = Schedule.of_spans(R=[(1, 1), (0, 0)], kept=spans, identity=None)
@@ -140,7 +129,7 @@ def test_pairs_of_spans_are_those_of_the_schedule() -> None:
 
 @given(data=st.data())
 @settings(max_examples=50, deadline=None)
-def test_spans_have_the_pairs_that_were_given(data: st.DataObject) -> None:
+def test_spans_have_the_pairs_that_were_given(data):
     """Whatever the stages, there or not; the relations of a copy are the same."""
     pairs = data.draw(st.lists(st.tuples(st.integers(-3, 6), st.integers(-2, 9)), unique=True))
     schedule = Schedule(R=(), S_RAM=tuple(pairs), S_AUX=tuple(pairs))
@@ -154,20 +143,11 @@ def test_spans_have_the_pairs_that_were_given(data: st.DataObject) -> None:
         )
 
 
-def test_many_stages_end_with_the_time_limit() -> None:
-    """Spans and stages are walked within the limit that is open."""
-    schedule = Schedule.of_spans(R=(), kept=[(0, 1, 2)], identity=None)
-    with time_limit(-1):
-        with pytest.raises(TimeLimitError):
-            _ = schedule.S_RAM
-        with pytest.raises(TimeLimitError):
-            Schedule.of_stages(identity=None, R=[[0]])
+def test_more_pairs_than_memory_holds_are_not_listed(skip, monkeypatch):
+    """They are counted before any is made, and nothing but their list needs them.
 
-
-def test_more_pairs_than_memory_holds_are_not_listed(
-    skip: Graph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are counted before any is made, and nothing but their list needs them."""
+    Spans and stages are walked within the limit that is open.
+    """
     monkeypatch.setattr("poetmodel.schedule.relations.MOST_PAIRS", 3)
     schedule = Schedule.of_spans(R=(), kept=[(0, 1, 3), (1, 5, 2)], identity=None)
     assert schedule.S_RAM == ((1, 0), (2, 0), (3, 0))
@@ -176,15 +156,9 @@ def test_more_pairs_than_memory_holds_are_not_listed(
     assert "S_RAM 5" in repr(schedule)
     with pytest.raises(TooLargeError, match="5 tensors in one relation"):
         _ = schedule.S_RAM
-
-
-def test_collections_go_on_after_pairs_are_listed(skip: Graph) -> None:
-    """They are paused while pairs are made, and stay as they were, on or off."""
-    assert checkpoint_all(skip).S_RAM
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        assert checkpoint_all(skip).S_RAM
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
+    schedule = Schedule.of_spans(R=(), kept=[(0, 1, 2)], identity=None)
+    with time_limit(-1):
+        with pytest.raises(TimeLimitError):
+            _ = schedule.S_RAM
+        with pytest.raises(TimeLimitError):
+            Schedule.of_stages(identity=None, R=[[0]])

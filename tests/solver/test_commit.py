@@ -1,24 +1,22 @@
 """Commits: what they cost is in every figure, limit and bound, wherever the state has its home."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from kit.claims import row_faults
+from kit.claims import faults
 from kit.instances import seeded, state_problem
 from kit.own_rows import state_rows_problem
+from kit.worked import state, update
 from poetmodel import planner
 from poetmodel.device import Costs, Device
 from poetmodel.device.generation import GenerationLayout
 from poetmodel.device.hardware import Compute, Flash, Storage, StorageMode, Transfer
 from poetmodel.errors import InputError
-from poetmodel.graph import Graph, Node, Phase, Tensor, operation
+from poetmodel.graph import Graph, operation
 from poetmodel.plan import check_plan
 from poetmodel.problem import Problem
-from poetmodel.schedule import verify
+from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
 
 FLASH = Flash(
@@ -33,15 +31,13 @@ FLASH = Flash(
 )
 
 
-def committing(problem: Problem, seed: str) -> Problem:
+def committing(problem, seed):
     """Return a problem whose steps commit; its storage may lie in the program's flash."""
     rng = seeded(f"commit/{seed}")
     device = problem.costs.device
-    assert device is not None
     costs = problem.costs
     if rng.random() < 0.6:
         device = replace(device, flash=FLASH, aux_bytes=FLASH.storage_bytes)
-        assert device.storage is not None
         if rng.random() < 0.3:
             device = replace(device, storage=replace(device.storage, volatile=True))
         costs = replace(costs, device=device)
@@ -54,79 +50,60 @@ def committing(problem: Problem, seed: str) -> Problem:
     return stated
 
 
-def commit_problem(seed: str) -> Problem:
-    """Make a problem with state that is committed."""
-    return committing(state_problem(seed), seed)
-
-
-def commit_rows_problem(seed: str) -> Problem:
-    """Make one with own constraints and objectives too."""
-    return committing(state_rows_problem(seed), seed)
-
-
 SEEDS = [f"c/{i}" for i in range(400)]
 
 
-@pytest.mark.parametrize("way", ["lazy", "compact"])
-def test_commits_are_exact(way: str) -> None:
-    """Every way finds what exhaustive search finds, and claims nothing more."""
-    assert not row_faults(SEEDS[:40], way, commit_problem)
-    assert not row_faults(SEEDS[40:60], way, commit_rows_problem)
-
-
-@pytest.mark.seeds
-@pytest.mark.parametrize("number", range(8))
-def test_commits_are_exact_on_more(number: int) -> None:
-    """Three hundred more, by row generation and as one model."""
-    seeds = SEEDS[60 + 40 * number : 100 + 40 * number]
-    assert not row_faults(seeds[:30], "lazy", commit_problem)
-    assert not row_faults(seeds[20:], "compact", commit_rows_problem)
+@pytest.mark.parametrize(
+    ("way", "make", "seeds"),
+    [
+        *((way, state_problem, SEEDS[:40]) for way in ("lazy", "compact")),
+        *((way, state_rows_problem, SEEDS[40:60]) for way in ("lazy", "compact")),
+        *(
+            pytest.param(way, make, SEEDS[begin : begin + 30], marks=pytest.mark.seeds)
+            for way, make in (("lazy", state_problem), ("compact", state_rows_problem))
+            for begin in range(60, 360, 40)
+        ),
+    ],
+)
+def test_commits_are_exact(way, make, seeds):
+    """Every way finds what exhaustive search finds, own constraints too, and claims no more."""
+    assert not faults(seeds, lambda seed: committing(make(seed), seed), way)
 
 
 # -- by hand -----------------------------------------------------------------------------------
-
-
-def small_step() -> Graph:
+def small_step():
     """Return a step that updates a weight of 100 B and a counter of 4 B, and reads one of 40 B."""
-    state = {"op": "state", "phase": Phase.STATE}
-    weights = (
-        Node(name="w", outputs=(Tensor(name="w", bytes=100),), **state),
-        Node(name="n", outputs=(Tensor(name="n", bytes=4),), **state),
-        Node(name="f", outputs=(Tensor(name="f", bytes=40),), **state),
+    nodes = (
+        state("w", 100),
+        state("n", 4),
+        state("f", 40),
+        operation("y", output_bytes=20, inputs=("w", "f"), flops=1000),
+        update("step", "y", w=100, n=4),
     )
-    updated = (Tensor(name="w+", bytes=100, replaces="w"), Tensor(name="n+", bytes=4, replaces="n"))
-    layer = operation("y", output_bytes=20, inputs=("w", "f"), flops=1000)
-    update = Node(
-        name="step",
-        op="update",
-        phase=Phase.UPDATE,
-        inputs=("w", "n", "y"),
-        outputs=updated,
-        recomputable=False,
-    )
-    return Graph(name="small", nodes=(*weights, layer, update))
+    return Graph(name="small", nodes=nodes)
 
 
-def board(**more: Any) -> Device:
-    """Return a board whose storage lies in `FLASH`."""
+def storage(**more):
+    """Return a storage without latency."""
     way = Transfer(latency_s=0.0, bytes_per_s=10.0, power_w=1.0)
-    storage = Storage(mode=StorageMode.BLOCKING, page_in=way, page_out=way, memory_mapped=True)
-    given = {"storage": storage, "flash": FLASH, "aux_bytes": FLASH.storage_bytes} | more
+    return Storage(page_in=way, page_out=way, **{"mode": StorageMode.BLOCKING, **more})
+
+
+def board(**more):
+    """Return a board whose storage lies in `FLASH`."""
+    given = {"storage": storage(memory_mapped=True), "flash": FLASH, "aux_bytes": 4096} | more
     return Device(
-        name="board",
-        ram_bytes=1000,
-        compute=Compute(flops_per_s=1000.0, power_w=2.0),
-        **given,
+        name="board", ram_bytes=1000, compute=Compute(flops_per_s=1000.0, power_w=2.0), **given
     )
 
 
-def stated(device: Device, commit: int | None, **limits: Any) -> Problem:
+def stated(device, commit, **limits):
     """Return the problem of the small step on a board."""
     graph = small_step()
     return Problem(graph, Costs.estimate(graph, device), ram=1000, commit=commit, **limits)
 
 
-def test_a_commit_costs_what_flash_takes() -> None:
+def test_a_commit_costs_what_flash_takes():
     """Each tensor and its sum in units of 8 B, a record of 32 B, and every block of it erased."""
     problem = stated(board(), 1)
     written = (104 + 8) + (8 + 8) + 32
@@ -136,48 +113,57 @@ def test_a_commit_costs_what_flash_takes() -> None:
     assert result.status == "optimal"
     assert result.time_s == pytest.approx(1.0 + commit_s)
     assert result.energy_j == pytest.approx(2.0 + 3.0 * commit_s)
-    assert result.overhead_j == 0.0
-    assert result.written_bytes == written
+    assert (result.overhead_j, result.written_bytes) == (0.0, written)
     assert problem.baseline_energy_j == pytest.approx(result.energy_j)
     assert problem.pass_time_s == pytest.approx(result.time_s)
     assert result.simulation.steps_until_worn == pytest.approx(4096 * 1000 / (3 * 64))
 
 
-def test_every_nth_step_pays_its_share_and_keeps_state_in_ram() -> None:
-    """A quarter of time, energy and erases; a home on storage is refused."""
+def test_every_nth_step_pays_its_share_and_keeps_state_in_ram():
+    """A quarter of time, energy, bytes and erases; a home on storage is refused."""
     whole, fourth = stated(board(), 1), stated(board(), 4)
+    paid = [solve(problem, gap=0.0).simulation for problem in (whole, fourth)]
+    assert [run.committed_bytes for run in paid] == [160, 40]
+    assert paid[1].steps_until_worn == pytest.approx(4 * paid[0].steps_until_worn)
     for name in ("time_s", "energy_j"):
         paid = getattr(whole.committing, name) / 4
         assert getattr(fourth.committing, name) == pytest.approx(paid)
     schedule = solve(stated(board(), None, minimize="ram"), gap=0.0).require_schedule()
     assert len(schedule.resident) < 2
-    assert verify(whole, schedule).valid
-    assert "in RAM between commits" in "".join(verify(fourth, schedule).violations)
+    assert check_schedule(whole, schedule).valid
+    assert "in RAM between commits" in "".join(check_schedule(fourth, schedule).violations)
     assert {0, 1} <= set(solve(replace(fourth, minimize="ram")).require_schedule().resident)
 
 
-def test_commits_of_storage_that_forgets_go_to_flash() -> None:
-    """All replaced state is written there, beside the page-outs of homes on the storage."""
-    way = Transfer(latency_s=0.0, bytes_per_s=10.0, power_w=1.0)
-    storage = Storage(mode=StorageMode.BLOCKING, page_in=way, page_out=way, volatile=True)
-    problem = stated(board(storage=storage, aux_bytes=None), 1)
+def test_commits_of_storage_that_forgets_go_to_flash():
+    """Replaced state is written there, beside the page-outs of homes on the storage.
+
+    Flash takes two generations: less is infeasible, whatever the schedule.
+    """
+    forgets = board(storage=storage(volatile=True), aux_bytes=None)
+    problem = stated(forgets, 1)
     assert problem.committing.time_s == pytest.approx(160 / 4.0 + 3 * 2.0)
     on_storage = solve(replace(problem, minimize="ram"), gap=0.0)
     sizes = problem.graph.tensor_bytes
     paged = {i for _, i in on_storage.require_schedule().M_out}
     assert paged
     assert on_storage.written_bytes == 160 + sum(sizes[i] for i in paged)
-    never = stated(board(storage=storage, aux_bytes=None), None)
+    never = stated(forgets, None)
     assert problem.table.page_out_time_s == never.table.page_out_time_s
+    problem = stated(board(), 1, aux_bytes=6 * 64)
+    schedule = solve(problem).require_schedule()
+    short = replace(problem, aux_bytes=6 * 64 - 1)
+    assert solve(short).status == "infeasible"
+    assert check_schedule(problem, schedule).valid
+    assert "two generations" in "".join(check_schedule(short, schedule).violations)
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_plan_takes_what_its_schedule_says(resident: bool) -> None:
+def test_a_plan_takes_what_its_schedule_says(resident):
     """Wherever the homes are, blocking or beside the computing."""
     for mode in StorageMode:
-        way = Transfer(latency_s=0.0, bytes_per_s=10.0, power_w=1.0)
-        storage = Storage(mode=mode, page_in=way, page_out=way, memory_mapped=True)
-        problem = stated(board(storage=storage), 1, minimize="time" if resident else "ram")
+        device = board(storage=storage(mode=mode, memory_mapped=True))
+        problem = stated(device, 1, minimize="time" if resident else "ram")
         result = solve(problem, gap=0.0)
         plan = planner.make_plan(problem.graph, problem.costs, result.require_schedule(), mode=mode)
         assert plan.commit == 1
@@ -188,14 +174,12 @@ def test_a_plan_takes_what_its_schedule_says(resident: bool) -> None:
         assert check.energy_j == pytest.approx(result.energy_j)
 
 
-def test_transfers_beside_the_computing_leave_a_tail() -> None:
+def test_transfers_beside_the_computing_leave_a_tail():
     """State in RAM is written after all else; no bound is above a plan of any schedule."""
     checked = 0
     for seed in SEEDS[:40]:
-        problem = commit_problem(seed)
+        problem = committing(state_problem(seed), seed)
         device = problem.costs.device
-        assert device is not None
-        assert device.storage is not None
         device = replace(device, storage=replace(device.storage, mode=StorageMode.DMA))
         costs = replace(problem.costs, device=device)
         try:
@@ -220,18 +204,8 @@ def test_transfers_beside_the_computing_leave_a_tail() -> None:
     assert checked > 20
 
 
-def test_storage_takes_two_generations() -> None:
-    """Less is infeasible, whatever the schedule."""
-    problem = stated(board(), 1, aux_bytes=6 * 64)
-    schedule = solve(problem).require_schedule()
-    short = replace(problem, aux_bytes=6 * 64 - 1)
-    assert solve(short).status == "infeasible"
-    assert verify(problem, schedule).valid
-    assert "two generations" in "".join(verify(short, schedule).violations)
-
-
 @pytest.mark.parametrize("commit", [0, -1, True, 1.5, "daily"])
-def test_other_numbers_of_steps_are_refused(commit: Any) -> None:
+def test_other_numbers_of_steps_are_refused(commit):
     """A commit comes after a whole number of steps."""
     with pytest.raises(InputError, match="commit"):
         stated(board(), commit)

@@ -1,148 +1,109 @@
 """One model, one solve: starts, what the verifier rejects, and what may be said on the way."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
 
 import numpy as np
 import pyomo.environ as pyo
 import pytest
 
-from kit.worked import comb_graph, even_costs, skip_problem
+from kit.instances import random_instance, seeded
+from kit.worked import comb_problem, skip_problem
 from poetmodel.backends.compiler import compile_model
 from poetmodel.backends.highs import Highs
 from poetmodel.backends.protocol import RawSolution, SolverStatus
 from poetmodel.errors import VerificationError
 from poetmodel.model import build
 from poetmodel.model.compact import COMPACT
-from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule, checkpoint_all
+from poetmodel.schedule.io import parse_document
+from poetmodel.schedule.relations import dump
 from poetmodel.solver import SolveProgress, monolithic, solve
 from poetmodel.solver.monolithic import TERMINATIONS, solve_model, start_values
-from poetmodel.solver.outcome import verify_schedule
-from poetmodel.solver.request import Request
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from poetmodel.backends.protocol import Limits
-    from poetmodel.backends.standard_form import StandardForm
+from poetmodel.solver.outcome import as_candidate
+from poetmodel.solver.request import MOST_MOMENTS, History, Request
 
 RECOMPUTED = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)), S_RAM=((1, 0), (2, 1), (3, 2)))
 """The best schedule of the worked example."""
 
 
-def test_every_way_of_a_back_end_to_stop_is_translated() -> None:
-    """The table is closed: a new way must be given a meaning."""
-    inner = {SolverStatus.INFEASIBLE_OR_UNBOUNDED, SolverStatus.FAILED}
-    assert set(TERMINATIONS) == set(SolverStatus) - inner
-
-
 # -- starts ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("minimize", "reductions"),
+    [("energy", True), ("energy", False), ("time", True), ("ram", True), ("writes", True)],
+)
+def test_a_valid_schedule_is_a_complete_start(minimize, *, reductions):
+    """Every column has a value, the model is satisfied, and the value is the verifier's.
 
-
-@pytest.mark.parametrize("reductions", [True, False])
-def test_a_valid_schedule_is_a_complete_start(reductions: bool) -> None:
-    """Every column has a value, and the model is satisfied."""
-    model = build(skip_problem(), reductions=reductions)
-    form = compile_model(model)
-    values = start_values(form, RECOMPUTED)
-    assert values is not None
-    assert form.violation(values) == 0.0
-    assert form.value(values) == pytest.approx(100.0)  # a tenth of the baseline
-
-
-@pytest.mark.parametrize("minimize", ["energy", "time", "ram", "writes"])
-def test_a_start_has_the_value_that_the_verifier_gives_it(minimize: str) -> None:
-    """In the unit of the minimized quantity."""
+    With all kept, which takes 15 of 13 bytes, a row is broken.
+    """
     problem = skip_problem(minimize=minimize)
-    model = build(problem)
+    model = build(problem, reductions=reductions)
     form = compile_model(model)
     values = start_values(form, RECOMPUTED)
-    assert values is not None
+    assert minimize == "ram" or form.violation(values) == 0.0
     found = form.value(values) * model.objective_unit
-    assert found == pytest.approx(verify_schedule(problem, RECOMPUTED).value)
+    assert found == pytest.approx(as_candidate(problem, RECOMPUTED).value)
+    kept = start_values(form, checkpoint_all(problem.graph))
+    assert minimize == "ram" or form.violation(kept) > 0.1
 
 
-def test_a_start_that_is_above_the_budget_breaks_the_model() -> None:
-    """All kept takes 15 of 13 bytes."""
-    model = build(skip_problem())
-    form = compile_model(model)
-    values = start_values(form, checkpoint_all(model.problem.graph))
-    assert values is not None
-    assert form.violation(values) > 0.1
-
-
-def test_a_start_says_nothing_of_own_variables() -> None:
-    """Their columns are left to the solver."""
+def test_a_start_says_nothing_of_own_variables():
+    """Their columns are left to the solver; those of `paper` mean something else altogether."""
     model = build(skip_problem())
     model.own = pyo.Var(bounds=(0, 1))
     model.row = pyo.Constraint(expr=model.own >= model.R[3, 0])
-    values = start_values(compile_model(model), RECOMPUTED)
-    assert values is not None
-    assert np.isnan(values).sum() == 1
-
-
-def test_paper_takes_no_start() -> None:
-    """Its variables mean something else."""
-    model = build(skip_problem(), "paper")
-    assert start_values(compile_model(model), RECOMPUTED) is None
+    assert np.isnan(start_values(compile_model(model), RECOMPUTED)).sum() == 1
+    paper = build(skip_problem(), "paper")
+    assert start_values(compile_model(paper), RECOMPUTED) is None
 
 
 # -- what the verifier rejects --------------------------------------------------------------------
+RUN = Highs.solve
 
 
-def rejecting(monkeypatch: pytest.MonkeyPatch, *, late: bool) -> None:
+def rejecting(monkeypatch, *, late):
     """Let the first run return all kept, as a coarse tolerance might, and perhaps no second one."""
-    run = Highs.solve
-    calls = 0
+    calls = []
 
-    def first(self: Highs, form: StandardForm, limits: Limits, **options: Any) -> RawSolution:
-        nonlocal calls
-        calls += 1
-        if calls > 1 and late:
+    def first(self, form, limits, **options):
+        calls.append(form)
+        if len(calls) > 1 and late:
             return RawSolution(status=SolverStatus.TIME_LIMIT)
-        raw = run(self, form, limits, **options)
-        assert form.layout is not None
+        raw = RUN(self, form, limits, **options)
         schedule = checkpoint_all(form.layout.model.problem.graph)
-        return replace(raw, x=start_values(form, schedule)) if calls == 1 else raw
+        return replace(raw, x=start_values(form, schedule)) if len(calls) == 1 else raw
 
     monkeypatch.setattr(Highs, "solve", first)
 
 
-def test_what_breaks_a_limit_is_excluded_and_the_model_solved_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The second answer is returned, with both bounds and times."""
-    rejecting(monkeypatch, late=False)
+@pytest.mark.parametrize("late", [False, True])
+def test_what_breaks_a_limit_is_excluded_and_the_model_solved_again(monkeypatch, *, late):
+    """The second answer is returned; without time for it, the start, and the bound of the first.
+
+    Without a start nothing is left then, nothing is claimed, and the reason is the time.
+    """
+    rejecting(monkeypatch, late=late)
     result = solve(skip_problem(), formulation="compact", gap=0.0)
-    assert (result.status, result.overhead_j) == (Status.OPTIMAL, 1.0)
+    assert (result.violations, result.bound_j) == ((), pytest.approx(11.0))
+    assert result.require_schedule()
+    assert late or (result.status, result.overhead_j) == (Status.OPTIMAL, 1.0)
+    if late:
+        rejecting(monkeypatch, late=True)
+        model = build(skip_problem())
+        outcome = solve_model(model, Request(gap=0.0), start=None, trimmed=False)
+        assert (outcome.candidate, outcome.termination) == (None, Termination.TIME_LIMIT)
 
 
-def test_what_breaks_a_limit_is_not_returned_when_time_is_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Then the start is what is left, and the bound of the first run holds."""
-    rejecting(monkeypatch, late=True)
-    result = solve(skip_problem(), formulation="compact", gap=0.0)
-    assert result.schedule is not None
-    assert result.violations == ()
-    assert result.bound_j == pytest.approx(11.0)
+def test_what_keeps_every_row_and_is_rejected_is_an_error(monkeypatch):
+    """Then the model is wrong, and nothing of it is believed.
 
-
-def test_a_model_without_a_start_has_nothing_left_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No schedule, no claim, and the reason is the time."""
-    rejecting(monkeypatch, late=True)
-    model = build(skip_problem())
-    outcome = solve_model(model, Request(gap=0.0), start=None, trimmed=False)
-    assert outcome.candidate is None
-    assert outcome.termination == Termination.TIME_LIMIT
-
-
-def test_what_keeps_every_row_and_is_rejected_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the model is wrong, and nothing of it is believed."""
+    A formulation without memory rows, say, has schedules that no device can run.
+    """
+    model = build(skip_problem(), COMPACT.without("memory", name="endless"))
+    with pytest.raises(VerificationError, match="peak RAM 15 B"):
+        solve(model)
     monkeypatch.setattr(
         monolithic, "schedule_of", lambda model, _: checkpoint_all(model.problem.graph)
     )
@@ -151,51 +112,124 @@ def test_what_keeps_every_row_and_is_rejected_is_an_error(monkeypatch: pytest.Mo
     assert len(caught.value.violations) == 1
 
 
-def test_an_ablation_that_is_rejected_is_an_error() -> None:
-    """A formulation without memory rows has schedules that no device can run."""
-    model = build(skip_problem(), COMPACT.without("memory", name="endless"))
-    with pytest.raises(VerificationError, match="peak RAM 15 B"):
-        solve(model)
-
-
 # -- on the way --------------------------------------------------------------------------------
-
-
-def seen_progress(change: Callable[[pyo.ConcreteModel], None]) -> list[SolveProgress]:
-    """Solve a model of some size after a change; return what was reported."""
-    graph = comb_graph(9)
-    costs = even_costs(graph, page_in=(9, 9), page_out=(9, 9))
-    model = build(Problem(graph, costs, ram=17))
-    change(model)
-    reported: list[SolveProgress] = []
-    solve(model, gap=0.0, on_progress=reported.append)
+def progress_of(model, **options):
+    """Solve; return what was reported."""
+    reported = []
+    solve(model, on_progress=reported.append, **options)
     assert reported
     return reported
 
 
-def test_progress_of_a_model_counts_overhead() -> None:
-    """In joules beyond the baseline, bounds from below."""
-    reported = seen_progress(lambda _: None)
-    assert any(p.incumbent is not None for p in reported)
-    assert all(p.bound is None or p.bound >= 0 for p in reported)
+def test_progress_under_an_own_objective_says_nothing_of_energy():
+    """Neither its values nor its bounds are energies; a part of the stages proves no bound."""
+    model = build(comb_problem(9, 17, 9.0))
+    model.objective.deactivate()
+    model.mine = pyo.Objective(expr=sum(model.R.values()) + sum(model.S_RAM.values()))
+    assert {(p.incumbent, p.bound) for p in progress_of(model, gap=0.0)} == {(None, None)}
+    model = build(comb_problem(9, 17, 9.0), stages="events")
+    assert {p.bound for p in progress_of(model)} == {None}
 
 
-def test_progress_under_an_own_objective_says_nothing_of_energy() -> None:
-    """Neither its values nor its bounds are energies."""
-
-    def mine(model: pyo.ConcreteModel) -> None:
-        model.objective.deactivate()
-        model.mine = pyo.Objective(expr=sum(model.R.values()) + sum(model.S_RAM.values()))
-
-    assert all(p.incumbent is None and p.bound is None for p in seen_progress(mine))
+# -- what is requested, and how incumbent and bound met --------------------------------------------
+def _rising(values):
+    known = [value for value in values if value is not None]
+    return known == sorted(known) and values[len(values) - len(known) :] == known
 
 
-def test_progress_of_a_restriction_tells_no_bound() -> None:
-    """What a part of the stages proves is no bound of the problem."""
-    graph = comb_graph(9)
-    costs = even_costs(graph, page_in=(9, 9), page_out=(9, 9))
-    model = build(Problem(graph, costs, ram=17), stages="events")
-    reported: list[SolveProgress] = []
-    solve(model, on_progress=reported.append)
-    assert reported
-    assert all(p.bound is None for p in reported)
+def check(result):
+    """Check that times rise, both sides close in, and that the end is the result."""
+    seconds, incumbents, bounds = map(list, zip(*result.history, strict=True))
+    assert all(0 <= one <= other for one, other in pairwise(seconds))
+    assert _rising([None if value is None else -value for value in incumbents])
+    assert _rising(bounds)
+    objective = result.problem.objective
+    assert incumbents[-1] == objective.overhead(result.simulation)
+    assert objective.baseline + bounds[-1] == pytest.approx(result.proven_bound)
+    assert seconds[-1] == result.wall_s
+
+
+@pytest.mark.parametrize("minimize", ["energy", "time", "ram", "writes"])
+@pytest.mark.parametrize("formulation", ["lazy", "compact"])
+def test_history_ends_with_the_result(formulation, minimize):
+    """Incumbents fall and bounds rise, in the unit of what is minimized, until they meet."""
+    result = solve(skip_problem(minimize=minimize), formulation=formulation)
+    assert result.status == Status.OPTIMAL
+    check(result)
+
+
+@pytest.mark.parametrize("counts", ["serial", "overlap"])
+def test_history_of_a_deadline(counts):
+    """A makespan, which is solved through surrogates, has one history."""
+    check(solve(comb_problem(deadline="200%", deadline_counts=counts)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_watcher_sees_what_the_history_keeps(seed):
+    """Each moment before the end was reported, and a watcher still stops the solve."""
+    told = []
+    problem = random_instance(seeded(seed))
+    result = solve(problem, on_progress=told.append)
+    if result.schedule is None:
+        return
+    check(result)
+    assert {moment[0] for moment in result.history[:-1]} <= {each.seconds for each in told}
+    stopped = solve(comb_problem(), on_progress=lambda _: False)
+    assert stopped.status == Status.FEASIBLE
+
+
+def test_long_histories_are_thinned():
+    """First and last moment stay; a worse value or bound than one told before is left out."""
+    history = History()
+    for at in range(10_000):
+        history.watch(SolveProgress(seconds=float(at), incumbent=20_000.0 - at, bound=float(at)))
+    assert len(history.moments) <= MOST_MOMENTS
+    assert history.moments[0] == (0.0, 20_000.0, 0.0)
+    assert history.moments[-1] == (9999.0, 10_001.0, 9999.0)
+    history = History()
+    for seconds, incumbent, bound in (
+        (1, None, None),
+        (2, None, 3),
+        (3, 9, 2),
+        (4, 9, 3),
+        (5, 8, 4),
+    ):
+        history.watch(SolveProgress(seconds=seconds, incumbent=incumbent, bound=bound))
+    assert history.moments == [(2, None, 3), (3, 9, 3), (5, 8, 4)]
+
+
+def test_file_keeps_the_history():
+    """What is written is read, to ten digits."""
+    result = solve(comb_problem())
+    document = parse_document(dump(result.to_dict()), source="x")
+    assert len(document.history) == len(result.history)
+    for read, made in zip(document.history, result.history, strict=True):
+        assert read == pytest.approx(made, rel=1e-9)
+
+
+# -- what is requested ---------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("incumbent", "bound", "gap"),
+    [
+        *((4.0, 3.0, 0.25), (4.0, 4.0, 0.0), (4.0, 5.0, 0.0), (0.0, 0.0, 0.0), (4.0, 0.0, 1.0)),
+        *((None, 1.0, None), (4.0, None, None)),
+    ],
+)
+def test_gap_of_progress(incumbent, bound, gap):
+    """A fraction of the incumbent; None while either side is missing."""
+    assert SolveProgress(seconds=1.0, incumbent=incumbent, bound=bound).gap == gap
+
+
+def test_defaults_of_a_request():
+    """HiGHS, a minute from the request on, one thread, a gap of 0.01 % of what can be decided.
+
+    Every way of a back end to stop has a meaning.
+    """
+    assert Request(time_limit_s=1000.0).remaining_s() > 900.0
+    assert Request(time_limit_s=1e-9).remaining_s() == 0.0
+    assert Request().elapsed_s() >= 0.0
+    request = Request()
+    assert (request.backend, request.time_limit_s) == ("highs", 60.0)
+    assert (request.gap, request.threads, request.seed) == (1e-4, 1, 0)
+    inner = {SolverStatus.INFEASIBLE_OR_UNBOUNDED, SolverStatus.FAILED}
+    assert set(TERMINATIONS) == set(SolverStatus) - inner

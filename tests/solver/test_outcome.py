@@ -1,27 +1,21 @@
 """From a candidate and a bound to a result: what may be claimed, and what is an error."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
 from kit.instances import seeded
 from kit.worked import skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.problem import Problem
-from poetmodel.result import SolveResult, Status, Termination
+from poetmodel.result import Status, Termination
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver.outcome import (
     EQUAL,
-    Candidate,
     Outcome,
+    as_candidate,
     finish,
     is_refuted,
     is_tight,
     reported_bound,
-    verify_schedule,
 )
 from poetmodel.solver.request import Request
 
@@ -35,53 +29,39 @@ PAGED = Schedule(
     M_out=((0, 0),),
 )
 """`a` is paged: 2 J, 2 s, 12 bytes, 4 bytes written."""
+KEPT = checkpoint_all(skip_graph())
+"""All is kept: 15 bytes, which is above the budget."""
 
 
-def finished(problem: Problem, *, gap: float = 0.0, **outcome: Any) -> SolveResult:
+def finished(problem, *, gap=0.0, **outcome):
     """Finish an outcome that the solver calls proved."""
     given = {"termination": Termination.PROVED, **outcome}
     return finish(problem, Request(gap=gap), Outcome(**given), formulation="compact")
 
 
 # -- values ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("minimize", "recomputed", "paged"),
-    [("energy", 1.0, 2.0), ("time", 1.0, 2.0), ("ram", 12, 12), ("writes", 0, 4)],
+    ("minimize", "counts", "recomputed", "paged", "least"),
+    [
+        ("energy", "serial", 1.0, 2.0, 0.0),
+        ("time", "serial", 1.0, 2.0, 0.0),
+        ("time", "compute", 1.0, 0.0, 0.0),
+        ("ram", "serial", 12, 12, 12),
+        ("writes", "serial", 0, 4, 0.0),
+    ],
 )
-def test_values_count_beyond_what_every_schedule_pays(
-    minimize: str, recomputed: float, paged: float
-) -> None:
-    """10 J and 10 s of one pass are no part of them; RAM and writes count as they are."""
-    problem = skip_problem(minimize=minimize)
-    assert verify_schedule(problem, RECOMPUTED).value == recomputed
-    assert verify_schedule(problem, PAGED).value == paged
+def test_values_count_beyond_what_every_schedule_pays(minimize, counts, recomputed, paged, least):
+    """10 J and 10 s of one pass are no part of them; RAM and writes count as they are.
 
-
-def test_time_counts_in_the_meaning_of_the_deadline() -> None:
-    """Where only compute time counts, paging takes none."""
-    problem = skip_problem(minimize="time", deadline_counts="compute")
-    assert verify_schedule(problem, PAGED).value == 0.0
-
-
-def test_the_verifier_tells_violations() -> None:
-    """A schedule above the budget is a candidate with violations."""
-    candidate = verify_schedule(skip_problem(), checkpoint_all(skip_graph()))
-    assert len(candidate.violations) == 1
-
-
-@pytest.mark.parametrize(
-    ("minimize", "least"), [("energy", 0.0), ("time", 0.0), ("writes", 0.0), ("ram", 12)]
-)
-def test_the_least_value_needs_no_solver(minimize: str, least: float) -> None:
-    """The floor for RAM, else nothing."""
-    assert skip_problem(minimize=minimize).objective.least == least
+    The least value needs no solver: it is the floor for RAM, else nothing.
+    """
+    problem = skip_problem(minimize=minimize, deadline_counts=counts)
+    assert as_candidate(problem, RECOMPUTED).value == recomputed
+    assert as_candidate(problem, PAGED).value == paged
+    assert problem.objective.least == least
 
 
 # -- equal up to rounding ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("value", "bound", "expected"),
     [
@@ -96,15 +76,13 @@ def test_the_least_value_needs_no_solver(minimize: str, least: float) -> None:
         (1e-4, 1e-4 - 5e-11, True),
     ],
 )
-def test_a_bound_is_snapped_only_within_rounding_errors(
-    value: float, bound: float, expected: bool
-) -> None:
+def test_a_bound_is_snapped_only_within_rounding_errors(value, bound, expected):
     """It must be close relative to the overhead and, by the contract's tolerance, to all energy."""
     assert is_tight(skip_problem(), value, bound) is expected
 
 
 @pytest.mark.parametrize("minimize", ["ram", "writes"])
-def test_bytes_are_whole(minimize: str) -> None:
+def test_bytes_are_whole(minimize):
     """A bound reaches the next whole number of bytes, but not one byte more, whatever the sum."""
     problem = skip_problem(minimize=minimize)
     assert is_tight(problem, 4e9, 4e9 - 0.4)
@@ -112,80 +90,57 @@ def test_bytes_are_whole(minimize: str) -> None:
 
 
 # -- bounds ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("limits", "schedule", "bound", "reported"),
+    [
+        pytest.param({}, PAGED, 1.0, 1.0, id="below the value"),
+        pytest.param({}, PAGED, 2.0 - 1e-12, 2.0, id="rounded down"),
+        pytest.param({}, PAGED, 2.0 + 0.5 * EQUAL, 2.0, id="rounded up"),
+        pytest.param({}, KEPT, 2.1, 0.0, id="above a value that the verifier rejects"),
+        pytest.param({"minimize": "ram", "ram": 15}, KEPT, 3.0, 12, id="below the floor of RAM"),
+    ],
+)
+def test_the_bound_that_is_reported(limits, schedule, bound, reported):
+    """It is as proved, but equal to the value up to rounding errors, and at least the floor."""
+    problem = skip_problem(**limits)
+    assert reported_bound(problem, as_candidate(problem, schedule), bound) == reported
 
 
-def test_a_bound_below_the_value_is_reported_as_it_is() -> None:
-    """The gap is what is missing."""
-    candidate = verify_schedule(skip_problem(), PAGED)
-    assert reported_bound(skip_problem(), candidate, 1.0) == 1.0
-
-
-def test_a_bound_at_the_value_up_to_rounding_is_the_value() -> None:
-    """Above or below by rounding errors alone: the gap is 0."""
-    candidate = verify_schedule(skip_problem(), PAGED)
-    assert reported_bound(skip_problem(), candidate, 2.0 - 1e-12) == 2.0
-    assert reported_bound(skip_problem(), candidate, 2.0 + 0.5 * EQUAL) == 2.0
-
-
-def test_a_bound_above_a_valid_value_proves_nothing() -> None:
-    """The schedule is verified, so the bound is wrong: no bound, no optimality, and why."""
-    candidate = verify_schedule(skip_problem(), PAGED)
-    result = finished(skip_problem(), candidate=candidate, bound=2.1)
-    assert (result.status, result.termination) == (Status.FEASIBLE, Termination.STALLED)
-    assert result.overhead_bound_j == 0.0
-    assert "refutes" in result.reason
-
-
-def test_bytes_are_refuted_by_one() -> None:
-    """They are whole, so a bound one byte above the peak is no rounding error."""
+def test_bytes_are_refuted_by_one():
+    """They are whole, so one byte above the peak is no rounding error. A candidate is frozen."""
     problem = skip_problem(minimize="ram")
-    candidate = verify_schedule(problem, PAGED)
+    candidate = as_candidate(problem, PAGED)
     for more, refuted in ((0.0, False), (0.4, False), (1.0, True)):
         outcome = Outcome(
             termination=Termination.PROVED, candidate=candidate, bound=candidate.value + more
         )
         assert is_refuted(problem, outcome) == refuted
-
-
-def test_a_bound_above_a_rejected_value_is_none() -> None:
-    """What the verifier rejects proves nothing of the bound."""
-    problem = skip_problem()
-    rejected = verify_schedule(problem, checkpoint_all(skip_graph()))
-    assert reported_bound(problem, rejected, 2.1) == rejected.value == 0.0
-
-
-def test_the_floor_bounds_ram() -> None:
-    """Even where the solver has proved less."""
-    problem = skip_problem(minimize="ram", ram=15)
-    whole = verify_schedule(problem, checkpoint_all(skip_graph()))
-    assert reported_bound(problem, whole, 3.0) == 12
+    candidate = as_candidate(skip_problem(), PAGED)
+    with pytest.raises(AttributeError):
+        candidate.value = 0.0
 
 
 # -- results -----------------------------------------------------------------------------------
-
-
-def test_a_gap_of_zero_is_optimal() -> None:
-    """Value and bound agree."""
-    result = finished(
-        skip_problem(), candidate=verify_schedule(skip_problem(), RECOMPUTED), bound=1.0
-    )
-    assert (result.status, result.termination) == (Status.OPTIMAL, Termination.PROVED)
-    assert (result.energy_j, result.bound_j, result.gap) == (11.0, 11.0, 0.0)
-
-
 @pytest.mark.parametrize(
-    ("requested", "status"), [(0.5, Status.OPTIMAL), (0.6, Status.OPTIMAL), (0.4, Status.FEASIBLE)]
+    ("schedule", "requested", "gap", "status"),
+    [
+        (RECOMPUTED, 0.0, 0.0, Status.OPTIMAL),
+        (PAGED, 0.5, 0.5, Status.OPTIMAL),
+        (PAGED, 0.6, 0.5, Status.OPTIMAL),
+        (PAGED, 0.4, 0.5, Status.FEASIBLE),
+    ],
 )
-def test_optimal_means_the_requested_gap(requested: float, status: Status) -> None:
+def test_optimal_means_the_requested_gap(schedule, requested, gap, status):
     """The gap is of the overhead: bound 1 J of 2 J is 50 %, though 8 % of all energy."""
-    candidate = verify_schedule(skip_problem(), PAGED)
+    candidate = as_candidate(skip_problem(), schedule)
     result = finished(skip_problem(), gap=requested, candidate=candidate, bound=1.0)
-    assert (result.status, result.gap) == (status, 0.5)
+    assert (result.status, result.gap) == (status, gap)
+    assert (result.termination == Termination.PROVED) == (status == Status.OPTIMAL)
     assert (result.overhead_bound_j, result.bound_j) == (1.0, 11.0)
 
 
 @pytest.mark.parametrize("minimize", ["energy", "time"])
-def test_no_bound_is_above_its_value_in_the_last_digit(minimize: str) -> None:
+def test_no_bound_is_above_its_value_in_the_last_digit(minimize):
     """Figures are sums in another order than baseline plus bound: the bound is never the larger."""
     rng = seeded(minimize)
     rounded = 0
@@ -197,7 +152,7 @@ def test_no_bound_is_above_its_value_in_the_last_digit(minimize: str) -> None:
             compute_energy_j=[rng.random() for _ in graph.nodes],
         )
         problem = Problem(graph, costs, ram=12, minimize=minimize)
-        candidate = verify_schedule(problem, RECOMPUTED)
+        candidate = as_candidate(problem, RECOMPUTED)
         result = finished(problem, candidate=candidate, bound=candidate.value)
         value, bound = result.objective_value or 0.0, result.objective_bound or 0.0
         rounded += value < problem.objective.baseline + candidate.value
@@ -208,58 +163,42 @@ def test_no_bound_is_above_its_value_in_the_last_digit(minimize: str) -> None:
     assert rounded, "no sum was rounded"
 
 
-def test_a_solver_that_ends_with_less_than_requested_has_stalled() -> None:
-    """Its own proof is of something else, so it is not passed on."""
-    candidate = verify_schedule(skip_problem(), PAGED)
-    assert finished(skip_problem(), candidate=candidate).termination == Termination.STALLED
-    stopped = finished(
-        skip_problem(), candidate=candidate, termination=Termination.TIME_LIMIT, bound=1.0
-    )
-    assert (stopped.status, stopped.termination) == (Status.FEASIBLE, Termination.TIME_LIMIT)
+LATE, STALLED = Termination.TIME_LIMIT, Termination.STALLED
 
 
-def test_no_candidate_and_no_proof_is_unknown() -> None:
-    """Absent is None, and the reason is kept."""
-    result = finished(skip_problem(), termination=Termination.TIME_LIMIT, reason="too slow")
-    assert (result.status, result.reason) == (Status.UNKNOWN, "too slow")
-    assert (result.schedule, result.energy_j, result.bound_j, result.gap) == (None,) * 4
-    assert finished(skip_problem()).termination == Termination.STALLED
-
-
-def test_proved_infeasible() -> None:
-    """Only with a proof."""
-    result = finished(skip_problem(), infeasible=True, reason="proved: ...")
-    assert (result.status, result.termination) == (Status.INFEASIBLE, Termination.PROVED)
-
-
-def test_infeasible_with_a_valid_schedule_is_feasible() -> None:
-    """A schedule that the verifier accepts disproves the solver."""
-    candidate = verify_schedule(skip_problem(), PAGED)
-    result = finished(skip_problem(), infeasible=True, candidate=candidate)
-    assert (result.status, result.schedule) == (Status.FEASIBLE, PAGED)
-    assert "refutes" in result.reason
-
-
-def test_a_rejected_schedule_is_feasible_at_most() -> None:
-    """No bound, no optimality, whatever the solver proved."""
-    candidate = verify_schedule(skip_problem(), checkpoint_all(skip_graph()))
-    result = finished(skip_problem(), candidate=candidate, bound=0.0)
-    assert (result.status, result.bound_j) == (Status.FEASIBLE, 10.0)
-    assert result.violations == candidate.violations
+@pytest.mark.parametrize(
+    ("schedule", "outcome", "status", "termination", "bound_j", "words"),
+    [
+        # The schedule is verified, so a bound above it, or a proof that there is none, is wrong.
+        (PAGED, {"bound": 2.1}, Status.FEASIBLE, STALLED, 10.0, "refutes"),
+        (PAGED, {"infeasible": True}, Status.FEASIBLE, STALLED, 10.0, "refutes"),
+        # A proof of less than requested is of something else, so it is not passed on.
+        (PAGED, {}, Status.FEASIBLE, STALLED, 10.0, ""),
+        (PAGED, {"termination": LATE, "bound": 1.0}, Status.FEASIBLE, LATE, 11.0, ""),
+        # What the verifier rejects is feasible at most, whatever the solver proved.
+        (KEPT, {"bound": 0.0}, Status.FEASIBLE, STALLED, 10.0, ""),
+        # Without a schedule there has to be a proof.
+        (None, {"termination": LATE, "reason": "slow"}, Status.UNKNOWN, LATE, None, "slow"),
+        (None, {}, Status.UNKNOWN, STALLED, None, ""),
+        (None, {"infeasible": True}, Status.INFEASIBLE, Termination.PROVED, None, ""),
+    ],
+)
+def test_what_may_be_claimed(schedule, outcome, status, termination, bound_j, words):
+    """Only what a verified schedule does not refute; absent is None, and the reason is kept."""
+    candidate = schedule and as_candidate(skip_problem(), schedule)
+    result = finished(skip_problem(), candidate=candidate, **outcome)
+    assert (result.status, result.termination) == (status, termination)
+    assert (result.schedule, result.bound_j) == (schedule, bound_j)
+    assert result.violations == (candidate.violations if candidate else ())
+    assert len(result.violations) == (schedule is KEPT)
+    assert words in result.reason
+    assert schedule or (result.energy_j, result.gap) == (None, None)
 
 
 @pytest.mark.parametrize(("minimize", "value", "bound"), [("time", 12.0, 11.0), ("writes", 4, 1)])
-def test_other_quantities_bound_no_energy(minimize: str, value: float, bound: float) -> None:
+def test_other_quantities_bound_no_energy(minimize, value, bound):
     """The bound is of the minimized quantity; of the energy nothing is claimed."""
     problem = skip_problem(minimize=minimize)
-    result = finished(problem, candidate=verify_schedule(problem, PAGED), bound=1.0)
+    result = finished(problem, candidate=as_candidate(problem, PAGED), bound=1.0)
     assert (result.objective_value, result.objective_bound) == (value, bound)
     assert (result.bound_j, result.overhead_bound_j) == (None, 0.0)
-
-
-def test_a_candidate_is_frozen() -> None:
-    """What the verifier has seen cannot change after."""
-    candidate: Candidate = verify_schedule(skip_problem(), PAGED)
-    assert replace(candidate, value=3.0).value == 3.0
-    with pytest.raises(AttributeError):
-        candidate.value = 0.0  # type: ignore[misc]

@@ -21,9 +21,15 @@ from pyomo.repn.util import (
     categorize_valid_components,
 )
 
-from poetmodel.backends.layout import Layout
 from poetmodel.backends.sparse import csr_array
-from poetmodel.backends.standard_form import MAXIMIZE, MINIMIZE, SLACK, StandardForm, round_binaries
+from poetmodel.backends.standard_form import (
+    MAXIMIZE,
+    MINIMIZE,
+    SLACK,
+    Layout,
+    StandardForm,
+    round_binaries,
+)
 from poetmodel.clock import check_time_limit
 from poetmodel.errors import ModelError, listed
 from poetmodel.model.view import stated_constraints

@@ -2,73 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetmodel.backends.standard_form import StandardForm
+from poetmodel.backends.standard_form import Layout, StandardForm
 from poetmodel.clock import check_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from numpy.typing import NDArray
 
-    from poetmodel.model.arrays import Family, Label, Model
-    from poetmodel.problem import LinearRow
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layout:
-    """Where the columns of a model are in a form; the others are fixed, or in no row."""
-
-    model: Model
-    positions: NDArray[np.int32]
-    """For each column of the model its column in the form, -1 where it has none."""
-    fixed: NDArray[np.float64]
-    """For each column of the model the value that it is fixed to, NaN where it is not."""
-    limits: Mapping[Label, LinearRow]
-    """Exact limits of rows of the form, over columns of the model."""
-
-    def values(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the value of each column of the model at a point of the form."""
-        values = np.where(np.isnan(self.fixed), 0.0, self.fixed)
-        free = self.positions >= 0
-        values[free] = x[self.positions[free]]
-        return values
-
-    def point(self, n_columns: int, values: Iterable[tuple[int, float]]) -> NDArray[np.float64]:
-        """Return a point of the form from (column of the model, value); NaN for other columns."""
-        x = np.full(n_columns, np.nan)
-        for column, value in values:
-            if self.positions[column] >= 0:
-                x[self.positions[column]] = value
-        return x
-
-    def of(self, family: Family) -> Family:
-        """Return the columns of the form of a family of variables, of those that have one."""
-        columns = self.positions[list(family.values())].tolist() if family else []
-        return {key: j for key, j in zip(family, columns, strict=True) if j >= 0}
-
-    def exact(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
-        """Return a limit as terms over columns of the form, and its right-hand side.
-
-        One that has no column is in no row, for it is too small there: it takes off what it can.
-        """
-        terms, upper = [], Fraction(limit.upper)
-        for value, column in limit.terms:
-            position, fixed = int(self.positions[column]), float(self.fixed[column])
-            if not math.isnan(fixed):
-                upper -= Fraction(value) * round(fixed)
-            elif position >= 0:
-                terms.append((value, position))
-            else:
-                upper -= min(Fraction(value), Fraction(0))
-        return terms, upper
+    from poetmodel.model.arrays import Model
 
 
 def form_of(model: Model) -> StandardForm:

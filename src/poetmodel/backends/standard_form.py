@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -10,12 +12,13 @@ import numpy as np
 from poetmodel.errors import BackendError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from poetmodel.backends.layout import Layout
     from poetmodel.backends.sparse import csr_array
+    from poetmodel.model.arrays import Family, Label, Model
+    from poetmodel.problem import LinearRow
 
 MINIMIZE: Final = 1
 """The smaller objective is the better one."""
@@ -26,6 +29,55 @@ SLACK: Final = 1e-9
 """By how much bounds may cross, or an integer bound miss a whole number, through rounding alone."""
 _NAMED: Final = 10
 """Faults of one kind that are named; a model with more of them is as wrong."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where the columns of a model are in a form; the others are fixed, or in no row."""
+
+    model: Model
+    positions: NDArray[np.int32]
+    """For each column of the model its column in the form, -1 where it has none."""
+    fixed: NDArray[np.float64]
+    """For each column of the model the value that it is fixed to, NaN where it is not."""
+    limits: Mapping[Label, LinearRow]
+    """Exact limits of rows of the form, over columns of the model."""
+
+    def values(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the value of each column of the model at a point of the form."""
+        values = np.where(np.isnan(self.fixed), 0.0, self.fixed)
+        free = self.positions >= 0
+        values[free] = x[self.positions[free]]
+        return values
+
+    def point(self, n_columns: int, values: Iterable[tuple[int, float]]) -> NDArray[np.float64]:
+        """Return a point of the form from (column of the model, value); NaN for other columns."""
+        x = np.full(n_columns, np.nan)
+        for column, value in values:
+            if self.positions[column] >= 0:
+                x[self.positions[column]] = value
+        return x
+
+    def of(self, family: Family) -> Family:
+        """Return the columns of the form of a family of variables, of those that have one."""
+        columns = self.positions[list(family.values())].tolist() if family else []
+        return {key: j for key, j in zip(family, columns, strict=True) if j >= 0}
+
+    def exact(self, limit: LinearRow) -> tuple[list[tuple[float, int]], Fraction]:
+        """Return a limit as terms over columns of the form, and its right-hand side.
+
+        One that has no column is in no row, for it is too small there: it takes off what it can.
+        """
+        terms, upper = [], Fraction(limit.upper)
+        for value, column in limit.terms:
+            position, fixed = int(self.positions[column]), float(self.fixed[column])
+            if not math.isnan(fixed):
+                upper -= Fraction(value) * round(fixed)
+            elif position >= 0:
+                terms.append((value, position))
+            else:
+                upper -= min(Fraction(value), Fraction(0))
+        return terms, upper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -23,7 +23,7 @@ from poetmodel.schedule import (
     simulate,
     spans_of_rows,
 )
-from poetmodel.solver.outcome import verify_schedule
+from poetmodel.solver.outcome import as_candidate
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def bisected(
     low, high, units = 0, most, first
     while low <= high:
         schedule = run(units)
-        candidate = None if schedule is None else verify_schedule(problem, schedule)
+        candidate = None if schedule is None else as_candidate(problem, schedule)
         usable = problem.usable_ram_bytes
         if candidate is None or candidate.simulation.peak_ram_bytes <= usable:
             low = units + 1
@@ -368,7 +368,7 @@ def cheapest(problem: Problem, rules: Iterable[Callable[[], Schedule]]) -> Sched
     with time_limit(FOR_RULES * time_left_s()):
         for rule in rules:
             try:
-                found.append(verify_schedule(problem, rule()))
+                found.append(as_candidate(problem, rule()))
             except MethodNotApplicableError as error:
                 refusals.append(error)
             except TimeLimitError:

@@ -21,7 +21,7 @@ from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.problem.infeasibility import limits_in_words, obstacle
 from poetmodel.result import SolveResult, Status, Termination
-from poetmodel.solver.outcome import Candidate, Outcome, finish, verify_schedule
+from poetmodel.solver.outcome import Candidate, Outcome, as_candidate, finish
 from poetmodel.solver.request import Request
 from poetmodel.units import format_seconds
 
@@ -120,7 +120,7 @@ def _restricted(
         raise MethodNotApplicableError(f"it has no schedule within {limits_in_words(restricted)}")
     candidate = None
     if solved.schedule is not None:
-        candidate = _within_limits(verify_schedule(problem, solved.schedule))
+        candidate = _within_limits(as_candidate(problem, solved.schedule))
     outcome = Outcome(
         termination=solved.termination,
         candidate=candidate,
@@ -164,7 +164,7 @@ def _verified(problem: Problem, entry: Method) -> Candidate:
     """Run a method and give its schedule to the verifier."""
     schedule = entry.function()(problem)
     try:
-        return verify_schedule(problem, schedule)
+        return as_candidate(problem, schedule)
     except InputError as error:
         if entry.own is None:
             raise

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Final, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from poetmodel import __version__
 from poetmodel.cli import (
     choosing,
     diff,
@@ -27,6 +26,7 @@ from poetmodel.cli.failures import ExitStatus, mute, print_faults, report_error
 from poetmodel.cli.output import set_quiet
 from poetmodel.errors import PoetModelError
 from poetmodel.files import installed
+from poetmodel.version import __version__
 
 USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """Base class of all usage errors; typer brings click along or imports it, by version."""

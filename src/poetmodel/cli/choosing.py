@@ -96,7 +96,7 @@ def choose(
     output: options.OutputOptions,
 ) -> None:
     """Choose the layers to train: the highest sum of scores within the limits, proved."""
-    from poetmodel.export.choosing import GRADIENT_NORM
+    from poetmodel.choosing.search import GRADIENT_NORM
 
     called_s = context.obj or time.monotonic()
     device = read_device(costing.device)

@@ -41,9 +41,9 @@ def methods() -> Offer:
 
 def backends() -> Offer:
     """Return the back ends, also those that are not installed."""
-    from poetmodel.cli.options import BackendName
+    from poetmodel.backends.registry import backend_names
 
-    return [(name.value, "") for name in BackendName]
+    return [(name, "") for name in backend_names()]
 
 
 def figures() -> Offer:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from poetmodel import __version__
 from poetmodel.cli.failures import ExitStatus
 from poetmodel.cli.options import OutputOptions, command
 from poetmodel.cli.output import figures, print_json, print_text, show
 from poetmodel.files import installed
 from poetmodel.report.presenter import Fact, row
+from poetmodel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

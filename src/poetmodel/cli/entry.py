@@ -8,8 +8,8 @@ import threading
 import time
 from typing import Final
 
-INTERRUPTED: Final = 130
-"""Exit status of Ctrl-C before there is a result."""
+from poetmodel.errors import INTERRUPTED
+
 SOLVING: Final = "poetmodel-solve"
 """Name of the threads in which solvers run."""
 

@@ -16,7 +16,7 @@ from poetmodel.files import installed
 from poetmodel.graph.catalogue import Variant
 
 if TYPE_CHECKING:
-    from poetmodel.explore.choice import Catalogue, Selection
+    from poetmodel.explore.choice import Catalogue, ExplorerChoice
 
 PORT: Final = 8642
 """The port unless one is given; a busy one is passed over for the next free one."""
@@ -97,9 +97,9 @@ def explore(
 
 def _start(
     source: options.GraphOptions, costing: options.CostOptions, limits: options.LimitOptions
-) -> tuple[Catalogue, Selection, dict[str, Any]]:
+) -> tuple[Catalogue, ExplorerChoice, dict[str, Any]]:
     """Return the choices, the first one of each, and the positions of the sliders."""
-    from poetmodel.explore.choice import Selection, of_files
+    from poetmodel.explore.choice import ExplorerChoice, of_files
 
     if source.model is not None and source.graph is not None:
         raise InputError(
@@ -115,7 +115,7 @@ def _start(
     )
     device = costing.device or "rpi4b"
     counts = limits.deadline_counts
-    choice = Selection.model_validate(
+    choice = ExplorerChoice.model_validate(
         {
             "model": named if known else Path(named).name,
             "device": next(iter((*catalogue.profiles, *catalogue.devices)), device),

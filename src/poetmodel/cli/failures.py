@@ -7,9 +7,9 @@ import sys
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, TextIO
 
-from poetmodel.cli.entry import INTERRUPTED
 from poetmodel.cli.output import print_note, printable
 from poetmodel.errors import (
+    INTERRUPTED,
     BackendUnavailableError,
     FlashError,
     InputError,

@@ -16,21 +16,22 @@ from poetmodel.graph.catalogue import (
     Variant,
     find_model,
     load_file,
-    load_model,
     model_names,
     read_model_or_file,
 )
 from poetmodel.units import MAX_BYTES
 
 if TYPE_CHECKING:
-    from poetmodel.cli.options import CostOptions, FileGraphOptions, GraphOptions
+    from collections.abc import Mapping
+
+    from poetmodel.cli.options import CostOptions, FileGraphOptions, GraphOptions, LimitOptions
     from poetmodel.device import Costs, Device
     from poetmodel.export.step import LoweredStep
     from poetmodel.graph import Graph
     from poetmodel.problem import Problem
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule import GraphIdentity
-    from poetmodel.schedule.io import ScheduleDocument
+    from poetmodel.schedule.io import ProblemEntry, ScheduleDocument
 
 MEMORY_FIGURES: Final = ("peak_ram_bytes",)
 """Figures of a file that need no costs."""
@@ -148,27 +149,6 @@ def _of_other_sizes(identity: GraphIdentity, source: str | Path) -> str:
     )
 
 
-def graph_of_code(given: FileGraphOptions, data: bytes, *, source: str | Path) -> Graph:
-    """Return the graph of a binary plan: the given one, or the built-in one of its fingerprint."""
-    if given.graph is not None:
-        return read_named(given.graph, given.shape)
-    from poetmodel.plan.binary import stored_fingerprint
-
-    sha256 = stored_fingerprint(data).hex()
-    for name in model_names():
-        try:
-            graph = load_model(name, given.shape)
-        except InputError:  # it has no such size
-            continue
-        if graph.sha256.startswith(sha256):
-            return graph
-    raise InputError(
-        f"no graph: {source} is for no built-in network (sha256 {sha256}...); give --graph "
-        "FILE|MODEL, its sizes with --batch, --image or --sequence, or its state with --state, "
-        "--in-place, --tile and --train"
-    )
-
-
 def check_names(identity: GraphIdentity | None, graph: Graph) -> None:
     """Raise unless the nodes and tensors that a file lists are those of a graph."""
     if identity is None:
@@ -272,9 +252,12 @@ def known_device(name: str | None) -> str | None:
 
 
 def verify_document(
-    document: ScheduleDocument, graph: Graph, given: CostOptions
+    document: ScheduleDocument,
+    graph: Graph,
+    given: CostOptions,
+    limits: LimitOptions | None = None,
 ) -> VerifiedSchedule:
-    """Verify a schedule file against the problem and the figures that it states.
+    """Verify a schedule file against its figures, and its problem or that of given limits.
 
     Without given costs they are those of the device that the file names, if it can be found;
     otherwise times and energies are not checked.
@@ -286,12 +269,20 @@ def verify_document(
     check_identity(graph, document.schedule)
     check_names(document.schedule.identity, graph)
     costs, notes = costs_to_verify(document.device, graph, given)
-    if document.problem is None:
-        notes.append("the file states no problem: no budget and no deadline were checked")
     stated = document.claims
+    if limits is not None and limits.given:
+        if costs is None:
+            raise InputError(NO_COSTS)
+        notes.append(f"{', '.join(limits.given)}: the limits of the file were not checked")
+        problem = limits.problem(graph, costs)
+        alike = _measures_alike(document.problem, problem)
+        stated = document.stated if alike else _of_memory(document.stated)
+    else:
+        if document.problem is None:
+            notes.append("the file states no problem: no budget and no deadline were checked")
+        problem = _stated_problem(document, graph, costs)
     if costs is None:
-        stated = {key: stated.get(key) for key in MEMORY_FIGURES}
-    problem = _stated_problem(document, graph, costs)
+        stated = _of_memory(stated)
     schedule = document.schedule
     with rare_collections():
         verdict = verify(problem, schedule, stated=stated)
@@ -302,6 +293,19 @@ def verify_document(
         costs=None if costs is None else problem.costs,
         verdict=verdict,
         notes=tuple(notes),
+    )
+
+
+def _of_memory(stated: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return the figures of a file that need no costs."""
+    return {key: stated.get(key) for key in MEMORY_FIGURES}
+
+
+def _measures_alike(entry: ProblemEntry | None, problem: Problem) -> bool:
+    """Return whether figures of a file are those of a problem: energy depends on both."""
+    return entry is None or (entry.deadline_counts, entry.commit) == (
+        problem.deadline_counts,
+        problem.commit,
     )
 
 

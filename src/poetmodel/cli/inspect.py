@@ -25,9 +25,10 @@ from poetmodel.cli.options import (
     what,
 )
 from poetmodel.cli.output import figures, listing, print_json, print_text, show
+from poetmodel.device.hardware import device_figures
 from poetmodel.device.room import DeviceRoom, floor_use, gauge, keep_all_use
-from poetmodel.report.presenter import Fact, count, gauge_fact, row
-from poetmodel.units import format_bytes, format_seconds
+from poetmodel.report.presenter import Fact, count, gauge_fact, look_up, measured, row
+from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from poetmodel.device import Device, Flash
+    from poetmodel.device import Device
     from poetmodel.graph import Graph
 
 
@@ -382,48 +383,23 @@ def _cells(board: Device) -> tuple[str, ...]:
 
 
 def _device_facts(board: Device) -> Iterator[Fact]:
-    compute, storage = board.compute, board.storage
     yield row("key", board.key, "the name for --device")
     yield row("core", board.core)
-    yield row("RAM", format_bytes(board.ram_bytes))
-    yield row("compute rate", f"{count(compute.flops_per_s)}FLOP/s")
-    if compute.bytes_per_s is not None:
-        yield row("RAM bandwidth", f"{count(compute.bytes_per_s)}B/s")
-    if compute.cache_line_bytes is not None:
-        yield row("cache lines", format_bytes(compute.cache_line_bytes), "of the data cache")
+    values = device_dict(board)
+    compute, storage = board.compute, board.storage
+    notes = {"compute.cache_line_bytes": "of the data cache"}
     if compute.flops_per_j is not None:
         implied_w = compute.flops_per_s / compute.flops_per_j
-        yield row("efficiency", f"{count(compute.flops_per_j)}FLOP/J", f"implies {implied_w:.3g} W")
-    if compute.power_w is not None:
-        yield row("compute power", f"{compute.power_w:.4g} W")
-    yield row("idle power", f"{board.idle_power_w:.4g} W")
-    if board.flash is not None:
-        yield from _flash_facts(board.flash)
+        notes["compute.flops_per_j"] = f"implies {implied_w:.3g} W"
+    for path, known in device_figures():
+        value = look_up(values, path)
+        if value is not None:
+            yield row(known.name, measured(value, unit=known.unit), notes.get(path, ""))
     if storage is None:
-        yield row("storage", "none")
+        yield row("transfers", "none", "there is no storage")
         return
-    size = "unlimited" if board.aux_bytes is None else format_bytes(board.aux_bytes)
-    mapped = ", memory-mapped" if storage.memory_mapped else ""
-    lost = ", lost without power" if storage.volatile else ""
-    where = ", in the flash" if board.stores_in_flash else ""
-    yield row("storage", size, f"transfers: {storage.mode}{mapped}{lost}{where}")
-    if storage.endurance_cycles is not None:
-        block = storage.erase_block_bytes
-        blocks = "" if block is None else f"of each erase block of {format_bytes(block)}"
-        yield row("endurance", f"{count(storage.endurance_cycles)}writes", blocks)
-    for name, way in (("page in", storage.page_in), ("page out", storage.page_out)):
-        note = f"after {format_seconds(way.latency_s)}, at {way.power_w:.4g} W"
-        yield row(name, f"{count(way.bytes_per_s)}B/s", note)
-
-
-def _flash_facts(flash: Flash) -> Iterator[Fact]:
-    taken = format_bytes(flash.storage_bytes)
-    share = f", {taken} at most for pages and generations" if flash.storage_bytes else ""
-    yield row("flash", format_bytes(flash.size_bytes), f"of the program{share}")
-    cycles = flash.endurance_cycles
-    endured = "" if cycles is None else f", each at most {cycles:,.0f} times"
-    block = format_bytes(flash.erase_block_bytes)
-    yield row("flash erase", format_seconds(flash.erase_s), f"{block} at a time{endured}")
-    unit = format_bytes(flash.write_unit_bytes)
-    note = f"{unit} at a time, at {flash.power_w:.4g} W"
-    yield row("flash write", f"{count(flash.write_bytes_per_s)}B/s", note)
+    if board.aux_bytes is None:
+        yield row("storage", "unlimited")
+    words = ("memory-mapped", storage.memory_mapped), ("lost without power", storage.volatile)
+    told = [word for word, holds in (*words, ("in the flash", board.stores_in_flash)) if holds]
+    yield row("transfers", str(storage.mode), ", ".join(told))

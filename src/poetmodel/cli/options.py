@@ -217,6 +217,8 @@ class StateName(StrEnum):
     SGD = "sgd"
     MOMENTUM = "momentum"
     ADAM = "adam"
+    ADAMAX = "adamax"
+    RADAM = "radam"
     FROZEN = "frozen"
 
 
@@ -230,6 +232,8 @@ class OptimizerName(StrEnum):
     NADAM = "nadam"
     RMSPROP = "rmsprop"
     ADAGRAD = "adagrad"
+    ADAMAX = "adamax"
+    RADAM = "radam"
 
 
 # -- the groups --------------------------------------------------------------------------------
@@ -437,6 +441,15 @@ class LimitOptions(CommitOptions):
         "Own constraints on what is recomputed, paged and written, and an own objective, *.toml; "
         "may be repeated.",
     )
+
+    @property
+    def given(self) -> list[str]:
+        """The options that are given."""
+        return [
+            "--" + entry.name.replace("_", "-")
+            for entry in fields(self)
+            if getattr(self, entry.name) not in (entry.default, [])
+        ]
 
     def problem(
         self,

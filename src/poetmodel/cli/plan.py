@@ -34,13 +34,10 @@ if TYPE_CHECKING:
 
 
 class PlanFormat(StrEnum):
-    """Values of ``--format``: a plan file, a listing, code for a device, or another's format."""
+    """Values of ``--format``: a plan file, or a listing."""
 
     JSON = "json"
     TEXT = "text"
-    BINARY = "binary"
-    TRACE = "trace"
-    MEMORY_VIZ = "memory-viz"
 
 
 @options.group
@@ -74,8 +71,7 @@ class PlanOptions:
     form: PlanFormat = options.output(
         PlanFormat.JSON,
         "--format",
-        "json is a plan file, text a listing for people, binary a few hundred bytes for a device, "
-        "trace Chrome trace events for Perfetto, memory-viz a snapshot for PyTorch's memory_viz.",
+        "json is a plan file, text a listing for people.",
     )
     plot: Path | None = options.output(
         None, "--plot FILE", "Draw what is in RAM over time, core and bus: *.png, *.svg or *.html."
@@ -86,10 +82,6 @@ class PlanOptions:
 
     def check(self) -> None:
         """Raise where options are given that say nothing together."""
-        if self.form in {PlanFormat.BINARY, PlanFormat.MEMORY_VIZ} and self.out is None:
-            raise InputError(f"--format {self.form}: give --out FILE for the bytes")
-        if self.form == PlanFormat.BINARY and self.arena:
-            raise InputError("--format binary: has no addresses; give --format json with --arena")
         for name, value in (("--alignment", self.alignment), ("--plot-arena", self.plot_arena)):
             if value is not None and not self.arena:
                 raise InputError(f"{name}: is about addresses; give --arena too")
@@ -186,8 +178,8 @@ def _deliver(planned: PlanResult, wanted: PlanOptions, *, json: bool) -> None:
         print_written(wanted.plot_arena)
     if json:
         print_json(planned.plan.to_dict(planned.check, planned.arena))
-    elif wanted.form in {PlanFormat.TEXT, PlanFormat.TRACE} and wanted.out is None:
-        print_text(*planned.text(wanted.form))
+    elif wanted.form == PlanFormat.TEXT and wanted.out is None:
+        print_text(*planned.listing())
     else:
         facts = (*_facts(planned), *room_facts(planned.room))
         show(figures(f"Plan for {planned.graph.name}", facts))
@@ -195,7 +187,7 @@ def _deliver(planned: PlanResult, wanted: PlanOptions, *, json: bool) -> None:
 
 
 def _facts(planned: PlanResult) -> Iterator[Fact]:
-    from poetmodel.plan import Op, encode
+    from poetmodel.plan import Op
     from poetmodel.plan.listing import homes_in_words
 
     plan, check = planned.plan, planned.check
@@ -227,8 +219,6 @@ def _facts(planned: PlanResult) -> Iterator[Fact]:
         reads = len(plan.first_reads(planned.graph))
         first = f", {count(reads)}first reads" if reads else ""
         yield row("state", format_bytes(planned.graph.state_bytes), homes + first)
-    size = f"{count(len(encode(planned.graph, plan)))}B"
-    yield row("binary size", size, "with --format binary")
 
 
 def arena_facts(arena: Arena) -> Iterator[Fact]:
@@ -327,14 +317,6 @@ class PlanResult:
         arena = place(self.graph, self.plan)
         return replace(self, arena=arena, places=check_arena(self.graph, self.plan, arena))
 
-    def snapshot(self) -> bytes:
-        """Return a snapshot for PyTorch's page; addresses are placed where there are none."""
-        from poetmodel.placement import place
-        from poetmodel.plan.snapshot import encode_snapshot, memory_snapshot
-
-        arena = self.arena or place(self.graph, self.plan)
-        return encode_snapshot(memory_snapshot(self.graph, self.plan, self.check, arena))
-
     @property
     def violations(self) -> tuple[str, ...]:
         """Whatever is wrong with the plan, or with its addresses and what to do then."""
@@ -354,26 +336,18 @@ class PlanResult:
         """RAM of the device that the plan takes, if there is a device."""
         return DeviceRoom.of(self.device, self.graph, self.check.peak_ram_bytes)
 
-    def text(self, form: PlanFormat) -> list[str]:
-        """Return the lines of a listing for people, or of trace events."""
+    def listing(self) -> list[str]:
+        """Return the lines of a listing for people."""
         from poetmodel.plan.listing import plan_listing
-        from poetmodel.plan.trace import trace_events, trace_text
 
-        if form == PlanFormat.TRACE:
-            return trace_text(trace_events(self.graph, self.plan, self.check)).splitlines()
         return plan_listing(self.graph, self.plan, self.check, self.arena).splitlines()
 
     def save(self, path: Path, form: PlanFormat) -> None:
         """Write the plan in one of its formats."""
-        from poetmodel.files import write_bytes, write_text
-        from poetmodel.plan import encode
+        from poetmodel.files import write_text
 
-        if form == PlanFormat.BINARY:
-            write_bytes(path, encode(self.graph, self.plan))
-        elif form == PlanFormat.MEMORY_VIZ:
-            write_bytes(path, self.snapshot())
-        elif form in {PlanFormat.TEXT, PlanFormat.TRACE}:
-            write_text(path, "".join(f"{escaped(line)}\n" for line in self.text(form)))
+        if form == PlanFormat.TEXT:
+            write_text(path, "".join(f"{escaped(line)}\n" for line in self.listing()))
         else:
             self.plan.save(path, self.check, self.arena)
 

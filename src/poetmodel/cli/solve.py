@@ -205,9 +205,10 @@ def _run(
 
             return run(problem, search.method, **stated)
     except MethodNotApplicableError as error:
-        if error.result is None:
+        found: SolveResult | None = error.result
+        if found is None:
             raise
-        return error.result
+        return found
     except KeyboardInterrupt:  # before or after the search, which handles its own
         from poetmodel.result import SolveResult, Status, Termination
 

@@ -47,8 +47,7 @@ class CostingOptions:
     power_from: str | None = _measuring(
         None,
         "--power-from NAME|FILE",
-        "A device whose power figures turn measured times into energies. "
-        "Default: RAPL counters, else a nominal 1 W.",
+        "A device whose power figures turn measured times into energies. Default: a nominal 1 W.",
         autocompletion=completion.devices,
     )
     folder: Path = _measuring(
@@ -319,7 +318,7 @@ class ProfileOptions:
     out: Path | None = options.output(None, "--out FILE", "Write the profile, *.csv.")
 
 
-def _said(
+def _step_facts(
     what: str, onnx: options.OnnxOptions, sizes: options.FileGraphOptions
 ) -> tuple[OnnxStep, options.FileGraphOptions]:
     """Return the facts on the step of an ONNX file, its batch too, and those of a network."""
@@ -348,7 +347,7 @@ def profile(
     what, out = wanted.what, wanted.out
     from poetmodel.torch.target import is_captured
 
-    said, sizes = _said(what, onnx, sizes)
+    said, sizes = _step_facts(what, onnx, sizes)
     emulated, tile = emulating.target == ProfileTarget.QEMU, sizes.tile
     if emulated:
         sizes = replace(sizes, tile=None)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from poetmodel.cli import options
 from poetmodel.cli.failures import ExitStatus, print_room_warnings, print_warnings
 from poetmodel.cli.inputs import (
+    NO_COSTS,
     check_names,
     costs_to_verify,
     graph_of,
-    graph_of_code,
     verify_document,
 )
 from poetmodel.cli.output import figures, live_line, print_json, print_text, show
@@ -23,8 +23,9 @@ from poetmodel.device import Costs, StorageMode
 from poetmodel.device.room import DeviceRoom
 from poetmodel.errors import InputError, ScheduleError
 from poetmodel.files import as_text, read_bytes
-from poetmodel.graph import checkpoint_all_peak_bytes
 from poetmodel.plan.simulation import check_identity
+from poetmodel.problem import Problem
+from poetmodel.problem.rows import within
 from poetmodel.report.presenter import (
     Fact,
     constraint_facts,
@@ -35,7 +36,8 @@ from poetmodel.report.presenter import (
     wear_facts,
     whole,
 )
-from poetmodel.units import format_bytes, format_joules, format_seconds, parse_size
+from poetmodel.report.subject import free_costs
+from poetmodel.units import MAX_BYTES, format_bytes, format_joules, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from poetmodel.report.subject import VerifiedSchedule
 
 MAX_VIOLATIONS: Final = 20
+_PLAN_LIMITS: Final = ("--ram", "--aux", "--deadline")
+"""The limits that a plan alone can be held against."""
 
 
 @options.group
@@ -55,13 +59,7 @@ class FileArgument:
     schedule: Path = options.argument(
         options.REQUIRED,
         "SCHEDULE|PLAN",
-        "A schedule file, *.schedule.json, or a plan, *.plan.json or binary.",
-    )
-    aux: str | None = options.limit(
-        None,
-        "--aux SIZE",
-        "Storage for the paged tensors of a plan. Default: the device's; a schedule file states "
-        "it.",
+        "A schedule file, *.schedule.json, or a plan, *.plan.json.",
     )
 
 
@@ -70,32 +68,37 @@ def verify(
     given: FileArgument,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
+    limits: Annotated[options.LimitOptions, options.without("minimize")],
     output: options.OutputOptions,
 ) -> None:
-    """Simulate a schedule or a plan; check rules of execution, limits, and its stated figures."""
+    """Simulate a schedule or a plan; check rules of execution, limits, and its stated figures.
+
+    The limits are those of the file, or those that are given, as 'poetmodel solve' takes them.
+    """
     content = read_bytes(given.schedule)
-    planned = is_plan(content)
-    if given.aux is not None and not planned:
-        raise InputError(f"--aux: {given.schedule} is no plan, and a schedule file states its own")
+    about = _about_plan if is_plan(content) else _about_schedule
     with live_line(wanted=not output.json, doing="verifying"):
-        if planned:
-            facts, title, room = _about_plan(content, given, source, costing)
-        else:
-            facts, title, room = _about_schedule(content, given.schedule, source, costing)
+        facts, title, room = about(content, given.schedule, source, costing, limits)
         values = document(facts)
     print_warnings(values["notes"])
     if output.json:
         print_json(values)
     else:
-        _print_verdict(title.partition(" ")[0].lower(), values["violations"])
+        _print_verdict(title.partition(" ")[0].lower(), values["violations"], limits.given)
         show(figures(title, facts))
     print_room_warnings(room)
     raise typer.Exit(ExitStatus.SUCCESS if values["valid"] else ExitStatus.INFEASIBLE)
 
 
-def _print_verdict(what: str, violations: Sequence[str]) -> None:
+def _print_verdict(what: str, violations: Sequence[str], limits: Sequence[str]) -> None:
     if not violations:
         print_text(f"valid: the {what} keeps every rule and limit that was checked", "")
+        if limits:
+            print_text(
+                "Where 'poetmodel solve' says infeasible with these limits, it is wrong. Please "
+                "report this bug with the graph, this file and both commands.",
+                "",
+            )
         return
     more = len(violations) - MAX_VIOLATIONS
     rest = (f"and {more:,} more; --json has them all",) if more > 0 else ()
@@ -117,7 +120,11 @@ def _verdict(
 
 
 def _about_schedule(
-    content: bytes, path: Path, source: options.FileGraphOptions, costing: options.CostOptions
+    content: bytes,
+    path: Path,
+    source: options.FileGraphOptions,
+    costing: options.CostOptions,
+    limits: options.LimitOptions,
 ) -> tuple[list[Fact], str, DeviceRoom | None]:
     """Return the facts about a schedule, the title of their table, and the RAM of the device."""
     from poetmodel.schedule.io import parse_document
@@ -125,7 +132,7 @@ def _about_schedule(
     stated = parse_document(as_text(content, source=str(path)), source=str(path))
     graph = graph_of(source, stated.schedule.identity, source=path).graph
     try:
-        verified = verify_document(stated, graph, costing)
+        verified = verify_document(stated, graph, costing, limits)
     except ScheduleError as error:
         raise error.within(str(path)) from None
     return list(_schedule_facts(verified)), f"Schedule for {graph.name}", verified.room
@@ -175,12 +182,9 @@ def _moved(simulated: object) -> Iterator[Fact]:
 
 
 def is_plan(content: bytes) -> bool:
-    """Return whether the content of a file is a plan, binary or JSON."""
-    from poetmodel.plan.binary import is_coded
+    """Return whether the content of a file is a plan."""
     from poetmodel.plan.program import FORMAT
 
-    if is_coded(content):
-        return True
     if FORMAT.encode() not in content:
         return False
     try:
@@ -192,33 +196,49 @@ def is_plan(content: bytes) -> bool:
 
 def _about_plan(
     content: bytes,
-    given: FileArgument,
+    path: Path,
     source: options.FileGraphOptions,
     costing: options.CostOptions,
+    limits: options.LimitOptions,
 ) -> tuple[list[Fact], str, DeviceRoom | None]:
     """Return the facts about a plan, the title of their table, and the RAM of the device."""
     from poetmodel.plan import check_arena, check_plan
+    from poetmodel.plan.io import parse_document
     from poetmodel.plan.simulation import false_claims
 
-    path = given.schedule
-    stated, graph = _read_plan(content, path, source)
+    stated = parse_document(as_text(content, source=str(path)), source=str(path))
     plan = stated.plan
+    graph = graph_of(source, plan.identity, source=path).graph
     try:
         check_identity(graph, plan)
         check_names(plan.identity, graph)
     except InputError as error:
         raise error.within(str(path)) from None
     costs, notes = costs_to_verify(plan.device, graph, costing)
-    if plan.ram_budget_bytes is None:
+    budget_bytes, problem = plan.ram_budget_bytes, _limits_of_plan(graph, costs, limits)
+    if limits.ram is not None:
+        budget_bytes = problem.usable_ram_bytes
+    if budget_bytes is None:
         notes.append("the plan states no RAM budget: its peak was not checked")
-    room_bytes = None
-    if given.aux is not None:
-        whole_bytes = checkpoint_all_peak_bytes(graph)
-        room_bytes = parse_size(given.aux, field="aux", whole_bytes=whole_bytes)
-    check = check_plan(graph, costs, plan, aux_bytes=room_bytes)
+    check = check_plan(
+        graph,
+        costs,
+        plan,
+        ram_budget_bytes=budget_bytes,
+        aux_bytes=None if limits.aux is None else problem.aux_limit_bytes,
+    )
+    late = check.makespan_s is not None and not within(check.makespan_s, problem.deadline_s)
     arena = stated.arena
-    places = () if arena is None else check_arena(graph, plan, arena).violations
-    violations = (*check.violations, *false_claims(check, stated.stated), *places)
+    violations = [
+        *check.violations,
+        *(() if arena is None else check_arena(graph, plan, arena).violations),
+        *false_claims(check, stated.stated),
+    ]
+    if late:
+        violations.append(
+            f"makespan {format_seconds(check.makespan_s or 0.0)} is above the deadline of "
+            f"{format_seconds(problem.deadline_s or 0.0)}"
+        )
     device = None if costs is None else costs.device
     room = DeviceRoom.of(device, graph, check.peak_ram_bytes)
     facts = [
@@ -228,22 +248,20 @@ def _about_plan(
     return facts, f"Plan for {graph.name}", room
 
 
-def _read_plan(
-    content: bytes, path: Path, source: options.FileGraphOptions
-) -> tuple[PlanDocument, Graph]:
-    """Return the plan in the content of a file, and the graph that it is for."""
-    from poetmodel.plan import decode
-    from poetmodel.plan.binary import is_coded
-    from poetmodel.plan.io import PlanDocument, parse_document
-
-    if not is_coded(content):
-        stated = parse_document(as_text(content, source=str(path)), source=str(path))
-        return stated, graph_of(source, stated.plan.identity, source=path).graph
-    try:
-        coded_for = graph_of_code(source, content, source=path)
-        return PlanDocument(plan=decode(coded_for, content), stated={}), coded_for
-    except InputError as error:
-        raise error.within(str(path)) from None
+def _limits_of_plan(graph: Graph, costs: Costs | None, limits: options.LimitOptions) -> Problem:
+    """Return the RAM, storage and deadline that are given for a plan, as a problem."""
+    others = [name for name in limits.given if name not in _PLAN_LIMITS]
+    if others:
+        raise InputError(f"{', '.join(others)}: not known of a plan; verify its schedule file")
+    if costs is None and limits.deadline is not None:
+        raise InputError(NO_COSTS)
+    return Problem(
+        graph,
+        costs or free_costs(graph),
+        ram=limits.ram or MAX_BYTES,
+        aux_bytes=limits.aux,
+        deadline=limits.deadline,
+    )
 
 
 def _plan_facts(

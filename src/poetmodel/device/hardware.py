@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -12,7 +12,7 @@ from poetmodel.errors import DeviceError, shown
 from poetmodel.units import MAX_BYTES, brief, format_bytes, parse_frequency
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 
@@ -22,6 +22,47 @@ wait for memory or a branch is counted, so that real times are longer."""
 _CLOCK: Final = re.compile(r"\d+(?:\.\d+)? ?[kMG]Hz")
 _CORES_WITH_FPU: Final = re.compile(r"Cortex-M(4|7|33)")
 """Cores that run what `poetmodel.graph.Node.instructions` counts."""
+
+
+class DeviceFigure(NamedTuple):
+    """What is known of a figure of a device; all that reads, checks or shows it reads this."""
+
+    name: str
+    """Its name for people, after that of its part."""
+    unit: str
+    usual: tuple[float, float] | None
+    """The range that it usually lies in: outside it was probably given in another unit."""
+    is_positive: bool
+    """Whether it must be above 0, and not only not below."""
+    may_lack: bool
+    """Whether a device need not have it."""
+
+
+_BYTES: Final = (1e3, 2.0**50)
+_RATE: Final = (1e3, 1e13)
+_POWER: Final = (1e-6, 1e3)
+_MEANT: Final = {
+    "B": "bytes",
+    "B/s": "bytes per second",
+    "FLOP/J": "FLOP per joule",
+    "FLOP/s": "FLOP per second",
+    "W": "watts",
+    "s": "seconds",
+}
+"""What a figure of a unit should be given in."""
+
+
+def figure(
+    name: str,
+    unit: str,
+    *,
+    default: Any = MISSING,
+    usual: tuple[float, float] | None = None,
+    is_positive: bool = True,
+) -> Any:
+    """Return the field of a part of a device that is a `DeviceFigure`; those in bytes are whole."""
+    known = DeviceFigure(name, unit, usual, is_positive, may_lack=default is None)
+    return field(default=default, metadata={"figure": known})
 
 
 class StorageMode(StrEnum):
@@ -37,15 +78,17 @@ class StorageMode(StrEnum):
 class Compute:
     """The core of a device."""
 
-    flops_per_s: float
+    flops_per_s: float = figure("compute rate", "FLOP/s", usual=(1e3, 1e16))
     """Sustained rate [FLOP/s]."""
-    power_w: float | None = None
+    power_w: float | None = figure(
+        "compute power", "W", default=None, usual=_POWER, is_positive=False
+    )
     """Power while computing [W]."""
-    flops_per_j: float | None = None
+    flops_per_j: float | None = figure("efficiency", "FLOP/J", default=None, usual=(1e3, 1e15))
     """Energy efficiency [FLOP/J]; goes before `power_w`."""
-    bytes_per_s: float | None = None
+    bytes_per_s: float | None = figure("RAM bandwidth", "B/s", default=None, usual=_RATE)
     """RAM bandwidth [B/s]; where given, an operation takes at least its traffic over this."""
-    cache_line_bytes: int | None = None
+    cache_line_bytes: int | None = figure("cache lines", "B", default=None)
     """Lines of the data cache between core and RAM, a power of two [B]; None: there is none."""
 
 
@@ -53,11 +96,11 @@ class Compute:
 class Transfer:
     """One direction of the auxiliary storage."""
 
-    latency_s: float
+    latency_s: float = figure("latency", "s", usual=(0.0, 1.0), is_positive=False)
     """Time before the first byte [s], 0 or more."""
-    bytes_per_s: float
+    bytes_per_s: float = figure("rate", "B/s", usual=_RATE)
     """Rate after that [B/s]."""
-    power_w: float
+    power_w: float = figure("power", "W", usual=_POWER, is_positive=False)
     """Power while transferring [W]; where transfers block the core, the core's is part of it."""
 
     def time_s(self, size_bytes: int) -> float:
@@ -77,9 +120,9 @@ class Storage:
     """RAM to storage."""
     memory_mapped: bool = False
     """Whether the core reads it like RAM (NOR flash, FRAM, MRAM): state there needs no page-in."""
-    endurance_cycles: float | None = None
+    endurance_cycles: float | None = figure("endurance", "writes", default=None)
     """How often each erase block can be written, where known."""
-    erase_block_bytes: int | None = None
+    erase_block_bytes: int | None = figure("erase block", "B", default=None)
     """Erase block, in multiples of which a write erases [B]; None means single bytes."""
     volatile: bool = False
     """Whether it loses its content without power (PSRAM, SDRAM)."""
@@ -89,21 +132,21 @@ class Storage:
 class Flash:
     """Flash of the program, in which storage may lie too."""
 
-    size_bytes: int
+    size_bytes: int = figure("size", "B", usual=_BYTES)
     """All of it [B]."""
-    write_unit_bytes: int
+    write_unit_bytes: int = figure("write unit", "B")
     """Write unit; every write begins at a multiple of it [B]."""
-    erase_block_bytes: int
+    erase_block_bytes: int = figure("erase block", "B")
     """Erase block [B]."""
-    erase_s: float
+    erase_s: float = figure("erase", "s", usual=(0.0, 10.0), is_positive=False)
     """Time to erase a block [s]."""
-    write_bytes_per_s: float
+    write_bytes_per_s: float = figure("write rate", "B/s", usual=_RATE)
     """Rate of programming what was erased [B/s]."""
-    power_w: float
+    power_w: float = figure("power", "W", usual=_POWER, is_positive=False)
     """Power while it erases and programs; that of a core which waits is part of it [W]."""
-    endurance_cycles: float | None = None
+    endurance_cycles: float | None = figure("endurance", "writes", default=None)
     """How often each block can be erased, where known."""
-    storage_bytes: int = 0
+    storage_bytes: int = figure("for storage", "B", default=0, is_positive=False)
     """Limit of pages and generations of state in it [B]; 0: storage lies elsewhere."""
 
     def write_s(self, size_bytes: int, blocks: int) -> float:
@@ -123,7 +166,7 @@ class Device:
 
     name: str
     """Name for users."""
-    ram_bytes: int
+    ram_bytes: int = figure("RAM", "B", usual=_BYTES)
     """RAM for tensors [B]."""
     compute: Compute
     """The core."""
@@ -131,11 +174,11 @@ class Device:
     """Auxiliary storage; None means that nothing can be paged."""
     flash: Flash | None = None
     """Flash of the program; None means that its size is not checked."""
-    aux_bytes: int | None = None
+    aux_bytes: int | None = figure("storage", "B", default=None, usual=_BYTES, is_positive=False)
     """Size of the auxiliary storage [B]; None means unlimited."""
     core: str = ""
     """Processor and clock, for people."""
-    idle_power_w: float = 0.0
+    idle_power_w: float = figure("idle power", "W", default=0.0, usual=_POWER, is_positive=False)
     """Power drawn over the whole step beside everything else [W]."""
     source: str = ""
     """Where each figure comes from."""
@@ -251,35 +294,45 @@ class Device:
         return load_device(name_or_path)
 
 
-def parts(device: Device) -> Iterator[tuple[str, Device | Compute | Storage | Transfer | Flash]]:
-    """Yield the parts of a device that have figures, each with what its keys begin with."""
-    yield "", device
-    yield "[compute] ", device.compute
-    if device.storage is not None:
-        yield "[storage] ", device.storage
-        yield "[storage.page_in] ", device.storage.page_in
-        yield "[storage.page_out] ", device.storage.page_out
-    if device.flash is not None:
-        yield "[flash] ", device.flash
-
-
-_LEAST_BYTES: Final = {
-    "ram_bytes": 1,
-    "aux_bytes": 0,
-    "erase_block_bytes": 1,
-    "cache_line_bytes": 1,
-    "size_bytes": 1,
-    "write_unit_bytes": 1,
-    "storage_bytes": 0,
+_PARTS: Final[Mapping[str, tuple[type, str]]] = {
+    "": (Device, ""),
+    "compute": (Compute, ""),
+    "storage": (Storage, "storage "),
+    "storage.page_in": (Transfer, "page-in "),
+    "storage.page_out": (Transfer, "page-out "),
+    "flash": (Flash, "flash "),
 }
-_ABOVE_ZERO: Final = (
-    "flops_per_s",
-    "flops_per_j",
-    "bytes_per_s",
-    "write_bytes_per_s",
-    "endurance_cycles",
-)
-_FROM_ZERO: Final = ("idle_power_w", "power_w", "latency_s", "erase_s")
+"""The parts of a device by their tables in files: class, and what names of figures begin with."""
+
+
+def device_figures() -> Iterator[tuple[str, DeviceFigure]]:
+    """Yield the path of each figure of a device, such as ``storage.page_in.latency_s``, and it."""
+    for part, (kind, prefix) in _PARTS.items():
+        for entry in fields(kind):
+            if "figure" in entry.metadata:
+                known: DeviceFigure = entry.metadata["figure"]
+                path = f"{part}.{entry.name}" if part else entry.name
+                yield path, known._replace(name=prefix + known.name)
+
+
+def keys_of(kind: type) -> tuple[str, ...]:
+    """Return the keys that a part of a device has in files, without tables in it."""
+    return tuple(
+        entry.name
+        for entry in fields(kind)
+        if entry.name not in {part.rpartition(".")[2] for part in _PARTS} | {"key"}
+    )
+
+
+def _figures_of(device: Device) -> Iterator[tuple[str, DeviceFigure, Any]]:
+    """Yield the key of each figure as files name it, the figure, and its value, of parts there."""
+    for path, known in device_figures():
+        table, _, key = path.rpartition(".")
+        part: Any = device
+        for name in table.split(".") if table else ():
+            part = None if part is None else getattr(part, name)
+        if part is not None:
+            yield f"[{table}] {key}" if table else key, known, getattr(part, key)
 
 
 def _faults(device: Device) -> Iterator[str]:
@@ -288,16 +341,14 @@ def _faults(device: Device) -> Iterator[str]:
         if not isinstance(value, str) or (key == "name" and not value):
             wanted = "a non-empty string" if key == "name" else "a string"
             yield f"{key}: expected {wanted}, got {shown(value)}"
-    for where, part in parts(device):
-        for field in fields(part):
-            value = getattr(part, field.name)
-            if value is not None or field.default is MISSING:
-                yield from _figure_fault(where, field.name, value)
-        line = part.cache_line_bytes if isinstance(part, Compute) else None
-        if isinstance(line, int) and line & (line - 1):
-            yield f"[compute] cache_line_bytes: expected a power of two, got {shown(line)}"
-        if isinstance(part, Compute) and part.power_w is None and part.flops_per_j is None:
-            yield "[compute]: expected power_w or flops_per_j, got neither"
+    for key, known, value in _figures_of(device):
+        if value is not None or not known.may_lack:
+            yield from _figure_fault(key, known, value)
+    compute, line = device.compute, device.compute.cache_line_bytes
+    if isinstance(line, int) and line & (line - 1):
+        yield f"[compute] cache_line_bytes: expected a power of two, got {shown(line)}"
+    if compute.power_w is None and compute.flops_per_j is None:
+        yield "[compute]: expected power_w or flops_per_j, got neither"
     if device.storage is not None:
         yield from _storage_faults(device.storage)
     if device.flash is not None:
@@ -336,51 +387,23 @@ def _flash_faults(device: Device, flash: Flash) -> Iterator[str]:
         )
 
 
-def _figure_fault(where: str, key: str, value: Any) -> Iterator[str]:
-    """Yield what is wrong with a figure; other keys have none."""
-    least = _LEAST_BYTES.get(key)
-    if least is not None:
+def _figure_fault(key: str, known: DeviceFigure, value: Any) -> Iterator[str]:
+    """Yield what is wrong with a figure."""
+    if known.unit == "B":
+        least = int(known.is_positive)
         wanted = f"a whole number of bytes from {least} to 2^53"
         good = isinstance(value, int) and least <= value <= MAX_BYTES
-    elif key in (*_ABOVE_ZERO, *_FROM_ZERO):
-        wanted = f"a finite number {'>' if key in _ABOVE_ZERO else '>='} 0"
+    else:
+        wanted = f"a finite number {'>' if known.is_positive else '>='} 0"
         # Compared, not asked for isfinite, which no integer beyond the floats survives.
         good = isinstance(value, int | float) and 0 <= value <= sys.float_info.max
-        good = good and (value > 0 or key in _FROM_ZERO)
-    else:
-        return
+        good = good and (value > 0 or not known.is_positive)
     if not good or isinstance(value, bool):
-        yield f"{where}{key}: expected {wanted}, got {shown(value)}"
+        yield f"{key}: expected {wanted}, got {shown(value)}"
 
 
 MAX_POWER_RATIO: Final = 2.0
 """How far the power stated and the power implied by two rates may lie apart."""
-
-
-class _Usual(NamedTuple):
-    """The range that a figure usually lies in, its unit, and what it should be given in."""
-
-    low: float
-    high: float
-    unit: str
-    meant: str
-
-
-_BYTES: Final = _Usual(1e3, 2.0**50, "B", "bytes")
-_POWER: Final = _Usual(1e-6, 1e3, "W", "watts")
-_USUAL: Final = {
-    "ram_bytes": _BYTES,
-    "aux_bytes": _BYTES,
-    "idle_power_w": _POWER,
-    "flops_per_s": _Usual(1e3, 1e16, "FLOP/s", "FLOP per second"),
-    "flops_per_j": _Usual(1e3, 1e15, "FLOP/J", "FLOP per joule"),
-    "latency_s": _Usual(0.0, 1.0, "s", "seconds"),
-    "bytes_per_s": _Usual(1e3, 1e13, "B/s", "bytes per second"),
-    "power_w": _POWER,
-    "size_bytes": _BYTES,
-    "erase_s": _Usual(0.0, 10.0, "s", "seconds"),
-    "write_bytes_per_s": _Usual(1e3, 1e13, "B/s", "bytes per second"),
-}
 
 
 def sanity_warnings(device: Device) -> tuple[str, ...]:
@@ -422,10 +445,10 @@ def _rates(device: Device) -> Iterator[str]:
 
 def _units(device: Device) -> Iterator[str]:
     """Yield where a figure lies outside; zero and a figure that is not given never do."""
-    for where, part in parts(device):
-        for key, usual in _USUAL.items():
-            value = getattr(part, key, None)
-            if value and not usual.low <= value <= usual.high:
-                side = f"under {usual.low:g}" if value < usual.low else f"over {usual.high:g}"
-                amount = f"{value:g} {usual.unit}"
-                yield f"{where}{key} is {amount}, {side}: is it given in {usual.meant}?"
+    for key, known, value in _figures_of(device):
+        if value and known.usual is not None:
+            low, high = known.usual
+            if not low <= value <= high:
+                side = f"under {low:g}" if value < low else f"over {high:g}"
+                amount, meant = f"{value:g} {known.unit}", _MEANT[known.unit]
+                yield f"{key} is {amount}, {side}: is it given in {meant}?"

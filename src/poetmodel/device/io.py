@@ -21,20 +21,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device.costs import Cost, Costs, PageCost
-from poetmodel.device.hardware import Compute, Device, Flash, Storage, StorageMode, Transfer
+from poetmodel.device.hardware import (
+    Compute,
+    Device,
+    Flash,
+    Storage,
+    StorageMode,
+    Transfer,
+    keys_of,
+)
 from poetmodel.errors import CostError, DeviceError, did_you_mean, raised_as, shown
 from poetmodel.files import parse_toml, read_text, shipped, unknown_key, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_DEVICE_KEYS: Final = ("name", "core", "ram_bytes", "aux_bytes", "idle_power_w", "source")
 _TABLES: Final = ("compute", "storage", "flash")
-_COMPUTE_KEYS: Final = ("flops_per_s", "power_w", "flops_per_j", "bytes_per_s", "cache_line_bytes")
-_STORAGE_FIGURES: Final = ("memory_mapped", "endurance_cycles", "erase_block_bytes", "volatile")
-_STORAGE_KEYS: Final = ("mode", *_STORAGE_FIGURES, "page_in", "page_out")
-_TRANSFER_KEYS: Final = ("latency_s", "bytes_per_s", "power_w")
-_FLASH_KEYS: Final = tuple(field.name for field in fields(Flash))
 _FLASH_NEEDED: Final = tuple(field.name for field in fields(Flash) if field.default is MISSING)
 _SUFFIX: Final = ".toml"
 
@@ -87,9 +89,9 @@ def _is_path(key: str) -> bool:
 
 
 def _device(document: dict[str, Any], *, key: str) -> Device:
-    faults: list[str] = _unknown_keys(document, (*_DEVICE_KEYS, *_TABLES), "")
-    compute = _table(document, "compute", "compute", _COMPUTE_KEYS, faults)
-    figures = {name: document[name] for name in _DEVICE_KEYS if name in document}
+    faults: list[str] = _unknown_keys(document, (*keys_of(Device), *_TABLES), "")
+    compute = _table(document, "compute", "compute", keys_of(Compute), faults)
+    figures = {name: document[name] for name in keys_of(Device) if name in document}
     figures |= {name: document.get(name) for name in ("name", "ram_bytes")}
     flash = _flash(document, faults) if "flash" in document else None
     storage = _storage(document, flash, faults) if "storage" in document else None
@@ -97,7 +99,7 @@ def _device(document: dict[str, Any], *, key: str) -> Device:
         figures.setdefault("aux_bytes", flash.storage_bytes)
     try:
         device = Device(
-            compute=Compute(**{name: compute.get(name) for name in _COMPUTE_KEYS}),  # type: ignore[arg-type]
+            compute=Compute(**{name: compute.get(name) for name in keys_of(Compute)}),  # type: ignore[arg-type]
             storage=storage,
             flash=flash,
             key=key,
@@ -111,21 +113,21 @@ def _device(document: dict[str, Any], *, key: str) -> Device:
 
 
 def _flash(document: dict[str, Any], faults: list[str]) -> Flash:
-    table = _table(document, "flash", "flash", _FLASH_KEYS, faults)
+    table = _table(document, "flash", "flash", keys_of(Flash), faults)
     needed = {key: table.get(key) for key in _FLASH_NEEDED}
-    return Flash(**needed | {key: table[key] for key in _FLASH_KEYS if key in table})  # type: ignore[arg-type]
+    return Flash(**needed | {key: table[key] for key in keys_of(Flash) if key in table})  # type: ignore[arg-type]
 
 
 def _storage(document: dict[str, Any], flash: Flash | None, faults: list[str]) -> Storage:
     """Return the storage; where it lies in the flash, that has its block and endurance."""
-    storage = _table(document, "storage", "storage", _STORAGE_KEYS, faults)
-    ways = {}
+    keys, ways = keys_of(Storage), {}
+    storage = _table(document, "storage", "storage", (*keys, "page_in", "page_out"), faults)
     for name in ("page_in", "page_out"):
-        way = _table(storage, name, f"storage.{name}", _TRANSFER_KEYS, faults)
-        ways[name] = Transfer(**{key: way.get(key) for key in _TRANSFER_KEYS})  # type: ignore[arg-type]
+        way = _table(storage, name, f"storage.{name}", keys_of(Transfer), faults)
+        ways[name] = Transfer(**{key: way.get(key) for key in keys_of(Transfer)})  # type: ignore[arg-type]
     mode = storage.get("mode")
     known = {str(member): member for member in StorageMode}
-    figures = {key: storage[key] for key in _STORAGE_FIGURES if key in storage}
+    figures = {key: storage[key] for key in keys if key in storage and key != "mode"}
     if flash is not None and flash.storage_bytes and not storage.get("volatile"):
         for key in ("endurance_cycles", "erase_block_bytes"):
             figures.setdefault(key, getattr(flash, key))

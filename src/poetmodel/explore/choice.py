@@ -38,7 +38,7 @@ Size = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 
 
-class Selection(BaseModel):
+class ExplorerChoice(BaseModel):
     """Everything of a problem but its RAM and its deadline, which the sliders give."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -120,7 +120,7 @@ class Catalogue:
         names = (*self.profiles, *self.devices, *device_names())
         return [{"name": name, "ram_bytes": self._ram_bytes(name)} for name in names]
 
-    def source(self, choice: Selection) -> Source:
+    def source(self, choice: ExplorerChoice) -> Source:
         """Read or make the graph of a choice."""
         name, shape = choice.model, choice.shape
         if name in self.steps:
@@ -138,14 +138,14 @@ class Catalogue:
             raise InputError(f"model {shown(name)}: expected one of the list")
         return Source(graph=load_model(name, shape), name=name, shape=shape)
 
-    def cost_options(self, choice: Selection) -> tuple[str | None, str | None]:
+    def cost_options(self, choice: ExplorerChoice) -> tuple[str | None, str | None]:
         """Return the device and the profile of a choice as a command line names them."""
         if choice.device in self.profiles:
             profile, device = self.profiles[choice.device]
             return device, profile
         return self.devices.get(choice.device, choice.device), None
 
-    def costs(self, graph: Graph, choice: Selection) -> Costs:
+    def costs(self, graph: Graph, choice: ExplorerChoice) -> Costs:
         """Return the costs of a graph on the device of a choice."""
         name = choice.device
         if name not in {*self.profiles, *self.devices, *device_names()}:
@@ -156,7 +156,7 @@ class Catalogue:
             return load_profile(profile, device=known)
         return Costs.estimate(graph, load_device(name) if known is None else known)
 
-    def problem(self, choice: Selection, graph: Graph, costs: Costs) -> Problem:
+    def problem(self, choice: ExplorerChoice, graph: Graph, costs: Costs) -> Problem:
         """Return the problem of a choice without a deadline, with the device's RAM."""
         return Problem(
             graph,

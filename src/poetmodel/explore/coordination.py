@@ -19,7 +19,7 @@ from poetmodel.explore.pool import RefusedError, WorkerPool
 from poetmodel.explore.solving import Solves
 
 if TYPE_CHECKING:
-    from poetmodel.explore.choice import Selection
+    from poetmodel.explore.choice import ExplorerChoice
     from poetmodel.explore.store import PointStore
     from poetmodel.explore.tasks import Frame
 
@@ -94,8 +94,8 @@ class Coordinator:
         )
         self.opened: OrderedDict[str, Opened] = OrderedDict()
         self.sessions: OrderedDict[str, PageSession] = OrderedDict()
-        self._reading: dict[Selection, asyncio.Task[Opened]] = {}
-        self._choices: OrderedDict[Selection, str] = OrderedDict()
+        self._reading: dict[ExplorerChoice, asyncio.Task[Opened]] = {}
+        self._choices: OrderedDict[ExplorerChoice, str] = OrderedDict()
         self._drawings: dict[str, asyncio.Task[bytes | None]] = {}
         self._unwanted: set[str] = set()
         self._tidying: asyncio.Task[None] | None = None
@@ -115,7 +115,7 @@ class Coordinator:
 
     # -- problems --------------------------------------------------------------------------------
 
-    async def open(self, choice: Selection) -> Opened:
+    async def open(self, choice: ExplorerChoice) -> Opened:
         """Return the problem of a choice with all its points."""
         name = self._choices.get(choice)
         opened = None if name is None else self.opened.get(name)
@@ -128,7 +128,7 @@ class Coordinator:
         self.opened.move_to_end(opened.name)
         return opened
 
-    async def _read(self, choice: Selection) -> Opened:
+    async def _read(self, choice: ExplorerChoice) -> Opened:
         reply = await self.drawers.do({"task": "prepare", "choice": choice.model_dump()})
         name = reply.values["problem"]
         opened = self.opened.get(name)

@@ -22,6 +22,7 @@ from poetmodel.problem import Quantity
 from poetmodel.report.facts import CHOICES
 from poetmodel.report.folding import HEADS
 from poetmodel.report.template import render
+from poetmodel.units import ESTIMATES
 
 if TYPE_CHECKING:
     import socket
@@ -149,6 +150,7 @@ def explorer_page() -> str:
         quantities=[str(quantity) for quantity in Quantity],
         states=get_args(State),
         decision_heads=HEADS,
+        estimates=ESTIMATES,
         choices=list(CHOICES.values()),
         version=installed("poetmodel") or "",
     )

@@ -15,7 +15,7 @@ in SI units; bodies of requests are JSON.
     device_ram_bytes, baseline_energy_j, objective: {minimize, baseline}, deadline: {least_s,
     default, single_pass_s, most_s, counts}, exports, points}``. ``graph`` is what charts know of
     the graph, ``points`` all points with a schedule of their own, without ``history``. CHOICE has
-    the fields of `poetmodel.explore.choice.Choice`.
+    the fields of `poetmodel.explore.choice.ExplorerChoice`.
 ``POST /api/points`` ``{problem, ram_bytes, deadline_s, session, more}``
     Lets a session want a point, in place of the one that it wanted before, and returns the POINT at
     once. What is not over is solved; with ``more`` also what ended with a gap.
@@ -61,7 +61,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from poetmodel.errors import PoetModelError
-from poetmodel.explore.choice import Selection  # noqa: TC001 - FastAPI reads it
+from poetmodel.explore.choice import ExplorerChoice  # noqa: TC001 - FastAPI reads it
 from poetmodel.explore.coordination import Coordinator, GoneError
 from poetmodel.explore.guard import Guard
 from poetmodel.explore.pool import WorkerError
@@ -131,7 +131,7 @@ def application(  # noqa: C901 - the routes, each a few lines
         }
 
     @app.post("/api/problems")
-    async def open_problem(choice: Selection) -> Response:
+    async def open_problem(choice: ExplorerChoice) -> Response:
         opened = await coordinator.open(choice)
         points = [opened.told(point, brief=True) for point in opened.front()]
         added = json.dumps({"points": points}, allow_nan=False)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.clock import time_limit
-from poetmodel.explore.choice import Catalogue, Selection, Source, fingerprint
+from poetmodel.explore.choice import Catalogue, ExplorerChoice, Source, fingerprint
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.planner import verify
@@ -53,7 +53,7 @@ class Frame:
 class StatedProblem:
     """A choice as a problem, whose limits change, and where its graph comes from."""
 
-    choice: Selection
+    choice: ExplorerChoice
     source: Source
     problem: Problem
 
@@ -81,7 +81,7 @@ def read_problem(job: dict[str, Any], talk: Talk) -> Problem:
 @lru_cache(maxsize=KEPT_GRAPHS)
 def _read(catalogue: str, choice: str) -> StatedProblem:
     known = Catalogue.from_json(catalogue)
-    wanted = Selection.model_validate_json(choice)
+    wanted = ExplorerChoice.model_validate_json(choice)
     with time_limit(READ_S):
         source = known.source(wanted)
         costs = known.costs(source.graph, wanted)

@@ -171,7 +171,7 @@ class Deployment:
     @property
     def _paged_bytes(self) -> int:
         block = self.layout.erase_block_bytes
-        return sum(-(-size // block) * block for size in self.page_bytes)
+        return sum(aligned(size, block) for size in self.page_bytes)
 
     @property
     def generations(self) -> int:

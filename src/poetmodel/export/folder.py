@@ -9,7 +9,6 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel import __version__
 from poetmodel.errors import InputError
 from poetmodel.export.deployment import WeightsFormat
 from poetmodel.export.emitter import elements
@@ -30,6 +29,7 @@ from poetmodel.export.source import BINARY_WEIGHTS, StepSource
 from poetmodel.export.step import DataType, Weights
 from poetmodel.files import check_writable, write_bytes, write_text, writing
 from poetmodel.schedule import GraphIdentity
+from poetmodel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

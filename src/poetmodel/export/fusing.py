@@ -84,7 +84,7 @@ def parted(step: LoweredStep) -> LoweredStep:
                 buffers[name] = step.buffers[weight]
                 count = buffers[name].elements
                 nodes += _two(node, weight, Tensor(name=name, bytes=buffers[name].bytes), count)
-                calls.append((_made(_PARTS[kernel], Ref(name), given),))
+                calls.append((_gradient_call(_PARTS[kernel], Ref(name), given),))
                 calls.append((Call("pm_sgd", (w, Ref(name), count, rate, sign, decay)),))
             case _:
                 nodes.append(node)
@@ -92,7 +92,7 @@ def parted(step: LoweredStep) -> LoweredStep:
     return step.with_nodes(nodes, calls, buffers=buffers)
 
 
-def _made(kernel: str, gradient: Ref, given: Sequence[Argument]) -> Call:
+def _gradient_call(kernel: str, gradient: Ref, given: Sequence[Argument]) -> Call:
     """Return the call that makes a gradient, of what a joined one is given beside numbers."""
     if kernel == "pm_mm":
         return Call(kernel, (gradient, *given, 0))

@@ -59,7 +59,7 @@ class _Condition(Strict):
     value: Index
 
 
-class _Call(Strict):
+class _CallEntry(Strict):
     kernel: str
     arguments: list[_Argument]
     where: _Condition | None = None
@@ -83,7 +83,7 @@ class _StepFile(Strict):
     format: Literal["poetmodel-step"]
     version: Literal[1]
     graph: dict[str, Any]
-    calls: list[list[_Call]]
+    calls: list[list[_CallEntry]]
     buffers: dict[str, _Buffer]
     inputs: list[_Value]
     states: list[_Value]
@@ -202,7 +202,7 @@ def _step(document: _StepFile, outside: Collection[str] = ()) -> LoweredStep:
     return step.with_nodes(step.graph.nodes, step.calls, values=values, inference=inference)
 
 
-def _call(call: _Call) -> Call:
+def _call(call: _CallEntry) -> Call:
     where = None
     if call.where is not None:
         counter = call.where.counter

@@ -162,7 +162,7 @@ class _Tiling:
         before = ""
         for number, calls in enumerate(self._links(k)):
             if k in self._first:
-                yield self._state(self._held(name), name, number), ()
+                yield self._state(self._state_node(name), name, number), ()
             output = self._partial(result.name, p, number)
             named = {a.buffer for c in calls for a in c.arguments if isinstance(a, Ref)}
             known = (*node.inputs, p.tile(name, number), before)
@@ -266,9 +266,9 @@ class _Tiling:
         makers = self.whole.calls[p.makes]
         yield gradient, tuple(parts_of(call, p.gradient, p)[number] for call in makers)
         for name in p.counters if number == 0 else ():
-            yield self._held(name), ()
+            yield self._state_node(name), ()
         for name in p.states:
-            node = self._held(name)
+            node = self._state_node(name)
             if self.graph.node_index[node.name] in self._moved:
                 yield self._state(node, name, number), ()
         tiles = {name: p.tile(name, number) for name in (*p.states, p.gradient)}
@@ -285,7 +285,7 @@ class _Tiling:
         if once:
             yield self._count(p, self.graph.nodes[p.updates], once), once
 
-    def _held(self, name: str) -> Node:
+    def _state_node(self, name: str) -> Node:
         """Return the node that holds a state tensor."""
         return self.graph.nodes[self.graph.node_of[self.graph.tensor_index[name]]]
 

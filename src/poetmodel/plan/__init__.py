@@ -1,11 +1,8 @@
 """Plans: the program that a device runs, its simulator, its files and its listings."""
 
 from poetmodel.plan.arena import Arena, ArenaCheck, check_arena
-from poetmodel.plan.binary import decode, encode
 from poetmodel.plan.program import Plan
 from poetmodel.plan.simulation import PlanCheck, check_plan
-from poetmodel.plan.snapshot import memory_snapshot
-from poetmodel.plan.trace import trace_events
 from poetmodel.schedule.instructions import Instruction, Op, Program
 from poetmodel.schedule.machine import Moment
 
@@ -20,8 +17,4 @@ __all__ = [
     "Program",
     "check_arena",
     "check_plan",
-    "decode",
-    "encode",
-    "memory_snapshot",
-    "trace_events",
 ]

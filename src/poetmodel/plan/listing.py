@@ -175,7 +175,7 @@ class Words:
         if op == Op.COMPUTE and index in self.first_reads:
             return f"from storage, {self._moved(self.first_reads[index], moment)}"
         if op == Op.COMPUTE and index in self.held:
-            return self._held(index)
+            return self._format_offsets(index)
         if op == Op.COMPUTE:
             return f"takes {time}{self._in_place(index, moment)}"
         if op == Op.WAIT:
@@ -197,7 +197,7 @@ class Words:
         time = format_seconds(moment.end_s - moment.start_s)
         return f"{size} {'beside the core ' if self.dma else ''}in {time}{after}"
 
-    def _held(self, k: int) -> str:
+    def _format_offsets(self, k: int) -> str:
         (i,) = self.graph.outputs_of[k]
         size = format_bytes(self.graph.tensor_bytes[i])
         return f"{size}, {'resident' if i in self.resident else 'read on storage'}"

@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.clock import check_time_limit
 from poetmodel.clock import time_limit as limited
 from poetmodel.device import Costs, CostTable, StorageMode
-from poetmodel.errors import PlanError, TimeLimitError
+from poetmodel.errors import PlanError, TimeLimitError, VerificationError
 from poetmodel.problem import Problem, Quantity, within
-from poetmodel.schedule import GraphIdentity, Schedule, Simulation, Verdict, simulate
-from poetmodel.schedule import verify as verify_schedule
+from poetmodel.schedule import (
+    GraphIdentity,
+    Schedule,
+    Simulation,
+    Verdict,
+    check_schedule,
+    simulate,
+)
 from poetmodel.schedule.compilation import compiled
 from poetmodel.schedule.relations import OBJECTIVE_VALUE
 from poetmodel.schedule.simulation import timed_anew
@@ -163,6 +169,43 @@ def _improved(
         yield best
 
 
+def checked_plan(
+    graph: Graph,
+    costs: Costs,
+    schedule: Schedule,
+    *,
+    mode: StorageMode,
+    ram_budget_bytes: int,
+) -> tuple[Plan, PlanCheck]:
+    """Return the plan of a verified schedule, and the figures that an independent check measures.
+
+    Parameters
+    ----------
+    graph : Graph
+        The training graph.
+    costs : Costs
+        The costs of its nodes and transfers.
+    schedule : Schedule
+        A schedule that meets the budget.
+    mode : StorageMode
+        Whether computing waits for transfers.
+    ram_budget_bytes : int
+        The RAM that the plan may take [B].
+
+    Raises
+    ------
+    VerificationError
+        If the plan breaks a rule: a fault of ours.
+    """
+    from poetmodel.plan import check_plan
+
+    plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=ram_budget_bytes)
+    check = check_plan(graph, costs, plan, ram_budget_bytes=ram_budget_bytes)
+    if check.violations:
+        raise VerificationError(check.violations)
+    return plan, check
+
+
 def verify(
     problem: Problem,
     schedule: Schedule,
@@ -203,7 +246,7 @@ def verify(
         If the schedule was made for another graph.
     """
     if not problem.is_overlapping:
-        return verify_schedule(problem, schedule, stated=stated)
+        return check_schedule(problem, schedule, stated=stated)
     from poetmodel.plan import check_plan
 
     graph, costs = problem.graph, problem.costs
@@ -239,7 +282,7 @@ def verify(
         most = PlannedFigures(simulation.makespan_s, problem.usable_ram_bytes)
         return _as_stated(figures, stated or {}, most)
 
-    verdict = verify_schedule(problem, schedule, stated=stated, makespan_s=planned)
+    verdict = check_schedule(problem, schedule, stated=stated, makespan_s=planned)
     return replace(verdict, violations=(*verdict.violations, *faults)) if faults else verdict
 
 

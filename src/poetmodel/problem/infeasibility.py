@@ -82,6 +82,24 @@ def _ram(problem: Problem) -> str | None:
     )
 
 
+def refusal(
+    what: str, budget_bytes: int, *, enough_bytes: int | None, needed_bytes: int = 0
+) -> str:
+    """Return why a RAM budget cannot be kept, and the least one that is known to do.
+
+    Less than `needed_bytes` never is enough; what is enough is None where nothing was found.
+    """
+    text = f"ram: {format_bytes(budget_bytes)} is too little for {what}"
+    if enough_bytes is None:
+        return text
+    remark = unit_remark(budget_bytes, needed_bytes)
+    if needed_bytes >= enough_bytes:
+        return f"{text}: the least is ram={enough_bytes}{remark}"
+    return (
+        f"{text}: ram={enough_bytes} is enough, and less than {needed_bytes:,} B never is{remark}"
+    )
+
+
 def unit_remark(given_bytes: int, least_bytes: int) -> str:
     """Return the size probably meant if this one is far too small: its unit is missing."""
     if given_bytes >= MOST_WITHOUT_UNIT or least_bytes <= FAR_BELOW * given_bytes:

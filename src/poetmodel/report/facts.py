@@ -14,7 +14,7 @@ from poetmodel.problem import OWN, Problem
 from poetmodel.report.presenter import state_figures
 from poetmodel.result import relative_gap
 from poetmodel.schedule.decisions import (
-    Choice,
+    Treatment,
     find_decisions,
     in_place_uses,
     saved_in_place_bytes,
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from poetmodel.schedule.io import ProblemEntry
 
 CHOICES: Final = {
-    **{choice: str(choice) for choice in Choice},
-    Choice.BOTH: "recomputed and paged",
-    Choice.UNUSED: "never read",
+    **{choice: str(choice) for choice in Treatment},
+    Treatment.BOTH: "recomputed and paged",
+    Treatment.UNUSED: "never read",
 }
 """The decisions on tensors, as a report calls them."""
 _PACKAGES: Final = {"highs": ("highspy",), "scip": ("pyscipopt",), "gurobi": ("gurobipy",)}
@@ -87,7 +87,7 @@ def facts(subject: Subject) -> dict[str, Any]:
 
 def choices_of(graph: Graph) -> list[str]:
     """Return the decisions that there may be on tensors of a graph, as a report calls them."""
-    of_state = (Choice.RESIDENT, Choice.ON_STORAGE, Choice.REPLACEMENT)
+    of_state = (Treatment.RESIDENT, Treatment.ON_STORAGE, Treatment.REPLACEMENT)
     choices = [choice for choice in CHOICES if graph.state_tensors or choice not in of_state]
     return [CHOICES[choice] for choice in choices]
 
@@ -215,25 +215,8 @@ def _device(subject: Subject) -> dict[str, Any] | None:
     device = costs.device
     if device is None:
         return values
-    values |= {
-        "name": device.name,
-        "key": device.key or None,
-        "core": device.core or None,
-        "ram_bytes": device.ram_bytes,
-        "aux_bytes": device.aux_bytes,
-        "idle_power_w": device.idle_power_w,
-        "flops_per_s": device.compute.flops_per_s,
-        "power_w": device.compute.power_w,
-        "flops_per_j": device.compute.flops_per_j,
-        "ram_bytes_per_s": device.compute.bytes_per_s,
-        "storage_mode": None,
-        "source": device.source or None,
-    }
-    if device.storage is not None:
-        values["storage_mode"] = str(device.storage.mode)
-        for key in ("page_in", "page_out"):
-            values[key] = asdict(getattr(device.storage, key))
-    return values
+    words = {key: getattr(device, key) or None for key in ("key", "core", "source")}
+    return {**values, **asdict(device), **words}
 
 
 def _versions(subject: Subject) -> dict[str, str]:
@@ -254,7 +237,7 @@ def commands(subject: Subject) -> Iterator[str]:
         return
     sources, stated = subject.sources, subject.document.problem
     device = sources.device if sources.device is not None else subject.document.device
-    costs = [*_given("--device", device), *_given("--profile", sources.profile)]
+    costs = [*_option("--device", device), *_option("--profile", sources.profile)]
     if stated is not None and subject.costs is not None:
         if stated.constraints or stated.minimize == OWN:
             lines = "\n".join(_own_sums(stated))
@@ -275,20 +258,20 @@ def _solve(sources: Sources, stated: ProblemEntry, costs: list[str]) -> list[str
     }
     return [
         *("poetmodel", "solve", sources.graph, *sources.shape.options, *costs),
-        *_given("--ram", stated.ram_budget_bytes),
-        *_given("--aux", stated.aux_bytes),
-        *_given("--deadline", deadline),
-        *_given("--deadline-counts", stated.deadline_counts),
-        *_given("--minimize", None if stated.minimize in ("energy", OWN) else stated.minimize),
-        *_given("--commit-every", stated.commit),
-        *_given("--constraints", _rows_file(sources) if stated.constraints or own else None),
-        *_given("--energy-budget", energy),
+        *_option("--ram", stated.ram_budget_bytes),
+        *_option("--aux", stated.aux_bytes),
+        *_option("--deadline", deadline),
+        *_option("--deadline-counts", stated.deadline_counts),
+        *_option("--minimize", None if stated.minimize in ("energy", OWN) else stated.minimize),
+        *_option("--commit-every", stated.commit),
+        *_option("--constraints", _rows_file(sources) if stated.constraints or own else None),
+        *_option("--energy-budget", energy),
         *(switch for switch, wanted in switches.items() if wanted),
-        *_given("--method", None if stated.method == "optimal" else stated.method),
-        *_given("--formulation", stated.formulation or None),
-        *_given("--backend", stated.backend or None),
-        *_given("--time-limit", stated.time_limit_s),
-        *_given("--gap", stated.gap),
+        *_option("--method", None if stated.method == "optimal" else stated.method),
+        *_option("--formulation", stated.formulation or None),
+        *_option("--backend", stated.backend or None),
+        *_option("--time-limit", stated.time_limit_s),
+        *_option("--gap", stated.gap),
         *("--out", sources.schedule),
     ]
 
@@ -320,7 +303,7 @@ def _toml(value: str | Mapping[str, float]) -> str:
     return f"{{{', '.join(f'{_toml(key)} = {number!r}' for key, number in value.items())}}}"
 
 
-def _given(option: str, value: object) -> tuple[str, ...]:
+def _option(option: str, value: object) -> tuple[str, ...]:
     """Return an option with its value; nothing without a value."""
     return () if value is None else (option, f"{value}")
 

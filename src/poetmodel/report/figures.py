@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from poetmodel.device.hardware import device_figures
 from poetmodel.problem.totals import in_words
 from poetmodel.report.presenter import (
     Fact,
@@ -13,6 +15,7 @@ from poetmodel.report.presenter import (
     constraint_rows,
     fine_joules,
     look_up,
+    measured,
     plural,
     row,
     share,
@@ -173,20 +176,11 @@ _FIGURES: Final[dict[str, tuple[Row, ...]]] = {
         ("device.name", "device", str),
         ("device.core", "core", str),
         ("device.costs", "costs from", str),
-        ("device.ram_bytes", "RAM", whole_bytes),
-        ("device.aux_bytes", "storage", whole_bytes),
-        ("device.flops_per_s", "computes [FLOP/s]", whole),
-        ("device.ram_bytes_per_s", "RAM bandwidth [B/s]", whole),
-        ("device.power_w", "power while computing [W]", whole),
-        ("device.flops_per_j", "efficiency [FLOP/J]", whole),
-        ("device.idle_power_w", "idle power [W]", whole),
-        ("device.storage_mode", "transfers", str),
-        ("device.page_in.bytes_per_s", "page-in rate [B/s]", whole),
-        ("device.page_in.latency_s", "page-in latency", format_seconds),
-        ("device.page_in.power_w", "page-in power [W]", whole),
-        ("device.page_out.bytes_per_s", "page-out rate [B/s]", whole),
-        ("device.page_out.latency_s", "page-out latency", format_seconds),
-        ("device.page_out.power_w", "page-out power [W]", whole),
+        *(
+            (f"device.{path}", known.name, partial(measured, unit=known.unit))
+            for path, known in device_figures()
+        ),
+        ("device.storage.mode", "transfers", str),
     ),
 }
 

@@ -236,6 +236,16 @@ def count(value: float | None) -> str:
     return f"{value:.4g} "
 
 
+def measured(value: float, *, unit: str) -> str:
+    """Return a figure of a device for people."""
+    if unit == "B":
+        return whole_bytes(value)
+    if unit == "s":
+        return format_seconds(value)
+    plain = {"W": f"{value:.4g} W", "writes": f"{whole(value)} writes"}
+    return plain.get(unit) or f"{count(value)}{unit}"
+
+
 def percent(ratio: float, *, digits: int = 5, places: int = 5) -> str:
     """Return a ratio as a percentage for people: ``12.5 %``."""
     return f"{round(100 * ratio, places):.{digits}g} %"

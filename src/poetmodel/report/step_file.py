@@ -22,11 +22,10 @@ from poetmodel.schedule.io import (
     Finite,
     Index,
     Strict,
+    document_from,
     exactly,
     faults_of,
-    parse_document,
 )
-from poetmodel.schedule.relations import dump
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class _Scheduled(Strict):
     costs: _Costs
 
 
-class _Step(Strict):
+class _StepEntry(Strict):
     format: Literal["poetmodel-compiled-step"]
     version: Annotated[int, exactly(VERSION)]
     name: str
@@ -157,7 +156,7 @@ def step_subject(values: dict[str, Any], *, source: str, label: str = "A") -> Su
     `values` is what ``step.report()`` returns; `source` names the step on the page and in errors.
     """
     try:
-        step = _Step.model_validate(values)
+        step = _StepEntry.model_validate(values)
     except ValidationError as error:
         raise InputError(faults_of(error, kind="step")).within(source) from None
     try:
@@ -166,7 +165,7 @@ def step_subject(values: dict[str, Any], *, source: str, label: str = "A") -> Su
         raise error.within(source) from None
 
 
-def _told(step: _Step) -> dict[str, Any]:
+def _step_facts(step: _StepEntry) -> dict[str, Any]:
     """Return the facts on a step; whether it has updates is among them only if it has."""
     values = step.model_dump(exclude=set(BULKY))
     certificate = values["certificate"]
@@ -176,9 +175,9 @@ def _told(step: _Step) -> dict[str, Any]:
     return values
 
 
-def _subject(step: _Step, sources: Sources, label: str) -> Subject:
+def _subject(step: _StepEntry, sources: Sources, label: str) -> Subject:
     graph = graph_from_dict(step.scheduled.graph, source="scheduled.graph")
-    document = parse_document(dump(step.result), source="result")
+    document = document_from(step.result, source="result")
     check_identity(graph, document.schedule)
     stated = document.problem
     if stated is None:
@@ -221,7 +220,7 @@ def _subject(step: _Step, sources: Sources, label: str) -> Subject:
         notes=tuple(notes),
         plan=plan,
         check=check,
-        step=_told(step),
+        step=_step_facts(step),
     )
 
 

@@ -15,8 +15,8 @@ from poetmodel.schedule.verification import (
     ConstraintValue,
     Verdict,
     check_identity,
+    check_schedule,
     constraint_values,
-    verify,
 )
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Simulation",
     "Verdict",
     "check_identity",
+    "check_schedule",
     "checkpoint_all",
     "constraint_values",
     "paged_at_once",
@@ -35,5 +36,4 @@ __all__ = [
     "simulate",
     "spans_of_rows",
     "storage_entries",
-    "verify",
 ]

@@ -20,7 +20,7 @@ StageRange = tuple[int, int]
 """First and last of consecutive stages."""
 
 
-class Choice(StrEnum):
+class Treatment(StrEnum):
     """Actions of a schedule on a tensor after its first computation."""
 
     KEPT = "kept"
@@ -43,7 +43,7 @@ class Choice(StrEnum):
     @property
     def pages(self) -> bool:
         """Whether the tensor is paged, recomputed or not."""
-        return self in (Choice.PAGED, Choice.BOTH)
+        return self in (Treatment.PAGED, Treatment.BOTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Decision:
     """Decision of a schedule on one tensor."""
 
     tensor: int
-    choice: Choice
+    choice: Treatment
     in_ram: tuple[StageRange, ...]
     """Stages with it in RAM at some step."""
     on_storage: tuple[StageRange, ...]
@@ -73,7 +73,7 @@ class Decision:
     def has_cost(self) -> bool:
         """Whether the tensor is recomputed or paged; outputs that nothing reads do not count."""
         moved = bool(self.paged_in or self.paged_out)
-        return moved or self.choice in (Choice.RECOMPUTED, Choice.BOTH)
+        return moved or self.choice in (Treatment.RECOMPUTED, Treatment.BOTH)
 
     def to_dict(self, graph: Graph) -> dict[str, Any]:
         """Return it as plain values, SI."""
@@ -213,24 +213,24 @@ def _decision(
 ) -> Decision:
     graph, table, energy = problem.graph, problem.table, problem.energy.coefficients
     k = graph.node_of[i]
-    choice, on_storage = Choice.KEPT, stages.stored[i]
+    choice, on_storage = Treatment.KEPT, stages.stored[i]
     recomputed = tuple(sorted(stages.computed[k] - {k}))
     paged_in, paged_out, written = sorted(stages.paged_in[i]), sorted(stages.paged_out[i]), i
     if i in stages.state_of:
-        choice, paged_out = Choice.REPLACEMENT, []
+        choice, paged_out = Treatment.REPLACEMENT, []
     elif i in stages.resident:
-        choice = Choice.RESIDENT
+        choice = Treatment.RESIDENT
     elif i in stages.on_storage:
-        choice, written = Choice.ON_STORAGE, graph.replacement_of.get(i, i)
+        choice, written = Treatment.ON_STORAGE, graph.replacement_of.get(i, i)
         on_storage = set(range(graph.last_page_in(i) + 1))
         paged_in = sorted({k, *paged_in}) if i in stages.copied else []
         paged_out = sorted(stages.paged_out[written])
     elif paged_in or paged_out:
-        choice = Choice.BOTH if recomputed and graph.users_of[i] else Choice.PAGED
+        choice = Treatment.BOTH if recomputed and graph.users_of[i] else Treatment.PAGED
     elif not graph.users_of[i]:
-        choice = Choice.UNUSED
+        choice = Treatment.UNUSED
     elif recomputed:
-        choice = Choice.RECOMPUTED
+        choice = Treatment.RECOMPUTED
     energy_j = energy.compute[k] * len(recomputed)
     time_s = table.compute_time_s[k] * len(recomputed)
     if paged_in or paged_out:

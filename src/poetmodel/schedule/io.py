@@ -285,8 +285,15 @@ def load_document(path: str | Path) -> ScheduleDocument:
 
 def parse_document(text: str, *, source: str) -> ScheduleDocument:
     """Read the text of a schedule file; `source` names it in errors."""
+    with raised_as(ScheduleError, source):
+        values = parse_json(text, expected="poetmodel-schedule")
+    return document_from(values, source=source)
+
+
+def document_from(values: object, *, source: str) -> ScheduleDocument:
+    """Return the content of a schedule file as a document; `source` names it in errors."""
     with rare_collections(), raised_as(ScheduleError, source):
-        document = parse_file(_ScheduleFile, text, kind="schedule")
+        document = validated(_ScheduleFile, values, kind="schedule")
     if document.R is None:
         raise ScheduleError(
             f"{source}: R: the file holds no schedule (status {document.status or 'unknown'})"
@@ -317,8 +324,13 @@ def _of_device(document: _ScheduleFile) -> dict[str, float | None]:
 
 def parse_file(model: type[File], text: str, *, kind: str) -> File:
     """Return the text of a `kind` of file as its model; `InputError` has every fault found."""
+    return validated(model, parse_json(text, expected=f"poetmodel-{kind}"), kind=kind)
+
+
+def validated(model: type[File], values: object, *, kind: str) -> File:
+    """Return the content of a `kind` of file as its model; `InputError` has every fault found."""
     try:
-        return model.model_validate(parse_json(text, expected=f"poetmodel-{kind}"))
+        return model.model_validate(values)
     except ValidationError as error:
         raise InputError(faults_of(error, kind=kind)) from None
 

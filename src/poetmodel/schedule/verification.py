@@ -97,7 +97,7 @@ def constraint_values(problem: Problem, simulation: Simulation) -> tuple[Constra
     return tuple(values)
 
 
-def verify(
+def check_schedule(
     problem: Problem,
     schedule: Schedule,
     *,

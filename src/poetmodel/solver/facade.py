@@ -18,12 +18,12 @@ from poetmodel.solver.outcome import (
     Candidate,
     Outcome,
     accepted,
+    as_candidate,
     finish,
     is_closed,
     is_refuted,
     is_tight,
     reported_bound,
-    verify_schedule,
     without_proof,
 )
 from poetmodel.solver.request import GRACE_S, History, Request, SolveProgress
@@ -141,14 +141,12 @@ def solve(
         if reason is not None:
             outcome = Outcome(termination=Termination.PROVED, infeasible=True, reason=reason)
         elif problem.is_overlapping:
-            from poetmodel.solver.overlap import solve_overlapping
+            from poetmodel.solver.makespan import solve_makespan
 
             wants = task.wants_page_outs
             planned = problem.surrogate(wants_page_outs=True) if wants else problem
             restates = task.model is None
-            outcome = solve_overlapping(
-                planned, request, task.attempt, start=start, restates=restates
-            )
+            outcome = solve_makespan(planned, request, task.attempt, start=start, restates=restates)
         else:
             outcome = task.solve(problem, request, start)
         if task.model is None and task.exact:
@@ -407,7 +405,7 @@ def _with_own_objective(
         value=sign * (baseline + best.value),
         bound=sign * (baseline + reported_bound(stated, best, outcome.bound)),
     )
-    candidate = replace(verify_schedule(problem, best.schedule), own=own)
+    candidate = replace(as_candidate(problem, best.schedule), own=own)
     return replace(outcome, candidate=candidate, bound=0.0)
 
 

@@ -37,8 +37,8 @@ from poetmodel.solver.outcome import (
     SOLVER_ERROR,
     Candidate,
     Outcome,
+    as_candidate,
     safe_bound,
-    verify_schedule,
 )
 from poetmodel.solver.request import GRACE_S, PATIENCE_S, Request
 
@@ -307,12 +307,12 @@ class _ModelSolve:
 
     def _read(self, x: NDArray[np.float64]) -> Candidate:
         problem, schedule = self.problem, self._schedule(x)
-        candidate = verify_schedule(problem, schedule)
+        candidate = as_candidate(problem, schedule)
         if self.trimmed and not candidate.violations:
             needed = PartialSchedule.of(
                 problem.graph, schedule, problem.wanted, working=problem.working_graph
             )
-            tidy = verify_schedule(problem, needed.schedule())
+            tidy = as_candidate(problem, needed.schedule())
             if not tidy.violations and tidy.value <= candidate.value:
                 return tidy
         return candidate

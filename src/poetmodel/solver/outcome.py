@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from poetmodel import __version__
 from poetmodel.planner import verify
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.rows import over_stages
 from poetmodel.result import OwnObjective, SolveResult, Status, Termination, relative_gap
+from poetmodel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,7 +85,7 @@ class Outcome:
         return replace(self, build_s=build_s, log="".join(part.log for part in parts))
 
 
-def verify_schedule(
+def as_candidate(
     problem: Problem, schedule: Schedule, *, planning_s: float | None = None
 ) -> Candidate:
     """Give a schedule to the verifier, with its plan where time is a makespan.
@@ -109,7 +109,7 @@ def accepted(problem: Problem, schedule: Schedule | None) -> Candidate | None:
     """Return a schedule as a candidate; None where there is none or the verifier objects."""
     if schedule is None:
         return None
-    candidate = verify_schedule(problem, schedule)
+    candidate = as_candidate(problem, schedule)
     return None if candidate.violations else candidate
 
 

@@ -12,7 +12,7 @@ from poetmodel.torch.errors import CaptureError, PageError, require_executorch, 
 
 if TYPE_CHECKING:
     from poetmodel.torch.capturing.joint import capture
-    from poetmodel.torch.capturing.signature import Joint
+    from poetmodel.torch.capturing.joint_graph import Joint
     from poetmodel.torch.choosing import Choice, choose
     from poetmodel.torch.compilation import Step, compile
     from poetmodel.torch.dynamo.backend import Backend, backend, partitioner
@@ -31,7 +31,7 @@ _HOMES: Final = {
     "Certificate": "runtime.certificate",
     "ExecutorchProgram": "executorch.program",
     "Choice": "choosing",
-    "Joint": "capturing.signature",
+    "Joint": "capturing.joint_graph",
     "Profile": "runtime.profiling",
     "Step": "compilation",
     "Trace": "step.trace",

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.device import Costs, Device
-from poetmodel.device.io import load_device, load_profile
-from poetmodel.errors import InputError, listed
-from poetmodel.export.choosing import (
+from poetmodel.choosing.freezing import Freezable, shape_of
+from poetmodel.choosing.relaxation import costs_for
+from poetmodel.choosing.search import (
     GRADIENT_NORM,
-    Selection,
+    LayerSet,
     check_scores,
     layers_of,
     renamed,
     select,
 )
-from poetmodel.export.freezing import Freezable, shape_of
+from poetmodel.device import Costs, Device
+from poetmodel.device.io import load_device, load_profile
+from poetmodel.errors import InputError, listed
 from poetmodel.export.io import load_scores
-from poetmodel.export.relaxation import costs_for
 from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination
 from poetmodel.schedule import GraphIdentity
@@ -51,7 +51,7 @@ SELECTION_RATIO: Final = 0.8
 class Choice:
     """A set of layers to train, what is proved of all others, and a schedule for it."""
 
-    selection: Selection
+    selection: LayerSet
     """The layers, and the proof."""
     parameters: tuple[str, ...]
     """The parameters of these layers; all others are frozen."""
@@ -299,7 +299,7 @@ def _training(
             parameter.requires_grad_(before[name])
 
 
-def _without_set(problem: Problem, selection: Selection, clock: Request) -> SolveResult:
+def _without_set(problem: Problem, selection: LayerSet, clock: Request) -> SolveResult:
     proved = selection.status == Status.INFEASIBLE
     return SolveResult(
         problem=problem,
@@ -335,7 +335,7 @@ def _without_proof(
     step: LoweredStep,
     problem: Problem,
     clock: Request,
-    selection: Selection,
+    selection: LayerSet,
     chosen: tuple[str, ...],
     scores: Mapping[str, float],
 ) -> Choice:

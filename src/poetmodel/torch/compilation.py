@@ -19,7 +19,7 @@ from poetmodel.files import write_text
 from poetmodel.graph.io import graph_to_dict
 from poetmodel.torch.capturing.inputs import input_faults, refuse, unflatten
 from poetmodel.torch.capturing.surroundings import ALONE
-from poetmodel.torch.compiled import Compiled, Options, stages_shown
+from poetmodel.torch.compiled import Compiled, CompileOptions, stages_shown
 from poetmodel.torch.errors import CaptureError, enough_memory
 from poetmodel.torch.runtime.certificate import certify
 from poetmodel.torch.runtime.profiling import Profile
@@ -142,7 +142,7 @@ def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters 
         If the page file cannot be made, or costs cannot be measured.
     """
     given = locals().copy()
-    options = Options(**{field.name: given[field.name] for field in fields(Options)})
+    options = CompileOptions(**{field.name: given[field.name] for field in fields(CompileOptions)})
     return Step(model, loss_fn, inputs, options)
 
 
@@ -164,7 +164,7 @@ class Step:
         model: torch.nn.Module,
         loss_fn: Callable[..., torch.Tensor] | None,
         inputs: Inputs,
-        options: Options,
+        options: CompileOptions,
     ) -> None:
         self._model = model
         self._loss_fn = loss_fn
@@ -300,7 +300,7 @@ class Step:
     @property
     def source(self) -> str:
         """The program, as Python."""
-        return self._current.runner.generated.source
+        return self._current.runner.program.source
 
     def verify(self, *inputs: Any, **named: Any) -> Certificate:
         """Run eager PyTorch and this step from the same state, and compare.
@@ -393,7 +393,7 @@ def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
     """Return the facts on a compiled step, and the call that makes it, as plain values."""
     from poetmodel.report.step_file import FORMAT, VERSION
 
-    graph, coarse, check = compiled.trace.graph, compiled.coarse, compiled.check
+    graph, scheduled, check = compiled.trace.graph, compiled.scheduled, compiled.check
     program, certificate = compiled.plan.program, compiled.certificate
     return {
         "format": FORMAT,
@@ -404,21 +404,21 @@ def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
         "graph": {
             "nodes": len(graph.nodes),
             "tensors": len(graph.tensors),
-            "scheduled_tensors": len(coarse.graph.tensors),
-            "threshold_bytes": coarse.threshold_bytes,
+            "scheduled_tensors": len(scheduled.graph.tensors),
+            "threshold_bytes": scheduled.threshold_bytes,
             "batch_size": graph.batch_size,
             "resident_bytes": dict(graph.resident_bytes),
         },
         "costs": [*compiled.notes, f"minimized: {compiled.result.problem.minimize}"],
         "budget_bytes": compiled.budget_bytes,
         "keep_all_bytes": compiled.keep_all_bytes,
-        "reserved_bytes": coarse.reserved_bytes,
-        "reserves": {what.strip(","): size for what, size in coarse.reserves if size},
+        "reserved_bytes": scheduled.reserved_bytes,
+        "reserves": {what.strip(","): size for what, size in scheduled.reserves if size},
         "plan": {
             "mode": str(compiled.plan.mode),
             "device": compiled.device,
             "instructions": len(program),
-            "recomputed": sum(op == "compute" for op, _ in program) - len(coarse.graph.nodes),
+            "recomputed": sum(op == "compute" for op, _ in program) - len(scheduled.graph.nodes),
             "peak_bytes": compiled.peak_bytes,
             "written_bytes": check.written_bytes,
             "read_bytes": check.read_bytes,
@@ -432,8 +432,8 @@ def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
         "certificate": None if certificate is None else certificate.to_dict(),
         "result": compiled.result.to_dict(),
         "scheduled": {
-            "graph": graph_to_dict(coarse.graph),
-            "costs": compiled.costs.table(coarse.graph).to_dict(),
+            "graph": graph_to_dict(scheduled.graph),
+            "costs": compiled.costs.table(scheduled.graph).to_dict(),
         },
     }
 
@@ -455,7 +455,7 @@ def _write(path: str | Path, report: dict[str, Any]) -> None:
     write_report(path, subjects, comparisons=compare(subjects))
 
 
-def _as_call(compiled: Compiled, options: Options) -> str:
+def _as_call(compiled: Compiled, options: CompileOptions) -> str:
     """Return a call of `compile` with these options, those by default left out."""
     parameters = signature(compile).parameters
     by_name = compiled.trace.joint.output is not None

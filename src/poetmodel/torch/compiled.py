@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError, CostError, InputError, VerificationError, shown
-from poetmodel.plan import check_plan
-from poetmodel.planner import make_plan
+from poetmodel.errors import BudgetError, CostError, InputError, shown
+from poetmodel.planner import checked_plan
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
 from poetmodel.solver import solve
 from poetmodel.solver.background import BackgroundSolve
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.guards import Guards, refuse_inputs, refuse_surroundings
 from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
+from poetmodel.torch.compile_cache import KnownStep, is_settled
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.known_steps import KnownStep, is_settled
 from poetmodel.torch.runtime.comparison import check_agreement
 from poetmodel.torch.runtime.convolutions import kernels_told
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
@@ -35,11 +34,11 @@ from poetmodel.torch.step.joining import joined
 from poetmodel.torch.step.trace import (
     Trace,
     captured_step,
-    coarse_costs,
-    coarsened,
     floor_bytes,
     keep_all_bytes,
     least_bytes,
+    scheduled_costs,
+    scheduled_graph,
 )
 from poetmodel.units import parse_size
 
@@ -62,7 +61,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class CompileOptions:
     """Request of `compile`; its parameters describe each field."""
 
     ram: str | int
@@ -126,7 +125,7 @@ class Compiled:
         model: torch.nn.Module,
         loss_fn: Callable[..., torch.Tensor] | None,
         inputs: Inputs,
-        options: Options,
+        options: CompileOptions,
         *,
         first: Compiled | None = None,
         tell: Callable[[str], None] = lambda _: None,
@@ -157,7 +156,9 @@ class Compiled:
         self.budget_bytes = self._budget_bytes(options, first)
         """The budget for tensors and workspaces [B]."""
         self.trace, divided = self.known.in_parts(self.trace, budget_bytes=self.budget_bytes)
-        self.coarse = coarsened(self.trace, budget_bytes=self.budget_bytes, homes=options.pages)
+        self.scheduled = scheduled_graph(
+            self.trace, budget_bytes=self.budget_bytes, homes=options.pages
+        )
         """Solved problem, with `costs`."""
         before = perf_counter()
         tell("finding the costs of operations")
@@ -167,15 +168,13 @@ class Compiled:
             self.notes = (*self.notes, f"{divided} operations run in parts, with the same bits")
         self.profile_s = perf_counter() - before
         """Time that finding the costs took [s]."""
-        self.costs = coarse_costs(costs, self.coarse.graph)
+        self.costs = scheduled_costs(costs, self.scheduled.graph)
         if options.recompute and self.budget_bytes < self.keep_all_bytes:
-            self.coarse, self.costs = joined(
-                self.coarse,
+            self.scheduled, self.costs = joined(
+                self.scheduled,
                 self.costs,
-                results={
-                    i for emission in self.trace.parts.emissions for i in emission.reads.storages
-                },
-                budget_bytes=self.budget_bytes - self.coarse.reserved_bytes,
+                results={i for output in self.trace.parts.outputs for i in output.reads.storages},
+                budget_bytes=self.budget_bytes - self.scheduled.reserved_bytes,
             )
         self.options = options
         self.homes: StateStore | None = None if first is None else first.homes
@@ -189,7 +188,7 @@ class Compiled:
         self.certificate: Certificate | None = None
         """Last verification; None for another plan since."""
         try:
-            program = f"{self.runner.generated.source}\n{kernels_told(self.trace)}"
+            program = f"{self.runner.program.source}\n{kernels_told(self.trace)}"
             if not self.known.is_checked(program) and check_agreement(self):
                 self.known.keep_checked(program)
         except BaseException:
@@ -201,7 +200,7 @@ class Compiled:
     @property
     def peak_bytes(self) -> int:
         """The peak that is promised: of the plan, and what is reserved beside it [B]."""
-        return self.check.peak_ram_bytes + self.coarse.reserved_bytes
+        return self.check.peak_ram_bytes + self.scheduled.reserved_bytes
 
     @property
     def device(self) -> str | None:
@@ -209,7 +208,7 @@ class Compiled:
         device = self.costs.device
         return None if device is None else device.name
 
-    def _budget_bytes(self, options: Options, first: Compiled | None) -> int:
+    def _budget_bytes(self, options: CompileOptions, first: Compiled | None) -> int:
         """Return the budget; a percentage is of the peak of the first form [B].
 
         The RAM of a host does not depend on its inputs. Where everything was kept, it still is.
@@ -222,8 +221,8 @@ class Compiled:
 
     def _problem(self) -> Problem:
         """Return the problem; its budget is the rest beside the reserved bytes."""
-        coarse, costs, options = self.coarse, self.costs, self.options
-        usable = self.budget_bytes - coarse.reserved_bytes
+        scheduled, costs, options = self.scheduled, self.costs, self.options
+        usable = self.budget_bytes - scheduled.reserved_bytes
         if usable <= 0:
             raise BudgetError(self._too_little())
         minimize = options.minimize
@@ -231,7 +230,7 @@ class Compiled:
             minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
         counts = DeadlineCounts.OVERLAP if options.background_io else DeadlineCounts.SERIAL
         return Problem(
-            coarse.graph,
+            scheduled.graph,
             costs,
             ram=usable,
             deadline=options.deadline,
@@ -270,12 +269,12 @@ class Compiled:
         if result is not known:
             self.known.keep(result)
         if result.schedule is None:
-            if self.budget_bytes < floor_bytes(self.coarse):
+            if self.budget_bytes < floor_bytes(self.scheduled):
                 reason = f"{self._too_little()}; of what is not reserved: {result.reason}"
             else:
                 reason = (
                     f"{result.reason}; that RAM budget is ram={self.budget_bytes:,} B less the "
-                    f"{self.coarse.reserved_bytes:,} B that are reserved; everything is kept at "
+                    f"{self.scheduled.reserved_bytes:,} B that are reserved; everything is kept at "
                     f"ram={self.keep_all_bytes:,} B"
                 )
             result = replace(result, reason=reason)
@@ -283,23 +282,19 @@ class Compiled:
 
     def _planned(self, result: SolveResult) -> tuple[Plan, PlanCheck]:
         """Make the plan of a result, and check it."""
-        graph, costs = self.coarse.graph, self.costs
-        usable = self.budget_bytes - self.coarse.reserved_bytes
+        graph, costs = self.scheduled.graph, self.costs
+        usable = self.budget_bytes - self.scheduled.reserved_bytes
         mode = StorageMode.DMA if self.options.background_io else StorageMode.BLOCKING
         schedule = _settled(graph, result.require_schedule())
-        plan = make_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
-        check = check_plan(graph, costs, plan, ram_budget_bytes=usable)
-        if check.violations:
-            raise VerificationError(check.violations)
-        return plan, check
+        return checked_plan(graph, costs, schedule, mode=mode, ram_budget_bytes=usable)
 
     def _runner(self, plan: Plan) -> Runner:
         """Return the runner of a plan; state moves to its homes with the first step."""
         runner = Runner(
             self.trace,
             plan,
-            self.coarse.numbers,
-            program=self.coarse.expanded(plan.program),
+            self.scheduled.numbers,
+            program=self.scheduled.expanded(plan.program),
             folder=self.options.storage,
             rollback=self.options.rollback,
             homes=self.homes,
@@ -336,17 +331,17 @@ class Compiled:
 
     def _too_little(self) -> str:
         """Return the reserved part of the budget, and the least usable budget."""
-        coarse, whole = self.coarse, self.keep_all_bytes
+        scheduled, whole = self.scheduled, self.keep_all_bytes
 
         def told(size_bytes: int, rounded: Callable[[float], int]) -> str:
             return f"{size_bytes:,} B ({rounded(1000 * size_bytes / whole) / 10:g}%)"
 
-        needed = floor_bytes(coarse) - coarse.reserved_bytes
-        reserves = "; ".join(f"{what} {size:,} B" for what, size in coarse.reserves if size)
+        needed = floor_bytes(scheduled) - scheduled.reserved_bytes
+        reserves = "; ".join(f"{what} {size:,} B" for what, size in scheduled.reserves if size)
         return (
-            f"ram: {told(self.budget_bytes, round)} is too little: {coarse.reserved_bytes:,} B are "
-            f"reserved ({reserves}), and operations need {needed:,} B beside that; give at least "
-            f"ram={told(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
+            f"ram: {told(self.budget_bytes, round)} is too little: {scheduled.reserved_bytes:,} B "
+            f"are reserved ({reserves}), and operations need {needed:,} B beside that; give at "
+            f"least ram={told(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
         )
 
 
@@ -387,7 +382,7 @@ def _check_host(model: torch.nn.Module) -> None:
 
 
 def _costs(
-    traced: Trace, options: Options, known: KnownStep
+    traced: Trace, options: CompileOptions, known: KnownStep
 ) -> tuple[Costs, Profile | None, tuple[str, ...]]:
     """Return the costs of the traced step, its measurement if there was one, and notes on it."""
     given = options.profile

@@ -111,7 +111,7 @@ def _imported(target: str, form: str = FORM) -> Iterator[Callable[..., Any]]:
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
-        with _told(target):
+        with _raise_input_error(target):
             is_file = head.endswith(".py")
             module = _load_file(Path(head), form) if is_file else _load_module(head, form)
             function = getattr(module, name, None)
@@ -163,6 +163,8 @@ def named_optimizer(
         "nadam": optim.NAdam,
         "rmsprop": optim.RMSprop,
         "adagrad": optim.Adagrad,
+        "adamax": optim.Adamax,
+        "radam": optim.RAdam,
     }
     return optimizers[name](list(parameters)) if parameters else None
 
@@ -202,7 +204,7 @@ def _load_file(path: Path, form: str) -> ModuleType:
 
 
 @contextmanager
-def _told(target: str) -> Iterator[None]:
+def _raise_input_error(target: str) -> Iterator[None]:
     """Turn what a user's code raises into an `InputError` with its place."""
     try:
         yield

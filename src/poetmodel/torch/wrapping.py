@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.torch.compiled import Options
+from poetmodel.torch.compiled import CompileOptions
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-OPTIONS: Final = frozenset(field.name for field in fields(Options)) - {
+OPTIONS: Final = frozenset(field.name for field in fields(CompileOptions)) - {
     "accumulate", "clip_grad_norm", "optimizer"
 }  # fmt: skip
 """Parameters of `compile` for such loops; accumulation, updates and clipping are their own."""

@@ -1,5 +1,6 @@
-/* Steps on storage that fails at one call after another. What a step says is held to be so: with PM_TORN pm_resume
-   takes it back, and with any other error the state is as before; the step is done again then. */
+/* Steps on storage that fails at one call after another, in the way that is given. What a step says is held to be so:
+   with PM_TORN pm_resume takes it back, or all begins anew where nothing commits; with any other error the state is as
+   before. The step is done again then. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -35,14 +36,14 @@ static int differs(void)
     return 0;
 }
 
-int main(void)
+int main(int count, char **words)
 {
     int errors[PM_ERROR_ARENA + 1] = {0}, done = 0;
     for (int k = 0; k < PM_INPUTS; k++) {
         const int is_real = pm_inputs_info[k].integer_bytes == 0;
         for (uint32_t i = 0; is_real && i < pm_inputs_info[k].elements; i++) batch[k][i] = (pm_real)(i % 7u) / 7;
     }
-    if (pm_init()) return 1;
+    if (count != 2 || pm_init()) return 1;
     for (int k = 0; k < STEPS; k++) {
         if (step()) return 1;
     }
@@ -53,12 +54,19 @@ int main(void)
         int steps = 1;
         (void)pm_set_fault("fail", 0);
         if (pm_init() || step()) return 1;
-        (void)pm_set_fault("fail", pm_reads + pm_writes + call);
+        if (pm_set_fault(words[1], pm_reads + pm_writes + call)) return 1;
         const int error = step();
         done = error == PM_OK;
         (void)pm_set_fault("fail", 0);
         errors[error]++;
+#if PM_COMMIT
         if (error == PM_TORN && pm_resume()) return 1;
+#else
+        if (error == PM_TORN) {
+            steps = 0;
+            if (pm_init()) return 1;
+        }
+#endif
         for (steps += done; steps < STEPS; steps++) {
             if (step()) return 1;
         }
@@ -67,6 +75,6 @@ int main(void)
             return 1;
         }
     }
-    printf("%d torn, %d as before\n", errors[PM_TORN], errors[PM_ERROR_PAGE]);
+    printf("%d torn, %d as before\n", errors[PM_TORN], errors[words[1][0] == 's' ? PM_ERROR_SHORT : PM_ERROR_PAGE]);
     return 0;
 }

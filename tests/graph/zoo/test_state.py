@@ -1,10 +1,7 @@
 """Models with their state in the graph: parameters, moments and running statistics."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
 import pytest
@@ -18,21 +15,17 @@ from poetmodel.graph.zoo import Tape
 from poetmodel.graph.zoo.operators import activation, batch_norm, cross_entropy, linear
 from poetmodel.schedule import Schedule, checkpoint_all, simulate
 
-if TYPE_CHECKING:
-    from kit.messages import Told
-    from poetmodel.graph.structure import Graph, Node
-
 NORMS = ("batch_norm", "layer_norm")
 MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 
 
 @cache
-def made(name: str, **settings: Any) -> Graph:
+def made(name, **settings):
     """Return a model of the zoo at a small size."""
     return zoo.MODELS[name](**SMALL[name], **settings)
 
 
-def on_storage(graph: Graph) -> Schedule:
+def on_storage(graph):
     """Return the schedule that keeps all tensors to their last use, with all state on storage."""
     kept = checkpoint_all(graph)
     last = [max(users, default=k) for k, users in zip(graph.node_of, graph.users_of, strict=True)]
@@ -51,7 +44,7 @@ def on_storage(graph: Graph) -> Schedule:
     )
 
 
-def replaced_by(graph: Graph) -> dict[str, Node]:
+def replaced_by(graph):
     """Return for each state tensor that is replaced the node that does."""
     return {
         tensor.replaces: node
@@ -61,7 +54,7 @@ def replaced_by(graph: Graph) -> dict[str, Node]:
     }
 
 
-def parameters(graph: Graph) -> dict[str, int]:
+def parameters(graph):
     """Return the state tensors that are parameters, with their bytes."""
     return {
         node.name: node.output_bytes
@@ -70,14 +63,14 @@ def parameters(graph: Graph) -> dict[str, int]:
     }
 
 
-def expected_flops(name: str) -> int:
+def expected_flops(name):
     """Return the FLOP of the graph without state, with each norm's backward in one node."""
     separate, fused = made(name), made(name, fused_backward=True)
     work = sum(node.flops for node in separate.nodes if not node.op.startswith(NORMS))
     return work + sum(node.flops for node in fused.nodes if node.op.startswith(NORMS))
 
 
-def computed_flops(graph: Graph) -> int:
+def computed_flops(graph):
     """Return the FLOP of forward and backward pass, less the sums of shared weights' gradients."""
     return sum(
         node.flops
@@ -95,9 +88,7 @@ def computed_flops(graph: Graph) -> int:
     st.sampled_from((None, "3MB")),
     st.sampled_from((None, "all", "last-1", "last-2", "biases", "*.weight")),
 )
-def test_every_model_with_state_is_a_step_that_runs(
-    name: str, state: str, in_place: bool, tile: str | None, train: str | None
-) -> None:
+def test_every_model_with_state_is_a_step_that_runs(name, state, in_place, tile, train):
     """Whatever the options: valid, nothing read after its replacement, each update once.
 
     With all state resident the keep-all peak is that of the graph, and all of it may lie on
@@ -156,7 +147,7 @@ def test_every_model_with_state_is_a_step_that_runs(
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[Graph, str, str]:
+def steps(draw):
     """Return a random network with state, the optimizer, and what is trained."""
     state = draw(st.sampled_from(sorted(MOMENTS)))
     train = draw(st.sampled_from(("all", "last-1", "biases", "last", "n[0-3]*")))
@@ -170,9 +161,7 @@ def steps(draw: st.DrawFn) -> tuple[Graph, str, str]:
 
 
 @given(steps())
-def test_every_random_network_with_state_is_a_step_that_runs(
-    step: tuple[Graph, str, str],
-) -> None:
+def test_every_random_network_with_state_is_a_step_that_runs(step):
     """Every parameter that is trained and reached from the loss is updated once, and no other."""
     graph, state, train = step
     assert not simulate(graph, None, checkpoint_all(graph)).violations
@@ -202,7 +191,7 @@ def test_every_random_network_with_state_is_a_step_that_runs(
     assert made <= read
 
 
-def tiny(**options: Any) -> Graph:
+def tiny(**options):
     """Return a perceptron 4-3-2 with a batch norm and ReLU, batch 1."""
     tape = Tape("tiny", **options)
     x = tape.record(linear("fc1", tape.input("input", 1, 4), features=3))
@@ -211,7 +200,7 @@ def tiny(**options: Any) -> Graph:
     return tape.differentiate(cross_entropy("loss", x, tape.indices("labels", 1)))
 
 
-def test_tiny_step_with_momentum() -> None:
+def test_tiny_step_with_momentum():
     """Every node of a small step reads and makes what was worked out by hand."""
     graph = tiny(state="momentum")
     rows = [(node.name, node.phase, node.inputs) for node in graph.nodes]
@@ -259,8 +248,11 @@ def test_tiny_step_with_momentum() -> None:
     assert (sizes["fc1.weight.momentum+"], sizes["bn.running_mean+"]) == (48, 12)
 
 
-def test_tiny_step_in_place() -> None:
-    """Elementwise operators, norms and the loss may write over an input, layers may not."""
+def test_tiny_step_in_place():
+    """Elementwise operators, norms and the loss may write over an input, layers may not.
+
+    Without state the marks alone are added.
+    """
     graph = tiny(state="sgd", in_place=True)
     assert {node.name: node.in_place for node in graph.nodes if node.in_place} == {
         "bn": (("bn", "fc1"),),
@@ -270,10 +262,6 @@ def test_tiny_step_in_place() -> None:
         "relu.grad_input": (("relu.grad_input", "fc2.grad_input"),),
         "bn.backward": (("bn.grad_input", "relu.grad_input"),),
     }
-
-
-def test_in_place_needs_no_state() -> None:
-    """Without state the marks alone are added."""
     graph, plain = made("resnet18-cifar", in_place=True), made("resnet18-cifar")
     assert [node.name for node in graph.nodes] == [node.name for node in plain.nodes]
     assert graph.resident_bytes == plain.resident_bytes
@@ -281,7 +269,7 @@ def test_in_place_needs_no_state() -> None:
     assert sum(checkpoint_all_profile(graph)) < sum(checkpoint_all_profile(plain))
 
 
-def test_shared_weight_is_updated_once_from_the_sum_of_its_gradients() -> None:
+def test_shared_weight_is_updated_once_from_the_sum_of_its_gradients():
     """The tied word embedding waits for the decoder's gradient and its own."""
     graph = zoo.bert_base(head="mlm", seq_len=4, state="sgd")
     nodes = {node.name: node for node in graph.nodes}
@@ -302,7 +290,7 @@ def test_shared_weight_is_updated_once_from_the_sum_of_its_gradients() -> None:
 
 
 @pytest.mark.parametrize("tile", ["64KiB", 5000])
-def test_tiles_have_the_sums_of_the_whole(tile: str | int) -> None:
+def test_tiles_have_the_sums_of_the_whole(tile):
     """Tiles of a weight: none too large, together its bytes, its gradients' work and its update."""
     whole = zoo.mlp(state="adam")
     tiled = zoo.mlp(state="adam", tile=tile)
@@ -325,8 +313,12 @@ def test_tiles_have_the_sums_of_the_whole(tile: str | int) -> None:
         assert nodes[f"{name}.update"].inputs[:2] == (gradient, name)
 
 
-def test_tiles_of_a_table_add_its_rows_once() -> None:
-    """Looked-up rows are added to a table's gradient; its tiles do that between them."""
+def test_tiles_of_tables_norms_and_channels():
+    """Looked-up rows are added to a table's gradient; its tiles do that between them.
+
+    Tiles of a norm's weight come from its one backward node, with no more work. A row of 784
+    weights has 3136 B; tiles of 1 kB are single rows.
+    """
     added = []
     for tile in (None, "1MB"):
         graph = made("transformer", state="sgd", tile=tile)
@@ -342,28 +334,20 @@ def test_tiles_of_a_table_add_its_rows_once() -> None:
         )
         assert (len(nodes) > 1) == (tile is not None)
     assert added == [2 * 8 * 768 * 4] * 2
-
-
-def test_tiles_of_norms_share_their_sums() -> None:
-    """Tiles of a norm's weight come from its one backward node, with no more work."""
     whole, tiled = made("resnet8", state="sgd"), made("resnet8", state="sgd", tile=64)
     assert whole.flops == tiled.flops
     node = tiled.nodes[tiled.node_index["block3.bn1.backward"]]
     assert [tensor.bytes for tensor in node.outputs[1:]] == [64] * 8
-
-
-def test_a_channel_that_is_larger_than_a_tile_is_a_tile() -> None:
-    """A row of 784 weights has 3136 B; tiles of 1 kB are single rows."""
     held = parameters(zoo.mlp(state="sgd", tile="1kB"))
     assert [size for name, size in held.items() if name.startswith("fc1.weight")] == [3136] * 300
 
 
-def backward(graph: Graph) -> list[str]:
+def backward(graph):
     """Return the nodes of the backward pass."""
     return [node.name for node in graph.nodes if node.phase == "backward"]
 
 
-def test_frozen_step_is_the_forward_pass_and_the_loss() -> None:
+def test_frozen_step_is_the_forward_pass_and_the_loss():
     """Nothing is trained, so there is no gradient; batch norms use their running statistics."""
     graph = tiny(state="frozen")
     assert not backward(graph)
@@ -374,7 +358,7 @@ def test_frozen_step_is_the_forward_pass_and_the_loss() -> None:
 
 
 @pytest.mark.parametrize("train", ["last-1", "fc2", "fc2.*"])
-def test_last_layers_need_no_backward_below(train: str) -> None:
+def test_last_layers_need_no_backward_below(train):
     """Training the last layer computes no gradient of what comes before."""
     assert backward(tiny(state="sgd", train=train)) == [
         "loss.grad_input",
@@ -383,17 +367,30 @@ def test_last_layers_need_no_backward_below(train: str) -> None:
     ]
 
 
-def test_norm_belongs_to_the_layer_before_it() -> None:
-    """The last two layers of conv, norm, conv, norm, linear are the last conv and the linear."""
+def test_norm_belongs_to_the_layer_before_it():
+    """The last two layers of conv, norm, conv, norm, linear are the last conv and the linear.
+
+    With biases trained alone, no convolution's or norm's input is read by the backward pass.
+    """
     trained = replaced_by(made("resnet18-cifar", state="sgd", train="last-2"))
     assert set(trained) == {
         f"layer4.1.{name}"
         for name in ("conv2.weight", "bn2.weight", "bn2.bias", "bn2.running_mean",
                      "bn2.running_variance")
     } | {"fc.weight", "fc.bias"}  # fmt: skip
+    graph = made("resnet18-cifar", state="sgd", train="biases")
+    layers = {
+        graph.nodes[k].name
+        for i, tensor in enumerate(graph.tensors)
+        if graph.nodes[graph.node_of[i]].op == "conv2d"
+        for k in graph.users_of[graph.tensor_index[tensor.name]]
+        if graph.nodes[k].phase == "backward"
+    }
+    assert not layers
+    assert not any(name.endswith("grad_weight") for name in backward(graph))
 
 
-def chain(train: str, *, kind: str = "relu") -> Graph:
+def chain(train, *, kind="relu"):
     """Return four layers of 64 features on 32 rows, each with an activation, and a loss."""
     tape = Tape("chain", batch_size=32, state="sgd", train=train, in_place=True)
     x = tape.input("input", 32, 64)
@@ -404,7 +401,7 @@ def chain(train: str, *, kind: str = "relu") -> Graph:
 
 
 @pytest.mark.parametrize("kind", ["relu", "relu6"])
-def test_masks_stand_for_values_that_no_gradient_reads(kind: str) -> None:
+def test_masks_stand_for_values_that_no_gradient_reads(kind):
     """Where weights are trained, the next layer's gradient reads them; of biases none does."""
     assert not [node for node in chain("*.weight", kind=kind).nodes if node.op == "mask"]
     graph = chain("biases", kind=kind)
@@ -420,7 +417,7 @@ def test_masks_stand_for_values_that_no_gradient_reads(kind: str) -> None:
     assert "mask" not in {node.op for node in chain("biases", kind="tanh").nodes}
 
 
-def test_masks_take_what_arithmetic_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_take_what_arithmetic_says(monkeypatch):
     """Four results of 32 x 64 reals, N = 8 KiB, are kept for the backward pass, or masks of 256 B.
 
     With values, the peak is where the loss has arrived at them: all four, the gradient of the last
@@ -436,7 +433,7 @@ def test_masks_take_what_arithmetic_says(monkeypatch: pytest.MonkeyPatch) -> Non
     assert checkpoint_all_peak_bytes(masks) - state == 2 * 8192 + 256 + 3 * 256
 
 
-def test_dropout_keeps_a_bit_of_an_element() -> None:
+def test_dropout_keeps_a_bit_of_an_element():
     """Of 10 elements both directions read 2 B where a part is trained; where all is, 10 B."""
     for train, size in (("*.bias", 2), ("all", 10)):
         tape = Tape("dropped", batch_size=2, state="sgd", train=train)
@@ -446,20 +443,6 @@ def test_dropout_keeps_a_bit_of_an_element() -> None:
         assert nodes["drop.mask"].output_bytes == size
         assert nodes["drop"].inputs == ("fc", "drop.mask")
         assert nodes["drop.grad_input"].inputs[1:] == ("drop.mask",)
-
-
-def test_biases_alone_keep_no_inputs_of_layers() -> None:
-    """With biases trained alone, no convolution's or norm's input is read by the backward pass."""
-    graph = made("resnet18-cifar", state="sgd", train="biases")
-    layers = {
-        graph.nodes[k].name
-        for i, tensor in enumerate(graph.tensors)
-        if graph.nodes[graph.node_of[i]].op == "conv2d"
-        for k in graph.users_of[graph.tensor_index[tensor.name]]
-        if graph.nodes[k].phase == "backward"
-    }
-    assert not layers
-    assert not any(name.endswith("grad_weight") for name in backward(graph))
 
 
 @pytest.mark.parametrize(
@@ -479,7 +462,7 @@ def test_biases_alone_keep_no_inputs_of_layers() -> None:
         {"state": "sgd", "tile": "big"},
     ],
 )
-def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], told: Told) -> None:
+def test_options_that_do_not_go_together_are_refused(options, told):
     """Each is refused in a sentence that says what would be accepted."""
     with told.raises(InputError):
         tiny(**options)

@@ -1,55 +1,46 @@
 """PyTorch as a witness: same FLOP in products and convolutions, same tensors kept for backward."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+import torch
+from torch.utils import flop_counter
 
 from poetmodel.graph import zoo
 
-torch = pytest.importorskip("torch")
 nn = torch.nn
-flop_counter = pytest.importorskip("torch.utils.flop_counter")
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from poetmodel.graph.structure import Graph
-
-pytestmark = pytest.mark.torch
-
-BATCH: Final = 2
+BATCH = 2
 
 
 class Apply(nn.Module):  # type: ignore[misc,name-defined]
     """A module that applies a function."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function):
         super().__init__()
         self.function = function
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         """Apply it."""
         return self.function(x)
 
 
-def conv_bn(inner: int, outer: int, kernel: int, stride: int = 1, groups: int = 1) -> list[Any]:
+def conv_bn(inner, outer, kernel, stride=1, groups=1):
     """Return a convolution that keeps the size over the stride, and its batch norm."""
     conv = nn.Conv2d(inner, outer, kernel, stride, kernel // 2, groups=groups, bias=False)
     return [conv, nn.BatchNorm2d(outer)]
 
 
-def mlp() -> Any:
+def mlp():
     """Return the zoo's perceptron."""
     hidden = [nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU()]
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(100, 10))
 
 
-def vgg() -> Any:
+def vgg():
     """Return VGG-16 with one pixel left, no dropout."""
-    layers: list[Any] = []
+    layers = []
     inner = 3
     for channels, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for _ in range(count):
@@ -63,17 +54,17 @@ def vgg() -> Any:
 class Residual(nn.Module):  # type: ignore[misc,name-defined]
     """A body and a shortcut, added."""
 
-    def __init__(self, body: list[Any], shortcut: list[Any], after: Any) -> None:
+    def __init__(self, body, shortcut, after):
         super().__init__()
         self.body, self.shortcut = nn.Sequential(*body), nn.Sequential(*shortcut)
         self.after = after
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         """Add both."""
         return self.after(self.body(x) + self.shortcut(x))
 
 
-def resnet(*, bottleneck: bool, small: bool, depths: tuple[int, ...]) -> Any:
+def resnet(*, bottleneck, small, depths):
     """Return a residual network; a small one has a stem that keeps the size."""
     layers = [*conv_bn(3, 64, *((3, 1) if small else (7, 2))), nn.ReLU()]
     if not small:
@@ -94,7 +85,7 @@ def resnet(*, bottleneck: bool, small: bool, depths: tuple[int, ...]) -> Any:
     return nn.Sequential(*layers, Apply(lambda x: x.mean((2, 3))), nn.Linear(inner, 10))
 
 
-def mobilenet(*channels: int) -> Any:
+def mobilenet(*channels):
     """Return MobileNetV2 without dropout, with the channels of the first layer and the stages.
 
     ReLU stands for ReLU6, whose backward in PyTorch reads the input; the zoo's reads the result.
@@ -115,7 +106,7 @@ def mobilenet(*channels: int) -> Any:
     return nn.Sequential(*layers, nn.Linear(1280, 10))
 
 
-def separable(inner: int, outer: int, stride: int) -> list[Any]:
+def separable(inner, outer, stride):
     """Return a depthwise separable convolution with biases, norms and ReLUs."""
     return [
         nn.Conv2d(inner, inner, 3, stride, 1, groups=inner),
@@ -127,9 +118,9 @@ def separable(inner: int, outer: int, stride: int) -> list[Any]:
     ]
 
 
-def resnet8() -> Any:
+def resnet8():
     """Return ResNet-8 of MLPerf Tiny."""
-    layers: list[Any] = [nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16), nn.ReLU()]
+    layers = [nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16), nn.ReLU()]
     inner = 16
     for outer, stride in ((16, 1), (32, 2), (64, 2)):
         body = [nn.Conv2d(inner, outer, 3, stride, 1), nn.BatchNorm2d(outer), nn.ReLU()]
@@ -140,9 +131,9 @@ def resnet8() -> Any:
     return nn.Sequential(*layers, Apply(lambda x: x.mean((2, 3))), nn.Linear(64, 10))
 
 
-def mobilenet_vww() -> Any:
+def mobilenet_vww():
     """Return the quarter of MobileNet of MLPerf Tiny."""
-    layers: list[Any] = [nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU()]
+    layers = [nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU()]
     blocks = ((16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2), *((128, 1),) * 5)
     inner = 8
     for outer, stride in (*blocks, (256, 2), (256, 1)):
@@ -151,18 +142,18 @@ def mobilenet_vww() -> Any:
     return nn.Sequential(*layers, Apply(lambda x: x.mean((2, 3))), nn.Linear(256, 2))
 
 
-def ds_cnn() -> Any:
+def ds_cnn():
     """Return DS-CNN of MLPerf Tiny without dropout; padding as Keras has it."""
     padding = nn.ZeroPad2d((1, 1, 4, 5))
-    layers: list[Any] = [padding, nn.Conv2d(1, 64, (10, 4), 2), nn.BatchNorm2d(64), nn.ReLU()]
+    layers = [padding, nn.Conv2d(1, 64, (10, 4), 2), nn.BatchNorm2d(64), nn.ReLU()]
     for _ in range(4):
         layers += separable(64, 64, 1)
     return nn.Sequential(*layers, Apply(lambda x: x.mean((2, 3))), nn.Linear(64, 12))
 
 
-def autoencoder() -> Any:
+def autoencoder():
     """Return the autoencoder of MLPerf Tiny."""
-    layers: list[Any] = []
+    layers = []
     inner = 640
     for outer in (128, 128, 128, 128, 8, 128, 128, 128, 128):
         layers += [nn.Linear(inner, outer), nn.BatchNorm1d(outer), nn.ReLU()]
@@ -173,14 +164,14 @@ def autoencoder() -> Any:
 class Attention(nn.Module):  # type: ignore[misc,name-defined]
     """Multi-head self-attention, written out."""
 
-    def __init__(self, hidden: int, heads: int) -> None:
+    def __init__(self, hidden, heads):
         super().__init__()
         self.heads = heads
         self.query, self.key, self.value, self.output = (
             nn.Linear(hidden, hidden) for _ in range(4)
         )
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         """Attend."""
         batch, length, hidden = x.shape
         query, key, value = (
@@ -194,11 +185,11 @@ class Attention(nn.Module):  # type: ignore[misc,name-defined]
 class Encoder(nn.Module):  # type: ignore[misc,name-defined]
     """The zoo's transformer: embeddings, blocks, pooler and classifier."""
 
-    def __init__(self, seq_len: int, blocks: int, hidden: int, heads: int, inner: int) -> None:
+    def __init__(self, seq_len, blocks, hidden, heads, inner):
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(rows, hidden) for rows in (50, seq_len, 2))
         self.norm = nn.LayerNorm(hidden)
-        layers: list[Any] = []
+        layers = []
         for _ in range(blocks):
             feedforward = [nn.Linear(hidden, inner), nn.GELU(), nn.Linear(inner, hidden)]
             for body in ([Attention(hidden, heads)], feedforward):
@@ -206,7 +197,7 @@ class Encoder(nn.Module):  # type: ignore[misc,name-defined]
         self.blocks = nn.Sequential(*layers)
         self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 2))
 
-    def forward(self, ids: Any) -> Any:
+    def forward(self, ids):
         """Classify; the first row is copied, as the zoo does."""
         token, position, kind = self.tables
         x = (
@@ -217,15 +208,15 @@ class Encoder(nn.Module):  # type: ignore[misc,name-defined]
         return self.head(self.blocks(self.norm(x))[:, 0].clone())
 
 
-SMALL_ENCODER: Final = {"seq_len": 6, "blocks": 2, "hidden": 12, "heads": 3}
+SMALL_ENCODER = {"seq_len": 6, "blocks": 2, "hidden": 12, "heads": 3}
 
 
-def images(side: int, channels: int = 3) -> Any:
+def images(side, channels=3):
     """Return a batch of images."""
     return torch.randn(BATCH, channels, side, side)
 
 
-CASES: Final[dict[str, Callable[..., tuple[Graph, Any, Any]]]] = {
+CASES = {
     "mlp": lambda **options: (
         zoo.mlp(image_size=8, batch_size=BATCH, **options),
         mlp(),
@@ -282,7 +273,7 @@ CASES: Final[dict[str, Callable[..., tuple[Graph, Any, Any]]]] = {
 }
 
 
-def step(model: Any, x: Any) -> None:
+def step(model, x):
     """Run one forward and backward pass."""
     y = model(x)
     if y.shape == x.shape:
@@ -292,13 +283,13 @@ def step(model: Any, x: Any) -> None:
     nn.functional.cross_entropy(y, labels).backward()
 
 
-def counted(graph: Graph) -> Counter[str]:
+def counted(graph):
     """Return the FLOP of a graph's products as PyTorch would count them.
 
     It counts no bias, and in the weight gradient of a grouped convolution all pairs of channels,
     although only those within a group are computed.
     """
-    flops: Counter[str] = Counter()
+    flops = Counter()
     sizes = {tensor.name: tensor.bytes // 4 for tensor in graph.tensors}
     weights = {node.name: node for node in graph.nodes if node.phase == "forward"}
     for node in graph.nodes:
@@ -316,21 +307,21 @@ def counted(graph: Graph) -> Counter[str]:
     return flops
 
 
-def depthwise_groups(graph: Graph, name: str) -> int:
+def depthwise_groups(graph, name):
     """Return the channels of a depthwise convolution: its batch norm has a mean for each."""
     statistics = graph.tensor_index[name.removesuffix(".grad_weight") + ".bn.mean"]
     return graph.tensor_bytes[statistics] // 4
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_flops_are_those_that_torch_counts(name: str) -> None:
+def test_flops_are_those_that_torch_counts(name):
     """Forward and backward FLOP of convolutions and matrix products agree exactly."""
     with torch.device("meta"):  # shapes only: nothing is computed
         graph, model, x = CASES[name]()
     assert sum(parameter.numel() for parameter in model.parameters()) == graph.parameters
     with flop_counter.FlopCounterMode(display=False) as counter:
         step(model, x)
-    theirs: Counter[str] = Counter()
+    theirs = Counter()
     for op, flops in counter.get_flop_counts()["Global"].items():
         theirs["convolution" if "conv" in str(op) else "product"] += flops
     assert counted(graph) == theirs
@@ -339,7 +330,7 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["mlp", "resnet18-cifar", "mobilenetv2", "transformer", "resnet8", "autoencoder"]
 )
-def test_saved_tensors_are_those_that_torch_saves(name: str) -> None:
+def test_saved_tensors_are_those_that_torch_saves(name):
     """What the backward pass reads of the forward pass is, size by size, what autograd keeps.
 
     Weights and integers (labels, ids) are left out, and a tensor and its views are one. Models
@@ -348,9 +339,9 @@ def test_saved_tensors_are_those_that_torch_saves(name: str) -> None:
     graph, model, x = CASES[name]()
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     own |= {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
-    kept: dict[int, Any] = {}
+    kept = {}
 
-    def keep(tensor: Any) -> Any:
+    def keep(tensor):
         place = tensor.untyped_storage().data_ptr()
         if place not in own and tensor.is_floating_point() and tensor.dim():
             kept[place] = tensor.untyped_storage()
@@ -371,11 +362,11 @@ def test_saved_tensors_are_those_that_torch_saves(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_state_is_that_of_the_module(name: str) -> None:
+def test_state_is_that_of_the_module(name):
     """Parameters and running statistics are, size by size, what the module has to keep."""
     with torch.device("meta"):
         graph, model, _ = CASES[name](state="sgd")
-    held: dict[str, Counter[int]] = {"parameter": Counter(), "running_statistic": Counter()}
+    held = {"parameter": Counter(), "running_statistic": Counter()}
     for node in graph.nodes:
         if node.phase == "state":
             held[node.op][node.output_bytes] += 1

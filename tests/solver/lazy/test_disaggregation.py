@@ -1,45 +1,30 @@
 """From decisions per group to a schedule: by hand, and its loads against the verifier's walk."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-import numpy as np
 import pytest
 
 from kit.instances import random_graph, random_schedule, scarce_problem, seeded
-from kit.relaxation import CLOSE, broken, placed, ram_limit, random_rows, relaxation_of, solved
-from kit.worked import comb_graph, in_time_problem, skip_graph
-from poetmodel.backends.protocol import Limits
-from poetmodel.backends.registry import backend
-from poetmodel.graph import Graph, operation
+from kit.relaxation import (
+    CLOSE,
+    broken,
+    placed,
+    ram_limit,
+    random_rows,
+    relaxation_of,
+    solved,
+    whole_points,
+)
+from kit.rotation import parts
+from kit.worked import comb_graph, in_time_problem, skip_graph, written
 from poetmodel.model.aggregated import Grouping
-from poetmodel.model.events import Events, recomputable_nodes
+from poetmodel.model.events import Events
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.schedule import Schedule, checkpoint_all, simulate
-from poetmodel.solver.lazy.disaggregation import (
-    Disaggregation,
-    GroupDecisions,
-    disaggregate,
-)
-from poetmodel.solver.lazy.relaxation import Relaxation
-from poetmodel.solver.outcome import verify_schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from poetmodel.problem import Problem
+from poetmodel.schedule import checkpoint_all, simulate
+from poetmodel.solver.lazy.disaggregation import Disaggregation, GroupDecisions, disaggregate
+from poetmodel.solver.outcome import as_candidate
 
 
-def decided(
-    kept: set[tuple[int, int]] | None = None,
-    recomputed: set[tuple[int, int]] | None = None,
-    paged_in: set[tuple[int, int]] | None = None,
-) -> GroupDecisions:
+def decided(kept=None, recomputed=None, paged_in=None):
     """Return decisions."""
     return GroupDecisions(
         kept=frozenset(kept or ()),
@@ -48,7 +33,7 @@ def decided(
     )
 
 
-def comb_events(grouping: Grouping, events: dict[int, tuple[int, ...]]) -> Events:
+def comb_events(grouping, events):
     """Return events of the comb of three teeth: those given, else none."""
     return Events(
         group_of=grouping.group_of,
@@ -69,36 +54,38 @@ GROUPS = Grouping(6, frozenset({2}))
 EVENTS = comb_events(GROUPS, {0: (1,), 1: (1,), 2: (1,)})
 
 
-def test_what_stays_in_its_group_is_held_from_its_step_to_its_last_reader() -> None:
-    """One group, no decision: every tensor to its last reader, as keep-all has it."""
+def test_what_stays_in_its_group_is_held_from_its_step_to_its_last_reader():
+    """One group, no decision: as keep-all has it, and with the loads of a span in each stage."""
     grouping = Grouping(6)
     placement = disaggregate(COMB, grouping, comb_events(grouping, {}), decided())
     assert placement.schedule() == checkpoint_all(COMB)
     assert placement.stage_loads() == [4, 8, 12, 13, 10, 6]
+    placement = placement_of(COMB, checkpoint_all(COMB))
+    whole = disaggregate(COMB, Grouping(6), comb_events(Grouping(6), {}), decided())
+    assert len(whole.spans) < len(placement.spans)
+    assert whole.stage_loads() == placement.stage_loads()
 
 
-def test_a_recomputation_happens_at_its_first_reader() -> None:
-    """`f0`, not kept into stages 3-5 and made again there, is made in stage 5, its only reader."""
+def test_what_comes_back_does_so_at_its_first_reader():
+    """`f0`, not kept into stages 3-5, is made again or paged in for stage 5, its only reader.
+
+    It is paged out right after the first computation; storage holds it from then on.
+    """
     placement = disaggregate(COMB, GROUPS, EVENTS, decided({(1, 0), (2, 0)}, {(1, 0)}))
     assert placement.recomputed == [(5, 0)]
     assert sorted(placement.spans) == [(0, 1, 1), (1, 2, 4), (2, 3, 3), (3, 4, 4), (4, 5, 5)]
     assert violations_of(placement) == ()
     assert placement.stage_loads() == [4, 8, 8, 9, 6, 6]
     assert list(placement.step_loads()) == [(5, 0, 5)]  # beside g1
-
-
-def test_a_page_in_happens_at_its_first_reader() -> None:
-    """And pages out right after the first computation; storage holds it from then on."""
     placement = disaggregate(COMB, GROUPS, EVENTS, decided({(1, 0), (2, 0)}, None, {(1, 0)}))
     assert placement.paged_in == [(5, 0)]
     schedule = placement.schedule()
-    assert schedule.M_in == ((5, 0),)
-    assert schedule.M_out == ((0, 0),)
+    assert (schedule.M_in, schedule.M_out) == (((5, 0),), ((0, 0),))
     assert tuple((t, 0) for t in range(1, 6)) == schedule.S_AUX
     assert violations_of(placement) == ()
 
 
-def test_samples_on_storage_need_no_page_out() -> None:
+def test_samples_on_storage_need_no_page_out():
     """A tensor that lies on storage from the start is paged in as it is."""
     graph = skip_graph(on_aux=True)
     grouping = Grouping(4, frozenset({2}))
@@ -115,19 +102,12 @@ def test_samples_on_storage_need_no_page_out() -> None:
     assert simulate(graph, None, schedule).valid
 
 
-def test_copies_count_while_a_step_makes_a_new_one() -> None:
+def test_copies_count_while_a_step_makes_a_new_one():
     """Stage 2 holds `a` already, pages `b` in and makes both again, for nothing.
 
     Step 0: `a` twice. Step 1: `a` for `b` and `c`, `b` paged in and made, its workspace.
     """
-    graph = Graph(
-        name="copies",
-        nodes=(
-            operation("a", output_bytes=3),
-            operation("b", output_bytes=5, inputs=("a",), workspace_bytes=7),
-            operation("c", output_bytes=1, inputs=("a", "b")),
-        ),
-    )
+    graph = written("a 3", "b 5+7 a", "c 1 a b")
     placement = Disaggregation(
         graph, spans=[(0, 1, 2)], recomputed=[(2, 0), (2, 1)], paged_in=[(2, 1)]
     )
@@ -135,33 +115,29 @@ def test_copies_count_while_a_step_makes_a_new_one() -> None:
     curve = {
         (p.stage, p.node): p.ram_bytes for p in simulate(graph, None, placement.schedule()).curve
     }
-    assert curve[2, 0] == 6
-    assert curve[2, 1] == 20
+    assert (curve[2, 0], curve[2, 1]) == (6, 20)
 
 
-def test_readers_of_state_are_recomputed_before_replacement() -> None:
+def test_readers_of_state_are_recomputed_before_replacement():
     """And stays to its reader, in the same group."""
     problem = in_time_problem()
     relaxation = relaxation_of(problem, Grouping(6, frozenset({3})))
     raw = solved(relaxation)
-    assert raw.x is not None
     placement = placed(relaxation, raw.x)
     assert placement.recomputed == [(4, 2)]
     assert (2, 5, 5) in placement.spans
-    checked = verify_schedule(problem, placement.schedule())
+    checked = as_candidate(problem, placement.schedule())
     assert not checked.violations
     assert checked.value == pytest.approx(1.0)
 
 
-def violations_of(placement: Disaggregation) -> tuple[str, ...]:
+def violations_of(placement):
     """Return what breaks the rules of execution."""
     return simulate(placement.graph, None, placement.schedule()).violations
 
 
 # -- loads against the verifier's walk -----------------------------------------------------------
-
-
-def placement_of(graph: Graph, schedule: Schedule) -> Disaggregation:
+def placement_of(graph, schedule):
     """Return a schedule's decisions as a placement, one span for each entry of ``S_RAM``."""
     return Disaggregation(
         graph,
@@ -171,7 +147,7 @@ def placement_of(graph: Graph, schedule: Schedule) -> Disaggregation:
     )
 
 
-def check_loads(placement: Disaggregation) -> int:
+def check_loads(placement):
     """Compare every load of a placement with the RAM that the verifier finds; return how many."""
     simulation = simulate(placement.graph, None, placement.schedule())
     assert simulation.valid, simulation.violations
@@ -184,7 +160,7 @@ def check_loads(placement: Disaggregation) -> int:
     return len(loads)
 
 
-def test_loads_are_what_the_verifier_finds() -> None:
+def test_loads_are_what_the_verifier_finds():
     """At each step of 300 random schedules, wasteful ones, with copies made for nothing."""
     steps = 0
     for number in range(300):
@@ -194,71 +170,38 @@ def test_loads_are_what_the_verifier_finds() -> None:
     assert steps > 1800
 
 
-def test_joined_spans_have_the_same_loads() -> None:
-    """One span over several stages stands for one in each."""
-    placement = placement_of(COMB, checkpoint_all(COMB))
-    whole = disaggregate(COMB, Grouping(6), comb_events(Grouping(6), {}), decided())
-    assert len(whole.spans) < len(placement.spans)
-    assert whole.stage_loads() == placement.stage_loads()
-
-
 # -- whatever is decided -------------------------------------------------------------------------
-
-
-def points(count: int, kind: str) -> Iterator[tuple[str, Relaxation, NDArray[np.float64]]]:
+def points(numbers):
     """Yield random relaxations with a random 0/1 point each: best for a random objective."""
-    for number in range(count):
-        seed = f"placement-{kind}/{number}"
+    for number in numbers:
+        seed = f"placement-random/{number}"
         problem = scarce_problem(seed, (4, 9))
-        if obstacle(problem) is not None:
-            continue
-        rng = seeded(f"point of {seed}")
-        rows = random_rows(rng, problem, rng.choice((0.2, 0.4, 0.7)))
-        again = recomputable_nodes(problem)
-        relaxation = Relaxation.build(problem, rows, again, restoring=bool(number % 2))
-        form = relaxation.form
-        objective = np.array([rng.uniform(-0.3, 1.0) for _ in range(form.n_columns)])
-        if problem.minimize == Quantity.RAM:  # rows say something only where the peak is sought
-            objective[relaxation.peak] = 100.0
-        form = replace(form, objective=objective)
-        raw = backend("highs").solve(form, Limits(rel_gap=0.0))
-        if raw.x is not None:
-            yield seed, relaxation, raw.x
+        if obstacle(problem) is None:
+            rng = seeded(f"point of {seed}")
+            rows = random_rows(rng, problem, rng.choice((0.2, 0.4, 0.7)))
+            relaxation = relaxation_of(problem, rows, restoring=bool(number % 2))
+            for x in whole_points(rng, relaxation, 1):
+                yield seed, relaxation, x
 
 
-def cost_of(problem: Problem, relaxation: Relaxation, x: NDArray[np.float64]) -> float:
-    """Return what a point costs, in the unit of the minimized quantity."""
-    assert problem.minimize != Quantity.RAM
-    return float(relaxation.form.objective @ x) * relaxation.unit
-
-
-def check_points(count: int, kind: str) -> int:
-    """Check what every placed point promises; return how many had a recomputation or page-in."""
+@parts(49)
+def test_a_placed_point_keeps_rules_limits_and_enforced_rows(part):
+    """Of 0/1 points, however wasteful: at no more cost, and short of RAM at other rows at most."""
     busy = 0
-    for seed, relaxation, x in points(count, kind):
+    for seed, relaxation, x in points(part.of(range(1960))):
         problem, grouping = relaxation.problem, relaxation.grouping
         placement = placed(relaxation, x)
         check_loads(placement)
         stages, steps = broken(placement, ram_limit(relaxation, x))
         assert not set(stages) & grouping.stage_rows, seed
         assert not set(steps) & grouping.step_rows, seed
-        candidate = verify_schedule(problem, placement.schedule())
+        candidate = as_candidate(problem, placement.schedule())
         if stages or steps:
             assert all("peak RAM" in violation for violation in candidate.violations), seed
         else:
             assert candidate.violations == (), seed
         if problem.minimize != Quantity.RAM:
-            assert candidate.value <= cost_of(problem, relaxation, x) + CLOSE, seed
+            cost = float(relaxation.form.objective @ x) * relaxation.unit
+            assert candidate.value <= cost + CLOSE, seed
         busy += bool(placement.recomputed or placement.paged_in)
-    return busy
-
-
-def test_a_placed_point_keeps_rules_limits_and_enforced_rows() -> None:
-    """Of 0/1 points, however wasteful: at no more cost, and short of RAM at other rows at most."""
-    assert check_points(40, "random") > 13
-
-
-@pytest.mark.seeds
-def test_more_placed_points_keep_rules_limits_and_enforced_rows() -> None:
-    """The same on 2,000 instances, the quick ones among them."""
-    assert check_points(2000, "random") > 700
+    assert busy > part.share(400)

@@ -1,15 +1,11 @@
 """The linear phase: rounds of cuts on one relaxation, and which rows are worth enforcing."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
 from kit.instances import random_instances, scarce_problem, seeded
 from kit.relaxation import CLOSE, no_rows, random_rows, relaxation_of, run_rounds, solved
-from kit.rotation import Part, parts
+from kit.rotation import parts
 from kit.worked import comb_graph, comb_problem, even_costs, skip_problem
 from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError
@@ -25,26 +21,18 @@ from poetmodel.solver.lazy.linear import add_cuts, add_rows, stage_loads
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.request import Request
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from poetmodel.backends.protocol import Basis, RawSolution
-    from poetmodel.backends.standard_form import StandardForm
-
-
-def session_of(problem: Problem, params: LazyParams | None = None, **choices: object) -> Session:
+def session_of(problem, params=None, **choices):
     """Begin a solve without a start."""
     request = Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices})
     return Session(problem, request, params=params or LazyParams())
 
 
-def test_cuts_raise_the_bound_of_the_session() -> None:
-    """The last value is above that of the first linear relaxation, and below the integer one."""
+def test_cuts_and_rows_raise_the_bound_of_the_session():
+    """Above the first linear relaxation, below the integer one; from no row at all there is one."""
     session = session_of(comb_problem(8, 10))
     relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
     first = session.solve(relaxation.form.relaxed())
-    assert first is not None
-    assert first.objective is not None
     answer = add_cuts(session, relaxation)
     assert answer.x is not None
     assert not answer.infeasible
@@ -53,23 +41,26 @@ def test_cuts_raise_the_bound_of_the_session() -> None:
     assert relaxation.cuts
     relaxation.cuts, kept = [], relaxation.cuts
     whole = solved(relaxation)
-    assert whole.objective is not None
     assert answer.value <= whole.objective + CLOSE
     relaxation.cuts = kept
     assert solved(relaxation).objective == pytest.approx(whole.objective)
+    session = session_of(comb_problem(8, 9))
+    relaxation, answer = add_rows(session, Grouping(16))
+    assert relaxation.grouping.stage_rows
+    assert not relaxation.grouping.step_rows
+    assert answer.value > 0
+    assert session.bounds.lower >= answer.value * relaxation.unit - CLOSE
 
 
-def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
     """That changes no value: each is that of the same relaxation solved from nothing."""
     session = session_of(comb_problem(8, 10))
     solve = session.solve
-    begun: list[Basis | None] = []
+    begun = []
 
-    def compared(_: Session, form: StandardForm, basis: Basis | None = None) -> RawSolution | None:
+    def compared(_, form, basis=None):
         begun.append(basis)
         raw, anew = solve(form, basis=basis), solve(form)
-        assert raw is not None
-        assert anew is not None
         assert raw.objective == pytest.approx(anew.objective)
         return raw
 
@@ -79,23 +70,18 @@ def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch: pytest.MonkeyPatc
     assert len(begun) > 2
     assert begun[0] is None
     for basis in begun[1:]:
-        assert basis is not None
         assert len(basis.columns) == relaxation.form.n_columns
         assert len(basis.rows) > relaxation.form.n_rows
 
 
-def test_a_linear_relaxation_without_a_point_proves_infeasibility() -> None:
-    """The skip connection in 14 bytes, without any way to have `a` again."""
+def test_a_linear_relaxation_without_a_point_proves_infeasibility():
+    """The skip connection in 14 bytes without a way to have `a` again; without time, no answer."""
     session = session_of(skip_problem(recompute=False, paging=False, ram=14))
     answer = add_cuts(session, session.build(Grouping(4, frozenset({2}))))
     assert answer.infeasible
     assert answer.x is None
     _, answer = add_rows(session, Grouping(4))
     assert answer.infeasible
-
-
-def test_without_time_there_is_no_answer() -> None:
-    """Neither a point nor a proof."""
     problem = comb_problem(8, 9)
     relaxation = session_of(problem).build(Grouping(16))
     session = session_of(problem, time_limit_s=1e-9)
@@ -105,18 +91,8 @@ def test_without_time_there_is_no_answer() -> None:
     assert session.stopped == Termination.TIME_LIMIT
 
 
-def test_rows_that_linear_answers_break_are_found() -> None:
-    """From no row at all it comes to rows that give a bound."""
-    session = session_of(comb_problem(8, 9))
-    relaxation, answer = add_rows(session, Grouping(16))
-    assert relaxation.grouping.stage_rows
-    assert not relaxation.grouping.step_rows
-    assert answer.value > 0
-    assert session.bounds.lower >= answer.value * relaxation.unit - CLOSE
-
-
 @parts(2)
-def test_bounds_of_the_linear_phase_hold(part: Part) -> None:
+def test_bounds_of_the_linear_phase_hold(part):
     """On random problems, from whatever rows, it is never above what bare rounds come to."""
     raised = 0
     for number in part.of(range(25)):
@@ -139,19 +115,16 @@ def test_bounds_of_the_linear_phase_hold(part: Part) -> None:
 @pytest.mark.parametrize(
     "what", ["build", "taken over", "restated", "rounded", "interval", "recompute", "disaggregated"]
 )
-def test_every_part_of_a_round_ends_with_the_time_limit(
-    what: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
     """Whatever Python does between two calls of the solver looks at the clock, and logs nothing."""
     session = session_of(comb_problem(8, 10))
     session.restoring = True
     relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
     raw = session.solve(relaxation.form.relaxed())
-    assert raw is not None
     assert raw.x is not None
     x = raw.x
     relaxation.cuts = relaxation.separate(x, 1e-3)
-    parts: dict[str, Callable[[], object]] = {
+    parts = {
         "build": lambda: session.build(relaxation.grouping),
         "taken over": lambda: relaxation.take_over(relaxation),
         "restated": lambda: RecomputeMemorySeparator(relaxation, 400),
@@ -167,9 +140,7 @@ def test_every_part_of_a_round_ends_with_the_time_limit(
 
 
 # -- fractional answers on stages ----------------------------------------------------------------
-
-
-def test_keeping_everything_asks_for_what_checkpoint_all_does() -> None:
+def test_keeping_everything_asks_for_what_checkpoint_all_does():
     """Whatever the groups: every tensor is kept to its last use, and loads are the same bytes."""
     for number, problem in enumerate(random_instances(80, (1, 12), seed=51, recompute=False)):
         relaxation = relaxation_of(problem, random_rows(seeded(f"all/{number}"), problem))
@@ -179,21 +150,18 @@ def test_keeping_everything_asks_for_what_checkpoint_all_does() -> None:
         assert stage_loads(relaxation, x).tolist() == pytest.approx(expected), number
 
 
-def test_half_a_tensor_asks_for_half_its_bytes() -> None:
-    """Of `a` (4 B), kept over row 2 by halves and had again by halves in stage 3, half crosses."""
+def test_loads_of_stages_by_hand():
+    """Of `a` (4 B), kept over row 2 by halves and had again by halves in stage 3, half crosses.
+
+    `f1` of the comb, made again in the group of stages 4-5, is there for `g1` in 4, `f0` for `g0`
+    in 5. f0 f1 f2 have 4 B each and g2 g1 g0 1 B each.
+    """
     relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
     x = np.zeros(relaxation.form.n_columns)
     for share, crossing in ((0.0, 11), (0.5, 13), (1.0, 15)):
         x[relaxation.kept[0, 0]] = share
         x[relaxation.recomputed[1, 0]] = 1 - share
         assert stage_loads(relaxation, x).tolist() == [4, 10, crossing, 12]
-
-
-def test_what_a_group_brings_back_is_there_from_its_first_reader_on() -> None:
-    """`f1`, made again in the group of stages 4-5, is there for `g1` in 4, `f0` for `g0` in 5.
-
-    In the comb of three teeth f0 f1 f2 have 4 B each and g2 g1 g0 1 B each.
-    """
     graph = comb_graph(3)
     problem = Problem(graph, even_costs(graph, page_in=None, page_out=None), ram=9)
     relaxation = relaxation_of(problem, Grouping(6, frozenset({3})))

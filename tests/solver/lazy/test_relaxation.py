@@ -1,42 +1,40 @@
 """The compiled relaxations: their bounds, the points of schedules, cuts as rows."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
 import numpy as np
 import pytest
 
 from kit.instances import random_instances, random_schedule, scarce_problem, seeded
 from kit.oracle import optimum
-from kit.relaxation import CLOSE, groupings_between, no_rows, random_rows, relaxation_of, solved
-from kit.rotation import Part, parts
+from kit.relaxation import (
+    CLOSE,
+    groupings_between,
+    least,
+    random_rows,
+    relaxation_of,
+    solved,
+)
+from kit.rotation import parts
 from kit.worked import comb_graph, even_costs, skip_problem
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.aggregated import Grouping
-from poetmodel.model.events import recomputable_nodes
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver.lazy.cuts import Cut
 from poetmodel.solver.lazy.cuts.interval import IntervalOrigin
 from poetmodel.solver.lazy.disaggregation import ROUNDING
-from poetmodel.solver.lazy.relaxation import Relaxation
-from poetmodel.solver.outcome import verify_schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from poetmodel.backends.standard_form import StandardForm
+from poetmodel.solver.outcome import as_candidate
 
 ORIGIN = IntervalOrigin(
     first_stage=0, last_stage=1, reader=1, again=False, chain=(), ends_in_recomputation=False
 )
 
 
-def feasible(count: int, seed: str, n: tuple[int, int] = (3, 5)) -> Iterator[tuple[Problem, float]]:
+def feasible(count, seed, n=(3, 5)):
     """Yield tight random problems that have a schedule, with their least value."""
     for number in range(count):
         problem = scarce_problem(f"{seed}/{number}", n)
@@ -45,87 +43,44 @@ def feasible(count: int, seed: str, n: tuple[int, int] = (3, 5)) -> Iterator[tup
             yield problem, best.value - problem.objective.baseline
 
 
-def comb_problem(**limits: Any) -> Problem:
+def comb_problem(**limits):
     """State the problem of a comb of three teeth without paging."""
     graph = comb_graph(3)
     return Problem(graph, even_costs(graph, page_in=None, page_out=None), ram=9, **limits)
 
 
-def least(form: StandardForm) -> float | None:
-    """Return the optimum of a form, None where it has no point."""
-    raw = backend("highs").solve(form, Limits(rel_gap=0.0))
-    assert raw.x is not None or raw.infeasible
-    return raw.objective
-
-
 # -- bounds ------------------------------------------------------------------------------------
-
-
 @parts(3)
-def test_every_relaxation_bounds_the_problem(part: Part) -> None:
-    """Whatever rows are enforced, the optimum of a relaxation is never above the problem's."""
-    count, below = 0, 0
-    for number, (problem, value) in part.of(enumerate(feasible(80, "relaxation-11"))):
-        for grouping in groupings_between(problem, seeded(f"bounds/{number}"), 3):
-            relaxation = relaxation_of(problem, grouping)
-            found = least(relaxation.form)
-            assert found is not None, number
-            assert found * relaxation.unit <= value + CLOSE, (number, grouping)
-            count += 1
-            below += found * relaxation.unit < value - CLOSE
-    assert count > part.share(200)
-    assert below > part.share(8)  # the test would be idle if every relaxation were the problem
-
-
-@parts(3)
-def test_more_rows_never_lower_the_bound(part: Part) -> None:
+def test_more_rows_never_lower_the_bound(part):
     """The optimum grows with the rows that are enforced, and with all of them is the problem's."""
     for number, (problem, value) in part.of(enumerate(feasible(30, "relaxation-12"))):
         before = 0.0
         for grouping in groupings_between(problem, seeded(f"more/{number}"), 4):
             relaxation = relaxation_of(problem, grouping)
             found = least(relaxation.form)
-            assert found is not None
             assert found * relaxation.unit >= before - CLOSE, (number, grouping)
             before = found * relaxation.unit
         n = len(problem.graph.nodes)
         steps = frozenset((t, k) for t in range(n) for k in range(t))
         whole = relaxation_of(problem, Grouping(n, frozenset(range(n)), steps))
         found = least(whole.form)
-        assert found is not None
         assert found * whole.unit == pytest.approx(value, abs=CLOSE), number
 
 
-def test_linear_relaxations_are_below_integer_ones() -> None:
-    """Dropping integrality never raises the optimum."""
-    for number, (problem, _) in enumerate(feasible(60, "relaxation-13")):
-        form = relaxation_of(problem, random_rows(seeded(f"linear/{number}"), problem)).form
-        whole, linear = least(form), least(form.relaxed())
-        assert whole is not None
-        assert linear is not None
-        assert linear <= whole + CLOSE
-
-
-def test_without_rows_nothing_is_decided() -> None:
-    """With all stages in one group there is nothing to pay for, and no decision."""
-    relaxation = relaxation_of(skip_problem(), Grouping(4))
-    assert relaxation.form.n_columns == 0
-    assert (relaxation.kept, relaxation.recomputed, relaxation.paged_in) == ({}, {}, {})
-
-
-def test_one_row_is_stated_by_hand() -> None:
-    """The row of `c` in the worked example: `a` must not cross it, as 4 + 6 + 5 exceed 13 bytes.
+def test_rows_are_stated_by_hand():
+    """Without any, nothing is decided. With that of `c`, `a` must not cross it: 4 + 6 + 5 > 13 B.
 
     Groups are stages 0-2 and 3. `b` is used in the first one, `c` made by the row's own stage.
     """
+    relaxation = relaxation_of(skip_problem(), Grouping(4))
+    assert relaxation.form.n_columns == 0
+    assert (relaxation.kept, relaxation.recomputed, relaxation.paged_in) == ({}, {}, {})
     relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
     assert set(relaxation.kept) == {(0, 0)}
     assert set(relaxation.recomputed) == {(1, 0)}
     assert set(relaxation.paged_in) == {(1, 0)}
     assert set(relaxation.paged_out) == {0}
     raw = solved(relaxation)
-    assert raw.x is not None
-    assert raw.objective is not None
     assert raw.objective * relaxation.unit == pytest.approx(1.0)  # recomputed for 1 J
     decisions = relaxation.decisions(raw.x)
     assert decisions.recomputed == {(1, 0)}
@@ -135,48 +90,36 @@ def test_one_row_is_stated_by_hand() -> None:
 
 
 # -- where tensors may come back ---------------------------------------------------------------
-
-
-def restoring(problem: Problem, grouping: Grouping) -> Relaxation:
-    """Build the relaxation that lets tensors come back to groups that they enter."""
-    return Relaxation.build(problem, grouping, recomputable_nodes(problem), restoring=True)
+restoring = partial(relaxation_of, restoring=True)
 
 
 @parts(3)
-def test_only_in_groups_of_one_stage_nothing_comes_twice(part: Part) -> None:
-    """There a tensor cannot go and come back; in longer ones it can, so that nothing is said."""
+def test_coming_back_is_worth_nothing(part):
+    """The optimum is that of the relaxation in which nothing comes twice.
+
+    In groups of one stage a tensor cannot go and come back; in longer ones nothing is said.
+    """
     fewer = 0
-    for number, (problem, _) in part.of(enumerate(feasible(40, "relaxation-19", (4, 7)))):
-        grouping = random_rows(seeded(f"once/{number}"), problem, 0.5)
-        every = set(relaxation_of(problem, grouping).model.row_keys("once"))
+    for number, (problem, _) in part.of(enumerate(feasible(60, "relaxation-20", (4, 7)))):
+        grouping = random_rows(seeded(f"back/{number}"), problem, 0.4)
+        plain, again = relaxation_of(problem, grouping), restoring(problem, grouping)
+        assert least(again.form) == pytest.approx(least(plain.form), abs=CLOSE), number
+        every = set(plain.model.row_keys("once"))
         stages = zip(grouping.first_stage, grouping.last_stage, strict=True)
         single = {group for group, (first, last) in enumerate(stages) if first == last}
         wanted = {(group, i) for group, i in every if group in single}
-        assert set(restoring(problem, grouping).model.row_keys("once")) == wanted
+        assert set(again.model.row_keys("once")) == wanted
         fewer += wanted < every
     assert fewer > part.share(5)
 
 
-@parts(3)
-def test_coming_back_is_worth_nothing(part: Part) -> None:
-    """The optimum is that of the relaxation in which nothing comes twice."""
-    for number, (problem, _) in part.of(enumerate(feasible(60, "relaxation-20", (4, 7)))):
-        grouping = random_rows(seeded(f"back/{number}"), problem, 0.4)
-        found = least(restoring(problem, grouping).form)
-        wanted = least(relaxation_of(problem, grouping).form)
-        assert found == pytest.approx(wanted, abs=CLOSE), number
-
-
 # -- points of schedules -----------------------------------------------------------------------
-
-
 @parts(3)
-def test_points_of_schedules_are_admitted_and_cost_no_more(part: Part) -> None:
+def test_points_of_schedules_are_admitted_and_cost_no_more(part):
     """The point of a best schedule, where it has one, keeps all rows and costs no more."""
     admitted, missing = 0, 0
     for number, (problem, value) in part.of(enumerate(feasible(60, "relaxation-14"))):
         best = optimum(problem)
-        assert best is not None
         tidy = PartialSchedule.of(problem.graph, best.schedule).schedule()
         for grouping in groupings_between(problem, seeded(f"points/{number}"), 3):
             relaxation = relaxation_of(problem, grouping)
@@ -188,18 +131,17 @@ def test_points_of_schedules_are_admitted_and_cost_no_more(part: Part) -> None:
             assert relaxation.form.violation(x) <= CLOSE
             stated = float(relaxation.form.objective @ x) * relaxation.unit
             bound = least(relaxation.form)
-            assert bound is not None
             assert bound * relaxation.unit - CLOSE <= stated <= value + CLOSE, (number, grouping)
     assert admitted > 4 * missing
 
 
-def test_points_of_other_valid_schedules_are_points_or_nothing() -> None:
+def test_points_of_other_valid_schedules_are_points_or_nothing():
     """So does the point of any schedule that the verifier accepts, however wasteful."""
     admitted = 0
     for number, problem in enumerate(random_instances(150, (3, 6), seed=15)):
         rng = seeded(f"wasteful/{number}")
         schedule = random_schedule(rng, problem.graph, paging=problem.can_page)
-        candidate = verify_schedule(problem, schedule)
+        candidate = as_candidate(problem, schedule)
         if candidate.violations:
             continue
         relaxation = relaxation_of(problem, random_rows(rng, problem))
@@ -213,17 +155,12 @@ def test_points_of_other_valid_schedules_are_points_or_nothing() -> None:
     assert admitted > 15
 
 
-def test_a_schedule_that_breaks_an_enforced_row_has_no_point() -> None:
-    """Checkpoint-all exceeds the worked example's budget in stage 2."""
+def test_a_point_reads_back_as_its_decisions():
+    """Columns are found again by what they mean; a schedule that breaks a row has no point."""
     problem = skip_problem()
     everything = checkpoint_all(problem.graph)
     assert relaxation_of(problem, Grouping(4, frozenset({2}))).start(everything) is None
     assert relaxation_of(problem, Grouping(4, frozenset({1}))).start(everything) is not None
-
-
-def test_a_point_reads_back_as_its_decisions() -> None:
-    """Columns are found again by what they mean: the schedule's own decisions, group by group."""
-    problem = skip_problem()
     relaxation = relaxation_of(problem, Grouping(4, frozenset({2})))
     paged = Schedule(
         R=tuple((t, t) for t in range(4)),
@@ -232,9 +169,8 @@ def test_a_point_reads_back_as_its_decisions() -> None:
         M_in=((3, 0),),
         M_out=((0, 0),),
     )
-    assert not verify_schedule(problem, paged).violations
+    assert not as_candidate(problem, paged).violations
     x = relaxation.start(paged)
-    assert x is not None
     assert relaxation.decisions(x).paged_in == {(1, 0)}
     assert relaxation.decisions(x).recomputed == frozenset()
     assert x[relaxation.paged_out[0]] == 1
@@ -242,9 +178,7 @@ def test_a_point_reads_back_as_its_decisions() -> None:
 
 
 # -- cuts as rows ------------------------------------------------------------------------------
-
-
-def test_cuts_become_rows() -> None:
+def test_cuts_become_rows():
     """A form with cuts has one more row for each, at least its right-hand side."""
     relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
     column = relaxation.recomputed[1, 0]
@@ -257,23 +191,11 @@ def test_cuts_become_rows() -> None:
         [float(j == column) for j in range(form.n_columns)]
     ]
     raw = backend("highs").solve(form, Limits(rel_gap=0.0))
-    assert raw.x is not None
     assert raw.x[column] == 1
     assert relaxation.with_cuts([]) is relaxation.form
 
 
-def test_bounds_of_random_rows_are_those_of_no_rows_at_least() -> None:
-    """The empty relaxation of every feasible problem has value zero, or the floor for RAM."""
-    for problem, _ in feasible(40, "relaxation-18"):
-        relaxation = relaxation_of(problem, no_rows(problem))
-        found = least(relaxation.form)
-        assert found is not None
-        assert found >= 0
-        if problem.minimize != Quantity.RAM:
-            assert found == pytest.approx(0.0)
-
-
-def test_the_budget_is_what_a_point_keeps_within() -> None:
+def test_the_budget_is_what_a_point_keeps_within():
     """Unless the peak is minimized: then it is what the point claims, rounding errors aside."""
     relaxation = relaxation_of(skip_problem(), Grouping(4, frozenset({2})))
     point = [0.0] * relaxation.form.n_columns

@@ -1,31 +1,125 @@
-"""What the parts of a lazy solve share: what is offered, and which cuts go along."""
+"""What a lazy solve shares, offers and cuts, and its search for schedules, which claims nothing."""
 
-from __future__ import annotations
-
+import numpy as np
 import pytest
 
-from kit.instances import scarce_problem
-from kit.worked import even_costs, skip_problem
+from kit.instances import scarce_problem, seeded
+from kit.relaxation import CLOSE, random_rows, run_rounds, solved
+from kit.rotation import parts
+from kit.worked import comb_problem, even_costs, skip_problem
 from poetmodel.graph import Graph, operation
+from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem
+from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule
 from poetmodel.solver.lazy.cuts import Cut
 from poetmodel.solver.lazy.cuts.recompute_memory import (
     RecomputeMemoryOrigin,
     RecomputeMemorySeparator,
 )
+from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, examine
 from poetmodel.solver.lazy.session import Session
+from poetmodel.solver.outcome import as_candidate
 from poetmodel.solver.request import Request
 
 
-def session_of(problem: Problem) -> Session:
-    """Begin a solve."""
-    return Session(problem, Request(gap=0.0, time_limit_s=300.0), None)
+def session_of(problem, *, greedy=False):
+    """Begin a solve, from nothing or from the constructive schedule."""
+    schedule = construct(problem) if greedy else None
+    best = None if schedule is None else as_candidate(problem, schedule)
+    return Session(problem, Request(gap=0.0, time_limit_s=300.0), best)
 
 
-def test_what_serves_nothing_is_dropped_from_an_offer() -> None:
-    """A page-in and a page-out of `b` that nobody needs cost nothing in the end."""
+@pytest.mark.parametrize(
+    ("limits", "enforced", "broken", "value"),
+    [
+        pytest.param({}, {2}, [], 1.0, id="keeps all rows"),
+        # With no row enforced, everything stays in RAM, and row 2 is broken.
+        pytest.param({}, set(), [2], None, id="breaks a row"),
+        # An answer above the peak that it claims breaks a row, and is a schedule all the same.
+        pytest.param({"minimize": "ram", "ram": 15}, set(), [2], 15, id="peak"),
+    ],
+)
+def test_a_valid_answer_is_offered(limits, enforced, broken, value):
+    """Disaggregated, verified, and the best so far; rows that it breaks are told."""
+    session = session_of(skip_problem(**limits))
+    relaxation = session.build(Grouping(4, frozenset(enforced)))
+    x = solved(relaxation).x if relaxation.form.n_columns else np.zeros(0)
+    assert examine(session, relaxation, x) == (broken, [], {})
+    best = session.bounds.incumbent
+    assert (best and best.value) == (value and pytest.approx(value))
+
+
+def test_an_answer_that_does_not_fit_becomes_a_schedule_by_repair():
+    """It is mended and offered without any solve; with the best one, as a point, a solve begins."""
+    problem = comb_problem(6, 9)
+    session = session_of(problem)
+    relaxation = session.build(Grouping(12, frozenset({5})))
+    x = solved(relaxation).x
+    assert examine(session, relaxation, x).stages
+    assert session.bounds.incumbent is None
+    PrimalHeuristic(session).repair(relaxation.disaggregate(x).schedule())
+    assert not session.bounds.incumbent.violations
+    assert not session.log
+    relaxation = session_of(problem).build(Grouping(12, frozenset({5, 6})))
+    assert session_of(problem).start_point(relaxation) is None
+    x = session_of(problem, greedy=True).start_point(relaxation)
+    assert relaxation.form.violation(x) <= CLOSE
+
+
+def session_that_pages_everything():
+    """Begin a solve with a schedule that is far from the best."""
+    problem = comb_problem(6, 9)
+    session = session_of(problem)
+    assert session.offer(page_everything(problem))
+    return session
+
+
+@pytest.mark.parametrize("turns", [0, 50])
+def test_a_local_search_ends_when_something_better_waits(turns):
+    """After any number of turns; what it has found by then is offered."""
+    session = session_that_pages_everything()
+    before = session.bounds.incumbent
+    asked = 0
+
+    def waits():
+        nonlocal asked
+        asked += 1
+        return asked > turns
+
+    search = PrimalHeuristic(session, is_waited_for=waits)
+    search.idle_iterations_per_column = session.columns = 1_000
+    search.improve()
+    assert asked == turns + 1
+    assert session.bounds.incumbent is not before
+
+
+@parts(2)
+def test_a_search_claims_nothing_and_finds_nothing_wrong(part):
+    """On random problems no schedule is better than the optimum, and no bound moves."""
+    found = 0
+    for number in part.of(range(25)):
+        problem = scarce_problem(f"search/{number}", (5, 9))
+        if obstacle(problem) is not None:
+            continue
+        best = run_rounds(problem).value
+        session = session_of(problem)
+        bound = session.bounds.lower
+        relaxation = session.build(random_rows(seeded(f"from/{number}"), problem))
+        raw = solved(relaxation)
+        if raw.x is not None:
+            PrimalHeuristic(session).repair(relaxation.disaggregate(raw.x).schedule())
+        assert session.bounds.lower == bound
+        if session.bounds.incumbent is not None:
+            found += 1
+            assert session.bounds.incumbent.value >= best - CLOSE, number
+    assert found > part.share(8)
+
+
+# -- what is offered, and which cuts go along ------------------------------------------------------
+def test_what_is_offered_is_improved():
+    """A page-in and a page-out that nobody needs go; a local search goes on from all paged."""
     wasteful = Schedule(
         R=((0, 0), (1, 1), (2, 2), (3, 0), (3, 3)),
         S_RAM=((1, 0), (2, 1), (3, 2)),
@@ -35,12 +129,16 @@ def test_what_serves_nothing_is_dropped_from_an_offer() -> None:
     )
     session = session_of(skip_problem())
     assert session.offer(wasteful)
-    assert session.bounds.incumbent is not None
     assert session.bounds.incumbent.value == pytest.approx(1.0)
     assert session.bounds.incumbent.schedule.M_in == ()
+    session = session_that_pages_everything()
+    before, search = session.bounds.incumbent.value, PrimalHeuristic(session)
+    search.improve()
+    assert session.bounds.incumbent.value < before
+    assert search.idle_iterations_per_column > IDLE_ITERATIONS_PER_COLUMN
 
 
-def test_cuts_go_along_into_finer_groupings() -> None:
+def test_cuts_go_along_into_finer_groupings():
     """Each is stated again in the columns of the new relaxation."""
     count = 0
     for number in range(10):
@@ -58,10 +156,11 @@ def test_cuts_go_along_into_finer_groupings() -> None:
     assert count > 10
 
 
-def crowded_session() -> Session:
+def crowded():
     """Begin a solve in which to make `k` again takes 3 + 3 beside the 5 of `a`, of 10.
 
-    The row of `y`, stage 2, is enforced: not both of `k` and `a` stay through it.
+    The row of `y`, stage 2, is enforced: not both of `k` and `a` stay through it. Return the
+    session, its relaxation, and the cut of that.
     """
     graph = Graph(
         name="crowded",
@@ -78,35 +177,28 @@ def crowded_session() -> Session:
     costs = even_costs(graph, page_in=None, page_out=None)
     session = session_of(Problem(graph, costs, ram=10))
     session.restoring = True
-    return session
-
-
-def test_recompute_memory_cuts_go_along_once_each_for_every_group() -> None:
-    """A group that is parted has the cut in both; those that last stay apart from the others."""
-    session = crowded_session()
     coarse = session.build(Grouping(7, frozenset({2})))
     origin = RecomputeMemoryOrigin(first_stage=3, last_stage=6, node=0, output=0, tensors=(1,))
     noted = Cut.of((), lower=0.0, origin=origin)
-    cuts = [*RecomputeMemorySeparator(coarse, 400).restate(noted)]
-    assert len(cuts) == 1
-    coarse.cuts, coarse.lasting = [*cuts, *cuts], cuts
+    (cut,) = RecomputeMemorySeparator(coarse, 400).restate(noted)
+    return session, coarse, cut
+
+
+def test_recompute_memory_cuts_go_along_once_each_for_every_group():
+    """A group that is parted has the cut in both; those that last stay apart from the others.
+
+    A session that does not let tensors come back builds relaxations without.
+    """
+    session, coarse, cut = crowded()
+    coarse.cuts, coarse.lasting = [cut, cut], [cut]
     finer = session.build(coarse.grouping.add([4]), coarse)
-    spans = {(3, 4), (5, 6)}
     for stated in (finer.cuts, finer.lasting):
-        assert len(stated) == 2
-        origins = [cut.origin for cut in stated]
-        assert {(one.first_stage, one.last_stage) for one in origins if one is not None} == spans
+        spans = [(one.origin.first_stage, one.origin.last_stage) for one in stated]
+        assert sorted(spans) == [(3, 4), (5, 6)]
     assert finer.cut_form().n_rows == finer.form.n_rows + 4
     assert session.build(coarse.grouping).cuts == []
-
-
-def test_recompute_memory_cuts_hold_only_where_tensors_may_come_back() -> None:
-    """So a session that does not let them builds relaxations without."""
-    session = crowded_session()
-    coarse = session.build(Grouping(7, frozenset({2})))
-    origin = RecomputeMemoryOrigin(first_stage=3, last_stage=6, node=0, output=0, tensors=(1,))
-    noted = Cut.of((), lower=0.0, origin=origin)
-    coarse.cuts = coarse.lasting = [*RecomputeMemorySeparator(coarse, 400).restate(noted)]
+    session, coarse, cut = crowded()
+    coarse.cuts = coarse.lasting = [cut]
     assert coarse.model.restoring
     session.restoring = False
     finer = session.build(coarse.grouping.add([4]), coarse)

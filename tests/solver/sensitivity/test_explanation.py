@@ -1,100 +1,78 @@
 """Why a problem has no schedule: what is in the way, and the nearest problems that have one."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pyomo.environ as pyo
 import pytest
 
 from kit.instances import random_costs, random_graph, random_instances, random_step, seeded
 from kit.oracle import optimum
-from kit.rotation import Part, parts
-from kit.worked import bench_device, even_costs, skip_graph, skip_problem
+from kit.own_rows import constrained
+from kit.rotation import parts
+from kit.worked import bench_device, comb_problem, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.graph.zoo import MODELS
 from poetmodel.model import build
-from poetmodel.problem import Problem
+from poetmodel.problem import Constraint, Problem
 from poetmodel.problem.infeasibility import obstacle
-from poetmodel.result import Status
+from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
-from poetmodel.solver.sensitivity import Change, explain_infeasible, variants
+from poetmodel.solver.sensitivity import Change, conflict, explain_infeasible, variants
+from poetmodel.solver.sensitivity.conflict import find_conflict
+from poetmodel.solver.sensitivity.remedies import freed, name_of, stated_limits
 
-if TYPE_CHECKING:
-    from poetmodel.solver.sensitivity import Explanation, Remedy
 
-
-def explained(problem: Problem) -> Explanation:
+def explained(problem):
     """Return the explanation of an infeasible problem."""
     result = solve(problem)
     assert result.status == Status.INFEASIBLE
     return explain_infeasible(result)
 
 
-def changed(problem: Problem, change: Change, amount: float) -> Problem:
+def changed(problem, change, amount):
     """Return a problem with one of its amounts as an explanation says."""
     name = {"ram": "ram", "time": "deadline", "energy": "energy_budget", "storage": "aux_bytes"}
     return replace(problem, **{name[change]: amount})
+
+
+KEPT = "feasible from 15 bytes of RAM, which 'c' takes with a, b, c in RAM"
+TIME = "feasible from 11 s as the deadline"
+ENERGY = "feasible from 11 J as the energy budget"
+STORAGE = "feasible from 4 bytes of storage"
+TOO_SLOW = (
+    "deadline 9 s: a single pass over all nodes already takes 10 s, without any transfer; "
+    "no schedule is faster"
+)
+TWO = "no single limit is enough to change: at least two must give way"
 
 
 @pytest.mark.parametrize(
     ("limits", "sentences"),
     [
         ({"ram": 11}, ["feasible from 12 bytes of RAM"]),
-        ({"deadline": 9}, ["feasible from 11 s as the deadline"]),
-        (
-            {"deadline": 10.5},
-            [
-                "feasible from 15 bytes of RAM, which 'c' takes with a, b, c in RAM",
-                "feasible from 11 s as the deadline",
-            ],
-        ),
-        (
-            {"aux_bytes": 3, "recompute": False},
-            [
-                "feasible from 15 bytes of RAM, which 'c' takes with a, b, c in RAM",
-                "feasible from 4 bytes of storage",
-                "feasible with recomputation",
-            ],
-        ),
+        ({"deadline": 9}, [TIME]),
+        ({"deadline": 10.5}, [KEPT, TIME]),
+        ({"aux_bytes": 3, "recompute": False}, [KEPT, STORAGE, "feasible with recomputation"]),
         (
             {"paging": False, "recompute": False},
-            [
-                "feasible from 15 bytes of RAM, which 'c' takes with a, b, c in RAM",
-                "feasible with paging",
-                "feasible with recomputation",
-            ],
+            [KEPT, "feasible with paging", "feasible with recomputation"],
         ),
-        (
-            {"energy_budget": 10.5},
-            [
-                "feasible from 15 bytes of RAM, which 'c' takes with a, b, c in RAM",
-                "feasible from 11 J as the energy budget",
-            ],
-        ),
-        (
-            {"ram": 11, "deadline": 9},
-            [
-                "deadline 9 s: a single pass over all nodes already takes 10 s, without any "
-                "transfer; no schedule is faster",
-                "no single limit is enough to change: at least two must give way",
-            ],
-        ),
+        ({"energy_budget": 10.5}, [KEPT, ENERGY]),
+        ({"ram": 11, "deadline": 9}, [TOO_SLOW, TWO]),
     ],
 )
-def test_each_case_is_told_in_plain_words(limits: dict[str, Any], sentences: list[str]) -> None:
+def test_each_case_is_told_in_plain_words(limits, sentences):
     """Floor, deadline, storage, energy, what is forbidden, two at once: each with what would do."""
     assert list(explained(skip_problem(**limits)).sentences()) == sentences
 
 
 @parts(2)
-def test_nearest_problem_has_a_schedule_and_no_nearer_one_has(part: Part) -> None:
+def test_nearest_problem_has_a_schedule_and_no_nearer_one_has(part):
     """What is said to work does, what is said to be proven is, and "does not help" is true."""
-    works: list[bool] = []
+    works = []
     tight = {"recompute": False, "aux_bytes": 2, "deadline": "102%", "below_floor": True}
     for problem in part.of(random_instances(40, (4, 5), seed=11, **tight)):
         result = solve(problem)
@@ -105,7 +83,7 @@ def test_nearest_problem_has_a_schedule_and_no_nearer_one_has(part: Part) -> Non
 
 
 @pytest.mark.parametrize("seed", [9, 113, 367])
-def test_limit_as_it_is_is_part_of_the_proof(seed: int) -> None:
+def test_limit_as_it_is_is_part_of_the_proof(seed):
     """No bound is below the limit that is known to be infeasible: what is open lies above it."""
     rng = seeded(f"bs/{seed}")
     graph = random_graph(rng, (5, 8))
@@ -116,12 +94,11 @@ def test_limit_as_it_is_is_part_of_the_proof(seed: int) -> None:
     amounts = [r for r in explained(tight).remedies if r.works and r.allowed is not None]
     assert amounts
     for remedy in amounts:
-        assert remedy.bound is not None
         assert remedy.bound >= (remedy.allowed or 0) + (remedy.change == Change.RAM)
 
 
 @pytest.mark.parametrize("meaning", ["compute", "serial", "overlap"])
-def test_amounts_as_they_are_printed_have_a_schedule(meaning: str) -> None:
+def test_amounts_as_they_are_printed_have_a_schedule(meaning):
     """The figure in the sentence, read as a limit, is enough: a solve with it finds a schedule."""
     followed = 0
     tight = {"recompute": False, "deadline": "102%", "below_floor": True}
@@ -134,7 +111,6 @@ def test_amounts_as_they_are_printed_have_a_schedule(meaning: str) -> None:
             if remedy.allowed is None:
                 continue
             words = re.search(r"feasible (?:from|with) (\S+) (bytes|s|J)", remedy.sentence())
-            assert words is not None
             amount = int(words[1]) if words[2] == "bytes" else float(words[1])
             found = solve(changed(problem, remedy.change, amount))
             assert found.schedule is not None, (remedy, problem)
@@ -143,7 +119,7 @@ def test_amounts_as_they_are_printed_have_a_schedule(meaning: str) -> None:
     assert followed >= 5
 
 
-def test_graphs_beyond_the_largest_size_are_explained() -> None:
+def test_graphs_beyond_the_largest_size_are_explained():
     """Tensors that take more than 2^53 B together: storage may be enough, or no RAM at all."""
     size = 2**52
     graph = Graph(
@@ -165,38 +141,36 @@ def test_graphs_beyond_the_largest_size_are_explained() -> None:
     ]
 
 
-def test_two_limits_are_blamed_once_each() -> None:
-    """The whole reason says the floor, one pass and the baseline once, however many are missed."""
+def test_sentences_about_ram():
+    """The floor is told once, however many limits are missed, a wide step with a few tensors.
+
+    What is more than the board has is said to be; a nearest budget holds what is resident.
+    """
     found = explained(skip_problem(ram=11, deadline=9, energy_budget=9))
     whole = found.whole_reason
     for words in ("RAM budget 11 B", "deadline 9 s", "energy budget 9 J", "12 B"):
         assert whole.count(words) == 1
     assert "give at least" not in whole
     assert not any("RAM budget" in hint for hint in found.hints())
-
-
-def test_endless_steps_are_named_in_short() -> None:
-    """A step that reads thousands of tensors is told with a few of them, and their number."""
     sources = [operation(f"s{i}", output_bytes=4) for i in range(3000)]
     sink = operation("sink", output_bytes=4, inputs=tuple(node.name for node in sources))
     graph = Graph(name="wide", nodes=(*sources, sink))
     sentence = obstacle(Problem(graph, even_costs(graph), ram=8))
-    assert sentence is not None
     assert len(sentence) < 300
     assert "s0 (4 B), s1 (4 B)" in sentence
     assert "and 2,996 more" in sentence
-
-
-def test_ram_beyond_the_device_is_said_to_be() -> None:
-    """What would do may be more than the board has: then that is said."""
     graph = skip_graph()
     board = replace(load_device("rpi4b"), ram_bytes=11)
     found = explained(Problem(graph, even_costs(graph, device=board)))
     assert "feasible from 12 bytes of RAM" in found.hints()
     assert any("more than the 11 B of RAM that device" in hint for hint in found.hints())
+    graph = Graph(name="heavy", nodes=skip_graph().nodes, resident_bytes={"parameters": 100})
+    found = explained(Problem(graph, even_costs(graph), ram=105, count_parameters=True))
+    assert found.remedies[0].nearest == 112
+    assert any("100 bytes (100 B) are counted" in sentence for sentence in found.sentences())
 
 
-def _checked(problem: Problem, remedy: Remedy) -> bool:
+def _checked(problem, remedy):
     """Hold a remedy against the oracle; return whether it works."""
     assert remedy.works is not None
     if remedy.allowed is None:
@@ -204,7 +178,6 @@ def _checked(problem: Problem, remedy: Remedy) -> bool:
     if not remedy.works:
         assert optimum(changed(problem, remedy.change, 2**40)) is None
         return False
-    assert remedy.nearest is not None
     assert remedy.nearest > remedy.allowed
     assert remedy.proven
     assert optimum(changed(problem, remedy.change, remedy.nearest)) is not None
@@ -215,15 +188,7 @@ def _checked(problem: Problem, remedy: Remedy) -> bool:
     return True
 
 
-def test_counted_parameters_are_part_of_the_budget_that_works() -> None:
-    """The nearest budget holds what is resident, and the explanation says how much that is."""
-    graph = Graph(name="heavy", nodes=skip_graph().nodes, resident_bytes={"parameters": 100})
-    found = explained(Problem(graph, even_costs(graph), ram=105, count_parameters=True))
-    assert found.remedies[0].nearest == 112
-    assert any("100 bytes (100 B) are counted" in sentence for sentence in found.sentences())
-
-
-def test_smaller_batch_is_tried_where_the_network_can_be_made() -> None:
+def test_smaller_batch_is_tried_where_the_network_can_be_made():
     """A network of the zoo with batches of 8 is made again with 1; other graphs only get a word."""
     device = load_device("rpi4b")
     graph = MODELS["mlp"](batch_size=8)
@@ -238,19 +203,16 @@ def test_smaller_batch_is_tried_where_the_network_can_be_made() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["needs integrality", "does not"])
-def test_own_constraints_are_named(whole: bool) -> None:
+def test_own_constraints_are_named(whole):
     """Those that contradict are named with the limit they contradict; the others are not."""
-    problem = skip_problem() if whole else skip_problem(recompute=False)
-    model = build(problem)
+    model = build(skip_problem(recompute=whole))
     model.few_pages = pyo.Constraint(expr=sum(model.paged_out.values()) <= (0.5 if whole else 0))
     model.harmless = pyo.Constraint(expr=sum(model.paged_out.values()) <= 3)
     if whole:
+        pytest.importorskip("pyscipopt")
         model.no_work = pyo.ConstraintList()
         model.no_work.add(sum(model.recomputed.values()) <= 0.5)
-    if whole:
-        pytest.importorskip("pyscipopt")
-    result = solve(model)
-    found = explain_infeasible(result, model=model)
+    found = explain_infeasible(solve(model), model=model)
     assert set(found.constraints) == ({"few_pages", "no_work[1]"} if whole else {"few_pages"})
     assert "the RAM budget" in found.limits
     text = " ".join(found.sentences())
@@ -259,28 +221,34 @@ def test_own_constraints_are_named(whole: bool) -> None:
     assert found.to_dict()["constraints"] == list(found.constraints)
 
 
-def test_fixed_variables_are_hinted_at() -> None:
-    """Where no added constraint takes part, fixed variables are what to look at."""
+def test_no_added_constraint_is_blamed_where_none_takes_part():
+    """Fixed variables are what to look at, or the problem alone has no schedule."""
     model = build(skip_problem())
     model.R[3, 0].fix(0)
     model.M_in[3, 0].fix(0)
     found = explain_infeasible(solve(model), model=model)
     assert found.constraints == ()
     assert any("variables that are fixed" in sentence for sentence in found.sentences())
-
-
-def test_model_of_an_infeasible_problem_is_explained_by_the_problem() -> None:
-    """Where the problem alone has no schedule, no added constraint is blamed."""
-    problem = skip_problem(deadline=10.5)
-    model = build(problem)
+    model = build(skip_problem(deadline=10.5))
     model.few = pyo.Constraint(expr=sum(model.recomputed.values()) <= 1)
     found = explain_infeasible(solve(model), model=model)
     assert found.constraints == ()
     assert [remedy.change for remedy in found.in_the_way] == [Change.RAM, Change.TIME]
 
 
-def test_what_is_not_decided_is_said_to_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the time to decide, nothing is claimed."""
+def test_what_is_not_proved_is_said_to_be_open(monkeypatch):
+    """Without time nothing is claimed; a schedule without its proof works, but is not the least."""
+    real = variants.solve
+
+    def loose(*arguments, **options):
+        return replace(real(*arguments, **options), objective_bound=10.0)
+
+    result = solve(skip_problem(deadline=9))
+    monkeypatch.setattr(variants, "solve", loose)
+    found = explain_infeasible(result)
+    assert next(found.sentences()) == (
+        "feasible with 11 s as the deadline; less than 10 s is proven infeasible, the rest is open"
+    )
     result = solve(skip_problem(deadline=10.5))
     undecided = replace(result, status=Status.UNKNOWN)
     monkeypatch.setattr(variants, "solve", lambda *_, **__: undecided)
@@ -293,23 +261,8 @@ def test_what_is_not_decided_is_said_to_be_open(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_unproven_amounts_come_with_what_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schedule without its proof works, and the words do not call it the least."""
-    real = variants.solve
-
-    def loose(*arguments: Any, **options: Any) -> Any:
-        return replace(real(*arguments, **options), objective_bound=10.0)
-
-    result = solve(skip_problem(deadline=9))
-    monkeypatch.setattr(variants, "solve", loose)
-    found = explain_infeasible(result)
-    assert next(found.sentences()) == (
-        "feasible with 11 s as the deadline; less than 10 s is proven infeasible, the rest is open"
-    )
-
-
 @pytest.mark.slow
-def test_least_storage_counts_the_homes_of_state() -> None:
+def test_least_storage_counts_the_homes_of_state():
     """With the storage named there is a schedule, with a byte less there is none.
 
     State that is only read takes its room, too.
@@ -332,3 +285,163 @@ def test_least_storage_counts_the_homes_of_state() -> None:
             stated = replace(tight, aux_bytes=amount)
             assert solve(stated, formulation="compact", gap=1.0).status == status
     assert checked > 10
+
+
+# -- own constraints in conflict -------------------------------------------------------------------
+def upper(name, limit, **terms):
+    """Return a row with an upper limit; a key has ``__`` for its colon."""
+    keys = {key.replace("__", ":"): weight for key, weight in terms.items()}
+    return Constraint(name=name, terms=keys, upper=limit)
+
+
+def with_rows(*rows, **limits):
+    """Return the worked problem with rows: in less than 15 B, a (4 B) is paged or recomputed."""
+    return replace(skip_problem(**limits), constraints=rows)
+
+
+WEAR = upper("wear", 3, bytes_written=1)
+MORE_WEAR = "feasible with constraint 'wear' at most 4 bytes"
+TOGETHER = "cannot be kept together with the RAM budget"
+
+
+@pytest.mark.parametrize(
+    ("problem", "hints"),
+    [
+        (
+            with_rows(WEAR, recompute=False),
+            [
+                f"constraint 'wear' {TOGETHER} and no recomputation",
+                *(KEPT, "feasible with recomputation", MORE_WEAR),
+            ],
+        ),
+        (
+            with_rows(WEAR, upper("idle", 100, energy_j=1), upper("once", 0, recomputations__a=1)),
+            [
+                f"constraints 'wear' and 'once' {TOGETHER}",
+                *(KEPT, MORE_WEAR, "feasible with constraint 'once' at most 1"),
+            ],
+        ),
+        (
+            with_rows(upper("thrift", 10.5, energy_j=1)),
+            [
+                f"constraint 'thrift' {TOGETHER}",
+                *(KEPT, "feasible with constraint 'thrift' at most 11 J"),
+            ],
+        ),
+        (with_rows(WEAR, ram=11), ["feasible from 12 bytes of RAM"]),
+    ],
+)
+def test_rows_in_conflict_are_named(problem, hints):
+    """With the limits that take part, and with what would do; rows that take no part are not."""
+    assert list(explained(problem).hints()) == hints
+
+
+def test_json_has_what_is_in_conflict_and_the_nearest_limit():
+    """Names of rows beside limits in words; a change says which limit of a row.
+
+    Without time everything stays in conflict, and is not called irreducible.
+    """
+    found = explained(with_rows(WEAR, recompute=False)).to_dict()
+    assert found["constraints"] == ["wear"]
+    assert found["limits"] == ["the RAM budget", "no recomputation"]
+    change = found["changes"][-1]
+    expected = {"change": "constraint", "constraint": "wear", "side": "upper", "unit": "bytes"}
+    assert {key: change[key] for key in expected} == expected
+    assert (change["allowed"], change["nearest"], change["bound"]) == (3, 4, 4)
+    assert change["proven"] is True
+    assert "constraint" not in found["changes"][0]
+    found, irreducible = find_conflict(
+        with_rows(WEAR, upper("idle", 100, energy_j=1)), time_limit=0
+    )
+    assert (irreducible, len(found)) == (False, 3)
+
+
+def test_rows_are_left_out_and_named_as_a_whole():
+    """An equality has no nearest limit; of one rule a few rows are named one by one, many together.
+
+    Where a constraint of the model is blamed, one of the problem takes part.
+    """
+    row = Constraint(name="same", terms={"page_ins:a": 1, "page_outs:b": -1}, lower=-1)
+    row = replace(row, upper=-1)
+    found = explained(with_rows(row, upper("few", 0, page_outs__b=1)))
+    sentences = list(found.sentences())
+    assert "feasible without constraint 'same'" in sentences
+    assert "feasible with constraint 'few' at most 1" in sentences
+    every = [upper(f"each[{name}]", 0, **{f"page_outs__{name}": 1}) for name in ("a", "b", "c")]
+    problem = with_rows(*every, upper("once", 0, recomputations__a=1))
+    assert f"constraints 'each[a]' and 'once' {TOGETHER}" in list(explained(problem).hints())
+    rows = [upper(f"each[f{k}]", 0, **{f"page_outs__f{k}": 1}) for k in range(8)]
+    comb = comb_problem(teeth=8, ram=30, recompute=False)  # any of f0 to f5 could leave
+    hints = list(explained(replace(comb, constraints=tuple(rows))).hints())
+    assert hints[0] == f"constraint 'each[...]' {TOGETHER} and no recomputation"
+    assert "feasible without constraint 'each[...]'" in hints
+    model = build(with_rows(WEAR))
+    model.mine = pyo.Constraint(expr=sum(model.R[t, 0] for t in range(1, 4)) <= 0)
+    found = explain_infeasible(solve(model), model=model)
+    assert found.constraints == ("mine",)
+    assert "constraint 'wear'" in found.limits
+
+
+def test_ctrl_c_ends_the_search(monkeypatch):
+    """Nothing more is solved."""
+    calls = []
+
+    def interrupted(problem, **options):
+        calls.append(problem)
+        return replace(solve(problem, **options), termination=Termination.INTERRUPTED)
+
+    monkeypatch.setattr(conflict, "solve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        find_conflict(with_rows(WEAR, recompute=False), time_limit=10)
+    assert len(calls) == 1
+
+
+def limited(problem, remedy, limit):
+    """Return a problem with another limit for the row that a remedy is about."""
+    changed = [
+        replace(row, **{str(remedy.side): limit}) if row.name == remedy.constraint else row
+        for row in problem.constraints
+    ]
+    return replace(problem, constraints=tuple(changed))
+
+
+@pytest.mark.slow
+def test_conflicts_are_irreducible_and_nearest_limits_exact():
+    """The oracle finds no schedule for a conflict, and one without any of its members.
+
+    A limit that works has a schedule, and the next nearer one has none.
+    """
+    infeasible = checked = 0
+    for number, base in enumerate(random_instances(120, n=(3, 4))):
+        problem = constrained(seeded(number), base)
+        if optimum(problem) is not None:
+            continue
+        infeasible += 1
+        found, irreducible = find_conflict(problem, time_limit=20)
+        assert irreducible
+        rows = {row for each in found if isinstance(each, tuple) for row in each}
+        others = [each for each in stated_limits(problem) if each not in found]
+        others += [(row,) for row in problem.constraints if row not in rows]
+        assert optimum(freed(problem, *others)) is None
+        for each in found:
+            assert optimum(freed(problem, *others, each)) is not None
+        result = solve(problem)
+        for remedy in explain_infeasible(result, time_limit=20).remedies:
+            if remedy.change != Change.CONSTRAINT:
+                continue
+            (rows,) = (
+                each
+                for each in found
+                if isinstance(each, tuple) and name_of(each) == remedy.constraint
+            )
+            assert (optimum(freed(problem, rows)) is not None) is remedy.works
+            if remedy.nearest is None:
+                continue
+            checked += 1
+            assert remedy.proven
+            assert optimum(limited(problem, remedy, remedy.nearest)) is not None
+            step = 1 if isinstance(remedy.nearest, int) else 1e-6 * max(1, abs(remedy.nearest))
+            nearer = remedy.nearest + (step if remedy.side == "lower" else -step)
+            assert optimum(limited(problem, remedy, nearer)) is None
+    assert infeasible > 15
+    assert checked > 5

@@ -1,9 +1,6 @@
 """The smallest RAM, deadline and energy against the oracle, and which limits a schedule is at."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,20 +11,22 @@ from poetmodel.device import Costs
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Constraint, Problem, Quantity
 from poetmodel.result import Status, Termination
+from poetmodel.schedule import simulate
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, explain_infeasible, find_limits, variants
 from poetmodel.solver.sensitivity.limits import LimitState, used_limits
+from poetmodel.solver.sensitivity.variants import ChangedProblem, solve_variants
 
 
-def test_limits_of_a_graph_worked_out_by_hand() -> None:
-    """Kept it takes 15 B at c, else 12 B at d, the minimum; with 13 B a is computed again: 11 s."""
+def test_limits_of_a_graph_worked_out_by_hand():
+    """Kept it takes 15 B at c, else 12 B at d, the minimum; with 13 B a is computed again: 11 s.
+
+    Without any page-out 12 B do, but not where that is forbidden, too. Of tensors of nothing the
+    least is nothing. Without room on storage paging needs all 15 B. Resident bytes count.
+    """
     found = {limit.name: limit for limit in find_limits(skip_problem(deadline="150%"))}
-    assert {name: limit.value for name, limit in found.items()} == {
-        "keep_all": 15,
-        "recompute": 12,
-        "page": 12,
-        "both": 12,
-        "stated": 12,
+    least = {"keep_all": 15, "recompute": 12, "page": 12, "both": 12, "stated": 12}
+    assert {name: limit.value for name, limit in found.items()} == least | {
         "time": 11.0,
         "energy": 11.0,
     }
@@ -36,18 +35,25 @@ def test_limits_of_a_graph_worked_out_by_hand() -> None:
     kept = found["keep_all"].to_dict()
     assert (kept["node"], kept["stage"], kept["tensors"]) == ("c", 2, ["a", "b", "c"])
     assert (kept["value"], kept["bound"], kept["proven"]) == (15, 15.0, True)
-
-
-def test_own_constraints_hold_where_all_limits_do() -> None:
-    """Without any page-out a is computed again: 12 B do, but not where that is forbidden, too."""
     rows = (Constraint(name="no paging", terms={"bytes_written": 1}, upper=0),)
-    problem = replace(skip_problem(), constraints=rows)
-    found = {limit.name: limit.value for limit in find_limits(problem)}
-    assert (found["both"], found["stated"], found["energy"]) == (12, 12, 11.0)
     once = Constraint(name="once", terms={"recomputations:a": 1}, upper=0)
+    problem = replace(skip_problem(), constraints=rows)
     tight = replace(problem, constraints=(*rows, once), ram=15)
-    found = {limit.name: limit.value for limit in find_limits(tight)}
-    assert (found["both"], found["stated"], found["energy"]) == (12, 15, 10.0)
+    for stated, least in ((problem, [12, 12, 11.0]), (tight, [12, 15, 10.0])):
+        found = {limit.name: limit.value for limit in find_limits(stated)}
+        assert [found[name] for name in ("both", "stated", "energy")] == least
+    nodes = (operation("a", output_bytes=0), operation("b", output_bytes=0, inputs=("a",)))
+    graph = Graph(name="nothing", nodes=nodes)
+    limits = find_limits(Problem(graph, even_costs(graph), ram=1))
+    assert {limit.value for limit in limits if limit.quantity == Quantity.RAM} == {0}
+    found = {limit.name: limit for limit in find_limits(skip_problem(aux_bytes=0))}
+    assert [found[name].value for name in ("recompute", "page", "both")] == [12, 15, 12]
+    assert all(limit.bound <= limit.value for limit in found.values())
+    graph = Graph(name="heavy", nodes=skip_graph().nodes, resident_bytes={"parameters": 100})
+    problem = Problem(graph, even_costs(graph), ram=113, count_parameters=True)
+    found = {limit.name: limit for limit in find_limits(problem)}
+    assert (found["both"].value, found["both"].bound) == (112, 112)
+    assert found["both"].to_dict()["peak_ram_bytes"] == 12
 
 
 @pytest.mark.parametrize(
@@ -58,15 +64,13 @@ def test_own_constraints_hold_where_all_limits_do() -> None:
         ({"energy_budget": "200%"}, ["keep_all", "recompute", "page", "both", "stated"]),
     ],
 )
-def test_only_what_the_problem_allows_is_asked(
-    choices: dict[str, object], names: list[str]
-) -> None:
+def test_only_what_the_problem_allows_is_asked(choices, names):
     """What is forbidden has no line, and further limits have one of their own."""
     found = [limit.name for limit in find_limits(skip_problem(**choices))]
     assert found[: len(names)] == names
 
 
-def test_limits_are_those_of_an_exhaustive_search() -> None:
+def test_limits_are_those_of_an_exhaustive_search():
     """Each least amount is the oracle's, and what cannot be is infeasible."""
     for problem in random_instances(6, (3, 5), seed=7, deadline="140%"):
         for limit in find_limits(problem, gap=0.0):
@@ -79,7 +83,7 @@ def test_limits_are_those_of_an_exhaustive_search() -> None:
                 assert limit.proven
 
 
-def test_what_is_wanted_for_its_own_sake_may_take_more_ram_than_keep_all() -> None:
+def test_what_is_wanted_for_its_own_sake_may_take_more_ram_than_keep_all():
     """Node b is computed twice more, each time beside its input, which is not computed again.
 
     Keep-all takes 20 B; at c, between the two, all of a, b and c are in RAM.
@@ -104,64 +108,25 @@ def test_what_is_wanted_for_its_own_sake_may_take_more_ram_than_keep_all() -> No
     assert (remedies[Change.RAM].works, remedies[Change.RAM].nearest) == (True, 30)
 
 
-def test_tensors_without_bytes_take_no_ram() -> None:
-    """Of nothing, nothing is the least."""
-    nodes = (operation("a", output_bytes=0), operation("b", output_bytes=0, inputs=("a",)))
-    graph = Graph(name="nothing", nodes=nodes)
-    limits = find_limits(Problem(graph, even_costs(graph), ram=1))
-    assert {limit.value for limit in limits if limit.quantity == Quantity.RAM} == {0}
-
-
-def test_what_one_way_needs_is_not_taken_for_the_other() -> None:
-    """Without room on storage paging needs all 15 B; recomputing and both still do with 12."""
-    found = {limit.name: limit for limit in find_limits(skip_problem(aux_bytes=0))}
-    assert {name: found[name].value for name in ("recompute", "page", "both")} == {
-        "recompute": 12,
-        "page": 15,
-        "both": 12,
-    }
-    for limit in found.values():
-        assert limit.bound is not None
-        assert limit.value is not None
-        assert limit.bound <= limit.value
-
-
-def test_ctrl_c_ends_with_what_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupted question is the last one."""
+def test_ctrl_c_ends_with_what_was_answered(monkeypatch):
+    """An interrupted question is the last one; what is proved of the loosest one is taken over."""
     stopped = replace(solve(skip_problem()), termination=Termination.INTERRUPTED)
     monkeypatch.setattr(variants, "solve", lambda *_, **__: stopped)
     assert [limit.name for limit in find_limits(skip_problem())] == ["keep_all"]
 
-
-def test_ram_counts_what_is_resident() -> None:
-    """With parameters counted, the least RAM is a budget that holds them too."""
-    graph = Graph(name="heavy", nodes=skip_graph().nodes, resident_bytes={"parameters": 100})
-    problem = Problem(graph, even_costs(graph), ram=113, count_parameters=True)
-    found = {limit.name: limit for limit in find_limits(problem)}
-    assert (found["both"].value, found["both"].bound) == (112, 112)
-    assert found["both"].to_dict()["peak_ram_bytes"] == 12
-
-
-def test_a_schedule_without_a_proof_is_not_called_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is proved of the loosest question about RAM is taken over; beyond it there is a gap."""
-    real = variants.solve
-
-    def unproved(problem: Problem, **options: object) -> object:
-        result = real(problem, **options)  # type: ignore[arg-type]
-        lower = 5.0 if problem.minimize == Quantity.RAM and not problem.paging else None
-        if lower is None:
-            return result
-        return replace(result, objective_bound=lower)
+    def unproved(problem, **options):
+        result = solve(problem, **options)
+        is_open = problem.minimize == Quantity.RAM and not problem.paging
+        return replace(result, objective_bound=5.0) if is_open else result
 
     monkeypatch.setattr(variants, "solve", unproved)
     found = {limit.name: limit for limit in find_limits(skip_problem())}
-    assert found["keep_all"].bound == 12
-    assert not found["keep_all"].proven
-    assert found["keep_all"].gap == pytest.approx(0.2)
+    kept = found["keep_all"]
+    assert (kept.bound, kept.proven, kept.gap) == (12, False, pytest.approx(0.2))
     assert found["recompute"].proven
 
 
-def priced_problem(**limits: Any) -> Problem:
+def priced_problem(**limits):
     """Return a chain with a skip: a (4 B) is read by b and d; keeping it takes 12 B at c.
 
     Below that it is computed again for 1 s and 3 J, or paged for 4 s and 1 J. A pass: 4 s and 6 J.
@@ -185,79 +150,139 @@ def priced_problem(**limits: Any) -> Problem:
     return Problem(graph, costs, **{"deadline_counts": "serial", **limits})
 
 
-def states(**limits: Any) -> dict[str, str]:
-    """Return for each stated limit whether the best schedule is at it."""
-    result = solve(priced_problem(**limits))
-    return {str(found.quantity): str(found.state) for found in used_limits(result)}
+@pytest.mark.parametrize(
+    ("limits", "states"),
+    [
+        # With 10 B something must go; with 12 B nothing, and nothing is gained by more.
+        ({"ram": 10}, "ram binds"),
+        ({"ram": 12}, "ram slack"),
+        # 8 s are enough for paging, so more is no gain; 7 s force the recomputation.
+        ({"ram": 10, "deadline": 8}, "ram binds, time slack"),
+        ({"ram": 10, "deadline": 7}, "ram binds, time binds"),
+        # The quicker way needs 9 J.
+        ({"ram": 10, "minimize": "time", "energy_budget": 9}, "ram binds, energy slack"),
+        ({"ram": 10, "minimize": "time", "energy_budget": 8}, "ram binds, energy binds"),
+        # With 7 s and 8 J neither way is left; each limit gone, there is one.
+        ({"ram": 10, "deadline": 7, "energy_budget": 8}, "ram binds, time binds, energy binds"),
+        # Deadline and energy are each too little for one pass; the RAM is not the obstacle.
+        (
+            {"ram": 12, "deadline": 3, "energy_budget": 5},
+            "ram slack, time impossible, energy impossible",
+        ),
+    ],
+)
+def test_a_limit_binds_if_more_of_it_is_a_gain(limits, states):
+    """For each stated limit: whether the best schedule is at it."""
+    found = used_limits(solve(priced_problem(**limits)))
+    assert ", ".join(f"{each.quantity} {each.state}" for each in found) == states
+    if limits == {"ram": 10, "deadline": 7}:  # used, allowed, and what is minimized without; d: 9 B
+        figures = [(each.used, each.allowed, each.without) for each in found]
+        assert figures == [(9, 10, 6.0), (5.0, 7.0, 7.0)]
 
 
-def test_ram_is_at_its_limit_if_not_everything_fits() -> None:
-    """With 10 B something must go; with 12 B nothing, and nothing is gained by more."""
-    assert states(ram=10) == {"ram": "binds"}
-    assert states(ram=12) == {"ram": "slack"}
-
-
-def test_deadline_is_at_its_limit_if_it_rules_the_cheaper_way_out() -> None:
-    """8 s are enough for paging, so more is no gain; 7 s force the recomputation."""
-    assert states(ram=10, deadline=8) == {"ram": "binds", "time": "slack"}
-    assert states(ram=10, deadline=7) == {"ram": "binds", "time": "binds"}
-
-
-def test_energy_budget_is_at_its_limit_if_time_is_minimized() -> None:
-    """The quicker way needs 9 J."""
-    fast = {"ram": 10, "minimize": "time"}
-    assert states(**fast, energy_budget=9) == {"ram": "binds", "energy": "slack"}
-    assert states(**fast, energy_budget=8) == {"ram": "binds", "energy": "binds"}
-
-
-def test_of_limits_that_exclude_each_other_all_are_in_the_way() -> None:
-    """With 7 s and 8 J neither way is left; each limit gone, there is one."""
-    assert states(ram=10, deadline=7, energy_budget=8) == {
-        "ram": "binds",
-        "time": "binds",
-        "energy": "binds",
-    }
-
-
-def test_limits_that_nothing_can_keep_are_told_apart() -> None:
-    """Deadline and energy are each too little for one pass; the RAM is not the obstacle."""
-    assert states(ram=12, deadline=3, energy_budget=5) == {
-        "ram": "slack",
-        "time": "impossible",
-        "energy": "impossible",
-    }
-
-
-def test_figures_are_used_and_allowed() -> None:
-    """In bytes, seconds and joules, and what is minimized without the limit; d takes 9 B."""
-    result = solve(priced_problem(ram=10, deadline=7))
-    ram, time = used_limits(result)
-    assert (ram.used, ram.allowed, ram.without) == (9, 10, 6.0)
-    assert (time.used, time.allowed, time.without) == (5.0, 7.0, 7.0)
-
-
-def test_without_a_proof_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the solve without the limit proves nothing, the answer is open."""
-    result = solve(priced_problem(ram=10, deadline=7))
-
-    def unproved(problem: Problem, **options: Any) -> Any:
-        found = solve(problem, **options)
-        return replace(
-            found, status=Status.UNKNOWN, schedule=None, simulation=None, objective_bound=None
-        )
-
-    monkeypatch.setattr("poetmodel.solver.sensitivity.variants.solve", unproved)
-    assert {found.state for found in used_limits(result)} == {LimitState.OPEN}
-
-
-def test_after_ctrl_c_the_other_limits_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("change", "states"),
+    [
+        (
+            {"status": Status.UNKNOWN}
+            | dict.fromkeys(("schedule", "simulation", "objective_bound")),
+            [(LimitState.OPEN, None)] * 2,
+        ),
+        (
+            {"termination": Termination.INTERRUPTED},
+            [(LimitState.AT_LIMIT, 6.0), (LimitState.OPEN, None)],
+        ),
+    ],
+)
+def test_without_a_proof_and_after_ctrl_c_limits_are_open(monkeypatch, change, states):
     """An interrupted solve is the last one; nothing is claimed of the limits after it."""
     result = solve(priced_problem(ram=10, deadline=7))
+    monkeypatch.setattr(
+        variants, "solve", lambda problem, **options: replace(solve(problem, **options), **change)
+    )
+    assert [(found.state, found.without) for found in used_limits(result)] == states
 
-    def interrupted(problem: Problem, **options: Any) -> Any:
-        return replace(solve(problem, **options), termination=Termination.INTERRUPTED)
 
-    monkeypatch.setattr(variants, "solve", interrupted)
-    ram, time = used_limits(result)
-    assert (ram.state, ram.without) == (LimitState.AT_LIMIT, 6.0)
-    assert (time.state, time.without) == (LimitState.OPEN, None)
+# -- variants of a problem -------------------------------------------------------------------------
+def recorded(monkeypatch):
+    """Record the options of each solve."""
+    calls = []
+
+    def record(problem, **options):
+        calls.append({"problem": problem, **options})
+        return solve(problem, **options)
+
+    monkeypatch.setattr(variants, "solve", record)
+    return calls
+
+
+def test_best_valid_schedule_so_far_is_the_start(monkeypatch):
+    """Not the one that breaks a limit of the next variant, nor one of another objective."""
+    calls = recorded(monkeypatch)
+    roomy, tight = skip_problem(ram=15), skip_problem(ram=13)
+    given = solve(tight).require_schedule()
+    fast = skip_problem(ram=13, minimize="time")
+    problems = (roomy, tight, skip_problem(ram=14), fast)
+    results = solve_variants(
+        [ChangedProblem(problem=problem) for problem in problems], time_limit=9, start=given
+    )
+    assert (calls[0]["start"], calls[1]["start"]) == (given, given)
+    assert calls[2]["start"] == results[1].schedule
+    assert calls[3]["start"] == given
+
+
+def test_bound_of_a_relaxation_holds(monkeypatch):
+    """What is proven with more RAM holds with less; not if that allows less of something else."""
+    tight = skip_problem(ram=13)
+    roomy = replace(tight, ram=14)
+
+    def bounds(*found):
+        results = iter([replace(solve(problem), objective_bound=bound) for problem, bound in found])
+        monkeypatch.setattr(variants, "solve", lambda *_, **__: next(results))
+        changed = [ChangedProblem(problem=problem) for problem, _ in found]
+        both = solve_variants(changed, time_limit=9)
+        return [result.objective_bound for result in both]
+
+    assert bounds((tight, 3.0), (roomy, 5.0)) == [5.0, 5.0]
+    assert bounds((tight, 5.0), (roomy, 3.0)) == [5.0, 3.0]
+    assert bounds((tight, 3.0), (replace(roomy, paging=False), 5.0)) == [3.0, 5.0]
+    assert bounds((tight, 3.0), (replace(roomy, deadline=20), 5.0)) == [3.0, 5.0]
+    assert bounds((tight, 3.0), (replace(roomy, minimize="time"), 5.0)) == [3.0, 5.0]
+    wear, other = (
+        replace(tight, constraints=(Constraint(name="x", terms=terms, upper=9),))
+        for terms in ({"bytes_written": 1}, {"bytes_read": 1})
+    )
+    assert bounds((wear, 3.0), (roomy, 5.0)) == [5.0, 5.0]
+    assert bounds((tight, 3.0), (wear, 5.0)) == [3.0, 5.0]
+    assert bounds((other, 3.0), (wear, 5.0)) == [3.0, 5.0]
+    one, two = (
+        replace(problem, minimize="own", own_objective=(("energy_j", weight),))
+        for problem, weight in ((tight, 1), (roomy, 2))
+    )
+    assert bounds((one, 13.0), (two, 15.0)) == [13.0, 15.0]
+
+
+def test_time_is_shared_and_none_goes_without(monkeypatch):
+    """What one leaves the next ones share; without any time left each gets the least."""
+    calls = recorded(monkeypatch)
+    three = [ChangedProblem(problem=skip_problem())] * 3
+    solve_variants(three, time_limit=30)
+    shares = [call["time_limit"] for call in calls]
+    assert 9 < shares[0] <= 10
+    assert 10 < shares[1] <= 15
+    assert 15 < shares[2] <= 30
+    calls.clear()
+    solve_variants(three, time_limit=0, least_s=0.5)
+    assert [call["time_limit"] for call in calls] == [0.5] * 3
+
+
+def test_paging_first_reaches_the_minimum_ram(monkeypatch):
+    """The start then takes exactly the minimum RAM; without room on storage there is none."""
+    calls = recorded(monkeypatch)
+    for aux, peak in ((None, 12), (0, None)):
+        problem = skip_problem(aux_bytes=aux).without(Quantity.RAM, minimize=Quantity.RAM)
+        solve_variants([ChangedProblem(problem=problem, paging_first=True)], time_limit=20)
+        start = calls[-1]["start"]
+        found = start and simulate(problem.graph, None, start).peak_ram_bytes
+        assert found == peak
+        assert calls[-1]["time_limit"] <= 10

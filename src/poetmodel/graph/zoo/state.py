@@ -54,6 +54,11 @@ RULES: Final[Mapping[str, UpdateRule]] = {
         UpdateRule(name="momentum", flops=4, moments=("momentum",)),
         # Both moments 3 and 4; root, add epsilon, divide, scale, subtract 5.
         UpdateRule(name="adam", flops=12, moments=("first_moment", "second_moment")),
+        # The first moment 3; scale the largest gradient, absolute value, add epsilon, compare 4;
+        # divide, scale, subtract 3.
+        UpdateRule(name="adamax", flops=10, moments=("first_moment", "infinity_norm")),
+        # As Adam, and the length of the average scales the step.
+        UpdateRule(name="radam", flops=12, moments=("first_moment", "second_moment")),
     )
 }
 

@@ -98,12 +98,12 @@ class Disaggregation:
         for t, i in self.paged_in:
             arrive.setdefault(t, []).append(i)
         stages = sorted(again.keys() | arrive.keys())
-        held = self._held(stages)
+        held = self._loads_at_begin(stages)
         for t in stages:
             check_time_limit()
             yield from self._stage_steps(t, again.get(t, []), arrive.get(t, []), held[t])
 
-    def _held(self, stages: list[int]) -> dict[int, tuple[set[int], set[int]]]:
+    def _loads_at_begin(self, stages: list[int]) -> dict[int, tuple[set[int], set[int]]]:
         """Return for each of some stages what is in RAM when it begins, and when the next does."""
         wanted = {*stages, *(t + 1 for t in stages)}
         begins: dict[int, list[int]] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from poetmodel.backends.layout import Layout, form_of, layout_of
+from poetmodel.backends.layout import form_of, layout_of
 from poetmodel.backends.sparse import csr_array
 from poetmodel.clock import check_time_limit
 from poetmodel.heuristics.restorations import PAGE_IN, PAGE_OUT, RECOMPUTE, Restoration
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from poetmodel.backends.standard_form import StandardForm
+    from poetmodel.backends.standard_form import Layout, StandardForm
     from poetmodel.model.arrays import Family, Model
     from poetmodel.model.events import Events
     from poetmodel.problem import Problem

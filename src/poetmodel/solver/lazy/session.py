@@ -27,9 +27,9 @@ from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import (
     SOLVER_ERROR,
     Candidate,
+    as_candidate,
     is_closed,
     safe_bound,
-    verify_schedule,
 )
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Session:
         """Give a schedule to the verifier and keep it if it is the best; return whether valid."""
         problem, wanted = self.problem, None if self.own is None else self.problem.wanted
         needed = PartialSchedule.of(problem.graph, schedule, wanted, working=problem.working_graph)
-        tidy = verify_schedule(problem, needed.schedule())
+        tidy = as_candidate(problem, needed.schedule())
         if tidy.violations:
             return False
         if self.bounds.replace_incumbent(tidy):

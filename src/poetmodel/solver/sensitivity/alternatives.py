@@ -20,7 +20,7 @@ from poetmodel.problem import Constraint, Problem, Quantity
 from poetmodel.problem.totals import Count
 from poetmodel.result import SolveResult, Status
 from poetmodel.schedule import Schedule, Simulation, storage_entries
-from poetmodel.schedule.decisions import Choice, find_decisions
+from poetmodel.schedule.decisions import Treatment, find_decisions
 from poetmodel.solver.sensitivity.variants import ChangedProblem, of_graph, solve_variants
 from poetmodel.units import MAX_BYTES
 
@@ -66,7 +66,7 @@ class Alternative:
     tensor: int
     forbidden: Forbidden
     how: How
-    becomes: Choice | None = None
+    becomes: Treatment | None = None
     """The decision on the tensor in the schedule that was found; None where twins differ."""
     energy_j: float | None = None
     """Energy of that schedule [J]; may be negative."""
@@ -116,7 +116,7 @@ class MoreRam:
         return asdict(self) | {"saved_j_per_kb": self.saved_j_per_kb}
 
 
-_HOMES: Final = {Choice.ON_STORAGE: Forbidden.STORAGE, Choice.RESIDENT: Forbidden.RESIDENCE}
+_HOMES: Final = {Treatment.ON_STORAGE: Forbidden.STORAGE, Treatment.RESIDENT: Forbidden.RESIDENCE}
 """Forbidden decisions on state, by its home."""
 
 
@@ -140,19 +140,19 @@ def find_alternatives(
     simulator's.
     """
     choice = find_decisions(problem, schedule)[i].choice
-    if choice in (Choice.UNUSED, Choice.REPLACEMENT):
+    if choice in (Treatment.UNUSED, Treatment.REPLACEMENT):
         return ()
     before = verify(problem, schedule).simulation
-    if choice == Choice.KEPT:
+    if choice == Treatment.KEPT:
         return tuple(_without_keeping(problem, schedule, i, before))
     home = _HOMES.get(choice)
     if home == Forbidden.RESIDENCE and not problem.can_page:
         return ()
     ways = [home or Forbidden.BOTH]
     if home is None and problem.can_page and problem.may_recompute(problem.graph.node_of[i]):
-        if choice != Choice.PAGED:
+        if choice != Treatment.PAGED:
             ways.append(Forbidden.RECOMPUTATION)
-        if choice != Choice.RECOMPUTED:
+        if choice != Treatment.RECOMPUTED:
             ways.append(Forbidden.PAGING)
     tensors = (i, *twins)
     changed = [ChangedProblem(problem=_forbidding(problem, tensors, way, before)) for way in ways]
@@ -277,14 +277,14 @@ def _without_keeping(
     dropped = replace(schedule, S_RAM=kept)
     ways = {}
     if problem.can_page:
-        ways[Choice.PAGED] = replace(
+        ways[Treatment.PAGED] = replace(
             dropped,
             M_in=(*schedule.M_in, (after, i)),
             M_out=(*schedule.M_out, (k, i)),
             S_AUX=(*schedule.S_AUX, *storage_entries(graph, [(after, i)], schedule.resident)),
         )
     if problem.may_recompute(k) and after <= problem.graph.last_stages[k]:
-        ways[Choice.RECOMPUTED] = replace(dropped, R=(*schedule.R, (after, k)))
+        ways[Treatment.RECOMPUTED] = replace(dropped, R=(*schedule.R, (after, k)))
     for choice, changed in ways.items():
         verdict = verify(problem, changed)
         figures, valid = verdict.simulation, verdict.valid

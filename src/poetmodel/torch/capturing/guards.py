@@ -20,14 +20,14 @@ from torch._C._dynamo.guards import TensorGuards
 
 from poetmodel.errors import listed
 from poetmodel.torch.capturing.inputs import is_plain
-from poetmodel.torch.capturing.replay import storage_key
-from poetmodel.torch.capturing.signature import InputKind, Joint, Lookup, OutputKind, shown_path
+from poetmodel.torch.capturing.joint_graph import InputKind, Joint, Lookup, OutputKind, shown_path
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.graph.tensors import storage_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from poetmodel.torch.capturing.signature import InputSpec
+    from poetmodel.torch.capturing.joint_graph import InputSpec
 
 HOOKS: Final = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
@@ -192,9 +192,9 @@ class Guards:
         self._changed_names += [joint.input_names[position] for position in self._changed_inputs]
         self._constants = tuple(_places_of_constants(joint, self._names, self._modules))
         self.compiled = self._assumptions(joint.inputs)
-        self._snapshot = self._taken()
+        self._snapshot = self._take_snapshot()
 
-    def _taken(self) -> Snapshot | None:
+    def _take_snapshot(self) -> Snapshot | None:
         """Return a snapshot of module and tensors as they are now.
 
         None where one of them is in a place of its own, as a plain attribute: none can be taken.
@@ -223,7 +223,7 @@ class Guards:
             return same and self._touched(inputs) == self.compiled.touched
         holds = self._assumptions(inputs) == self.compiled
         if holds:
-            self._snapshot = self._taken()
+            self._snapshot = self._take_snapshot()
         return holds
 
     def differences(self, inputs: Sequence[Any]) -> Iterator[str]:

@@ -375,7 +375,7 @@ class OutputForm:
     def of(cls, output: Any, loss: torch.Tensor) -> tuple[OutputForm, list[torch.Tensor]]:
         """Return the form of an output, and its tensors beside the loss."""
         leaves: Leaves = []
-        make = _taken(output, "", leaves)
+        make = _flatten(output, "", leaves)
         others: Leaves = []
         positions = []
         for path, tensor in leaves:
@@ -393,7 +393,7 @@ class OutputForm:
     def named(self, output: Any) -> dict[str, torch.Tensor]:
         """Return the tensors of an output of this form by name; that of the loss is empty."""
         leaves: Leaves = []
-        _taken(output, "", leaves)
+        _flatten(output, "", leaves)
         names = ("", *self.names)
         return {
             names[position]: tensor
@@ -401,7 +401,7 @@ class OutputForm:
         }
 
 
-def _taken(value: Any, path: str, leaves: Leaves) -> Make:
+def _flatten(value: Any, path: str, leaves: Leaves) -> Make:
     """Put the tensors of a value among the leaves; return what makes it of the next of them."""
     if isinstance(value, torch.Tensor):
         leaves.append((path or "tensor", value))
@@ -430,7 +430,7 @@ def _taken(value: Any, path: str, leaves: Leaves) -> Make:
     else:
         return lambda _: None
     makers = {
-        key: _taken(item, named.format(path, key).removeprefix("."), leaves)
+        key: _flatten(item, named.format(path, key).removeprefix("."), leaves)
         for key, item in items.items()
     }
     return lambda values: build({key: maker(values) for key, maker in makers.items()})

@@ -30,9 +30,7 @@ from poetmodel.torch.capturing.inputs import (
     takes_keywords,
     unflatten,
 )
-from poetmodel.torch.capturing.modules import AssignedBuffers, Attributes, Draws, Leftovers
-from poetmodel.torch.capturing.replay import temporarily, tensors_in
-from poetmodel.torch.capturing.signature import (
+from poetmodel.torch.capturing.joint_graph import (
     BODY,
     Joint,
     OutputKind,
@@ -41,6 +39,8 @@ from poetmodel.torch.capturing.signature import (
     output_specs,
     shown_path,
 )
+from poetmodel.torch.capturing.modules import AssignedBuffers, Attributes, Draws, Leftovers
+from poetmodel.torch.capturing.replay import temporarily
 from poetmodel.torch.capturing.surroundings import (
     annotated,
     drawing,
@@ -53,6 +53,7 @@ from poetmodel.torch.capturing.surroundings import (
 )
 from poetmodel.torch.capturing.values import FiniteChecks, KnownValues, ValueGuards, is_unknown
 from poetmodel.torch.errors import RAISED, explained
+from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -22,9 +22,9 @@ import torch
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from poetmodel.torch.capturing.replay import storage_key, tensors_in
-from poetmodel.torch.capturing.signature import shown_path
+from poetmodel.torch.capturing.joint_graph import shown_path
 from poetmodel.torch.errors import RAISED, CaptureError, chain
+from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -254,7 +254,7 @@ class AssignedBuffers:
                         "copy_(...), or give each a tensor of its own: it shares its memory with "
                         + shown_path(".".join(other))
                     )
-                    raise CaptureError(self._told(path, key, fault))
+                    raise CaptureError(self._describe(path, key, fault))
         self._known = self._known.union(self._assigned)
         return new
 
@@ -277,7 +277,7 @@ class AssignedBuffers:
             after = self._buffers()
             for path, key in sorted(after.keys() - before.keys()):
                 fault = "is new after forward; register it, with a tensor, in __init__"
-                raise CaptureError(self._told(path, key, fault))
+                raise CaptureError(self._describe(path, key, fault))
             for (path, key), buffer in before.items():
                 if after.get((path, key)) is buffer:
                     continue
@@ -319,7 +319,7 @@ class AssignedBuffers:
                 )
             else:
                 continue
-            raise CaptureError(self._told(path, key, fault, kind="parameter"))
+            raise CaptureError(self._describe(path, key, fault, kind="parameter"))
 
     def _buffers(self) -> Mapping[tuple[str, str], torch.Tensor]:
         return {
@@ -347,9 +347,9 @@ class AssignedBuffers:
             )
         else:
             return
-        raise CaptureError(self._told(path, key, fault))
+        raise CaptureError(self._describe(path, key, fault))
 
-    def _told(self, path: str, key: str, fault: str, *, kind: str = "buffer") -> str:
+    def _describe(self, path: str, key: str, fault: str, *, kind: str = "buffer") -> str:
         at = f" of module {shown_path(path)!r}" if shown_path(path) else ""
         return f"{self._name}: {kind} {key!r}{at} {fault}"
 

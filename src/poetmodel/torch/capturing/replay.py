@@ -1,4 +1,4 @@
-"""The captured graph run node by node, with kernels that give what eager does; memory measured.
+"""The captured graph run node by node, with kernels that give what eager does.
 
 A network repeats itself. Where a run only measures, the expensive operations of one form (operator,
 shapes, strides, types, numbers) are computed once.
@@ -6,44 +6,28 @@ shapes, strides, types, numbers) are computed once.
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
-import weakref
 from collections import Counter
 from contextlib import contextmanager
-from functools import cache
-from itertools import accumulate
-from operator import getitem, itemgetter
+from operator import getitem
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.autograd.profiler import profile
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
+from poetmodel.errors import PoetModelError
+from poetmodel.torch.capturing.joint_graph import in_module
 from poetmodel.torch.errors import RAISED, CaptureError
+from poetmodel.torch.graph.operators import is_counted, kernel_of
+from poetmodel.torch.graph.tensors import fake, form_of, storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping
 
-    from poetmodel.torch.capturing.signature import Joint
+    from poetmodel.torch.capturing.joint_graph import Joint
+    from poetmodel.torch.graph.profiles import OpProfile, OpProfiler
 
     Execute = Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """Return an identifier of one storage among all that are alive."""
-    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - the only identity on every device
-    return key
-
-
-def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
-    """Return the tensors in a nest of tuples, lists and dicts, in order."""
-    return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 @contextmanager
@@ -93,39 +77,7 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc, unused-ignore]
 # -- each form of operation once ----------------------------------------------------------------
 
 
-def is_counted(node: fx.Node) -> bool:
-    """Return whether an operation is a convolution, matrix product or attention."""
-    return getattr(node.target, "overloadpacket", None) in flop_registry
-
-
-def flops_of(target: Any, arguments: Sequence[Any], keywords: dict[str, Any], value: Any) -> int:
-    """Return the FLOP of one operation that makes a value of its arguments.
-
-    Convolutions, matrix products and attention as ``torch.utils.flop_counter`` counts them. It
-    knows nothing else; any other operation counts one FLOP per element of its largest operand, so
-    that devices without a memory bandwidth do not take it for free.
-    """
-    if target is torch.ops.aten.convolution_backward.default:
-        return _gradient_flops(*arguments[:3], transposed=arguments[7], wanted=arguments[-1])
-    formula = flop_registry.get(getattr(target, "overloadpacket", None))
-    if formula is not None:
-        return int(formula(*arguments, **keywords, out_val=value))
-    sizes = [tensor.numel() for tensor in tensors_in((arguments, keywords, value))]
-    return max(sizes, default=0)
-
-
-def _gradient_flops(
-    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *, transposed: bool, wanted: Sequence[bool]
-) -> int:
-    """Return the FLOP of a convolution's gradients: each takes as many as the convolution.
-
-    PyTorch's counter takes that of the weight for one over all channels, whatever the groups.
-    """
-    macs = (x if transposed else dy).numel() * (w.numel() // max(1, w.shape[0]))
-    return 2 * int(macs) * sum(wanted[:2])
-
-
-class Sampler:
+class RepeatedOps:
     """Executes the first of the expensive operations of a form, whose outputs stand for all others.
 
     Expensive are convolutions, matrix products, attention, and what makes large tensors: nearly
@@ -174,7 +126,7 @@ def _is_large(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
         return False
-    outputs = tensors_in(node.meta.get("val"))
+    outputs = tensors_in(fake(node))
     kinds = {output.dtype for output in outputs}
     return sum(output.nbytes for output in outputs) >= LARGE_BYTES and all(
         kind.is_floating_point or kind == torch.bool for kind in kinds
@@ -186,7 +138,7 @@ def sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
 
     Returns for each operation that was not executed the one that stands for it.
     """
-    sampler = Sampler(joint, execute)
+    sampler = RepeatedOps(joint, execute)
     try:
         replay(joint, sampler)
     except RAISED:
@@ -199,22 +151,7 @@ def sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
 
 def _fakes(node: fx.Node) -> tuple[Any, Any]:
     """Return the arguments of a node as the capture predicts them."""
-
-    def fake(source: fx.Node) -> Any:
-        return source.meta.get("val")
-
     return fx.node.map_arg(node.args, fake), fx.node.map_arg(node.kwargs, fake)
-
-
-def form_of(*given: Any) -> Hashable:
-    """Return a key that is equal for calls that do the same work on other values."""
-    leaves, spec = _pytree.tree_flatten(given)
-    return spec, tuple(
-        (leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset())
-        if isinstance(leaf, torch.Tensor)
-        else (type(leaf), str(leaf))
-        for leaf in leaves
-    )
 
 
 def _is_new(value: Any, inputs: Any) -> bool:
@@ -224,222 +161,30 @@ def _is_new(value: Any, inputs: Any) -> bool:
     return all(t.device.type == "cpu" and storage_key(t) not in there for t in outputs)
 
 
-# -- kernels -----------------------------------------------------------------------------------
-
-
-KERNEL: Final = "poetmodel.kernel"
-"""Key under a node's ``meta``: what to call in place of its target, with the same arguments."""
-
-
-def kernel_of(node: fx.Node) -> Callable[..., Any]:
-    """Return the function for the operation of a node: nearly always its target itself."""
-    if KERNEL in node.meta:
-        chosen: Callable[..., Any] = node.meta[KERNEL]
-        return chosen
-    aten = torch.ops.aten
-    if node.target is aten.native_dropout.default:
-        return _dropout
-    if node.target is aten.native_dropout_backward.default:
-        return _dropout_backward(_dropped_ratio(node))
-    target: Callable[..., Any] = node.target
-    return target
-
-
-def _dropout(
-    x: torch.Tensor,
-    p: float,
-    train: bool | None,  # noqa: FBT001 - the signature is that of PyTorch's operator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tensor after dropout, and which elements were kept.
-
-    A capture has the dropout of accelerators, whose mask is boolean: a quarter of the bytes that
-    eager saves on the processor. It multiplies by the mask and by ``1 / (1 - p)`` one after the
-    other, where eager's multiplies by their product, rounded to the type of the tensor; and it
-    draws where ``p`` is 1. This computes what eager does, of the same random numbers.
-    """
-    if train is False or x.numel() == 0:
-        values: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.native_dropout(x, p, train)
-        return values
-    if p == 1:
-        nothing = torch.zeros((), dtype=x.dtype, device=x.device)
-        return x.mul(nothing), torch.zeros_like(x, dtype=torch.bool)
-    noise = torch.empty_like(x).bernoulli_(1 - p)
-    mask = noise.to(torch.bool)
-    return _multiplied(noise.div_(1 - p), x), mask
-
-
-@cache
-def _dropout_backward(p: float | None) -> Callable[..., torch.Tensor]:
-    """Return the backward of dropout: the gradient times what the input was multiplied by.
-
-    PyTorch's kernel mixes types and makes three tensors; to convert first and to multiply in place
-    makes one, and takes a third of the time.
-    """
-
-    def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-        noise = mask.to(grad.dtype)
-        if scale != 0:  # 0 where p is 1: nothing was kept
-            noise.div_(1 / scale if p is None else 1 - p)
-        return _multiplied(noise, grad)
-
-    return backward
-
-
-def dropout_backward_in_place(node: fx.Node) -> Callable[..., torch.Tensor]:
-    """Return the backward of dropout that multiplies the gradient where it is, by the same number.
-
-    The mask is 0 or 1, so that two products after each other round once, as one does.
-    """
-    p = _dropped_ratio(node)
-
-    def backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-        grad.mul_(mask)
-        if scale != 0:
-            factor = torch.ones((), dtype=grad.dtype, device=grad.device)
-            grad.mul_(factor.div_(1 / scale if p is None else 1 - p))
-        return grad
-
-    return backward
-
-
-def _dropped_ratio(node: fx.Node) -> float | None:
-    """Return with which ratio the mask was drawn that a backward of dropout reads.
-
-    The scale alone tells it up to a rounding; None where the mask comes from elsewhere.
-    """
-    dropout = torch.ops.aten.native_dropout.default
-    for mask in node.all_input_nodes:
-        for source in mask.all_input_nodes:
-            if mask.target is getitem and source.target is dropout:
-                ratio: Any = source.args[1]
-                return float(ratio)
-    return None
-
-
-def _multiplied(noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return the product, in place of the noise where that does not change its strides."""
-    return noise.mul_(x) if noise.stride() == x.stride() else x * noise
-
-
-# -- memory ------------------------------------------------------------------------------------
-
-_MEMORY: Final = "[memory]"
-"""Name of the events that tell of memory taken and given back."""
-_NOTICE: Final = b"USDT:"
-"""How lines begin that the profiler writes to stderr on every start and stop."""
-
-
-class Workspaces:
-    """Executes operations, and measures what each form of them takes beside its outputs.
-
-    It is the highest total of allocations during the operation, less its outputs. One that takes
-    anything is executed again, for the first time fills the caches of libraries. Only memory that
-    goes through PyTorch's allocator is seen; that includes the scratchpads of oneDNN convolutions,
-    which are the largest.
-    """
-
-    def __init__(self) -> None:
-        self.sizes_bytes: dict[fx.Node, int] = {}
-        """Workspace of each operation that was executed [B]; views take nothing."""
-        self._forms: dict[Hashable, int] = {}
-
-    def __call__(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Return the outputs of an operation."""
-        if node.target is getitem or getattr(node.target, "is_view", False):
-            return call(node, arguments, keywords)
-        form = form_of(node.target, arguments, keywords)
-        if form in self._forms:
-            value = call(node, arguments, keywords)
-        else:
-            value, size = self._measured(node, arguments, keywords)
-            if size:
-                del value
-                value, size = self._measured(node, arguments, keywords)
-            self._forms[form] = size
-        self.sizes_bytes[node] = self._forms[form]
-        return value
-
-    def _measured(
-        self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[Any, int]:
-        """Return the outputs of an operation, and what it took beside them [B]."""
-        values: list[Any] = []
-        peak_bytes = heap_peak_bytes(lambda: values.append(call(node, arguments, keywords)))
-        there = {storage_key(tensor) for tensor in tensors_in((arguments, keywords))}
-        sizes = {storage_key(t): t.untyped_storage().nbytes() for t in tensors_in(values)}
-        own = sum(size for key, size in sizes.items() if key not in there)
-        return values[0], max(0, peak_bytes - own)
-
-
-def heap_peak_bytes(work: Callable[[], object]) -> int:
-    """Measure the highest total of what PyTorch allocates while something runs [B].
-
-    By the memory events of PyTorch's profiler: tensors and workspaces, less what is freed. What was
-    there before does not count.
+def profiles_on_inputs(joint: Joint, profiler: OpProfiler) -> dict[fx.Node, OpProfile]:
+    """Return the profiles of the operations of a step, run once on the inputs of its capture.
 
     Raises
     ------
     CaptureError
-        If a profiler is on already: PyTorch has one at a time, and would drop what that has seen.
+        If an operation fails.
     """
-    if torch._C._autograd._profiler_enabled():  # noqa: SLF001 - no other way
-        raise CaptureError(
-            "a profiler of PyTorch is on, and memory is measured with another one: compile, or run "
-            "the compiled function once, before it begins"
-        )
-    with _without_notices(), profile(profile_memory=True) as recorded:
-        work()
-    events = (event for event in recorded.kineto_results.events() if event.name() == _MEMORY)
-    changes: list[tuple[int, int]] = [(event.start_ns(), event.nbytes()) for event in events]
-    changes.sort(key=itemgetter(0))
-    return max(accumulate((size for _, size in changes), initial=0))
+    profiles: dict[fx.Node, OpProfile] = {}
 
-
-@contextmanager
-def _without_notices() -> Iterator[None]:
-    """Leave the profiler's notices out of stderr; all else that is written there gets through."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)
+    def execute(node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            written.seek(0)
-            for line in written:
-                if not line.startswith(_NOTICE):
-                    os.write(2, line)
-
-
-def storage_peak_bytes(work: Callable[[], object], known: Iterable[torch.Tensor]) -> int:
-    """Measure the highest total of tensors alive while something runs, but for `known` [B]."""
-    with _StorageWatch(known) as watch:
-        work()
-    return int(watch.highest)
-
-
-class _StorageWatch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-    """Sees each new storage, and when it goes."""
-
-    def __init__(self, known: Iterable[torch.Tensor]) -> None:
-        super().__init__()
-        self.alive: dict[int, int] = {storage_key(tensor): 0 for tensor in known}
-        self.total = self.highest = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        value = function(*args, **(kwargs or {}))
-        for tensor in tensors_in(value):
-            storage, key = tensor.untyped_storage(), storage_key(tensor)
-            if key not in self.alive:
-                self.alive[key] = storage.nbytes()
-                self.total += storage.nbytes()
-                weakref.finalize(storage, self._gone, key)
-        self.highest = max(self.highest, self.total)
+            value, profile = profiler(node, arguments, keywords)
+        except PoetModelError:
+            raise
+        except RAISED as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise CaptureError(
+                f"{joint.name}: {node.target}{in_module(node)} fails on the example inputs "
+                f"with {type(error).__name__}: {reason}; try one ordinary training step first"
+            ) from error
+        if node.target is not getitem:
+            profiles[node] = profile
         return value
 
-    def _gone(self, key: int) -> None:
-        self.total -= self.alive.pop(key)
+    like = sampled(joint, execute)
+    return profiles | {node: profiles[first] for node, first in like.items() if first in profiles}

@@ -21,10 +21,11 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree, checkpoint
 from torch.utils._mode_utils import no_dispatch
 
-from poetmodel.torch.capturing.replay import storage_key, temporarily, tensors_in
-from poetmodel.torch.capturing.signature import ANNOTATION, shown_path
+from poetmodel.torch.capturing.joint_graph import ANNOTATION, shown_path
+from poetmodel.torch.capturing.replay import temporarily
 from poetmodel.torch.capturing.values import ASSERTS, Given, KnownValue, KnownValues
 from poetmodel.torch.errors import RAISED, ForeignTensorError, RandomReadError, SeedError
+from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

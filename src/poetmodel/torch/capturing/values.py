@@ -29,8 +29,8 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poetmodel.torch.capturing.replay import tensors_in
 from poetmodel.torch.errors import RAISED, user_line
+from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -18,11 +18,12 @@ from poetmodel.errors import InputError, shown
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
-from poetmodel.torch.dynamo.operations import Operations, split_dropout
-from poetmodel.torch.dynamo.planning import MEASURED, PlanRecord, Wanted
-from poetmodel.torch.dynamo.rewriting import PlannedGraphs
-from poetmodel.torch.dynamo.running import interpreted
+from poetmodel.torch.dynamo.joint_graph import JointGraph
+from poetmodel.torch.dynamo.planning import MEASURED, BackendOptions, PlanRecord
+from poetmodel.torch.dynamo.rewriting import GraphPlanner
 from poetmodel.torch.errors import CaptureError, explained
+from poetmodel.torch.graph.dropout import split_dropout
+from poetmodel.torch.graph.python import boxed
 from poetmodel.torch.runtime.profiling import measure_paging
 from poetmodel.torch.state.pages import make_folder
 
@@ -95,7 +96,7 @@ def backend(
         raise InputError(faults)
     if storage is not None:
         make_folder(storage)
-    wanted = Wanted(
+    wanted = BackendOptions(
         ram=ram,
         device=Device.load(device) if isinstance(device, str) else device,
         costs=costs,
@@ -177,7 +178,7 @@ def partitioner(
     return Partitioner(back)
 
 
-class Backend(PlannedGraphs):
+class Backend(GraphPlanner):
     """Plans each graph that ``torch.compile`` captures; made by `poetmodel.torch.backend`."""
 
     __name__ = "poetmodel"
@@ -185,7 +186,7 @@ class Backend(PlannedGraphs):
     @property
     def _compiler(self) -> Callable[..., Callable[[list[Any]], Any]]:
         """Compiler of a graph that was split off."""
-        return predicted if self._is_predicted else interpreted
+        return predicted if self._is_predicted else boxed
 
     def plan_for(
         self, model: Callable[..., Any], *inputs: Any, paging: bool = False
@@ -244,10 +245,10 @@ class Backend(PlannedGraphs):
         with ALONE, native_operators(), strides, lazy, rare_collections():
             return compile_(module, inputs, **options)
 
-    def _operations(self, graph: fx.Graph, forward_outputs: int | None) -> Operations:
+    def _joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:
         graph.eliminate_dead_code()
         split_dropout(graph)
-        return Operations(graph, forward_outputs)
+        return JointGraph(graph, forward_outputs)
 
     def _partition(
         self,
@@ -257,7 +258,7 @@ class Backend(PlannedGraphs):
         num_fwd_outputs: int,
         **_others: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        graph, saved = self.rewritten(self._operations(module.graph, num_fwd_outputs))
+        graph, saved = self.rewritten(self._joint_graph(module.graph, num_fwd_outputs))
         joint = _make_graph_module(module, graph)
         forward, backward = partitioners._extract_fwd_bwd_modules(  # noqa: SLF001 - as PyTorch's
             joint, saved, [], num_fwd_outputs=num_fwd_outputs
@@ -265,7 +266,7 @@ class Backend(PlannedGraphs):
         return forward, backward
 
     def _inference(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        graph, _saved = self.rewritten(self._operations(module.graph, None))
+        graph, _saved = self.rewritten(self._joint_graph(module.graph, None))
         return self._compiler(_make_graph_module(module, graph))
 
 

@@ -23,25 +23,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.torch.cache import digest, tensor_form
-from poetmodel.torch.capturing.replay import heap_peak_bytes, tensors_in
 from poetmodel.torch.dynamo.backend import Backend, require_one_graph
-from poetmodel.torch.dynamo.costs import on_made_up
-from poetmodel.torch.dynamo.operations import (
-    TANGENTS,
-    Operations,
-    ancestors,
-    fake,
-    operator_name,
-    storage_of,
-)
+from poetmodel.torch.dynamo.joint_graph import TANGENTS, JointGraph, ancestors
+from poetmodel.torch.graph.operators import operator_name
+from poetmodel.torch.graph.profiles import on_made_up
+from poetmodel.torch.graph.tensors import fake, heap_peak_bytes, storage_of, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import fx
 
-    from poetmodel.torch.dynamo.planning import PlanRecord, Wanted
-    from poetmodel.torch.dynamo.rewriting import PlannedGraphs
+    from poetmodel.torch.dynamo.planning import BackendOptions, PlanRecord
+    from poetmodel.torch.dynamo.rewriting import GraphPlanner
 
 MOST_READS: Final = 4
 """Tensors about as large as its own that Inductor reads for an operation inside of others."""
@@ -130,13 +124,13 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
 
     Parameters
     ----------
-    graphs : PlannedGraphs
+    graphs : GraphPlanner
         Plans the graphs and keeps what is known of them.
     reserved_bytes : int
         For what Inductor takes beside what is planned.
     """
 
-    def __init__(self, graphs: PlannedGraphs, *, reserved_bytes: int = 0) -> None:
+    def __init__(self, graphs: GraphPlanner, *, reserved_bytes: int = 0) -> None:
         self.graphs = graphs
         self.results_bytes = self.handed_bytes = 0
         """Results of the forward pass that was split last, and what is there at the end [B]."""
@@ -156,15 +150,12 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         if functorch.cse:
             gm.graph = partitioners.fx_graph_cse(gm.graph)
         inlining = Inlining(gm.graph, num_fwd_outputs)
-        operations = Operations(gm.graph, num_fwd_outputs, is_inlined=inlining)
-        graph, saved = self.graphs.rewritten(operations, reserved_bytes=self._reserved_bytes)
-        results = operations.behind(
-            node for node in operations.results[:num_fwd_outputs] if node is not None
-        )
-        self.results_bytes = sum(operations.bytes[key] for key in results)
-        self.handed_bytes = operations.copied_bytes + sum(
-            operations.bytes[key] for key in operations.held
-        )
+        joint = JointGraph(gm.graph, num_fwd_outputs, is_inlined=inlining)
+        graph, saved = self.graphs.rewritten(joint, reserved_bytes=self._reserved_bytes)
+        sizes = [storage.bytes for storage in joint.storages]
+        results = joint.behind(joint.results[:num_fwd_outputs])
+        self.results_bytes = sum(sizes[number] for number in results)
+        self.handed_bytes = joint.copied_bytes + sum(sizes[number] for number in joint.held)
         fixed = set(static_lifetime_input_indices or ())
         primals = [
             node
@@ -199,7 +190,7 @@ class Partitioner(CustomPartitionerFn):  # type: ignore[misc, unused-ignore]
         return self.graphs.key
 
 
-class Measured:
+class MeasuringCompiler:
     """Compiles graphs for Inductor, and runs each once on made-up tensors to see what it takes."""
 
     def __init__(self) -> None:
@@ -265,7 +256,7 @@ class InductorBackend(Backend):
     more than the budget the plan gets less.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: BackendOptions) -> None:
         super().__init__(wanted, is_generated=is_generated)
 
     def plan_for(self, *_: Any, **_options: Any) -> list[PlanRecord]:
@@ -281,7 +272,7 @@ class InductorBackend(Backend):
         count, peaks = len(self._planned), list[int]()
         for attempt in range(ATTEMPTS):
             del self._planned[count:]
-            own, measured = copy.deepcopy(module), Measured()
+            own, measured = copy.deepcopy(module), MeasuringCompiler()
             split = Partitioner(self, reserved_bytes=reserved_bytes)
             # No graphs that were split before, and the backward pass now, so that it is measured.
             with functorch.patch(

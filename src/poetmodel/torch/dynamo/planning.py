@@ -5,48 +5,36 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
-
-import torch
-from torch import fx
+from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError, VerificationError
-from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
-from poetmodel.plan import Op, check_plan
-from poetmodel.planner import make_plan, verify
+from poetmodel.errors import BudgetError
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor
+from poetmodel.plan import Op
+from poetmodel.planner import checked_plan, verify
 from poetmodel.problem import Problem
+from poetmodel.problem.infeasibility import refusal
 from poetmodel.solver import solve
-from poetmodel.torch.capturing.replay import flops_of, storage_key
+from poetmodel.torch.compile_cache import Schedules, is_settled
 from poetmodel.torch.dynamo.costs import CALL_S, this_machine
-from poetmodel.torch.dynamo.operations import (
-    Operation,
-    Operations,
-    fake,
-    node_names,
-    operator_name,
-    storage_of,
-)
-from poetmodel.torch.known_steps import Schedules, is_settled
+from poetmodel.torch.graph.tensors import fake, storage_of
 from poetmodel.units import format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    from torch import fx
 
     from poetmodel.device.hardware import Storage
     from poetmodel.plan import Plan, PlanCheck
     from poetmodel.result import SolveResult
     from poetmodel.solver.request import SolveProgress
     from poetmodel.torch.cache import Cache
-    from poetmodel.torch.dynamo.costs import Form
+    from poetmodel.torch.dynamo.joint_graph import JointGraph
+    from poetmodel.torch.graph.profiles import OpProfile
     from poetmodel.torch.runtime.profiling import Paging
 
-    Step: TypeAlias = tuple[Op, Operation | int]
-    """An operation to compute, or the key of a storage to page."""
-
-RESULTS: Final = "results"
-"""Name of the node that stands for the end of the step, where results are handed over."""
 TOKEN_BYTES: Final = 8
 """RAM of the token for each page that is out [B]."""
 MEASURED: Final = "measured"
@@ -96,10 +84,9 @@ class PlanRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class GraphPlan:
     """A plan of a captured graph."""
 
-    steps: tuple[Step, ...]
     record: PlanRecord
     result: SolveResult
     plan: Plan
@@ -107,7 +94,7 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class BackendOptions:
     """Request of a back end; `poetmodel.torch.backend` describes each field."""
 
     ram: str | int
@@ -121,34 +108,33 @@ class Wanted:
 
 
 def plan(
-    operations: Operations,
-    forms: Sequence[Form],
-    wanted: Wanted,
+    joint: JointGraph,
+    profiles: Sequence[OpProfile],
+    wanted: BackendOptions,
     *,
     name: str,
     reserved_bytes: int = 0,
     is_predicted: bool = False,
-) -> Planned:
-    """Plan a graph, whose operations have these forms, within its budget less what is reserved.
+) -> GraphPlan:
+    """Plan a graph, whose operations have these profiles, within its budget less what is reserved.
 
     Raises
     ------
     BudgetError
         If the budget is too small: says the least that is known to do.
     """
-    for operation, form in zip(operations.operations, forms, strict=True):
-        operations.bytes.update(_made_bytes(operation, form))
-    graph, tensor_of = _graph(operations, [form.workspace_bytes for form in forms])
+    joint.apply(profiles)
+    graph = joint.training_graph()
     device = wanted.device or this_machine(wanted.cache)
-    costs = _costs(graph, wanted, device, [form.time_s for form in forms])
+    costs = _costs(graph, wanted, device, [profile.time_s for profile in profiles])
     # Autograd has the gradients of results for the whole backward pass, and the caller the results.
-    beside_bytes = _copies_bytes(operations) + sum(_sizes(operations.tangents).values())
-    beside_bytes += sum(operations.bytes[key] for key in operations.handed_early)
+    beside_bytes = _copies_bytes(joint) + sum(_sizes(joint.tangents).values())
+    beside_bytes += sum(joint.storages[number].bytes for number in joint.handed_early)
     if wanted.paging is not None:
         beside_bytes += TOKEN_BYTES * len(graph.tensors)
     keep_all_bytes = checkpoint_all_peak_bytes(graph) + beside_bytes
     budget_bytes = parse_size(wanted.ram, field="ram", whole_bytes=keep_all_bytes)
-    if operations.is_inference and str(wanted.ram).strip().endswith("%"):
+    if joint.is_inference and str(wanted.ram).strip().endswith("%"):
         budget_bytes = keep_all_bytes  # nothing is kept for a backward pass
     beside_bytes += reserved_bytes
     usable_bytes = max(1, budget_bytes - beside_bytes)
@@ -160,12 +146,9 @@ def plan(
     result = _solved(problem, wanted)
     if result.schedule is None:
         raise BudgetError(_too_little(problem, wanted, name, budget_bytes, beside_bytes))
-    plan = make_plan(
+    plan, check = checked_plan(
         graph, costs, result.schedule, mode=StorageMode.BLOCKING, ram_budget_bytes=usable_bytes
     )
-    check = check_plan(graph, costs, plan, ram_budget_bytes=usable_bytes)
-    if check.violations:  # a fault of ours, never to be passed on
-        raise VerificationError(check.violations)
     counts = Counter(instruction.op for instruction in plan.program)
     record = PlanRecord(
         name=name,
@@ -179,12 +162,11 @@ def plan(
         paged_out=counts[Op.PAGE_OUT],
         paged_in=counts[Op.PAGE_IN],
         solve_s=result.solve_s,
-        given_bytes=_given_bytes(operations),
+        given_bytes=_given_bytes(joint),
         device=device.key or device.name,
         is_predicted=is_predicted,
     )
-    return Planned(
-        steps=tuple(_steps(operations, graph, plan, tensor_of)),
+    return GraphPlan(
         record=record,
         result=result,
         plan=plan,
@@ -192,23 +174,7 @@ def plan(
     )
 
 
-def _made_bytes(operation: Operation, form: Form) -> dict[int, int]:
-    """Return the size of what an operation was seen to make, by the key of its storage [B].
-
-    What is predicted of a gradient that nobody wants, kernels may leave out.
-    """
-    value = fake(operation.node)
-    outputs = list(value) if isinstance(value, tuple | list) else [value]
-    sizes = dict.fromkeys(operation.makes, 0)
-    for output, layout in zip(outputs, form.layouts, strict=False):
-        if isinstance(output, torch.Tensor) and layout is not None:
-            key = storage_key(output)
-            if key in sizes:
-                sizes[key] = form.sizes_bytes[layout[-1]]
-    return sizes
-
-
-def _solved(problem: Problem, wanted: Wanted) -> SolveResult:
+def _solved(problem: Problem, wanted: BackendOptions) -> SolveResult:
     """Return the schedule that is known of a problem where it will do, else solve."""
     schedules = Schedules(wanted.cache)
     known = schedules.result(problem, gap=wanted.gap)
@@ -226,79 +192,8 @@ def _solved(problem: Problem, wanted: Wanted) -> SolveResult:
     return result
 
 
-def _steps(
-    operations: Operations, graph: Graph, plan: Plan, tensor_of: Mapping[int, str]
-) -> Iterator[Step]:
-    """Yield a program in operations and keys of storages."""
-    operation_of = [*operations.operations, None]  # the last node stands for the end
-    key_of = {name: key for key, name in tensor_of.items()}
-    for op, index in plan.program:
-        operation = operation_of[index] if op == Op.COMPUTE else None
-        if operation is not None:
-            yield op, operation
-        elif op in (Op.PAGE_OUT, Op.PAGE_IN):
-            yield op, key_of[graph.tensors[index].name]
-
-
-def _graph(operations: Operations, workspaces: Sequence[int]) -> tuple[Graph, dict[int, str]]:
-    """Return the training graph, and the name there of the storage of each key.
-
-    The name of the graph says nothing, so that one that is captured again is known.
-    """
-    names = node_names(operation.node for operation in operations.operations)
-    tensor_of = {
-        key: f"{names[k]}:{number}" if len(operation.makes) > 1 else names[k]
-        for k, operation in enumerate(operations.operations)
-        for number, key in enumerate(operation.makes)
-    }
-    nodes = [
-        _node(operations, operation, names[k], tensor_of, workspaces[k])
-        for k, operation in enumerate(operations.operations)
-    ]
-    results = Node(
-        name=RESULTS,
-        op=RESULTS,
-        phase=nodes[-1].phase if nodes else Phase.FORWARD,
-        inputs=tuple(tensor_of[key] for key in operations.held),
-        outputs=(),
-        workspace_bytes=operations.copied_bytes,
-        recomputable=False,
-        bytes_moved=0,
-    )
-    graph = Graph(name="captured", nodes=(*nodes, results), kernels="pytorch")
-    return graph, tensor_of
-
-
-def _node(
-    operations: Operations,
-    operation: Operation,
-    name: str,
-    tensor_of: dict[int, str],
-    workspace_bytes: int,
-) -> Node:
-    sizes, handed = operations.bytes, operations.handed_early
-    if len(operation.makes) > 1:  # made again beside what the caller has
-        workspace_bytes += sum(sizes[key] for key in handed.intersection(operation.makes))
-    moved = sum(sizes[key] for key in (*operation.makes, *operation.reads))
-    arguments, keywords = fx.node.map_arg((operation.node.args, operation.node.kwargs), fake)
-    return Node(
-        name=name,
-        op=operator_name(operation.node),
-        phase=Phase.BACKWARD if operation.is_backward else Phase.FORWARD,
-        inputs=tuple(tensor_of[key] for key in operation.reads),
-        outputs=tuple(
-            Tensor(name=tensor_of[key], bytes=0 if key in handed else sizes[key])
-            for key in operation.makes
-        ),
-        workspace_bytes=workspace_bytes,
-        flops=flops_of(operation.node.target, arguments, keywords, fake(operation.node)),
-        bytes_moved=moved,
-        recomputable=operation.is_repeatable,
-    )
-
-
-def _costs(graph: Graph, wanted: Wanted, device: Device, times_s: Sequence[float]) -> Costs:
-    """Return the costs of a step: estimated, or from measured forms of operations."""
+def _costs(graph: Graph, wanted: BackendOptions, device: Device, times_s: Sequence[float]) -> Costs:
+    """Return the costs of a step: estimated, or from measured profiles of operations."""
     estimated = Costs.estimate(graph, device).table(graph)
     compute_s = [CALL_S + time_s for time_s in estimated.compute_time_s]
     if wanted.costs == MEASURED:
@@ -318,19 +213,19 @@ def _costs(graph: Graph, wanted: Wanted, device: Device, times_s: Sequence[float
     )
 
 
-def _copies_bytes(operations: Operations) -> int:
+def _copies_bytes(joint: JointGraph) -> int:
     """Return the bytes of copies of overwritten arguments that others read [B]."""
     read = {
         source
-        for operation in operations.operations
+        for operation in joint.operations
         for source in operation.node.all_input_nodes
-        if source in operations.mutated
+        if source in joint.mutated
     }
     return sum(_sizes(read).values())
 
 
-def _given_bytes(operations: Operations) -> int:
-    given = [node for node in operations.arguments if node not in operations.tangents]
+def _given_bytes(joint: JointGraph) -> int:
+    given = [node for node in joint.arguments if node not in joint.tangents]
     return sum(_sizes(given).values())
 
 
@@ -341,7 +236,7 @@ def _sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
 
 
 def _too_little(
-    problem: Problem, wanted: Wanted, name: str, budget_bytes: int, beside_bytes: int
+    problem: Problem, wanted: BackendOptions, name: str, budget_bytes: int, beside_bytes: int
 ) -> str:
     """Return why a budget cannot be kept, with the least one that can."""
     least = solve(
@@ -350,26 +245,25 @@ def _too_little(
         gap=wanted.gap,
         threads=1,
     )
-    text = f"ram: {format_bytes(budget_bytes)} is too little for {name}"
     if least.peak_ram_bytes is None:
-        return text
-    enough_bytes = least.peak_ram_bytes + beside_bytes
-    needed_bytes = ceil(least.bound or 0.0) + beside_bytes
-    if needed_bytes >= enough_bytes:
-        return f"{text}: the least is ram={enough_bytes}"
-    return f"{text}: ram={enough_bytes} is enough, and less than {needed_bytes:,} B never is"
+        return refusal(name, budget_bytes, enough_bytes=None)
+    return refusal(
+        name,
+        budget_bytes,
+        enough_bytes=least.peak_ram_bytes + beside_bytes,
+        needed_bytes=ceil(least.bound or 0.0) + beside_bytes,
+    )
 
 
-def write_page(path: str | Path, planned: Planned) -> None:
+def write_page(path: str | Path, planned: GraphPlan) -> None:
     """Write the page about the schedule of a graph; needs ``poetmodel[report]``."""
     from poetmodel.report.page import check_report, write_report
     from poetmodel.report.subject import Sources, Subject, in_graph
-    from poetmodel.schedule.io import parse_document
-    from poetmodel.schedule.relations import dump
+    from poetmodel.schedule.io import document_from
 
     check_report(path)
     problem = planned.result.problem
-    document = parse_document(dump(planned.result.to_dict()), source="result")
+    document = document_from(planned.result.to_dict(), source="result")
     subject = Subject(
         label="A",
         sources=Sources(schedule=planned.record.name, graph=planned.record.name),

@@ -10,17 +10,24 @@ from typing import TYPE_CHECKING, Final
 from poetmodel.errors import InputError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
-from poetmodel.torch.dynamo.costs import Forms, predicted_forms
-from poetmodel.torch.dynamo.emission import Emitter
+from poetmodel.torch.dynamo.costs import Profiles
+from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
 from poetmodel.torch.dynamo.pages import SlotFile
-from poetmodel.torch.dynamo.planning import MEASURED, Planned, PlanRecord, Wanted, plan, write_page
+from poetmodel.torch.dynamo.planning import (
+    MEASURED,
+    BackendOptions,
+    GraphPlan,
+    PlanRecord,
+    plan,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import fx
 
-    from poetmodel.torch.dynamo.operations import Operations
+    from poetmodel.torch.dynamo.joint_graph import JointGraph
 
 FORMAT: Final = "poetmodel-backend"
 VERSION: Final = 1
@@ -28,12 +35,12 @@ VERSION: Final = 1
 _LOG: Final = logging.getLogger(__name__)
 
 
-class PlannedGraphs:
+class GraphPlanner:
     """Plans one graph after another within the same budget, and knows what became of each.
 
     Parameters
     ----------
-    wanted : Wanted
+    wanted : BackendOptions
         Budget and options.
     storage : str or Path, optional
         Folder for pages.
@@ -45,16 +52,18 @@ class PlannedGraphs:
 
     def __init__(
         self,
-        wanted: Wanted,
+        wanted: BackendOptions,
         storage: str | Path | None = None,
         *,
         is_generated: Callable[[fx.Node], bool] | None = None,
         is_predicted: bool = False,
     ) -> None:
         self._is_predicted = is_predicted
-        self._planned: list[Planned] = []
+        self._planned: list[GraphPlan] = []
         self._wanted = wanted
-        self._forms = Forms(wanted.cache, timed=wanted.costs == MEASURED, is_generated=is_generated)
+        self._profiles = Profiles(
+            wanted.cache, timed=wanted.costs == MEASURED, is_generated=is_generated
+        )
         self._file = None if storage is None else SlotFile(storage)
 
     @property
@@ -103,7 +112,7 @@ class PlannedGraphs:
             raise InputError(f"{path}: expected a file *.html, a page, or *.json, the records")
 
     def rewritten(
-        self, operations: Operations, *, reserved_bytes: int = 0
+        self, joint: JointGraph, *, reserved_bytes: int = 0
     ) -> tuple[fx.Graph, list[fx.Node]]:
         """Return a graph in the order of its plan, and what its forward pass saves.
 
@@ -115,10 +124,14 @@ class PlannedGraphs:
             If the budget is too small: says the least that is known to do.
         """
         name = f"graph {len(self._planned)}"
-        forms = predicted_forms(operations) if self._is_predicted else self._forms.of(operations)
+        profiles = (
+            [operation.profile for operation in joint.operations]
+            if self._is_predicted
+            else self._profiles.of(joint)
+        )
         planned = plan(
-            operations,
-            forms,
+            joint,
+            profiles,
             self._wanted,
             name=name,
             reserved_bytes=reserved_bytes,
@@ -126,6 +139,6 @@ class PlannedGraphs:
         )
         self._planned.append(planned)
         _LOG.info("%s", planned.record)
-        emitter = Emitter(operations, -1 if self._file is None else self._file.number)
-        new = emitter.emit(planned.steps)
-        return new, list(emitter.saved)
+        rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
+        new = rewriter.rewrite(planned.plan.program)
+        return new, list(rewriter.saved)

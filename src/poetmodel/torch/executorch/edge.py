@@ -34,9 +34,9 @@ from poetmodel.torch.capturing.inputs import (
     unflatten,
 )
 from poetmodel.torch.capturing.joint import LOSS
-from poetmodel.torch.dynamo.operations import fake
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.executorch import quiet
+from poetmodel.torch.graph.tensors import fake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -189,7 +189,7 @@ def _check(name: str, graph: fx.Graph) -> None:
             )
 
 
-class Tidy(PassBase):  # type: ignore[misc, unused-ignore]
+class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
     """Leaves out copies that nobody needs: reshapes become views, two transpositions none.
 
     Results have the same bits.

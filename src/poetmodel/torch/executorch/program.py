@@ -18,13 +18,13 @@ from poetmodel.plan import Op, check_plan
 from poetmodel.plan.arena import check_arena
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import unit_remark
+from poetmodel.problem.infeasibility import refusal
 from poetmodel.result import Status
 from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.fitting import plan_and_place
-from poetmodel.torch.executorch.edge import Tidy, edge_program
+from poetmodel.torch.executorch.edge import RemoveCopies, edge_program
 from poetmodel.torch.executorch.lowering import lowered
-from poetmodel.torch.executorch.planning import InOrder, captured
+from poetmodel.torch.executorch.planning import EdgeGraph, Reorder
 from poetmodel.units import format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from poetmodel.solver.request import OnProgress
     from poetmodel.torch.capturing.inputs import Inputs
     from poetmodel.torch.executorch.lowering import LoweredProgram
-    from poetmodel.torch.executorch.planning import Captured
 
 DEVICE: Final = "rpi4b"
 """The device whose rates say how long an operation takes, unless another is named."""
@@ -158,13 +157,14 @@ def to_executorch(
     name = type(model).__name__
     edge = edge_program(name, model, loss_fn, inputs)
     own_bytes = lowered(edge, is_ours=False).arena_bytes
-    edge = edge.transform([Tidy()])
-    step = captured(edge.exported_program(), name=name)
-    keep_all_bytes = checkpoint_all_peak_bytes(step.graph) + step.resident_bytes
+    edge = edge.transform([RemoveCopies()])
+    step = EdgeGraph(edge.exported_program(), name=name)
+    graph = step.training_graph()
+    keep_all_bytes = checkpoint_all_peak_bytes(graph) + step.resident_bytes
     budget_bytes = parse_size(ram, field="ram", whole_bytes=keep_all_bytes)
     problem = Problem(
-        step.graph,
-        Costs.estimate(step.graph, device),
+        graph,
+        Costs.estimate(graph, device),
         ram=max(1, budget_bytes - step.resident_bytes),
         paging=False,
         minimize="time",
@@ -184,7 +184,7 @@ def to_executorch(
         status=str(result.status),
         gap=result.gap,
         overhead=(result.overhead or 0.0) / (problem.objective.baseline or 1.0),
-        recomputed=sum(op == Op.COMPUTE for op, _ in plan.program) - len(step.graph.nodes),
+        recomputed=sum(op == Op.COMPUTE for op, _ in plan.program) - len(graph.nodes),
         solve_s=result.solve_s,
         device=device.key or device.name,
         sgd=sgd,
@@ -197,26 +197,26 @@ def _lowered_plan(
     budget_bytes: int,
     options: Mapping[str, Any],
     edge: EdgeProgramManager,
-    step: Captured,
+    step: EdgeGraph,
 ) -> tuple[SolveResult, Plan, LoweredProgram]:
     """Return a schedule, its plan and its program; solve again where the file's arena is larger."""
     excess = 0
     for _ in range(_TRIES):
         result, plan = _fitted(problem, budget_bytes, options, step)
-        names = (step.graph.nodes[k].name for op, k in plan.program if op == Op.COMPUTE)
-        ordered = edge.transform([InOrder(names, step.operations)])
+        order = [k for op, k in plan.program if op == Op.COMPUTE]
+        ordered = edge.transform([Reorder(step, order)])
         program = lowered(ordered, is_ours=True)
         excess = program.arena_bytes - budget_bytes
         if excess <= 0:
             return result, plan, program
         problem = replace(problem, ram=problem.usable_ram_bytes - excess)
     raise VerificationError(  # a fault of ours, never to be passed on
-        [f"{step.graph.name}: the arena of the file is {excess:,} B above the budget"]
+        [f"{step.name}: the arena of the file is {excess:,} B above the budget"]
     )
 
 
 def _fitted(
-    problem: Problem, budget_bytes: int, options: Mapping[str, Any], step: Captured
+    problem: Problem, budget_bytes: int, options: Mapping[str, Any], step: EdgeGraph
 ) -> tuple[SolveResult, Plan]:
     """Return a schedule whose addresses fit, with its plan; raise `BudgetError` where none does."""
     result, plan, arena = fit_arena(problem, mode=StorageMode.BLOCKING, **options)
@@ -235,7 +235,7 @@ def _least(
     problem: Problem,
     budget_bytes: int,
     options: Mapping[str, Any],
-    step: Captured,
+    step: EdgeGraph,
     failed: SolveResult,
 ) -> tuple[SolveResult, Plan, Arena]:
     """Return the schedule with the least RAM; where it exceeds the budget, say by how much."""
@@ -264,12 +264,9 @@ def _least(
     enough_bytes, needed_bytes = (
         size + step.resident_bytes for size in (arena.bytes, ceil(least.bound or 0.0))
     )
-    remark = unit_remark(budget_bytes, needed_bytes)
-    text = f"ram: {format_bytes(budget_bytes)} is too little for the arena of {step.graph.name}"
-    if needed_bytes >= enough_bytes:
-        raise BudgetError(f"{text}: the least is ram={enough_bytes}{remark}")
+    what = f"the arena of {step.name}"
     raise BudgetError(
-        f"{text}: ram={enough_bytes} is enough, and less than {needed_bytes:,} B never is{remark}"
+        refusal(what, budget_bytes, enough_bytes=enough_bytes, needed_bytes=needed_bytes)
     )
 
 

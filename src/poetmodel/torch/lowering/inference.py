@@ -13,9 +13,9 @@ from poetmodel.export.step import Call, DataType, LoweredStep, NamedTensor, Ref
 from poetmodel.graph import Phase
 from poetmodel.torch.capturing.inputs import apart, flatten
 from poetmodel.torch.capturing.joint import capture
-from poetmodel.torch.capturing.signature import InputKind, Joint, OutputKind, in_module
+from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.lowering.step import Lowered
+from poetmodel.torch.lowering.step import StepLowering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,12 +57,12 @@ def with_inference(
     with _evaluating(model), sdpa_kernel(SDPBackend.MATH):
         whole = capture(model, None if loss_fn is None else total, apart(inputs), name=name)
     joint = _forward(whole, is_total=loss_fn is not None)
-    lowered = Lowered(joint)
-    for unit in lowered.parts.units:
-        if unit.random:
+    lowered = StepLowering(joint)
+    for operation in lowered.parts.operations:
+        if operation.is_random:
             raise CaptureError(
-                f"{name}: infer: {unit.node.target}{in_module(unit.node)} draws random numbers in "
-                "evaluation mode too; let it depend on self.training"
+                f"{name}: infer: {operation.node.target}{in_module(operation.node)} draws random "
+                "numbers in evaluation mode too; let it depend on self.training"
             )
     inference = _with_output(lowered.step(), len(flatten(given)[0]), joint)
     return replace(step, inference=_sharing(step, inference))

@@ -10,8 +10,8 @@ import torch
 
 from poetmodel.export.step import Condition
 from poetmodel.torch.lowering.operands import (
-    Look,
     Lowering,
+    StridedView,
     copy,
     fill,
     lowers,
@@ -21,7 +21,18 @@ from poetmodel.torch.lowering.operands import (
     without,
     workspace,
 )
-from poetmodel.torch.step.optimizers import NADAM_DECAY, Adagrad, Adam, NAdam, RmsProp, Sgd
+from poetmodel.torch.step.optimizers import (
+    NADAM_DECAY,
+    RADAM_LENGTH,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    RAdam,
+    RmsProp,
+    Sgd,
+)
 from poetmodel.torch.step.updates import (
     AccumulatingUpdate,
     BatchCount,
@@ -33,8 +44,11 @@ from poetmodel.torch.step.updates import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from poetmodel.export.step import Argument, ScaledLearningRate
+    from poetmodel.export.step import Argument
+    from poetmodel.export.step import ScaledLearningRate as Rate
     from poetmodel.torch.step.optimizers import Rule
+
+    Views = Sequence[StridedView]
 
 aten: Final = torch.ops.aten
 
@@ -70,7 +84,9 @@ def _lower_dot(op: Lowering) -> None:
     _multiply(op, _as_column(out.broadcast((1,))), _turned(_as_column(a)), _as_column(b))
 
 
-def _add_product(op: Lowering, x: Any, a: Look, b: Look, beta: float, alpha: float) -> None:
+def _add_product(
+    op: Lowering, x: Any, a: StridedView, b: StridedView, beta: float, alpha: float
+) -> None:
     """Compute beta x + alpha a b."""
     out = op.output()
     product = _as_column(out) if len(out.shape) < len(a.shape) else out
@@ -86,7 +102,7 @@ def _add_product(op: Lowering, x: Any, a: Look, b: Look, beta: float, alpha: flo
         op.call("pm_add", out, out, added, table(op, out, out, added), float(beta))
 
 
-def _copy_rows(op: Lowering, out: Look, x: Look) -> None:
+def _copy_rows(op: Lowering, out: StridedView, x: StridedView) -> None:
     """Fill a matrix; a bias is the same in all rows."""
     is_bias = len(x.shape) == 2 and x.strides[0] == 0 and out.strides[1] == 1  # noqa: PLR2004 - a matrix
     if is_bias:
@@ -95,9 +111,9 @@ def _copy_rows(op: Lowering, out: Look, x: Look) -> None:
         copy(op, out, x)
 
 
-def _as_column(look: Look) -> Look:
+def _as_column(look: StridedView) -> StridedView:
     """Return a vector as a matrix with one column."""
-    return Look(
+    return StridedView(
         buffer=look.buffer,
         offset=look.offset,
         shape=(*look.shape, 1),
@@ -106,13 +122,15 @@ def _as_column(look: Look) -> Look:
     )
 
 
-def _turned(look: Look) -> Look:
+def _turned(look: StridedView) -> StridedView:
     """Return matrices with rows and columns exchanged."""
     *batch, row, column = range(len(look.shape))
     return only(look, (*batch, column, row))
 
 
-def _multiply(op: Lowering, out: Look, a: Look, b: Look, *, accumulate: bool = False) -> None:
+def _multiply(
+    op: Lowering, out: StridedView, a: StridedView, b: StridedView, *, accumulate: bool = False
+) -> None:
     """Compute a b, for each of a batch where there is one."""
     if out.shape[-1] == 1 < out.shape[-2] or (out.strides[-1] != 1 and out.shape[-1] > 1):
         # As many elements as may be are computed at once along a row.
@@ -264,7 +282,7 @@ def _lower_nll_loss_backward(op: Lowering) -> None:
     )
 
 
-def _weight(op: Lowering, weight: Any) -> tuple[Look | Argument, int]:
+def _weight(op: Lowering, weight: Any) -> tuple[StridedView | Argument, int]:
     """Return weights of classes and their step; a pointer that is not there where all are 1."""
     if weight is None:
         return 0, 0
@@ -282,7 +300,7 @@ def _lower_parameter_update(op: Lowering) -> None:
     _update(op, looks, _gradient(op, gradients, looks[0], factors), rate)
 
 
-def _update(op: Lowering, looks: Sequence[Look], gradient: Look, rate: Any) -> None:
+def _update(op: Lowering, looks: Sequence[StridedView], gradient: StridedView, rate: Any) -> None:
     parameter = looks[0]
     moments = [look for look in looks if look.shape == parameter.shape]
     if not parameter.is_dense or not all(look.lies_like(parameter) for look in moments):
@@ -311,21 +329,17 @@ def _lower_batch_count(op: Lowering) -> None:
     op.call("pm_count_to", op.value(count), 1, op.node.target.batches)
 
 
-def _sgd(
-    op: Lowering, rule: Sgd, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
-) -> None:
+def _sgd(op: Lowering, rule: Sgd, state: Views, gradient: StridedView, rate: Rate) -> None:
     numbers = (rate, -1.0 if rule.maximize else 1.0, float(rule.weight_decay))
     if not rule.momentum:
-        op.call("pm_sgd", *looks, gradient, gradient.elements, *numbers)
+        op.call("pm_sgd", *state, gradient, gradient.elements, *numbers)
         return
     more = (float(rule.momentum), 1.0 - rule.dampening)
-    op.call("pm_momentum", *looks, gradient, gradient.elements, int(rule.nesterov), *numbers, *more)
+    op.call("pm_momentum", *state, gradient, gradient.elements, int(rule.nesterov), *numbers, *more)
 
 
-def _adam(
-    op: Lowering, rule: Adam, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
-) -> None:
-    parameter, steps, *moments = looks
+def _adam(op: Lowering, rule: Adam, state: Views, gradient: StridedView, rate: Rate) -> None:
+    parameter, steps, *moments = state
     beta1, beta2 = map(float, rule.betas)
     op.call(
         "pm_amsgrad" if rule.amsgrad else "pm_adam",
@@ -335,10 +349,8 @@ def _adam(
     op.call("pm_add_one", steps, 1)
 
 
-def _nadam(
-    op: Lowering, rule: NAdam, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
-) -> None:
-    parameter, steps, product, *moments = looks
+def _nadam(op: Lowering, rule: NAdam, state: Views, gradient: StridedView, rate: Rate) -> None:
+    parameter, steps, product, *moments = state
     beta1, beta2 = map(float, rule.betas)
     momentum = (beta1, rule.momentum_decay * math.log(NADAM_DECAY))
     op.call(
@@ -349,10 +361,8 @@ def _nadam(
     op.call("pm_nadam_count", steps, product, 1, *momentum)
 
 
-def _rmsprop(
-    op: Lowering, rule: RmsProp, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
-) -> None:
-    parameter, steps, *moments = looks
+def _rmsprop(op: Lowering, rule: RmsProp, state: Views, gradient: StridedView, rate: Rate) -> None:
+    parameter, steps, *moments = state
     momentum = (float(rule.momentum),) if rule.momentum > 0 else ()
     sign, decay, _ = _decay(rule)
     op.call(
@@ -363,10 +373,8 @@ def _rmsprop(
     op.call("pm_add_one", steps, 1)
 
 
-def _adagrad(
-    op: Lowering, rule: Adagrad, looks: Sequence[Look], gradient: Look, rate: ScaledLearningRate
-) -> None:
-    parameter, steps, total = looks
+def _adagrad(op: Lowering, rule: Adagrad, state: Views, gradient: StridedView, rate: Rate) -> None:
+    parameter, steps, total = state
     sign, decay, _ = _decay(rule)
     op.call(
         "pm_adagrad",
@@ -376,19 +384,47 @@ def _adagrad(
     op.call("pm_add_one", steps, 1)
 
 
+def _adamax(op: Lowering, rule: Adamax, state: Views, gradient: StridedView, rate: Rate) -> None:
+    parameter, steps, *moments = state
+    beta1, beta2 = map(float, rule.betas)
+    sign, decay, _ = _decay(rule)
+    op.call(
+        "pm_adamax",
+        parameter, *moments, gradient, steps, gradient.elements, rate, sign, decay,
+        1.0 - beta1, beta2, _log(beta1), float(rule.eps),
+    )  # fmt: skip
+    op.call("pm_add_one", steps, 1)
+
+
+def _radam(op: Lowering, rule: RAdam, state: Views, gradient: StridedView, rate: Rate) -> None:
+    parameter, steps, *moments = state
+    beta1, beta2 = map(float, rule.betas)
+    most, scale = 2.0 / (1.0 - beta2) - 1.0, -2.0 / _log(beta2)
+    op.call(
+        "pm_radam",
+        parameter, *moments, gradient, steps, gradient.elements, rate, *_decay(rule),
+        1.0 - beta1, beta2, 1.0 - beta2, _log(beta1), _log(beta2), float(rule.eps),
+        most, scale, most - scale, RADAM_LENGTH,
+    )  # fmt: skip
+    op.call("pm_add_one", steps, 1)
+
+
 _UPDATES: Final[dict[type[Rule], Callable[..., None]]] = {
     Sgd: _sgd,
     Adam: _adam,
+    AdamW: _adam,
     NAdam: _nadam,
     RmsProp: _rmsprop,
     Adagrad: _adagrad,
+    Adamax: _adamax,
+    RAdam: _radam,
 }
 
 
-def _decay(rule: Adam | NAdam | RmsProp | Adagrad) -> tuple[float, float, float]:
+def _decay(rule: Rule) -> tuple[float, float, float]:
     """Return the sign of the gradient, and the decay that is added to it or shrinks the weight."""
     sign, decay = -1.0 if rule.maximize else 1.0, float(rule.weight_decay)
-    return (sign, 0.0, decay) if rule.decouples else (sign, decay, 0.0)
+    return (sign, 0.0, decay) if rule.decoupled_weight_decay else (sign, decay, 0.0)
 
 
 def _log(number: float) -> float:
@@ -396,8 +432,8 @@ def _log(number: float) -> float:
 
 
 def _gradient(
-    op: Lowering, gradients: Sequence[Any], parameter: Look, factors: Sequence[Any]
-) -> Look:
+    op: Lowering, gradients: Sequence[Any], parameter: StridedView, factors: Sequence[Any]
+) -> StridedView:
     """Return the gradient as its parameter lies, summed and clipped; in workspace if need be."""
     first, *more = map(op.value, gradients)
     if not more and not factors and first.lies_like(parameter):
@@ -410,7 +446,7 @@ def _gradient(
     return gradient
 
 
-def _sum(op: Lowering, out: Look, first: Look, more: Sequence[Look]) -> None:
+def _sum(op: Lowering, out: StridedView, first: StridedView, more: Sequence[StridedView]) -> None:
     copy(op, out, first)
     for other in more:
         op.call("pm_add", out, out, other, table(op, out, out, other), 1.0)

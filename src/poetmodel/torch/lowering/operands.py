@@ -23,14 +23,14 @@ from poetmodel.export.step import (
     Ref,
     ScaledLearningRate,
 )
-from poetmodel.torch.capturing.signature import in_module
+from poetmodel.torch.capturing.joint_graph import in_module
 from poetmodel.torch.errors import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Lower = Callable[["Lowering"], None]
-    Part = Callable[["Look", int], "Look"]
+    Part = Callable[["StridedView", int], "StridedView"]
 
 _TYPES: Final = {
     torch.float32: DataType.REAL,
@@ -60,7 +60,7 @@ def lowering_of(target: Any) -> Lower | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class StridedView:
     """A tensor, or a view of one: which elements of a buffer it has, and in which order."""
 
     buffer: str
@@ -100,19 +100,19 @@ class Look:
             step for size, step in zip(self.shape, self.strides, strict=True) if size > 1
         )
 
-    def lies_like(self, other: Look) -> bool:
+    def lies_like(self, other: StridedView) -> bool:
         """Return whether two looks have their elements in the same order of memory."""
         return self.shape == other.shape and all(
             size == 1 or mine == theirs
             for size, mine, theirs in zip(self.shape, self.strides, other.strides, strict=True)
         )
 
-    def broadcast(self, shape: tuple[int, ...]) -> Look:
+    def broadcast(self, shape: tuple[int, ...]) -> StridedView:
         """Return the look of a larger shape, with steps of 0 where it repeats."""
         extra = len(shape) - len(self.shape)
         own = zip(shape[extra:], self.shape, self.strides, strict=True)
         strides = (*[0] * extra, *(0 if have != want else step for want, have, step in own))
-        return Look(
+        return StridedView(
             buffer=self.buffer, offset=self.offset, shape=shape, strides=strides, type=self.type
         )
 
@@ -136,8 +136,8 @@ class Lowering:
     def __init__(
         self,
         node: fx.Node,
-        look: Callable[[fx.Node], Look],
-        outputs: Mapping[int, Look],
+        look: Callable[[fx.Node], StridedView],
+        outputs: Mapping[int, StridedView],
         *,
         rates: Mapping[fx.Node, float] | None = None,
     ) -> None:
@@ -155,7 +155,7 @@ class Lowering:
         self._outputs = outputs
         self._rates = rates or {}
 
-    def value(self, argument: Any) -> Look:
+    def value(self, argument: Any) -> StridedView:
         """Return the look of an operand."""
         return self._look(argument)
 
@@ -163,7 +163,7 @@ class Lowering:
         """Return the learning rate that an update is given, as a multiple of the first group's."""
         return ScaledLearningRate(self._rates.get(argument, 1.0))
 
-    def output(self, position: int = 0) -> Look:
+    def output(self, position: int = 0) -> StridedView:
         """Return the look of an output; a single tensor is the output 0."""
         return self._outputs[position]
 
@@ -177,14 +177,14 @@ class Lowering:
         return getattr(self.node.meta.get("val"), "dtype", None) is torch.uint8
 
     def call(
-        self, kernel: str, *arguments: Argument | Look, within: tuple[int, int] | None = None
+        self, kernel: str, *arguments: Argument | StridedView, within: tuple[int, int] | None = None
     ) -> None:
         """Add a call; a look stands for the pointer to its first element."""
         for argument, wanted in zip(arguments, parameters(kernel), strict=True):
-            if isinstance(argument, Look) and argument.type.c_name not in wanted:
+            if isinstance(argument, StridedView) and argument.type.c_name not in wanted:
                 kinds = (_NOUNS[kind] for kind in DataType if kind.c_name in wanted)
                 self.refuse(f"expected {next(kinds, wanted)}, got {_NOUNS[argument.type]}")
-        values = tuple(a.ref if isinstance(a, Look) else a for a in arguments)
+        values = tuple(a.ref if isinstance(a, StridedView) else a for a in arguments)
         self.calls.append(Call(kernel, values, self.where, within))
 
     def refuse(self, reason: str) -> NoReturn:
@@ -216,7 +216,7 @@ _NOUNS: Final = {
 }
 
 
-def table(op: Lowering, *looks: Look, in_order: bool = False) -> tuple[int, ...]:
+def table(op: Lowering, *looks: StridedView, in_order: bool = False) -> tuple[int, ...]:
     """Return the shape table of looks of one shape, as ``pm_each.h`` says.
 
     Dimensions that lie one in the other in all looks are merged. They are sorted by the steps of
@@ -238,7 +238,7 @@ def table(op: Lowering, *looks: Look, in_order: bool = False) -> tuple[int, ...]
     return (len(rows), *(number for row in rows for number in row))
 
 
-def part(look: Look, dimension: int, start: int, size: int, step: int = 1) -> Look:
+def part(look: StridedView, dimension: int, start: int, size: int, step: int = 1) -> StridedView:
     """Return some of the elements of a look along a dimension."""
     stride = look.strides[dimension]
     return replace(
@@ -249,13 +249,13 @@ def part(look: Look, dimension: int, start: int, size: int, step: int = 1) -> Lo
     )
 
 
-def without(look: Look, dimensions: Iterable[int]) -> Look:
+def without(look: StridedView, dimensions: Iterable[int]) -> StridedView:
     """Return the look of a tensor's first element along some dimensions."""
     kept = [k for k in range(len(look.shape)) if k not in set(dimensions)]
     return only(look, kept)
 
 
-def only(look: Look, dimensions: Sequence[int]) -> Look:
+def only(look: StridedView, dimensions: Sequence[int]) -> StridedView:
     """Return a look with some of its dimensions, in the order given."""
     return replace(
         look,
@@ -264,7 +264,7 @@ def only(look: Look, dimensions: Sequence[int]) -> Look:
     )
 
 
-def repeated(look: Look, dimension: int) -> Look:
+def repeated(look: StridedView, dimension: int) -> StridedView:
     """Return a look that has the same element all along a dimension."""
     return replace(look, strides=_with(look.strides, dimension, 0))
 
@@ -278,16 +278,16 @@ def wrapped(dimension: int, rank: int) -> int:
     return dimension % rank if rank else 0
 
 
-def workspace(op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.REAL) -> Look:
+def workspace(op: Lowering, shape: tuple[int, ...], kind: DataType = DataType.REAL) -> StridedView:
     """Return a tensor of 4-byte elements in the workspace of an operation."""
     offset = op.workspace_bytes // 4
     op.workspace_bytes += 4 * math.prod(shape)
-    return Look(
+    return StridedView(
         buffer=WORKSPACE, offset=offset, shape=shape, strides=contiguous_strides(shape), type=kind
     )
 
 
-def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> Look:
+def operand(op: Lowering, argument: Any, kind: DataType = DataType.REAL) -> StridedView:
     """Return an operand as a tensor of a type: numbers and other types go through workspace."""
     if not isinstance(argument, fx.Node):
         scalar = workspace(op, (), kind)
@@ -311,7 +311,7 @@ def random_site(node: fx.Node) -> int:
     return sites.index(node)
 
 
-def copy(op: Lowering, out: Look, x: Look) -> None:
+def copy(op: Lowering, out: StridedView, x: StridedView) -> None:
     """Add a call that copies a tensor, changing its type where they differ."""
     x = x.broadcast(out.shape)
     if out.type is x.type:
@@ -322,7 +322,7 @@ def copy(op: Lowering, out: Look, x: Look) -> None:
         op.call(f"pm_{_WORDS[x.type]}_to_{_WORDS[out.type]}", out, x, table(op, out, x))
 
 
-def in_order(op: Lowering, look: Look) -> Look:
+def in_order(op: Lowering, look: StridedView) -> StridedView:
     """Return a tensor whose elements lie in order: a copy in workspace if need be."""
     if look.is_contiguous:
         return look
@@ -331,7 +331,7 @@ def in_order(op: Lowering, look: Look) -> Look:
     return ordered
 
 
-def fill(op: Lowering, out: Look, number: float) -> None:
+def fill(op: Lowering, out: StridedView, number: float) -> None:
     """Add a call that gives a dense tensor one value."""
     if not out.is_dense:
         op.refuse("expected an output without gaps")
@@ -339,7 +339,9 @@ def fill(op: Lowering, out: Look, number: float) -> None:
     op.call(f"pm_fill{SUFFIX[out.type]}", out, out.elements, value)
 
 
-def planes(*looks: Look, along: int = 2) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
+def planes(
+    *looks: StridedView, along: int = 2
+) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
     """Return the steps of batch, channels, rows and columns of each look, and the first's sizes.
 
     `along` of the last dimensions make the planes; batch and channels may be missing.

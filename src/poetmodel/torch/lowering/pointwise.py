@@ -1,4 +1,4 @@
-"""Operators that compute each element from those at its place, with broadcasting; dropout.
+"""Operators that compute each element from those at its place, with broadcasting; random numbers.
 
 Masks of random numbers come again within a step, as ``pm_random.h`` says.
 """
@@ -15,8 +15,8 @@ from torch import fx
 from poetmodel.export.step import DataType
 from poetmodel.torch.lowering.operands import (
     SUFFIX,
-    Look,
     Lowering,
+    StridedView,
     copy,
     fill,
     lowers,
@@ -269,7 +269,7 @@ def _lower_glu_backward(op: Lowering) -> None:
     op.call("pm_glu_gate_backward", second, gradient, x, gate, shape)
 
 
-def _halves(look: Look, dimension: int) -> tuple[Look, Look]:
+def _halves(look: StridedView, dimension: int) -> tuple[StridedView, StridedView]:
     dimension = wrapped(dimension, len(look.shape))
     size = look.shape[dimension] // 2
     return part(look, dimension, 0, size), part(look, dimension, size, size)
@@ -447,3 +447,50 @@ def _lower_bernoulli(op: Lowering) -> None:
     out = op.output()
     number = _threshold(1.0 - op.args[1])
     op.call("pm_bernoulli", out, out.elements, random_site(op.node), number)
+
+
+# -- random numbers, but for dropout --------------------------------------------------------------
+
+
+@lowers(aten.randn.default, aten.randn_like.default)
+def _lower_randn(op: Lowering) -> None:
+    _draw(op, "pm_normal", 0.0, 1.0)
+
+
+@lowers(aten.rand.default, aten.rand_like.default)
+def _lower_rand(op: Lowering) -> None:
+    _draw(op, "pm_uniform", 0.0, 1.0)
+
+
+@lowers(aten.uniform.default)
+def _lower_uniform(op: Lowering) -> None:
+    first, end = op.args[1:3]
+    _draw(op, "pm_uniform", float(first), float(end) - float(first))
+
+
+@lowers(aten.normal_functional.default)
+def _lower_normal_functional(op: Lowering) -> None:
+    mean, deviation = op.args[1:3]
+    _draw(op, "pm_normal", float(mean), float(deviation))
+
+
+@lowers(
+    aten.normal.float_float,
+    aten.normal.Tensor_float,
+    aten.normal.float_Tensor,
+    aten.normal.Tensor_Tensor,
+)
+def _lower_normal(op: Lowering) -> None:
+    out = op.output()
+    _draw(op, "pm_normal", 0.0, 1.0)
+    deviation, mean = (operand(op, value).broadcast(out.shape) for value in op.args[1::-1])
+    op.call("pm_mul", out, out, deviation, table(op, out, out, deviation))
+    op.call("pm_add", out, out, mean, table(op, out, out, mean), 1.0)
+
+
+def _draw(op: Lowering, kernel: str, *numbers: Any) -> None:
+    """Fill the output with numbers, in the order of its memory."""
+    out = op.output()
+    if not out.is_dense:
+        op.refuse("expected an output without gaps")
+    op.call(kernel, out, out.elements, random_site(op.node), *numbers)

@@ -24,12 +24,12 @@ from poetmodel.torch.lowering.operands import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.torch.lowering.operands import Look
+    from poetmodel.torch.lowering.operands import StridedView
 
 aten: Final = torch.ops.aten
 
 
-def _dimensions(look: Look, given: int | Sequence[int] | None) -> list[int]:
+def _dimensions(look: StridedView, given: int | Sequence[int] | None) -> list[int]:
     """Return the reduced dimensions: all, if none is given."""
     rank = len(look.shape)
     if given is None or (not isinstance(given, int) and not given):
@@ -332,19 +332,19 @@ def _group_norm_backward(op: Lowering) -> None:
         op.call("pm_group_norm_dx", outputs[0], dy, x, w, mean, scale, steps, *sizes, groups)
 
 
-def _given(op: Lowering, argument: Any) -> Look | int:
+def _given(op: Lowering, argument: Any) -> StridedView | int:
     """Return an operand with an element for each channel or row, or 0 where it is not there."""
     return _vector(op, None if argument is None else op.value(argument))
 
 
-def _wanted(op: Lowering, position: int) -> Look | int:
+def _wanted(op: Lowering, position: int) -> StridedView | int:
     """Return an output, or 0 where the operation does not make it."""
     if not op.has_output(position):
         return 0
     return op.output(position) if position == 0 else _vector(op, op.output(position))
 
 
-def _vector(op: Lowering, look: Look | None) -> Look | int:
+def _vector(op: Lowering, look: StridedView | None) -> StridedView | int:
     if look is None:
         return 0
     if not look.is_contiguous:
@@ -352,14 +352,16 @@ def _vector(op: Lowering, look: Look | None) -> Look | int:
     return look
 
 
-def _channels(op: Lowering, *looks: Look) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+def _channels(op: Lowering, *looks: StridedView) -> tuple[tuple[int, ...], tuple[int, int, int]]:
     """Return steps of batch, channels and places for each tensor, and how many there are."""
     batch, channels, *places = looks[0].shape
     steps = [(*look.strides[:2], _run(op, places, look.strides[2:])) for look in looks]
     return tuple(n for three in steps for n in three), (batch, channels, math.prod(places))
 
 
-def _rows(op: Lowering, inner: int, *looks: Look) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+def _rows(
+    op: Lowering, inner: int, *looks: StridedView
+) -> tuple[tuple[int, ...], tuple[int, int, int]]:
     """Return steps of outer runs, rows and elements for each tensor, and how many there are."""
     split = len(looks[0].shape) - inner
     sizes, own = looks[0].shape[:split], looks[0].shape[split:]

@@ -12,8 +12,8 @@ from torch import fx
 from poetmodel.export.step import DataType
 from poetmodel.torch.lowering.operands import (
     SUFFIX,
-    Look,
     Lowering,
+    StridedView,
     copy,
     fill,
     in_order,
@@ -58,12 +58,14 @@ def _lower_stack(op: Lowering) -> None:
         copy(op, _selected(out, dimension, index), op.value(piece))
 
 
-def _selected(look: Look, dimension: int, index: int) -> Look:
+def _selected(look: StridedView, dimension: int, index: int) -> StridedView:
     index = index % look.shape[dimension]
     return without(part(look, dimension, index, 1), (dimension,))
 
 
-def _sliced(look: Look, dimension: int, start: int | None, end: int | None, step: int) -> Look:
+def _sliced(
+    look: StridedView, dimension: int, start: int | None, end: int | None, step: int
+) -> StridedView:
     dimension = wrapped(dimension, len(look.shape))
     places = range(*slice(start, end, step).indices(look.shape[dimension]))
     return part(look, dimension, places.start, len(places), step)
@@ -152,7 +154,9 @@ def _lower_roll(op: Lowering) -> None:
             copy(op, piece, source)
 
 
-def _rolled(x: Look, out: Look, shift: int, dimension: int) -> list[tuple[Look, Look]]:
+def _rolled(
+    x: StridedView, out: StridedView, shift: int, dimension: int
+) -> list[tuple[StridedView, StridedView]]:
     dimension = wrapped(dimension, len(x.shape))
     size = x.shape[dimension]
     shift = shift % size if size else 0
@@ -237,7 +241,13 @@ def _lower_arange(op: Lowering) -> None:
 
 
 def _gather(
-    op: Lowering, x: Look, index: Look, step: int, size: int, *, below_zero: bool = False
+    op: Lowering,
+    x: StridedView,
+    index: StridedView,
+    step: int,
+    size: int,
+    *,
+    below_zero: bool = False,
 ) -> None:
     """Copy what indices say from x, which has the place of the output's elements besides."""
     out = op.output()
@@ -257,9 +267,9 @@ def _within(size: int, *, below_zero: bool) -> tuple[int, int] | None:
 
 def _scatter(
     op: Lowering,
-    out: Look,
-    x: Look,
-    index: Look,
+    out: StridedView,
+    x: StridedView,
+    index: StridedView,
     *numbers: int,
     accumulate: bool = False,
     below_zero: bool = False,
@@ -296,7 +306,7 @@ def _lower_embedding_bag(op: Lowering) -> None:
     out, w = op.output(), op.value(w)
     if not w.is_contiguous:
         op.refuse("expected a table whose rows lie in order")
-    most: Look | int = op.output(3) if mode == _MAXIMUM and op.has_output(3) else 0
+    most: StridedView | int = op.output(3) if mode == _MAXIMUM and op.has_output(3) else 0
     numbers = (*out.shape, mode, padding)
     _bags(op, "pm_embedding_bag", (out, most, w), bags, weights, numbers, rows=w.shape[0])
 
@@ -307,7 +317,7 @@ def _lower_embedding_bag_backward(op: Lowering) -> None:
     _refuse_of_bags(op, by_frequency, sparse)
     dw, gradient = op.output(), in_order(op, op.value(gradient))
     fill(op, dw, 0)
-    chosen: Look | int = op.value(most) if mode == _MAXIMUM else 0
+    chosen: StridedView | int = op.value(most) if mode == _MAXIMUM else 0
     numbers, tensors = (*gradient.shape, mode, padding), (dw, gradient, chosen)
     _bags(op, "pm_embedding_bag_backward", tensors, bags, weights, numbers, rows=dw.shape[0])
 
@@ -321,7 +331,7 @@ def _refuse_of_bags(op: Lowering, by_frequency: bool, sparse: bool) -> None:  # 
 def _bags(
     op: Lowering,
     kernel: str,
-    tensors: Sequence[Look | int],
+    tensors: Sequence[StridedView | int],
     bags: Sequence[Any],
     weights: Any,
     numbers: Sequence[int],
@@ -330,7 +340,7 @@ def _bags(
 ) -> None:
     """Call a kernel on bags: indices, where each begins; `numbers` of bags, columns, and others."""
     index, offset = (in_order(op, op.value(tensor)) for tensor in bags)
-    factors: Look | int = 0 if weights is None else in_order(op, op.value(weights))
+    factors: StridedView | int = 0 if weights is None else in_order(op, op.value(weights))
     count, *others = numbers
     sizes = (count, offset.elements, index.elements, *others)
     op.call(kernel, *tensors, index, offset, factors, *sizes, within=(0, rows))
@@ -348,7 +358,9 @@ def _lower_index_select(op: Lowering) -> None:
     _index(op, x, [*[None] * wrapped(dimension, len(x.shape)), index], below_zero=False)
 
 
-def _index(op: Lowering, x: Look, indices: Sequence[Any], *, below_zero: bool = True) -> None:
+def _index(
+    op: Lowering, x: StridedView, indices: Sequence[Any], *, below_zero: bool = True
+) -> None:
     there, index, step, size = _indexed(op, x, indices, op.output().shape)
     _gather(op, there, index, step, size, below_zero=below_zero)
 
@@ -382,8 +394,8 @@ def _first(indices: Sequence[Any]) -> int:
 
 
 def _indexed(
-    op: Lowering, x: Look, indices: Sequence[Any], shape: tuple[int, ...]
-) -> tuple[Look, Look, int, int]:
+    op: Lowering, x: StridedView, indices: Sequence[Any], shape: tuple[int, ...]
+) -> tuple[StridedView, StridedView, int, int]:
     """Return x and its index in the shape of what is indexed, and step and size of the index."""
     used = [k for k, argument in enumerate(indices) if argument is not None]
     looks = [op.value(indices[k]) for k in used]
@@ -409,13 +421,13 @@ def _indexed(
     return there, _along(index, shape, first), step, size
 
 
-def _spread(kept: Look, first: int, shape: tuple[int, ...], rank: int) -> Look:
+def _spread(kept: StridedView, first: int, shape: tuple[int, ...], rank: int) -> StridedView:
     """Return a look in the shape of what is indexed, without steps where an index chooses."""
     strides = (*kept.strides[:first], *[0] * rank, *kept.strides[first:])
     return replace(kept, shape=shape, strides=strides)
 
 
-def _along(index: Look, shape: tuple[int, ...], first: int) -> Look:
+def _along(index: StridedView, shape: tuple[int, ...], first: int) -> StridedView:
     """Return an index in the shape of what is indexed; its dimensions begin at `first`."""
     after = len(shape) - first - len(index.shape)
     return replace(index, shape=shape, strides=(*[0] * first, *index.strides, *[0] * after))
@@ -446,7 +458,7 @@ def _lower_scatter(op: Lowering) -> None:
     _scatter(op, there, given, index, step, size, *skipped, accumulate=accumulate)
 
 
-def _beside(x: Look, dimension: int, shape: tuple[int, ...]) -> tuple[Look, int, int]:
+def _beside(x: StridedView, dimension: int, shape: tuple[int, ...]) -> tuple[StridedView, int, int]:
     """Return x in the shape of an index along a dimension, and step and size of the index."""
     if not x.shape:
         return replace(x, shape=shape), 0, 1

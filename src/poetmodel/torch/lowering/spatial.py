@@ -14,7 +14,7 @@ from poetmodel.torch.lowering.operands import copy, fill, lowers, part, planes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from poetmodel.torch.lowering.operands import Look, Lowering
+    from poetmodel.torch.lowering.operands import Lowering, StridedView
 
 aten = torch.ops.aten
 
@@ -23,9 +23,9 @@ aten = torch.ops.aten
 class _Layer:
     """A convolution from x to y; a transposed one is the gradient of that from its y to its x."""
 
-    x: Look
-    w: Look
-    y: Look
+    x: StridedView
+    w: StridedView
+    y: StridedView
     sizes: ConvolutionSizes
 
     @property
@@ -48,7 +48,7 @@ class _Layer:
         return self.x.is_contiguous and self.w.is_contiguous and _is_plain_batch(self.y)
 
 
-def _is_plain_batch(look: Look) -> bool:
+def _is_plain_batch(look: StridedView) -> bool:
     """Return whether each element of a batch lies in order."""
     return replace(look, shape=look.shape[1:], strides=look.strides[1:]).is_contiguous
 
@@ -90,7 +90,9 @@ def _convolution_backward(op: Lowering) -> None:
             _call(op, "pm_conv2d_dx", (layer.x, layer.y, layer.w), layer, accumulate=False)
 
 
-def _layer(op: Lowering, operands: Sequence[Look], geometry: Sequence[Any], groups: int) -> _Layer:
+def _layer(
+    op: Lowering, operands: Sequence[StridedView], geometry: Sequence[Any], groups: int
+) -> _Layer:
     x, w, y = operands
     dimensions = len(x.shape) - 2
     if dimensions not in (1, 2):
@@ -122,10 +124,10 @@ def _pair(value: Sequence[int], dimensions: int) -> list[int]:
 def _call(
     op: Lowering,
     kernel: str,
-    pointers: Sequence[Look],
+    pointers: Sequence[StridedView],
     layer: _Layer,
     *,
-    bias: Look | None = None,
+    bias: StridedView | None = None,
     accumulate: bool | None = None,
 ) -> None:
     """Call a kernel, or its sister for tensors that lie in another order."""
@@ -144,7 +146,7 @@ def _call(
         op.call(f"{kernel}_strided", *given, strides, layer.batch, 0, layer.count, *last)
 
 
-def _bias_gradient(op: Lowering, out: Look, dy: Look) -> None:
+def _bias_gradient(op: Lowering, out: StridedView, dy: StridedView) -> None:
     batch, count, height, width = _four(dy.shape, missing=1)
     op.call("pm_conv2d_db", _vector(op, out), dy, batch, count, height, width, *_four(dy.strides))
 
@@ -154,7 +156,7 @@ def _four(numbers: Sequence[int], *, missing: int = 0) -> tuple[int, ...]:
     return (*numbers[:2], *[missing] * (4 - len(numbers)), *numbers[2:])
 
 
-def _vector(op: Lowering, look: Look) -> Look:
+def _vector(op: Lowering, look: StridedView) -> StridedView:
     if not look.is_contiguous:
         op.refuse("a bias must lie in order")
     return look
@@ -190,7 +192,7 @@ def _adaptive_max_pool(op: Lowering) -> None:
 
 
 def _call_max_pool(
-    op: Lowering, x: Look, bounds: Sequence[Sequence[Sequence[int]]], dilation: Sequence[int]
+    op: Lowering, x: StridedView, bounds: Sequence[Sequence[Sequence[int]]], dilation: Sequence[int]
 ) -> None:
     out = op.output()
     indices = op.output(1) if op.has_output(1) else None
@@ -233,21 +235,31 @@ def _adaptive_mean_pool_backward(op: Lowering) -> None:
 
 
 def _call_mean_pool(
-    op: Lowering, out: Look, x: Look, bounds: Sequence[tuple[int, ...]], divisor: int | None
+    op: Lowering,
+    out: StridedView,
+    x: StridedView,
+    bounds: Sequence[tuple[int, ...]],
+    divisor: int | None,
 ) -> None:
     steps, sizes = planes(out, x)
     op.call("pm_mean_pool2d", out, x, *bounds, steps, *sizes, divisor or 0)
 
 
 def _call_mean_backward(
-    op: Lowering, dx: Look, dy: Look, bounds: Sequence[tuple[int, ...]], divisor: int | None
+    op: Lowering,
+    dx: StridedView,
+    dy: StridedView,
+    bounds: Sequence[tuple[int, ...]],
+    divisor: int | None,
 ) -> None:
     steps, sizes = planes(dx, dy)
     shape = dy.shape[-2:]
     op.call("pm_mean_pool2d_backward", dx, dy, *bounds, steps, *sizes, *shape, divisor or 0)
 
 
-def _mean_bounds(arguments: Sequence[Any], x: Look, out: Look) -> list[tuple[int, ...]]:
+def _mean_bounds(
+    arguments: Sequence[Any], x: StridedView, out: StridedView
+) -> list[tuple[int, ...]]:
     """Return the windows of rows and of columns: begin, end, and the length that is counted."""
     windows, stride, padding = (_of_planes(argument) for argument in arguments[:3])
     count_padding = arguments[4]
@@ -263,7 +275,7 @@ def _mean_bounds(arguments: Sequence[Any], x: Look, out: Look) -> list[tuple[int
     return bounds
 
 
-def _adaptive_bounds(x: Look, out: Look) -> list[tuple[int, ...]]:
+def _adaptive_bounds(x: StridedView, out: StridedView) -> list[tuple[int, ...]]:
     sizes = zip(x.shape[-2:], out.shape[-2:], strict=True)
     return [_flat(_adaptive_windows(size, places)) for size, places in sizes]
 
@@ -381,23 +393,27 @@ def _along(op: Lowering) -> int:
     return 1 if "1d" in str(op.node.target) else 2
 
 
-def _height_and_width(look: Look, along: int) -> tuple[int, int]:
+def _height_and_width(look: StridedView, along: int) -> tuple[int, int]:
     return (1, look.shape[-1]) if along == 1 else (look.shape[-2], look.shape[-1])
 
 
-def _pick(op: Lowering, out: Look, x: Look, places: Sequence[tuple[int, ...]]) -> None:
+def _pick(
+    op: Lowering, out: StridedView, x: StridedView, places: Sequence[tuple[int, ...]]
+) -> None:
     steps, sizes = planes(out, x, along=_along(op))
     op.call("pm_pick2d", out, x, *places, steps, *sizes)
 
 
-def _pick_backward(op: Lowering, dx: Look, dy: Look, places: Sequence[tuple[int, ...]]) -> None:
+def _pick_backward(
+    op: Lowering, dx: StridedView, dy: StridedView, places: Sequence[tuple[int, ...]]
+) -> None:
     steps, sizes = planes(dx, dy, along=_along(op))
     of_y = _height_and_width(dy, _along(op))
     op.call("pm_pick2d_backward", dx, dy, *places, steps, *sizes, *of_y)
 
 
 def _neighbours(
-    op: Lowering, x: Look, out: Look, factors: Sequence[float | None]
+    op: Lowering, x: StridedView, out: StridedView, factors: Sequence[float | None]
 ) -> list[tuple[int, ...]]:
     """Return the nearest rows and columns, those that PyTorch takes."""
     along = _along(op)
@@ -411,7 +427,9 @@ def _neighbours(
     return [(0,)] * (2 - along) + neighbours
 
 
-def _scales(x: Look, out: Look, *, aligned: bool, factors: Sequence[float | None]) -> list[float]:
+def _scales(
+    x: StridedView, out: StridedView, *, aligned: bool, factors: Sequence[float | None]
+) -> list[float]:
     """Return the distances in x between neighbours of the result, down and across."""
     along = len(factors)
     scales = []
@@ -423,7 +441,7 @@ def _scales(x: Look, out: Look, *, aligned: bool, factors: Sequence[float | None
     return [1.0] * (2 - along) + scales
 
 
-def _padded(op: Lowering, x: Look, pads: Sequence[int]) -> list[tuple[int, ...]]:
+def _padded(op: Lowering, x: StridedView, pads: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the rows and columns of x for those of the result."""
     reflected = "reflection" in str(op.node.target)
     ends = list(zip(pads[::2], pads[1::2], strict=True))[::-1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from operator import getitem
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -17,19 +18,18 @@ from poetmodel.export.unrolled import unrolled
 from poetmodel.graph import Graph, Node, Phase, Tensor
 from poetmodel.torch.capturing.inputs import apart, refuse
 from poetmodel.torch.capturing.joint import capture
+from poetmodel.torch.capturing.joint_graph import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.capturing.replay import call, replay
-from poetmodel.torch.capturing.signature import InputKind, Joint, OutputKind, in_module
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.lowering.operands import (
-    Look,
     Lowering,
+    StridedView,
     contiguous_strides,
     data_type,
     lowering_of,
 )
-from poetmodel.torch.lowering.rewrites import divide_loss, split_convolutions
 from poetmodel.torch.step.optimizers import OptimizerSlot
-from poetmodel.torch.step.training_units import TrainingUnits
+from poetmodel.torch.step.training import TrainingGraph
 from poetmodel.torch.step.updates import with_optimizer
 
 if TYPE_CHECKING:
@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import fx
 
-    from poetmodel.torch.capturing.signature import InputSpec
-    from poetmodel.torch.step.units import TensorStorage, Unit
+    from poetmodel.torch.capturing.joint_graph import InputSpec
+    from poetmodel.torch.graph.step_graph import Operation, TensorStorage
 
 _TANGENT = "@tangent"
 """The buffer of the gradient that the backward pass starts from: a constant 1."""
+_BIAS: Final = 2
+"""Which result of a convolution's backward is the gradient of its bias."""
 
 
 def lower(
@@ -71,14 +73,14 @@ def lower(
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, apart(inputs), name=name)
     refuse(joint.name, _unguarded(joint))
-    split_convolutions(joint)
+    _split_convolutions(joint)
     if accumulate > 1:
-        divide_loss(joint, accumulate)
+        _divide_loss(joint, accumulate)
     if optimizer is not None:
         joint = with_optimizer(
             joint, optimizer, clip_grad_norm=clip_grad_norm, accumulate=accumulate
         )
-    step = replace(Lowered(joint).step(), accumulate=accumulate)
+    step = replace(StepLowering(joint).step(), accumulate=accumulate)
     return masked(unrolled(step)) if masks else step
 
 
@@ -93,14 +95,14 @@ def check_accumulate(number: object, optimizer: object | None) -> None:
         )
 
 
-class Lowered:
+class StepLowering:
     """A captured step on its way to one that can be exported."""
 
     def __init__(self, joint: Joint) -> None:
         self.joint = joint
-        self.parts = TrainingUnits(joint)
+        self.parts = TrainingGraph(joint, measured=False)  # kernels of C have their own
         self.arguments = {argument.node: argument for argument in joint.arguments}
-        self.looks: dict[fx.Node, Look] = {}
+        self.looks: dict[fx.Node, StridedView] = {}
         """Lowerings of every operation that returns one tensor, and of the step's findings."""
         self.names = {storage.index: storage.name for storage in self.parts.storages}
         self.replaced = {s.replaces for s in self.parts.storages if s.replaces is not None}
@@ -112,15 +114,15 @@ class Lowered:
 
     def step(self) -> LoweredStep:
         """Return the step; all operators without a kernel are refused at once."""
-        units = [unit for unit in self.parts.units if not unit.is_source]
+        operations = [operation for operation in self.parts.operations if not operation.is_source]
         refuse(self.joint.name, _unguarded(self.joint))
-        refuse(self.joint.name, _missing(units))
-        lowered = {unit.index: self._lower(unit) for unit in units}
+        refuse(self.joint.name, _missing(operations))
+        lowered = {operation.index: self._lower(operation) for operation in operations}
         graph = self._graph(lowered)
         calls = tuple(
-            tuple(lowered[unit.index].calls) if unit.index in lowered else ()
-            for unit in self.parts.units
-            if self._is_node(unit)
+            tuple(lowered[operation.index].calls) if operation.index in lowered else ()
+            for operation in self.parts.operations
+            if self._is_node(operation)
         )
         trains = self.joint.optimizer is not None
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
@@ -164,7 +166,7 @@ class Lowered:
             if argument.kind is InputKind.TANGENT:
                 strides = (0,) * value.ndim
                 shape = tuple(value.shape)
-                self.looks[argument.node] = Look(
+                self.looks[argument.node] = StridedView(
                     buffer=_TANGENT, offset=0, shape=shape, strides=strides, type=DataType.REAL
                 )
             elif argument.node in self.parts.direct:
@@ -172,13 +174,13 @@ class Lowered:
             elif argument.kind is InputKind.USER_INPUT:
                 self.looks[argument.node] = self._unread(argument, value)
 
-    def _unread(self, argument: InputSpec, value: torch.Tensor) -> Look:
+    def _unread(self, argument: InputSpec, value: torch.Tensor) -> StridedView:
         """Return the look of an input that nothing reads: it has its place among them."""
         kind = self._type(value.dtype, argument.name)
         self.unread[argument.name] = Buffer(elements=value.numel(), type=kind)
         shape = tuple(value.shape)
         strides = contiguous_strides(shape)
-        return Look(buffer=argument.name, offset=0, shape=shape, strides=strides, type=kind)
+        return StridedView(buffer=argument.name, offset=0, shape=shape, strides=strides, type=kind)
 
     def _record(self, node: fx.Node, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         value = call(node, arguments, keywords)
@@ -186,11 +188,11 @@ class Lowered:
             self.looks[node] = self._look(node, value, f"{node.target}{in_module(node)}")
         return value
 
-    def _look(self, node: fx.Node, value: torch.Tensor, what: str) -> Look:
+    def _look(self, node: fx.Node, value: torch.Tensor, what: str) -> StridedView:
         """Return the elements, and their storage, of a value of the captured graph."""
         numbers = self.parts.reading((node,)).storages
         buffer = self.names[numbers[0]] if numbers else _TANGENT
-        return Look(
+        return StridedView(
             buffer=buffer,
             offset=value.storage_offset() if numbers else 0,
             shape=tuple(value.shape),
@@ -227,7 +229,7 @@ class Lowered:
         )
 
     def _is_rate(self, storage: TensorStorage) -> bool:
-        return self.parts.units[storage.unit].node in self.rates
+        return self.parts.operations[storage.operation].node in self.rates
 
     def _seen(self, arguments: Iterator[InputSpec] | Sequence[InputSpec]) -> Iterator[NamedTensor]:
         """Yield what users see by name; tensors with several names have the first one."""
@@ -290,38 +292,41 @@ class Lowered:
 
     # -- the graph ---------------------------------------------------------------------------------
 
-    def _is_node(self, unit: Unit) -> bool:
-        """Return whether a unit is a node of the exported graph: no input, and no constant."""
-        if unit.phase is Phase.INPUT:
+    def _is_node(self, operation: Operation) -> bool:
+        """Return whether the exported graph has an operation: no input, and no constant."""
+        if operation.phase is Phase.INPUT:
             return False
-        return unit.phase is not Phase.STATE or unit.storages[0] in self.replaced
+        return operation.phase is not Phase.STATE or operation.storages[0] in self.replaced
 
     def _graph(self, lowered: Mapping[int, Lowering]) -> Graph:
-        units = [unit for unit in self.parts.units if self._is_node(unit)]
-        there = {self.names[number] for unit in units for number in unit.storages}
+        operations = [operation for operation in self.parts.operations if self._is_node(operation)]
+        there = {self.names[number] for operation in operations for number in operation.storages}
         first = next((v for v in self.joint.inputs if getattr(v, "ndim", 0)), None)
         return Graph(
             name=self.joint.name,
-            nodes=tuple(self._node(unit, lowered.get(unit.index), there) for unit in units),
+            nodes=tuple(
+                self._node(operation, lowered.get(operation.index), there)
+                for operation in operations
+            ),
             batch_size=1 if first is None else max(1, int(first.shape[0])),
             dtype="float32",
             kernels="exported",
         )
 
-    def _node(self, unit: Unit, lowering: Lowering | None, there: set[str]) -> Node:
+    def _node(self, operation: Operation, lowering: Lowering | None, there: set[str]) -> Node:
         read = self._read(lowering)
-        outputs = {self.names[number] for number in unit.storages}
+        outputs = {self.names[number] for number in operation.storages}
         return Node(
-            name=unit.name,
-            op=unit.op,
-            phase=unit.phase,
+            name=operation.name,
+            op=operation.op,
+            phase=operation.phase,
             inputs=tuple(name for name in read if name in there and name not in outputs),
-            outputs=tuple(map(self._tensor, unit.storages)),
+            outputs=tuple(map(self._tensor, operation.storages)),
             workspace_bytes=0 if lowering is None else lowering.workspace_bytes,
-            flops=unit.flops,
-            recomputable=unit.phase not in (Phase.STATE, Phase.UPDATE),
-            bytes_moved=None if unit.phase is Phase.STATE else unit.moved_bytes,
-            in_place=() if lowering is None else self._in_place(unit, lowering, there),
+            flops=operation.profile.flops,
+            recomputable=operation.phase not in (Phase.STATE, Phase.UPDATE),
+            bytes_moved=None if operation.phase is Phase.STATE else operation.profile.moved_bytes,
+            in_place=() if lowering is None else self._in_place(operation, lowering, there),
         )
 
     def _read(self, lowering: Lowering | None) -> tuple[str, ...]:
@@ -339,7 +344,7 @@ class Lowered:
         )
 
     def _in_place(
-        self, unit: Unit, lowering: Lowering, there: set[str]
+        self, operation: Operation, lowering: Lowering, there: set[str]
     ) -> tuple[tuple[str, str], ...]:
         """Return the input that the first output may take over: a whole one of the same layout."""
         if not lowering.elementwise or not lowering.has_output(0):
@@ -347,7 +352,7 @@ class Lowered:
         out = lowering.output()
         state = {self.names[s.index] for s in self.parts.storages if self._is_state(s)}
         read = self._read(lowering)
-        looks = [self.looks[node] for node in unit.node.all_input_nodes if node in self.looks]
+        looks = [self.looks[node] for node in operation.node.all_input_nodes if node in self.looks]
         looks = [look for look in looks if look.buffer in read]
         for look in looks:
             alone = all(look == other for other in looks if other.buffer == look.buffer)
@@ -358,22 +363,22 @@ class Lowered:
         return ()
 
     def _is_state(self, storage: TensorStorage) -> bool:
-        return self.parts.units[storage.unit].phase is Phase.STATE
+        return self.parts.operations[storage.operation].phase is Phase.STATE
 
-    def _lower(self, unit: Unit) -> Lowering:
+    def _lower(self, operation: Operation) -> Lowering:
         outputs = {}
-        for number in unit.storages:
+        for number in operation.storages:
             storage = self.parts.storages[number]
             for layout in storage.layouts if storage.replaces is None else ():
-                outputs[layout.position or 0] = Look(
+                outputs[layout.position or 0] = StridedView(
                     buffer=storage.name,
                     offset=layout.offset,
                     shape=layout.shape,
                     strides=layout.stride,
-                    type=self._type(layout.dtype, unit.name),
+                    type=self._type(layout.dtype, operation.name),
                 )
-        lowering = Lowering(unit.node, self.looks.__getitem__, outputs, rates=self.rates)
-        lower_one = lowering_of(unit.node.target)
+        lowering = Lowering(operation.node, self.looks.__getitem__, outputs, rates=self.rates)
+        lower_one = lowering_of(operation.node.target)
         if lower_one is not None:
             lower_one(lowering)
         return lowering
@@ -396,14 +401,15 @@ def _unguarded(joint: Joint) -> Iterator[str]:
         )
 
 
-def _missing(units: Sequence[Unit]) -> Iterator[str]:
+def _missing(operations: Sequence[Operation]) -> Iterator[str]:
     """Yield the operators that have no kernel, each with where it is first."""
     seen: set[Any] = set()
-    for unit in units:
-        if lowering_of(unit.node.target) is None and unit.node.target not in seen:
-            seen.add(unit.node.target)
-            where = in_module(unit.node)
-            yield f"{unit.node.target}{where}: has no kernel in C, so that it cannot be exported"
+    for operation in operations:
+        if lowering_of(operation.node.target) is None and operation.node.target not in seen:
+            seen.add(operation.node.target)
+            where = in_module(operation.node)
+            target = operation.node.target
+            yield f"{target}{where}: has no kernel in C, so that it cannot be exported"
 
 
 def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
@@ -419,3 +425,65 @@ def _array(value: torch.Tensor, kind: DataType, name: str) -> np.ndarray:
     }
     array: np.ndarray = value.to(types[kind]).cpu().numpy().copy()
     return array
+
+
+# -- rewrites of what was captured -------------------------------------------------------------
+
+
+def _split_convolutions(joint: Joint) -> None:
+    """Let the gradients of input, weight and bias of a convolution be operations of their own.
+
+    PyTorch computes all three together; a schedule that recomputes one would compute all, and no
+    gradient could go before the others are there. That of the input comes first, so that the
+    weight may be updated after the others. That of the bias is a sum: PyTorch's kernel makes that
+    of the weight beside it, even where nobody wants it.
+    """
+    aten = torch.ops.aten
+    graph = joint.graph_module.graph
+    for node in graph.find_nodes(
+        op="call_function", target=aten.convolution_backward.default, sort=True
+    ):
+        for position in (0, 1, _BIAS):
+            picks = [user for user in node.users if user.target is getitem]
+            picks = [user for user in picks if user.args[1] == position]
+            if position == _BIAS:
+                for user in picks:
+                    _sum_over_places(user, node)
+            elif picks:
+                part = _part(graph, node, position)
+                for user in picks:
+                    user.args = (part, position)
+        graph.erase_node(node)
+
+
+def _divide_loss(joint: Joint, by: int) -> None:
+    """Let gradients be those of the loss divided by a number; the loss stays as it is."""
+    graph = joint.graph_module.graph
+    first = next(node for node in graph.nodes if node.op == "call_function")
+    for argument in joint.of(InputKind.TANGENT):
+        with graph.inserting_before(first):
+            share = graph.call_function(torch.ops.aten.div.Scalar, (argument.node, float(by)))
+        share.meta = dict(argument.node.meta)
+        argument.node.replace_all_uses_with(
+            share, delete_user_cb=lambda user, own=share: user is not own
+        )
+
+
+def _sum_over_places(user: fx.Node, node: fx.Node) -> None:
+    """Let what took the gradient of the bias compute it."""
+    gradient = node.args[0]
+    dimensions = gradient.meta["val"].ndim
+    user.target = torch.ops.aten.sum.dim_IntList
+    user.args = (gradient, [0, *range(2, dimensions)])
+    user.meta = {**node.meta, "val": user.meta["val"]}
+
+
+def _part(graph: fx.Graph, node: fx.Node, position: int) -> fx.Node:
+    mask = [k == position for k in range(3)]
+    arguments: tuple[Any, ...] = (*node.args[:-1], mask)
+    with graph.inserting_before(node):
+        part = graph.call_function(node.target, arguments)
+    part.meta = {key: value for key, value in node.meta.items() if key != "val"}
+    values = node.meta["val"]
+    part.meta["val"] = tuple(value if k == position else None for k, value in enumerate(values))
+    return part

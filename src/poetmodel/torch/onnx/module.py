@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from poetmodel.errors import InputError
-from poetmodel.torch.onnx import norms, pointwise, recurrent, reductions, shapes, spatial
+from poetmodel.torch.onnx import pointwise, recurrent, reductions, shapes, spatial
 from poetmodel.torch.onnx.operators import MOST_NUMBERS, OPERATORS, OnnxNode, plain, tensor
 from poetmodel.torch.onnx.reading import FileRecord, InputRecord, NodeRecord, array_of, read_file
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-FAMILIES: Final = (norms, pointwise, recurrent, reductions, shapes, spatial)
+FAMILIES: Final = (pointwise, recurrent, reductions, shapes, spatial)
 """The modules that register operators."""
 ENDINGS: Final = frozenset(("Softmax", "LogSoftmax", "Sigmoid"))
 """Operators whose input a loss takes better than their output."""

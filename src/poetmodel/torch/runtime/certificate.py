@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from poetmodel.torch.capturing.replay import heap_peak_bytes, storage_peak_bytes
-from poetmodel.torch.capturing.signature import InputKind
+from poetmodel.torch.capturing.joint_graph import InputKind
+from poetmodel.torch.graph.tensors import heap_peak_bytes, storage_peak_bytes
 from poetmodel.torch.runtime.comparison import (
     ResultDifference,
     State,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.capturing.modules import Attributes, Draws
-from poetmodel.torch.capturing.signature import InputKind, OutputKind
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.runtime.profiling import limited_threads
 from poetmodel.torch.step.optimizers import Moments
@@ -304,9 +304,9 @@ def differences(
     """Yield the results that are not equal bit for bit."""
     parts = compiled.trace.parts
     ops = {
-        emission.result.name: parts.units[emission.after].name
-        for emission in parts.emissions
-        if emission.after is not None
+        output.result.name: parts.operations[output.after].name
+        for output in parts.outputs
+        if output.after is not None
     }
     for name in sorted(expected.keys() | actual.keys()):
         reference, value = expected.get(name), actual.get(name)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 from torch import fx
 
-from poetmodel.torch.capturing.replay import KERNEL, heap_peak_bytes, kernel_of, tensors_in
+from poetmodel.torch.graph.operators import chosen_kernel, kernel_of, set_kernel
+from poetmodel.torch.graph.tensors import heap_peak_bytes, tensors_in
 from poetmodel.torch.step.trace import keep_all_bytes, there_bytes
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ _VECTOR: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Divided:
+class SplitOp:
     """A convolution of a step that is computed in parts."""
 
-    unit: int
+    operation: int
     divisions: tuple[Division | None, ...]
     """That of the output; or those of the gradients of input and weight."""
     workspace_bytes: int
@@ -53,13 +54,13 @@ class Divided:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Divided:
+    def from_dict(cls, fields: dict[str, Any]) -> SplitOp:
         """Return the object that `to_dict` wrote."""
         divisions = tuple(None if d is None else Division(**d) for d in fields["divisions"])
         return cls(**(fields | {"divisions": divisions}))
 
 
-def divided_units(trace: Trace, *, budget_bytes: int) -> list[Divided]:
+def divided_units(trace: Trace, *, budget_bytes: int) -> list[SplitOp]:
     """Return the convolutions that need much of a budget, divided without other bits.
 
     Parameters
@@ -71,7 +72,7 @@ def divided_units(trace: Trace, *, budget_bytes: int) -> list[Divided]:
 
     Returns
     -------
-    list of Divided
+    list of SplitOp
         Found by computing each form of convolution on random numbers, as a whole and in parts;
         none where everything has room.
     """
@@ -81,48 +82,54 @@ def divided_units(trace: Trace, *, budget_bytes: int) -> list[Divided]:
     sizes = {tensor.name: tensor.bytes for tensor in trace.graph.tensors}
     known: dict[str, tuple[Any, int] | None] = {}
     chosen = []
-    for unit in trace.parts.units:
-        node = trace.graph.nodes[unit.index]
+    for operation in trace.parts.operations:
+        node = trace.graph.nodes[operation.index]
         tensors_bytes = sum(sizes[name] for name in node.inputs) + node.output_bytes
         allowed_bytes = max(0, target_bytes - tensors_bytes)
         if (
-            unit.node.target not in (_FORWARD, _BACKWARD, _NORM)
+            operation.node.target not in (_FORWARD, _BACKWARD, _NORM)
             or node.workspace_bytes <= allowed_bytes
         ):
             continue
-        form = repr((unit.node.target, fx.map_arg(unit.node.args, lambda n: n.meta["val"])))
+        form = repr(
+            (operation.node.target, fx.map_arg(operation.node.args, lambda n: n.meta["val"]))
+        )
         if form not in known:
-            known[form] = _chosen(unit.node, allowed_bytes)
+            known[form] = _chosen(operation.node, allowed_bytes)
         best = known[form]
         if best is not None and best[1] < node.workspace_bytes:
             kernel, size = best
             chosen.append(
-                Divided(unit=unit.index, divisions=kernel.divisions, workspace_bytes=size)
+                SplitOp(operation=operation.index, divisions=kernel.divisions, workspace_bytes=size)
             )
     return chosen
 
 
-def in_parts(trace: Trace, chosen: Iterable[Divided]) -> Trace:
+def in_parts(trace: Trace, chosen: Iterable[SplitOp]) -> Trace:
     """Return a step that computes some convolutions in parts, with the workspaces of these.
 
     Their operations are marked, so that whoever runs them does so in parts.
     """
     nodes = list(trace.graph.nodes)
     for divided in chosen:
-        node = trace.parts.units[divided.unit].node
+        node = trace.parts.operations[divided.operation].node
         if node.target is _FORWARD:
-            node.meta[KERNEL] = Forward(divided.divisions, _example(node))
+            set_kernel(node, Forward(divided.divisions, _example(node)))
         else:
             kind = Backward if node.target is _BACKWARD else NormBackward
-            node.meta[KERNEL] = kind(divided.divisions)
-        nodes[divided.unit] = replace(nodes[divided.unit], workspace_bytes=divided.workspace_bytes)
+            set_kernel(node, kind(divided.divisions))
+        nodes[divided.operation] = replace(
+            nodes[divided.operation], workspace_bytes=divided.workspace_bytes
+        )
     return replace(trace, graph=replace(trace.graph, nodes=tuple(nodes)))
 
 
 def kernels_told(trace: Trace) -> str:
     """Return the operations of a step to compute in parts, and their parts."""
-    marked = (unit for unit in trace.parts.units if KERNEL in unit.node.meta)
-    return "\n".join(f"{unit.name}: {unit.node.meta[KERNEL]!r}" for unit in marked)
+    chosen = ((operation, chosen_kernel(operation.node)) for operation in trace.parts.operations)
+    return "\n".join(
+        f"{operation.name}: {kernel!r}" for operation, kernel in chosen if kernel is not None
+    )
 
 
 def _example(node: fx.Node) -> torch.Tensor:
@@ -133,7 +140,7 @@ def _example(node: fx.Node) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Divided dimension of a convolution, and the number of parts."""
+    """SplitOp dimension of a convolution, and the number of parts."""
 
     kind: str
     """Images of the ``batch``, channels that go ``in`` or ``out``, or ``groups`` of both; the

@@ -8,7 +8,6 @@ import os
 import tempfile
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, Final
@@ -18,20 +17,21 @@ import torch
 
 from poetmodel.device import Costs, Device
 from poetmodel.errors import InputError, shown
-from poetmodel.torch.capturing.replay import call, replay, sampled, temporarily
-from poetmodel.torch.capturing.signature import InputKind, Joint
+from poetmodel.torch.capturing.joint_graph import InputKind, Joint
+from poetmodel.torch.capturing.replay import call, sampled, temporarily
 from poetmodel.torch.state.pages import checksum, read_page, write_page
 from poetmodel.torch.step.trace import Trace
 from poetmodel.torch.step.updates import ParameterUpdate, copies
 from poetmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from torch import fx
 
-    from poetmodel.torch.step.units import Units
+    from poetmodel.torch.step.captured import CapturedGraph
 
 
 MEASURED_BEFORE: Final = "all this was measured by an earlier compile, and read from the cache"
@@ -119,8 +119,7 @@ def measure(
     threads : int, optional
         Threads that compute; by default as many as PyTorch is set to (`torch.get_num_threads`).
     power_from : Device, optional
-        Its power figures make energies of times; without it RAPL counters where they can be
-        read, else a nominal 1 W.
+        Its power figures make energies of times; without it a nominal 1 W does.
 
     Returns
     -------
@@ -138,11 +137,7 @@ def measure(
     times_s, steps_s = unit_times_s(
         trace.joint, trace.parts, repeats=repeats, most_s=most_s, threads=threads
     )
-    if power_from is not None:
-        power = power_of(power_from)
-    else:
-        with limited_threads(threads):
-            power = measured_power(lambda: replay(trace.joint)) or NOMINAL
+    power = NOMINAL if power_from is None else power_of(power_from)
     return profile_of(
         trace, times_s=times_s, paging=paging, power=power, steps_s=steps_s, threads=threads
     )
@@ -201,9 +196,14 @@ def _check(trace: object, repeats: object, threads: object) -> None:
 
 
 def unit_times_s(
-    joint: Joint, parts: Units, *, repeats: int = 5, most_s: float = math.inf, threads: int = 1
+    joint: Joint,
+    parts: CapturedGraph,
+    *,
+    repeats: int = 5,
+    most_s: float = math.inf,
+    threads: int = 1,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure the time of each unit with the views of its inputs [s]; return that of each step too.
+    """Measure the times of operations, with the views of their inputs, and of whole steps [s].
 
     Whole steps are repeated, not single operations: an operation that runs again and again on the
     same inputs finds them in the cache, which it does not in a training step. Of expensive
@@ -242,11 +242,11 @@ def unit_times_s(
     return tuple(_of_units(parts, least)), tuple(steps_s)
 
 
-def _of_units(parts: Units, times_s: Mapping[fx.Node, float]) -> Iterator[float]:
-    """Yield the time of each unit with the views of its inputs [s]."""
-    for unit in parts.units:
-        views_s = (times_s[view] for view in unit.reads.views)
-        yield 0.0 if unit.is_source else times_s[unit.node] + sum(views_s)
+def _of_units(parts: CapturedGraph, times_s: Mapping[fx.Node, float]) -> Iterator[float]:
+    """Yield the time of each operation with the views of its inputs [s]."""
+    for operation in parts.operations:
+        views_s = (times_s[view] for view in operation.reads.views)
+        yield 0.0 if operation.is_source else times_s[operation.node] + sum(views_s)
 
 
 def limited_threads(threads: int) -> AbstractContextManager[None]:
@@ -362,9 +362,6 @@ def fitted(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> TransferTime
 
 # -- power -----------------------------------------------------------------------------------
 
-RAPL: Final = Path("/sys/class/powercap")
-"""Where Linux shows the energy counters of processors."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
@@ -381,8 +378,7 @@ NOMINAL: Final = Power(
     compute_w=1.0,
     page_in_w=1.0,
     page_out_w=1.0,
-    source="a nominal 1 W (no device was given and no energy counter can be read): energies are "
-    "proportional to times",
+    source="a nominal 1 W (no device was given): energies are proportional to times",
 )
 
 
@@ -403,41 +399,3 @@ def power_of(device: Device) -> Power:
         page_out_w=compute_w if storage is None else storage.page_out.power_w,
         source=f"the power figures of device {device.key or device.name}",
     )
-
-
-def measured_power(work: Callable[[], None], *, folder: Path = RAPL) -> Power | None:
-    """Measure the power of the processor during some typical work, by its energy counters (RAPL).
-
-    It is that of all packages together, idle power included; None where no counter can be read.
-    """
-    before = _counters(folder)
-    if not before:
-        return None
-    begin = perf_counter()
-    work()
-    time_s = perf_counter() - begin
-    after = _counters(folder)
-    energy_uj = 0
-    for package in before.keys() & after.keys():
-        # A counter that reached its largest value begins again at 0.
-        largest = _number(package / "max_energy_range_uj")
-        energy_uj += (after[package] - before[package]) % (
-            2**63 if largest is None else largest + 1
-        )
-    power_w = energy_uj / 1e6 / time_s
-    source = f"RAPL counters: {power_w:.1f} W for {len(before)} package(s), idle power included"
-    return Power(compute_w=power_w, page_in_w=power_w, page_out_w=power_w, source=source)
-
-
-def _counters(folder: Path) -> dict[Path, int]:
-    """Return the energy counter of each package that can be read [uJ]."""
-    packages = (path for path in sorted(folder.glob("intel-rapl:*")) if path.name.count(":") == 1)
-    counts = {package: _number(package / "energy_uj") for package in packages}
-    return {package: count for package, count in counts.items() if count is not None}
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None

@@ -15,10 +15,9 @@ import torch
 
 from poetmodel.errors import listed
 from poetmodel.plan import Op
-from poetmodel.torch.capturing.signature import InputKind, OutputKind
+from poetmodel.torch.capturing.joint_graph import InputKind, OutputKind
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.runtime.source import Generated
-from poetmodel.torch.runtime.training_source import TrainingGenerated
+from poetmodel.torch.runtime.program import StepProgram, TrainingProgram
 from poetmodel.torch.state.pages import PageFile, Pages
 from poetmodel.torch.state.store import StateStore
 from poetmodel.torch.step.optimizers import OptimizerState
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from poetmodel.plan import Plan, Program
-    from poetmodel.torch.runtime.source import Emit
+    from poetmodel.torch.runtime.program import Emit
     from poetmodel.torch.step.trace import Trace
 
 
@@ -48,8 +47,8 @@ class Runner:
     """A captured step with its compiled program and its page file.
 
     `plan` is valid; its ``dma`` transfers run on a thread of their own. `numbers` has for each
-    tensor of its graph the number of the storage; `program` is the plan's in units, where its nodes
-    are not the same. With `rollback` gradients that are added to existing ones wait for the
+    tensor of its graph the number of the storage; `program` is the plan's in operations, where its
+    nodes are not the same. With `rollback` gradients that are added to existing ones wait for the
     end of steps that page; where updates are part of the step, and there is a folder, a step that
     fails leaves state as it was. The files are made in `folder`; `homes` is the state file of the
     same step with other inputs, if there is one.
@@ -68,15 +67,15 @@ class Runner:
     ) -> None:
         self.trace = trace
         program = plan.program if program is None else program
-        self.generated = (
-            Generated(trace, program, numbers)
+        self.program = (
+            StepProgram(trace, program, numbers)
             if trace.joint.optimizer is None
-            else TrainingGenerated(trace, program, numbers, resident=plan.resident or ())
+            else TrainingProgram(trace, program, numbers, resident=plan.resident or ())
         )
         self.file: PageFile | None = None
         self.homes = homes
         self.executor: ThreadPoolExecutor | None = None
-        away = self.generated.homes
+        away = self.program.homes
         paged = {numbers[i] for op, i in plan.program if op == Op.PAGE_OUT}.difference(away)
         if paged:
             self.file = PageFile(folder or ".", (trace.parts.storages[i] for i in sorted(paged)))
@@ -94,15 +93,15 @@ class Runner:
         joint = trace.joint
         indices = {argument.node: index for index, argument in enumerate(joint.arguments)}
         self._places = _gradient_places(trace, indices)
-        """Where gradients go, by the number of their emission, in the order they come."""
-        held = [emission.result for emission in self.generated.held.values()]
+        """Where gradients go, by the number of their output, in the order they come."""
+        held = [output.result for output in self.program.held.values()]
         self._returned = [held.index(r) for r in joint.results if r.kind in _RETURNED]
         """Which of what is held a step returns: the loss first."""
         self._checks = [k for k, result in enumerate(held) if result.kind is OutputKind.CHECK]
         targets = {k: result.target for k, result in enumerate(held)}
         self._changed = {k: indices[t.node] for k, t in targets.items() if t is not None}
         """Which of what is held goes to which arguments at the end of a step."""
-        self._random = any(unit.random for unit in trace.parts.units)
+        self._random = any(operation.is_random for operation in trace.parts.operations)
         self._owned = [indices[argument.node] for argument in joint.owned]
         self._inputs = [(indices[a.node], a.position) for a in joint.of(InputKind.USER_INPUT)]
         lasting = (InputKind.TANGENT, InputKind.CONSTANT_TENSOR)
@@ -131,7 +130,7 @@ class Runner:
     @property
     def away_bytes(self) -> int:
         """The size of the state that has its home on storage [B]."""
-        numbers = set(self.generated.homes.values())
+        numbers = set(self.program.homes.values())
         return sum(self.trace.parts.storages[number].bytes for number in numbers)
 
     def trial(self) -> AbstractContextManager[None]:
@@ -210,16 +209,16 @@ class Runner:
         return values
 
     def run(self, values: Sequence[Any], emit: Emit) -> list[torch.Tensor]:
-        """Run the program on the values of the arguments; return those of ``generated.held``.
+        """Run the program on the values of the arguments; return those of ``program.held``.
 
-        `emit` is called with the number of an emission and its gradient, once for each. Nothing but
+        `emit` is called with the number of an output and its gradient, once for each. Nothing but
         the state of the random generator changes outside of the program, and state that is updated.
         """
         pages = self._pages()
         try:
             plain = torch._C.DisableTorchFunctionSubclass()  # noqa: SLF001 - its only name
             with torch.no_grad(), plain:  # gradients are plain tensors whatever inputs are
-                held = list(self.generated.function(values, emit, pages))
+                held = list(self.program.function(values, emit, pages))
                 if pages is not None:
                     pages.finish()
                 self._check(held)
@@ -262,7 +261,7 @@ def _end(executor: ThreadPoolExecutor, process: int, *, wait: bool = False) -> N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the gradient of one emission goes."""
+    """Where the gradient of one output goes."""
 
     argument: int
     key: int
@@ -319,15 +318,15 @@ class Gradients:
 
 
 def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int, Place]:
-    """Return the place of each gradient, by the number of its emission, in the order they come."""
+    """Return the place of each gradient, by the number of its output, in the order they come."""
     parts = trace.parts
-    readers = [unit.reads for unit in parts.units]
-    readers += [emission.reads for emission in parts.emissions]
+    readers = [operation.reads for operation in parts.operations]
+    readers += [output.reads for output in parts.outputs]
     read = Counter(number for reads in readers for number in reads.storages)
     targets = {
-        number: emission.result.target
-        for number, emission in enumerate(parts.emissions)
-        if not emission.held and emission.result.target is not None
+        number: output.result.target
+        for number, output in enumerate(parts.outputs)
+        if not output.held and output.result.target is not None
     }
     keys = {number: id(trace.joint.value(target)) for number, target in targets.items()}
     final = {key: number for number, key in keys.items()}
@@ -336,7 +335,7 @@ def _gradient_places(trace: Trace, arguments: Mapping[fx.Node, int]) -> dict[int
             argument=arguments[targets[number].node],
             key=key,
             last=final[key] == number,
-            alone=[read[i] for i in parts.emissions[number].reads.storages] == [1],
+            alone=[read[i] for i in parts.outputs[number].reads.storages] == [1],
         )
         for number, key in keys.items()
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ import torch
 from poetmodel.errors import InputError, listed
 from poetmodel.export.state import read_state, state_paths, state_tensors, write_state
 from poetmodel.torch.state.recovery import check_kind
-from poetmodel.torch.step.optimizers import ACCEPTED, OptimizerSlot, rule_of
+from poetmodel.torch.step.optimizers import OptimizerSlot, rules_of
 from poetmodel.torch.step.updates import BATCHES, GRADIENT
 
 if TYPE_CHECKING:
@@ -157,7 +157,12 @@ def _moments(
 ) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
     """Yield which parameter a moment is of, and what the optimizer calls it."""
     own = dict(model.named_parameters(remove_duplicate=False))
-    trained = {} if optimizer is None else _trained(optimizer)
+    if optimizer is not None:
+        check_kind("optimizer", optimizer, torch.optim.Optimizer)
+    groups = () if optimizer is None else optimizer.param_groups
+    trained = {id(p) for group in groups for p in group["params"]}
+    rules = () if optimizer is None else rules_of(optimizer)
+    moments = {id(p): rule.moments for rule, parameters in rules for p in parameters}
     for name in sorted(names):
         of, _, key = name.rpartition(".")
         if of not in own:
@@ -168,22 +173,15 @@ def _moments(
             raise InputError(
                 f"optimizer: expected it to train {of!r}, of which the folder has {key}"
             )
-        if optimizer is not None and type(optimizer) in ACCEPTED:
-            keeps = rule_of(trained[id(own[of])]).moments
-            if key not in keeps:
-                raise InputError(
-                    f"optimizer: the folder has {key} of {of!r}, and {type(optimizer).__name__} "
-                    f"keeps {listed(keeps) or 'nothing'}; give one like that which was exported"
-                )
+        keeps = moments.get(id(own[of]))
+        if keeps is not None and key not in keeps:
+            raise InputError(
+                f"optimizer: the folder has {key} of {of!r}, and {type(optimizer).__name__} "
+                f"keeps {listed(keeps) or 'nothing'}; give one like that which was exported"
+            )
         yield name, own[of], key
 
 
 def _has_value(key: str, moment: torch.Tensor) -> bool:
     """Return whether a moment has a value: one that begins with its first gradient has NaN."""
     return key != "momentum_buffer" or not bool(moment.isnan().all())
-
-
-def _trained(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Any]]:
-    """Return the group of each parameter, by its id."""
-    check_kind("optimizer", optimizer, torch.optim.Optimizer)
-    return {id(p): group for group in optimizer.param_groups for p in group["params"]}

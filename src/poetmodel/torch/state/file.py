@@ -25,8 +25,10 @@ import numpy as np
 import torch
 
 from poetmodel.errors import InputError
-from poetmodel.torch.capturing.signature import shown_path
+from poetmodel.torch.capturing.joint_graph import shown_path
 from poetmodel.torch.errors import PageError
+from poetmodel.torch.graph.profiles import TensorLayout
+from poetmodel.torch.graph.step_graph import TensorStorage
 from poetmodel.torch.state.pages import (
     ALIGNMENT_BYTES,
     PAGE_BYTES,
@@ -36,7 +38,6 @@ from poetmodel.torch.state.pages import (
     read_page,
     remove_left,
 )
-from poetmodel.torch.step.units import TensorLayout, TensorStorage
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def _tensor_from_dict(index: int, told: dict[str, Any]) -> StateTensor:
     )
     name = ".".join(filter(None, (shown_path(told["owner"]), told["key"])))
     storage = TensorStorage(
-        index=index, name=name, unit=index, bytes=told["bytes"], layouts=layouts
+        index=index, name=name, operation=index, bytes=told["bytes"], layouts=layouts
     )
     return StateTensor(storage=storage, kind=told["kind"], owner=told["owner"], key=told["key"])
 
@@ -416,7 +417,7 @@ class StateFile:
 
     def _read(self, position: int, slot: int, expected: int, memory: memoryview) -> None:
         offset, size = self.format.slot_offset(position, slot), len(memory)
-        with self._told(position, "could not be read"):
+        with self._as_page_error(position, "could not be read"):
             done = read_page(self._descriptor, memory, offset)
             os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
         name = self.format.tensors[position].storage.name
@@ -438,7 +439,7 @@ class StateFile:
         current = self.record.slots[position]
         slot = 0 if current == ABSENT else (current + 1) % self.format.generations
         offset = self.format.slot_offset(position, slot)
-        with self._told(position, "could not be written"):
+        with self._as_page_error(position, "could not be written"):
             self._put(memory, offset)
             if len(memory) >= LARGE_BYTES:
                 os.fdatasync(self._descriptor)
@@ -460,7 +461,7 @@ class StateFile:
         self._next |= gone
         record = self._following(steps=steps)
         if self.format.generations > 1:
-            with self._told(None, "the commit record could not be written"):
+            with self._as_page_error(None, "the commit record could not be written"):
                 self._commit(record)
         written, self.record, self._next = self._next, record, {}
         self._remap(written)
@@ -517,7 +518,7 @@ class StateFile:
             done += os.pwritev(self._descriptor, [memory[done:], rest], offset + done)
 
     @contextmanager
-    def _told(self, position: int | None, fault: str) -> Iterator[None]:
+    def _as_page_error(self, position: int | None, fault: str) -> Iterator[None]:
         """Turn what the system refuses into a `PageError` with the name of the tensor."""
         try:
             yield

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from poetmodel.errors import InputError
+from poetmodel.plan.arena import aligned
 from poetmodel.torch.errors import PageError
 from poetmodel.units import format_bytes
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from poetmodel.torch.graph.step_graph import TensorStorage
     from poetmodel.torch.state.file import StateFile
-    from poetmodel.torch.step.units import TensorStorage
 
 ALIGNMENT_BYTES: Final = 4096
 """Every page begins at a multiple of this, so that the copies of one never hold part of another."""
@@ -49,14 +50,76 @@ _TAIL_WEIGHTS: Final = np.arange(1, 2 * ALIGNMENT_BYTES, 2 * _WORD_BYTES, dtype=
 _ADVICE: Final = "the next step makes a new one"
 
 
-class PageFile:
-    """One file in the user's folder, of its full size from the beginning; one page per storage.
+class ScratchFile:
+    """A file in the user's folder whose pages are read again by the process that wrote them.
 
-    The folder is made if it is not there. The file is removed by `close`, or with the object.
+    The folder is made if it is not there. The file is removed with the object. Each page is read
+    back against its checksum.
 
     A page-out is ``pwrite`` and ``fdatasync``, after which the copy in the file cache is dropped
     (``POSIX_FADV_DONTNEED``); a page-in drops it too. So a page that is out takes no RAM.
     """
+
+    bytes: int
+    """Size of the file [B]."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.written_bytes = self.read_bytes = 0
+        self._folder = folder
+        self._make()
+
+    def _make(self) -> None:
+        folder = self._folder
+        make_folder(folder)
+        remove_left(folder, f"{PREFIX}*")
+        try:
+            self._descriptor, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
+        except OSError as error:
+            raise InputError(
+                f"{folder}: no page file can be made here ({error.strerror or error})"
+            ) from None
+        with suppress(OSError):  # where files cannot be locked, nobody removes those of others
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.path = Path(name)
+        self.process = os.getpid()
+        self._remove = weakref.finalize(self, _remove, self._descriptor, self.path, self.process)
+        self._sums: dict[int, int] = {}
+
+    def _write(self, offset: int, memory: memoryview, page: str) -> None:
+        """Write a page, and return when the medium has it; messages call it `page`."""
+        self._sums[offset] = checksum(memory)
+        with self._as_page_error(f"{page} could not be written"):
+            write_page(self._descriptor, memory, offset)
+        self.written_bytes += len(memory)
+
+    def _read(self, offset: int, memory: memoryview, page: str) -> None:
+        """Read a page, and check that it is what was written."""
+        size = len(memory)
+        with self._as_page_error(f"{page} could not be read"):
+            done = read_page(self._descriptor, memory, offset)
+            os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+        if done < size:
+            raise PageError(
+                f"{self.path}: {page}: only {done:,} of {size:,} B could be read; the file was cut"
+            )
+        if checksum(memory) != self._sums[offset]:
+            raise PageError(
+                f"{self.path}: {page} is not what was written; something changed the file, or the "
+                "medium is failing"
+            )
+        self.read_bytes += size
+
+    @contextmanager
+    def _as_page_error(self, fault: str) -> Iterator[None]:
+        """Turn what the system refuses into a `PageError`."""
+        try:
+            yield
+        except OSError as error:
+            raise PageError(f"{self.path}: {fault}: {error.strerror or error}") from None
+
+
+class PageFile(ScratchFile):
+    """A file of its full size from the beginning; one page per storage."""
 
     def __init__(self, folder: str | Path, storages: Iterable[TensorStorage]) -> None:
         self.storages = {storage.index: storage for storage in storages}
@@ -64,16 +127,13 @@ class PageFile:
         """First byte in the file of each storage, by its number."""
         self.bytes = 0
         for index, storage in self.storages.items():
-            self.offsets[index] = -(-self.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self.offsets[index] = aligned(self.bytes, ALIGNMENT_BYTES)
             self.bytes = self.offsets[index] + storage.bytes
-        self.written_bytes = self.read_bytes = 0
-        self._sums: dict[int, int] = {}
-        self._folder = folder
         self._closed = self._lost = False
-        self._make()
+        super().__init__(folder)
 
     def close(self) -> None:
-        """Remove the file."""
+        """Remove the file; no step can run any more."""
         self._closed = True
         self._remove()
 
@@ -87,7 +147,7 @@ class PageFile:
             raise PageError(
                 f"{self.path}: the step was closed, and its page file removed; compile again"
             )
-        if self._lost or self._process != os.getpid():
+        if self._lost or self.process != os.getpid():
             self._lost = True
             self._remove()
             try:
@@ -108,65 +168,27 @@ class PageFile:
                 f"{self.path}: the page file has {there.st_size:,} of {self.bytes:,} B; {_ADVICE}"
             )
 
+    def write(self, index: int, memory: memoryview) -> None:
+        """Write the page of a storage, and return when the medium has it."""
+        self._write(self.offsets[index], memory, self._named(index))
+
+    def read(self, index: int, memory: memoryview) -> None:
+        """Read the page of a storage, and check that it is what was written."""
+        self._read(self.offsets[index], memory, self._named(index))
+
     def _make(self) -> None:
-        folder = self._folder
-        make_folder(folder)
-        remove_left(folder, f"{PREFIX}*")
-        try:
-            self._descriptor, name = tempfile.mkstemp(prefix=PREFIX, dir=folder)
-        except OSError as error:
-            raise InputError(
-                f"{folder}: no page file can be made here ({error.strerror or error})"
-            ) from None
-        with suppress(OSError):  # where files cannot be locked, nobody removes those of others
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.path = Path(name)
-        self._process = os.getpid()
-        self._remove = weakref.finalize(self, _remove, self._descriptor, self.path, self._process)
+        super()._make()
         try:
             os.posix_fallocate(self._descriptor, 0, max(self.bytes, 1))
         except OSError as error:
             self._remove()
             raise InputError(
-                f"{folder}: no room for a page file of {format_bytes(self.bytes)} "
+                f"{self._folder}: no room for a page file of {format_bytes(self.bytes)} "
                 f"({error.strerror or error}); free some, or page less"
             ) from None
 
-    def write(self, index: int, memory: memoryview) -> None:
-        """Write a page, and return when the medium has it."""
-        self._sums[index] = checksum(memory)
-        with self._told(index, "could not be written"):
-            write_page(self._descriptor, memory, self.offsets[index])
-        self.written_bytes += len(memory)
-
-    def read(self, index: int, memory: memoryview) -> None:
-        """Read a page, and check that it is what was written."""
-        name, size = self.storages[index].name, len(memory)
-        with self._told(index, "could not be read"):
-            done = read_page(self._descriptor, memory, self.offsets[index])
-            os.posix_fadvise(self._descriptor, self.offsets[index], size, os.POSIX_FADV_DONTNEED)
-        if done < size:
-            raise PageError(
-                f"{self.path}: tensor {name!r}: only {done:,} of {size:,} B could be "
-                "read; the file was cut"
-            )
-        if checksum(memory) != self._sums[index]:
-            raise PageError(
-                f"{self.path}: tensor {name!r} is not what was written; "
-                "something changed the file, or the medium is failing"
-            )
-        self.read_bytes += size
-
-    @contextmanager
-    def _told(self, index: int, fault: str) -> Iterator[None]:
-        """Turn what the system refuses into a `PageError` with the name of the tensor."""
-        try:
-            yield
-        except OSError as error:
-            reason = error.strerror or error
-            raise PageError(
-                f"{self.path}: tensor {self.storages[index].name!r} {fault}: {reason}"
-            ) from None
+    def _named(self, index: int) -> str:
+        return f"tensor {self.storages[index].name!r}"
 
 
 def write_page(descriptor: int, memory: memoryview, offset: int) -> None:
@@ -238,7 +260,9 @@ class Pages:
         self._state = state
         self._homes = homes or {}
         self._executor = executor
-        self._under_way: dict[int, Future[None]] = {}
+        self._under_way: dict[int, tuple[Future[None], torch.UntypedStorage]] = {}
+        """Transfers that nobody waited for yet, with their memory: the program may have let it go,
+        and PyTorch's profiler sees what its own thread frees."""
         self._started: list[Future[None]] = []
 
     def out(self, index: int, tensor: torch.Tensor) -> None:
@@ -256,7 +280,8 @@ class Pages:
     def wait(self, index: int) -> None:
         """Return when the transfer of a storage is done; raise what stopped it."""
         if self._executor is not None:
-            self._under_way.pop(index).result()
+            future, _storage = self._under_way.pop(index)
+            future.result()
 
     def finish(self) -> None:
         """Wait for all transfers; raise what stopped the first one that failed."""
@@ -279,7 +304,7 @@ class Pages:
             move(number, bytes_of(storage))
             return
         future = self._executor.submit(_move, move, number, [storage])
-        self._under_way[index] = future
+        self._under_way[index] = future, storage
         self._started.append(future)
 
 
@@ -385,7 +410,7 @@ class Memory:
     """Memory of some bytes, at least one; in RAM and zero in the beginning."""
 
     def __init__(self, size_bytes: int) -> None:
-        self._span = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+        self._span = aligned(size_bytes, PAGE_BYTES)
         self._address = _map(None, self._span, mmap.MAP_ANONYMOUS)
         array = (ctypes.c_char * size_bytes).from_address(self._address)
         # The storage holds the array, and every tensor in it the storage.

@@ -15,8 +15,8 @@ import torch
 
 from poetmodel.errors import InputError, listed, shown
 from poetmodel.torch.capturing.joint import LOSS
-from poetmodel.torch.capturing.replay import storage_key
-from poetmodel.torch.capturing.signature import BODY, InputKind, shown_path
+from poetmodel.torch.capturing.joint_graph import BODY, InputKind, shown_path
+from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.state.file import (
     ABSENT,
     PREFIX,
@@ -27,7 +27,7 @@ from poetmodel.torch.state.file import (
     StateTensor,
 )
 from poetmodel.torch.state.pages import blank, bytes_of, checksum, read_page
-from poetmodel.torch.step.optimizers import ACCEPTED, rule_of
+from poetmodel.torch.step.optimizers import rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,9 +118,7 @@ class _Targets:
             self._tensors |= {(InputKind.PARAMETER, path): value for path, value in parameters}
             self._tensors |= {(InputKind.BUFFER, path): value for path, value in buffers}
         self._moments = {
-            id(p): rule_of(group).moments if type(optimizer) in ACCEPTED else ()
-            for group in optimizer.param_groups
-            for p in group["params"]
+            id(p): rule.moments for rule, parameters in rules_of(optimizer) for p in parameters
         }
         """State of the optimizer for each parameter, as far as that is known."""
 

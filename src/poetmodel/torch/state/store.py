@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from poetmodel.torch.capturing.replay import storage_key
-from poetmodel.torch.capturing.signature import BODY, InputKind
+from poetmodel.torch.capturing.joint_graph import BODY, InputKind
 from poetmodel.torch.errors import CaptureError, PageError
+from poetmodel.torch.graph.profiles import TensorLayout
+from poetmodel.torch.graph.step_graph import TensorStorage
+from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.state.file import StateFile, StateTensor
 from poetmodel.torch.state.pages import Memory, blank, bytes_of, checksum
 from poetmodel.torch.state.recovery import replaced_by
 from poetmodel.torch.step.optimizers import OptimizerSlot
-from poetmodel.torch.step.training_units import layout_of
-from poetmodel.torch.step.units import TensorStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -130,11 +130,6 @@ class StateStore:
     def has_two(self) -> bool:
         """Whether the file has two generations."""
         return self.file.format.generations > 1
-
-    @property
-    def on_storage(self) -> frozenset[int]:
-        """State with a home on storage."""
-        return self._on_storage
 
     def view(self, trace: Trace) -> Mapping[int, int]:
         """Return the number here of each state tensor of the same step with other inputs."""
@@ -323,9 +318,9 @@ def _states(trace: Trace) -> Iterator[_State]:
             storage = TensorStorage(
                 index=index,
                 name=path.removeprefix(f"{BODY}."),
-                unit=index,
+                operation=index,
                 bytes=value.untyped_storage().nbytes(),
-                layouts=(layout_of(value),),
+                layouts=(TensorLayout.of(value),),
             )
             tensor = StateTensor(storage=storage, kind=str(kind), owner=path)
             yield _State(tensor=tensor, find=partial(attrgetter(path), module))

@@ -1,1 +1,1 @@
-"""The step to be scheduled: units and tensors, updates, the graph that the solver decides on."""
+"""The step to be scheduled: operations, tensors, updates, the graph that the solver decides on."""

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import fx
 
-from poetmodel.torch.capturing.replay import dropout_backward_in_place
+from poetmodel.torch.graph.dropout import dropout_backward_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from poetmodel.torch.step.units import TensorStorage, Unit, Units
+    from poetmodel.torch.graph.step_graph import Operation, TensorStorage
+    from poetmodel.torch.step.captured import CapturedGraph
 
     Kernel = Callable[..., torch.Tensor]
 
@@ -27,59 +28,59 @@ _DROPOUT_BACKWARD: Final = torch.ops.aten.native_dropout_backward.default
 
 
 def pair_in_place(
-    parts: Units, unit: Unit, last: Sequence[int], kept: Collection[int]
+    parts: CapturedGraph, operation: Operation, last: Sequence[int], kept: Collection[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return the output and the input of a unit that may share memory, by storage number, or none.
+    """Return the numbers of an output and an input that may share memory, or none.
 
-    `last` has for each storage its last reader. The input must be a whole tensor that a unit has
-    made and none reads later, none of those `kept`, and read as it is, not as a view.
+    `last` has for each storage its last reader. The input must be a whole tensor that an operation
+    has made and none reads later, none of those `kept`, and read as it is, not as a view.
     """
-    if len(unit.storages) != 1 or unit.is_source:
+    if len(operation.storages) != 1 or operation.is_source:
         return ()
-    (number,) = unit.storages
+    (number,) = operation.storages
     output = parts.storages[number]
     if output.replaces is not None or not _is_whole(output):
         return ()
     behind_views = {
         index
-        for view in unit.reads.views
+        for view in operation.reads.views
         for source in view.all_input_nodes
         if source in parts.direct
         for index in (parts.direct[source][0],)
     }
-    for position, argument in enumerate(unit.node.args):
+    for position, argument in enumerate(operation.node.args):
         if not isinstance(argument, fx.Node) or argument not in parts.direct:
             continue
         read = parts.direct[argument][0]
         storage = parts.storages[read]
         if (
-            last[read] == unit.index
+            last[read] == operation.index
             and read not in kept
             and read not in behind_views
-            and not parts.units[storage.unit].is_source
+            and not parts.operations[storage.operation].is_source
             and _lie_alike(output, storage)
-            and kernel_in_place(unit.node, position) is not None
+            and kernel_in_place(operation.node, position) is not None
         ):
             return ((number, read),)
     return ()
 
 
-def workspace_in_place_bytes(parts: Units, unit: Unit) -> int:
-    """Return the bytes of a unit with a pair beside its tensors, if workspaces are measured [B].
+def workspace_in_place_bytes(parts: CapturedGraph, operation: Operation) -> int:
+    """Return the workspace of an operation in place, if workspaces are measured [B].
 
     The gradient of dropout is multiplied by the mask in its own type, which is a tensor of its own.
     """
-    whole_bytes = unit.workspace_bytes
-    if not (whole_bytes and unit.in_place and unit.node.target is _DROPOUT_BACKWARD):
+    whole_bytes = operation.profile.workspace_bytes
+    if not (whole_bytes and operation.in_place and operation.node.target is _DROPOUT_BACKWARD):
         return whole_bytes
-    return whole_bytes + parts.storages[unit.in_place[0][0]].bytes
+    return whole_bytes + parts.storages[operation.in_place[0][0]].bytes
 
 
-def place_of(parts: Units, unit: Unit, read: int) -> int:
-    """Return the argument of a unit that is a storage read as it is."""
+def place_of(parts: CapturedGraph, operation: Operation, read: int) -> int:
+    """Return the argument of an operation that is a storage read as it is."""
     return next(
         position
-        for position, argument in enumerate(unit.node.args)
+        for position, argument in enumerate(operation.node.args)
         if isinstance(argument, fx.Node) and parts.direct.get(argument, (-1, 0))[0] == read
     )
 
@@ -142,21 +143,21 @@ def _variant(operator: Any, first: bool) -> tuple[Kernel, str | None] | None:  #
         twin = getattr(torch.ops.aten, f"{name.removeprefix('aten::')}_", None)
         if twin is not None and overload in twin.overloads():
             return getattr(twin, overload), None
-    given = _taken(operator)
+    given = _operand_types(operator)
     for other in packet.overloads():
         variant = getattr(packet, other)
         written = [a.name for a in variant._schema.arguments if a.is_out]  # noqa: SLF001 - as above
         full = f"{name}.{other}"
         if (
             len(written) == 1
-            and _taken(variant) == given
+            and _operand_types(variant) == given
             and bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU"))  # noqa: SLF001
         ):
             return variant, written[0]
     return None
 
 
-def _taken(operator: Any) -> list[tuple[str, str]]:
+def _operand_types(operator: Any) -> list[tuple[str, str]]:
     """Return names and types of what an operator reads."""
     arguments = operator._schema.arguments  # noqa: SLF001 - PyTorch's own words
     return [(a.name, str(a.type)) for a in arguments if not a.is_out]

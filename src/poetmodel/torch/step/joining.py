@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs
     from poetmodel.graph import Graph, Node, Tensor
     from poetmodel.plan import Program
-    from poetmodel.torch.step.trace import Coarse
+    from poetmodel.torch.step.trace import ScheduledGraph
 
 JOINED_SHARE: Final = 0.5
 """Most that a joined node may need of the budget: it is no obstacle to a schedule then."""
@@ -30,27 +30,27 @@ EXTRA_SHARE: Final = 0.1
 
 
 def joined(
-    coarse: Coarse, costs: Costs, *, results: Collection[int], budget_bytes: int
-) -> tuple[Coarse, Costs]:
+    scheduled: ScheduledGraph, costs: Costs, *, results: Collection[int], budget_bytes: int
+) -> tuple[ScheduledGraph, Costs]:
     """Join operations one after the other, and their costs, as far as a budget allows.
 
     Tensors with the numbers `results` are handed out, and stay as they are.
     """
-    graph = coarse.graph
-    number_of = dict(zip((t.name for t in graph.tensors), coarse.numbers, strict=True))
+    graph = scheduled.graph
+    number_of = dict(zip((t.name for t in graph.tensors), scheduled.numbers, strict=True))
     apart = {name for name, number in number_of.items() if number in results}
     runs = list(_runs(graph, apart, budget_bytes))
     new = replace(graph, nodes=tuple(run.node for run in runs))
     names = [tensor.name for tensor in new.tensors]
     names += [tensor.name for run in runs for tensor in run.inside]
     index_of = {name: index for index, name in enumerate(names)}
-    own = iter(coarse.steps)
+    own = iter(scheduled.steps)
     steps = tuple(
         tuple(_steps([next(own) for _ in run.parts], [index_of[t.name] for t in run.inside]))
         for run in runs
     )
     numbers = tuple(number_of[name] for name in names)
-    return replace(coarse, graph=new, numbers=numbers, steps=steps), _costs(costs, runs, new)
+    return replace(scheduled, graph=new, numbers=numbers, steps=steps), _costs(costs, runs, new)
 
 
 def _costs(costs: Costs, runs: Sequence[_Run], graph: Graph) -> Costs:

@@ -6,49 +6,98 @@ eager PyTorch makes new memory for is written over the gradient, which nobody re
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
+from torch import Tensor
 
 from poetmodel.errors import shown
 from poetmodel.torch.capturing.inputs import refuse
-from poetmodel.torch.capturing.signature import InputKind, Joint
+from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-ACCEPTED: Final = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.NAdam,
-    torch.optim.RMSprop,
-    torch.optim.Adagrad,
-)
-"""The optimizers whose updates can be traced."""
+    Tensors = Sequence[Tensor]
+
 NADAM_DECAY: Final = 0.96
 """Base of the rate at which NAdam's momentum approaches its full value, to the power of a setting:
 see Dozat, Incorporating Nesterov Momentum into Adam (2016)."""
 
+RADAM_LENGTH: Final = 5.0
+"""Length of the average of squares above which RAdam divides by them: see Liu et al., On the
+Variance of the Adaptive Learning Rate and Beyond (2020)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sgd:
-    """A step of ``torch.optim.SGD``."""
+class Rule(ABC):
+    """A step of an optimizer for the parameters of one group, with the settings of the group."""
 
     weight_decay: float
+    maximize: bool
+    decoupled_weight_decay: bool = False
+    """Whether the weight decay is none of the gradient."""
+
+    op: ClassVar[str]
+    """The name of the operator."""
+    needs_scratch: ClassVar[bool] = True
+    """Whether it needs memory of the size of the parameter beside that of the gradient."""
+    reuses_gradient: ClassVar[bool] = False
+    """Whether it computes in the memory of the gradient, whatever the settings."""
+
+    @property
+    @abstractmethod
+    def moments(self) -> tuple[str, ...]:
+        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
+
+    @property
+    @abstractmethod
+    def flops_per_element(self) -> int:
+        """FLOP for each element of the parameter."""
+
+    @property
+    def decay_flops(self) -> int:
+        """FLOP of the weight decay for each element."""
+        return (1 if self.decoupled_weight_decay else 2) if self.weight_decay else 0
+
+    @property
+    def writes_gradient(self) -> bool:
+        """Whether it writes over the gradient."""
+        return (
+            self.reuses_gradient
+            or self.maximize
+            or bool(self.weight_decay and not self.decoupled_weight_decay)
+        )
+
+    def update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Update a parameter and its moments, of which `first` says that no step has made them."""
+        parameter, *_ = state
+        if self.maximize:
+            gradient.neg_()
+        if self.weight_decay and self.decoupled_weight_decay:
+            parameter.mul_(1 - lr * self.weight_decay)
+        elif self.weight_decay:
+            gradient.add_(parameter, alpha=self.weight_decay)
+        self._update(state, gradient, lr, first=first)
+
+    @abstractmethod
+    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Update them after the decay of the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sgd(Rule):
+    """A step of ``torch.optim.SGD``."""
+
     momentum: float
     dampening: float
     nesterov: bool
-    maximize: bool
 
+    op: ClassVar[str] = "sgd"
     needs_scratch: ClassVar[bool] = False
-
-    @property
-    def op(self) -> str:
-        """The name of the operator."""
-        return "sgd"
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -57,24 +106,17 @@ class Sgd:
 
     @property
     def writes_gradient(self) -> bool:
-        """Whether it needs memory of the size of the gradient: that of the gradient."""
+        """Whether it writes over the gradient."""
         return bool(self.maximize or self.weight_decay or (self.momentum and self.nesterov))
 
     @property
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
-        averaged = 3 if self.momentum else 0
-        return 2 + bool(self.weight_decay) * 2 + averaged + bool(averaged and self.nesterov) * 2
+        return 2 + self.decay_flops + (3 + 2 * self.nesterov if self.momentum else 0)
 
-    def update(
-        self, state: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float, *, first: bool
-    ) -> None:
-        """Update parameter and momentum, of which `first` says that it begins with the gradient."""
+    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        """Let the momentum begin with the first gradient."""
         parameter, *moments = state
-        if self.maximize:
-            gradient.neg_()
-        if self.weight_decay:
-            gradient.add_(parameter, alpha=self.weight_decay)
         direction = gradient
         for buffer in moments:
             if first:
@@ -86,28 +128,33 @@ class Sgd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adam:
-    """A step of ``torch.optim.Adam``, or of ``AdamW`` where the weight decay is decoupled."""
+class CountingRule(Rule):
+    """A step that depends on how many there were; moments are 0 before the first one."""
+
+    def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
+        del first
+        parameter, count, *moments = state
+        count.add_(1)
+        # On the meta device there is no number, and any will do.
+        step = 1.0 if count.is_meta else count.item()
+        self._apply(parameter, gradient, moments, lr, step)
+
+    @abstractmethod
+    def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        """Update the parameter `w` and moments in step number `step`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam(CountingRule):
+    """A step of ``torch.optim.Adam``."""
 
     betas: tuple[float, float]
     eps: float
-    weight_decay: float
     amsgrad: bool
-    maximize: bool
-    decoupled_weight_decay: bool
 
-    writes_gradient: ClassVar[bool] = True
+    op: ClassVar[str] = "adam"
+    reuses_gradient: ClassVar[bool] = True
     needs_scratch: ClassVar[bool] = False
-
-    @property
-    def decouples(self) -> bool:
-        """Whether the weight decay is none of the gradient."""
-        return self.decoupled_weight_decay
-
-    @property
-    def op(self) -> str:
-        """The name of the operator."""
-        return "adamw" if self.decoupled_weight_decay else "adam"
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -117,102 +164,81 @@ class Adam:
     @property
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
-        return 13 + self.amsgrad + _decay_flops(self)
+        return 13 + self.amsgrad + self.decay_flops
 
-    def update(
-        self, state: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float, *, first: bool
-    ) -> None:
-        """Update parameter, count of steps and moments; these are 0 before the first step."""
-        del first
-        parameter, count, mean, square, *largest = state
+    def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        mean, square, *largest = moments
         beta1, beta2 = self.betas
-        count.add_(1)
-        _prepare(self, parameter, gradient, lr)
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         for most in largest:
             torch.maximum(most, square, out=most)
             square = most
-        steps = _number(count)
-        step_size = lr / (1 - beta1**steps)
-        root = (1 - beta2**steps) ** 0.5
+        step_size = lr / (1 - beta1**step)
+        root = (1 - beta2**step) ** 0.5
         denominator = torch.sqrt(square, out=gradient).div_(root).add_(self.eps)
-        parameter.addcdiv_(mean, denominator, value=-step_size)
+        w.addcdiv_(mean, denominator, value=-step_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NAdam:
+class AdamW(Adam):
+    """A step of ``torch.optim.AdamW``."""
+
+    op: ClassVar[str] = "adamw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NAdam(CountingRule):
     """A step of ``torch.optim.NAdam``: Adam with Nesterov's momentum."""
 
     betas: tuple[float, float]
     eps: float
-    weight_decay: float
     momentum_decay: float
-    maximize: bool
-    decoupled_weight_decay: bool
     foreach: bool | None
 
     op: ClassVar[str] = "nadam"
-    moments: ClassVar[tuple[str, ...]] = ("step", "mu_product", "exp_avg", "exp_avg_sq")
-    needs_scratch: ClassVar[bool] = True
 
     @property
-    def decouples(self) -> bool:
-        """Whether the weight decay is none of the gradient."""
-        return self.decoupled_weight_decay
-
-    @property
-    def writes_gradient(self) -> bool:
-        """Whether it changes the gradient."""
-        return _changes_gradient(self)
+    def moments(self) -> tuple[str, ...]:
+        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
+        return ("step", "mu_product", "exp_avg", "exp_avg_sq")
 
     @property
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
-        return 16 + _decay_flops(self)
+        return 16 + self.decay_flops
 
-    def update(
-        self, state: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float, *, first: bool
-    ) -> None:
-        """Update parameter, count of steps, product of momenta and moments."""
-        del first
-        parameter, count, product, mean, square = state
+    def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        product, mean, square = moments
         beta1, beta2 = self.betas
-        count.add_(1)
-        steps = _number(count)
-        _prepare(self, parameter, gradient, lr)
         momentum, following = (
             beta1 * (1.0 - 0.5 * NADAM_DECAY ** (number * self.momentum_decay))
-            for number in (steps, steps + 1)
+            for number in (step, step + 1)
         )
         product.mul_(momentum)
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         if self.foreach:  # PyTorch's other way has other bits
-            denominator = square.sqrt().div_((1 - beta2**steps) ** 0.5)
+            denominator = square.sqrt().div_((1 - beta2**step) ** 0.5)
         else:
-            denominator = square.div(1 - beta2**steps).sqrt_()
+            denominator = square.div(1 - beta2**step).sqrt_()
         denominator.add_(self.eps)
         # On the meta device there is no number, and any will do that is no 1.
         so_far = 0.5 if product.is_meta else product.item()
-        parameter.addcdiv_(gradient, denominator, value=-lr * (1.0 - momentum) / (1.0 - so_far))
-        parameter.addcdiv_(mean, denominator, value=-lr * following / (1.0 - so_far * following))
+        w.addcdiv_(gradient, denominator, value=-lr * (1.0 - momentum) / (1.0 - so_far))
+        w.addcdiv_(mean, denominator, value=-lr * following / (1.0 - so_far * following))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RmsProp:
+class RmsProp(CountingRule):
     """A step of ``torch.optim.RMSprop``."""
 
     alpha: float
     eps: float
-    weight_decay: float
     momentum: float
     centered: bool
-    maximize: bool
 
     op: ClassVar[str] = "rmsprop"
-    decouples: ClassVar[bool] = False
-    needs_scratch: ClassVar[bool] = True
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -221,23 +247,13 @@ class RmsProp:
         return ("step", "square_avg", *averaged, *(("grad_avg",) if self.centered else ()))
 
     @property
-    def writes_gradient(self) -> bool:
-        """Whether it changes the gradient."""
-        return _changes_gradient(self)
-
-    @property
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
-        return 9 + 5 * self.centered + 2 * (self.momentum > 0) + _decay_flops(self)
+        return 9 + 5 * self.centered + 2 * (self.momentum > 0) + self.decay_flops
 
-    def update(
-        self, state: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float, *, first: bool
-    ) -> None:
-        """Update parameter, count of steps and moments; these are 0 before the first step."""
-        del first
-        parameter, count, square, *others = state
-        count.add_(1)
-        _prepare(self, parameter, gradient, lr)
+    def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        del step
+        square, *others = moments
         square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
         if self.centered:
             mean = others.pop()
@@ -248,106 +264,146 @@ class RmsProp:
         denominator.add_(self.eps)
         for buffer in others:
             buffer.mul_(self.momentum).addcdiv_(gradient, denominator)
-            parameter.add_(buffer, alpha=-lr)
+            w.add_(buffer, alpha=-lr)
         if not others:
-            parameter.addcdiv_(gradient, denominator, value=-lr)
+            w.addcdiv_(gradient, denominator, value=-lr)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adagrad:
+class Adagrad(CountingRule):
     """A step of ``torch.optim.Adagrad``."""
 
     lr_decay: float
     eps: float
-    weight_decay: float
-    maximize: bool
 
     op: ClassVar[str] = "adagrad"
-    moments: ClassVar[tuple[str, ...]] = ("step", "sum")
-    decouples: ClassVar[bool] = False
-    needs_scratch: ClassVar[bool] = True
 
     @property
-    def writes_gradient(self) -> bool:
-        """Whether it changes the gradient."""
-        return _changes_gradient(self)
+    def moments(self) -> tuple[str, ...]:
+        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
+        return ("step", "sum")
 
     @property
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
-        return 7 + _decay_flops(self)
+        return 7 + self.decay_flops
 
-    def update(
-        self, state: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float, *, first: bool
-    ) -> None:
-        """Update parameter, count of steps and sum of squares."""
-        del first
-        parameter, count, total = state
-        count.add_(1)
-        _prepare(self, parameter, gradient, lr)
-        rate = lr / (1 + (_number(count) - 1) * self.lr_decay)
+    def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        (total,) = moments
         total.addcmul_(gradient, gradient, value=1)
-        parameter.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
+        rate = lr / (1 + (step - 1) * self.lr_decay)
+        w.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-rate)
 
 
-def _changes_gradient(rule: NAdam | RmsProp | Adagrad) -> bool:
-    return rule.maximize or bool(rule.weight_decay and not rule.decouples)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adamax(CountingRule):
+    """A step of ``torch.optim.Adamax``: Adam with the largest gradient in place of the squares."""
+
+    betas: tuple[float, float]
+    eps: float
+
+    op: ClassVar[str] = "adamax"
+    reuses_gradient: ClassVar[bool] = True
+    needs_scratch: ClassVar[bool] = False
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
+        return ("step", "exp_avg", "exp_inf")
+
+    @property
+    def flops_per_element(self) -> int:
+        """FLOP for each element of the parameter."""
+        return 10 + self.decay_flops
+
+    def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        mean, largest = moments
+        beta1, beta2 = self.betas
+        mean.lerp_(gradient, 1 - beta1)
+        torch.maximum(largest.mul_(beta2), gradient.abs_().add_(self.eps), out=largest)
+        w.addcdiv_(mean, largest, value=-(lr / (1 - beta1**step)))
 
 
-def _decay_flops(rule: Adam | NAdam | RmsProp | Adagrad) -> int:
-    """Return the FLOP of weight decay for each element."""
-    return (1 if rule.decouples else 2) if rule.weight_decay else 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RAdam(CountingRule):
+    """A step of ``torch.optim.RAdam``: without squares until these tell of enough gradients."""
+
+    betas: tuple[float, float]
+    eps: float
+    foreach: bool | None
+
+    op: ClassVar[str] = "radam"
+    reuses_gradient: ClassVar[bool] = True
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
+        return ("step", "exp_avg", "exp_avg_sq")
+
+    @property
+    def flops_per_element(self) -> int:
+        """FLOP for each element of the parameter."""
+        return 17 + self.decay_flops
+
+    def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
+        mean, square = moments
+        beta1, beta2 = self.betas
+        mean.lerp_(gradient, 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        first, second = 1 - beta1**step, 1 - beta2**step
+        most = 2 / (1 - beta2) - 1
+        length = most - 2 * step * (beta2**step) / second
+        rectified = 0.0
+        if length > RADAM_LENGTH:
+            part = (length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)
+            rectified = part**0.5
+        if self.foreach:  # PyTorch's other way has other bits
+            rate = square.sqrt().add_(self.eps)
+            rate.div_((second**0.5) * (lr * rectified / first) * -1).reciprocal_()
+            w.addcmul_(mean, rate.add_((lr * (0 if rectified else 1.0) / first) * -1))
+            return
+        change = torch.div(mean, first, out=gradient).mul_(lr)
+        if rectified:
+            rate = square.sqrt().add_(self.eps).reciprocal_().mul_(second**0.5)
+            change.mul_(rate).mul_(rectified)
+        w.add_(change, alpha=-1.0)
 
 
-def _prepare(
-    rule: Adam | NAdam | RmsProp | Adagrad,
-    parameter: torch.Tensor,
-    gradient: torch.Tensor,
-    lr: float,
-) -> None:
-    """Give the gradient its sign, and let the weights decay."""
-    if rule.maximize:
-        gradient.neg_()
-    if rule.weight_decay and rule.decouples:
-        parameter.mul_(1 - lr * rule.weight_decay)
-    elif rule.weight_decay:
-        gradient.add_(parameter, alpha=rule.weight_decay)
-
-
-def _number(count: torch.Tensor) -> float:
-    """Return a count of steps; on the meta device there is no number, and any will do."""
-    return 1.0 if count.is_meta else count.item()
-
-
-Rule: TypeAlias = Sgd | Adam | NAdam | RmsProp | Adagrad
-"""Rule of an optimizer for the parameters of one group."""
-
-_RULES: Final[Mapping[str, type[Rule]]] = {
-    "momentum_decay": NAdam,
-    "betas": Adam,
-    "alpha": RmsProp,
-    "lr_decay": Adagrad,
-    "dampening": Sgd,
+RULES: Final[Mapping[type[torch.optim.Optimizer], type[Rule]]] = {
+    torch.optim.SGD: Sgd,
+    torch.optim.Adam: Adam,
+    torch.optim.AdamW: AdamW,
+    torch.optim.NAdam: NAdam,
+    torch.optim.RMSprop: RmsProp,
+    torch.optim.Adagrad: Adagrad,
+    torch.optim.Adamax: Adamax,
+    torch.optim.RAdam: RAdam,
 }
-"""Rules by a setting; a group's is the first one whose setting it has."""
+"""The optimizers whose updates can be traced, with their rules; subclasses have none."""
 
 
-def rule_of(group: Mapping[str, Any]) -> Rule:
-    """Return the rule of an optimizer for the parameters of a group that has no `group_faults`."""
-    kind = next(kind for key, kind in _RULES.items() if key in group)
-    settings = {field.name: group[field.name] for field in fields(kind)}
-    if "betas" in settings:
-        settings["betas"] = tuple(settings["betas"])
-    return kind(**settings)
+def rules_of(optimizer: torch.optim.Optimizer) -> list[tuple[Rule, list[torch.Tensor]]]:
+    """Return the rule and the parameters of each group; none of an optimizer without a rule."""
+    kind = RULES.get(type(optimizer))
+    if kind is None:
+        return []
+    names = [field.name for field in fields(kind)]
+    rules = []
+    for group in optimizer.param_groups:
+        settings = {name: group[name] for name in names if name in group}
+        if "betas" in settings:
+            settings["betas"] = tuple(settings["betas"])
+        rules.append((kind(**settings), list(group["params"])))
+    return rules
 
 
 def optimizer_faults(optimizer: object) -> Iterator[str]:
     """Yield why the updates of an optimizer cannot be traced, whatever its model is."""
     kind = type(optimizer)
-    if kind not in ACCEPTED:
+    if kind not in RULES:
         # A class of the same name may be a user's own.
         got = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else ""
-        *names, last = (known.__name__ for known in ACCEPTED)
+        *names, last = (known.__name__ for known in RULES)
         wanted = f"{', '.join(names)} or {last} of torch.optim"
         yield f"expected {wanted}, got {got or shown(optimizer)}"
         return
@@ -477,8 +533,7 @@ class OptimizerState:
 
     def _current_groups(self) -> list[tuple[Any, list[int]]]:
         """Return the rule and the parameters of each group as they are now."""
-        groups = self._optimizer.param_groups
-        return [(rule_of(group), list(map(id, group["params"]))) for group in groups]
+        return [(rule, list(map(id, own))) for rule, own in rules_of(self._optimizer)]
 
     def fill(self, values: list[Any]) -> frozenset[int]:
         """Put learning rates and moments among the arguments; return the positions of new moments.

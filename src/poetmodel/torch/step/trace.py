@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from poetmodel.graph import Graph, Node, Phase, Tensor, checkpoint_all_peak_bytes, floor
+from poetmodel.graph import Graph, Node, Phase, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Instruction, Op
 from poetmodel.torch.capturing.joint import capture
-from poetmodel.torch.capturing.replay import is_counted, storage_key
-from poetmodel.torch.capturing.signature import InputKind, Joint
+from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 from poetmodel.torch.errors import CaptureError
-from poetmodel.torch.step.training_units import TrainingUnits
-from poetmodel.torch.step.units import Made, Unit, Units
+from poetmodel.torch.graph.operators import is_counted
+from poetmodel.torch.graph.tensors import storage_key
+from poetmodel.torch.step.captured import CapturedGraph
+from poetmodel.torch.step.training import TrainingGraph
 from poetmodel.torch.step.updates import Update, with_optimizer
 
 if TYPE_CHECKING:
@@ -28,17 +29,19 @@ if TYPE_CHECKING:
     from poetmodel.device import Costs
     from poetmodel.plan import Program
     from poetmodel.torch.capturing.inputs import Inputs
+    from poetmodel.torch.graph.profiles import OpProfile
+    from poetmodel.torch.graph.step_graph import Operation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """A training step as PyTorch captured it, and as the training graph that is scheduled.
 
-    Node ``k`` of the graph is ``units[k]``, tensor ``i`` is ``storages[i]``.
+    Node ``k`` of the graph is ``operations[k]``, tensor ``i`` is ``storages[i]``.
     """
 
     joint: Joint
-    parts: Units
+    parts: CapturedGraph
     graph: Graph
 
     @cached_property
@@ -48,7 +51,7 @@ class Trace:
         The graph frees them after their last reader; whoever runs a plan holds them until the end,
         so a budget has to leave room for them.
         """
-        held = {i for e in self.parts.emissions if e.held for i in e.reads.storages}
+        held = {i for e in self.parts.outputs if e.held for i in e.reads.storages}
         return sum(self.parts.storages[index].bytes for index in held)
 
 
@@ -73,7 +76,8 @@ def trace(
     measure_workspace : bool
         Whether to measure the memory that operations need beside their outputs.
     optimizer : torch.optim.Optimizer, optional
-        Make its step a part of the graph: SGD, Adam, AdamW, NAdam, RMSprop or Adagrad. Parameters,
+        Make its step a part of the graph: SGD, Adam, AdamW, NAdam, RMSprop, Adagrad, Adamax or
+        RAdam. Parameters,
         moments and buffers are then state tensors, each parameter has an update at its place,
         operators may run in place, and batch and learning rate are inputs. Without it the graph
         ends with the gradients.
@@ -94,7 +98,7 @@ def trace(
     joint = captured_step(
         model, loss_fn, inputs, name=name, optimizer=optimizer, clip_grad_norm=clip_grad_norm
     )
-    return trace_of(joint, units_of(joint, measured=measure_workspace))
+    return trace_of(joint, captured_graph(joint, measured=measure_workspace))
 
 
 def captured_step(
@@ -115,27 +119,27 @@ def captured_step(
     return joint
 
 
-def units_of(
-    joint: Joint, *, known: Mapping[int, Made] | None = None, measured: bool = True
-) -> Units:
-    """Return the units of a captured step: by running it, or from what is known of such a run.
+def captured_graph(
+    joint: Joint, *, known: Mapping[int, OpProfile] | None = None, measured: bool = True
+) -> CapturedGraph:
+    """Return the operations of a captured step: by running it, or from what is known of such a run.
 
     On the ``meta`` device nothing is computed, and no workspace measured.
     """
-    kind = Units if joint.optimizer is None else TrainingUnits
+    kind = CapturedGraph if joint.optimizer is None else TrainingGraph
     meta = any(joint.value(a).is_meta for a in joint.of(InputKind.PARAMETER))
     return kind(joint, known=known, measured=measured and not meta)
 
 
-def trace_of(joint: Joint, parts: Units) -> Trace:
+def trace_of(joint: Joint, parts: CapturedGraph) -> Trace:
     """Return the trace of a captured step."""
     return Trace(joint=joint, parts=parts, graph=_graph(joint, parts))
 
 
-def _graph(joint: Joint, parts: Units) -> Graph:
-    nodes = tuple(_node(parts, unit) for unit in parts.units)
-    forward = [unit for unit in parts.units if unit.phase is Phase.FORWARD]
-    counted = sum(unit.flops for unit in forward if is_counted(unit.node))
+def _graph(joint: Joint, parts: CapturedGraph) -> Graph:
+    nodes = tuple(_node(parts, operation) for operation in parts.operations)
+    forward = [operation for operation in parts.operations if operation.phase is Phase.FORWARD]
+    counted = sum(operation.profile.flops for operation in forward if is_counted(operation.node))
     trained = _distinct(
         tensor for tensor in map(joint.value, joint.of(InputKind.PARAMETER)) if tensor.requires_grad
     )
@@ -152,33 +156,17 @@ def _graph(joint: Joint, parts: Units) -> Graph:
     )
 
 
-def _node(parts: Units, unit: Unit) -> Node:
-    """Return the node of a unit; an update needs what it says, and a source nothing."""
-    storages, workspace_bytes = parts.storages, unit.workspace_bytes
-    if isinstance(parts, TrainingUnits) and isinstance(unit.node.target, Update):
-        workspace_bytes = parts.update_workspace_bytes(unit)
-    replaced = [storages[index].replaces for index in unit.storages]
-    return Node(
-        name=unit.name,
-        op=unit.op,
-        phase=unit.phase,
-        inputs=tuple(storages[index].name for index in unit.reads.storages),
-        outputs=tuple(
-            Tensor(
-                name=storages[index].name,
-                bytes=storages[index].bytes,
-                replaces=None if old is None else storages[old].name,
-            )
-            for index, old in zip(unit.storages, replaced, strict=True)
-        ),
+def _node(parts: CapturedGraph, operation: Operation) -> Node:
+    """Return the node of an operation; an update needs what it says, and a source nothing."""
+    workspace_bytes, moved = operation.profile.workspace_bytes, operation.profile.moved_bytes
+    if isinstance(parts, TrainingGraph) and isinstance(operation.node.target, Update):
+        workspace_bytes = parts.update_workspace_bytes(operation)
+    return parts.node(
+        operation,
         workspace_bytes=workspace_bytes,
-        flops=unit.flops,
         # A batch is given once; state is updated once.
-        recomputable=unit.phase not in (Phase.INPUT, Phase.STATE, Phase.UPDATE),
-        bytes_moved=None if unit.phase is Phase.STATE else unit.moved_bytes,
-        in_place=tuple(
-            (storages[output].name, storages[read].name) for output, read in unit.in_place
-        ),
+        recomputable=operation.phase not in (Phase.INPUT, Phase.STATE, Phase.UPDATE),
+        bytes_moved=None if operation.phase is Phase.STATE else moved,
     )
 
 
@@ -227,14 +215,14 @@ _RESULTS: Final = "results that wait for the end of the step"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coarse:
+class ScheduledGraph:
     """The training graph that is solved: the nodes of the trace, and its larger tensors."""
 
     graph: Graph
     numbers: tuple[int, ...]
     """Storage number of each tensor of `graph`; then of those inside of nodes."""
     steps: tuple[Program, ...]
-    """Program of each node of `graph`: the unit that it is, or several, and their releases."""
+    """Program of each node of `graph`: the operation that it is, or several, and their releases."""
     threshold_bytes: int
     """Storages of fewer bytes are always kept [B]."""
     reserves: tuple[tuple[str, int], ...]
@@ -246,7 +234,7 @@ class Coarse:
         return sum(size for _, size in self.reserves)
 
     def expanded(self, program: Program) -> Program:
-        """Return a program of `graph` in units; storages go by their place in `numbers`."""
+        """Return a program of `graph` in operations; storages go by their place in `numbers`."""
         return tuple(
             step
             for instruction in program
@@ -266,7 +254,7 @@ def keep_all_bytes(trace: Trace) -> int:
     return whole + _held_bytes(trace, 0) + there_bytes(trace)
 
 
-def coarsened(trace: Trace, *, budget_bytes: int, homes: bool = False) -> Coarse:
+def scheduled_graph(trace: Trace, *, budget_bytes: int, homes: bool = False) -> ScheduledGraph:
     """Leave as many small tensors out as a budget allows.
 
     Of a budget close to the floor less is reserved, so that most of the room above it is left for
@@ -275,29 +263,33 @@ def coarsened(trace: Trace, *, budget_bytes: int, homes: bool = False) -> Coarse
     """
     if budget_bytes >= keep_all_bytes(trace):
         whole = coarsen(trace, kept_bytes=-1)  # not even tensors of 0 bytes
-        return replace(whole, reserves=(*_there(trace), (_RESULTS, _held_bytes(trace, 0))))
+        return replace(
+            whole, reserves=(*_always_resident(trace), (_RESULTS, _held_bytes(trace, 0)))
+        )
     candidates = [
         coarsen(trace, kept_bytes=int(share * budget_bytes), homes=homes) for share in KEPT_SHARES
     ]
     least = min(candidates, key=floor_bytes)
     room_bytes = MOST_OF_ROOM * (budget_bytes - floor_bytes(least))
     enough = (
-        coarse for coarse in candidates if floor_bytes(coarse) - floor_bytes(least) <= room_bytes
+        scheduled
+        for scheduled in candidates
+        if floor_bytes(scheduled) - floor_bytes(least) <= room_bytes
     )
     return next(enough, least)
 
 
-def floor_bytes(coarse: Coarse) -> int:
+def floor_bytes(scheduled: ScheduledGraph) -> int:
     """Return the least budget with which a schedule may be found [B]."""
-    return floor(coarse.graph).bytes + coarse.reserved_bytes
+    return floor(scheduled.graph).bytes + scheduled.reserved_bytes
 
 
 def least_bytes(trace: Trace, *, homes: bool = False) -> int:
-    """Return the least budget with which `coarsened` leaves room for a schedule [B]."""
+    """Return the least budget with which `scheduled_graph` leaves room for a schedule [B]."""
     return min(floor_bytes(coarsen(trace, kept_bytes=0, homes=homes)), keep_all_bytes(trace))
 
 
-def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> Coarse:
+def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> ScheduledGraph:
     """Leave the smallest tensors of a traced step to be kept always, at most so many bytes.
 
     The graph has the same nodes; kept tensors are neither inputs nor outputs of any. What of them
@@ -306,7 +298,7 @@ def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> Coarse:
     holds of small state; where the rest has its home is to be decided.
     """
     storages = trace.parts.storages
-    graph, units = _run(trace)
+    graph, operations = _run(trace)
     state = {graph.tensors[i].name for i in graph.state_tensors}
     state |= {graph.tensors[i].name for i in graph.state_of}
     computed = [trace.graph.tensor_index[t.name] for t in graph.tensors if t.name not in state]
@@ -314,22 +306,22 @@ def coarsen(trace: Trace, *, kept_bytes: int, homes: bool = False) -> Coarse:
     threshold = _threshold([storages[index].bytes for index in (*computed, *movable)], kept_bytes)
     free = frozenset(index for index in movable if storages[index].bytes >= threshold)
     if free:
-        graph, units = _run(trace, free)
+        graph, operations = _run(trace, free)
     small = [index for index in computed if storages[index].bytes < threshold]
     if small:
         names = graph.tensor_index.keys() - {storages[index].name for index in small}
         graph = replace(graph, nodes=tuple(_without(node, names) for node in graph.nodes))
     numbers = tuple(trace.graph.tensor_index[tensor.name] for tensor in graph.tensors)
-    random = sum(unit.random for unit in trace.parts.units)
+    random = sum(operation.is_random for operation in trace.parts.operations)
     # What recomputations may restore, and the state meanwhile.
     states_bytes = (random + 1) * RANDOM_STATE_BYTES if random else 0
-    return Coarse(
+    return ScheduledGraph(
         graph=graph,
         numbers=numbers,
-        steps=tuple((Instruction(Op.COMPUTE, unit),) for unit in units),
+        steps=tuple((Instruction(Op.COMPUTE, operation),) for operation in operations),
         threshold_bytes=threshold,
         reserves=(
-            *_there(trace, free),
+            *_always_resident(trace, free),
             (
                 f"tensors of less than {threshold:,} B, which are always kept,",
                 sum(storages[index].bytes for index in small),
@@ -353,12 +345,13 @@ def _movable(trace: Trace) -> tuple[int, ...]:
     return tuple(
         storage.index
         for storage in storages
-        if trace.parts.units[storage.unit].node in nodes and storage.bytes >= LEAST_HOME_BYTES
+        if trace.parts.operations[storage.operation].node in nodes
+        and storage.bytes >= LEAST_HOME_BYTES
     )
 
 
 def _run(trace: Trace, free: Collection[int] = ()) -> tuple[Graph, tuple[int, ...]]:
-    """Return the graph of what a run decides about, and the unit of each of its nodes.
+    """Return the graph of what a run decides about, and the operation of each of its nodes.
 
     Inputs belong to the caller, and state is in RAM throughout but what is `free`. Of the rest only
     what is updated and what operations read that could be computed again is left, without bytes.
@@ -369,7 +362,7 @@ def _run(trace: Trace, free: Collection[int] = ()) -> tuple[Graph, tuple[int, ..
     names = [tensor.name for tensor in graph.tensors]
     kept, weightless = set(names), set()
     for i, k in enumerate(graph.node_of):
-        if trace.parts.units[k].is_source and i not in free:
+        if trace.parts.operations[k].is_source and i not in free:
             new = graph.replacement_of.get(i)
             both = {names[i]} if new is None else {names[i], names[new]}
             if new is not None and any(graph.nodes[u].recomputable for u in graph.users_of[i]):
@@ -377,11 +370,13 @@ def _run(trace: Trace, free: Collection[int] = ()) -> tuple[Graph, tuple[int, ..
             else:
                 kept -= both
     pairs = [(k, _without(node, kept, weightless)) for k, node in enumerate(graph.nodes)]
-    left = [(k, node) for k, node in pairs if node.outputs or not trace.parts.units[k].is_source]
+    left = [
+        (k, node) for k, node in pairs if node.outputs or not trace.parts.operations[k].is_source
+    ]
     return replace(graph, nodes=tuple(node for _, node in left)), tuple(k for k, _ in left)
 
 
-def _there(trace: Trace, free: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
+def _always_resident(trace: Trace, free: Collection[int] = ()) -> tuple[tuple[str, int], ...]:
     """Return the tensors in RAM throughout a step with updates, and their size [B]."""
     graph = trace.graph
     inputs = [node.output_bytes for node in graph.nodes if node.phase == Phase.INPUT]
@@ -393,10 +388,10 @@ def _there(trace: Trace, free: Collection[int] = ()) -> tuple[tuple[str, int], .
 
 def there_bytes(trace: Trace) -> int:
     """Return the size of all that is in RAM throughout: 0 for a step without updates [B]."""
-    return sum(size for _, size in _there(trace))
+    return sum(size for _, size in _always_resident(trace))
 
 
-def coarse_costs(costs: Costs, graph: Graph) -> Costs:
+def scheduled_costs(costs: Costs, graph: Graph) -> Costs:
     """Leave out the costs of what is kept."""
     if len(costs.compute) > len(graph.nodes) - len(graph.state_tensors):
         computed = (node.name for node in graph.nodes if not node.is_state)
@@ -443,13 +438,17 @@ def _held_bytes(trace: Trace, threshold: int) -> int:
     """
     storages = trace.parts.storages
     places: dict[int, list[int]] = {}
-    total = RANDOM_STATE_BYTES if any(unit.random for unit in trace.parts.units) else 0
-    for emission in trace.parts.emissions:
-        example = emission.result.node.meta["val"]
+    total = (
+        RANDOM_STATE_BYTES
+        if any(operation.is_random for operation in trace.parts.operations)
+        else 0
+    )
+    for output in trace.parts.outputs:
+        example = output.result.node.meta["val"]
         size = example.numel() * example.element_size()
-        target = emission.result.target
-        if not emission.held and target is not None:
+        target = output.result.target
+        if not output.held and target is not None:
             places.setdefault(id(trace.joint.value(target)), []).append(size)
-        elif all(storages[i].bytes >= threshold for i in emission.reads.storages):
+        elif all(storages[i].bytes >= threshold for i in output.reads.storages):
             total += size
     return total + sum(sizes[0] for sizes in places.values() if len(sizes) > 1)

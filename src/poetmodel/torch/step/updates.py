@@ -14,8 +14,7 @@ import torch
 
 from poetmodel.errors import shown
 from poetmodel.torch.capturing.inputs import refuse
-from poetmodel.torch.capturing.replay import storage_key
-from poetmodel.torch.capturing.signature import (
+from poetmodel.torch.capturing.joint_graph import (
     ANNOTATION,
     BODY,
     InputKind,
@@ -24,13 +23,14 @@ from poetmodel.torch.capturing.signature import (
     OutputKind,
 )
 from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.graph.tensors import storage_key
 from poetmodel.torch.step.optimizers import (
     FirstValue,
     LearningRate,
     OptimizerSlot,
     Rule,
     optimizer_faults,
-    rule_of,
+    rules_of,
 )
 
 if TYPE_CHECKING:
@@ -325,14 +325,14 @@ class _Extension:
         count = self._accumulate() if self.batches > 1 else None
         factors = () if clip_grad_norm is None else (self._norm(float(clip_grad_norm)),)
         self._update_buffers()
-        groups = self.optimizer.param_groups
-        for number, group in enumerate(groups):
-            keys = [id(p) for p in group["params"] if id(p) in self.parameters]
+        groups = rules_of(self.optimizer)
+        for number, (rule, parameters) in enumerate(groups):
+            keys = [id(p) for p in parameters if id(p) in self.parameters]
             if keys:
                 name = f"lr[{number}]" if len(groups) > 1 else "lr"
                 rate = self._argument(name, LearningRate(self.optimizer, number))
                 for key in keys:
-                    self._update(self.parameters[key], rule_of(group), rate, factors, count)
+                    self._update(self.parameters[key], rule, rate, factors, count)
         if count is not None:
             self._operation(BODY, BatchCount(self.batches), [count])
         returned = (OutputKind.LOSS, OutputKind.OUTPUT)

@@ -79,9 +79,7 @@ int pm_step(const void *const inputs[PM_INPUTS], pm_real lr, pm_real *loss)
 #endif
     PM_NODE(0);
     PM_TRY(pm_page_in(PM_OLD(W_SLOT), w, 20 * PM_SCALE));
-#ifndef TOY_FORGETS_WAIT
     PM_TRY(pm_page_wait(PM_OLD(W_SLOT)));
-#endif
     pm_real sum = *b;
     for (int i = 0; i < 5; i++) sum += w[i] * x[i];
     sum = (pm_real)k * sum - PM_C(1);

@@ -1,10 +1,8 @@
 """Interval cuts: they cut off the point they are made for, and no schedule, in finer groups too."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,80 +10,59 @@ import pytest
 from kit.instances import random_schedule, scarce_problem, seeded
 from kit.oracle import optimum
 from kit.own_rows import with_random_rows
-from kit.relaxation import CLOSE, random_rows, relaxation_of
-from kit.rotation import Part, parts
-from kit.worked import comb_graph, even_costs
+from kit.relaxation import CLOSE, activity, least, random_rows, relaxation_of, solved, whole_points
+from kit.rotation import parts
+from kit.worked import comb_graph, even_costs, unit_problem, written
 from poetmodel.backends.protocol import Limits
 from poetmodel.backends.registry import backend
-from poetmodel.device import Costs
-from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import Problem, Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.solver.lazy.cuts.interval import IntervalOrigin, IntervalSeparator
 
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from poetmodel.solver.lazy.cuts import Cut
-    from poetmodel.solver.lazy.relaxation import Relaxation
-
-
-def activity(cut: Cut, x: NDArray[np.float64]) -> float:
-    """Return by how much a point is above a cut's right-hand side; negative where it breaks it."""
-    return sum(value * x[column] for value, column in cut.terms) - cut.lower
-
-
 VIOLATED = 1e-3
 """Least violation that is looked for."""
 
 
-def separate(relaxation: Relaxation, x: NDArray[np.float64], most: int = 400) -> list[Cut]:
+def separate(relaxation, x, most=400):
     """Return the interval cuts that a point violates."""
     return IntervalSeparator(relaxation, most).separate(x, VIOLATED)
 
 
-def restate(relaxation: Relaxation, origin: IntervalOrigin) -> Cut | None:
+def origin_of(first, last, reader, chain, *, ends):
+    """Return what a cut of an interval of stages, before a reader's first run, is about."""
+    return IntervalOrigin(
+        first_stage=first,
+        last_stage=last,
+        reader=reader,
+        again=False,
+        chain=chain,
+        ends_in_recomputation=ends,
+    )
+
+
+def restate(relaxation, origin):
     """State a cut in the columns of a relaxation."""
     return next(IntervalSeparator(relaxation, 1).state(origin), None)
 
 
 # -- by hand -------------------------------------------------------------------------------------
-
-
-def spread_problem() -> Problem:
+def spread_problem():
     """State a problem whose linear relaxation recomputes one node thinly in several groups.
 
     `a` (1 B) is read by `k` (4 B), and that by the last three nodes. Between them lie stages that
     fill the RAM.
     """
-    graph = Graph(
-        name="spread",
-        nodes=(
-            operation("a", output_bytes=1, recomputable=False),
-            operation("k", output_bytes=4, inputs=("a",)),
-            operation("x", output_bytes=4, recomputable=False),
-            operation("y", output_bytes=4, inputs=("x",), recomputable=False),
-            operation("u", output_bytes=0, inputs=("k",), recomputable=False),
-            operation("z", output_bytes=4, inputs=("y",), recomputable=False),
-            operation("v", output_bytes=0, inputs=("k", "z"), recomputable=False),
-        ),
-    )
-    ones = [1.0] * len(graph.nodes)
-    return Problem(
-        graph, Costs.from_arrays(graph, compute_time_s=ones, compute_energy_j=ones), ram=9
-    )
+    graph = written("a! 1", "k 4 a", "x! 4", "y! 4 x", "u! 0 k", "z! 4 y", "v! 0 k z")
+    return unit_problem(graph, ram=9)
 
 
 GROUPS = Grouping(7, frozenset({1, 2, 3, 5}))
 """Stages 0-1, 2, 3, 4-5 and 6 of the spread problem: groups 0 to 4."""
 
 
-def point_of(relaxation: Relaxation, values: dict[str, dict[tuple[int, int], float]]) -> np.ndarray:
+def point_of(relaxation, values):
     """Return a point with these entries, else zeros."""
     x = np.zeros(relaxation.form.n_columns)
     for name, entries in values.items():
@@ -95,7 +72,7 @@ def point_of(relaxation: Relaxation, values: dict[str, dict[tuple[int, int], flo
     return x
 
 
-def test_a_recomputation_spread_over_groups_is_cut_off() -> None:
+def test_a_recomputation_spread_over_groups_is_cut_off():
     """Half of `k` made in group 2 and half in group 3, for its reader in stage 4, of half an `a`.
 
     The node's recomputations in groups 2 and 3 sum to 1, but only half of `a` is there to make it
@@ -116,16 +93,8 @@ def test_a_recomputation_spread_over_groups_is_cut_off() -> None:
         assert activity(cut, x) == pytest.approx(-0.5)
     # By hand, for the interval of groups 2 and 3 and the reader `u` of stage 4: k enters group 2,
     # or a does.
-    origin = IntervalOrigin(
-        first_stage=3,
-        last_stage=4,
-        reader=4,
-        again=False,
-        chain=((1, False), (0, False)),
-        ends_in_recomputation=False,
-    )
+    origin = origin_of(3, 4, 4, ((1, False), (0, False)), ends=False)
     cut = restate(relaxation, origin)
-    assert cut is not None
     assert cut.lower == 1.0
     enters = {(i, relaxation.events.segment(i, 0, 2)) for i in (0, 1)}
     assert dict(zip(cut.space, cut.values, strict=True)) == {
@@ -133,50 +102,21 @@ def test_a_recomputation_spread_over_groups_is_cut_off() -> None:
     }
 
 
-def test_nothing_is_cut_off_a_schedule() -> None:
-    """At a 0/1 point of the relaxation there is nothing to separate."""
+def test_a_cut_is_stated_again_in_finer_groups_unless_it_says_nothing():
+    """An interval keeps its stages, in other columns; of a 0/1 point nothing is cut off."""
     problem = spread_problem()
     relaxation = relaxation_of(problem, GROUPS)
-    raw = backend("highs").solve(relaxation.form, Limits(rel_gap=0.0))
-    assert raw.x is not None
-    assert separate(relaxation, raw.x) == []
-
-
-def test_a_cut_is_stated_again_in_finer_groups() -> None:
-    """Its interval keeps its stages; entering it and what happens in it are other columns."""
-    problem = spread_problem()
+    assert separate(relaxation, solved(relaxation).x) == []
     coarse = relaxation_of(problem, Grouping(7, frozenset({1, 2, 5})))
-    origin = IntervalOrigin(
-        first_stage=3,
-        last_stage=6,
-        reader=6,
-        again=False,
-        chain=((1, False),),
-        ends_in_recomputation=True,
-    )
+    origin = origin_of(3, 6, 6, ((1, False),), ends=True)
     before = restate(coarse, origin)
-    assert before is not None
     again = {coarse.recomputed[g, 1] for g in (2, 3)}
     assert again < set(before.space)
     fine = relaxation_of(problem, GROUPS)
     after = restate(fine, origin)
-    assert after is not None
     assert after.origin == before.origin == origin
     assert {fine.recomputed[g, 1] for g in (2, 3, 4)} < set(after.space)
-
-
-def test_a_cut_that_says_nothing_is_dropped() -> None:
-    """Where the tensor is first made within the interval, or is surely kept into it."""
-    problem = spread_problem()
-    relaxation = relaxation_of(problem, GROUPS)
-    origin = IntervalOrigin(
-        first_stage=0,
-        last_stage=4,
-        reader=4,
-        again=False,
-        chain=((1, False),),
-        ends_in_recomputation=True,
-    )
+    origin = origin_of(0, 4, 4, ((1, False),), ends=True)
     assert restate(relaxation, origin) is None
     # Row 4 in place of row 3 is of a stage that reads `k`, which is surely there afterwards.
     sure = relaxation_of(problem, Grouping(7, frozenset({4})))
@@ -187,24 +127,20 @@ def test_a_cut_that_says_nothing_is_dropped() -> None:
 
 
 # -- on random instances -------------------------------------------------------------------------
-
-
 class Separated(NamedTuple):
     """A relaxation, and cuts with the fractional point that each was made for."""
 
     seed: str
-    relaxation: Relaxation
-    cuts: list[tuple[Cut, NDArray[np.float64]]]
+    relaxation: Any
+    cuts: Any
 
 
-def separated(
-    count: int, kind: str, n: tuple[int, int], *, own: bool = False
-) -> Iterator[Separated]:
+def separated(numbers, kind, n, *, own=False):
     """Yield random relaxations with cuts made for random points; with `own` constraints or not.
 
     No row need hold at such a point: a cut is valid for a grouping, whichever point asks for it.
     """
-    for number in range(count):
+    for number in numbers:
         seed = f"cuts-{kind}/{number}"
         problem = scarce_problem(seed, n)
         if own:
@@ -216,7 +152,7 @@ def separated(
             continue
         rng = seeded(f"rows of {seed}")
         relaxation = relaxation_of(problem, random_rows(rng, problem, rng.choice((0.3, 0.5, 0.8))))
-        found: list[tuple[Cut, NDArray[np.float64]]] = []
+        found = []
         for _ in range(3):
             share, most = rng.choice((0.2, 0.5, 0.9)), rng.choice((0.2, 0.5, 1.0))
             columns = range(relaxation.form.n_columns)
@@ -226,24 +162,10 @@ def separated(
             yield Separated(seed, relaxation, found)
 
 
-def whole_points(
-    rng: random.Random, relaxation: Relaxation, count: int
-) -> Iterator[NDArray[np.float64]]:
-    """Yield 0/1 points of a relaxation, found without cuts: best for random objectives."""
-    for _ in range(count):
-        costs = np.array([rng.uniform(-0.3, 1.0) for _ in range(relaxation.form.n_columns)])
-        if relaxation.problem.minimize == Quantity.RAM:  # else any peak would do
-            costs[relaxation.peak] = 100.0
-        form = replace(relaxation.form, objective=costs)
-        raw = backend("highs").solve(form, Limits(rel_gap=0.0))
-        if raw.x is not None:
-            yield raw.x
-
-
-def test_a_cut_cuts_off_the_point_that_it_was_made_for() -> None:
+def test_a_cut_cuts_off_the_point_that_it_was_made_for():
     """And stating it again in the same groups gives the same row; no cut comes twice."""
     count = 0
-    for seed, relaxation, found in separated(40, "off", (6, 10)):
+    for seed, relaxation, found in separated(range(40), "off", (6, 10)):
         for cut, x in found:
             assert activity(cut, x) < -VIOLATED / 2, seed
             assert restate(relaxation, cut.origin) == cut
@@ -253,9 +175,9 @@ def test_a_cut_cuts_off_the_point_that_it_was_made_for() -> None:
     assert count > 300
 
 
-def test_no_more_cuts_come_at_once_than_may_be() -> None:
+def test_no_more_cuts_come_at_once_than_may_be():
     """Of too many the most violated ones are taken."""
-    _, relaxation, found = max(separated(20, "most", (9, 12)), key=lambda one: len(one.cuts))
+    _, relaxation, found = max(separated(range(20), "most", (9, 12)), key=lambda one: len(one.cuts))
     x = found[0][1]
     every = separate(relaxation, x)
     assert 6 < len(every) <= 400
@@ -265,10 +187,23 @@ def test_no_more_cuts_come_at_once_than_may_be() -> None:
     assert max(activity(cut, x) for cut in few) <= worst[3] + CLOSE
 
 
-def check_validity(count: int, kind: str, n: tuple[int, int], *, own: bool = False) -> Counter[str]:
-    """Hold cuts, in finer groups too, against 0/1 points; return what there was."""
-    seen: Counter[str] = Counter()
-    for seed, relaxation, found in separated(count, kind, n, own=own):
+@pytest.mark.parametrize(
+    ("numbers", "kind", "n", "own", "cuts", "each"),
+    [
+        pytest.param(range(40), "valid", (6, 10), False, 300, 20, marks=pytest.mark.slow),
+        # A page-out, a page-in or a recomputation that serves nothing else cuts nothing off.
+        pytest.param(range(40), "own", (5, 8), True, 300, 0, marks=pytest.mark.slow),
+        *(
+            pytest.param(range(b, b + 40), "more", (5, 13), False, 200, 0, marks=pytest.mark.seeds)
+            for b in range(0, 600, 40)
+        ),
+    ],
+    ids=str,
+)
+def test_every_point_of_a_relaxation_keeps_its_cuts(numbers, kind, n, own, cuts, each):
+    """So does every point of a finer relaxation, once they are stated in it."""
+    seen = Counter()
+    for seed, relaxation, found in separated(numbers, kind, n, own=own):
         rng = seeded(f"points of {seed}")
         points = list(whole_points(rng, relaxation, 5))
         more = random_rows(rng, relaxation.problem, 0.4)
@@ -287,37 +222,17 @@ def check_validity(count: int, kind: str, n: tuple[int, int], *, own: bool = Fal
             seen["for a recomputation"] += cut.origin.again
             seen["chains"] += len(cut.origin.chain) > 1
             seen["by page-out"] += any(by_page_out for _, by_page_out in cut.origin.chain)
-    return seen
-
-
-@pytest.mark.slow
-def test_every_point_of_a_relaxation_keeps_its_cuts() -> None:
-    """So does every point of a finer relaxation, once they are stated in it."""
-    seen = check_validity(40, "valid", (6, 10))
-    assert seen["cuts"] > 300
+    assert seen["cuts"] > cuts
     assert seen["tight"] > 0.5 * seen["cuts"]  # none could be any stronger
-    assert min(seen.values()) > 20, seen
-
-
-@pytest.mark.slow
-def test_cuts_hold_for_own_constraints_and_what_they_want() -> None:
-    """A page-out, a page-in or a recomputation that serves nothing else cuts nothing off."""
-    seen = check_validity(40, "own", (5, 8), own=True)
-    assert seen["cuts"] > 300
-    assert seen["tight"] > 0.5 * seen["cuts"]
-
-
-@pytest.mark.seeds
-def test_every_point_of_more_relaxations_keeps_its_cuts() -> None:
-    """The same on 600 instances."""
-    assert check_validity(600, "more", (5, 13))["cuts"] > 6_000
+    assert len(seen) == 6 or not each
+    assert min(seen.values()) > each, seen
 
 
 @parts(3)
-def test_best_schedules_keep_the_cuts(part: Part) -> None:
+def test_best_schedules_keep_the_cuts(part):
     """The points of schedules by exhaustive search, best for any quantity, are never cut off."""
     admitted = compared = 0
-    for seed, relaxation, found in part.of(separated(60, "best", (4, 5))):
+    for seed, relaxation, found in part.of(separated(range(60), "best", (4, 5))):
         problem = relaxation.problem
         for quantity in (*Quantity, problem.minimize):
             best = optimum(problem, quantity)
@@ -339,26 +254,18 @@ def test_best_schedules_keep_the_cuts(part: Part) -> None:
 @pytest.mark.parametrize(
     ("ram", "page"), [(10, None), (10, (3.0, 3.0)), (11, (3.0, 3.0)), (13, None)]
 )
-def test_cuts_raise_the_linear_bound_and_keep_the_optimum(
-    ram: int, page: tuple[float, float] | None
-) -> None:
+def test_cuts_raise_the_linear_bound_and_keep_the_optimum(ram, page):
     """On a comb of eight teeth, rounds of cuts close a part of the gap to the same optimum."""
     graph = comb_graph(8)
     problem = Problem(graph, even_costs(graph, page_in=page, page_out=page), ram=ram)
     relaxation = relaxation_of(problem, Grouping(16, frozenset(range(2, 15))))
-    found: list[Cut] = []
+    found = []
     bounds = []
     for _ in range(8):
         raw = backend("highs").solve(relaxation.with_cuts(found).relaxed(), Limits())
-        assert raw.x is not None
-        assert raw.objective is not None
         bounds.append(raw.objective)
         found += separate(relaxation, raw.x)
     assert np.diff(bounds).min() > -CLOSE
-    whole = [
-        backend("highs").solve(form, Limits(rel_gap=0.0)).objective
-        for form in (relaxation.form, relaxation.with_cuts(found))
-    ]
-    assert whole[0] is not None
+    whole = [least(form) for form in (relaxation.form, relaxation.with_cuts(found))]
     assert whole[0] == pytest.approx(whole[1], abs=CLOSE)
     assert 1.02 * bounds[0] < bounds[-1] <= whole[0] + CLOSE

@@ -32,7 +32,8 @@ void pm_conv2d(pm_real *out, const pm_real *x, const pm_real *w, const pm_real *
         c.across.taps = channels;
         c.across.tap_step = plane;
         c.channels = 1;
-        if (shape[PM_STRIDE_H] == 1 && shape[PM_STRIDE_W] == 1) {
+        /* The gradient of a transposed convolution with output padding leaves out pixels at the end. */
+        if (shape[PM_STRIDE_H] == 1 && shape[PM_STRIDE_W] == 1 && plane == out_plane) {
             c.down.places = 1;
             c.across.places = plane;
         }

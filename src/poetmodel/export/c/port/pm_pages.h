@@ -235,8 +235,13 @@ int pm_page_write(uint32_t slot, uint32_t offset, const void *from, uint32_t byt
     if (!error) error = pm_moved(PM_STORAGE_WRITE(address, from, bytes));
 #if PM_STATE_SUMS
     static uint32_t sum; /* of the tensor that is being written, until here */
-    if (!error && pm_has_sum(slot)) {
-        sum = pm_sum_on(offset ? sum : pm_sum_begin(slot, 1), from, bytes);
+    static int has_sum;
+    if (offset == 0 && !error) {
+        has_sum = pm_has_sum(slot);
+        if (has_sum) sum = pm_sum_begin(slot, 1);
+    }
+    if (!error && has_sum) {
+        sum = pm_sum_on(sum, from, bytes);
         if (offset + bytes == pm_bytes_of(slot)) error = pm_sum_write(slot, address - offset, sum);
     }
 #endif

@@ -22,34 +22,29 @@ static inline uint32_t pm_checksum(uint32_t sum, const void *data, uint32_t byte
     return ~sum;
 }
 
-static inline uint32_t pm_sum_word(uint32_t sum, uint32_t word)
+static inline uint32_t pm_sum_pair(uint32_t sum, const uint8_t *data)
 {
-    return ((sum >> 11 | sum << 21) ^ word) * 0x9E3779B1u;
+    uint32_t first, second;
+    memcpy(&first, data, 4u), memcpy(&second, data + 4, 4u);
+    return ((sum >> 11 | sum << 21) ^ first) * 0x9E3779B1u + second;
 }
 
-/* Word by word, the last one filled with zeros: each step maps words, and sums, one to one, so that bits of one word
-   that changed are always noticed. All but the last of the parts of a page have whole words. */
+/* Pair by pair of words, the last one filled with zeros: each step maps either word, and sums, one to one, so that bits
+   of one word that changed are always noticed. All but the last of the parts of a page have whole pairs. */
 static inline uint32_t pm_sum_on(uint32_t sum, const void *data, uint32_t bytes)
 {
     const uint8_t *byte = (const uint8_t *)data;
-    uint32_t word;
-    for (; bytes >= 32u; bytes -= 32u, byte += 32) { /* a load, an exclusive or and a product for each word */
-        memcpy(&word, byte, 4u), sum = pm_sum_word(sum, word);
-        memcpy(&word, byte + 4, 4u), sum = pm_sum_word(sum, word);
-        memcpy(&word, byte + 8, 4u), sum = pm_sum_word(sum, word);
-        memcpy(&word, byte + 12, 4u), sum = pm_sum_word(sum, word);
-        memcpy(&word, byte + 16, 4u), sum = pm_sum_word(sum, word);
-        memcpy(&word, byte + 20, 4u), sum = pm_sum_word(sum, word);
-        memcpy(&word, byte + 24, 4u), sum = pm_sum_word(sum, word);
-        memcpy(&word, byte + 28, 4u), sum = pm_sum_word(sum, word);
+    for (; bytes >= 64u; bytes -= 64u, byte += 64) { /* two loads and two instructions for each pair */
+        sum = pm_sum_pair(pm_sum_pair(sum, byte), byte + 8);
+        sum = pm_sum_pair(pm_sum_pair(sum, byte + 16), byte + 24);
+        sum = pm_sum_pair(pm_sum_pair(sum, byte + 32), byte + 40);
+        sum = pm_sum_pair(pm_sum_pair(sum, byte + 48), byte + 56);
     }
-    for (; bytes >= 4u; bytes -= 4u, byte += 4) {
-        memcpy(&word, byte, 4u);
-        sum = pm_sum_word(sum, word);
-    }
-    word = 0;
-    memcpy(&word, byte, bytes);
-    return bytes ? pm_sum_word(sum, word) : sum;
+    for (; bytes >= 8u; bytes -= 8u, byte += 8) sum = pm_sum_pair(sum, byte);
+    if (bytes == 0) return sum;
+    uint8_t last[8] = {0};
+    memcpy(last, byte, bytes);
+    return pm_sum_pair(sum, last);
 }
 
 #endif

@@ -1,0 +1,351 @@
+"""Results of earlier compiles of a step, by all that it depends on.
+
+Four kinds of things are kept: what operations make with their workspaces, and their costs, for a
+graph on a host; the schedule of a problem, which is verified again; and that a plan computes what
+eager PyTorch does, for the source files that the model comes from. For the same network with other
+shapes the last schedule is kept by the names of its nodes, to start from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from poetmodel import __version__
+from poetmodel.clock import time_limit
+from poetmodel.errors import InputError, TimeLimitError, TooLargeError
+from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
+from poetmodel.heuristics.restorations import (
+    RECOMPUTE,
+    Restoration,
+    RestorationKind,
+    restorations_of,
+)
+from poetmodel.result import Termination
+from poetmodel.schedule import Schedule
+from poetmodel.schedule.relations import GraphIdentity
+from poetmodel.solver.facade import DEFAULT
+from poetmodel.solver.outcome import Outcome, accepted, finish
+from poetmodel.solver.request import Request
+from poetmodel.torch.cache import (
+    Cache,
+    UnknownError,
+    digest,
+    host_key,
+    operations_form,
+    tensor_form,
+    value_form,
+)
+from poetmodel.torch.capturing.joint_graph import InputKind
+from poetmodel.torch.graph.operators import is_foreign
+from poetmodel.torch.graph.profiles import OpProfile
+from poetmodel.torch.graph.tensors import storage_key, tensors_in
+from poetmodel.torch.runtime.convolutions import SplitOp, divided_units, in_parts, kernels_told
+from poetmodel.torch.runtime.profiling import (
+    MEASURED_BEFORE,
+    Paging,
+    Power,
+    Profile,
+    TransferTime,
+    profile_of,
+)
+from poetmodel.torch.step.trace import Trace, captured_graph, trace_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poetmodel.problem import Problem
+    from poetmodel.result import SolveResult
+    from poetmodel.torch.capturing.joint_graph import Joint
+
+_SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
+"""Stored form of a schedule: pairs, and spans in place of the many pairs that they stand for."""
+START_S: Final = 2.0
+"""Most time to make a start of a schedule for other shapes [s]."""
+
+
+def is_settled(result: SolveResult, *, within_s: float = math.inf) -> bool:
+    """Return whether solving on, or anew in so much time, would find nothing else."""
+    if result.termination == Termination.TIME_LIMIT:
+        return (result.time_limit_s or 0.0) >= within_s
+    return result.termination != Termination.INTERRUPTED
+
+
+class Schedules:
+    """The schedules that a cache has of problems."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def result(self, problem: Problem, *, gap: float) -> SolveResult | None:
+        """Return the schedule that is known of a problem, as verified now, with its bound."""
+        content = self._cache.read("schedule", _problem_key(problem))
+        if content is None:
+            return None
+        try:
+            known: dict[str, Any] = {
+                name: [tuple(map(int, numbers)) for numbers in content["schedule"][name]]
+                for name in _SPANS
+            }
+            schedule = Schedule.of_spans(
+                **known,
+                resident=map(int, content["schedule"]["resident"]),
+                identity=GraphIdentity.of(problem.graph),
+            )
+            candidate = accepted(problem, schedule)
+            request = Request(time_limit_s=content["time_limit_s"], gap=gap)
+            outcome = Outcome(
+                termination=Termination(content["termination"]),
+                candidate=candidate,
+                bound=float(content["bound"]) - problem.objective.baseline,
+                versions=content["versions"],
+            )
+        except (InputError, TypeError, ValueError, KeyError, IndexError):
+            return None
+        if candidate is None:
+            return None
+        result = finish(problem, request, outcome, formulation=DEFAULT)
+        if result.termination == Termination.STALLED != outcome.termination:
+            # What was proved for a wider gap is no reason to stop at this one.
+            return replace(result, termination=Termination.INTERRUPTED)
+        return result
+
+    def start(self, problem: Problem) -> Schedule | None:
+        """Return a schedule to start from, made of that of the same network in other shapes."""
+        named = self._cache.read("network", self._network_key(problem))
+        if not isinstance(named, list):
+            return None
+        graph = problem.graph
+        nodes = {node.name: k for k, node in enumerate(graph.nodes)}
+        wanted = []
+        with suppress(TypeError, ValueError):
+            for stage, item, stated in named:
+                kind = RestorationKind(stated)
+                positions = nodes if kind == RECOMPUTE else graph.tensor_index
+                if stage in nodes and item in positions:
+                    wanted.append(Restoration(nodes[stage], positions[item], kind))
+        search = LargeNeighbourhoodSearch(problem)
+        search.until_s = time.monotonic() + START_S
+        with suppress(TimeLimitError, TooLargeError, IndexError), time_limit(2 * START_S):
+            search.consider(wanted)
+            return search.schedule()
+        return None
+
+    def keep(self, result: SolveResult) -> None:
+        """Keep a result, where none that is better is known."""
+        problem, schedule = result.problem, result.schedule
+        if schedule is None or result.time_limit_s is None:
+            return
+        before = self.result(problem, gap=result.requested_gap)
+        if before is not None and _rank(before) < _rank(result):
+            return
+        content = {
+            "schedule": {name: getattr(schedule, name) for name in (*_SPANS, "resident")},
+            "bound": result.proven_bound,
+            "termination": str(result.termination),
+            "time_limit_s": result.time_limit_s,
+            "versions": dict(result.versions),
+        }
+        self._cache.write("schedule", _problem_key(problem), content)
+        graph = problem.graph
+        named = [
+            [
+                graph.nodes[stage].name,
+                (graph.nodes if kind == RECOMPUTE else graph.tensors)[item].name,
+                kind,
+            ]
+            for stage, item, kind in restorations_of(graph, schedule)
+        ]
+        self._cache.write("network", self._network_key(problem), named)
+
+    def _network_key(self, problem: Problem) -> str:
+        """Return an identifier that problems of the same network in other shapes share."""
+        nodes = [(node.name, node.op) for node in problem.graph.nodes]
+        stated = (problem.paging, problem.recompute, str(problem.minimize))
+        return digest(__version__, problem.graph.name, nodes, stated)
+
+
+class KnownStep(Schedules):
+    """A captured step, and what a cache has of it and shall have."""
+
+    def __init__(
+        self, cache: Cache, joint: Joint, loss_fn: Callable[..., torch.Tensor] | None
+    ) -> None:
+        super().__init__(cache)
+        self._joint = joint
+        self._loss_fn = loss_fn
+        self._key: str | None = None
+        if cache.folder is not None:
+            with suppress(UnknownError):
+                self._key = digest(host_key(), _graph_form(joint))
+        if self._key is None:
+            self._cache = Cache(None)
+
+    def trace(self) -> Trace:
+        """Return the trace: of what is known, else by running the step."""
+        joint, key = self._joint, self._key or ""
+        content = self._cache.read("step", key)
+        with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
+            if content is not None:
+                known = {int(k): OpProfile.from_list(values) for k, values in content}
+                return trace_of(joint, captured_graph(joint, known=known))
+        parts = captured_graph(joint)
+        plain = [[k, observed.to_list()] for k, observed in parts.profiles.items()]
+        self._cache.write("step", key, plain)
+        return trace_of(joint, parts)
+
+    def in_parts(self, trace: Trace, *, budget_bytes: int) -> tuple[Trace, int]:
+        """Return the step with large convolutions in parts, and how many these are."""
+        key = digest(self._key, budget_bytes)
+        content = self._cache.read("parts", key)
+        with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
+            if content is not None:
+                known = [SplitOp.from_dict(fields) for fields in content]
+                return in_parts(trace, known), len(known)
+        chosen = divided_units(trace, budget_bytes=budget_bytes)
+        self._cache.write("parts", key, [divided.to_dict() for divided in chosen])
+        return in_parts(trace, chosen), len(chosen)
+
+    # -- costs ---------------------------------------------------------------------------------
+
+    def profile(
+        self, trace: Trace, folder: str | Path | None, measure: Callable[[], Profile]
+    ) -> Profile:
+        """Return the profile with pages in a folder: the known one, else what `measure` does."""
+        path = None if folder is None else str(Path(folder).resolve())
+        key = digest(self._key, path, kernels_told(trace))
+        content = self._cache.read("costs", key)
+        with suppress(TypeError, ValueError, KeyError):
+            if content is not None:
+                return profile_of(
+                    trace,
+                    times_s=content["times_s"],
+                    paging=_paging(content["paging"]),
+                    power=Power(**content["power"]),
+                    steps_s=content["steps_s"],
+                    threads=content["threads"],
+                    origin=MEASURED_BEFORE,
+                )
+        profile = measure()
+        compute = profile.costs.compute
+        times_s = [compute[n.name].time_s if n.name in compute else 0.0 for n in trace.graph.nodes]
+        content = {
+            "times_s": times_s,
+            "paging": None if profile.paging is None else asdict(profile.paging),
+            "power": asdict(profile.power),
+            "steps_s": profile.steps_s,
+            "threads": profile.threads,
+        }
+        self._cache.write("costs", key, content)
+        return profile
+
+    # -- agreement with eager ------------------------------------------------------------------
+
+    def is_checked(self, program: str) -> bool:
+        """Return whether a program of the step was found to compute what eager PyTorch does."""
+        key = self._checked_key(program)
+        return key is not None and self._cache.read("checked", key) == {"equal": True}
+
+    def keep_checked(self, program: str) -> None:
+        """Keep that a program computes what eager PyTorch does."""
+        key = self._checked_key(program)
+        if key is not None:
+            self._cache.write("checked", key, {"equal": True})
+
+    def _checked_key(self, program: str) -> str | None:
+        if self._cache.folder is None or self._origin is None:
+            return None
+        return digest(self._key, self._origin, program)
+
+    @cached_property
+    def _origin(self) -> str | None:
+        """Origins of a step beside its graph: source files, constants, settings.
+
+        None where that is not all: a class that is in no file, an operator of one's own.
+        """
+        joint = self._joint
+        owners: set[Any] = {kind for m in joint.module.modules() for kind in type(m).__mro__}
+        owners |= {kind for kind in type(self._loss_fn).__mro__ if self._loss_fn is not None}
+        if hasattr(self._loss_fn, "__module__"):
+            owners.add(self._loss_fn)
+        names = {owner.__module__ for owner in owners} - set(sys.builtin_module_names)
+        files = {_file_digest(name) for name in names}
+        own = (n for n in joint.graph_module.graph.nodes if n.op == "call_function")
+        if None in files or any(is_foreign(node.target) for node in own):
+            return None
+        constants = hashlib.sha256()
+        for argument in joint.of(InputKind.CONSTANT_TENSOR):
+            value = joint.value(argument).detach().contiguous()
+            constants.update(value.view(-1).view(torch.uint8).numpy().tobytes())
+        return digest(
+            sorted(filter(None, files)), constants.hexdigest(), joint.name, joint.accumulate
+        )
+
+
+def _rank(result: SolveResult) -> tuple[float, float]:
+    value, gap = result.objective_value, result.objective_gap
+    return (float("inf") if value is None else value, 1.0 if gap is None else gap)
+
+
+def _paging(content: Any) -> Paging | None:
+    if content is None:
+        return None
+    ways = {name: TransferTime(**content[name]) for name in ("page_in", "page_out")}
+    return Paging(**(content | ways))
+
+
+def _problem_key(problem: Problem) -> str:
+    device = problem.costs.device
+    costs = [problem.table.to_dict(), None if device is None else str(asdict(device))]
+    return digest(__version__, problem.graph.sha256, problem.to_dict(), costs)
+
+
+# -- what a step comes from ------------------------------------------------------------------------
+
+
+def _graph_form(joint: Joint) -> list[Any]:
+    """Return a captured graph as plain values: operations, arguments, forms of tensors.
+
+    Shapes may depend on values that the model reads: what a mask selects has no size otherwise.
+    """
+    nodes = list(joint.graph_module.graph.nodes)
+    shapes = [[list(tensor.shape) for tensor in tensors_in(node.meta.get("val"))] for node in nodes]
+    positions = {node: k for k, node in enumerate(nodes)}
+    groups: dict[int, int] = {}
+    arguments = []
+    values = list(map(joint.value, joint.arguments))  # held: keys are of the living
+    for argument, value in zip(joint.arguments, values, strict=True):
+        form: Any = value_form(value, positions) if not isinstance(value, torch.Tensor) else None
+        if isinstance(value, torch.Tensor):
+            group = groups.setdefault(storage_key(value), len(groups))
+            form = [
+                *tensor_form(value),
+                group,
+                value.untyped_storage().nbytes(),
+                value.requires_grad,
+            ]
+        arguments.append([str(argument.kind), argument.name, positions[argument.node], form])
+    results = [[str(r.kind), positions[r.node], r.path] for r in joint.results]
+    clip = value_form(joint.clip_grad_norm, positions)
+    return [operations_form(joint.graph_module.graph), shapes, arguments, results, clip]
+
+
+def _file_digest(name: str) -> str | None:
+    """Return an identifier of a module's source: version or content; None if it has neither."""
+    if name.partition(".")[0] == "torch":
+        return str(torch.__version__)
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not file:
+        return None
+    with suppress(OSError):
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return None

@@ -1,0 +1,242 @@
+"""A joint graph of AOTAutograd as operations, results and gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import fx
+from torch.utils import _pytree
+
+from poetmodel.graph import Graph, Phase
+from poetmodel.torch.errors import CaptureError
+from poetmodel.torch.graph.dropout import dropout_mask
+from poetmodel.torch.graph.operators import is_effect, is_foreign, module_of, operator_name
+from poetmodel.torch.graph.profiles import predicted
+from poetmodel.torch.graph.step_graph import StepGraph
+from poetmodel.torch.graph.tensors import fake, storage_of, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from poetmodel.graph import Node
+    from poetmodel.torch.graph.profiles import OpProfile
+    from poetmodel.torch.graph.step_graph import Operation
+
+TANGENTS: Final = "tangents"
+"""How the names begin of arguments that are gradients of results."""
+
+
+class JointGraph(StepGraph):
+    """The operations of a joint graph, forward pass first, by what PyTorch predicts that they make.
+
+    Parameters
+    ----------
+    graph : torch.fx.Graph
+        A joint graph, or that of a forward pass alone; every node has its predicted value.
+    forward_outputs : int, optional
+        How many of the results are those of the forward pass; by default all.
+    is_inlined : callable, optional
+        As in `StepGraph`.
+
+    Raises
+    ------
+    CaptureError
+        If sizes are not known, or a value is no dense tensor: says what to do.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        forward_outputs: int | None = None,
+        *,
+        is_inlined: Callable[[fx.Node, int, list[int]], bool] | None = None,
+    ) -> None:
+        _check(graph)
+        (self.output,) = graph.find_nodes(op="output")
+        self.results: list[Any] = _pytree.tree_leaves(self.output.args)
+        count = len(self.results) if forward_outputs is None else forward_outputs
+        self.forward_outputs = count
+        self.is_inference = forward_outputs is None
+        self.arguments = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
+        self.tangents = [
+            node
+            for node in self.arguments
+            if node.op == "placeholder" and str(node.target).startswith(TANGENTS)
+        ]
+        """Arguments that are gradients of results, which the backward pass begins with."""
+        written = [
+            node for node in graph.nodes if node.meta.get("partitioner_tag") == "must_be_in_forward"
+        ]
+        self.forward = ancestors([*self.results[:count], *written])
+        """All nodes of the forward pass."""
+        calls = [node for node in graph.nodes if node.op == "call_function"]
+        calls.sort(key=lambda node: node not in self.forward)
+        super().__init__(
+            graph,
+            {node: predicted(node) for node in calls},
+            name="captured",
+            effects=frozenset(filter(is_effect, calls)),
+            is_inlined=is_inlined,
+        )
+        self.held = self.behind(self.results)
+        """Numbers of what is handed over at the end."""
+
+    def phase_of(self, node: fx.Node) -> Phase:
+        """Return the phase of an operation."""
+        return Phase.FORWARD if node in self.forward else Phase.BACKWARD
+
+    def returned_input(self, node: fx.Node) -> Iterable[fx.Node]:
+        """Return what an output may show that is an input of its operation."""
+        inputs: Iterable[fx.Node] = node.args[0].all_input_nodes
+        return inputs
+
+    def behind(self, nodes: Iterable[Any]) -> tuple[int, ...]:
+        """Return the numbers of the storages behind some results."""
+        return self.reading(node for node in nodes if isinstance(node, fx.Node)).storages
+
+    def apply(self, profiles: Sequence[OpProfile]) -> None:
+        """Give operations what they were seen to make and take.
+
+        What is predicted of a gradient that nobody wants, kernels may leave out.
+        """
+        for operation, seen in zip(self.operations, profiles, strict=True):
+            sizes = {layout.position: seen.sizes_bytes[k] for k, layout in seen.outputs}
+            for number in operation.storages:
+                storage = self.storages[number]
+                made = (sizes.get(layout.position, 0) for layout in storage.layouts)
+                self.storages[number] = replace(storage, bytes=max(made))
+            self.operations[operation.index] = replace(operation, profile=seen)
+
+    def is_repeatable(self, operation: Operation) -> bool:
+        """Return whether it gives the same again: draws nothing, and has no other effect.
+
+        Operators of a user's own are taken not to.
+        """
+        target = operation.node.target
+        is_unknown = target is dropout_mask or is_foreign(target)
+        return not (operation.is_random or is_unknown or is_effect(operation.node))
+
+    def training_graph(self) -> Graph:
+        """Return the training graph.
+
+        Its name says nothing, so that one that is captured again is known.
+        """
+        end = self.end(self.held, workspace_bytes=self.copied_bytes)
+        nodes = map(self._node, self.operations)
+        return Graph(name="captured", nodes=(*nodes, end), kernels="pytorch")
+
+    def _node(self, operation: Operation) -> Node:
+        """Return the node of an operation; results that the caller has meanwhile take no room."""
+        handed = self.handed_early.intersection(operation.storages)
+        workspace_bytes = operation.profile.workspace_bytes
+        if len(operation.storages) > 1:  # made again beside what the caller has
+            workspace_bytes += sum(self.storages[number].bytes for number in handed)
+        touched = (*operation.storages, *operation.reads.storages)
+        own = self.node(
+            operation,
+            workspace_bytes=workspace_bytes,
+            bytes_moved=sum(self.storages[number].bytes for number in touched),
+            recomputable=self.is_repeatable(operation),
+        )
+        outputs = zip(operation.storages, own.outputs, strict=True)
+        return replace(
+            own, outputs=tuple(replace(t, bytes=0) if k in handed else t for k, t in outputs)
+        )
+
+    @cached_property
+    def mutated(self) -> frozenset[fx.Node]:
+        """Arguments that are written at the end of the forward pass, as buffers of batch norm."""
+        from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+
+        written = {
+            node.args[0]
+            for node in self.graph.find_nodes(
+                op="call_function", target=torch.ops.aten.copy_.default
+            )
+        }
+        kinds = {
+            descriptor.mutated_input
+            for descriptor in self.output.meta.get("desc", ())
+            if isinstance(descriptor, InputMutationAOTOutput)
+        }
+        return frozenset(
+            node for node in self.arguments if node in written or node.meta.get("desc") in kinds
+        )
+
+    @cached_property
+    def handed_early(self) -> frozenset[int]:
+        """Numbers of the results of a forward pass that a backward pass follows.
+
+        The caller has them meanwhile: to let one go and make it again frees nothing.
+        """
+        if self.is_inference:
+            return frozenset()
+        return frozenset(self.behind(self.results[: self.forward_outputs]))
+
+    @cached_property
+    def copied_bytes(self) -> int:
+        """The size of the gradients that autograd copies when it hands them over [B].
+
+        It takes one as it is that lies as its parameter does, and that is handed over once.
+        """
+        from torch._functorch._aot_autograd.descriptors import GradAOTOutput
+
+        given = {node.meta.get("desc"): node for node in self.arguments}
+        gradients = self.results[self.forward_outputs :]
+        kinds = self.output.meta.get("desc", ())[self.forward_outputs :]
+        own = set(map(storage_of, self.direct))
+        total, taken = 0, set[fx.Node]()
+        for node, kind in zip(gradients, kinds, strict=False):
+            if not isinstance(node, fx.Node) or not isinstance(kind, GradAOTOutput):
+                continue
+            like = fake(given[kind.grad_of])
+            if node in taken or storage_of(node) not in own or not _lie_alike(node, like):
+                total += like.nbytes
+            taken.add(node)
+        return total
+
+
+def _lie_alike(node: fx.Node, like: torch.Tensor) -> bool:
+    """Return whether a gradient has the strides that autograd wants it to have."""
+    strides = zip(fake(node).stride(), torch.empty_like(like).stride(), like.shape, strict=True)
+    return all(own == wanted for own, wanted, size in strides if size != 1)
+
+
+def _check(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        value = fake(node)
+        if node.op == "get_attr" and value is None:
+            user = next(iter(node.users), node)
+            raise CaptureError(
+                f"{module_of(user) or user.name}: {operator_name(user)} takes a function, whose "
+                "memory cannot be planned; leave it out, or use torch.where"
+            )
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or any(
+            not all(isinstance(size, int) for size in tensor.shape) for tensor in tensors_in(value)
+        ):
+            raise CaptureError(
+                f"{module_of(node) or node.name}: its sizes are not known before the step runs, "
+                "and memory cannot be planned without; pass dynamic=False to torch.compile"
+            )
+        for tensor in tensors_in(value):
+            if tensor.layout is not torch.strided:
+                raise CaptureError(
+                    f"{module_of(node) or node.name}: {node.name} is a tensor of layout "
+                    f"{str(tensor.layout).removeprefix('torch.')}, whose memory cannot be planned; "
+                    "make it dense before the compiled function"
+                )
+
+
+def ancestors(results: Iterable[Any]) -> set[fx.Node]:
+    """Return nodes with all that they are computed from."""
+    pending = [node for node in results if isinstance(node, fx.Node)]
+    reached: set[fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node not in reached:
+            reached.add(node)
+            pending.extend(node.all_input_nodes)
+    return reached

@@ -1,0 +1,89 @@
+"""Operations in any order, and any number of times, as a new FX graph."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from poetmodel.torch.graph.operators import kernel_of, set_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    Place = tuple[int, int]
+
+
+class Rewriter:
+    """Writes operations of a graph into a new one; readers take the newest copy of a storage.
+
+    Views are made again from the copy that is there.
+
+    Parameters
+    ----------
+    direct : mapping
+        For each node that is an output of an operation, as it is: the number of its storage, and of
+        its layout there.
+    """
+
+    def __init__(self, direct: Mapping[fx.Node, Place]) -> None:
+        self.graph = fx.Graph()
+        self._direct = direct
+        self._shown: dict[Place, fx.Node] = {}
+        self._places: defaultdict[int, list[Place]] = defaultdict(list)
+        for node, place in direct.items():
+            if place not in self._shown:
+                self._shown[place] = node
+                self._places[place[0]].append(place)
+        self._arguments: dict[fx.Node, fx.Node] = {}
+        self._current: dict[Place | fx.Node, fx.Node] = {}
+        self._views: dict[tuple[fx.Node, ...], fx.Node] = {}
+
+    def give(self, node: fx.Node) -> None:
+        """Add an argument."""
+        self._arguments[node] = self.graph.node_copy(node)
+
+    def value(self, node: fx.Node) -> fx.Node:
+        """Return the node of the new graph that has the value of one of the old graph."""
+        if node in self._arguments:
+            return self.argument(node)
+        place = self._direct.get(node, node)
+        if place in self._current:
+            return self.used(self._current[place])
+        inputs = [self.value(source) for source in node.all_input_nodes]
+        view = (node, *inputs)
+        if view not in self._views:
+            now = dict(zip(node.all_input_nodes, inputs, strict=True))
+            self._views[view] = self.graph.node_copy(node, now.__getitem__)
+        return self._views[view]
+
+    def compute(self, node: fx.Node, numbers: Iterable[int]) -> fx.Node:
+        """Add an operation, whose outputs are now the newest copies of some storages."""
+        new = self.add(self.graph.node_copy(node, self.value))
+        kernel: Any = kernel_of(node)
+        if kernel is not node.target:  # it may depend on where inputs come from, which changes
+            set_kernel(new, kernel)
+        for number in numbers:
+            for place in self.places(number):
+                owner = self._shown[place]
+                self._current[place] = (
+                    new if owner is node else self.add(self.graph.node_copy(owner, lambda _: new))
+                )
+        return new
+
+    def places(self, number: int) -> list[Place]:
+        """Return the layouts of a storage that anything reads."""
+        return self._places[number]
+
+    def argument(self, node: fx.Node) -> fx.Node:
+        """Return the node of the new graph that has the value of an argument."""
+        return self._arguments[node]
+
+    def add(self, new: fx.Node) -> fx.Node:
+        """Note that a value was made."""
+        return new
+
+    def used(self, new: fx.Node) -> fx.Node:
+        """Note that a value is read."""
+        return new

@@ -1,0 +1,139 @@
+"""Tensors: identity of storages, tensors in nests, forms of calls, what the allocator gives."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import weakref
+from contextlib import contextmanager
+from itertools import accumulate
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.autograd.profiler import profile
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from poetmodel.torch.errors import CaptureError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator
+
+    from torch import fx
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return an identifier of one storage among all that are alive."""
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - the only identity on every device
+    return key
+
+
+def tensors_in(value: Any) -> tuple[torch.Tensor, ...]:
+    """Return the tensors in a nest of tuples, lists and dicts, in order."""
+    return tuple(leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def fake(node: fx.Node) -> Any:
+    """Return the output of a node, without its memory, as the capture predicts it."""
+    return node.meta.get("val")
+
+
+def storage_of(node: fx.Node) -> int | None:
+    """Return the key of the storage that a node shows; None where it is no tensor, or several."""
+    value = fake(node)
+    return storage_key(value) if isinstance(value, torch.Tensor) else None
+
+
+def form_of(*given: Any) -> Hashable:
+    """Return a key that is equal for calls that do the same work on other values."""
+    leaves, spec = _pytree.tree_flatten(given)
+    return spec, tuple(
+        (leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset())
+        if isinstance(leaf, torch.Tensor)
+        else (type(leaf), str(leaf))
+        for leaf in leaves
+    )
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+_MEMORY: Final = "[memory]"
+"""Name of the events that tell of memory taken and given back."""
+_NOTICE: Final = b"USDT:"
+"""How lines begin that the profiler writes to stderr on every start and stop."""
+
+
+def heap_peak_bytes(work: Callable[[], object]) -> int:
+    """Measure the highest total of what PyTorch allocates while something runs [B].
+
+    By the memory events of PyTorch's profiler: tensors and workspaces, less what is freed. What was
+    there before does not count.
+
+    Raises
+    ------
+    CaptureError
+        If a profiler is on already: PyTorch has one at a time, and would drop what that has seen.
+    """
+    if torch._C._autograd._profiler_enabled():  # noqa: SLF001 - no other way
+        raise CaptureError(
+            "a profiler of PyTorch is on, and memory is measured with another one: compile, or run "
+            "the compiled function once, before it begins"
+        )
+    with _without_notices(), profile(profile_memory=True) as recorded:
+        work()
+    events = (event for event in recorded.kineto_results.events() if event.name() == _MEMORY)
+    changes: list[tuple[int, int]] = [(event.start_ns(), event.nbytes()) for event in events]
+    changes.sort(key=itemgetter(0))
+    return max(accumulate((size for _, size in changes), initial=0))
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """Leave the profiler's notices out of stderr; all else that is written there gets through."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written:
+                if not line.startswith(_NOTICE):
+                    os.write(2, line)
+
+
+def storage_peak_bytes(work: Callable[[], object], known: Iterable[torch.Tensor]) -> int:
+    """Measure the highest total of tensors alive while something runs, but for `known` [B]."""
+    with _StorageWatch(known) as watch:
+        work()
+    return int(watch.highest)
+
+
+class _StorageWatch(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+    """Sees each new storage, and when it goes."""
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {storage_key(tensor): 0 for tensor in known}
+        self.total = self.highest = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        value = function(*args, **(kwargs or {}))
+        for tensor in tensors_in(value):
+            storage, key = tensor.untyped_storage(), storage_key(tensor)
+            if key not in self.alive:
+                self.alive[key] = storage.nbytes()
+                self.total += storage.nbytes()
+                weakref.finalize(storage, self._gone, key)
+        self.highest = max(self.highest, self.total)
+        return value
+
+    def _gone(self, key: int) -> None:
+        self.total -= self.alive.pop(key)

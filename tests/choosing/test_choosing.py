@@ -1,0 +1,355 @@
+"""Which layers to train: held against the enumeration of all sets, each with the solver itself."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+import poetmodel as pm
+from kit.traced_models import Through
+from poetmodel.choosing.freezing import Freezable, shape_of
+from poetmodel.choosing.pebbling import PebbleGame
+from poetmodel.choosing.relaxation import ChoiceRelaxation, costs_for
+from poetmodel.choosing.search import layers_of, select
+from poetmodel.errors import InputError
+from poetmodel.export.step import Ref
+from poetmodel.graph import floor
+from poetmodel.result import Status
+from poetmodel.solver.request import Request
+from poetmodel.torch.lowering.step import lower
+
+LABELS = torch.tensor([1, 0])
+
+
+def chain():
+    """Return four linear layers."""
+    layers = (nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 6), nn.ReLU(), nn.Linear(6, 14))
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(14, 4)), (torch.randn(2, 12), LABELS)
+
+
+def norms():
+    """Return convolutions, and a batch norm whose statistics each step renews."""
+    layers = (nn.Conv2d(1, 3, 3, 2, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 5, 3, 1, 1))
+    model = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(80, 4))
+    return model, (torch.randn(2, 1, 8, 8), LABELS)
+
+
+def settled():
+    """Return the same in evaluation: statistics stay, weights and biases of the norm may train."""
+    model, inputs = norms()
+    return model.eval(), inputs
+
+
+def pooled():
+    """Return convolutions of which the first one takes the most to train."""
+    norm = nn.BatchNorm2d(2, affine=False)
+    layers = (nn.Conv2d(1, 2, 3, 1, 1), norm, nn.ReLU(), nn.AvgPool2d(2))
+    model = nn.Sequential(*layers, nn.Conv2d(2, 4, 1, 1, 1), nn.BatchNorm2d(4), nn.ReLU())
+    model.extend((nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)))
+    return model, (torch.randn(2, 1, 8, 8), LABELS)
+
+
+def shortcut():
+    """Return two convolutions around which the result of another one goes."""
+
+    def classify(own, x):
+        x = torch.relu(own.a(x))
+        return own.d((own.c(torch.relu(own.b(x))) + x).mean((2, 3)))
+
+    layers = {"a": nn.Conv2d(1, 4, 3, padding=1), "b": nn.Conv2d(4, 4, 3, padding=1)}
+    model = Through(classify, **layers, c=nn.Conv2d(4, 4, 1), d=nn.Linear(4, 3))
+    return model, (torch.randn(2, 1, 6, 6), LABELS)
+
+
+def feed_forward():
+    """Return layers of a transformer on a sequence, with layer norms."""
+    layers = (nn.LayerNorm(8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8), nn.LayerNorm(8))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(40, 4)), (torch.randn(2, 5, 8), LABELS)
+
+
+NETWORKS = {
+    "chain": chain,
+    "norms": norms,
+    "settled norms": settled,
+    "pooled": pooled,
+    "shortcut": shortcut,
+    "feed forward": feed_forward,
+}
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+
+
+@cache
+def freezable(name, optimizer="sgd"):
+    """Return a network's step that trains everything."""
+    torch.manual_seed(0)
+    model, inputs = NETWORKS[name]()
+    made = OPTIMIZERS[optimizer](model.parameters())
+    return Freezable(
+        step=lower(model, functional.cross_entropy, inputs, optimizer=made, masks=False)
+    )
+
+
+def problem_of(step, device, **limits):
+    """Return the limits for the step that trains everything."""
+    board = pm.Device.load(device)
+    return pm.Problem(step.graph, pm.Costs.estimate(step.graph, board), **limits).resolved()
+
+
+def best_by_enumeration(step, problem, layers, scores):
+    """Return the highest score of all sets that have a schedule; None where none has."""
+    best = None
+    for count in range(1, len(layers) + 1):
+        for chosen in combinations(layers, count):
+            graph = step.trained([name for layer in chosen for name in layers[layer]])
+            stated = replace(problem, graph=graph, costs=costs_for(graph, problem))
+            result = pm.solve(stated, gap=1.0, time_limit=30)
+            assert result.status != Status.UNKNOWN
+            if result.schedule is not None:
+                best = max(best or 0.0, sum(scores[layer] for layer in chosen))
+    return best
+
+
+def selected(step, problem, scores, per="layer"):
+    """Return the best set, to no gap."""
+    layers = layers_of(step.parameters, per)
+    return select(step, problem, layers, scores, request=Request(time_limit_s=60.0, gap=0.0))
+
+
+# -- frozen graphs ---------------------------------------------------------------------------------
+def _sets(names):
+    yield tuple(names)
+    yield from ((name,) for name in names)
+    yield tuple(names[::2])
+    yield tuple(names[-3:])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_derived_graph_is_that_of_a_capture(name, optimizer):
+    """To leave out updates gives the nodes and the order of a step that is captured frozen."""
+    step = freezable(name, optimizer)
+    torch.manual_seed(0)
+    model, inputs = NETWORKS[name]()
+    parameters = dict(model.named_parameters())
+    assert set(step.parameters) == set(parameters)
+    for chosen in _sets(tuple(parameters)):
+        for each, parameter in parameters.items():
+            parameter.requires_grad_(each in chosen)
+        trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        made = OPTIMIZERS[optimizer](trained)
+        captured = lower(model, functional.cross_entropy, inputs, optimizer=made, masks=False)
+        assert shape_of(step.trained(chosen)) == shape_of(captured.graph), chosen
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_padded_graphs_have_the_same_stages(name):
+    """Whatever is trained, there are as many nodes, and those of a part are among the others."""
+    step = freezable(name)
+    names = list(step.parameters)
+    part, whole = step.padded(names[-1:]), step.padded(names)
+    assert len(part.nodes) == len(whole.nodes) >= len(step.graph.nodes)
+    for one, other in zip(part.nodes, whole.nodes, strict=True):
+        assert one.name == other.name
+        assert set(one.inputs) <= set(other.inputs)
+        assert {t.name for t in one.outputs} <= {t.name for t in other.outputs}
+
+
+@pytest.mark.parametrize("name", ["chain", "norms", "shortcut"])
+def test_pebbles_bound_the_least_peak(name):
+    """No schedule without paging has a lower peak than state and what recomputing takes."""
+    step = freezable(name)
+    for parameter in step.parameters:
+        graph = step.trained([parameter])
+        board = pm.Device.load("nrf52840")
+        problem = pm.Problem(
+            graph, pm.Costs.estimate(graph, board), ram="100%", paging=False, minimize="ram"
+        )
+        least = pm.solve(problem, gap=0.0, time_limit=30)
+        bound = PebbleGame(step).least_bytes(parameter, 0)
+        assert 0 < bound + graph.state_bytes <= (least.peak_ram_bytes or 0)
+
+
+def test_pebbles_see_what_waits_beside_a_recomputation():
+    """The gradient waits while the activation is made again, or the other way round."""
+    state = pm.Node(name="w", op="p", phase="state", outputs=(pm.Tensor(name="w", bytes=4),))
+    sizes = {"x": 20, "a": 100, "s": 10, "g": 30, "d": 4}
+    reads = {"x": (), "a": ("x",), "s": ("a",), "g": ("s",), "d": ("a", "g")}
+    made = [
+        pm.operation(
+            name, output_bytes=sizes[name], inputs=reads[name],
+            phase="backward" if name in "gd" else "forward",
+        )
+        for name in sizes
+    ]  # fmt: skip
+    new = pm.Tensor(name="w+", bytes=4, replaces="w")
+    update = pm.Node(
+        name="u", op="sgd", phase="update", inputs=("w", "d"), outputs=(new,), recomputable=False
+    )
+    graph = pm.Graph(name="waits", nodes=(state, *made, update))
+    step = freezable("chain").step
+    weight = replace(step.states[0], name="w", pieces=(Ref("w"),))
+    step = replace(
+        step, graph=graph, calls=((),) * len(graph.nodes), states=(weight,), loss=Ref("s")
+    )
+    # d reads a and g. Is a the last of them, then g waits beside x and a: 150. Is g the last, then
+    # a waits beside s and g: 140. The largest working set is that of d: 134.
+    assert floor(graph, memory_mapped=True).bytes == 134
+    assert PebbleGame(Freezable(step=step)).least_bytes("w", 0) == 140
+
+
+# -- sets ------------------------------------------------------------------------------------------
+LIMITS = {
+    "recompute": ("nrf52840", {"ram": "45%", "paging": False}),
+    "recompute in time": ("nrf52840", {"ram": "60%", "paging": False, "deadline": "90%"}),
+    "keep all": ("nrf52840", {"ram": "70%", "paging": False, "recompute": False}),
+    "page": ("nrf52840", {"ram": "30%"}),
+    "page in time": ("nrf52840", {"ram": "40%", "deadline": "95%"}),
+    "flash": ("stm32f746", {"ram": "40%", "deadline": "85%"}),
+    "energy": ("stm32f746", {"ram": "60%", "energy_budget": "80%"}),
+    "tight": ("nrf52840", {"ram": "20%", "paging": False}),
+    "commit in time": ("nano33ble", {"ram": "60%", "commit": 1, "deadline": "75%"}),
+    "commit": ("nano33ble", {"ram": "40%", "commit": 1, "energy_budget": "70%"}),
+    "commit seldom": ("nano33ble", {"ram": "60%", "commit": 3, "deadline": "90%"}),
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("name", ["chain", "norms", "shortcut"])
+def test_best_set_is_that_of_the_enumeration(name, limits):
+    """Verdict and score are those of all sets, each solved by itself; the bound is the score."""
+    step = freezable(name)
+    device, stated = LIMITS[limits]
+    problem = problem_of(step, device, **stated)
+    layers = layers_of(step.parameters, "layer")
+    scores = {layer: 1.0 + 0.37 * (3 * place % 4) for place, layer in enumerate(layers)}
+    found, best = (
+        selected(step, problem, scores),
+        best_by_enumeration(step, problem, layers, scores),
+    )
+    if best is None:
+        assert found.status == Status.INFEASIBLE
+        assert found.layers == ()
+        assert found.bound == 0
+        return
+    assert found.status == Status.OPTIMAL
+    assert found.score == pytest.approx(best, rel=1e-9)
+    assert found.bound == pytest.approx(best, rel=1e-9)
+    assert found.gap == 0
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    widths=st.lists(st.integers(2, 24), min_size=3, max_size=4),
+    scores=st.lists(st.floats(0, 10), min_size=3, max_size=3),
+    ram=st.integers(25, 100),
+    deadline=st.none() | st.integers(60, 120),
+    paging=st.booleans(),
+)
+def test_best_set_of_random_chains(widths, scores, ram, deadline, *, paging):
+    """The same for linear layers of random widths, scores and limits."""
+    torch.manual_seed(0)
+    sizes = [*widths[:3], 3]
+    layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(sizes)]
+    model = nn.Sequential(*layers)
+    made = torch.optim.SGD(model.parameters())
+    inputs = (torch.randn(2, sizes[0]), LABELS)
+    step = Freezable(
+        step=lower(model, functional.cross_entropy, inputs, optimizer=made, masks=False)
+    )
+    given_limits = {"ram": f"{ram}%", "paging": paging}
+    if deadline is not None:
+        given_limits["deadline"] = f"{deadline}%"
+    problem = problem_of(step, "nrf52840", **given_limits)
+    modules = layers_of(step.parameters, "layer")
+    worth = dict(zip(modules, scores, strict=True))
+    if not any(worth.values()):
+        return
+    found, best = selected(step, problem, worth), best_by_enumeration(step, problem, modules, worth)
+    assert found.score == pytest.approx(best or 0.0, rel=1e-9)
+    assert found.bound >= found.score
+
+
+def test_tensors_are_chosen_alone():
+    """With ``tensor`` a bias may be trained whose weight does not fit; without score none is."""
+    step = freezable("chain")
+    problem = problem_of(step, "nrf52840", ram="35%", paging=False)
+    scores = dict.fromkeys(step.parameters, 1.0)
+    found = selected(step, problem, scores, "tensor")
+    best = best_by_enumeration(step, problem, layers_of(step.parameters, "tensor"), scores)
+    assert found.score == best
+    assert any(name.endswith("bias") for name in found.layers)
+    problem = problem_of(step, "nrf52840", ram="100%", paging=False)
+    names = list(layers_of(step.parameters, "layer"))
+    found = selected(step, problem, {name: float(name == names[0]) for name in names})
+    assert found.layers == (names[0],)
+    with pytest.raises(InputError, match="all are 0"):
+        selected(step, problem, dict.fromkeys(names, 0.0))
+
+
+@pytest.mark.parametrize("counted", ["time", "energy"])
+@pytest.mark.parametrize("name", ["norms", "settled norms", "pooled", "feed forward"])
+def test_limits_that_a_set_just_keeps_allow_it(name, counted):
+    """The proof counts no more than a set needs: not what layers of score 0 would take.
+
+    Nor gradients that nothing reads in it, nor what updates of buffers read before. The limits are
+    the RAM that keeping all takes, and the time or energy of one pass.
+    """
+    step = freezable(name)
+    names = list(step.parameters)
+    sets = [*((each,) for each in names), tuple(names[2:6]), tuple(names[-2:])]
+    for chosen in sets:
+        graph = step.trained(chosen)
+        costs = pm.Costs.estimate(graph, pm.Device.load("nrf52840"))
+        alone = pm.Problem(graph, costs, ram="100%", paging=False, recompute=False, minimize="ram")
+        least = pm.solve(alone, gap=0.0, time_limit=30).peak_ram_bytes
+        assert least
+        limits = {"ram": least, "paging": False, "recompute": False}
+        if counted == "time":
+            limits["deadline"] = alone.pass_time_s
+        else:
+            limits["energy_budget"] = alone.baseline_energy_j
+        relaxation = ChoiceRelaxation(
+            freezable=step,
+            problem=problem_of(step, "nrf52840", **limits),
+            layers={each: (each,) for each in chosen},
+            scores=dict.fromkeys(chosen, 1.0),
+        )
+        assert relaxation.chosen(relaxation.solve("highs", 30)) == chosen
+
+
+def test_what_is_not_known_stays_in_the_bound(monkeypatch):
+    """A set that the solver leaves open is no cut: its score stays a bound, and a gap is shown."""
+    step = freezable("chain")
+    problem = problem_of(step, "nrf52840", ram="100%", paging=False)
+    scores = dict.fromkeys(layers_of(step.parameters, "layer"), 1.0)
+    real = pm.solve
+
+    def open_for_all(stated, **options):
+        result = real(stated, **options)
+        if len(stated.graph.nodes) == len(step.graph.nodes):
+            return replace(result, schedule=None, simulation=None, status=Status.UNKNOWN)
+        return result
+
+    monkeypatch.setattr("poetmodel.choosing.search.solve", open_for_all)
+    found = selected(step, problem, scores)
+    assert found.status == Status.FEASIBLE
+    assert found.score == 3
+    assert found.bound == 4
+    assert found.gap == 0.25
+
+
+# -- layers and scores -----------------------------------------------------------------------------
+def test_layers_are_modules():
+    """Parameters of one module are one layer; one without a module is a layer of its own."""
+    names = ("a.weight", "a.bias", "scale", "b.norm.weight")
+    expected = {"a": ("a.weight", "a.bias"), "scale": ("scale",), "b.norm": ("b.norm.weight",)}
+    assert layers_of(names, "layer") == expected
+    assert layers_of(names, "tensor") == {name: (name,) for name in names}
+    with pytest.raises(InputError, match="per: expected layer or tensor, got 'module'"):
+        layers_of(names, "module")

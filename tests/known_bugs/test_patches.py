@@ -1,0 +1,22 @@
+"""The known bugs apply to the sources of today, so that the nightly run tries every one."""
+
+import pytest
+
+from kit.programs import needs
+from known_bugs.run import FOLDER, ROOT, apply, patches, suites_of
+
+
+def test_bugs_are_in_each_package():
+    """A package without a known bug has tests that nothing measures."""
+    text = "".join(patch.read_text(encoding="utf-8") for patch in patches())
+    packages = [path.parent.name for path in (ROOT / "src/poetmodel").glob("*/__init__.py")]
+    assert len(patches()) >= 30
+    assert [name for name in packages if f"b/src/poetmodel/{name}/" not in text] == []
+
+
+@pytest.mark.parametrize("patch", patches(), ids=lambda patch: patch.stem)
+def test_patch_applies(patch):
+    """A patch that does not apply would measure nothing."""
+    needs("git")
+    apply(patch, ROOT, "--check")  # raises where it does not
+    assert all((FOLDER.parent / name).exists() for name in suites_of(patch))

@@ -1,0 +1,380 @@
+"""What a compile knows from earlier ones: the same answers, and none that no longer hold."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import poetmodel.torch as pmt
+from kit.rotation import rotating
+from kit.traced_models import Residual, Through
+from poetmodel.result import Status, Termination
+from poetmodel.torch import cache as cache_module
+from poetmodel.torch import compile_cache
+from poetmodel.torch import compiled as preparation
+from poetmodel.torch.cache import Cache, default_folder, digest
+from poetmodel.torch.runtime import profiling
+from poetmodel.torch.runtime.convolutions import kernels_told
+from poetmodel.torch.step import captured
+
+nn = torch.nn
+
+
+def own(batch=2):
+    """Return a step of blocks of convolutions with batch norm and dropout."""
+    torch.manual_seed(1)
+    layers = [*(Residual(8) for _ in range(3)), nn.Dropout(0.1), nn.Conv2d(8, 8, 1)]
+    inputs = torch.randn(batch, 8, 24, 24), torch.randn(batch, 8, 24, 24)
+    return nn.Sequential(*layers), nn.functional.mse_loss, inputs
+
+
+def compiled(step, folder, **options):
+    """Compile a step for 85 % of the memory, with what is known in a folder."""
+    model, loss_fn, inputs = step
+    return pmt.compile(model, loss_fn, inputs, cache=folder, **({"ram": "85%"} | options))
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """Return the step, and a folder in which it is known."""
+    folder = tmp_path_factory.mktemp("known")
+    return compiled(own(), folder), folder
+
+
+@pytest.fixture
+def folder(known, tmp_path):
+    """Return a folder of the test's own in which the step is known."""
+    return Path(shutil.copytree(known[1], tmp_path / "known"))
+
+
+class Counted:
+    """Counts the runs, solves and checks of a compile."""
+
+    def __init__(self, monkeypatch):
+        self.counts = {}
+        for module, name in (
+            (captured, "profiles_on_inputs"),
+            (profiling, "unit_times_s"),
+            (preparation, "solve"),
+            (preparation, "check_agreement"),
+        ):
+            self._count(monkeypatch, module, name, getattr(module, name))
+
+    def _count(self, patch, module, name, function):
+        def counted(*given, **options):
+            self.counts[name] = self.counts.get(name, 0) + 1
+            return function(*given, **options)
+
+        patch.setattr(module, name, counted)
+
+    def take(self):
+        """Return what ran since the last time."""
+        found = set(self.counts)
+        self.counts.clear()
+        return found
+
+
+ALL = {"profiles_on_inputs", "unit_times_s", "solve", "check_agreement"}
+
+
+@pytest.mark.parametrize("updates", [False, True])
+def test_the_second_compile_reads_all(updates, tmp_path, monkeypatch):
+    """Nothing is run, solved or checked; graph, costs, result, plan and program are the same.
+
+    `False` runs all of it each time, and keeps nothing.
+    """
+    monkeypatch.setenv("POETMODEL_CACHE", str(tmp_path / "unused"))
+    counted = Counted(monkeypatch)
+
+    def compile_anew():
+        step = own()
+        options = {"ram": "90%"} if updates else {}
+        if updates:
+            options["optimizer"] = torch.optim.AdamW(step[0].parameters())
+        return compiled(step, tmp_path, **options)
+
+    first = compile_anew()
+    assert counted.take() == ALL
+    second = compile_anew()
+    assert counted.take() == set()
+    assert second.compiled.trace.graph == first.compiled.trace.graph
+    assert second.compiled.costs == first.compiled.costs
+    assert second.result.schedule == first.result.schedule
+    assert second.result.status == first.result.status
+    assert second.result.objective_bound == pytest.approx(first.result.objective_bound)
+    assert second.plan == first.plan
+    assert second.source == first.source
+    assert second.verify().equal
+    assert any("read from the cache" in note for note in second.report()["costs"])
+    compiled(own(), False)
+    assert counted.take() == ALL
+    assert not (tmp_path / "unused").exists()
+
+
+def typed_in():
+    """Return a step whose loss is in no file, as in a notebook: nobody can tell it is the same."""
+    names = {"__name__": "typed in"}
+    exec("def loss(y, t): return (y - t).square().mean()", names)  # noqa: S102
+    return own()[0], names["loss"], own()[2]
+
+
+OTHERS = {
+    # The graph is the same, and what is measured; but the code may do more than the graph says.
+    "source": {"check_agreement"},
+    "in no file": {"check_agreement"},
+    # The schedule is found anew; what was measured of the same operations is read.
+    "ram": {"solve"},
+    "recompute": {"solve"},
+    "minimize": {"solve"},
+    "threads": ALL,
+    "code": ALL,
+}
+
+
+@pytest.mark.parametrize("case", rotating(OTHERS, ["source", "in no file", "code"]))
+def test_what_depends_on_another_thing_is_found_anew(case, known, folder, monkeypatch):
+    """An option, the threads, our code, or that of the user; a plan is checked once."""
+    first, _ = known
+    options = {"ram": {"ram": "80%"}, "minimize": {"minimize": "energy"}}.get(case, {})
+    if case == "recompute":
+        options = {"recompute": False, "ram": "100%"}
+    if case == "source":
+        real = compile_cache._file_digest
+        monkeypatch.setattr(
+            compile_cache, "_file_digest", lambda n: f"{real(n)} {n == 'traced_models'}"
+        )
+    if case == "code":
+        monkeypatch.setattr(cache_module, "_own_code", lambda: "other")
+    if case == "in no file":
+        compiled(typed_in(), folder)
+    counted, before = Counted(monkeypatch), torch.get_num_threads()
+    torch.set_num_threads(before + (case == "threads"))
+    try:
+        other = compiled(typed_in() if case == "in no file" else own(), folder, **options)
+    finally:
+        torch.set_num_threads(before)
+    expected = set(OTHERS[case])
+    if options:
+        expected |= set() if other.source == first.source else {"check_agreement"}
+        alike = kernels_told(other.compiled.trace) == kernels_told(first.compiled.trace)
+        expected |= set() if alike else {"unit_times_s"}
+    assert counted.take() == expected
+
+
+def test_other_constants_are_checked_again(tmp_path, monkeypatch):
+    """A graph does not tell the values that it holds; its costs do not depend on them."""
+
+    def step(value):
+        model, loss_fn, inputs = own()
+        scaled = Through(
+            lambda parts, x: parts[0](x) * torch.tensor([value, value, value])[0], model
+        )
+        return scaled, loss_fn, inputs
+
+    compiled(step(1.5), tmp_path)
+    counted = Counted(monkeypatch)
+    compiled(step(2.5), tmp_path)
+    assert counted.take() == {"check_agreement"}
+    compiled(step(1.5), tmp_path)
+    assert counted.take() == set()
+
+
+def test_damaged_files_are_found_anew(known, folder):
+    """Of each kind, whether bytes are lost or the content is another: all is found, and kept."""
+    first, _ = known
+    for path in list(folder.iterdir()):
+        path.write_bytes(path.read_bytes()[:-10])
+    again = compiled(own(), folder)
+    assert again.compiled.trace.graph == first.compiled.trace.graph
+    cache = preparation.Cache(folder)
+    for path in list(folder.iterdir()):
+        kind, _, _ = path.name.partition("-")
+        key = json.loads(path.read_text(encoding="utf-8").splitlines()[0])["key"]
+        schedule = {"R": [[9**9, 0]], **dict.fromkeys(("kept", "stored", "M_in", "M_out"), ())}
+        others = {"times_s": "x", "schedule": {**schedule, "resident": []}}
+        cache.write(kind, key, [[0, []]] if kind == "step" else others)
+    assert compiled(own(), folder).verify().equal
+
+
+def test_more_time_goes_on_from_what_is_known(tmp_path, monkeypatch):
+    """A schedule that was not proved is where a solve with more time begins; less time takes it.
+
+    For other shapes it is repaired for their sizes, and valid there.
+    """
+    starts = []
+    solve = preparation.solve
+
+    def watched(problem, **options):
+        starts.append(options.get("start"))
+        return preparation.replace(
+            solve(problem, **options), status=Status.FEASIBLE, termination=Termination.TIME_LIMIT,
+            objective_bound=None, overhead_bound_j=0.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr(preparation, "solve", watched)
+    options = {"device": "rpi4b", "gap": 0.0, "ram": "85%"}
+    first = compiled(own(), tmp_path, time_limit=20.0, **options)
+    assert starts == [None]
+    compiled(own(), tmp_path, time_limit=10.0, **options)
+    assert len(starts) == 1
+    compiled(own(), tmp_path, time_limit=40.0, **options)
+    assert starts[1:] == [first.result.schedule]
+    monkeypatch.undo()
+
+    def step_of(batch):
+        torch.manual_seed(1)
+        layers = [layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.Tanh())]
+        inputs = torch.randn(batch, 16), torch.randn(batch, 16)
+        return nn.Sequential(*layers), nn.functional.mse_loss, inputs
+
+    compiled(step_of(batch=64), tmp_path)
+    starts = []
+    solve = preparation.solve
+
+    def watched(problem, **options):
+        starts.append((problem, options["start"]))
+        return solve(problem, **options)
+
+    monkeypatch.setattr(preparation, "solve", watched)
+    compiled(step_of(batch=80), tmp_path)
+    ((problem, start),) = starts
+    assert start is not None
+    assert compile_cache.accepted(problem, start) is not None
+    assert any(k < t for t, k in start.R)
+
+
+def test_sizes_that_depend_on_values_are_part_of_the_key(tmp_path):
+    """What a mask selects has no size in the operations of the graph."""
+
+    class Selected(nn.Sequential):
+        def forward(self, x, y, mask):
+            return nn.functional.mse_loss(super().forward(x[mask]), y[mask])
+
+    model = Selected(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    x, y = torch.randn(400, 16), torch.randn(400, 16)
+    peaks = []
+    for count in (8, 300):
+        mask = torch.arange(400) < count
+        step = pmt.compile(model, None, (x, y, mask), ram="85%", cache=tmp_path)
+        certificate = step.verify()
+        assert certificate.equal
+        assert certificate.within_budget
+        peaks.append(step.compiled.keep_all_bytes)
+    assert peaks[1] > 10 * peaks[0]
+
+
+def test_values_that_have_no_form_are_not_kept(tmp_path):
+    """A graph with an object that nobody can tell from another is compiled, and not kept."""
+    step = own()
+    joint = compile_cache.trace_of.__globals__["capture"](*step)
+    node = next(n for n in joint.graph_module.graph.nodes if n.op == "call_function")
+    node.kwargs = {**node.kwargs, "odd": object}
+    known = compile_cache.KnownStep(preparation.Cache(tmp_path), joint, step[1])
+    assert known._cache.folder is None
+
+
+# -- the folder: whole files or none, whoever writes at the same time ------------------------------
+KEY = digest("a", 1)
+CONTENT = {"times_s": [0.1, 1e-9], "name": "é", "none": None}
+
+
+def written(folder):
+    """Return a cache that holds one value, and its file."""
+    cache = Cache(folder / "made" / "for it")
+    cache.write("costs", KEY, CONTENT)
+    (path,) = (folder / "made" / "for it").iterdir()
+    return cache, path
+
+
+def test_what_was_written_is_read(tmp_path):
+    """By kind and key; nothing else is there, and no copy with the name of another key."""
+    cache, path = written(tmp_path)
+    assert cache.read("costs", KEY) == CONTENT
+    assert cache.read("step", KEY) is None
+    assert cache.read("costs", digest("a", 2)) is None
+    assert digest("a", 1) != digest("a", "1")
+    other = digest("other")
+    path.rename(path.with_name(f"costs-{other[:40]}.json"))
+    assert cache.read("costs", other) is None
+
+
+@pytest.mark.parametrize("place", [0, 20, 150, -30, -1])
+def test_a_damaged_file_is_not_there(place, tmp_path):
+    """Whichever byte is another, or where the end is missing; the next write replaces it."""
+    cache, path = written(tmp_path)
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[place] ^= 1
+    for content in (bytes(damaged), whole[:place], b"", b"[" * 100_000):
+        path.write_bytes(content)
+        assert cache.read("costs", KEY) is None
+    cache.write("costs", KEY, CONTENT)
+    assert cache.read("costs", KEY) == CONTENT
+
+
+def test_no_folder_keeps_nothing(tmp_path, monkeypatch):
+    """Beyond the object: `False` and an empty variable; one that cannot be made is no error.
+
+    The folder is that of the variable, else it is below the user's cache.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POETMODEL_CACHE", "")
+    (tmp_path / "file").write_text("")
+    for folder in (False, True, tmp_path / "file" / "below"):
+        cache = Cache.of(folder)
+        cache.write("costs", KEY, CONTENT)
+        assert cache.read("costs", KEY) == (None if cache.folder else CONTENT)
+        assert Cache.of(folder).read("costs", KEY) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    monkeypatch.setenv("POETMODEL_CACHE", "/some/where")
+    assert Cache.of(True).folder == Path("/some/where")
+    monkeypatch.delenv("POETMODEL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert default_folder() == Path("/caches/poetmodel")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_folder() == Path.home() / ".cache" / "poetmodel"
+
+
+def test_the_oldest_files_go(tmp_path, monkeypatch):
+    """What was read lately stays, and so do files of others, whatever their names are."""
+    monkeypatch.setattr(cache_module, "MOST_FILES", 3)
+    theirs = [tmp_path / name for name in ("run-1.json", "step-of-mine.json", "a-b.txt")]
+    for path in theirs:
+        path.write_text("{}")
+    cache = Cache(tmp_path)
+    for number in range(3):
+        cache.write("step", digest(number), number)
+        os.utime(cache._path("step", digest(number)), (number, number))
+    assert cache.read("step", digest(0)) == 0
+    cache.write("step", digest(3), 3)
+    assert [cache.read("step", digest(number)) for number in range(4)] == [0, None, 2, 3]
+    assert len(list(tmp_path.iterdir())) == len(theirs) + 3
+    assert all(path.exists() for path in theirs)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_processes_share_a_folder(tmp_path):
+    """While several write the same key, a reader finds one of their values, whole."""
+    cache = Cache(tmp_path)
+    cache.write("costs", "key", [9] * 5000)
+    writers = []
+    for number in range(2):
+        writers.append(os.fork())
+        if writers[-1] == 0:
+            try:
+                for _ in range(15):
+                    Cache.of(tmp_path).write("costs", "key", [number] * 5000)
+                os._exit(0)
+            finally:
+                os._exit(1)
+    left = set(writers)
+    while left:
+        assert cache.read("costs", "key") in ([0] * 5000, [1] * 5000, [9] * 5000)
+        for writer in tuple(left):
+            done, status = os.waitpid(writer, os.WNOHANG)
+            assert status == 0
+            left.discard(done)
+    assert cache.read("costs", "key")[0] in (0, 1)
