@@ -144,31 +144,6 @@ def load_batch(target: str) -> tuple[Any, ...]:
     return tuple(returned)
 
 
-def named_optimizer(
-    name: str, model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor] | None
-) -> torch.optim.Optimizer | None:
-    """Return an optimizer of all that can be trained, with the defaults of PyTorch.
-
-    None where there is nothing, for the capture to refuse.
-    """
-    from torch import nn, optim
-
-    modules = [module for module in (model, loss_fn) if isinstance(module, nn.Module)]
-    parameters = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
-    optimizers: dict[str, Callable[[Any], optim.Optimizer]] = {
-        "sgd": optim.SGD,
-        "momentum": lambda params: optim.SGD(params, momentum=0.9),
-        "adam": optim.Adam,
-        "adamw": optim.AdamW,
-        "nadam": optim.NAdam,
-        "rmsprop": optim.RMSprop,
-        "adagrad": optim.Adagrad,
-        "adamax": optim.Adamax,
-        "radam": optim.RAdam,
-    }
-    return optimizers[name](list(parameters)) if parameters else None
-
-
 def _step(target: str, returned: object) -> Loaded:
     if not isinstance(returned, tuple | list) or len(returned) != _PARTS:
         nested = isinstance(returned, tuple | list)

@@ -43,8 +43,8 @@ class TapeOptions(TypedDict, total=False):
     """Add an update node with this rule; None (the default) ends with the gradients."""
     input_on_aux: bool
     """Whether samples and labels lie on auxiliary storage from the start."""
-    state: Literal["sgd", "momentum", "adam", "frozen"] | None
-    """Put weights and the state of this optimizer into the graph; None leaves them outside."""
+    state: str | None
+    """Put weights and the state of one of `STATES` into the graph; None leaves them outside."""
     in_place: bool
     """Mark the operators that may write over an input."""
     tile: str | int | None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from poetmodel.errors import shown
+from poetmodel.graph.zoo.state import RULES as UPDATES
 from poetmodel.torch.capturing.inputs import refuse
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 
@@ -42,21 +43,25 @@ class Rule(ABC):
     """Whether the weight decay is none of the gradient."""
 
     op: ClassVar[str]
-    """The name of the operator."""
+    """The name of the operator, and of the optimizer on a command line."""
+    keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
+    """The state that it keeps for a parameter without what settings add."""
+    flops: ClassVar[int]
+    """FLOP for each element of the parameter without what settings add."""
     needs_scratch: ClassVar[bool] = True
     """Whether it needs memory of the size of the parameter beside that of the gradient."""
     reuses_gradient: ClassVar[bool] = False
     """Whether it computes in the memory of the gradient, whatever the settings."""
 
     @property
-    @abstractmethod
     def moments(self) -> tuple[str, ...]:
         """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
+        return self.keys
 
     @property
-    @abstractmethod
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
+        return self.flops + self.decay_flops
 
     @property
     def decay_flops(self) -> int:
@@ -97,6 +102,7 @@ class Sgd(Rule):
     nesterov: bool
 
     op: ClassVar[str] = "sgd"
+    flops: ClassVar[int] = UPDATES["sgd"].flops
     needs_scratch: ClassVar[bool] = False
 
     @property
@@ -112,7 +118,9 @@ class Sgd(Rule):
     @property
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
-        return 2 + self.decay_flops + (3 + 2 * self.nesterov if self.momentum else 0)
+        return (
+            UPDATES["momentum"].flops + 2 * self.nesterov if self.momentum else self.flops
+        ) + self.decay_flops
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         """Let the momentum begin with the first gradient."""
@@ -153,18 +161,19 @@ class Adam(CountingRule):
     amsgrad: bool
 
     op: ClassVar[str] = "adam"
+    flops: ClassVar[int] = UPDATES["adam"].flops
     reuses_gradient: ClassVar[bool] = True
     needs_scratch: ClassVar[bool] = False
 
     @property
     def moments(self) -> tuple[str, ...]:
         """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("step", "exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.amsgrad else []))
+        return (*self.keys, "max_exp_avg_sq") if self.amsgrad else self.keys
 
     @property
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
-        return 13 + self.amsgrad + self.decay_flops
+        return self.flops + self.decay_flops + self.amsgrad
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         mean, square, *largest = moments
@@ -197,16 +206,8 @@ class NAdam(CountingRule):
     foreach: bool | None
 
     op: ClassVar[str] = "nadam"
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("step", "mu_product", "exp_avg", "exp_avg_sq")
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return 16 + self.decay_flops
+    keys: ClassVar[tuple[str, ...]] = ("step", "mu_product", "exp_avg", "exp_avg_sq")
+    flops: ClassVar[int] = 15
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         product, mean, square = moments
@@ -239,17 +240,19 @@ class RmsProp(CountingRule):
     centered: bool
 
     op: ClassVar[str] = "rmsprop"
+    keys: ClassVar[tuple[str, ...]] = ("step", "square_avg")
+    flops: ClassVar[int] = 9
 
     @property
     def moments(self) -> tuple[str, ...]:
         """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
         averaged = ("momentum_buffer",) if self.momentum > 0 else ()
-        return ("step", "square_avg", *averaged, *(("grad_avg",) if self.centered else ()))
+        return (*self.keys, *averaged, *(("grad_avg",) if self.centered else ()))
 
     @property
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
-        return 9 + 5 * self.centered + 2 * (self.momentum > 0) + self.decay_flops
+        return self.flops + self.decay_flops + 5 * self.centered + 2 * (self.momentum > 0)
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         del step
@@ -277,16 +280,8 @@ class Adagrad(CountingRule):
     eps: float
 
     op: ClassVar[str] = "adagrad"
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("step", "sum")
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return 7 + self.decay_flops
+    keys: ClassVar[tuple[str, ...]] = ("step", "sum")
+    flops: ClassVar[int] = 7
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         (total,) = moments
@@ -303,18 +298,10 @@ class Adamax(CountingRule):
     eps: float
 
     op: ClassVar[str] = "adamax"
+    keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_inf")
+    flops: ClassVar[int] = UPDATES["adamax"].flops
     reuses_gradient: ClassVar[bool] = True
     needs_scratch: ClassVar[bool] = False
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("step", "exp_avg", "exp_inf")
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return 10 + self.decay_flops
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         mean, largest = moments
@@ -333,17 +320,8 @@ class RAdam(CountingRule):
     foreach: bool | None
 
     op: ClassVar[str] = "radam"
+    flops: ClassVar[int] = UPDATES["radam"].flops
     reuses_gradient: ClassVar[bool] = True
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("step", "exp_avg", "exp_avg_sq")
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return 17 + self.decay_flops
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         mean, square = moments
@@ -395,6 +373,22 @@ def rules_of(optimizer: torch.optim.Optimizer) -> list[tuple[Rule, list[torch.Te
             settings["betas"] = tuple(settings["betas"])
         rules.append((kind(**settings), list(group["params"])))
     return rules
+
+
+def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
+    """Return an optimizer of all that can be trained in modules, with the defaults of PyTorch.
+
+    None where there is nothing, for the capture to refuse.
+    """
+    own = [module for module in modules if isinstance(module, torch.nn.Module)]
+    parameters = list(dict.fromkeys(p for module in own for p in module.parameters()))
+    if not parameters:
+        return None
+    if name == "momentum":
+        return torch.optim.SGD(parameters, momentum=0.9)
+    kinds: dict[str, Any] = {rule.op: kind for kind, rule in RULES.items()}
+    optimizer: torch.optim.Optimizer = kinds[name](parameters)
+    return optimizer
 
 
 def optimizer_faults(optimizer: object) -> Iterator[str]:
