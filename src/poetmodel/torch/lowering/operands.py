@@ -203,6 +203,12 @@ def _with_defaults(node: fx.Node) -> tuple[Any, ...]:
     return tuple(arguments)
 
 
+def named(op: Lowering) -> str:
+    """Return the name of an operator of PyTorch, without its overload."""
+    name: str = op.node.target._schema.name
+    return name.removeprefix("aten::")
+
+
 # -- what kernels are told about tensors -------------------------------------------------------
 
 SUFFIX: Final = {DataType.REAL: "", DataType.INT32: "_int", DataType.UINT8: "_byte"}
