@@ -136,7 +136,8 @@ class _Capuchin:
             if free[gap] < 0 or self.excess.max() <= 0:
                 break
             hidden = self._free(gap) >= 0  # still, as the channel may be busy by now
-            if hidden and self._is_crowded(gap) and self.storage.takes(gap.tensor):
+            crowded = self.excess[gap.before + 1 : gap.after].max() > 0
+            if hidden and crowded and self.storage.takes(gap.tensor):
                 self._take(gap, page=True)
 
     def _choose_until_it_fits(self) -> None:
@@ -173,9 +174,6 @@ class _Capuchin:
         if not self.needed:
             return size
         return min(size, int(self.excess[gap.before + 1 : gap.after].max()))
-
-    def _is_crowded(self, gap: Gap) -> bool:
-        return bool(self.excess[gap.before + 1 : gap.after].max() > 0)
 
     def _take(self, gap: Gap, *, page: bool) -> None:
         if gap not in self.pages:

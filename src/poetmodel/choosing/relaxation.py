@@ -475,7 +475,10 @@ class _Program:
             if k <= moment and not graph.nodes[k].is_state and i not in graph.state_of
         ]
         kept = {i: self._column() for i in before}
-        back = {i: [column, *self._back(i)] for i, column in kept.items()}
+        back = {
+            i: [column, *([self._part_of(self.paged, i)] if self.problem.can_page else [])]
+            for i, column in kept.items()
+        }
         again = self._again(before)
         for i in before:
             if graph.node_of[i] in again:
@@ -512,10 +515,6 @@ class _Program:
             if self.problem.may_recompute(k):
                 columns[k] = self._part_of(self.recomputed, k)
         return columns
-
-    def _back(self, i: int) -> list[int]:
-        """Return the column that says whether a tensor is paged in after a moment, if it may be."""
-        return [self._part_of(self.paged, i)] if self.problem.can_page else []
 
     def _part_of(self, totals: dict[int, int], key: int) -> int:
         """Return a column of one moment that is at most that of all moments."""

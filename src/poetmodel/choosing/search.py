@@ -162,7 +162,8 @@ class _LayerSearch:
                 self._repair(proposed)
             elif status == Status.UNKNOWN:
                 self.open[frozenset(proposed)] = self._score(proposed)
-                self._exclude(proposed)
+                excluded = SetCut(layers=frozenset(proposed), exactly=True)
+                self.relaxation.cuts.append(excluded)
                 self._repair(proposed)
 
     def _propose(self) -> tuple[str, ...] | None:
@@ -403,9 +404,6 @@ class _LayerSearch:
         graph = self.freezable.padded(self._parameters(self._ordered(part)))
         stated = self._problem(graph, ram=ram, deadline=deadline_s)
         return self._solved(stated, LONGEST_REFUTATION_RATIO).status == Status.INFEASIBLE
-
-    def _exclude(self, layers: Iterable[str]) -> None:
-        self.relaxation.cuts.append(SetCut(layers=frozenset(layers), exactly=True))
 
 
 def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:

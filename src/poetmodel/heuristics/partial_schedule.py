@@ -92,7 +92,10 @@ class PartialSchedule:
         ]
         self._saved: dict[int, dict[int, int]] = {}
         """For tensors that nodes may write over, what that saves in the stage of each [B]."""
-        self._note_operators_in_place()
+        for q, shared in enumerate(self.working.shared_bytes_of):
+            for i, size in shared.items():  # lives on, though its node reads it
+                self._saved.setdefault(i, {})[q] = size
+                self._own[i] -= {q}
         for i in graph.state_tensors:
             # Where the core reads it on storage, nothing else counts it.
             is_counted = self.working.tensor_bytes[i] == self.sizes[i]
@@ -113,13 +116,6 @@ class PartialSchedule:
         for i in range(len(self.sizes)):
             check_time_limit()
             self._count(i)
-
-    def _note_operators_in_place(self) -> None:
-        """Note which rows count a tensor that lives on, though their nodes read it."""
-        for q, saved in enumerate(self.working.shared_bytes_of):
-            for i, size in saved.items():
-                self._saved.setdefault(i, {})[q] = size
-                self._own[i] -= {q}
 
     @classmethod
     def of(

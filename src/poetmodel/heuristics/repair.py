@@ -446,11 +446,8 @@ class Repair:
         """Return a number that is less where a restoration costs more per byte it brings back."""
         item, graph = restoration.item, self.problem.graph
         brought = graph.outputs_of[item] if restoration.kind == RECOMPUTE else (item,)
-        return -self.noisy_price(restoration) / max(1, sum(self.partial.sizes[i] for i in brought))
-
-    def noisy_price(self, restoration: Restoration) -> float:
-        """Return the cost of a restoration, with the noise of drops."""
-        return self._noisy(self._price(restoration), DROP_NOISE)
+        price = self._noisy(self._price(restoration), DROP_NOISE)
+        return -price / max(1, sum(self.partial.sizes[i] for i in brought))
 
     def _price(self, restoration: Restoration, *, adding: bool = False) -> float:
         """Return the cost of a present or added restoration, with its own page-out."""

@@ -24,7 +24,7 @@ from poetmodel.graph.zoo.declaration import (
 )
 from poetmodel.graph.zoo.masks import differentiable, masked
 from poetmodel.graph.zoo.operators import batch_norm
-from poetmodel.graph.zoo.state import OPTIMIZERS, StateOptions, StateTensors, update_node
+from poetmodel.graph.zoo.state import ALL, OPTIMIZERS, StateOptions, StateTensors, update_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -226,7 +226,7 @@ class Tape:
     def _with_state(self, options: StateOptions) -> list[Node]:
         """Return the nodes of a step with every parameter and moment as a state tensor."""
         recorded = options.prepared(self._recorded)
-        if options.is_partial:
+        if options.rule is not None and options.train != ALL:
             recorded = masked(recorded)
         state = StateTensors(options.rule)
         forward = list(self._forward(recorded, state))

@@ -89,7 +89,9 @@ class RepeatedOps:
     def __init__(self, joint: Joint, execute: Execute) -> None:
         self._execute = execute
         self._forms = {
-            node: form_of(node.target, *_fakes(node))
+            node: form_of(
+                node.target, *(fx.node.map_arg(a, fake) for a in (node.args, node.kwargs))
+            )
             for node in joint.graph_module.graph.nodes
             if is_counted(node) or _is_large(node)
         }
@@ -147,11 +149,6 @@ def sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
         replay(joint, execute)  # it may have failed on the outputs of others
         return {}
     return sampler.like
-
-
-def _fakes(node: fx.Node) -> tuple[Any, Any]:
-    """Return the arguments of a node as the capture predicts them."""
-    return fx.node.map_arg(node.args, fake), fx.node.map_arg(node.kwargs, fake)
 
 
 def _is_new(value: Any, inputs: Any) -> bool:

@@ -99,7 +99,7 @@ def check_agreement(compiled: Compiled) -> bool:
         raise CaptureError(
             f"{joint.name}: the captured step does not compute what PyTorch does: "
             f"{listed(apart)}; replace the operations that these come from"
-            + (_CHECKPOINTED if any(map(_is_mutation, apart)) else "")
+            + (_CHECKPOINTED if any(d.name.startswith(OutputKind.MUTATION) for d in apart) else "")
         )
     if all_apart:
         _LOG.warning("%s: not all bits are those of PyTorch: %s", joint.name, listed(all_apart))
@@ -134,10 +134,6 @@ _CHECKPOINTED: Final = (
     "; what changes a buffer inside of torch.utils.checkpoint does so again in eager's backward "
     "pass: leave the checkpoint out, a compiled step decides itself what it computes again"
 )
-
-
-def _is_mutation(difference: ResultDifference) -> bool:
-    return difference.name.startswith(OutputKind.MUTATION)
 
 
 def _is_rounding(difference: ResultDifference, expected: Results) -> bool:

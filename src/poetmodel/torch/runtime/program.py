@@ -20,7 +20,6 @@ from poetmodel.torch.step.updates import ParameterUpdate, Update
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from poetmodel.torch.graph.rewriting import Place
     from poetmodel.torch.graph.step_graph import Operation
     from poetmodel.torch.state.pages import Pages
     from poetmodel.torch.step.captured import CapturedGraph, StepOutput
@@ -111,14 +110,12 @@ class StepProgram(Rewriter):
         if not places:
             return
         if op == Op.PAGE_OUT:
-            self.graph.call_method("out", (self._pages, number, self._newest(places[0])))
+            newest = self._current.get(places[0]) or self.value(self._shown[places[0]])
+            self.graph.call_method("out", (self._pages, number, newest))
         elif op == Op.WAIT:
             self.graph.call_method("wait", (self._pages, number))
         else:
             self._page_in(number)
-
-    def _newest(self, place: Place) -> fx.Node:
-        return self._current[place] if place in self._current else self.value(self._shown[place])
 
     def _page_in(self, number: int) -> None:
         new = self.graph.call_method("into", (self._pages, number))

@@ -55,11 +55,6 @@ class _State:
         """Whether no step has made it yet."""
         return self.moment is not None and self.moment.is_new
 
-    def make_sum(self) -> None:
-        """Let the optimizer have a sum that a first step adds to."""
-        if self.moment is not None and self.is_absent and self.moment.is_added_to:
-            self.moment.keep(self.find())
-
     def bytes(self) -> tuple[memoryview, Any]:
         """Return the memory of the value as the file has it, and what must live as long."""
         value, storage = self.find().detach(), self.tensor.storage
@@ -157,7 +152,8 @@ class StateStore:
             self.file.rollback()
             return
         for state in self._states.values():
-            state.make_sum()
+            if state.moment is not None and state.is_absent and state.moment.key == "sum":
+                state.moment.keep(state.find())  # a first step adds to it
         try:
             self._take_over()
         except BaseException:
@@ -225,13 +221,12 @@ class StateStore:
             value.data.copy_(first)
 
     @contextmanager
-    def trial(self, on_storage: Collection[int] | None = None) -> Iterator[None]:
+    def trial(self) -> Iterator[None]:
         """Run steps whose results are seen, and which are none: the state of before is kept.
 
-        `on_storage` is as for `begin`; it holds for all these steps.
         Each step begins with that state. Who runs them puts back what is in RAM, before this ends.
         """
-        self.begin(on_storage)
+        self.begin()
         if not self.has_two:
             yield
             return

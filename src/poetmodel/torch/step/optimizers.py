@@ -464,11 +464,6 @@ class OptimizerSlot:
         group = next(g for g in groups if any(p is self.parameter for p in g["params"]))
         return bool(group.get("dampening"))
 
-    @property
-    def is_added_to(self) -> bool:
-        """Whether a first step begins with a number in it that is not 0: a sum of squares."""
-        return self.key == "sum"
-
     def value(self) -> torch.Tensor:
         """Return it as it is now, or as it is before the first step."""
         if not self.is_new:
