@@ -187,7 +187,7 @@ class _Capuchin:
             self.storage.write(gap.tensor)
 
     def _transfers(self, gap: Gap) -> tuple[float, float]:
-        """Return what page-out and page-in of a gap cost: seconds or joules."""
+        """Return the costs of page-out and page-in of a gap: seconds or joules."""
         i = gap.tensor
         once = self.graph.on_aux if self.rule == Overhead.PUBLISHED else self.storage.stored
         return 0.0 if i in once else self.paging_out[i], self.paging_in[i]
@@ -207,7 +207,7 @@ class _Capuchin:
         return end - begin - busy_s - transfers
 
     def _recomputation(self, gap: Gap, most: float) -> float:
-        """Return what recomputing a tensor for its back-access costs by the plan.
+        """Return the cost, by the plan, of recomputing a tensor for its back-access.
 
         It is infinite where that is beyond `most`.
         """
@@ -237,7 +237,7 @@ class _Capuchin:
         return total
 
     def _is_in_ram(self, p: int, t: int) -> bool:
-        """Return whether stage `t` has tensor `p` by the plan, whatever else it recomputes."""
+        """Whether stage `t` has tensor `p` by the plan, whatever else it recomputes."""
         users = self.graph.users_of[p]
         if not users or users[-1] < t:
             return False

@@ -277,11 +277,11 @@ class _Liveness(StagedExecution):
         return test
 
     def _is_available(self, p: int) -> bool:
-        """Return whether tensor `p` need not be recomputed when it is read."""
+        """Whether tensor `p` need not be recomputed when it is read."""
         return p in self.ram
 
     def _is_needed(self, i: int) -> bool:
-        """Return whether an evicted tensor with a further user is computed from tensor `i`."""
+        """Whether an evicted tensor with a further user is computed from tensor `i`."""
         return any(self.is_awaited(u) for u in self.scores.evicted_after(i))
 
 

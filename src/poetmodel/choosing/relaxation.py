@@ -400,7 +400,7 @@ class _Program:
     def _moved(
         self, into: Sequence[float], out: Sequence[float], apart: Collection[str] = ()
     ) -> dict[int, float]:
-        """Return what it costs to read and write state on storage, but that of some layers."""
+        """Return the cost of reads and writes of state on storage, without that of some layers."""
         row: dict[int, float] = {}
         if not self.problem.can_page:
             return row

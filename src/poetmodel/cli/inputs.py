@@ -94,7 +94,7 @@ def beside_bytes(step: LoweredStep) -> int:
 
 
 def is_step_file(name: str | None) -> bool:
-    """Return whether a name is that of a step file, which holds the graph of exported kernels."""
+    """Whether a name is that of a step file, which holds the graph of exported kernels."""
     return name is not None and name.endswith(".step.json")
 
 

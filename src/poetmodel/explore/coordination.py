@@ -337,7 +337,7 @@ def _left(point: Point) -> Point:
 
 
 def _is_ahead(stored: Point, point: Point) -> bool:
-    """Return whether another server knows more of a point."""
+    """Whether another server knows more of a point."""
     if stored.is_over:
         return True
     return stored.value is not None and (point.value is None or stored.value < point.value)

@@ -70,7 +70,7 @@ class OwnRows:
         return cls(problem, limits) if limits or wants else None
 
     def exceeded(self, row: int, used: float) -> bool:
-        """Return whether a row is, rounding errors aside."""
+        """Whether a row is, rounding errors aside."""
         return used - self.slacks[row] > _ROUNDING * self.units[row]
 
     def count(self, partial: PartialSchedule, uses: Uses, change: int) -> None:
@@ -105,7 +105,7 @@ class OwnRows:
         return uses if adding else tuple((row, -amount) for row, amount in uses)
 
     def allows(self, used: Sequence[float], uses: Uses) -> bool:
-        """Return whether all rows that only add have room for a decision."""
+        """Whether all rows that only add have room for a decision."""
         return all(
             used[row] + amount <= self.slacks[row] for row, amount in uses if self.only_adds[row]
         )

@@ -209,17 +209,17 @@ class PartialSchedule:
     # -- where tensors are -----------------------------------------------------------------------
 
     def enters(self, i: int, t: int) -> bool:
-        """Return whether stage `t` begins with tensor `i` in RAM."""
+        """Whether stage `t` begins with tensor `i` in RAM."""
         sources = self._sources[i]
         before = bisect_left(sources, t)
         return before > 0 and self._next_is_need(i, t, before)
 
     def serves(self, i: int, t: int) -> bool:
-        """Return whether tensor `i`, made or brought back in stage `t`, is read from there."""
+        """Whether tensor `i`, made or brought back in stage `t`, is read from there."""
         return self._next_is_need(i, t, bisect_right(self._sources[i], t))
 
     def is_available(self, i: int, t: int) -> bool:
-        """Return whether a step of stage `t` may read tensor `i` with nothing changed."""
+        """Whether a step of stage `t` may read tensor `i` with nothing changed."""
         sources = self._sources[i]
         before = bisect_right(sources, t)
         return sources[before - 1] == t or self._next_is_need(i, t, before)
@@ -315,7 +315,7 @@ class PartialSchedule:
         return [change for change, _ in self._log[mark:]]
 
     def is_useless(self, restoration: Restoration) -> bool:
-        """Return whether a restoration serves no reader."""
+        """Whether a restoration serves no reader."""
         t, item, kind = restoration
         if kind == RECOMPUTE:
             return not self._served(item, t)
@@ -412,11 +412,11 @@ class PartialSchedule:
         return (i,)
 
     def goes_out(self, i: int) -> bool:
-        """Return whether tensor `i` is paged out."""
+        """Whether tensor `i` is paged out."""
         return i in self.paged_out or (self.page_ins[i] > 0 and not self.stored[i])
 
     def changes_page_out(self, restoration: Restoration, *, adding: bool) -> bool:
-        """Return whether adding, or dropping, a page-in or page-out makes its tensor go out or not.
+        """Whether adding, or dropping, a page-in or page-out makes its tensor go out or not.
 
         Dropped is what is there, added what is not.
         """
@@ -485,7 +485,7 @@ class PartialSchedule:
         self._dirty.clear()
 
     def fits(self, limit_bytes: int) -> bool:
-        """Return whether every step keeps within a limit."""
+        """Whether every step keeps within a limit."""
         if int(self.row_bytes.max()) > limit_bytes:
             return False
         return int(self.peaks().max()) <= limit_bytes

@@ -245,7 +245,7 @@ class Repair:
         return self.style.pages and self.problem.can_page
 
     def _is_allowed(self, restoration: Restoration) -> bool:
-        """Return whether state allows it.
+        """Whether state allows it.
 
         What reads state runs no more once that is replaced, and resident state is not paged in.
         """
@@ -259,7 +259,7 @@ class Repair:
         return item not in self.partial.resident and stage <= problem.graph.last_page_in(item)
 
     def _has_room_for(self, restoration: Restoration) -> bool:
-        """Return whether own constraints, storage and state have room for it."""
+        """Whether own constraints, storage and state have room for it."""
         partial, i = self.partial, restoration.item
         rows = partial.rows if self.within_rows else None
         limit = self.problem.aux_limit_bytes
@@ -472,7 +472,7 @@ class Repair:
         return False
 
     def _may_go(self, restoration: Restoration) -> bool:
-        """Return whether what a restoration serves could be kept, by the rows of stages alone."""
+        """Whether what a restoration serves could be kept, by the rows of stages alone."""
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed = 0
         served: Sequence[int] = (restoration.item,)

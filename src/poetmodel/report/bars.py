@@ -180,7 +180,7 @@ def _overhead(subject: Subject) -> _Measure:
 
 
 def _is_timed(subject: Subject) -> bool:
-    """Return whether time was minimized, or nobody asked for energies."""
+    """Whether time was minimized, or nobody asked for energies."""
     return subject.problem.minimize == Quantity.TIME or not subject.problem.asks_energy
 
 

@@ -74,7 +74,7 @@ START_S: Final = 2.0
 
 
 def is_settled(result: SolveResult, *, within_s: float = math.inf) -> bool:
-    """Return whether solving on, or anew in so much time, would find nothing else."""
+    """Whether solving on, or anew in so much time, would find nothing else."""
     if result.termination == Termination.TIME_LIMIT:
         return (result.time_limit_s or 0.0) >= within_s
     return result.termination != Termination.INTERRUPTED
@@ -251,7 +251,7 @@ class KnownStep(Schedules):
     # -- agreement with eager ------------------------------------------------------------------
 
     def is_checked(self, program: str) -> bool:
-        """Return whether a program of the step was found to compute what eager PyTorch does."""
+        """Whether a program of the step was found to compute what eager PyTorch does."""
         key = self._checked_key(program)
         return key is not None and self._cache.read("checked", key) == {"equal": True}
 

@@ -35,7 +35,7 @@ Loaded: TypeAlias = "tuple[torch.nn.Module, Callable[..., torch.Tensor] | None, 
 
 
 def is_target(text: str) -> bool:
-    """Return whether a text reads like ``module:function`` and not like a file or a model.
+    """Whether a text reads like ``module:function`` and not like a file or a model.
 
     Examples
     --------
@@ -47,12 +47,12 @@ def is_target(text: str) -> bool:
 
 
 def is_onnx(text: str) -> bool:
-    """Return whether a text is the name of an ONNX file."""
+    """Whether a text is the name of an ONNX file."""
     return text.lower().endswith(".onnx")
 
 
 def is_captured(text: str) -> bool:
-    """Return whether PyTorch captures what a text names: a function, or an ONNX file.
+    """Whether PyTorch captures what a text names: a function, or an ONNX file.
 
     A file of Python whose function is not named counts, so that its message asks for one.
     """

@@ -124,7 +124,7 @@ LARGE_BYTES: Final = 2**18
 
 
 def _is_large(node: fx.Node) -> bool:
-    """Return whether an operation of PyTorch makes large tensors, and no indices."""
+    """Whether an operation of PyTorch makes large tensors, and no indices."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
         return False
@@ -152,7 +152,7 @@ def sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
 
 
 def _is_new(value: Any, inputs: Any) -> bool:
-    """Return whether outputs are on the processor, in memory that no input has."""
+    """Whether outputs are on the processor, in memory that no input has."""
     there = {storage_key(tensor) for tensor in tensors_in(inputs)}
     outputs = tensors_in(value)
     return all(t.device.type == "cpu" and storage_key(t) not in there for t in outputs)

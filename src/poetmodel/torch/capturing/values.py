@@ -367,7 +367,7 @@ class ValueGuards:
         return _compiled([read.expression for read in self.reads], self.sources)
 
     def hold(self, sources: Sequence[torch.Tensor]) -> bool:
-        """Return whether the values are what they were, for inputs and buffers as they are now."""
+        """Whether the values are what they were, for inputs and buffers as they are now."""
         return not self.reads or self._now(sources) == self._expected
 
     def differences(self, sources: Sequence[torch.Tensor]) -> Iterator[str]:
@@ -492,7 +492,7 @@ class FiniteChecks:
         return new
 
     def results(self) -> tuple[torch.Tensor, ...]:
-        """Return whether all was finite: one tensor, or none where nothing was asked."""
+        """Whether all was finite: one tensor, or none where nothing was asked."""
         if not self._answers:
             return ()
         finite = torch.stack([answer.detach().reshape(()) for answer in self._answers]).all()
@@ -558,7 +558,7 @@ class _CheckWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
 
 
 def is_unknown(error: BaseException) -> bool:
-    """Return whether a capture has ended because a value was read that it does not know."""
+    """Whether a capture has ended because a value was read that it does not know."""
     link: BaseException | None = error
     while link is not None and not isinstance(link, DataDependentOutputException):
         link = link.__cause__ or link.__context__

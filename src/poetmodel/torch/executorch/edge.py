@@ -148,7 +148,7 @@ def _edge(joint: ExportedProgram) -> EdgeProgramManager:
 
 
 def _has_kernel(operator: Any) -> bool:
-    """Return whether ExecuTorch's portable kernels have an operator, and have it right.
+    """Whether ExecuTorch's portable kernels have an operator, and have it right.
 
     A view counts: it becomes a copy, of which that is asked again.
     """
@@ -212,12 +212,12 @@ class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
 
 
 def _undo(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Return whether a permutation after another one puts dimensions where they were."""
+    """Whether a permutation after another one puts dimensions where they were."""
     return [first[dim] % len(first) for dim in second] == list(range(len(first)))
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether a node of an edge program shows memory of another, without a copy."""
+    """Whether a node of an edge program shows memory of another, without a copy."""
     return (
         node.target is _VIEW
         and fake(node).is_contiguous()

@@ -214,7 +214,7 @@ def _call_form(kernel: Kernel, arguments: Any, keywords: Any) -> Hashable:
 
 
 def predicted(node: fx.Node) -> OpProfile:
-    """Return what PyTorch predicts that an operation makes; it takes nothing beside that."""
+    """Return the profile that PyTorch predicts of an operation, without workspace."""
     arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake)
     if is_effect(node):
         return OpProfile(flops=flops_of(node.target, arguments, keywords, fake(node)))

@@ -284,7 +284,7 @@ class StepLowering:
     # -- the graph ---------------------------------------------------------------------------------
 
     def _is_node(self, operation: Operation) -> bool:
-        """Return whether the exported graph has an operation: no input, and no constant."""
+        """Whether the exported graph has an operation: no input, and no constant."""
         if operation.phase is Phase.INPUT:
             return False
         return operation.phase is not Phase.STATE or operation.storages[0] in self.replaced

@@ -386,7 +386,7 @@ class _Constants:
             self._register(name, torch.from_numpy(value.copy()), trained=False)
 
     def _is_weight(self, name: str, use: _Use) -> bool:
-        """Return whether a constant is trained: it is used where a weight can stand.
+        """Whether a constant is trained: it is used where a weight can stand.
 
         One that is written into the code is a weight only where nothing else stands.
         """
@@ -431,5 +431,5 @@ def _free(module: nn.Module, name: str, *, inner: bool) -> str:
 
 
 def _is_uniform(value: np.ndarray) -> bool:
-    """Return whether several floating elements are all equal."""
+    """Whether several floating elements are all equal."""
     return bool(value.dtype.kind == "f" and value.size and (value == value.flat[0]).all())

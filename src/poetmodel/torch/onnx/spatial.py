@@ -223,7 +223,7 @@ def _axes(node: OnnxNode, x: torch.Tensor, given: list[Any]) -> list[int]:
 
 
 def _factors(node: OnnxNode, x: torch.Tensor, scales: Any, sizes: Any) -> list[float]:
-    """Return by how much each axis grows."""
+    """Return the growth factor of each axis."""
     factors = [1.0] * x.ndim
     if sizes is None:
         given = real(node, scales, "scales")

@@ -315,5 +315,5 @@ def _own_reasons(compiled: Compiled, left: float, *, mirrored_bytes: int) -> Ite
 
 
 def _differ(value: float, other: float) -> bool:
-    """Return whether two positive numbers differ notably."""
+    """Whether two positive numbers differ notably."""
     return max(value, other) > (1 + NOTABLE) * min(value, other)

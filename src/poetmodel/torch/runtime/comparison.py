@@ -137,7 +137,7 @@ _CHECKPOINTED: Final = (
 
 
 def _is_rounding(difference: ResultDifference, expected: Results) -> bool:
-    """Return whether a difference is as small as sums in another order make it.
+    """Whether a difference is as small as sums in another order make it.
 
     Those of gradients are seen beside the largest one.
     """

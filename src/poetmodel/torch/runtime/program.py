@@ -136,13 +136,13 @@ class StepProgram(Rewriter):
         self._results[number] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether the plan may let the memory go that a result is a small part of."""
+        """Whether the plan may let the memory go that a result is a small part of."""
         return self._scheduled.issuperset(output.reads.storages) and not self._is_whole(
             output.result.node
         )
 
     def _is_whole(self, node: fx.Node) -> bool:
-        """Return whether a node's value is all there is in its storage."""
+        """Whether a node's value is all there is in its storage."""
         if node not in self.parts.direct:
             return False
         number, index = self.parts.direct[node]
@@ -236,7 +236,7 @@ class TrainingProgram(StepProgram):
         return dying
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether a result is state as it is before the step, or a small part of memory."""
+        """Whether a result is state as it is before the step, or a small part of memory."""
         makers = (self.parts.storages[i].operation for i in output.reads.storages)
         from_state = any(self.parts.operations[maker].is_source for maker in makers)
         return from_state or super()._is_copied(output)

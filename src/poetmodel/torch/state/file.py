@@ -390,11 +390,11 @@ class StateFile:
     # -- generations -----------------------------------------------------------------------------
 
     def is_there(self, index: int) -> bool:
-        """Return whether the current generation has a tensor."""
+        """Whether the current generation has a tensor."""
         return self._slot(self._positions[index]) != ABSENT
 
     def has(self, index: int, total: int) -> bool:
-        """Return whether the current generation of a tensor has a checksum."""
+        """Whether the current generation of a tensor has a checksum."""
         position = self._positions[index]
         return self.record.slots[position] != ABSENT and self.record.sums[position] == total
 
@@ -546,7 +546,7 @@ class StateFile:
         self._memories.pop(index, None)
 
     def is_mapped(self, index: int) -> bool:
-        """Return whether a tensor lies in the file."""
+        """Whether a tensor lies in the file."""
         return index in self._memories
 
     def _living(self) -> list[tuple[int, Memory]]:

@@ -425,7 +425,7 @@ class Memory:
         return bool(self.storage.data_ptr() != self._address)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies in it."""
+        """Whether a tensor lies in it."""
         return not self.is_lost and bool(tensor.untyped_storage().data_ptr() == self._address)
 
     def map(self, descriptor: int, offset: int) -> None:
@@ -448,7 +448,7 @@ class Memory:
         self.is_mapped = False
 
     def look(self, pages: Pagemap, total: int) -> tuple[bool, bool]:
-        """Return whether it was read or written since it was mapped, and whether it was written.
+        """Whether it was read or written since it was mapped, and whether it was written.
 
         `total` is the checksum of what the file has, for systems that do not tell.
         """

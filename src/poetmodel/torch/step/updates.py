@@ -131,7 +131,7 @@ class ParameterUpdate(Update):
         self.rule: Rule = rule
 
     def writes_gradient(self, others: Sequence[Any]) -> bool:
-        """Return whether it needs memory of the size of the gradient; `others` as for `replace`."""
+        """Whether it needs memory of the size of the gradient; `others` as for `replace`."""
         gradients, _, *factors = others
         return bool(len(gradients) > 1 or factors or self.rule.writes_gradient)
 
