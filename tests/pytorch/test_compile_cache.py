@@ -17,7 +17,7 @@ from poetmodel.torch import compile_cache
 from poetmodel.torch import compiled as preparation
 from poetmodel.torch.cache import Cache, default_folder, digest
 from poetmodel.torch.runtime import profiling
-from poetmodel.torch.runtime.convolutions import kernels_told
+from poetmodel.torch.runtime.convolutions import split_kernels
 from poetmodel.torch.step import captured
 
 nn = torch.nn
@@ -159,7 +159,7 @@ def test_what_depends_on_another_thing_is_found_anew(case, known, folder, monkey
     expected = set(OTHERS[case])
     if options:
         expected |= set() if other.source == first.source else {"check_agreement"}
-        alike = kernels_told(other.compiled.trace) == kernels_told(first.compiled.trace)
+        alike = split_kernels(other.compiled.trace) == split_kernels(first.compiled.trace)
         expected |= set() if alike else {"unit_times_s"}
     assert counted.take() == expected
 

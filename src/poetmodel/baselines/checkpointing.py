@@ -269,7 +269,7 @@ class ChainTable:
     def decided(
         self, first: int, last: int, units: int, outside: frozenset[int], *, kept: bool
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
-        """Return the first contents of parts of steps `first` to `last`, and the states that are freed.
+        """Return the first contents of parts of steps `first` to `last`, and the states freed.
 
         `outside` is held beside the steps; the state of the last step is there too if it is `kept`.
         """

@@ -199,7 +199,7 @@ class Coordinator:
             wanted = asking.wants == name and (again or not point.is_over)
             if wanted and name not in self.solves.running:  # nothing came meanwhile
                 self.solves.begin(opened, point)
-        return opened.told(point)
+        return opened.describe(point)
 
     def _drop(self, name: str) -> None:
         """Cancel the solve of a point that nobody wants."""

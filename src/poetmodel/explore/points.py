@@ -161,7 +161,7 @@ class Opened:
     """The same for the page with the graph, as JSON, but for the last brace."""
     points: dict[str, Point] = field(default_factory=dict)
 
-    def told(self, point: Point, *, brief: bool = False) -> dict[str, Any]:
+    def describe(self, point: Point, *, brief: bool = False) -> dict[str, Any]:
         """Return a point as the page gets it, a brief one without its history."""
         objective = self.facts["objective"]
         told = point.to_dict(objective["baseline"], minimize=objective["minimize"])

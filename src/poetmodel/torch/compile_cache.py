@@ -49,7 +49,7 @@ from poetmodel.torch.capturing.joint_graph import InputKind
 from poetmodel.torch.graph.operators import is_foreign
 from poetmodel.torch.graph.profiles import OpProfile
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
-from poetmodel.torch.runtime.convolutions import SplitOp, divided_units, in_parts, kernels_told
+from poetmodel.torch.runtime.convolutions import SplitOp, divided_units, in_parts, split_kernels
 from poetmodel.torch.runtime.profiling import (
     MEASURED_BEFORE,
     Paging,
@@ -222,7 +222,7 @@ class KnownStep(Schedules):
     ) -> Profile:
         """Return the profile with pages in a folder: the known one, else what `measure` does."""
         path = None if folder is None else str(Path(folder).resolve())
-        key = digest(self._key, path, kernels_told(trace))
+        key = digest(self._key, path, split_kernels(trace))
         content = self._cache.read("costs", key)
         with suppress(TypeError, ValueError, KeyError):
             if content is not None:

@@ -26,7 +26,7 @@ from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
 from poetmodel.torch.compile_cache import KnownStep, is_settled
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.comparison import check_agreement
-from poetmodel.torch.runtime.convolutions import kernels_told
+from poetmodel.torch.runtime.convolutions import split_kernels
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
 from poetmodel.torch.runtime.runner import Runner
 from poetmodel.torch.state.pages import make_folder, release_memory
@@ -188,7 +188,7 @@ class Compiled:
         self.certificate: Certificate | None = None
         """Last verification; None for another plan since."""
         try:
-            program = f"{self.runner.program.source}\n{kernels_told(self.trace)}"
+            program = f"{self.runner.program.source}\n{split_kernels(self.trace)}"
             if not self.known.is_checked(program) and check_agreement(self):
                 self.known.keep_checked(program)
         except BaseException:

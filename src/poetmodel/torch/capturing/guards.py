@@ -299,7 +299,7 @@ class Guards:
         refuse_inputs(inputs)
         hooked = [joint.owned[k].name for k, value in enumerate(values) if _is_hooked(value)]
         if hooked:
-            raise CaptureError(_hooks_told(joint.name, hooked))
+            raise CaptureError(_hook_fault(joint.name, hooked))
         first: dict[int, int] = {}
         shared = (*map(id, values), *(id(inputs[position]) for position in self._written))
         return Assumptions(
@@ -366,7 +366,7 @@ def refuse_inputs(inputs: Iterable[Any]) -> None:
                 f"[{position}].detach(), or put what computes it into the model"
             )
         if _is_hooked(value):
-            raise CaptureError(_hooks_told("step", [f"inputs[{position}]"]))
+            raise CaptureError(_hook_fault("step", [f"inputs[{position}]"]))
 
 
 def _is_hooked(tensor: torch.Tensor | None) -> bool:
@@ -377,7 +377,7 @@ def _is_hooked(tensor: torch.Tensor | None) -> bool:
     )
 
 
-def _hooks_told(name: str, parameters: Sequence[str]) -> str:
+def _hook_fault(name: str, parameters: Sequence[str]) -> str:
     """Return the faults in hooks of parameters, with a remedy."""
     return (
         f"{name}: {listed(parameters)}: a compiled step does not run hooks of parameters "

@@ -29,7 +29,7 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poetmodel.torch.errors import RAISED, user_line
+from poetmodel.torch.errors import RAISED, chain, user_line
 from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -471,7 +471,7 @@ class FiniteChecks:
         self._answers: list[torch.Tensor] = []
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
         """Note what a forward pass asks inside."""
         self.lines.clear()
         self._answers.clear()
@@ -559,7 +559,4 @@ class _CheckWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
 
 def is_unknown(error: BaseException) -> bool:
     """Whether a capture has ended because a value was read that it does not know."""
-    link: BaseException | None = error
-    while link is not None and not isinstance(link, DataDependentOutputException):
-        link = link.__cause__ or link.__context__
-    return link is not None
+    return any(isinstance(link, DataDependentOutputException) for link in chain(error))

@@ -278,7 +278,7 @@ class _Constants:
 
     def placed(self) -> FileRecord:
         """Register all constants, and return the file without the nodes that make them."""
-        nodes = [node for node in self.record.nodes if not self._is_taken(node)]
+        nodes = [node for node in self.record.nodes if not self._take_constant(node)]
         renamed: dict[str, str] = {}
         nodes = [node for node in nodes if not self._is_alias(node, renamed)]
         nodes = [
@@ -296,7 +296,7 @@ class _Constants:
         self.module.outputs = outputs
         return replace(self.record, nodes=tuple(nodes), outputs=outputs)
 
-    def _is_taken(self, node: NodeRecord) -> bool:
+    def _take_constant(self, node: NodeRecord) -> bool:
         """Take the value of a Constant node; return whether it was one."""
         if node.operator != "Constant":
             return False

@@ -13,7 +13,7 @@ import os
 import struct
 import tempfile
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -35,13 +35,14 @@ from poetmodel.torch.state.pages import (
     Pagemap,
     checksum,
     make_folder,
-    read_page,
+    page_errors,
+    read_checked,
     remove_left,
 )
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable
 
     from poetmodel.torch.state.pages import Memory
 
@@ -416,22 +417,9 @@ class StateFile:
                 mapped.copy_written(pages, memory)
 
     def _read(self, position: int, slot: int, expected: int, memory: memoryview) -> None:
-        offset, size = self.format.slot_offset(position, slot), len(memory)
-        with self._as_page_error(position, "could not be read"):
-            done = read_page(self._descriptor, memory, offset)
-            os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
-        name = self.format.tensors[position].storage.name
-        if done < size:
-            raise PageError(
-                f"{self.path}: tensor {name!r}: only {done:,} of {size:,} B could be "
-                "read; the file was cut"
-            )
-        if checksum(memory) != expected:
-            raise PageError(
-                f"{self.path}: tensor {name!r} is not what was written; "
-                "something changed the file, or the medium is failing"
-            )
-        self.read_bytes += size
+        offset = self.format.slot_offset(position, slot)
+        read_checked(self.path, self._descriptor, memory, offset, expected, self._page(position))
+        self.read_bytes += len(memory)
 
     def write(self, index: int, memory: memoryview) -> None:
         """Write a tensor of the next generation; what is not written stays as it is."""
@@ -439,7 +427,7 @@ class StateFile:
         current = self.record.slots[position]
         slot = 0 if current == ABSENT else (current + 1) % self.format.generations
         offset = self.format.slot_offset(position, slot)
-        with self._as_page_error(position, "could not be written"):
+        with page_errors(self.path, f"{self._page(position)} could not be written"):
             self._put(memory, offset)
             if len(memory) >= LARGE_BYTES:
                 os.fdatasync(self._descriptor)
@@ -461,7 +449,7 @@ class StateFile:
         self._next |= gone
         record = self._following(steps=steps)
         if self.format.generations > 1:
-            with self._as_page_error(None, "the commit record could not be written"):
+            with page_errors(self.path, "the commit record could not be written"):
                 self._commit(record)
         written, self.record, self._next = self._next, record, {}
         self._remap(written)
@@ -517,16 +505,9 @@ class StateFile:
         while done < len(memory):
             done += os.pwritev(self._descriptor, [memory[done:], rest], offset + done)
 
-    @contextmanager
-    def _as_page_error(self, position: int | None, fault: str) -> Iterator[None]:
-        """Turn what the system refuses into a `PageError` with the name of the tensor."""
-        try:
-            yield
-        except OSError as error:
-            what = ""
-            if position is not None:
-                what = f"tensor {self.format.tensors[position].storage.name!r} "
-            raise PageError(f"{self.path}: {what}{fault}: {error.strerror or error}") from None
+    def _page(self, position: int) -> str:
+        """Return the tensor at a position, for messages."""
+        return f"tensor {self.format.tensors[position].storage.name!r}"
 
     # -- mappings --------------------------------------------------------------------------------
 

@@ -88,34 +88,14 @@ class ScratchFile:
     def _write(self, offset: int, memory: memoryview, page: str) -> None:
         """Write a page, and return when the medium has it; messages call it `page`."""
         self._sums[offset] = checksum(memory)
-        with self._as_page_error(f"{page} could not be written"):
+        with page_errors(self.path, f"{page} could not be written"):
             write_page(self._descriptor, memory, offset)
         self.written_bytes += len(memory)
 
     def _read(self, offset: int, memory: memoryview, page: str) -> None:
         """Read a page, and check that it is what was written."""
-        size = len(memory)
-        with self._as_page_error(f"{page} could not be read"):
-            done = read_page(self._descriptor, memory, offset)
-            os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
-        if done < size:
-            raise PageError(
-                f"{self.path}: {page}: only {done:,} of {size:,} B could be read; the file was cut"
-            )
-        if checksum(memory) != self._sums[offset]:
-            raise PageError(
-                f"{self.path}: {page} is not what was written; something changed the file, or the "
-                "medium is failing"
-            )
-        self.read_bytes += size
-
-    @contextmanager
-    def _as_page_error(self, fault: str) -> Iterator[None]:
-        """Turn what the system refuses into a `PageError`."""
-        try:
-            yield
-        except OSError as error:
-            raise PageError(f"{self.path}: {fault}: {error.strerror or error}") from None
+        read_checked(self.path, self._descriptor, memory, offset, self._sums[offset], page)
+        self.read_bytes += len(memory)
 
 
 class PageFile(ScratchFile):
@@ -209,6 +189,34 @@ def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
             break
         done += got
     return done
+
+
+def read_checked(
+    path: Path, descriptor: int, memory: memoryview, offset: int, total: int, page: str
+) -> None:
+    """Read a page without a copy in the file cache; raise `PageError` unless it has a checksum."""
+    size = len(memory)
+    with page_errors(path, f"{page} could not be read"):
+        done = read_page(descriptor, memory, offset)
+        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+    if done < size:
+        raise PageError(
+            f"{path}: {page}: only {done:,} of {size:,} B could be read; the file was cut"
+        )
+    if checksum(memory) != total:
+        raise PageError(
+            f"{path}: {page} is not what was written; something changed the file, or the medium "
+            "is failing"
+        )
+
+
+@contextmanager
+def page_errors(path: Path, fault: str) -> Iterator[None]:
+    """Turn what the system refuses into a `PageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise PageError(f"{path}: {fault}: {error.strerror or error}") from None
 
 
 def make_folder(folder: str | Path) -> None:
