@@ -2,8 +2,7 @@
 
 Four kinds of things are kept: what operations make with their workspaces, and their costs, for a
 graph on a host; the schedule of a problem, which is verified again; and that a plan computes what
-eager PyTorch does, for the source files that the model comes from. For the same network with other
-shapes the last schedule is kept by the names of its nodes, to start from.
+eager PyTorch does, for the source files that the model comes from.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -21,15 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel import __version__
-from poetmodel.clock import time_limit
-from poetmodel.errors import InputError, TimeLimitError, TooLargeError
-from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
-from poetmodel.heuristics.restorations import (
-    RECOMPUTE,
-    Restoration,
-    RestorationKind,
-    restorations_of,
-)
+from poetmodel.errors import InputError
 from poetmodel.result import Termination
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.relations import GraphIdentity
@@ -69,8 +59,6 @@ if TYPE_CHECKING:
 
 _SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
 """Stored form of a schedule: pairs, and spans in place of the many pairs that they stand for."""
-START_S: Final = 2.0
-"""Most time to make a start of a schedule for other shapes [s]."""
 
 
 def is_settled(result: SolveResult, *, within_s: float = math.inf) -> bool:
@@ -119,27 +107,6 @@ class Schedules:
             return replace(result, termination=Termination.INTERRUPTED)
         return result
 
-    def start(self, problem: Problem) -> Schedule | None:
-        """Return a schedule to start from, made of that of the same network in other shapes."""
-        named = self._cache.read("network", self._network_key(problem))
-        if not isinstance(named, list):
-            return None
-        graph = problem.graph
-        nodes = {node.name: k for k, node in enumerate(graph.nodes)}
-        wanted = []
-        with suppress(TypeError, ValueError):
-            for stage, item, stated in named:
-                kind = RestorationKind(stated)
-                positions = nodes if kind == RECOMPUTE else graph.tensor_index
-                if stage in nodes and item in positions:
-                    wanted.append(Restoration(nodes[stage], positions[item], kind))
-        search = LargeNeighbourhoodSearch(problem)
-        search.until_s = time.monotonic() + START_S
-        with suppress(TimeLimitError, TooLargeError, IndexError), time_limit(2 * START_S):
-            search.consider(wanted)
-            return search.schedule()
-        return None
-
     def keep(self, result: SolveResult) -> None:
         """Keep a result, where none that is better is known."""
         problem, schedule = result.problem, result.schedule
@@ -156,22 +123,6 @@ class Schedules:
             "versions": dict(result.versions),
         }
         self._cache.write("schedule", _problem_key(problem), content)
-        graph = problem.graph
-        named = [
-            [
-                graph.nodes[stage].name,
-                (graph.nodes if kind == RECOMPUTE else graph.tensors)[item].name,
-                kind,
-            ]
-            for stage, item, kind in restorations_of(graph, schedule)
-        ]
-        self._cache.write("network", self._network_key(problem), named)
-
-    def _network_key(self, problem: Problem) -> str:
-        """Return an identifier that problems of the same network in other shapes share."""
-        nodes = [(node.name, node.op) for node in problem.graph.nodes]
-        stated = (problem.paging, problem.recompute, str(problem.minimize))
-        return digest(__version__, problem.graph.name, nodes, stated)
 
 
 class KnownStep(Schedules):

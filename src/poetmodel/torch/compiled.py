@@ -248,12 +248,11 @@ class Compiled:
         if known is not None and (options.refine or is_settled(known, within_s=first_s)):
             result = known
         else:
-            start = self.known.start(problem) if known is None else known.schedule
             result = _solve(
                 problem,
                 time_limit=first_s,
                 gap=options.gap,
-                start=start,
+                start=None if known is None else known.schedule,
                 on_progress=on_progress,
             )
         left_s = options.time_limit - (perf_counter() - begin)

@@ -185,7 +185,7 @@ def _solved(problem: Problem, wanted: BackendOptions) -> SolveResult:
         time_limit=wanted.time_limit,
         gap=wanted.gap,
         threads=1,
-        start=schedules.start(problem) if known is None else known.schedule,
+        start=None if known is None else known.schedule,
         on_progress=wanted.on_progress,
     )
     schedules.keep(result)
