@@ -17,7 +17,7 @@ import time
 import weakref
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.torch.graph.step_graph import TensorStorage
-    from poetmodel.torch.state.file import StateFile
 
 ALIGNMENT_BYTES: Final = 4096
 """Every page begins at a multiple of this, so that the copies of one never hold part of another."""
@@ -249,6 +248,18 @@ def _remove(descriptor: int, path: Path, process: int) -> None:
             path.unlink()
 
 
+class Pageable(Protocol):
+    """A file with a page for each of some storages."""
+
+    storages: dict[int, TensorStorage]
+
+    def write(self, index: int, memory: memoryview) -> None:
+        """Write the page of a storage."""
+
+    def read(self, index: int, memory: memoryview) -> None:
+        """Read the page of a storage."""
+
+
 class Pages:
     """Pager of a program: the calling thread, or that of an executor in the same order.
 
@@ -261,7 +272,7 @@ class Pages:
         file: PageFile | None,
         executor: ThreadPoolExecutor | None = None,
         *,
-        state: StateFile | None = None,
+        state: Pageable | None = None,
         homes: Mapping[int, int] | None = None,
     ) -> None:
         self._file = file
