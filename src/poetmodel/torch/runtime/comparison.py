@@ -316,6 +316,3 @@ def differences(
                 continue
             largest = float((reference.double() - value.double()).abs().max())
         yield ResultDifference(name=name, largest=largest, op=ops.get(name, ""))
-
-
-# -- the certificate ---------------------------------------------------------------------------

@@ -56,17 +56,17 @@ class Rule(ABC):
     @property
     def moments(self) -> tuple[str, ...]:
         """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return self.keys
+        return (*self.keys, *self._added()[0])
 
     @property
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
-        return self.flops + self.decay_flops
+        decay = (1 if self.decoupled_weight_decay else 2) if self.weight_decay else 0
+        return self.flops + self._added()[1] + decay
 
-    @property
-    def decay_flops(self) -> int:
-        """FLOP of the weight decay for each element."""
-        return (1 if self.decoupled_weight_decay else 2) if self.weight_decay else 0
+    def _added(self) -> tuple[tuple[str, ...], int]:
+        """Return the state that settings add, and the FLOP for each element."""
+        return (), 0
 
     @property
     def writes_gradient(self) -> bool:
@@ -102,25 +102,18 @@ class Sgd(Rule):
     nesterov: bool
 
     op: ClassVar[str] = "sgd"
+    keys: ClassVar[tuple[str, ...]] = ()
     flops: ClassVar[int] = UPDATES["sgd"].flops
     needs_scratch: ClassVar[bool] = False
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("momentum_buffer",) if self.momentum else ()
 
     @property
     def writes_gradient(self) -> bool:
         """Whether it writes over the gradient."""
         return bool(self.maximize or self.weight_decay or (self.momentum and self.nesterov))
 
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return (
-            UPDATES["momentum"].flops + 2 * self.nesterov if self.momentum else self.flops
-        ) + self.decay_flops
+    def _added(self) -> tuple[tuple[str, ...], int]:
+        more = UPDATES["momentum"].flops - self.flops + 2 * self.nesterov
+        return (("momentum_buffer",), more) if self.momentum else ((), 0)
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         """Let the momentum begin with the first gradient."""
@@ -165,15 +158,8 @@ class Adam(CountingRule):
     reuses_gradient: ClassVar[bool] = True
     needs_scratch: ClassVar[bool] = False
 
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return (*self.keys, "max_exp_avg_sq") if self.amsgrad else self.keys
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return self.flops + self.decay_flops + self.amsgrad
+    def _added(self) -> tuple[tuple[str, ...], int]:
+        return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         mean, square, *largest = moments
@@ -243,16 +229,10 @@ class RmsProp(CountingRule):
     keys: ClassVar[tuple[str, ...]] = ("step", "square_avg")
     flops: ClassVar[int] = 9
 
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        averaged = ("momentum_buffer",) if self.momentum > 0 else ()
-        return (*self.keys, *averaged, *(("grad_avg",) if self.centered else ()))
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return self.flops + self.decay_flops + 5 * self.centered + 2 * (self.momentum > 0)
+    def _added(self) -> tuple[tuple[str, ...], int]:
+        has_momentum = self.momentum > 0
+        kept = ("momentum_buffer",) * has_momentum + ("grad_avg",) * self.centered
+        return kept, 2 * has_momentum + 5 * self.centered
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         del step
