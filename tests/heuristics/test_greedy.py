@@ -4,22 +4,26 @@ from dataclasses import replace
 
 import pytest
 
-from kit.instances import random_instances, random_state_problems
+from kit.instances import random_instances, random_state_problems, seeded
 from kit.oracle import optimum
 from kit.rotation import parts
-from kit.worked import in_time_problem, skip_graph, skip_problem
+from kit.worked import even_costs, in_time_problem, skip_graph, skip_problem
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
-from poetmodel.graph import floor
+from poetmodel.graph import Graph, floor, operation
 from poetmodel.graph.catalogue import load_model
 from poetmodel.graph.zoo import random_layered
 from poetmodel.heuristics import greedy
+from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
+from poetmodel.heuristics.partial_schedule import PartialSchedule
+from poetmodel.heuristics.restorations import RECOMPUTE, Restoration
 from poetmodel.problem import Problem
 from poetmodel.result import Status
 from poetmodel.schedule import check_schedule, checkpoint_all
 from poetmodel.solver import solve
+from poetmodel.solver.outcome import as_candidate
 
 
 def value(problem, schedule):
@@ -186,3 +190,85 @@ def test_what_reads_state_is_computed_again_before_that_is_replaced():
     assert [(t, k) for t, k in schedule.R if k < t] == [(4, 2)]
     assert not schedule.M_in
     assert value(problem, schedule) == 6.0
+
+
+# -- what does not fit into its stage, recomputed in an earlier one --------------------------------
+def beside_problem():
+    """State a problem in which `a` must be made again, but not in the stage that reads it.
+
+    ====  ====== ===== ========= =====================================
+    node  reads  bytes workspace RAM with `a` made again
+    ====  ====== ===== ========= =====================================
+    p            3               3
+    a     p      4               3 + 4 = 7
+    m     a      1               3 + 4 + 1 = 8
+    h     m      1     4         3 + 1 + 1 + 4 = 9, and 10 with `a`
+    g     h      3               3 + 1 + 4 = 8 for `a`, 4 + 1 + 3 = 8
+    r     a, g   2               3 + 4 + 3 = 10 for `a`, 4 + 3 + 2 = 9
+    ====  ====== ===== ========= =====================================
+    """
+    graph = Graph(
+        name="beside",
+        nodes=(
+            operation("p", output_bytes=3),
+            operation("a", output_bytes=4, inputs=("p",)),
+            operation("m", output_bytes=1, inputs=("a",)),
+            operation("h", output_bytes=1, inputs=("m",), workspace_bytes=4),
+            operation("g", output_bytes=3, inputs=("h",)),
+            operation("r", output_bytes=2, inputs=("a", "g")),
+        ),
+    )
+    return Problem(graph, even_costs(graph, page_in=None, page_out=None), ram=9)
+
+
+def test_nothing_moves_farther_than_it_may(monkeypatch):
+    """Zero stages leave it where it is, one is enough, and a stage that fits is left alone.
+
+    Greedy recomputes in the stage of `g`: in that of `r`, which reads `a`, its input is too much.
+    """
+    problem = beside_problem()
+    late, early = Restoration(5, 1, RECOMPUTE), Restoration(4, 1, RECOMPUTE)
+    for stages, moved in ((0, False), (1, True)):
+        monkeypatch.setattr("poetmodel.heuristics.earlier_recomputation.STAGES", stages)
+        partial = PartialSchedule(problem.graph, [late], working=problem.working_graph)
+        earlier = EarlierRecomputation(
+            partial=partial, limit_bytes=problem.usable_ram_bytes, has_room_for=lambda _: True
+        )
+        assert not earlier.relieve(4)
+        assert earlier.relieve(5) is moved
+        assert partial.restorations() == [early if moved else late]
+    schedule = construct(beside_problem())
+    assert [(t, k) for t, k in schedule.R if k < t] == [(4, 1)]
+
+
+@parts(3)
+def test_a_move_lowers_the_excess_and_adds_nothing(part):
+    """On 300 random problems with random restorations: as many as before or fewer, none new."""
+    moves = 0
+    for number, problem in part.of(enumerate(random_instances(300, (6, 14), seed=97, paging=True))):
+        rng, n = seeded(f"earlier/{number}"), len(problem.graph.nodes)
+        partial = PartialSchedule(problem.graph, working=problem.working_graph)
+        for t in range(1, n):
+            k = rng.randrange(t)
+            if problem.may_recompute(k):
+                partial.add(Restoration(t, k, RECOMPUTE))
+        limit = problem.usable_ram_bytes
+        earlier = EarlierRecomputation(
+            partial=partial, limit_bytes=limit, has_room_for=lambda _: True
+        )
+        for t in range(n):
+            excess = (partial.peaks() - limit).clip(min=0).sum()
+            before = {(r.item, r.kind) for r in partial.restorations()}
+            count = len(partial.restorations())
+            if not earlier.relieve(t):
+                assert len(partial.restorations()) == count
+                continue
+            moves += 1
+            assert (partial.peaks() - limit).clip(min=0).sum() < excess
+            after = partial.restorations()
+            assert len(after) <= count
+            assert {(r.item, r.kind) for r in after} <= before
+            found = as_candidate(problem, partial.schedule()).violations
+            limits = ("peak RAM", "time", "energy", "storage")
+            assert all(one.startswith(limits) for one in found), found
+    assert moves > part.share(20)

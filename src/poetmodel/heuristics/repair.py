@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from poetmodel.clock import check_time_limit
+from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.restorations import (
     PAGE_IN,
     PAGE_OUT,
@@ -90,16 +91,24 @@ class Repair:
     def fit(self) -> bool:
         """Bring tensors back later instead of keeping them until every step fits.
 
-        The fullest stage is relieved first: by the tensors across it that free most bytes in stages
-        that are too full for what it costs to bring them back at their next need. Where nothing is
-        left across it, its recomputations become page-ins. Returns whether every step fits.
+        The fullest stage is relieved first: by recomputing earlier what does not fit into it, which
+        costs nothing, else by the tensors across it that free most bytes in stages that are too
+        full for what it costs to bring them back at their next need. Where nothing is left across
+        it, its recomputations become page-ins. Returns whether every step fits.
         """
+        earlier = EarlierRecomputation(
+            partial=self.partial,
+            limit_bytes=self.limit_bytes,
+            has_room_for=self._has_room_for,
+        )
         while time.monotonic() < self.until_s:
             check_time_limit()
             excess = self.partial.peaks() - self.limit_bytes
             fullest = int(excess.argmax())
             if excess[fullest] <= 0:
                 return True
+            if earlier.relieve(fullest):
+                continue
             plans = self._relieving(fullest, np.maximum(excess, 0))
             if not plans and not self._page_instead(fullest):
                 return False
