@@ -343,5 +343,5 @@ class ChainTable:
         return self.chain.bytes_of(self.chain.steps[s].state & self.chain.steps[s].tape)
 
     def up(self, size_bytes: int) -> int:
-        """Return in how many units so many bytes fit."""
+        """Return the number of units that so many bytes need."""
         return -(-size_bytes // self.unit_bytes)

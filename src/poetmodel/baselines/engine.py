@@ -416,7 +416,7 @@ def droppable(graph: Graph) -> frozenset[int]:
 
 
 def last_forward_uses(graph: Graph) -> tuple[int, ...]:
-    """Return for each tensor the last node of the forward pass that reads it, or its own node."""
+    """Return the last node of the forward pass that reads each tensor, or its own node."""
     return tuple(
         max((k for k in users if graph.nodes[k].phase in FORWARD), default=graph.node_of[i])
         for i, users in enumerate(graph.users_of)
@@ -430,7 +430,7 @@ def begin_of_backward(graph: Graph) -> int:
 
 
 def last_needs(graph: Graph, recomputable: Collection[int]) -> list[int]:
-    """Return for each tensor the last stage that may read it, if these may be recomputed."""
+    """Return the last stage that may read each tensor, if these may be recomputed."""
     again = {graph.node_of[i] for i in recomputable}
     until = list(graph.node_of)
     for i in range(len(until) - 1, -1, -1):

@@ -156,7 +156,7 @@ def solve_facts(result: SolveResult) -> Record:
 
 
 def _course(result: SolveResult) -> Record:
-    """Return when the first schedule was there, and the primal integral up to the end of the solve.
+    """Return the time of the first schedule, and the primal integral up to the end of the solve.
 
     The integral is that of ``(incumbent - last) / incumbent`` over time, 1 where there is none yet
     (Berthold, 2013), with the last incumbent in place of the optimum. Methods that tell nothing on

@@ -311,7 +311,7 @@ class _Program:
         return {k: groups[frozenset(layers)] for k, layers in layers_for.items()}
 
     def _resident(self) -> dict[int, int]:
-        """Return for each state tensor that may be trained the column that has its home in RAM."""
+        """Return the column of the home in RAM of each state tensor that may be trained."""
         columns: dict[int, int] = {}
         for layer, state in self.of.state_of.items():
             for i in state:

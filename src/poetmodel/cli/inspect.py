@@ -401,5 +401,5 @@ def _device_facts(board: Device) -> Iterator[Fact]:
     if board.aux_bytes is None:
         yield row("storage", "unlimited")
     words = ("memory-mapped", storage.memory_mapped), ("lost without power", storage.volatile)
-    told = [word for word, holds in (*words, ("in the flash", board.stores_in_flash)) if holds]
-    yield row("transfers", str(storage.mode), ", ".join(told))
+    traits = [word for word, holds in (*words, ("in the flash", board.stores_in_flash)) if holds]
+    yield row("transfers", str(storage.mode), ", ".join(traits))

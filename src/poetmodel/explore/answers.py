@@ -41,7 +41,7 @@ LABEL: Final = "A"
 def draw(job: dict[str, Any], talk: Talk) -> Frame:
     """Draw the schedule that came along; reply with the answer, gzipped JSON."""
     subject = subject_of(job, talk)
-    told = facts(subject)
+    stated = facts(subject)
     rows = list(decision_rows(subject.problem, subject.schedule))
     charts = {
         "timeline": timeline_chart(subject),
@@ -55,8 +55,8 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
         charts["addresses"] = address_chart(subject)
     drawn = {
         "charts": {name: chart for name, chart in charts.items() if chart is not None},
-        "answers": [asdict(answer) for answer in answers(told)],
-        "facts": told,
+        "answers": [asdict(answer) for answer in answers(stated)],
+        "facts": stated,
         "command": lines_of(job, talk, subject),
     }
     return Frame(body=gzipped(drawn))

@@ -164,10 +164,10 @@ class Opened:
     def describe(self, point: Point, *, brief: bool = False) -> dict[str, Any]:
         """Return a point as the page gets it, a brief one without its history."""
         objective = self.facts["objective"]
-        told = point.to_dict(objective["baseline"], minimize=objective["minimize"])
+        fields = point.to_dict(objective["baseline"], minimize=objective["minimize"])
         if brief:
-            del told["history"]
-        return told
+            del fields["history"]
+        return fields
 
     def forget(self, used: AbstractSet[str | None]) -> None:
         """Forget the oldest stops of a slider that left nothing behind."""

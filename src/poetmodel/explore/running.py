@@ -58,7 +58,7 @@ def serve(
     ending = _Ending()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, ending.asked)
+            signal.signal(number, ending.request)
     port = listening.getsockname()[1]
     app = explorer(
         port=port,
@@ -92,7 +92,7 @@ class _Ending:
         self._wanted = False
         self._server: uvicorn.Server | None = None
 
-    def asked(self, *_: object) -> None:
+    def request(self, *_: object) -> None:
         """Handle a signal; while the server runs it has a handler of its own."""
         self._wanted = True
         if self._server is not None:

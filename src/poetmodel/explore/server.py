@@ -203,8 +203,8 @@ async def _events(coordinator: Coordinator, session: str) -> AsyncIterator[Serve
                     opened, point = coordinator.find(name)
                 except GoneError:
                     continue
-                told = opened.describe(point, brief=kind == "front")
-                yield ServerSentEvent(event=kind, data=told)
+                described = opened.describe(point, brief=kind == "front")
+                yield ServerSentEvent(event=kind, data=described)
             await asyncio.sleep(LEAST_PAUSE_S)
     finally:
         coordinator.leave(session, listener)

@@ -111,13 +111,13 @@ class OwnRows:
         )
 
     def excess(self, partial: PartialSchedule) -> float:
-        """Return by how much rows are exceeded, in their units, summed: 0 where all are kept."""
+        """Return the excess over rows, in their units, summed: 0 where all are kept."""
         return math.fsum(
             (partial.used[row] - self.slacks[row]) / self.units[row] for row in partial.exceeded
         )
 
     def change(self, used: Sequence[float], uses: Iterable[tuple[int, float]]) -> float:
-        """Return by how much the excess changes when amounts are added to rows."""
+        """Return the change of the excess when amounts are added to rows."""
         total = 0.0
         added: dict[int, float] = {}
         for row, amount in uses:

@@ -404,7 +404,7 @@ class Repair:
         return False
 
     def _excess(self) -> float:
-        """Return by how much own constraints are exceeded, where one can be by what is dropped."""
+        """Return the excess over own constraints, where what is dropped can cause one."""
         rows = self.partial.rows
         if rows is None or rows.wanted is None:
             return 0.0

@@ -399,7 +399,7 @@ class _Estimates:
 
 
 def _open_bits(gaps: int, windows: Iterable[tuple[int, int]]) -> list[int]:
-    """Return for each gap the windows that it lies in, one bit each."""
+    """Return the windows that each gap lies in, one bit each."""
     at = [0] * gaps
     for bit, (first, last) in enumerate(windows):
         for gap in range(first, last + 1):

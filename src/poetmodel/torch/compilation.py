@@ -226,8 +226,8 @@ class Step:
         if self._options.dynamic == "error":
             flat = self._current.trace.joint.flat_inputs(given)
             refuse(name, input_faults(given))
-            told = "; ".join(self._current.guards.differences(flat))
-            raise CaptureError(f"{name}: {told}; compile again, or with dynamic='retrace'")
+            reason = "; ".join(self._current.guards.differences(flat))
+            raise CaptureError(f"{name}: {reason}; compile again, or with dynamic='retrace'")
         self._tell_of_many(given)
         self._current = self._compile(given)
         return self._current, self._current.trace.joint.flat_inputs(given)
@@ -238,16 +238,16 @@ class Step:
             return
         try:
             flat = self._current.trace.joint.flat_inputs(given)
-            told = "; ".join(self._current.guards.differences(flat))
+            reason = "; ".join(self._current.guards.differences(flat))
         except CaptureError as error:
-            told = str(error)
+            reason = str(error)
         name = self._current.trace.joint.name
         _LOG.warning(
             "%s: compiled for %d kinds of steps, and now for another one: %s; bring batches to few "
             "lengths, and compute outside of the step what differs in each",
             name,
             len(self._compiled),
-            told,
+            reason,
         )
 
     def _given(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Inputs:

@@ -332,15 +332,15 @@ class Compiled:
         """Return the reserved part of the budget, and the least usable budget."""
         scheduled, whole = self.scheduled, self.keep_all_bytes
 
-        def told(size_bytes: int, rounded: Callable[[float], int]) -> str:
+        def share(size_bytes: int, rounded: Callable[[float], int]) -> str:
             return f"{size_bytes:,} B ({rounded(1000 * size_bytes / whole) / 10:g}%)"
 
         needed = floor_bytes(scheduled) - scheduled.reserved_bytes
         reserves = "; ".join(f"{what} {size:,} B" for what, size in scheduled.reserves if size)
         return (
-            f"ram: {told(self.budget_bytes, round)} is too little: {scheduled.reserved_bytes:,} B "
+            f"ram: {share(self.budget_bytes, round)} is too little: {scheduled.reserved_bytes:,} B "
             f"are reserved ({reserves}), and operations need {needed:,} B beside that; give at "
-            f"least ram={told(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
+            f"least ram={share(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
         )
 
 

@@ -98,7 +98,7 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def input_names(form: Any, *, by_name: bool) -> tuple[str, ...]:
-    """Return for each flat input of a form what it is, for people."""
+    """Return the name of each flat input of a form, for people."""
     count = form.num_leaves
     if not by_name:
         return tuple(f"inputs[{position}]" for position in range(count))

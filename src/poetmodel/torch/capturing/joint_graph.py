@@ -244,11 +244,11 @@ class Joint:
         if isinstance(inputs, Mapping):
             (known,) = unflatten([_Star()] * self.input_spec.num_leaves, self.input_spec)
             sets = {"missing": known.keys() - inputs.keys(), "new": inputs.keys() - known.keys()}
-            told = [f"{listed(sorted(keys))} {word}" for word, keys in sets.items() if keys]
-            if told:
+            apart = [f"{listed(sorted(keys))} {word}" for word, keys in sets.items() if keys]
+            if apart:
                 raise CaptureError(
                     f"{self.name}: expected inputs by the names that the step was compiled with "
-                    f"({listed(sorted(known), most=9)}), and {' and '.join(told)}"
+                    f"({listed(sorted(known), most=9)}), and {' and '.join(apart)}"
                 )
         expected, got = self.input_spec.num_children, spec.num_children
         if expected != got:

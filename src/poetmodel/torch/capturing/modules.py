@@ -383,7 +383,7 @@ def fill(value: Any, content: Any) -> None:
 class _Source:
     """A random generator that is not PyTorch's."""
 
-    told: str
+    words: str
     state: Callable[[], Any]
     set_state: Callable[[Any], object]
 
@@ -413,7 +413,7 @@ class Draws:
             if _comparable(source.state()) != before:
                 where = f" in {trail[-1]}" if trail else ""
                 raise CaptureError(
-                    f"{self._name}: forward draws from {source.told}{where}, and a compiled step "
+                    f"{self._name}: forward draws from {source.words}{where}, and a compiled step "
                     "would repeat what was drawn when it was captured; draw with PyTorch "
                     "(torch.rand, ...), or outside of the step and give it as an input"
                 )

@@ -268,8 +268,8 @@ def profiles_on_made_up(
                 profiles[node] = expected[node]
             else:
                 seen = profiles[node] = made_up.profile(node, arguments, keywords)
-                told = expected[node]
-                like = (seen.sizes_bytes, seen.outputs) == (told.sizes_bytes, told.outputs)
+                known = expected[node]
+                like = (seen.sizes_bytes, seen.outputs) == (known.sizes_bytes, known.outputs)
                 if is_generated is None and not like:
                     unlike[node] = seen.like(fake(node))
     return profiles

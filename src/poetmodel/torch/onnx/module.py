@@ -187,12 +187,12 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
                 f"{', '.join(map(repr, sorted(names))) or 'none'}"
             )
         if missing:
-            told = " and ".join(
+            unset = " and ".join(
                 f"{name!r} ({'--batch N' if name in first else f'--dim {name}=N'})"
                 for name in missing
             )
             raise InputError(
-                f"{self.file}: the dimension {told} is open; say how large it is, in Python by "
+                f"{self.file}: the dimension {unset} is open; say how large it is, in Python by "
                 "batch= and dims="
             )
         draw = torch.Generator().manual_seed(0)

@@ -102,8 +102,8 @@ class Certificate:
     def summary(self) -> str:
         """Return the findings, in a few lines."""
         if self.differences:
-            told = listed(self.differences, most=5)
-            same = f"{len(self.differences)} of {self.compared} results differ from eager: {told}"
+            shown = listed(self.differences, most=5)
+            same = f"{len(self.differences)} of {self.compared} results differ from eager: {shown}"
         else:
             what = "parameters, optimizer state" if self.updates else "gradients"
             same = f"all {self.compared} results (loss, {what}, buffers) equal eager's"

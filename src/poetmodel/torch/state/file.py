@@ -95,14 +95,14 @@ class Format:
     def of(cls, tensors: Iterable[StateTensor], *, name: str, generations: int) -> Self:
         """Return the format for some tensors, with its header."""
         tensors = tuple(tensors)
-        told = {
+        fields = {
             "version": _VERSION,
             "name": name,
             "generations": generations,
             "block_bytes": BLOCK_BYTES,
             "tensors": [_tensor_to_dict(tensor) for tensor in tensors],
         }
-        text = json.dumps(told, allow_nan=False).encode()
+        text = json.dumps(fields, allow_nan=False).encode()
         begin = _HEADER.pack(_MAGIC, len(text), _digest(text))
         return cls(name=name, generations=generations, tensors=tensors, header=begin + text)
 
@@ -118,13 +118,13 @@ class Format:
         text = beginning[_HEADER.size : size]
         if _HEADER.unpack_from(beginning)[2] != _digest(text):
             return None
-        told = json.loads(text)
-        if told["version"] != _VERSION or told["block_bytes"] != BLOCK_BYTES:
+        fields = json.loads(text)
+        if fields["version"] != _VERSION or fields["block_bytes"] != BLOCK_BYTES:
             return None
-        tensors = tuple(_tensor_from_dict(k, tensor) for k, tensor in enumerate(told["tensors"]))
+        tensors = tuple(_tensor_from_dict(k, tensor) for k, tensor in enumerate(fields["tensors"]))
         return cls(
-            name=told["name"],
-            generations=told["generations"],
+            name=fields["name"],
+            generations=fields["generations"],
             tensors=tensors,
             header=beginning[:size],
         )
@@ -232,7 +232,7 @@ def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
     }
 
 
-def _tensor_from_dict(index: int, told: dict[str, Any]) -> StateTensor:
+def _tensor_from_dict(index: int, item: dict[str, Any]) -> StateTensor:
     layouts = tuple(
         TensorLayout(
             position=None,
@@ -241,13 +241,13 @@ def _tensor_from_dict(index: int, told: dict[str, Any]) -> StateTensor:
             stride=tuple(layout["stride"]),
             offset=layout["offset"],
         )
-        for layout in told["layouts"]
+        for layout in item["layouts"]
     )
-    name = ".".join(filter(None, (shown_path(told["owner"]), told["key"])))
+    name = ".".join(filter(None, (shown_path(item["owner"]), item["key"])))
     storage = TensorStorage(
-        index=index, name=name, operation=index, bytes=told["bytes"], layouts=layouts
+        index=index, name=name, operation=index, bytes=item["bytes"], layouts=layouts
     )
-    return StateTensor(storage=storage, kind=told["kind"], owner=told["owner"], key=told["key"])
+    return StateTensor(storage=storage, kind=item["kind"], owner=item["owner"], key=item["key"])
 
 
 # -- the file ----------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ class StateFile:
 
     # -- generations -----------------------------------------------------------------------------
 
-    def is_there(self, index: int) -> bool:
+    def contains(self, index: int) -> bool:
         """Whether the current generation has a tensor."""
         return self._slot(self._positions[index]) != ABSENT
 

@@ -297,7 +297,7 @@ class Pages:
         return tensors
 
     def wait(self, index: int) -> None:
-        """Return when the transfer of a storage is done; raise what stopped it."""
+        """Wait for the transfer of a storage; raise what stopped it."""
         if self._executor is not None:
             future, _storage = self._under_way.pop(index)
             future.result()

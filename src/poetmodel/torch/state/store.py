@@ -169,11 +169,11 @@ class StateStore:
             memory = self._memories.get(index)
             if state.is_absent:
                 self._forget(index)
-                if self.file.is_there(index):
+                if self.file.contains(index):
                     absent.append(index)
             elif index in self._on_storage:
                 bound = memory is not None and memory.holds(state.find())
-                if not (bound and self.file.is_there(index)):
+                if not (bound and self.file.contains(index)):
                     # Another tensor, by `optimizer.load_state_dict` or ``.data = ...``.
                     self._write(state)
                     replaced.append(state)
@@ -210,7 +210,7 @@ class StateStore:
         for index, state in self._states.items():
             if not state.is_updated or index in self._on_storage:
                 continue
-            if not self.file.is_there(index):
+            if not self.file.contains(index):
                 if state.moment is not None:
                     state.moment.drop()
                 continue
@@ -248,7 +248,7 @@ class StateStore:
     def _settle(self, on_storage: frozenset[int]) -> None:
         """Let exactly these have their homes on storage; the file has what is in RAM."""
         for index in self._on_storage - on_storage:
-            if self.file.is_there(index):
+            if self.file.contains(index):
                 self.file.unmap(index)
         coming = [self._states[index] for index in sorted(on_storage - self._on_storage)]
         self._on_storage = on_storage
@@ -262,7 +262,7 @@ class StateStore:
     def _map_new(self) -> None:
         """Bind what has its home on storage and is not there yet."""
         for index in self._on_storage:
-            if not self.file.is_mapped(index) and self.file.is_there(index):
+            if not self.file.is_mapped(index) and self.file.contains(index):
                 self._bind(self._states[index])
 
     def _bind(self, state: _State) -> None:

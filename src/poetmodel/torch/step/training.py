@@ -179,7 +179,7 @@ class TrainingGraph(CapturedGraph):
                 yield from (*sources, scheduled)
 
     def _predecessors(self, own: Sequence[int], computed: Sequence[Operation]) -> dict[int, int]:
-        """Return for each operation that PyTorch has none for the operation that it comes after."""
+        """Return the operation that comes before each one that PyTorch has none for."""
         last = [storage.operation for storage in self.storages]
         readers: dict[int | None, list[Operation]] = {}
         for operation in computed:
