@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import SolveProgress
     from poetmodel.torch.capturing.inputs import Inputs
-    from poetmodel.torch.runtime.certificate import Certificate
     from poetmodel.torch.state.store import StateStore
 
 FIRST_S: Final = 3.0
@@ -185,11 +184,9 @@ class Compiled:
         self.plan, self.check = self._planned(self.result)
         self.runner = self._runner(self.plan)
         tell("comparing with eager PyTorch")
-        self.certificate: Certificate | None = None
-        """Last verification; None for another plan since."""
         try:
             program = f"{self.runner.program.source}\n{split_kernels(self.trace)}"
-            if not self.known.is_checked(program) and check_agreement(self):
+            if not self.known.is_checked(program) and check_agreement(self.trace, self.runner):
                 self.known.keep_checked(program)
         except BaseException:
             self.close()
@@ -312,7 +309,6 @@ class Compiled:
             plan, check = self._planned(refined)
             runner, before = self._runner(plan), self.runner
             self.plan, self.check, self.runner = plan, check, runner
-            self.certificate = None
             before.close()
             _LOG.info("%s: %s", self.trace.graph.name, refined)
             self.result = refined
