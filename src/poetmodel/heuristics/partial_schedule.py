@@ -354,7 +354,7 @@ class PartialSchedule:
         if not again and self._enter_transfer(restoration, adding=adding):
             return ()
         if again and self.rows is not None:
-            self.rows.count(self, self.rows.compute[item], 1 if adding else -1)
+            self.rows.count(self.used, self.exceeded, self.rows.compute[item], 1 if adding else -1)
         supplied = graph.outputs_of[item] if again else (item,)
         read = graph.inputs_of[item] if again else ()
         chosen = (self.recomputed if again else self.paged_in)[t]
@@ -383,11 +383,11 @@ class PartialSchedule:
         else:
             self.page_ins[i] += change
             if rows is not None:
-                rows.count(self, rows.page_in[i], change)
+                rows.count(self.used, self.exceeded, rows.page_in[i], change)
         moved = self.goes_out(i) - before
         self.aux_used_bytes += 0 if self.stored[i] else moved * self.sizes[i]
         if moved and rows is not None:
-            rows.count(self, rows.page_out[i], moved)
+            rows.count(self.used, self.exceeded, rows.page_out[i], moved)
         return alone
 
     def _enter_home(self, i: int, *, adding: bool) -> tuple[int]:
@@ -406,7 +406,7 @@ class PartialSchedule:
         change = 1 if adding else -1
         self.aux_used_bytes += change * self.sizes[i]
         if self.rows is not None:
-            self.rows.count(self, self.rows.storage_home[i], change)
+            self.rows.count(self.used, self.exceeded, self.rows.storage_home[i], change)
         self._dirty.update((k - 1, k))
         return (i,)
 

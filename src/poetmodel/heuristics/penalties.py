@@ -110,7 +110,7 @@ class PenalizedObjective:
             if used > slack:
                 excess += (used - slack) / slack if slack > 0 else 1.0 + used
         if self.rows is not None:
-            excess += self.rows.excess(partial)
+            excess += self.rows.excess(partial.used, partial.exceeded)
         if not self.problem.objective.is_sum:
             return Score(excess, float(partial.peaks().max()))
         return Score(excess, price(self.objective, partial) - self.rewards)
