@@ -51,7 +51,7 @@ def check_time_limit() -> None:
 
 
 def time_left_s() -> float:
-    """Return how much of the time is left, infinite without a limit [s]."""
+    """Return the rest of the time, infinite without a limit [s]."""
     end_s = _END_S.get()
     return math.inf if end_s is None else max(0.0, end_s - time.monotonic())
 

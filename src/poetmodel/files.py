@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import tempfile
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
@@ -38,6 +40,16 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+@cache
+def processor(*keys: str) -> str:
+    """Return the line of ``/proc/cpuinfo`` that begins with a key, else Python's own name."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith(keys):
+                return line
+    return platform.processor()
 
 
 def read_bytes(path: str | Path, *, limit_bytes: int = 2**30, begin: int = 0) -> bytes:

@@ -294,11 +294,11 @@ def _portable(error: BaseException) -> Exception:
             return error
     except Exception:  # noqa: BLE001, S110 - of another library's class
         pass
-    told: Exception = RuntimeError(f"{type(error).__name__}: {error}")
+    raised: Exception = RuntimeError(f"{type(error).__name__}: {error}")
     if isinstance(error, PoetModelError):
-        told = PoetModelError(str(error))
-    told.add_note(lines)
-    return told
+        raised = PoetModelError(str(error))
+    raised.add_note(lines)
+    return raised
 
 
 def serve() -> NoReturn:

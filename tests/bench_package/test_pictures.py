@@ -84,7 +84,7 @@ def test_picture_is_reproducible_and_says_what_it_shows(tmp_path):
     ]
     one, two, three = (tmp_path / name for name in ("one.svg", "two.svg", "three.png"))
     for path in (one, two, three):
-        draw(path, shown, columns=2)
+        draw(path, shown)
     assert one.read_bytes() == two.read_bytes()
     assert b"no schedule" in one.read_bytes()
     for path in (one, three):

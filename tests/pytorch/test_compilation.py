@@ -348,7 +348,7 @@ def test_a_step_that_is_refused_leaves_no_process(monkeypatch):
             super().__init__(*given, **limits)
             begun.append(self)
 
-    def refuse(_):
+    def refuse(*_):
         raise pmt.CaptureError("other results")
 
     monkeypatch.setattr(compiled, "BackgroundSolve", Watched)

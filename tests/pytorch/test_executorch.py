@@ -19,8 +19,7 @@ from kit.executorch_programs import NETWORKS, enough, trained
 from mcu import networks
 from poetmodel.errors import BudgetError, InputError
 from poetmodel.graph import checkpoint_all_peak_bytes
-from poetmodel.torch.executorch.edge import RemoveCopies, edge_program
-from poetmodel.torch.executorch.lowering import lowered
+from poetmodel.torch.executorch.edge import RemoveCopies, edge_program, lowered
 from poetmodel.torch.executorch.planning import EdgeGraph
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of ExecuTorch, about what is experimental

@@ -25,8 +25,8 @@ from poetmodel.torch.runtime.convolutions import (
     SplitOp,
     divided_units,
     in_parts,
-    kernels_told,
     least_workspace,
+    split_kernels,
 )
 from poetmodel.torch.runtime.profiling import (
     fitted,
@@ -379,7 +379,7 @@ def test_norms_of_low_precision_are_tried():
     own = (model, nn.functional.mse_loss, inputs)
     traced = pmt.trace(*own)
     found = divided_units(traced, budget_bytes=least_bytes(traced))
-    assert "NormBackward" in kernels_told(in_parts(traced, found))
+    assert "NormBackward" in split_kernels(in_parts(traced, found))
     assert differing(pmt.compile(*own, ram="90%", device="rpi4b"), *own) == []
     model, _, (x, _) = wide()
     traced = pmt.trace(model[:3], lambda y, _: y.mean(), (x, x))

@@ -134,7 +134,7 @@ class Table:
 
     def map(self, _):
         """Let a tensor lie in the file."""
-        for index in [i for i in SIZES if self.file.is_there(i) and i not in self.mapped][:1]:
+        for index in [i for i in SIZES if self.file.contains(i) and i not in self.mapped][:1]:
             self.mapped[index] = tensor = mapped(self.file, index)
             self.addresses[index] = tensor.data_ptr()
 

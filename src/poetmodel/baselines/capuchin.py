@@ -136,7 +136,8 @@ class _Capuchin:
             if free[gap] < 0 or self.excess.max() <= 0:
                 break
             hidden = self._free(gap) >= 0  # still, as the channel may be busy by now
-            if hidden and self._is_crowded(gap) and self.storage.takes(gap.tensor):
+            crowded = self.excess[gap.before + 1 : gap.after].max() > 0
+            if hidden and crowded and self.storage.takes(gap.tensor):
                 self._take(gap, page=True)
 
     def _choose_until_it_fits(self) -> None:
@@ -174,9 +175,6 @@ class _Capuchin:
             return size
         return min(size, int(self.excess[gap.before + 1 : gap.after].max()))
 
-    def _is_crowded(self, gap: Gap) -> bool:
-        return bool(self.excess[gap.before + 1 : gap.after].max() > 0)
-
     def _take(self, gap: Gap, *, page: bool) -> None:
         if gap not in self.pages:
             self.excess[gap.before + 1 : gap.after] -= self.sizes[gap.tensor]
@@ -189,7 +187,7 @@ class _Capuchin:
             self.storage.write(gap.tensor)
 
     def _transfers(self, gap: Gap) -> tuple[float, float]:
-        """Return what page-out and page-in of a gap cost: seconds or joules."""
+        """Return the costs of page-out and page-in of a gap: seconds or joules."""
         i = gap.tensor
         once = self.graph.on_aux if self.rule == Overhead.PUBLISHED else self.storage.stored
         return 0.0 if i in once else self.paging_out[i], self.paging_in[i]
@@ -209,7 +207,7 @@ class _Capuchin:
         return end - begin - busy_s - transfers
 
     def _recomputation(self, gap: Gap, most: float) -> float:
-        """Return what recomputing a tensor for its back-access costs by the plan.
+        """Return the cost, by the plan, of recomputing a tensor for its back-access.
 
         It is infinite where that is beyond `most`.
         """
@@ -239,7 +237,7 @@ class _Capuchin:
         return total
 
     def _is_in_ram(self, p: int, t: int) -> bool:
-        """Return whether stage `t` has tensor `p` by the plan, whatever else it recomputes."""
+        """Whether stage `t` has tensor `p` by the plan, whatever else it recomputes."""
         users = self.graph.users_of[p]
         if not users or users[-1] < t:
             return False

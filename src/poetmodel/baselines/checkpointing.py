@@ -84,7 +84,7 @@ def revolve(chain: Chain, slots: int, *, freed: bool = False) -> Schedule:
 
 
 def _read_state(chain: Chain, s: int) -> frozenset[int]:
-    """Return what part `s` reads of the state before its step; revolve has it without a slot."""
+    """Return the state before step `s` that part `s` reads; revolve has it without a slot."""
     if s == 0:
         return frozenset()
     read = {i for t in chain.steps[s].backward for i in chain.graph.inputs_of[t]}
@@ -269,7 +269,7 @@ class ChainTable:
     def decided(
         self, first: int, last: int, units: int, outside: frozenset[int], *, kept: bool
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
-        """Return what parts of steps `first` to `last` begin with, and which states are freed.
+        """Return the first contents of parts of steps `first` to `last`, and the states freed.
 
         `outside` is held beside the steps; the state of the last step is there too if it is `kept`.
         """
@@ -307,7 +307,7 @@ class ChainTable:
     def run(
         self, first: int, last: int, room_bytes: int, outside: frozenset[int]
     ) -> tuple[dict[int, frozenset[int]], set[int]]:
-        """Return what the parts of such a run begin with, and which states are freed."""
+        """Return the first contents of the parts of such a run, and the states that are freed."""
         units = min(room_bytes // self.unit_bytes, self.units)
         freed_s, kept_s = self._freed_or_kept(first, last, units)
         held, freed = self.decided(first, last, units, outside, kept=bool(kept_s <= freed_s))
@@ -343,5 +343,5 @@ class ChainTable:
         return self.chain.bytes_of(self.chain.steps[s].state & self.chain.steps[s].tape)
 
     def up(self, size_bytes: int) -> int:
-        """Return in how many units so many bytes fit."""
+        """Return the number of units that so many bytes need."""
         return -(-size_bytes // self.unit_bytes)

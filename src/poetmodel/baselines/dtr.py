@@ -243,7 +243,9 @@ class _Liveness(StagedExecution):
         for i in self.graph.outputs_of[k]:
             self.scores.use(i)
             self._is_back(i)
-        self._unpin()
+        for i in sorted(self.pinned):  # for evicted tensors that are back
+            if self._last_read.get(i, -1) < 0 and not self._is_needed(i):
+                self.evict(i)
 
     def evict(self, i: int) -> None:
         super().evict(i)
@@ -253,12 +255,6 @@ class _Liveness(StagedExecution):
 
     def _is_back(self, i: int) -> None:
         self.scores.recover(i)
-
-    def _unpin(self) -> None:
-        """Evict what was pinned for evicted tensors that are back."""
-        for i in sorted(self.pinned):
-            if self._last_read.get(i, -1) < 0 and not self._is_needed(i):
-                self.evict(i)
 
     def _recomputability(self) -> Callable[[int], bool]:
         """Return a test whether a tensor can be recomputed from what is in RAM now."""
@@ -281,11 +277,11 @@ class _Liveness(StagedExecution):
         return test
 
     def _is_available(self, p: int) -> bool:
-        """Return whether tensor `p` need not be recomputed when it is read."""
+        """Whether tensor `p` need not be recomputed when it is read."""
         return p in self.ram
 
     def _is_needed(self, i: int) -> bool:
-        """Return whether an evicted tensor with a further user is computed from tensor `i`."""
+        """Whether an evicted tensor with a further user is computed from tensor `i`."""
         return any(self.is_awaited(u) for u in self.scores.evicted_after(i))
 
 
@@ -386,10 +382,15 @@ class Scores:
         self.evicted: set[int] = set()
         """Computed before, not in RAM, and recomputed if needed."""
         self._nodes_once = nodes_once
-        self._sets = CostSets() if heuristic == "eq" else None
+        sets = CostSets()
+        self._sets = sets if heuristic == "eq" else None
         scores: dict[str, Callable[[int], float]] = {
-            "full": lambda i: self.per_byte_second(i, self.neighbourhood_cost(i)),
-            "eq": lambda i: self.per_byte_second(i, self._cost_of_sets(i)),
+            "full": lambda i: self.per_byte_second(
+                i, self.total({*self.evicted_before(i), *self.evicted_after(i)})
+            ),
+            "eq": lambda i: self.per_byte_second(
+                i, self._own_cost(i) + sets.total(self._evicted_beside(i))
+            ),
             "local": lambda i: self.per_byte_second(i, self._own_cost(i)),
             "msps": lambda i: self.total(self.evicted_before(i)) / self.sizes[i],
             "lru": lambda i: -self._staleness_s(i),
@@ -419,10 +420,6 @@ class Scores:
         """Return a cost over the size and the staleness of tensor `i`."""
         weight = self.sizes[i] * self._staleness_s(i)
         return cost / weight if weight > 0 else math.inf
-
-    def neighbourhood_cost(self, i: int) -> float:
-        """Return the cost of tensor `i` and its evicted neighbourhood."""
-        return self.total({*self.evicted_before(i), *self.evicted_after(i)})
 
     def evicted_before(self, i: int) -> set[int]:
         """Return tensor `i` and the evicted ones that must be recomputed for it."""
@@ -464,10 +461,6 @@ class Scores:
         before = graph.inputs_of[graph.node_of[i]]
         after = (o for k in graph.users_of[i] for o in graph.outputs_of[k])
         return [u for u in (*before, *after) if u in self.evicted]
-
-    def _cost_of_sets(self, i: int) -> float:
-        own = self._own_cost(i)
-        return own if self._sets is None else own + self._sets.total(self._evicted_beside(i))
 
 
 class CostSets:

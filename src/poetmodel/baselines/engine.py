@@ -161,11 +161,11 @@ class StagedExecution(Execution):
     # -- what a method decides ------------------------------------------------------------------
 
     def pages_in(self, i: int) -> bool:  # noqa: ARG002 - the answer of a method without storage
-        """Return whether tensor `i`, which is not in RAM, is paged in; else it is recomputed."""
+        """Whether tensor `i`, which is not in RAM, is paged in; else it is recomputed."""
         return False
 
     def retains(self, i: int) -> bool:
-        """Return whether tensor `i` stays in RAM after its last reader in the stage.
+        """Whether tensor `i` stays in RAM after its last reader in the stage.
 
         By default it stays as long as a later stage reads it for its own node.
         """
@@ -178,7 +178,7 @@ class StagedExecution(Execution):
     # -- the stages -----------------------------------------------------------------------------
 
     def is_awaited(self, i: int) -> bool:
-        """Return whether the node of a later stage reads tensor `i`."""
+        """Whether the node of a later stage reads tensor `i`."""
         users = self.graph.users_of[i]
         return bool(users) and users[-1] > self.stage
 
@@ -221,13 +221,13 @@ class StagedExecution(Execution):
             self.make_room(demand_bytes, k)
 
     def _step_bytes(self, k: int) -> int:
-        """Return what node `k` takes beside its inputs, less what it writes over those [B]."""
+        """Return the bytes of node `k` beside its inputs, less those that it writes over [B]."""
         node, shared = self.graph.nodes[k], self.graph.shared_bytes_of[k]
         over = sum(size for i, size in shared.items() if self._leaves(i, k))
         return node.output_bytes + node.workspace_bytes - over
 
     def _leaves(self, i: int, k: int) -> bool:
-        """Return whether tensor `i` is in RAM and no longer needed once node `k` is computed."""
+        """Whether tensor `i` is in RAM and no longer needed once node `k` is computed."""
         return i in self.ram and self._last_read.get(i, -1) <= k and not self.retains(i)
 
     def _missing(self) -> tuple[set[int], set[int]]:
@@ -416,7 +416,7 @@ def droppable(graph: Graph) -> frozenset[int]:
 
 
 def last_forward_uses(graph: Graph) -> tuple[int, ...]:
-    """Return for each tensor the last node of the forward pass that reads it, or its own node."""
+    """Return the last node of the forward pass that reads each tensor, or its own node."""
     return tuple(
         max((k for k in users if graph.nodes[k].phase in FORWARD), default=graph.node_of[i])
         for i, users in enumerate(graph.users_of)
@@ -430,7 +430,7 @@ def begin_of_backward(graph: Graph) -> int:
 
 
 def last_needs(graph: Graph, recomputable: Collection[int]) -> list[int]:
-    """Return for each tensor the last stage that may read it, if these may be recomputed."""
+    """Return the last stage that may read each tensor, if these may be recomputed."""
     again = {graph.node_of[i] for i in recomputable}
     until = list(graph.node_of)
     for i in range(len(until) - 1, -1, -1):

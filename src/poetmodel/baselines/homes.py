@@ -104,7 +104,7 @@ def _dearest_first(problem: Problem) -> tuple[int, ...]:
 def _with_resident(
     problem: Problem, resident: Collection[int], method: Callable[[Problem], Schedule]
 ) -> Schedule:
-    """Return what a method makes of a problem if some state is in RAM, the rest on storage."""
+    """Return the schedule of a method if some state is in RAM, the rest on storage."""
     graph = problem.graph
     if not graph.state_tensors:
         return method(problem)

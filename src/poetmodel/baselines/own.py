@@ -120,12 +120,12 @@ def own_names() -> tuple[str, ...]:
 
 
 def known_elsewhere(name: str) -> bool:
-    """Return whether another process finds a method under this name, too."""
+    """Whether another process finds a method under this name, too."""
     return name not in _registered
 
 
 def fingerprint(entry: Method) -> str:
-    """Return what changes when the file of a method of one's own does; "" for shipped methods.
+    """Return an identifier of the file of a method of one's own; "" for shipped methods.
 
     The modules that are imported from the folder of that file belong to it; files of other methods
     do not, unless they are imported, too.

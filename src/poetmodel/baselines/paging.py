@@ -131,7 +131,7 @@ class StorageSpace:
         self.left_bytes = math.inf if limit is None else limit
 
     def takes(self, i: int) -> bool:
-        """Return whether tensor `i` has a copy on storage, or space for one."""
+        """Whether tensor `i` has a copy on storage, or space for one."""
         return i in self.stored or (self.can_page and self.sizes[i] <= self.left_bytes)
 
     def write(self, i: int) -> None:
@@ -155,7 +155,7 @@ class Overhead(StrEnum):
 def eviction_costs(
     problem: Problem, rule: Overhead
 ) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-    """Return what each computation, page-in and page-out costs by a rule: seconds or joules."""
+    """Return the cost of each computation, page-in and page-out by a rule: seconds or joules."""
     table, energy = problem.table, problem.energy.coefficients
     if rule == Overhead.ENERGY:
         return energy.compute, energy.page_in, energy.page_out
@@ -168,7 +168,7 @@ def eviction_costs(
 
 
 def transfer_costs(problem: Problem) -> tuple[Sequence[float], Sequence[float]]:
-    """Return what page-in and page-out of each tensor cost: energy, or time if that is minimized.
+    """Return the costs of page-in and page-out of each tensor: energy, or time if it is minimized.
 
     Time in the deadline's meaning: none where it counts compute only.
     """
@@ -246,11 +246,11 @@ class GapExecution(StagedExecution):
         self.stored |= StorageSpace(problem).stored
 
     def pages_in(self, i: int) -> bool:
-        """Return whether tensor `i` is paged in after the gap that it is in."""
+        """Whether tensor `i` is paged in after the gap that it is in."""
         return self.out_after.get((i, self.last_use[i]), i in self.stored)
 
     def retains(self, i: int) -> bool:
-        """Return whether tensor `i` stays: it will be read, and is not in a gap without it."""
+        """Whether tensor `i` stays: it will be read, and is not in a gap without it."""
         return self.is_awaited(i) and (i, self.last_use[i]) not in self.out_after
 
     def compute(self, k: int) -> None:

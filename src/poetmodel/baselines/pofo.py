@@ -167,7 +167,7 @@ class Transfers:
         return self.ends[-1][0] if self.ends else 0.0
 
     def left_bytes(self, after_s: float = 0.0) -> int:
-        """Return what is not freed yet after some time [B]."""
+        """Return the bytes not freed yet after some time [B]."""
         return sum(size for end, size in self.ends if end > after_s)
 
     def then(self, seconds: float, size_bytes: int) -> Transfers:
@@ -175,18 +175,18 @@ class Transfers:
         return Transfers((*self.ends, (self.drain_s + seconds, size_bytes)))
 
     def after(self, seconds: float) -> Transfers:
-        """Return what is left of them after some time."""
+        """Return the transfers pending after some time."""
         return Transfers(tuple((end - seconds, size) for end, size in self.ends if end > seconds))
 
     def wait_s(self, room_bytes: int) -> float | None:
-        """Return how long to wait until no more than so much is left; None if that never is."""
+        """Return the wait until no more than so much is left [s]; None if that never is."""
         if room_bytes < 0:
             return None
         waits = (0.0, *(end for end, _ in self.ends))
         return next(wait for wait in waits if self.left_bytes(wait) <= room_bytes)
 
     def within(self, other: Transfers) -> bool:
-        """Return whether at no time more is left of these than of others."""
+        """Whether at no time more is left of these than of others."""
         return self.drain_s <= other.drain_s and all(
             self.left_bytes(x) <= other.left_bytes(x) for x in (0.0, *(e for e, _ in other.ends))
         )
@@ -302,7 +302,7 @@ class ActionPrefix:
         )
 
     def dominates(self, other: ActionPrefix) -> bool:
-        """Return whether all that may follow the other prefix is as good after this one."""
+        """Whether all that may follow the other prefix is as good after this one."""
         return (
             self.total <= other.total
             and self.kept_bytes <= other.kept_bytes

@@ -24,7 +24,7 @@ from poetmodel.errors import (
     MethodNotApplicableError,
     PoetModelError,
 )
-from poetmodel.files import installed
+from poetmodel.files import installed, processor
 from poetmodel.graph import Graph, operation
 from poetmodel.problem import Problem
 from poetmodel.report.presenter import state_figures
@@ -80,20 +80,12 @@ def commit() -> str | None:
 def machine() -> dict[str, Any]:
     """Return the machine, its system, and the versions of what computes."""
     return {
-        "cpu": _cpu(),
+        "cpu": processor("model name").partition(": ")[2] or platform.processor(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {name: version for name in _PACKAGES if (version := installed(name))},
     }
-
-
-def _cpu() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def blank(run: Run) -> Record:
@@ -164,7 +156,7 @@ def solve_facts(result: SolveResult) -> Record:
 
 
 def _course(result: SolveResult) -> Record:
-    """Return when the first schedule was there, and the primal integral up to the end of the solve.
+    """Return the time of the first schedule, and the primal integral up to the end of the solve.
 
     The integral is that of ``(incumbent - last) / incumbent`` over time, 1 where there is none yet
     (Berthold, 2013), with the last incumbent in place of the optimum. Methods that tell nothing on

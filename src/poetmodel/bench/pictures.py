@@ -144,35 +144,32 @@ def check_form(path: Path) -> None:
     check_picture(path, FORMS)
 
 
-def draw(path: Path, shown: Sequence[Panel] | Sequence[Map], *, columns: int | None = None) -> None:
+def draw(path: Path, shown: Sequence[Panel] | Sequence[Map]) -> None:
     """Draw panels or maps into a file, row by row; the same ones give the same bytes.
 
-    By default at most three panels or two maps stand side by side. SVG follows the colour scheme
+    At most three panels or two maps stand side by side. SVG follows the colour scheme
     of the page that shows it.
     """
     check_form(path)
     form = path.suffix[1:].lower()
-    drawn = sheet(shown, form, columns=columns, note=f"data {digest(shown)}")
+    drawn = sheet(shown, form, note=f"data {digest(shown)}")
     write_bytes(path, following_scheme(drawn.decode()).encode() if form == "svg" else drawn)
 
 
 # -- drawing, by matplotlib -----------------------------------------------------------------------
 
 
-def sheet(
-    shown: Sequence[Panel] | Sequence[Map], form: str, *, columns: int | None, note: str
-) -> bytes:
+def sheet(shown: Sequence[Panel] | Sequence[Map], form: str, *, note: str) -> bytes:
     """Return panels or maps, row by row, as the content of a file that bears a note.
 
-    Forms are png, svg and pdf; the same ones give the same bytes. By default at most three panels
-    or two maps stand side by side.
+    Forms are png, svg and pdf; the same ones give the same bytes.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     maps = [panel for panel in shown if isinstance(panel, Map)]
     lines = [panel for panel in shown if isinstance(panel, Panel)]
-    across = max(1, min(columns or (2 if maps else 3), len(shown)))
+    across = max(1, min(2 if maps else 3, len(shown)))
     down = max(1, -(-len(shown) // across))
     width, height = MAP_INCHES if maps else PANEL_INCHES
     names = list(dict.fromkeys(name for panel in lines for name, _ in panel.lines))

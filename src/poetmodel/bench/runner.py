@@ -225,7 +225,7 @@ class RunQueue(Generic[AnyRun]):
         return taken
 
     def _claim(self, run: AnyRun) -> bool:
-        """Return whether this process may do a run."""
+        """Whether this process may do a run."""
         if run.key not in self.claims:
             claim = self.store.claim(run.key)
             if claim is not None:
@@ -233,7 +233,7 @@ class RunQueue(Generic[AnyRun]):
         return run.key in self.claims
 
     def _done_elsewhere(self, run: AnyRun) -> bool:
-        """Return whether another process has recorded a run meanwhile, and count it then."""
+        """Whether another process has recorded a run meanwhile, and count it then."""
         record = self.store.record(run.key)
         if record is None or record == self.before.get(run.key):
             return False

@@ -207,7 +207,7 @@ class Claim:
 
 
 def _lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Return whether a file could be locked; file systems without locks always let it."""
+    """Whether a file could be locked; file systems without locks always let it."""
     if sys.platform == "win32":
         return True
     try:

@@ -241,7 +241,7 @@ def middle(rows: Sequence[Row]) -> Row:
 
 
 def is_solved(row: Row) -> bool:
-    """Return whether a solver closed the gap, or proved that there is no schedule."""
+    """Whether a solver closed the gap, or proved that there is no schedule."""
     if row["status"] in (REFUSED, NOT_INSTALLED):
         return False
     gap = solver_gap(row)
@@ -249,7 +249,7 @@ def is_solved(row: Row) -> bool:
 
 
 def is_never_begun(row: Row) -> bool:
-    """Return whether building took all of the limit, so that the solver was not called."""
+    """Whether building took all of the limit, so that the solver was not called."""
     return row["termination"] == Termination.TIME_LIMIT and not row["solve_s"]
 
 

@@ -118,6 +118,6 @@ def check_scheduler(scheduler: str) -> None:
 
 
 def _is_greeting(connection: socket.socket) -> bool:
-    """Return whether what comes first is the length of a short message, as from Dask."""
+    """Whether what comes first is the length of a short message, as from Dask."""
     length = connection.recv(LENGTH_BYTES, socket.MSG_WAITALL)
     return len(length) == LENGTH_BYTES and int.from_bytes(length, "little") < LARGEST_GREETING

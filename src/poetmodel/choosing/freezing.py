@@ -184,7 +184,7 @@ class Freezable:
         return restricted
 
     def read_for(self, k: int, wanted: AbstractSet[str]) -> tuple[str, ...]:
-        """Return what a node reads for some of its outputs."""
+        """Return the inputs that a node reads for some of its outputs."""
         named = {name for call in self._calls_for(k, wanted) for name in call.buffers}
         return tuple(name for name in self.graph.nodes[k].inputs if name in named)
 

@@ -62,7 +62,7 @@ class PebbleGame:
         return least
 
     def _failed(self, wanted: frozenset[int], limit: int, most: int) -> tuple[int, int | None]:
-        """Return how many sets were looked at, and the next limit to try where this is too low."""
+        """Return the number of sets visited, and the next limit to try where this is too low."""
         above: int | None = None
         path = [(wanted, self._before(wanted))]
         seen = {wanted}
@@ -101,7 +101,7 @@ class PebbleGame:
             yield needed, taken
 
     def _read(self, k: int, wanted: frozenset[int]) -> frozenset[int]:
-        """Return what a node reads for some of its outputs, without state."""
+        """Return the inputs that a node reads for some of its outputs, without state."""
         graph = self.graph
         inputs: tuple[int, ...] = graph.inputs_of[k]
         if graph.nodes[k].phase == Phase.BACKWARD and len(wanted) < len(graph.outputs_of[k]):

@@ -311,7 +311,7 @@ class _Program:
         return {k: groups[frozenset(layers)] for k, layers in layers_for.items()}
 
     def _resident(self) -> dict[int, int]:
-        """Return for each state tensor that may be trained the column that has its home in RAM."""
+        """Return the column of the home in RAM of each state tensor that may be trained."""
         columns: dict[int, int] = {}
         for layer, state in self.of.state_of.items():
             for i in state:
@@ -400,7 +400,7 @@ class _Program:
     def _moved(
         self, into: Sequence[float], out: Sequence[float], apart: Collection[str] = ()
     ) -> dict[int, float]:
-        """Return what it costs to read and write state on storage, but that of some layers."""
+        """Return the cost of reads and writes of state on storage, without that of some layers."""
         row: dict[int, float] = {}
         if not self.problem.can_page:
             return row
@@ -475,7 +475,10 @@ class _Program:
             if k <= moment and not graph.nodes[k].is_state and i not in graph.state_of
         ]
         kept = {i: self._column() for i in before}
-        back = {i: [column, *self._back(i)] for i, column in kept.items()}
+        back = {
+            i: [column, *([self._part_of(self.paged, i)] if self.problem.can_page else [])]
+            for i, column in kept.items()
+        }
         again = self._again(before)
         for i in before:
             if graph.node_of[i] in again:
@@ -512,10 +515,6 @@ class _Program:
             if self.problem.may_recompute(k):
                 columns[k] = self._part_of(self.recomputed, k)
         return columns
-
-    def _back(self, i: int) -> list[int]:
-        """Return the column that says whether a tensor is paged in after a moment, if it may be."""
-        return [self._part_of(self.paged, i)] if self.problem.can_page else []
 
     def _part_of(self, totals: dict[int, int], key: int) -> int:
         """Return a column of one moment that is at most that of all moments."""

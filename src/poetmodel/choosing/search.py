@@ -162,7 +162,8 @@ class _LayerSearch:
                 self._repair(proposed)
             elif status == Status.UNKNOWN:
                 self.open[frozenset(proposed)] = self._score(proposed)
-                self._exclude(proposed)
+                excluded = SetCut(layers=frozenset(proposed), exactly=True)
+                self.relaxation.cuts.append(excluded)
                 self._repair(proposed)
 
     def _propose(self) -> tuple[str, ...] | None:
@@ -190,7 +191,7 @@ class _LayerSearch:
         return tuple(layer for layer in self.relaxation.layers if layer in wanted)
 
     def _is_closed(self) -> bool:
-        """Return whether the gap is at most the one asked for."""
+        """Whether the gap is at most the one asked for."""
         missing = self.bound - self._score(self.best)
         return bool(self.best) and missing <= max(self.request.gap, CLOSED) * self.bound
 
@@ -260,7 +261,7 @@ class _LayerSearch:
                 size = (size + 1) // 2
 
     def _has_time(self) -> bool:
-        """Return whether there is time to try a set that is not proposed."""
+        """Whether there is time to try a set that is not proposed."""
         request = self.request
         trials = 1.0 if self.proposals else TRIALS_RATIO
         return request.elapsed_s() < trials * request.time_limit_s
@@ -269,7 +270,7 @@ class _LayerSearch:
         return self._may_fit(layers) and self._try(self._ordered(layers)) == Status.FEASIBLE
 
     def _may_fit(self, layers: Collection[str]) -> bool:
-        """Return whether no limit rules a set out at once."""
+        """Whether no limit rules a set out at once."""
         of, deadline_s = self.relaxation, self.problem.deadline_s
         more = max(of.working_bytes[layer] for layer in layers) - of.least_bytes
         if not self.problem.can_page and of.state_bytes(layers) + more > of.room_bytes:
@@ -364,7 +365,7 @@ class _LayerSearch:
         return frozenset(left)
 
     def _least_state_bytes(self, part: frozenset[str]) -> int:
-        """Return how much trained state is too much where some layers are trained [B]."""
+        """Return the trained state that is too much where some layers are trained [B]."""
         of = self.relaxation
         graph = self.freezable.padded(self._parameters(self._ordered(part)))
         stated = self._problem(graph, ram="100%", minimize="ram")
@@ -390,7 +391,7 @@ class _LayerSearch:
     def _is_refuted(
         self, part: frozenset[str], whole: frozenset[str], *, with_state: bool = True
     ) -> bool:
-        """Return whether a part of a set has no schedule beside what the rest takes in any case."""
+        """Whether a part of a set has no schedule beside what the rest takes in any case."""
         of, problem = self.relaxation, self.problem
         ram, deadline_s = problem.ram_budget_bytes, problem.deadline_s
         if not problem.can_page:
@@ -403,9 +404,6 @@ class _LayerSearch:
         graph = self.freezable.padded(self._parameters(self._ordered(part)))
         stated = self._problem(graph, ram=ram, deadline=deadline_s)
         return self._solved(stated, LONGEST_REFUTATION_RATIO).status == Status.INFEASIBLE
-
-    def _exclude(self, layers: Iterable[str]) -> None:
-        self.relaxation.cuts.append(SetCut(layers=frozenset(layers), exactly=True))
 
 
 def layers_of(names: Iterable[str], per: str) -> dict[str, tuple[str, ...]]:

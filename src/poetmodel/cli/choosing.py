@@ -128,9 +128,11 @@ def _chosen(
     from poetmodel import torch as pmt
     from poetmodel.problem import Quantity
     from poetmodel.torch.errors import require_torch
-    from poetmodel.torch.target import default_name, load_batch, load_step, named_optimizer
+    from poetmodel.torch.target import default_name, load_batch, load_step
 
     require_torch()
+    from poetmodel.torch.step.optimizers import named_optimizer
+
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_step(wanted.what, onnx)
         batch = None if wanted.batch_of is None else load_batch(wanted.batch_of)

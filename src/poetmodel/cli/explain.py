@@ -184,7 +184,7 @@ def _alternative(account: Account, other: Alternative) -> Fact:
 
 
 def _is_settled(account: Account, other: Alternative) -> bool:
-    """Return whether the cost of an alternative is known to the gap of the schedule."""
+    """Whether the cost of an alternative is known to the gap of the schedule."""
     if other.exact or other.energy_j is None or other.least_j is None:
         return other.exact
     return other.energy_j - max(other.least_j, account.least_possible_j) <= account.noise_j

@@ -276,9 +276,11 @@ def _write_program(
     if planned.ram is None:
         raise InputError("--ram: expected the budget of the arena, such as 256KiB or 60%")
     from poetmodel import torch as pmt
-    from poetmodel.torch.target import load_step, named_optimizer
+    from poetmodel.torch.target import load_step
 
     to_executorch = pmt.to_executorch  # refused before anything is captured
+    from poetmodel.torch.step.optimizers import named_optimizer
+
     with redirect_stdout(sys.stderr):
         model, loss_fn, inputs = load_step(wanted.what, onnx)
     chosen = wanted.optimizer and named_optimizer(wanted.optimizer, model, loss_fn)
@@ -340,7 +342,8 @@ def step_of(
     require_torch()
     from poetmodel.torch.lowering.inference import with_inference
     from poetmodel.torch.lowering.step import lower
-    from poetmodel.torch.target import default_name, named_optimizer
+    from poetmodel.torch.step.optimizers import named_optimizer
+    from poetmodel.torch.target import default_name
     from poetmodel.torch.target import load_step as load_target
 
     with redirect_stdout(sys.stderr):

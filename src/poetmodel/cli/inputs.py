@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from poetmodel.problem import Problem
     from poetmodel.report.subject import VerifiedSchedule
     from poetmodel.schedule import GraphIdentity
-    from poetmodel.schedule.io import ProblemEntry, ScheduleDocument
+    from poetmodel.schedule.io import ScheduleDocument
 
 MEMORY_FIGURES: Final = ("peak_ram_bytes",)
 """Figures of a file that need no costs."""
@@ -94,7 +94,7 @@ def beside_bytes(step: LoweredStep) -> int:
 
 
 def is_step_file(name: str | None) -> bool:
-    """Return whether a name is that of a step file, which holds the graph of exported kernels."""
+    """Whether a name is that of a step file, which holds the graph of exported kernels."""
     return name is not None and name.endswith(".step.json")
 
 
@@ -275,8 +275,11 @@ def verify_document(
             raise InputError(NO_COSTS)
         notes.append(f"{', '.join(limits.given)}: the limits of the file were not checked")
         problem = limits.problem(graph, costs)
-        alike = _measures_alike(document.problem, problem)
-        stated = document.stated if alike else _of_memory(document.stated)
+        same = document.problem is None or all(  # energy depends on both
+            getattr(document.problem, name) == getattr(problem, name)
+            for name in ("deadline_counts", "commit")
+        )
+        stated = document.stated if same else _of_memory(document.stated)
     else:
         if document.problem is None:
             notes.append("the file states no problem: no budget and no deadline were checked")
@@ -299,14 +302,6 @@ def verify_document(
 def _of_memory(stated: Mapping[str, float | None]) -> dict[str, float | None]:
     """Return the figures of a file that need no costs."""
     return {key: stated.get(key) for key in MEMORY_FIGURES}
-
-
-def _measures_alike(entry: ProblemEntry | None, problem: Problem) -> bool:
-    """Return whether figures of a file are those of a problem: energy depends on both."""
-    return entry is None or (entry.deadline_counts, entry.commit) == (
-        problem.deadline_counts,
-        problem.commit,
-    )
 
 
 def _stated_problem(document: ScheduleDocument, graph: Graph, costs: Costs | None) -> Problem:

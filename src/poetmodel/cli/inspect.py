@@ -267,13 +267,13 @@ def _facts(graph: Graph, values: dict[str, Any], device: Device | None) -> Itera
 
 
 def _own_room(graph: Graph, i: int, device: Device | None) -> str:
-    """Return that an input takes no RAM, where it is state on storage which the core reads."""
+    """Return a remark on an input that takes no RAM: state on storage which the core reads."""
     mapped = device is not None and device.is_memory_mapped and i in graph.state_tensors
     return ", read where it lies" if mapped else ""
 
 
 def _shared_room(graph: Graph, i: int) -> str:
-    """Return in whose memory an output may be, if it takes no room of its own."""
+    """Return the owner of an output's memory, if it takes no room of its own."""
     pairs = graph.in_place_of[graph.node_of[i]]
     shared = {**dict(pairs), **graph.state_of}.get(i)
     return "" if shared is None else f", in the memory of {graph.tensors[shared].name}"
@@ -401,5 +401,5 @@ def _device_facts(board: Device) -> Iterator[Fact]:
     if board.aux_bytes is None:
         yield row("storage", "unlimited")
     words = ("memory-mapped", storage.memory_mapped), ("lost without power", storage.volatile)
-    told = [word for word, holds in (*words, ("in the flash", board.stores_in_flash)) if holds]
-    yield row("transfers", str(storage.mode), ", ".join(told))
+    traits = [word for word, holds in (*words, ("in the flash", board.stores_in_flash)) if holds]
+    yield row("transfers", str(storage.mode), ", ".join(traits))

@@ -55,7 +55,7 @@ def set_quiet(quiet: bool) -> bool:
 
 
 def is_quiet() -> bool:
-    """Return whether only errors and JSON are printed."""
+    """Whether only errors and JSON are printed."""
     return _Voice.quiet
 
 

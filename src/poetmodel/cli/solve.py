@@ -224,7 +224,7 @@ def _run(
 
 
 def _explain(result: SolveResult, *, threads: int) -> Explanation | None:
-    """Return why a problem is infeasible and which changes would help; None for other results."""
+    """Return the explanation of an infeasible problem, with remedies; None for other results."""
     from poetmodel.result import Status
 
     if result.status != Status.INFEASIBLE or result.method != DEFAULT:

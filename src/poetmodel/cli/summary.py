@@ -91,7 +91,7 @@ def proof_facts(result: SolveResult) -> Iterator[Fact]:
 
 
 def _is_own_model_proved(result: SolveResult) -> bool:
-    """Return whether the solver proved its model: ``paper``, or that of a narrower problem."""
+    """Whether the solver proved its model: ``paper``, or that of a narrower problem."""
     found = result.statistics
     value, bound = found.get("model_value"), found.get("model_bound")
     if found.get("restricted_status") is not None:
@@ -143,7 +143,7 @@ def _tolerance(result: SolveResult) -> str:
 
 
 def _within(problem: Problem) -> str:
-    """Return under what conditions the least RAM is the least."""
+    """Return the conditions under which the least RAM is the least."""
     limits = (problem.deadline_s, problem.energy_budget_j, problem.constraints or None)
     free = problem.recompute and problem.can_page and all(limit is None for limit in limits)
     return " at all" if free else " within the other limits"

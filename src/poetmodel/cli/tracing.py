@@ -75,7 +75,8 @@ class CostingOptions:
     def trace(self, target: str, onnx: OnnxStep, optimizer: str | None = None) -> Trace:
         """Trace what ``module:function`` returns, or an ONNX file; output goes to stderr."""
         from poetmodel.torch import trace
-        from poetmodel.torch.target import default_name, load_step, named_optimizer
+        from poetmodel.torch.step.optimizers import named_optimizer
+        from poetmodel.torch.target import default_name, load_step
 
         with redirect_stdout(sys.stderr):
             model, loss_fn, inputs = load_step(target, onnx)

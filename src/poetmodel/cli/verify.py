@@ -182,7 +182,7 @@ def _moved(simulated: object) -> Iterator[Fact]:
 
 
 def is_plan(content: bytes) -> bool:
-    """Return whether the content of a file is a plan."""
+    """Whether the content of a file is a plan."""
     from poetmodel.plan.program import FORMAT
 
     if FORMAT.encode() not in content:

@@ -230,7 +230,7 @@ def gauge_claims(values: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def gauge_words(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Return in words what of the RAM is left or missing, and what takes the rest."""
+    """Return the RAM that is left or missing, and what takes the rest, in words."""
     taken = {name: values[part.name] for name, part in zip(PARTS, fields(RamUse), strict=True)}
     parts = [f"{name} {format_bytes(size)}" for name, size in taken.items() if size]
     rest = f"{format_bytes(values['free_bytes'])} free"

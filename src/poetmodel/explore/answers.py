@@ -25,12 +25,10 @@ from poetmodel.report.charts import address_chart, gauge_chart, map_chart, progr
 from poetmodel.report.facts import commands, decision_rows, facts
 from poetmodel.report.folding import decision_table
 from poetmodel.report.network import network_chart
-from poetmodel.report.subject import Sources, Subject
+from poetmodel.report.subject import Sources, Subject, document_of
 from poetmodel.report.timeline import timeline_chart
 from poetmodel.report.wording import answers
 from poetmodel.result import SolveResult, Status, Termination
-from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry, ScheduleDocument
-from poetmodel.schedule.relations import STATED
 
 if TYPE_CHECKING:
     from poetmodel.explore.choice import Catalogue
@@ -43,7 +41,7 @@ LABEL: Final = "A"
 def draw(job: dict[str, Any], talk: Talk) -> Frame:
     """Draw the schedule that came along; reply with the answer, gzipped JSON."""
     subject = subject_of(job, talk)
-    told = facts(subject)
+    stated = facts(subject)
     rows = list(decision_rows(subject.problem, subject.schedule))
     charts = {
         "timeline": timeline_chart(subject),
@@ -57,8 +55,8 @@ def draw(job: dict[str, Any], talk: Talk) -> Frame:
         charts["addresses"] = address_chart(subject)
     drawn = {
         "charts": {name: chart for name, chart in charts.items() if chart is not None},
-        "answers": [asdict(answer) for answer in answers(told)],
-        "facts": told,
+        "answers": [asdict(answer) for answer in answers(stated)],
+        "facts": stated,
         "command": lines_of(job, talk, subject),
     }
     return Frame(body=gzipped(drawn))
@@ -196,20 +194,6 @@ def sources_of(known: StatedProblem, catalogue: Catalogue) -> Sources:
 def file_stem(name: str) -> str:
     """Return a name as that of a file: letters, digits, dots and dashes alone."""
     return "".join(c if c.isascii() and (c.isalnum() or c in ".-_") else "-" for c in name)
-
-
-def document_of(result: SolveResult) -> ScheduleDocument:
-    """Return a result as its schedule file would be read."""
-    stated = result.to_dict()
-    return ScheduleDocument(
-        schedule=result.require_schedule(),
-        device=stated["device"],
-        problem=ProblemEntry.model_validate(stated["problem"]),
-        status=stated["status"],
-        stated={key: stated[key] for key in STATED},
-        objective=ObjectiveEntry.model_validate(stated["objective"]),
-        history=result.history,
-    )
 
 
 # -- why not less ------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from poetmodel.graph.catalogue import (
     load_model,
     model_names,
 )
+from poetmodel.graph.zoo.state import STATES
 from poetmodel.problem import Problem
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 MOST_TEXT: Final = 200
 """Most characters of a name."""
-State = Literal["sgd", "momentum", "adam", "frozen"]
+State = Literal[STATES]  # type: ignore[valid-type]
 """Kinds of state in the graph."""
 Size = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 Text = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]

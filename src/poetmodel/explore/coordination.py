@@ -199,7 +199,7 @@ class Coordinator:
             wanted = asking.wants == name and (again or not point.is_over)
             if wanted and name not in self.solves.running:  # nothing came meanwhile
                 self.solves.begin(opened, point)
-        return opened.told(point)
+        return opened.describe(point)
 
     def _drop(self, name: str) -> None:
         """Cancel the solve of a point that nobody wants."""
@@ -337,7 +337,7 @@ def _left(point: Point) -> Point:
 
 
 def _is_ahead(stored: Point, point: Point) -> bool:
-    """Return whether another server knows more of a point."""
+    """Whether another server knows more of a point."""
     if stored.is_over:
         return True
     return stored.value is not None and (point.value is None or stored.value < point.value)

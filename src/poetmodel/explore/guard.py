@@ -60,7 +60,9 @@ class Guard:
         refusal = self._refusal(headers)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if refusal is None and scope["path"] == "/" and self._is_token(given):
-            await _reply(send, 303, "", {"Location": "/", "Set-Cookie": self._set_cookie()})
+            kept = "Path=/; HttpOnly; SameSite=Strict; Max-Age=31536000"
+            cookie = f"{self._cookie}={self._token}; {kept}"
+            await _reply(send, 303, "", {"Location": "/", "Set-Cookie": cookie})
             return
         if refusal is None and not self._is_token(self._brought(headers)):
             refusal = 403, "open the address that 'poetmodel explore' printed, with its token"
@@ -93,9 +95,6 @@ class Guard:
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
-
-    def _set_cookie(self) -> str:
-        return f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict; Max-Age=31536000"
 
 
 def _length(headers: Mapping[str, str]) -> int:

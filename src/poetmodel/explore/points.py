@@ -161,13 +161,13 @@ class Opened:
     """The same for the page with the graph, as JSON, but for the last brace."""
     points: dict[str, Point] = field(default_factory=dict)
 
-    def told(self, point: Point, *, brief: bool = False) -> dict[str, Any]:
+    def describe(self, point: Point, *, brief: bool = False) -> dict[str, Any]:
         """Return a point as the page gets it, a brief one without its history."""
         objective = self.facts["objective"]
-        told = point.to_dict(objective["baseline"], minimize=objective["minimize"])
+        fields = point.to_dict(objective["baseline"], minimize=objective["minimize"])
         if brief:
-            del told["history"]
-        return told
+            del fields["history"]
+        return fields
 
     def forget(self, used: AbstractSet[str | None]) -> None:
         """Forget the oldest stops of a slider that left nothing behind."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from poetmodel.explore.tasks import Frame
 
-    Told = Callable[[Frame], None]
+    Tell = Callable[[Frame], None]
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,34 +64,34 @@ class WorkerPool:
             future.cancel()
         await asyncio.gather(*(asyncio.to_thread(worker.close) for worker in self.workers))
 
-    async def do(self, job: dict[str, Any], body: bytes = b"", told: Told | None = None) -> Frame:
-        """Return the reply to a job; `told` gets what is said before it.
+    async def do(self, job: dict[str, Any], body: bytes = b"", tell: Tell | None = None) -> Frame:
+        """Return the reply to a job; `tell` gets what is said before it.
 
         Raises `WorkerError` or `RefusedError`. Cancelled, it leaves the process to end the job.
         Where the process had died, perhaps before it got the job, another one does it.
         """
         with contextlib.suppress(ProcessEndedError):
-            return await self._let(await self.take(), job, body, told)
-        return await self.let(await self.take(), job, body, told)
+            return await self._let(await self.take(), job, body, tell)
+        return await self.let(await self.take(), job, body, tell)
 
     async def let(
-        self, worker: WorkerProcess, job: dict[str, Any], body: bytes, told: Told | None = None
+        self, worker: WorkerProcess, job: dict[str, Any], body: bytes, tell: Tell | None = None
     ) -> Frame:
         """Let a process that was taken do a job, as `do`; then it is free."""
         try:
-            return await self._let(worker, job, body, told)
+            return await self._let(worker, job, body, tell)
         except ProcessEndedError as error:
             msg = f"a worker: {error}"
             raise WorkerError(msg) from error
 
     async def _let(
-        self, worker: WorkerProcess, job: dict[str, Any], body: bytes, told: Told | None
+        self, worker: WorkerProcess, job: dict[str, Any], body: bytes, tell: Tell | None
     ) -> Frame:
         loop = asyncio.get_running_loop()
 
         def hear(news: Frame) -> None:
-            if told is not None:
-                loop.call_soon_threadsafe(told, news)
+            if tell is not None:
+                loop.call_soon_threadsafe(tell, news)
 
         reply = worker.call(perform, self.catalogue, job, body, on_news=hear)
         try:

@@ -8,16 +8,16 @@ import signal
 import threading
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from poetmodel.explore.choice import Catalogue, State
 from poetmodel.explore.coordination import Coordinator
 from poetmodel.explore.pool import WorkerPool
 from poetmodel.explore.server import application
 from poetmodel.explore.store import PointStore
 from poetmodel.files import installed
+from poetmodel.graph.zoo.state import STATES
 from poetmodel.problem import Quantity
 from poetmodel.report.facts import CHOICES
 from poetmodel.report.folding import HEADS
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from poetmodel.explore.choice import Catalogue
     from poetmodel.explore.guard import Guard
 
 SOLVING: Final = 15
@@ -57,7 +58,7 @@ def serve(
     ending = _Ending()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, ending.asked)
+            signal.signal(number, ending.request)
     port = listening.getsockname()[1]
     app = explorer(
         port=port,
@@ -91,7 +92,7 @@ class _Ending:
         self._wanted = False
         self._server: uvicorn.Server | None = None
 
-    def asked(self, *_: object) -> None:
+    def request(self, *_: object) -> None:
         """Handle a signal; while the server runs it has a handler of its own."""
         self._wanted = True
         if self._server is not None:
@@ -148,7 +149,7 @@ def explorer_page() -> str:
         chart_scripts=CHARTS,
         charts={"graph": None, "charts": []},
         quantities=[str(quantity) for quantity in Quantity],
-        states=get_args(State),
+        states=STATES,
         decision_heads=HEADS,
         estimates=ESTIMATES,
         choices=list(CHOICES.values()),

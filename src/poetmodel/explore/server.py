@@ -133,7 +133,7 @@ def application(  # noqa: C901 - the routes, each a few lines
     @app.post("/api/problems")
     async def open_problem(choice: ExplorerChoice) -> Response:
         opened = await coordinator.open(choice)
-        points = [opened.told(point, brief=True) for point in opened.front()]
+        points = [opened.describe(point, brief=True) for point in opened.front()]
         added = json.dumps({"points": points}, allow_nan=False)
         # The graph is JSON already, an object without its last brace.
         return Response(f"{opened.drawn}, {added[1:]}", media_type="application/json")
@@ -147,7 +147,7 @@ def application(  # noqa: C901 - the routes, each a few lines
     @app.get("/api/points/{point}")
     async def read_point(point: Name) -> dict[str, Any]:
         opened, known = coordinator.find(point)
-        return opened.told(known)
+        return opened.describe(known)
 
     @app.get("/api/points/{point}/answer")
     async def answer(request: Request, point: Name, revision: int | None = None) -> Response:
@@ -203,8 +203,8 @@ async def _events(coordinator: Coordinator, session: str) -> AsyncIterator[Serve
                     opened, point = coordinator.find(name)
                 except GoneError:
                     continue
-                told = opened.told(point, brief=kind == "front")
-                yield ServerSentEvent(event=kind, data=told)
+                described = opened.describe(point, brief=kind == "front")
+                yield ServerSentEvent(event=kind, data=described)
             await asyncio.sleep(LEAST_PAUSE_S)
     finally:
         coordinator.leave(session, listener)

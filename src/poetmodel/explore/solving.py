@@ -153,7 +153,7 @@ class Solves:
         mine, before_s, saved_s = asyncio.current_task(), point.seconds, time.monotonic()
         start = await self.schedule(point)
 
-        def told(frame: Frame) -> None:
+        def on_frame(frame: Frame) -> None:
             nonlocal saved_s
             if self.running.get(point.id) is not mine:  # nobody wants it any more
                 return
@@ -171,7 +171,7 @@ class Solves:
                     self._go(self._save(point, None))
 
         job = {**self.job("solve", opened, point), "search": self.search, "bound": point.bound}
-        reply = await self.solvers.let(await self.solvers.take(), job, start, told)
+        reply = await self.solvers.let(await self.solvers.take(), job, start, on_frame)
         figures, schedule = reply.values.get("found"), reply.body
         if figures is None or (point.value is not None and point.value < figures["value"]):
             schedule = await self.schedule(point)

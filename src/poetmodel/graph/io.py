@@ -122,7 +122,7 @@ def node_to_dict(node: Node, *, defaults: bool = False) -> dict[str, Any]:
 
 
 def _is_own_tensor(node: Node, output: object) -> bool:
-    """Return whether ``output_bytes`` says everything about the one output of a node."""
+    """Whether ``output_bytes`` says everything about the one output of a node."""
     return isinstance(output, Tensor) and output.name == node.name and output.replaces is None
 
 

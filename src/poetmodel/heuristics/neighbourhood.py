@@ -53,7 +53,7 @@ class _Trajectory:
     """Iterations since the best, failed repairs weighted."""
 
     def accepts(self, score: Score) -> bool:
-        """Return whether to go on from a partial schedule that is not the best of all."""
+        """Whether to go on from a partial schedule that is not the best of all."""
         if score <= self.current:
             return True
         value, current, best = score.excess, self.current.excess, self.best.excess
@@ -64,7 +64,7 @@ class _Trajectory:
         return value <= current * (1 + ACCEPTED_RISE) and value <= best * (1 + ACCEPTED_DISTANCE)
 
     def is_behind(self, best: Score) -> bool:
-        """Return whether it has found nothing near the best of all."""
+        """Whether it has found nothing near the best of all."""
         if best.excess > 0 or self.best.excess > 0:
             return self.best.excess > best.excess
         return self.best.value > best.value * (1 + ACCEPTED_DISTANCE)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, Self
 
-from poetmodel.heuristics.restorations import PAGE_OUT, RECOMPUTE, STORAGE_HOME, Restoration
 from poetmodel.problem import CONSTRAINTS, Coefficients, LinearRow, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from poetmodel.heuristics.partial_schedule import PartialSchedule
 
 Uses = tuple[tuple[int, float], ...]
 """Rows by position, and what one decision adds to each."""
@@ -70,54 +67,30 @@ class OwnRows:
         return cls(problem, limits) if limits or wants else None
 
     def exceeded(self, row: int, used: float) -> bool:
-        """Return whether a row is, rounding errors aside."""
+        """Whether a row is, rounding errors aside."""
         return used - self.slacks[row] > _ROUNDING * self.units[row]
 
-    def count(self, partial: PartialSchedule, uses: Uses, change: int) -> None:
+    def count(self, used: list[float], exceeded: set[int], uses: Uses, change: int) -> None:
         """Note that a decision is taken once more (1) or once less (-1)."""
         for row, amount in uses:
-            partial.used[row] += change * amount
-            if self.exceeded(row, partial.used[row]):
-                partial.exceeded.add(row)
+            used[row] += change * amount
+            if self.exceeded(row, used[row]):
+                exceeded.add(row)
             else:
-                partial.exceeded.discard(row)
-
-    def uses(
-        self, partial: PartialSchedule, restoration: Restoration, *, adding: bool = True
-    ) -> Uses:
-        """Return the use of an added restoration, negative for a dropped one.
-
-        A tensor's first page-in needs its page-out; what serves only a restoration is not counted,
-        but for the page-ins of state, which go with its home on storage.
-        """
-        item = restoration.item
-        if restoration.kind == RECOMPUTE:
-            uses = self.compute[item]
-        elif restoration.kind == STORAGE_HOME:
-            uses = self.storage_home[item]
-            if not adding:
-                uses = (*uses, *self.page_in[item] * partial.page_ins[item])
-        else:
-            out = partial.changes_page_out(restoration, adding=adding)
-            uses = self.page_out[item] if out else ()
-            if restoration.kind != PAGE_OUT:
-                uses = (*self.page_in[item], *uses)
-        return uses if adding else tuple((row, -amount) for row, amount in uses)
+                exceeded.discard(row)
 
     def allows(self, used: Sequence[float], uses: Uses) -> bool:
-        """Return whether all rows that only add have room for a decision."""
+        """Whether all rows that only add have room for a decision."""
         return all(
             used[row] + amount <= self.slacks[row] for row, amount in uses if self.only_adds[row]
         )
 
-    def excess(self, partial: PartialSchedule) -> float:
-        """Return by how much rows are exceeded, in their units, summed: 0 where all are kept."""
-        return math.fsum(
-            (partial.used[row] - self.slacks[row]) / self.units[row] for row in partial.exceeded
-        )
+    def excess(self, used: Sequence[float], exceeded: Iterable[int]) -> float:
+        """Return the excess over rows, in their units, summed: 0 where all are kept."""
+        return math.fsum((used[row] - self.slacks[row]) / self.units[row] for row in exceeded)
 
     def change(self, used: Sequence[float], uses: Iterable[tuple[int, float]]) -> float:
-        """Return by how much the excess changes when amounts are added to rows."""
+        """Return the change of the excess when amounts are added to rows."""
         total = 0.0
         added: dict[int, float] = {}
         for row, amount in uses:

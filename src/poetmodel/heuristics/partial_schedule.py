@@ -28,7 +28,6 @@ from poetmodel.heuristics.restorations import (
     Restoration,
     restorations_of,
 )
-from poetmodel.heuristics.stage_peak import highest_step
 from poetmodel.problem import Coefficients
 from poetmodel.problem.working_graph import working_graph
 from poetmodel.schedule import GraphIdentity, Schedule, paged_at_once
@@ -92,7 +91,10 @@ class PartialSchedule:
         ]
         self._saved: dict[int, dict[int, int]] = {}
         """For tensors that nodes may write over, what that saves in the stage of each [B]."""
-        self._note_operators_in_place()
+        for q, shared in enumerate(self.working.shared_bytes_of):
+            for i, size in shared.items():  # lives on, though its node reads it
+                self._saved.setdefault(i, {})[q] = size
+                self._own[i] -= {q}
         for i in graph.state_tensors:
             # Where the core reads it on storage, nothing else counts it.
             is_counted = self.working.tensor_bytes[i] == self.sizes[i]
@@ -113,13 +115,6 @@ class PartialSchedule:
         for i in range(len(self.sizes)):
             check_time_limit()
             self._count(i)
-
-    def _note_operators_in_place(self) -> None:
-        """Note which rows count a tensor that lives on, though their nodes read it."""
-        for q, saved in enumerate(self.working.shared_bytes_of):
-            for i, size in saved.items():
-                self._saved.setdefault(i, {})[q] = size
-                self._own[i] -= {q}
 
     @classmethod
     def of(
@@ -213,17 +208,17 @@ class PartialSchedule:
     # -- where tensors are -----------------------------------------------------------------------
 
     def enters(self, i: int, t: int) -> bool:
-        """Return whether stage `t` begins with tensor `i` in RAM."""
+        """Whether stage `t` begins with tensor `i` in RAM."""
         sources = self._sources[i]
         before = bisect_left(sources, t)
         return before > 0 and self._next_is_need(i, t, before)
 
     def serves(self, i: int, t: int) -> bool:
-        """Return whether tensor `i`, made or brought back in stage `t`, is read from there."""
+        """Whether tensor `i`, made or brought back in stage `t`, is read from there."""
         return self._next_is_need(i, t, bisect_right(self._sources[i], t))
 
     def is_available(self, i: int, t: int) -> bool:
-        """Return whether a step of stage `t` may read tensor `i` with nothing changed."""
+        """Whether a step of stage `t` may read tensor `i` with nothing changed."""
         sources = self._sources[i]
         before = bisect_right(sources, t)
         return sources[before - 1] == t or self._next_is_need(i, t, before)
@@ -319,7 +314,7 @@ class PartialSchedule:
         return [change for change, _ in self._log[mark:]]
 
     def is_useless(self, restoration: Restoration) -> bool:
-        """Return whether a restoration serves no reader."""
+        """Whether a restoration serves no reader."""
         t, item, kind = restoration
         if kind == RECOMPUTE:
             return not self._served(item, t)
@@ -359,7 +354,7 @@ class PartialSchedule:
         if not again and self._enter_transfer(restoration, adding=adding):
             return ()
         if again and self.rows is not None:
-            self.rows.count(self, self.rows.compute[item], 1 if adding else -1)
+            self.rows.count(self.used, self.exceeded, self.rows.compute[item], 1 if adding else -1)
         supplied = graph.outputs_of[item] if again else (item,)
         read = graph.inputs_of[item] if again else ()
         chosen = (self.recomputed if again else self.paged_in)[t]
@@ -388,11 +383,11 @@ class PartialSchedule:
         else:
             self.page_ins[i] += change
             if rows is not None:
-                rows.count(self, rows.page_in[i], change)
+                rows.count(self.used, self.exceeded, rows.page_in[i], change)
         moved = self.goes_out(i) - before
         self.aux_used_bytes += 0 if self.stored[i] else moved * self.sizes[i]
         if moved and rows is not None:
-            rows.count(self, rows.page_out[i], moved)
+            rows.count(self.used, self.exceeded, rows.page_out[i], moved)
         return alone
 
     def _enter_home(self, i: int, *, adding: bool) -> tuple[int]:
@@ -411,16 +406,16 @@ class PartialSchedule:
         change = 1 if adding else -1
         self.aux_used_bytes += change * self.sizes[i]
         if self.rows is not None:
-            self.rows.count(self, self.rows.storage_home[i], change)
+            self.rows.count(self.used, self.exceeded, self.rows.storage_home[i], change)
         self._dirty.update((k - 1, k))
         return (i,)
 
     def goes_out(self, i: int) -> bool:
-        """Return whether tensor `i` is paged out."""
+        """Whether tensor `i` is paged out."""
         return i in self.paged_out or (self.page_ins[i] > 0 and not self.stored[i])
 
     def changes_page_out(self, restoration: Restoration, *, adding: bool) -> bool:
-        """Return whether adding, or dropping, a page-in or page-out makes its tensor go out or not.
+        """Whether adding, or dropping, a page-in or page-out makes its tensor go out or not.
 
         Dropped is what is there, added what is not.
         """
@@ -484,12 +479,77 @@ class PartialSchedule:
         """Bring what steps within stages take beyond their rows up to date."""
         for t in self._dirty - {-1, len(self.recomputed)}:
             check_time_limit()
-            highest = highest_step(self, t) if self.recomputed[t] or self.paged_in[t] else 0
+            highest = _highest_step(self, t) if self.recomputed[t] or self.paged_in[t] else 0
             self.extra_bytes[t] = max(0, highest - int(self.row_bytes[t]))
         self._dirty.clear()
 
     def fits(self, limit_bytes: int) -> bool:
-        """Return whether every step keeps within a limit."""
+        """Whether every step keeps within a limit."""
         if int(self.row_bytes.max()) > limit_bytes:
             return False
         return int(self.peaks().max()) <= limit_bytes
+
+
+# -- the highest step of a stage, found as the verifier does ---------------------------------------
+
+
+def _highest_step(partial: PartialSchedule, t: int) -> int:
+    """Return the highest RAM use in stage `t` of a partial schedule [B].
+
+    The row of stage ``t - 1`` must be up to date, for what is in RAM when stage `t` begins.
+    """
+    graph, sizes = partial.working, partial.working.tensor_bytes
+    recomputed, paged_in = partial.recomputed[t], partial.paged_in[t]
+    page: dict[int, list[int]] = {}
+    for i in paged_in:
+        page.setdefault(graph.node_of[i], []).append(i)
+    steps = sorted({*recomputed, *page, t})
+    freed, saved = _freed_bytes(partial, t, steps, page)
+    ram = highest = _begin_bytes(partial, t)
+    for k in steps:
+        if k in page:
+            ram += sum(sizes[i] for i in page[k])
+            highest = max(highest, ram)
+        if k == t or k in recomputed:
+            is_there = not partial.resident.isdisjoint(graph.outputs_of[k])
+            output_bytes = 0 if is_there else graph.output_bytes[k]
+            step = ram + output_bytes + graph.nodes[k].workspace_bytes - saved.get(k, 0)
+            highest = max(highest, step)
+            ram += output_bytes - sum(sizes[i] for i in page.get(k, ()))
+        ram -= freed.get(k, 0)
+    return highest
+
+
+def _freed_bytes(
+    partial: PartialSchedule, t: int, steps: list[int], page: dict[int, list[int]]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the bytes freed after each step of stage `t`, and those saved by it in place [B].
+
+    A step saves memory where it writes over what is freed.
+    """
+    graph, recomputed = partial.working, partial.recomputed[t]
+    last: dict[int, int] = {}
+    for k in steps:
+        if k == t or k in recomputed:
+            last |= dict.fromkeys((*graph.inputs_of[k], *graph.outputs_of[k]), k)
+        last |= dict.fromkeys(page.get(k, ()), k)
+    freed: dict[int, int] = {}
+    saved: dict[int, int] = {}
+    for i, k in last.items():
+        if not partial.enters(i, t + 1):
+            freed[k] = freed.get(k, 0) + graph.tensor_bytes[i]
+            if i in graph.shared_bytes_of[k]:
+                saved[k] = saved.get(k, 0) + graph.shared_bytes_of[k][i]
+    return freed, saved
+
+
+def _begin_bytes(partial: PartialSchedule, t: int) -> int:
+    """Return the bytes in RAM when stage `t` begins."""
+    if t == 0:
+        return sum(partial.sizes[i] for i in partial.resident)
+    graph, saved = partial.working, partial.working.shared_bytes_of[t - 1]
+    own = {*graph.inputs_of[t - 1], *graph.outputs_of[t - 1]}
+    crossing = int(partial.row_bytes[t - 1]) - graph.step_bytes[t - 1]
+    return crossing + sum(
+        graph.tensor_bytes[i] - saved.get(i, 0) for i in own if partial.enters(i, t)
+    )

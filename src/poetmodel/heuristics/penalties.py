@@ -79,7 +79,8 @@ class PenalizedObjective:
             rows = self.rows
             for limit, unit, single in zip(rows.limits, rows.units, rows.is_single, strict=True):
                 if not single:  # a single decision is a question of room alone
-                    penalty.append((_only_added(limit.coefficients), 1 / unit))
+                    added = (tuple(max(0.0, c) for c in column) for column in limit.coefficients)
+                    penalty.append((Coefficients(*added), 1 / unit))
         self.is_limited = len(penalty) > 1
         """Whether the use of limits can be priced."""
         self._greedy, self._penalty = weighted(*greedy), weighted(*penalty)
@@ -109,7 +110,7 @@ class PenalizedObjective:
             if used > slack:
                 excess += (used - slack) / slack if slack > 0 else 1.0 + used
         if self.rows is not None:
-            excess += self.rows.excess(partial)
+            excess += self.rows.excess(partial.used, partial.exceeded)
         if not self.problem.objective.is_sum:
             return Score(excess, float(partial.peaks().max()))
         return Score(excess, price(self.objective, partial) - self.rewards)
@@ -120,8 +121,3 @@ class PenalizedObjective:
         return PartialSchedule(
             problem.graph, restorations, working=problem.working_graph, rows=self.rows
         )
-
-
-def _only_added(coefficients: Coefficients) -> Coefficients:
-    """Return coefficients with 0 for those that are negative."""
-    return Coefficients(*(tuple(max(0.0, value) for value in column) for column in coefficients))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from random import Random
 
-    from poetmodel.heuristics.own_rows import OwnRows
+    from poetmodel.heuristics.own_rows import OwnRows, Uses
     from poetmodel.heuristics.partial_schedule import PartialSchedule
     from poetmodel.problem import Coefficients, Problem
 
@@ -245,7 +245,7 @@ class Repair:
         return self.style.pages and self.problem.can_page
 
     def _is_allowed(self, restoration: Restoration) -> bool:
-        """Return whether state allows it.
+        """Whether state allows it.
 
         What reads state runs no more once that is replaced, and resident state is not paged in.
         """
@@ -259,13 +259,13 @@ class Repair:
         return item not in self.partial.resident and stage <= problem.graph.last_page_in(item)
 
     def _has_room_for(self, restoration: Restoration) -> bool:
-        """Return whether own constraints, storage and state have room for it."""
+        """Whether own constraints, storage and state have room for it."""
         partial, i = self.partial, restoration.item
         rows = partial.rows if self.within_rows else None
         limit = self.problem.aux_limit_bytes
         if not self._is_allowed(restoration):
             return False
-        if rows is not None and not rows.allows(partial.used, rows.uses(partial, restoration)):
+        if rows is not None and not rows.allows(partial.used, self._uses(rows, restoration)):
             return False
         if restoration.kind == RECOMPUTE or limit is None or partial.goes_out(i):
             return True
@@ -306,7 +306,7 @@ class Repair:
         rows, partial = self.partial.rows, self.partial
         if rows is None or rows.wanted is None:
             return
-        while time.monotonic() < self.until_s and rows.excess(partial) > 0:
+        while time.monotonic() < self.until_s and rows.excess(partial.used, partial.exceeded) > 0:
             check_time_limit()
             if not self._lower_excess(rows):
                 return
@@ -315,7 +315,7 @@ class Repair:
         for item in sorted(rewarded, key=prices.__getitem__):
             while time.monotonic() < self.until_s:
                 check_time_limit()
-                if rows.change(partial.used, rows.uses(partial, item)) > 0 or not self._place(item):
+                if rows.change(partial.used, self._uses(rows, item)) > 0 or not self._place(item):
                     break
 
     def place(self, wanted: Iterable[Restoration]) -> None:
@@ -328,22 +328,42 @@ class Repair:
         partial = self.partial
         moves: list[tuple[float, int, Restoration]] = []
         for item in self._additions(rows):
-            gain = -rows.change(partial.used, rows.uses(partial, item))
+            gain = -rows.change(partial.used, self._uses(rows, item))
             if gain > 0:
                 moves.append((self._rank(gain, self._price(item, adding=True)), 1, item))
         for item in partial.restorations():
-            gain = -rows.change(partial.used, rows.uses(partial, item, adding=False))
+            gain = -rows.change(partial.used, self._uses(rows, item, adding=False))
             if gain > 0:
                 moves.append((self._rank(gain, -self._price(item)), 0, item))
         for _, adds, item in sorted(moves):
             check_time_limit()
             if self._lowers_excess(item, self._place if adds else self._drop):
-                gain = rows.change(partial.used, rows.uses(partial, item)) if adds else 0.0
+                gain = rows.change(partial.used, self._uses(rows, item)) if adds else 0.0
                 while gain < 0 and self._lowers_excess(item, self._place):  # still the best one
-                    if rows.change(partial.used, rows.uses(partial, item)) > gain:
+                    if rows.change(partial.used, self._uses(rows, item)) > gain:
                         break
                 return True
         return False
+
+    def _uses(self, rows: OwnRows, restoration: Restoration, *, adding: bool = True) -> Uses:
+        """Return the use of rows by an added restoration, negative for a dropped one.
+
+        A tensor's first page-in needs its page-out; what serves only a restoration is not counted,
+        but for the page-ins of state, which go with its home on storage.
+        """
+        item = restoration.item
+        if restoration.kind == RECOMPUTE:
+            uses = rows.compute[item]
+        elif restoration.kind == STORAGE_HOME:
+            uses = rows.storage_home[item]
+            if not adding:
+                uses = (*uses, *rows.page_in[item] * self.partial.page_ins[item])
+        else:
+            out = self.partial.changes_page_out(restoration, adding=adding)
+            uses = rows.page_out[item] if out else ()
+            if restoration.kind != PAGE_OUT:
+                uses = (*rows.page_in[item], *uses)
+        return uses if adding else tuple((row, -amount) for row, amount in uses)
 
     def _lowers_excess(self, restoration: Restoration, take: Callable[[Restoration], bool]) -> bool:
         """Take a move if it can be taken and lowers the excess; return whether it does."""
@@ -404,11 +424,11 @@ class Repair:
         return False
 
     def _excess(self) -> float:
-        """Return by how much own constraints are exceeded, where one can be by what is dropped."""
+        """Return the excess over own constraints, where what is dropped can cause one."""
         rows = self.partial.rows
         if rows is None or rows.wanted is None:
             return 0.0
-        return rows.excess(self.partial)
+        return rows.excess(self.partial.used, self.partial.exceeded)
 
     def _bring(self, restoration: Restoration) -> bool:
         """Add a restoration with what it needs; return whether there is room for it elsewhere."""
@@ -446,11 +466,8 @@ class Repair:
         """Return a number that is less where a restoration costs more per byte it brings back."""
         item, graph = restoration.item, self.problem.graph
         brought = graph.outputs_of[item] if restoration.kind == RECOMPUTE else (item,)
-        return -self.noisy_price(restoration) / max(1, sum(self.partial.sizes[i] for i in brought))
-
-    def noisy_price(self, restoration: Restoration) -> float:
-        """Return the cost of a restoration, with the noise of drops."""
-        return self._noisy(self._price(restoration), DROP_NOISE)
+        price = self._noisy(self._price(restoration), DROP_NOISE)
+        return -price / max(1, sum(self.partial.sizes[i] for i in brought))
 
     def _price(self, restoration: Restoration, *, adding: bool = False) -> float:
         """Return the cost of a present or added restoration, with its own page-out."""
@@ -475,7 +492,7 @@ class Repair:
         return False
 
     def _may_go(self, restoration: Restoration) -> bool:
-        """Return whether what a restoration serves could be kept, by the rows of stages alone."""
+        """Whether what a restoration serves could be kept, by the rows of stages alone."""
         partial, graph, t = self.partial, self.problem.graph, restoration.stage
         freed = 0
         served: Sequence[int] = (restoration.item,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, LiteralString
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -24,24 +24,22 @@ if TYPE_CHECKING:
 OpName = Literal["compute", "page_in", "page_out", "wait", "free"]
 
 
-def _is_pair(value: object) -> object:
-    if not isinstance(value, list) or len(value) != len(Instruction._fields):
-        raise PydanticCustomError("step", "expected a list of an operation and an index")
-    return tuple(value)
+def _listed(length: int, content: LiteralString) -> BeforeValidator:
+    def check(value: object) -> object:
+        if not isinstance(value, list) or len(value) != length:
+            raise PydanticCustomError("list", f"expected a list of {content}")
+        return tuple(value)
+
+    return BeforeValidator(check)
 
 
-def _is_place(value: object) -> object:
-    if not isinstance(value, list) or len(value) != len(Placed._fields):
-        raise PydanticCustomError(
-            "place", "expected a list of a position, 'output' or 'workspace', an index, an offset"
-        )
-    return tuple(value)
-
-
-Step = Annotated[tuple[OpName, Index], BeforeValidator(_is_pair)]
+Step = Annotated[
+    tuple[OpName, Index], _listed(len(Instruction._fields), "an operation and an index")
+]
 Position = Annotated[int, Field(ge=BEFORE)]
 Place = Annotated[
-    tuple[Position, Literal["output", "workspace"], Index, Index], BeforeValidator(_is_place)
+    tuple[Position, Literal["output", "workspace"], Index, Index],
+    _listed(len(Placed._fields), "a position, 'output' or 'workspace', an index, an offset"),
 ]
 
 

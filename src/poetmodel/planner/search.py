@@ -287,7 +287,7 @@ class _BeamSearch:
     # -- RAM ---------------------------------------------------------------------------------
 
     def _fits(self, label: _Label, e: int, gap: int) -> bool:
-        """Return whether a page-in fits beside the others begun, up to its use."""
+        """Whether a page-in fits beside the others begun, up to its use."""
         if not label.arriving:
             return True  # its window says so
         windows, into = self.windows, self.windows.page_ins[e]
@@ -399,7 +399,7 @@ class _Estimates:
 
 
 def _open_bits(gaps: int, windows: Iterable[tuple[int, int]]) -> list[int]:
-    """Return for each gap the windows that it lies in, one bit each."""
+    """Return the windows that each gap lies in, one bit each."""
     at = [0] * gaps
     for bit, (first, last) in enumerate(windows):
         for gap in range(first, last + 1):
@@ -416,7 +416,7 @@ def _keep(group: list[_Label], label: _Label) -> None:
 
 
 def _dominates(a: _Label, b: _Label) -> bool:
-    """Return whether `a`, with the same page-ins begun, is behind `b` in nothing."""
+    """Whether `a`, with the same page-ins begun, is behind `b` in nothing."""
     if a.core > b.core or a.bus > b.bus or b.outs & ~a.outs:
         return False
     if any(own[1] > other[1] for own, other in zip(a.arriving, b.arriving, strict=True)):

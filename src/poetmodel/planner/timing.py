@@ -268,7 +268,7 @@ def _ends(
     core_s: Sequence[float],
     rounding: float,
 ) -> list[float] | None:
-    """Return when transfers from `old` on end if that one moves; None if any ends too late."""
+    """Return the ends of transfers from `old` on if that one moves; None if any is too late."""
     free_s = bus[old - 1].end_s if old else 0.0
     order = [*range(old + 1, index + 1), old, *range(index + 1, len(bus))]
     ends = []

@@ -139,7 +139,7 @@ def plan_timeline(graph: Graph, plan: Plan, check: PlanCheck) -> Timeline:
 
 
 def _levels(chart: Mapping[str, Any]) -> list[tuple[tuple[int, bool], float]]:
-    """Return when each instruction begins and when it is done, and the end.
+    """Return the begin and the end of each instruction, and of all.
 
     Each is (position, whether after it) and the time from which on its RAM is in use.
     """

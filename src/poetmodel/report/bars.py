@@ -180,7 +180,7 @@ def _overhead(subject: Subject) -> _Measure:
 
 
 def _is_timed(subject: Subject) -> bool:
-    """Return whether time was minimized, or nobody asked for energies."""
+    """Whether time was minimized, or nobody asked for energies."""
     return subject.problem.minimize == Quantity.TIME or not subject.problem.asks_energy
 
 
@@ -268,8 +268,12 @@ def _lead(subject: Subject, rivals: Sequence[Rival]) -> str:
     if own is None or not subject.verdict.valid:
         return ""
     what = f"{_more(own)} {'time' if _is_timed(subject) else 'energy'}"
-    kept = [(_kept_ratio(subject, rival), rival.name) for rival in rivals]
-    ratios = [(ratio, name) for ratio, name in kept if ratio is not None]
+    ratios = [
+        (ratio, rival.name)
+        for rival in rivals
+        if rival.simulation is not None and not rival.broken
+        if (ratio := _ratio(subject, rival.simulation)) is not None
+    ]
     if not ratios:
         return f"{what}; none of the earlier methods keeps the limits."
     best, name = min(ratios)
@@ -278,12 +282,6 @@ def _lead(subject: Subject, rivals: Sequence[Rival]) -> str:
     if best < own:
         return f"{what}; {name} keeps the limits with less, {_more(best)}."
     return f"{what} instead of {_more(best)} by {name}, the best earlier method within the limits."
-
-
-def _kept_ratio(subject: Subject, rival: Rival) -> float | None:
-    if rival.simulation is None or rival.broken:
-        return None
-    return _ratio(subject, rival.simulation)
 
 
 def limits_in_words(bars: Bars) -> Iterator[str]:

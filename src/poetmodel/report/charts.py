@@ -345,7 +345,7 @@ def progress_chart(
 
 
 def _scale(problem: Problem, values: Sequence[float | None]) -> tuple[float, str, str]:
-    """Return by what values are divided, the unit then, and what they are."""
+    """Return the divisor of values, their unit, and their name."""
     most = max((value for value in values if value is not None), default=0.0)
     if problem.minimize == Quantity.ENERGY and problem.baseline_energy_j > 0:
         return problem.baseline_energy_j / 100, "%", "energy above a single pass"

@@ -145,7 +145,7 @@ def _limits(subject: Subject) -> str:
 
 
 def _obstacle(subject: Subject) -> str:
-    """Return why a schedule cannot be compared; empty where it can."""
+    """Return the reason against a comparison; empty where there is none."""
     if subject.costs is None:
         return "there are no costs; give --device or --profile"
     if subject.document.problem is None:

@@ -141,7 +141,7 @@ def write_report(
 
 
 def _estimates(subjects: Sequence[Subject]) -> str:
-    """Return what every table of energies says first; empty where there are none."""
+    """Return the first remark on tables of energies; empty without energies."""
     has_energies = any(s.costs is not None and s.problem.asks_energy for s in subjects)
     return f"{ESTIMATES.capitalize()}." if has_energies else ""
 
@@ -246,7 +246,7 @@ def _fronts(subjects: Sequence[Subject], cells: Rows, front: Rows) -> Iterator[d
 
 
 def _is_of(subject: Subject, model: str, device: str) -> bool:
-    """Return whether a schedule belongs to a part of a sweep, as far as names tell."""
+    """Whether a schedule belongs to a part of a sweep, as far as names tell."""
     priced_for = subject.problem.costs.device
     places = (subject.document.device, priced_for.key if priced_for is not None else None)
     shape = subject.sources.shape

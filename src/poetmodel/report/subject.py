@@ -17,13 +17,31 @@ from poetmodel.schedule import (
     Verdict,
     constraint_values,
 )
+from poetmodel.schedule.relations import STATED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from poetmodel.plan import ArenaCheck, Plan, PlanCheck
     from poetmodel.problem import Problem
+    from poetmodel.result import SolveResult
     from poetmodel.schedule.io import ScheduleDocument
+
+
+def document_of(result: SolveResult) -> ScheduleDocument:
+    """Return a result as its schedule file would be read."""
+    from poetmodel.schedule.io import ObjectiveEntry, ProblemEntry, ScheduleDocument
+
+    stated = result.to_dict()
+    return ScheduleDocument(
+        schedule=result.require_schedule(),
+        device=stated["device"],
+        problem=ProblemEntry.model_validate(stated["problem"]),
+        status=stated["status"],
+        stated={key: stated[key] for key in STATED},
+        objective=ObjectiveEntry.model_validate(stated["objective"]),
+        history=result.history,
+    )
 
 
 def in_graph(graph: Graph, schedule: Schedule) -> Schedule:

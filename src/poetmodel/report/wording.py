@@ -32,7 +32,7 @@ class Answer:
 
 
 def answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
-    """Return whether a schedule fits, whether it is proven, and what it costs."""
+    """Whether a schedule fits, whether it is proven, and what it costs."""
     return (
         Answer("Does it fit?", *_fit(schedule)),
         Answer("Is it proven?", *_proof(schedule)),
@@ -41,7 +41,7 @@ def answers(schedule: Facts) -> tuple[Answer, Answer, Answer]:
 
 
 def step_answers(step: Facts) -> tuple[Answer, Answer, Answer]:
-    """Return whether a step equals eager PyTorch, keeps its budget, and how long it takes."""
+    """Whether a step equals eager PyTorch, keeps its budget, and how long it takes."""
     return (
         Answer("Are the results those of eager PyTorch?", *_sameness(step)),
         Answer("Is the budget kept?", *_memory(step)),

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from poetmodel import __version__
-from poetmodel.files import write_bytes
+from poetmodel.files import processor, write_bytes
 from poetmodel.torch.step.updates import CustomOperation
 
 FORMAT: Final = "poetmodel-cache"
@@ -146,16 +146,6 @@ def _own_code() -> str:
     return sha256.hexdigest()
 
 
-@cache
-def _processor() -> str:
-    """Return the name of the processor."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith(("model name", "CPU part")):
-                return line
-    return platform.processor()
-
-
 def host_key() -> list[Any]:
     """Return all that costs, workspaces and kernels depend on beside the graph."""
     return [
@@ -163,7 +153,7 @@ def host_key() -> list[Any]:
         str(torch.__version__),
         platform.machine(),
         platform.node(),
-        _processor(),
+        processor("model name", "CPU part"),
         os.cpu_count(),
         torch.get_num_threads(),
         torch.backends.cpu.get_cpu_capability(),

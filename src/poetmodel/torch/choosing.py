@@ -222,7 +222,7 @@ def gradient_norms(
     loss_fn: Loss,
     batch: Sequence[Any],
 ) -> dict[str, float]:
-    """Return for each layer the norm of the gradients of its parameters together.
+    """Return the norm of the gradients of the parameters of each layer together.
 
     The model, its buffers and its gradients stay as they are.
     """

@@ -9,6 +9,7 @@ from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.torch.capturing.inputs import Inputs
     from poetmodel.torch.runtime.certificate import Certificate
+    from poetmodel.torch.runtime.runner import Runner
 
 
 def compile(  # noqa: PLR0913 - one way in, and all but three of its parameters have defaults
@@ -170,6 +172,8 @@ class Step:
         self._loss_fn = loss_fn
         self._options = options
         self._compiled: list[Compiled] = []
+        self._certificates: WeakKeyDictionary[Runner, Certificate] = WeakKeyDictionary()
+        """Last verification of each running plan."""
         self._current = self._compile(inputs)
 
     def __repr__(self) -> str:
@@ -226,8 +230,8 @@ class Step:
         if self._options.dynamic == "error":
             flat = self._current.trace.joint.flat_inputs(given)
             refuse(name, input_faults(given))
-            told = "; ".join(self._current.guards.differences(flat))
-            raise CaptureError(f"{name}: {told}; compile again, or with dynamic='retrace'")
+            reason = "; ".join(self._current.guards.differences(flat))
+            raise CaptureError(f"{name}: {reason}; compile again, or with dynamic='retrace'")
         self._tell_of_many(given)
         self._current = self._compile(given)
         return self._current, self._current.trace.joint.flat_inputs(given)
@@ -238,16 +242,16 @@ class Step:
             return
         try:
             flat = self._current.trace.joint.flat_inputs(given)
-            told = "; ".join(self._current.guards.differences(flat))
+            reason = "; ".join(self._current.guards.differences(flat))
         except CaptureError as error:
-            told = str(error)
+            reason = str(error)
         name = self._current.trace.joint.name
         _LOG.warning(
             "%s: compiled for %d kinds of steps, and now for another one: %s; bring batches to few "
             "lengths, and compute outside of the step what differs in each",
             name,
             len(self._compiled),
-            told,
+            reason,
         )
 
     def _given(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Inputs:
@@ -327,8 +331,8 @@ class Step:
         given = inputs if inputs or named else unflatten(joint.inputs, joint.input_spec)
         compiled, flat = self.select(*given, **named)
         compiled.improve()
-        compiled.certificate = certify(compiled, flat)
-        return compiled.certificate
+        certificate = self._certificates[compiled.runner] = certify(compiled, flat)
+        return certificate
 
     def report(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the facts on the step, and write them to a file if one is given.
@@ -353,7 +357,11 @@ class Step:
         MissingExtraError
             If a page is requested, and a library that draws it is not installed.
         """
-        report = _report(self._current, call=_as_call(self._current, self._options))
+        report = _report(
+            self._current,
+            self._certificates.get(self._current.runner),
+            call=_as_call(self._current, self._options),
+        )
         if path is not None:
             _write(path, report)
         return report
@@ -389,12 +397,12 @@ class Step:
 # -- reports -----------------------------------------------------------------------------------
 
 
-def _report(compiled: Compiled, *, call: str) -> dict[str, Any]:
+def _report(compiled: Compiled, certificate: Certificate | None, *, call: str) -> dict[str, Any]:
     """Return the facts on a compiled step, and the call that makes it, as plain values."""
     from poetmodel.report.step_file import FORMAT, VERSION
 
     graph, scheduled, check = compiled.trace.graph, compiled.scheduled, compiled.check
-    program, certificate = compiled.plan.program, compiled.certificate
+    program = compiled.plan.program
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -2,8 +2,7 @@
 
 Four kinds of things are kept: what operations make with their workspaces, and their costs, for a
 graph on a host; the schedule of a problem, which is verified again; and that a plan computes what
-eager PyTorch does, for the source files that the model comes from. For the same network with other
-shapes the last schedule is kept by the names of its nodes, to start from.
+eager PyTorch does, for the source files that the model comes from.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -21,15 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from poetmodel import __version__
-from poetmodel.clock import time_limit
-from poetmodel.errors import InputError, TimeLimitError, TooLargeError
-from poetmodel.heuristics.neighbourhood import LargeNeighbourhoodSearch
-from poetmodel.heuristics.restorations import (
-    RECOMPUTE,
-    Restoration,
-    RestorationKind,
-    restorations_of,
-)
+from poetmodel.errors import InputError
 from poetmodel.result import Termination
 from poetmodel.schedule import Schedule
 from poetmodel.schedule.relations import GraphIdentity
@@ -49,7 +39,7 @@ from poetmodel.torch.capturing.joint_graph import InputKind
 from poetmodel.torch.graph.operators import is_foreign
 from poetmodel.torch.graph.profiles import OpProfile
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
-from poetmodel.torch.runtime.convolutions import SplitOp, divided_units, in_parts, kernels_told
+from poetmodel.torch.runtime.convolutions import SplitOp, divided_units, in_parts, split_kernels
 from poetmodel.torch.runtime.profiling import (
     MEASURED_BEFORE,
     Paging,
@@ -69,12 +59,10 @@ if TYPE_CHECKING:
 
 _SPANS: Final = ("R", "kept", "stored", "M_in", "M_out")
 """Stored form of a schedule: pairs, and spans in place of the many pairs that they stand for."""
-START_S: Final = 2.0
-"""Most time to make a start of a schedule for other shapes [s]."""
 
 
 def is_settled(result: SolveResult, *, within_s: float = math.inf) -> bool:
-    """Return whether solving on, or anew in so much time, would find nothing else."""
+    """Whether solving on, or anew in so much time, would find nothing else."""
     if result.termination == Termination.TIME_LIMIT:
         return (result.time_limit_s or 0.0) >= within_s
     return result.termination != Termination.INTERRUPTED
@@ -119,27 +107,6 @@ class Schedules:
             return replace(result, termination=Termination.INTERRUPTED)
         return result
 
-    def start(self, problem: Problem) -> Schedule | None:
-        """Return a schedule to start from, made of that of the same network in other shapes."""
-        named = self._cache.read("network", self._network_key(problem))
-        if not isinstance(named, list):
-            return None
-        graph = problem.graph
-        nodes = {node.name: k for k, node in enumerate(graph.nodes)}
-        wanted = []
-        with suppress(TypeError, ValueError):
-            for stage, item, stated in named:
-                kind = RestorationKind(stated)
-                positions = nodes if kind == RECOMPUTE else graph.tensor_index
-                if stage in nodes and item in positions:
-                    wanted.append(Restoration(nodes[stage], positions[item], kind))
-        search = LargeNeighbourhoodSearch(problem)
-        search.until_s = time.monotonic() + START_S
-        with suppress(TimeLimitError, TooLargeError, IndexError), time_limit(2 * START_S):
-            search.consider(wanted)
-            return search.schedule()
-        return None
-
     def keep(self, result: SolveResult) -> None:
         """Keep a result, where none that is better is known."""
         problem, schedule = result.problem, result.schedule
@@ -156,22 +123,6 @@ class Schedules:
             "versions": dict(result.versions),
         }
         self._cache.write("schedule", _problem_key(problem), content)
-        graph = problem.graph
-        named = [
-            [
-                graph.nodes[stage].name,
-                (graph.nodes if kind == RECOMPUTE else graph.tensors)[item].name,
-                kind,
-            ]
-            for stage, item, kind in restorations_of(graph, schedule)
-        ]
-        self._cache.write("network", self._network_key(problem), named)
-
-    def _network_key(self, problem: Problem) -> str:
-        """Return an identifier that problems of the same network in other shapes share."""
-        nodes = [(node.name, node.op) for node in problem.graph.nodes]
-        stated = (problem.paging, problem.recompute, str(problem.minimize))
-        return digest(__version__, problem.graph.name, nodes, stated)
 
 
 class KnownStep(Schedules):
@@ -222,7 +173,7 @@ class KnownStep(Schedules):
     ) -> Profile:
         """Return the profile with pages in a folder: the known one, else what `measure` does."""
         path = None if folder is None else str(Path(folder).resolve())
-        key = digest(self._key, path, kernels_told(trace))
+        key = digest(self._key, path, split_kernels(trace))
         content = self._cache.read("costs", key)
         with suppress(TypeError, ValueError, KeyError):
             if content is not None:
@@ -251,7 +202,7 @@ class KnownStep(Schedules):
     # -- agreement with eager ------------------------------------------------------------------
 
     def is_checked(self, program: str) -> bool:
-        """Return whether a program of the step was found to compute what eager PyTorch does."""
+        """Whether a program of the step was found to compute what eager PyTorch does."""
         key = self._checked_key(program)
         return key is not None and self._cache.read("checked", key) == {"equal": True}
 

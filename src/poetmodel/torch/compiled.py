@@ -26,7 +26,7 @@ from poetmodel.torch.capturing.inputs import flatten, input_faults, refuse
 from poetmodel.torch.compile_cache import KnownStep, is_settled
 from poetmodel.torch.errors import CaptureError
 from poetmodel.torch.runtime.comparison import check_agreement
-from poetmodel.torch.runtime.convolutions import kernels_told
+from poetmodel.torch.runtime.convolutions import split_kernels
 from poetmodel.torch.runtime.profiling import MEASURING_S, Profile, measure
 from poetmodel.torch.runtime.runner import Runner
 from poetmodel.torch.state.pages import make_folder, release_memory
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from poetmodel.schedule import Schedule
     from poetmodel.solver.request import SolveProgress
     from poetmodel.torch.capturing.inputs import Inputs
-    from poetmodel.torch.runtime.certificate import Certificate
     from poetmodel.torch.state.store import StateStore
 
 FIRST_S: Final = 3.0
@@ -185,11 +184,9 @@ class Compiled:
         self.plan, self.check = self._planned(self.result)
         self.runner = self._runner(self.plan)
         tell("comparing with eager PyTorch")
-        self.certificate: Certificate | None = None
-        """Last verification; None for another plan since."""
         try:
-            program = f"{self.runner.program.source}\n{kernels_told(self.trace)}"
-            if not self.known.is_checked(program) and check_agreement(self):
+            program = f"{self.runner.program.source}\n{split_kernels(self.trace)}"
+            if not self.known.is_checked(program) and check_agreement(self.trace, self.runner):
                 self.known.keep_checked(program)
         except BaseException:
             self.close()
@@ -248,12 +245,11 @@ class Compiled:
         if known is not None and (options.refine or is_settled(known, within_s=first_s)):
             result = known
         else:
-            start = self.known.start(problem) if known is None else known.schedule
             result = _solve(
                 problem,
                 time_limit=first_s,
                 gap=options.gap,
-                start=start,
+                start=None if known is None else known.schedule,
                 on_progress=on_progress,
             )
         left_s = options.time_limit - (perf_counter() - begin)
@@ -313,7 +309,6 @@ class Compiled:
             plan, check = self._planned(refined)
             runner, before = self._runner(plan), self.runner
             self.plan, self.check, self.runner = plan, check, runner
-            self.certificate = None
             before.close()
             _LOG.info("%s: %s", self.trace.graph.name, refined)
             self.result = refined
@@ -333,15 +328,15 @@ class Compiled:
         """Return the reserved part of the budget, and the least usable budget."""
         scheduled, whole = self.scheduled, self.keep_all_bytes
 
-        def told(size_bytes: int, rounded: Callable[[float], int]) -> str:
+        def share(size_bytes: int, rounded: Callable[[float], int]) -> str:
             return f"{size_bytes:,} B ({rounded(1000 * size_bytes / whole) / 10:g}%)"
 
         needed = floor_bytes(scheduled) - scheduled.reserved_bytes
         reserves = "; ".join(f"{what} {size:,} B" for what, size in scheduled.reserves if size)
         return (
-            f"ram: {told(self.budget_bytes, round)} is too little: {scheduled.reserved_bytes:,} B "
+            f"ram: {share(self.budget_bytes, round)} is too little: {scheduled.reserved_bytes:,} B "
             f"are reserved ({reserves}), and operations need {needed:,} B beside that; give at "
-            f"least ram={told(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
+            f"least ram={share(least_bytes(self.trace, homes=self.options.pages), math.ceil)}"
         )
 
 

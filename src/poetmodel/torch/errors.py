@@ -38,16 +38,17 @@ class CaptureError(InputError):
     """A module, loss or input that cannot be captured as one graph."""
 
 
-class SeedError(RuntimeError):
-    """The random generator is seeded inside of a step."""
+class ForbiddenError(RuntimeError):
+    """Something that no step may do; its text has ``{where}`` for the place."""
 
 
-class RandomReadError(RuntimeError):
-    """A random number is read inside of a step."""
-
-
-class ForeignTensorError(RuntimeError):
-    """A tensor that is no parameter, buffer or input is changed, or would need a gradient."""
+def foreign(how: str) -> ForbiddenError:
+    """Return the error where a tensor of nobody is changed, or would need a gradient."""
+    return ForbiddenError(
+        f"a tensor that is no parameter, buffer or input {how}{{where}}, and can only be a "
+        "constant of a compiled step; make it a parameter or a buffer of the module "
+        "(register_buffer), or one of the inputs"
+    )
 
 
 class PageError(PoetModelError, OSError):
@@ -141,7 +142,6 @@ _NUMPY: Final = (".numpy() is not supported", "numpy() on", "__array__", "data p
 _DATA_DEPENDENT: Final = frozenset(
     ("DataDependentOutputException", "GuardOnDataDependentSymNode", "UserError")
 )
-_CHANGED: Final = "is changed"
 _COMPILED: Final = ("torchinductor", "_inductor")
 """Part of the paths of code that ``torch.compile`` makes."""
 _LONGEST: Final = 300
@@ -160,17 +160,8 @@ def _reason(error: BaseException, where: str) -> str:
         (str(operator) for operator in operators if operator is not None), "an operation"
     )
     text = " ".join(str(error).split())
-    if isinstance(error, SeedError):
-        return (
-            f"the random generator is seeded{where}; a compiled step draws what follows the state "
-            "before it: seed outside of the step, or draw once and make the result a buffer"
-        )
-    if isinstance(error, RandomReadError):
-        return (
-            f"a random number is read{where} (an if, .item(), float(), ...), and a compiled step "
-            "would always do what it decided when it was captured; switch the random choice off, "
-            "or draw it outside of the step and give it as an input"
-        )
+    if isinstance(error, ForbiddenError):
+        return str(error).format(where=where)
     if _is_memory(error):
         return f"there is not enough memory{where}; {_MEMORY_ADVICE}"
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -187,13 +178,8 @@ def _reason(error: BaseException, where: str) -> str:
             f".numpy() or the like{where} cannot be captured; stay with torch operations, or "
             "convert outside of the step"
         )
-    if isinstance(error, ForeignTensorError) or "mutating a non-functional tensor" in text:
-        how = text if isinstance(error, ForeignTensorError) else _CHANGED
-        return (
-            f"a tensor that is no parameter, buffer or input {how}{where}, and can only be a "
-            "constant of a compiled step; make it a parameter or a buffer of the module "
-            "(register_buffer), or one of the inputs"
-        )
+    if "mutating a non-functional tensor" in text:
+        return str(foreign("is changed")).format(where=where)
     if "did not receive a gradient" in text:
         return (
             "a parameter that requires a gradient gets none, for the loss does not depend on it; "

@@ -149,7 +149,7 @@ _SEED: Final = "seed_generator_state"
 
 
 def _is_seeded(layer: Any) -> bool:
-    """Return whether a layer draws random numbers from a seed that its user has chosen."""
+    """Whether a layer draws random numbers from a seed that its user has chosen."""
     generator = getattr(layer, "seed_generator", None)
     return getattr(generator, "_initial_seed", None) is not None
 

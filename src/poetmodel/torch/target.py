@@ -35,7 +35,7 @@ Loaded: TypeAlias = "tuple[torch.nn.Module, Callable[..., torch.Tensor] | None, 
 
 
 def is_target(text: str) -> bool:
-    """Return whether a text reads like ``module:function`` and not like a file or a model.
+    """Whether a text reads like ``module:function`` and not like a file or a model.
 
     Examples
     --------
@@ -47,12 +47,12 @@ def is_target(text: str) -> bool:
 
 
 def is_onnx(text: str) -> bool:
-    """Return whether a text is the name of an ONNX file."""
+    """Whether a text is the name of an ONNX file."""
     return text.lower().endswith(".onnx")
 
 
 def is_captured(text: str) -> bool:
-    """Return whether PyTorch captures what a text names: a function, or an ONNX file.
+    """Whether PyTorch captures what a text names: a function, or an ONNX file.
 
     A file of Python whose function is not named counts, so that its message asks for one.
     """
@@ -142,31 +142,6 @@ def load_batch(target: str) -> tuple[Any, ...]:
         kind = type(returned).__name__
         raise InputError(f"{target}: expected it to return a tuple of inputs, got a {kind}")
     return tuple(returned)
-
-
-def named_optimizer(
-    name: str, model: torch.nn.Module, loss_fn: Callable[..., torch.Tensor] | None
-) -> torch.optim.Optimizer | None:
-    """Return an optimizer of all that can be trained, with the defaults of PyTorch.
-
-    None where there is nothing, for the capture to refuse.
-    """
-    from torch import nn, optim
-
-    modules = [module for module in (model, loss_fn) if isinstance(module, nn.Module)]
-    parameters = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
-    optimizers: dict[str, Callable[[Any], optim.Optimizer]] = {
-        "sgd": optim.SGD,
-        "momentum": lambda params: optim.SGD(params, momentum=0.9),
-        "adam": optim.Adam,
-        "adamw": optim.AdamW,
-        "nadam": optim.NAdam,
-        "rmsprop": optim.RMSprop,
-        "adagrad": optim.Adagrad,
-        "adamax": optim.Adamax,
-        "radam": optim.RAdam,
-    }
-    return optimizers[name](list(parameters)) if parameters else None
 
 
 def _step(target: str, returned: object) -> Loaded:

@@ -148,11 +148,6 @@ class StateOptions:
             raise InputError("tile: expected a size above 0 bytes, such as 32KiB")
         return cls(rule=RULES.get(state), train=train or ALL, tile_bytes=tile_bytes)
 
-    @property
-    def is_partial(self) -> bool:
-        """Whether only some of the parameters are trained."""
-        return self.rule is not None and self.train != ALL
-
     def prepared(self, recorded: Sequence[Declaration]) -> list[Declaration]:
         """Return operators as they are with this state: trained in part, and in tiles."""
         trained = self._trained(recorded)

@@ -24,7 +24,7 @@ from poetmodel.graph.zoo.declaration import (
 )
 from poetmodel.graph.zoo.masks import differentiable, masked
 from poetmodel.graph.zoo.operators import batch_norm
-from poetmodel.graph.zoo.state import OPTIMIZERS, StateOptions, StateTensors, update_node
+from poetmodel.graph.zoo.state import ALL, OPTIMIZERS, StateOptions, StateTensors, update_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,8 +43,8 @@ class TapeOptions(TypedDict, total=False):
     """Add an update node with this rule; None (the default) ends with the gradients."""
     input_on_aux: bool
     """Whether samples and labels lie on auxiliary storage from the start."""
-    state: Literal["sgd", "momentum", "adam", "frozen"] | None
-    """Put weights and the state of this optimizer into the graph; None leaves them outside."""
+    state: str | None
+    """Put weights and the state of one of `STATES` into the graph; None leaves them outside."""
     in_place: bool
     """Mark the operators that may write over an input."""
     tile: str | int | None
@@ -226,7 +226,7 @@ class Tape:
     def _with_state(self, options: StateOptions) -> list[Node]:
         """Return the nodes of a step with every parameter and moment as a state tensor."""
         recorded = options.prepared(self._recorded)
-        if options.is_partial:
+        if options.rule is not None and options.train != ALL:
             recorded = masked(recorded)
         state = StateTensors(options.rule)
         forward = list(self._forward(recorded, state))

@@ -90,7 +90,7 @@ class Snapshot:
         self._looks = TensorGuards(*values, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
     def is_current(self) -> bool:
-        """Return whether all is as it was for sure, and no mode is on that no step runs in."""
+        """Whether all is as it was for sure, and no mode is on that no step runs in."""
         try:
             values = self._tensors()
             settings = self._read_settings()
@@ -206,7 +206,7 @@ class Guards:
             return None
 
     def hold(self, inputs: Sequence[Any]) -> bool:
-        """Return whether the step computes what PyTorch would for flat inputs.
+        """Whether the step computes what PyTorch would for flat inputs.
 
         Raises `CaptureError` if no step would: it cannot run hooks of parameters, for one.
         """
@@ -214,7 +214,7 @@ class Guards:
         return self._holds(inputs) and joint.read.hold(joint.read_from(inputs))
 
     def _holds(self, inputs: Sequence[Any]) -> bool:
-        """Return whether all is as it was but for values."""
+        """Whether all is as it was but for values."""
         if any(self._replaced_constants()):
             return False
         if not self._written and self._snapshot is not None and self._snapshot.is_current():
@@ -252,7 +252,7 @@ class Guards:
             yield from self._joint.read.differences(self._joint.read_from(inputs))
 
     def _touched(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
-        """Return for each input with which of what the step changes it has memory in common."""
+        """Return, for each input, the changed object that it shares memory with."""
         if not self._changed_names:
             return ()
         changed = [*self._changed(self._joint.module), *(inputs[k] for k in self._changed_inputs)]
@@ -299,7 +299,7 @@ class Guards:
         refuse_inputs(inputs)
         hooked = [joint.owned[k].name for k, value in enumerate(values) if _is_hooked(value)]
         if hooked:
-            raise CaptureError(_hooks_told(joint.name, hooked))
+            raise CaptureError(_hook_fault(joint.name, hooked))
         first: dict[int, int] = {}
         shared = (*map(id, values), *(id(inputs[position]) for position in self._written))
         return Assumptions(
@@ -316,7 +316,7 @@ class Guards:
 
 
 def _meet(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether two tensors in one storage reach into the same part of it."""
+    """Whether two tensors in one storage reach into the same part of it."""
     begins, ends = [], []
     for tensor in (first, second):
         steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -366,18 +366,18 @@ def refuse_inputs(inputs: Iterable[Any]) -> None:
                 f"[{position}].detach(), or put what computes it into the model"
             )
         if _is_hooked(value):
-            raise CaptureError(_hooks_told("step", [f"inputs[{position}]"]))
+            raise CaptureError(_hook_fault("step", [f"inputs[{position}]"]))
 
 
 def _is_hooked(tensor: torch.Tensor | None) -> bool:
-    """Return whether PyTorch would run a hook when a tensor gets its gradient."""
+    """Whether PyTorch would run a hook when a tensor gets its gradient."""
     return tensor is not None and bool(
         (tensor._backward_hooks or tensor._post_accumulate_grad_hooks)  # noqa: SLF001
         and tensor.requires_grad
     )
 
 
-def _hooks_told(name: str, parameters: Sequence[str]) -> str:
+def _hook_fault(name: str, parameters: Sequence[str]) -> str:
     """Return the faults in hooks of parameters, with a remedy."""
     return (
         f"{name}: {listed(parameters)}: a compiled step does not run hooks of parameters "

@@ -98,7 +98,7 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def input_names(form: Any, *, by_name: bool) -> tuple[str, ...]:
-    """Return for each flat input of a form what it is, for people."""
+    """Return the name of each flat input of a form, for people."""
     count = form.num_leaves
     if not by_name:
         return tuple(f"inputs[{position}]" for position in range(count))
@@ -158,7 +158,7 @@ def _signature(model: torch.nn.Module) -> inspect.Signature | None:
 
 
 def takes_keywords(model: torch.nn.Module, given: Inputs) -> bool:
-    """Return whether a model is to get the items of its only input, a mapping, by name.
+    """Whether a model is to get the items of its only input, a mapping, by name.
 
     It is where that mapping is given itself, in no tuple. In one, it is where all keys are
     parameters of its ``forward``, and not one thing by chance. Where ``forward`` takes any keyword
@@ -256,13 +256,13 @@ _PARALLEL: Final = frozenset(
 
 
 def _is_compiled(function: object) -> bool:
-    """Return whether a function was compiled, and not kept from it (``torch.compiler.disable``)."""
+    """Whether a function was compiled, and not kept from it (``torch.compiler.disable``)."""
     made_of = hasattr(function, "_torchdynamo_orig_callable")
     return made_of and not getattr(function, "_torchdynamo_disable", False)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is dense memory that PyTorch's own kernels read."""
+    """Whether a tensor is dense memory that PyTorch's own kernels read."""
     own = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     return own and tensor.layout == torch.strided and not tensor.is_nested
 

@@ -255,7 +255,7 @@ def _with_loss(
             self.training = model.training
 
         def forward(self, *flat: Any) -> Any:
-            with assigned.around(), checks.asked():
+            with assigned.around(), checks.watching():
                 inputs = unflatten(flat, form)
                 given = inputs if loss_fn is None else inputs[:-1]
                 output = model(**given[0]) if by_name else model(*given)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch._functorch._aot_autograd import descriptors
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from poetmodel.torch.capturing.inputs import Inputs, OutputForm
     from poetmodel.torch.capturing.values import ValueGuards
-    from poetmodel.torch.step.optimizers import FirstValue, LearningRate, OptimizerSlot
 
 BODY: Final = "model"
 """Where the user's module lies in the captured one."""
@@ -75,6 +74,13 @@ class OutputKind(StrEnum):
     """The new value of a buffer or input, due in it once, at the end of the step."""
 
 
+class Held(Protocol):
+    """What an optimizer holds of a step, such as a moment."""
+
+    def value(self) -> torch.Tensor:
+        """Return it as it is now."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
     """An input of the graph: a value that is there before the step begins and stays for all of it.
@@ -91,7 +97,7 @@ class InputSpec:
     """For people: the path below the user's module, or ``inputs[0]``."""
     position: int = 0
     """For a user's input its place among the flat inputs."""
-    held: OptimizerSlot | LearningRate | FirstValue | None = None
+    held: Held | None = None
     """Where the value is that an optimizer holds; None for others."""
 
 
@@ -238,11 +244,11 @@ class Joint:
         if isinstance(inputs, Mapping):
             (known,) = unflatten([_Star()] * self.input_spec.num_leaves, self.input_spec)
             sets = {"missing": known.keys() - inputs.keys(), "new": inputs.keys() - known.keys()}
-            told = [f"{listed(sorted(keys))} {word}" for word, keys in sets.items() if keys]
-            if told:
+            apart = [f"{listed(sorted(keys))} {word}" for word, keys in sets.items() if keys]
+            if apart:
                 raise CaptureError(
                     f"{self.name}: expected inputs by the names that the step was compiled with "
-                    f"({listed(sorted(known), most=9)}), and {' and '.join(told)}"
+                    f"({listed(sorted(known), most=9)}), and {' and '.join(apart)}"
                 )
         expected, got = self.input_spec.num_children, spec.num_children
         if expected != got:

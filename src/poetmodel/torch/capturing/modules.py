@@ -80,7 +80,7 @@ class Attributes:
                     yield value
 
     def are_as_before(self) -> bool:
-        """Return whether there is nothing to put back."""
+        """Whether there is nothing to put back."""
         return (
             all(type(module) is kind for module, kind in self._classes)
             and all(flags.is_as_before() for flags in self._tensors)
@@ -121,7 +121,7 @@ class Attributes:
         )
 
     def _is_derived(self, path: str, key: str) -> bool:
-        """Return whether an attribute is made of parameters, as ``weight_norm`` and RNNs do."""
+        """Whether an attribute is made of parameters, as ``weight_norm`` and RNNs do."""
         hooks = self._modules[path]._forward_pre_hooks.values()  # noqa: SLF001 - no other way
         return key == "_flat_weights" or any(getattr(hook, "name", None) == key for hook in hooks)
 
@@ -138,7 +138,7 @@ class _Held:
         return self._before.values() if isinstance(self._before, dict) else self._before
 
     def is_as_before(self) -> bool:
-        """Return whether it holds what it held."""
+        """Whether it holds what it held."""
         return _same(_content(self._value), self._before)
 
     def begin(self) -> None:
@@ -182,7 +182,7 @@ class _Flags:
         self._hooks = {name: dict(getattr(tensor, name) or {}) for name in _TENSOR_HOOKS}
 
     def is_as_before(self) -> bool:
-        """Return whether flags, hooks and attributes are those of before."""
+        """Whether flags, hooks and attributes are those of before."""
         tensor = self._tensor
         hooks = all(
             _same(dict(getattr(tensor, name) or {}), before) for name, before in self._hooks.items()
@@ -213,7 +213,7 @@ _SWAPPED: Final = ("_parameters", "_buffers")
 
 
 def is_of_a_user(value: Any) -> bool:
-    """Return whether attributes of an object are a user's: not those of a library's machinery."""
+    """Whether attributes of an object are a user's: not those of a library's machinery."""
     if isinstance(value, UserDict | UserList):
         return True
     if not hasattr(value, "__dict__") or isinstance(value, type | ModuleType):
@@ -364,7 +364,7 @@ def _content(value: Any) -> Any:
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Return whether two contents are the very same objects, in the same order."""
+    """Whether two contents are the very same objects, in the same order."""
     if isinstance(first, dict):
         first, second = (*first, *first.values()), (*second, *second.values())
     return list(map(id, first)) == list(map(id, second))
@@ -383,7 +383,7 @@ def fill(value: Any, content: Any) -> None:
 class _Source:
     """A random generator that is not PyTorch's."""
 
-    told: str
+    words: str
     state: Callable[[], Any]
     set_state: Callable[[Any], object]
 
@@ -413,14 +413,14 @@ class Draws:
             if _comparable(source.state()) != before:
                 where = f" in {trail[-1]}" if trail else ""
                 raise CaptureError(
-                    f"{self._name}: forward draws from {source.told}{where}, and a compiled step "
+                    f"{self._name}: forward draws from {source.words}{where}, and a compiled step "
                     "would repeat what was drawn when it was captured; draw with PyTorch "
                     "(torch.rand, ...), or outside of the step and give it as an input"
                 )
 
 
 def _has_state(source: _Source) -> bool:
-    """Return whether a generator can be put back: one of the operating system has no state."""
+    """Whether a generator can be put back: one of the operating system has no state."""
     try:
         source.state()
     except RAISED:

@@ -89,7 +89,9 @@ class RepeatedOps:
     def __init__(self, joint: Joint, execute: Execute) -> None:
         self._execute = execute
         self._forms = {
-            node: form_of(node.target, *_fakes(node))
+            node: form_of(
+                node.target, *(fx.node.map_arg(a, fake) for a in (node.args, node.kwargs))
+            )
             for node in joint.graph_module.graph.nodes
             if is_counted(node) or _is_large(node)
         }
@@ -122,7 +124,7 @@ LARGE_BYTES: Final = 2**18
 
 
 def _is_large(node: fx.Node) -> bool:
-    """Return whether an operation of PyTorch makes large tensors, and no indices."""
+    """Whether an operation of PyTorch makes large tensors, and no indices."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten" or target.is_view:
         return False
@@ -149,13 +151,8 @@ def sampled(joint: Joint, execute: Execute) -> Mapping[fx.Node, fx.Node]:
     return sampler.like
 
 
-def _fakes(node: fx.Node) -> tuple[Any, Any]:
-    """Return the arguments of a node as the capture predicts them."""
-    return fx.node.map_arg(node.args, fake), fx.node.map_arg(node.kwargs, fake)
-
-
 def _is_new(value: Any, inputs: Any) -> bool:
-    """Return whether outputs are on the processor, in memory that no input has."""
+    """Whether outputs are on the processor, in memory that no input has."""
     there = {storage_key(tensor) for tensor in tensors_in(inputs)}
     outputs = tensors_in(value)
     return all(t.device.type == "cpu" and storage_key(t) not in there for t in outputs)

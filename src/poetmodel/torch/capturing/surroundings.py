@@ -24,7 +24,7 @@ from torch.utils._mode_utils import no_dispatch
 from poetmodel.torch.capturing.joint_graph import ANNOTATION, shown_path
 from poetmodel.torch.capturing.replay import temporarily
 from poetmodel.torch.capturing.values import ASSERTS, Given, KnownValue, KnownValues
-from poetmodel.torch.errors import RAISED, ForeignTensorError, RandomReadError, SeedError
+from poetmodel.torch.errors import RAISED, ForbiddenError, foreign
 from poetmodel.torch.graph.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
@@ -90,7 +90,11 @@ class _RealStrides:
             known = (ways.selected if shapes else ways.of)(func, args, keywords)
         if known is not None and (reads or shapes):
             if known.real is None:
-                raise RandomReadError
+                raise ForbiddenError(
+                    "a random number is read{where} (an if, .item(), float(), ...), and a compiled "
+                    "step would always do what it decided when it was captured; switch the random "
+                    "choice off, or draw it outside of the step and give it as an input"
+                )
             if reads:
                 self._values.read(known, known.real)
                 return known.real
@@ -168,16 +172,16 @@ class _RealStrides:
 
 
 def _check_foreign(func: OpOverload, args: Any, keywords: Any) -> None:
-    """Raise `ForeignTensorError` where a real tensor is written, or waits for a gradient."""
+    """Raise `ForbiddenError` where a real tensor is written, or waits for a gradient."""
     for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001 - what is written
         value = args[position] if position < len(args) else keywords.get(argument.name)
         for tensor in tensors_in(value):
             if isinstance(tensor, FakeTensor):
                 continue
             if argument.alias_info is not None and argument.alias_info.is_write:
-                raise ForeignTensorError("is changed")
+                raise foreign("is changed")
             if tensor.requires_grad and torch.is_grad_enabled():
-                raise ForeignTensorError("that requires a gradient is used")
+                raise foreign("that requires a gradient is used")
 
 
 _BETTER_RUN: Final = ("_grouped_mm",)
@@ -474,7 +478,7 @@ def drawing() -> AbstractContextManager[None]:
 
 @contextmanager
 def refused_seeding() -> Iterator[None]:
-    """Raise `SeedError` where the generator is seeded inside; put its state back afterwards."""
+    """Raise `ForbiddenError` where the generator is seeded inside; put its state back later."""
     generator = torch.default_generator
     with torch.random.fork_rng(devices=[]):
         # What torch.manual_seed and torch.seed call; the functions themselves must stay, because
@@ -495,8 +499,10 @@ class _Unseedable:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
 
-    def manual_seed(self, _: int) -> NoReturn:
-        raise SeedError
+    def manual_seed(self, *_: int) -> NoReturn:
+        raise ForbiddenError(
+            "the random generator is seeded{where}; a compiled step draws what follows the state "
+            "before it: seed outside of the step, or draw once and make the result a buffer"
+        )
 
-    def seed(self) -> NoReturn:
-        raise SeedError
+    seed = manual_seed

@@ -29,7 +29,7 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from poetmodel.torch.errors import RAISED, user_line
+from poetmodel.torch.errors import RAISED, chain, user_line
 from poetmodel.torch.graph.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ class ValueGuards:
         return _compiled([read.expression for read in self.reads], self.sources)
 
     def hold(self, sources: Sequence[torch.Tensor]) -> bool:
-        """Return whether the values are what they were, for inputs and buffers as they are now."""
+        """Whether the values are what they were, for inputs and buffers as they are now."""
         return not self.reads or self._now(sources) == self._expected
 
     def differences(self, sources: Sequence[torch.Tensor]) -> Iterator[str]:
@@ -471,7 +471,7 @@ class FiniteChecks:
         self._answers: list[torch.Tensor] = []
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
         """Note what a forward pass asks inside."""
         self.lines.clear()
         self._answers.clear()
@@ -492,7 +492,7 @@ class FiniteChecks:
         return new
 
     def results(self) -> tuple[torch.Tensor, ...]:
-        """Return whether all was finite: one tensor, or none where nothing was asked."""
+        """Whether all was finite: one tensor, or none where nothing was asked."""
         if not self._answers:
             return ()
         finite = torch.stack([answer.detach().reshape(()) for answer in self._answers]).all()
@@ -558,8 +558,5 @@ class _CheckWatch(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unu
 
 
 def is_unknown(error: BaseException) -> bool:
-    """Return whether a capture has ended because a value was read that it does not know."""
-    link: BaseException | None = error
-    while link is not None and not isinstance(link, DataDependentOutputException):
-        link = link.__cause__ or link.__context__
-    return link is not None
+    """Whether a capture has ended because a value was read that it does not know."""
+    return any(isinstance(link, DataDependentOutputException) for link in chain(error))

@@ -16,7 +16,7 @@ import torch
 
 from poetmodel.plan.arena import aligned
 from poetmodel.torch.errors import PageError
-from poetmodel.torch.state.pages import ALIGNMENT_BYTES, ScratchFile, bytes_of
+from poetmodel.torch.state.pages import ALIGNMENT_BYTES, ScratchFile, bytes_of, page_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ class SlotFile(ScratchFile):
         slots = self._free.setdefault(size, [])
         with (
             self._lock,
-            self._as_page_error("a page could not be written"),
+            page_errors(self.path, "a page could not be written"),
         ):  # several threads run steps
             if not slots:
                 os.posix_fallocate(self._descriptor, self.bytes, size)

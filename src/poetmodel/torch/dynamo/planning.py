@@ -185,7 +185,7 @@ def _solved(problem: Problem, wanted: BackendOptions) -> SolveResult:
         time_limit=wanted.time_limit,
         gap=wanted.gap,
         threads=1,
-        start=schedules.start(problem) if known is None else known.schedule,
+        start=None if known is None else known.schedule,
         on_progress=wanted.on_progress,
     )
     schedules.keep(result)
@@ -258,17 +258,16 @@ def _too_little(
 def write_page(path: str | Path, planned: GraphPlan) -> None:
     """Write the page about the schedule of a graph; needs ``poetmodel[report]``."""
     from poetmodel.report.page import check_report, write_report
-    from poetmodel.report.subject import Sources, Subject, in_graph
-    from poetmodel.schedule.io import document_from
+    from poetmodel.report.subject import Sources, Subject, document_of
 
     check_report(path)
     problem = planned.result.problem
-    document = document_from(planned.result.to_dict(), source="result")
+    document = document_of(planned.result)
     subject = Subject(
         label="A",
         sources=Sources(schedule=planned.record.name, graph=planned.record.name),
         document=document,
-        schedule=in_graph(problem.graph, document.schedule),
+        schedule=document.schedule,
         problem=problem,
         costs=problem.costs,
         verdict=verify(problem, document.schedule, stated=document.stated),

@@ -1,4 +1,4 @@
-"""A module and its loss as ExecuTorch's edge program: forward pass, loss and gradients.
+"""A module and its loss as ExecuTorch's edge program, and that as a file with addresses.
 
 This is ExecuTorch's own way to training: ``torch.export``, ``_export_forward_backward``,
 ``to_edge``.
@@ -8,23 +8,38 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from executorch.exir import EdgeCompileConfig, to_edge
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.exir.dialects._ops import ops as edge_operators
+from executorch.exir.emit import _emit_program
+from executorch.exir.memory_planning import (
+    MemoryAlgoResult,
+    MemoryPlanningAlgorithmSuite,
+    SpecAllocResult,
+    greedy,
+)
 from executorch.exir.operator.convert import to_out_variant
+from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.program._program import _default_decomposition_table
 from executorch.runtime import Runtime
 from torch import fx
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.export.experimental import _export_forward_backward
+from torch.export.graph_signature import OutputKind
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from poetmodel.clock import rare_collections
 from poetmodel.errors import listed
+from poetmodel.placement.lifetimes import Block, Span
+from poetmodel.placement.placing import place_blocks
+from poetmodel.plan.arena import ALIGNMENT
+from poetmodel.schedule.machine import BEFORE, Content
 from poetmodel.torch.capturing.inputs import (
     flatten,
     loss_in,
@@ -34,14 +49,16 @@ from poetmodel.torch.capturing.inputs import (
     unflatten,
 )
 from poetmodel.torch.capturing.joint import LOSS
+from poetmodel.torch.capturing.replay import temporarily
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.executorch import quiet
 from poetmodel.torch.graph.tensors import fake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from executorch.exir import EdgeProgramManager
+    from executorch.exir.tensor import TensorSpec
     from torch.export import ExportedProgram
 
     from poetmodel.torch.capturing.inputs import Inputs
@@ -148,7 +165,7 @@ def _edge(joint: ExportedProgram) -> EdgeProgramManager:
 
 
 def _has_kernel(operator: Any) -> bool:
-    """Return whether ExecuTorch's portable kernels have an operator, and have it right.
+    """Whether ExecuTorch's portable kernels have an operator, and have it right.
 
     A view counts: it becomes a copy, of which that is asked again.
     """
@@ -212,14 +229,106 @@ class RemoveCopies(PassBase):  # type: ignore[misc, unused-ignore]
 
 
 def _undo(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Return whether a permutation after another one puts dimensions where they were."""
+    """Whether a permutation after another one puts dimensions where they were."""
     return [first[dim] % len(first) for dim in second] == list(range(len(first)))
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether a node of an edge program shows memory of another, without a copy."""
+    """Whether a node of an edge program shows memory of another, without a copy."""
     return (
         node.target is _VIEW
         and fake(node).is_contiguous()
         and all(user.op != "output" for user in node.users)
+    )
+
+
+# -- the file, with a memory plan of ExecuTorch's or of ours ------------------------------------
+
+PLACING_S: Final = 10.0
+"""Most time to choose addresses [s]."""
+METHOD: Final = "forward"
+"""Name of the step in a file."""
+_INDEX: Final = "__et_training_{}_index_"
+"""The methods of a file that tell where its gradients and its parameters begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredProgram:
+    """Content of a program's file."""
+
+    program: bytes
+    greedy_bytes: int
+    """The size of the arena with the addresses of ExecuTorch's greedy planner [B]."""
+
+    @property
+    def arena_bytes(self) -> int:
+        """The size of the arena that the file asks for [B]."""
+        program = deserialize_pte_binary(self.program).program
+        (step,) = (plan for plan in program.execution_plan if plan.name == METHOD)
+        return sum(step.non_const_buffer_sizes)
+
+
+def lowered(edge: EdgeProgramManager, *, is_ours: bool) -> LoweredProgram:
+    """Return a program with addresses that ExecuTorch chose, or that are ours."""
+    placement = _Placement(is_ours=is_ours)
+    suite = MemoryPlanningAlgorithmSuite([placement])
+    planning = MemoryPlanningPass(suite, alignment=ALIGNMENT)
+    before = _emit_program._get_training_metadata  # noqa: SLF001 - has no other name
+    setter = lambda value: setattr(_emit_program, "_get_training_metadata", value)  # noqa: E731
+    counted = lambda methods: _counted(before(methods), methods)  # noqa: E731
+    with quiet(), rare_collections(), temporarily(setter, counted, before):
+        # It changes what it makes a program of.
+        program = copy.deepcopy(edge).to_executorch(
+            ExecutorchBackendConfig(memory_planning_pass=planning)
+        )
+    return LoweredProgram(program.buffer, placement.greedy_bytes)
+
+
+def _counted(metadata: dict[str, Any], methods: Mapping[str, ExportedProgram]) -> dict[str, Any]:
+    """Return the starts of gradients and of parameters among the outputs of a method.
+
+    ExecuTorch 1.5.1 counts new values of buffers too, which no method returns.
+    """
+    kinds = {"gradients": OutputKind.GRADIENT_TO_PARAMETER, "parameters": OutputKind.TOKEN}
+    for name, program in methods.items():
+        specs = program.graph_signature.output_specs
+        returned = [spec.kind for spec in specs if spec.kind != OutputKind.BUFFER_MUTATION]
+        for what, kind in kinds.items():
+            if kind in returned:
+                metadata[_INDEX.format(what) + name] = returned.index(kind)
+    return metadata
+
+
+class _Placement:
+    """Chooses addresses for what a program has in its arena."""
+
+    __name__ = "poetmodel"
+
+    def __init__(self, *, is_ours: bool) -> None:
+        self._is_ours = is_ours
+        self.greedy_bytes = 0
+
+    def __call__(
+        self, alignment: int, specs: Iterable[TensorSpec], *others: Any
+    ) -> MemoryAlgoResult:
+        """Return a number of a memory and an offset for each tensor."""
+        placed = list(specs)
+        result = greedy(alignment, placed, *others)
+        self.greedy_bytes = sum(result.bufsizes)
+        if not self._is_ours:
+            return result
+        length = 1 + max((spec.lifetime[1] for spec in placed), default=0)
+        blocks = [_block(number, spec, length) for number, spec in enumerate(placed)]
+        offsets, size, _ = place_blocks(blocks, length, time_limit=PLACING_S)
+        numbered = enumerate(zip(placed, offsets, strict=True))
+        chosen = {spec: SpecAllocResult(1, number, at) for number, (spec, at) in numbered}
+        return MemoryAlgoResult(chosen, [0, size])
+
+
+def _block(number: int, spec: TensorSpec, length: int) -> Block:
+    begin, last = spec.lifetime
+    position = BEFORE if begin == 0 and last + 1 == length else begin
+    return Block(
+        spans=[Span(begin, last + 1, spec.allocated_memory)],
+        contents=[(position, Content.OUTPUT, number)],
     )

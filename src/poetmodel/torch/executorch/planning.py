@@ -78,7 +78,7 @@ class EdgeGraph(StepGraph):
 
 
 def _profile(node: fx.Node) -> OpProfile:
-    """Return what an operation makes in the arena: memory of its own for each of its outputs."""
+    """Return the profile of an operation in the arena: each output has memory of its own."""
     value = fake(node)
     single = not isinstance(value, tuple | list)
     tensors = [

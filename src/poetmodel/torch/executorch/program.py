@@ -22,8 +22,7 @@ from poetmodel.problem.infeasibility import refusal
 from poetmodel.result import Status
 from poetmodel.solver import fit_arena, solve
 from poetmodel.solver.fitting import plan_and_place
-from poetmodel.torch.executorch.edge import RemoveCopies, edge_program
-from poetmodel.torch.executorch.lowering import lowered
+from poetmodel.torch.executorch.edge import RemoveCopies, edge_program, lowered
 from poetmodel.torch.executorch.planning import EdgeGraph, Reorder
 from poetmodel.units import format_bytes, format_seconds, parse_size
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from poetmodel.result import SolveResult
     from poetmodel.solver.request import OnProgress
     from poetmodel.torch.capturing.inputs import Inputs
-    from poetmodel.torch.executorch.lowering import LoweredProgram
+    from poetmodel.torch.executorch.edge import LoweredProgram
 
 DEVICE: Final = "rpi4b"
 """The device whose rates say how long an operation takes, unless another is named."""

@@ -33,20 +33,20 @@ def module_of(node: fx.Node) -> str:
 
 
 def is_effect(node: fx.Node) -> bool:
-    """Return whether a node is there for what it does: writes an argument, or checks values."""
+    """Whether a node is there for what it does: writes an argument, or checks values."""
     return node.target is torch.ops.aten.copy_.default or (
         node.op == "call_function" and fake(node) is None and node.is_impure()
     )
 
 
 def is_foreign(target: Any) -> bool:
-    """Return whether an operator is neither PyTorch's nor ours, or runs functions of a user."""
+    """Whether an operator is neither PyTorch's nor ours, or runs functions of a user."""
     namespace = getattr(target, "namespace", "aten")
     return namespace not in ("aten", "prims", "prim", "_operator")
 
 
 def is_counted(node: fx.Node) -> bool:
-    """Return whether an operation is a convolution, matrix product or attention."""
+    """Whether an operation is a convolution, matrix product or attention."""
     return getattr(node.target, "overloadpacket", None) in flop_registry
 
 
@@ -93,7 +93,7 @@ def set_kernel(node: fx.Node, kernel: Kernel) -> None:
 
 
 def chosen_kernel(node: fx.Node) -> Kernel | None:
-    """Return what `set_kernel` chose for a node, if anything."""
+    """Return the kernel that `set_kernel` chose for a node, if any."""
     target, kernel = node.meta.get(KERNEL, (None, None))
     return kernel if target is node.target else None
 

@@ -214,7 +214,7 @@ def _call_form(kernel: Kernel, arguments: Any, keywords: Any) -> Hashable:
 
 
 def predicted(node: fx.Node) -> OpProfile:
-    """Return what PyTorch predicts that an operation makes; it takes nothing beside that."""
+    """Return the profile that PyTorch predicts of an operation, without workspace."""
     arguments, keywords = fx.node.map_arg((node.args, node.kwargs), fake)
     if is_effect(node):
         return OpProfile(flops=flops_of(node.target, arguments, keywords, fake(node)))
@@ -268,8 +268,8 @@ def profiles_on_made_up(
                 profiles[node] = expected[node]
             else:
                 seen = profiles[node] = made_up.profile(node, arguments, keywords)
-                told = expected[node]
-                like = (seen.sizes_bytes, seen.outputs) == (told.sizes_bytes, told.outputs)
+                known = expected[node]
+                like = (seen.sizes_bytes, seen.outputs) == (known.sizes_bytes, known.outputs)
                 if is_generated is None and not like:
                     unlike[node] = seen.like(fake(node))
     return profiles

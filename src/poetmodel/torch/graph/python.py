@@ -82,7 +82,7 @@ class _Words:
         self._module = module
 
     def call(self, node: fx.Node) -> str:
-        """Return what computes a node."""
+        """Return the expression that computes a node."""
         if node.op == "get_attr":
             return self._constant(attrgetter(str(node.target))(self._module))
         words = [self.word(value) for value in node.args]

@@ -246,7 +246,7 @@ class StepGraph(ABC):
         return Reads(storages=tuple(sorted(storages)), views=tuple(order))
 
     def returned_input(self, node: fx.Node) -> Iterable[fx.Node]:
-        """Return what an output may show that is no new memory; raise `CaptureError` if unknown."""
+        """Return the old memory that an output may show; raise `CaptureError` if unknown."""
         raise CaptureError(
             f"{self.name}: {node.args[0].target} returns one of its inputs beside something new, "
             "and cannot be scheduled; leave it out of the step"

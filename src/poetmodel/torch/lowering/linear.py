@@ -15,6 +15,7 @@ from poetmodel.torch.lowering.operands import (
     copy,
     fill,
     lowers,
+    named,
     only,
     operand,
     table,
@@ -195,26 +196,20 @@ def _loss_gradient(
     op.elementwise = True
 
 
-@lowers(aten.mse_loss.default)
-def _lower_mse_loss(op: Lowering) -> None:
-    _summed(op, "pm_mse_loss", op.args[:2], op.args[2])
+@lowers(aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default)
+def _lower_loss(op: Lowering) -> None:
+    x, y, reduction, *numbers = op.args
+    _summed(op, f"pm_{named(op)}", (x, y), reduction, *map(float, numbers))
 
 
-@lowers(aten.mse_loss_backward.default)
-def _lower_mse_loss_backward(op: Lowering) -> None:
-    _loss_gradient(op, "pm_mse_loss_backward", op.args[:3], op.args[3])
-
-
-@lowers(aten.smooth_l1_loss.default, aten.huber_loss.default)
-def _lower_smooth_l1_loss(op: Lowering) -> None:
-    name = op.node.target._schema.name.removeprefix("aten::")
-    _summed(op, f"pm_{name}", op.args[:2], op.args[2], float(op.args[3]))
-
-
-@lowers(aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default)
-def _lower_smooth_l1_loss_backward(op: Lowering) -> None:
-    name = op.node.target._schema.name.removeprefix("aten::")
-    _loss_gradient(op, f"pm_{name}", op.args[:3], op.args[3], float(op.args[4]))
+@lowers(
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default,
+)
+def _lower_loss_backward(op: Lowering) -> None:
+    gradient, x, y, reduction, *numbers = op.args
+    _loss_gradient(op, f"pm_{named(op)}", (gradient, x, y), reduction, *map(float, numbers))
 
 
 @lowers(aten.binary_cross_entropy.default)

@@ -101,7 +101,7 @@ class StridedView:
         )
 
     def lies_like(self, other: StridedView) -> bool:
-        """Return whether two looks have their elements in the same order of memory."""
+        """Whether two looks have their elements in the same order of memory."""
         return self.shape == other.shape and all(
             size == 1 or mine == theirs
             for size, mine, theirs in zip(self.shape, self.strides, other.strides, strict=True)
@@ -168,12 +168,12 @@ class Lowering:
         return self._outputs[position]
 
     def has_output(self, position: int) -> bool:
-        """Return whether the operation makes such an output, and with elements."""
+        """Whether the operation makes such an output, and with elements."""
         return position in self._outputs
 
     @property
     def makes_bytes(self) -> bool:
-        """Return whether its result has bytes, which are stored as truth values are."""
+        """Whether its result has bytes, which are stored as truth values are."""
         return getattr(self.node.meta.get("val"), "dtype", None) is torch.uint8
 
     def call(
@@ -201,6 +201,12 @@ def _with_defaults(node: fx.Node) -> tuple[Any, ...]:
         value = argument.default_value if argument.has_default_value() else None
         arguments.append(node.kwargs.get(argument.name, value))
     return tuple(arguments)
+
+
+def named(op: Lowering) -> str:
+    """Return the name of an operator of PyTorch, without its overload."""
+    name: str = op.node.target._schema.name
+    return name.removeprefix("aten::")
 
 
 # -- what kernels are told about tensors -------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -20,15 +20,13 @@ from poetmodel.torch.lowering.operands import (
     copy,
     fill,
     lowers,
+    named,
     operand,
     part,
     random_site,
     table,
     wrapped,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 aten: Final = torch.ops.aten
 
@@ -69,7 +67,9 @@ _ARGUMENTS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
     aten.hardsigmoid.default: ("pm_hardsigmoid", 1, ()),
     aten.log_sigmoid_forward.default: ("pm_log_sigmoid", 1, ()),
     aten.mul.Tensor: ("pm_mul", 2, ()),
+    aten.mul.Scalar: ("pm_mul", 2, ()),
     aten.div.Tensor: ("pm_div", 2, ()),
+    aten.div.Scalar: ("pm_div", 2, ()),
     aten.maximum.default: ("pm_maximum", 2, ()),
     aten.minimum.default: ("pm_minimum", 2, ()),
     aten.clamp_min.Tensor: ("pm_maximum", 2, ()),
@@ -93,12 +93,15 @@ _ARGUMENTS: Final[dict[Any, tuple[str, int, tuple[float, ...]]]] = {
 def _lower_elementwise(op: Lowering) -> None:
     kernel, operands, numbers = _ARGUMENTS[op.node.target]
     arguments = op.args[:operands]
+    if kernel in ("pm_mul", "pm_div") and not isinstance(arguments[1], fx.Node):
+        x, number = arguments
+        if kernel == "pm_mul":
+            return _affine(op, x, number, 0)
+        return pointwise(op, "pm_div_by", x, numbers=(float(number),))
     if kernel == "pm_mul" and op.output().type is DataType.INT32:
         return _integers(op, "pm_mul_int", *arguments)
     if kernel == "pm_affine" and op.output().type is DataType.INT32:
         return _affine(op, arguments[0], -1, 0)
-    if kernel in _BY_NUMBER and not isinstance(arguments[1], fx.Node):
-        return _BY_NUMBER[kernel](op, arguments[0], arguments[1])
     return pointwise(op, kernel, *arguments, numbers=numbers)
 
 
@@ -142,30 +145,6 @@ def _integers(op: Lowering, kernel: str, *operands: Any, numbers: tuple[int, ...
     looks = [operand(op, argument, DataType.INT32).broadcast(out.shape) for argument in operands]
     op.call(kernel, out, *looks, table(op, out, *looks), *numbers)
     op.elementwise = True
-
-
-def _times(op: Lowering, x: Any, number: float) -> None:
-    _affine(op, x, number, 0)
-
-
-def _over(op: Lowering, x: Any, number: float) -> None:
-    pointwise(op, "pm_div_by", x, numbers=(float(number),))
-
-
-_BY_NUMBER: Final[dict[str, Callable[[Lowering, Any, float], None]]] = {
-    "pm_mul": _times,
-    "pm_div": _over,
-}
-
-
-@lowers(aten.mul.Scalar)
-def _lower_mul(op: Lowering) -> None:
-    _times(op, op.args[0], op.args[1])
-
-
-@lowers(aten.div.Scalar)
-def _lower_div(op: Lowering) -> None:
-    _over(op, op.args[0], op.args[1])
 
 
 @lowers(aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
@@ -321,8 +300,7 @@ def _compared(op: Lowering, x: Any, y: Any, wanted: int) -> None:
 
 @lowers(*(getattr(getattr(aten, n), kind) for n in _RELATIONS for kind in ("Tensor", "Scalar")))
 def _lower_relation(op: Lowering) -> None:
-    name = op.node.target._schema.name.removeprefix("aten::")
-    _compared(op, op.args[0], op.args[1], _RELATIONS[name])
+    _compared(op, op.args[0], op.args[1], _RELATIONS[named(op)])
 
 
 @lowers(aten.isnan.default)
@@ -452,26 +430,26 @@ def _lower_bernoulli(op: Lowering) -> None:
 # -- random numbers, but for dropout --------------------------------------------------------------
 
 
-@lowers(aten.randn.default, aten.randn_like.default)
-def _lower_randn(op: Lowering) -> None:
-    _draw(op, "pm_normal", 0.0, 1.0)
+_DRAWN: Final = {
+    aten.randn.default: "pm_normal",
+    aten.randn_like.default: "pm_normal",
+    aten.rand.default: "pm_uniform",
+    aten.rand_like.default: "pm_uniform",
+    aten.normal_functional.default: "pm_normal",
+}
+"""Kernels that draw; the numbers after a tensor are mean and deviation, 0 and 1 by default."""
 
 
-@lowers(aten.rand.default, aten.rand_like.default)
-def _lower_rand(op: Lowering) -> None:
-    _draw(op, "pm_uniform", 0.0, 1.0)
+@lowers(*_DRAWN)
+def _lower_drawn(op: Lowering) -> None:
+    is_given = op.node.target is aten.normal_functional.default
+    _draw(op, _DRAWN[op.node.target], *(map(float, op.args[1:3]) if is_given else (0.0, 1.0)))
 
 
 @lowers(aten.uniform.default)
 def _lower_uniform(op: Lowering) -> None:
     first, end = op.args[1:3]
     _draw(op, "pm_uniform", float(first), float(end) - float(first))
-
-
-@lowers(aten.normal_functional.default)
-def _lower_normal_functional(op: Lowering) -> None:
-    mean, deviation = op.args[1:3]
-    _draw(op, "pm_normal", float(mean), float(deviation))
 
 
 @lowers(

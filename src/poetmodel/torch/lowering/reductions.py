@@ -14,6 +14,7 @@ from poetmodel.torch.lowering.operands import (
     copy,
     in_order,
     lowers,
+    named,
     only,
     operand,
     table,
@@ -84,14 +85,10 @@ def _lower_mean(op: Lowering) -> None:
     _reduce(op, "pm_sum", given, float(_count(op, given)))
 
 
-@lowers(aten.prod.default, aten.prod.dim_int)
+@lowers(aten.prod.default, aten.prod.dim_int, aten.logsumexp.default)
 def _lower_prod(op: Lowering) -> None:
-    _reduce(op, "pm_prod", op.args[1] if op.node.target is aten.prod.dim_int else None)
-
-
-@lowers(aten.logsumexp.default)
-def _lower_logsumexp(op: Lowering) -> None:
-    _reduce(op, "pm_logsumexp", op.args[1])
+    given = None if op.node.target is aten.prod.default else op.args[1]
+    _reduce(op, f"pm_{named(op)}", given)
 
 
 @lowers(aten.amax.default, aten.max.default, aten.amin.default, aten.min.default)
@@ -113,17 +110,14 @@ def _lower_argmax(op: Lowering) -> None:
     _reduce(op, "pm_argmax", op.args[1], 1.0 if op.node.target is aten.argmax.default else -1.0)
 
 
-@lowers(aten.any.default, aten.any.dim, aten.any.dims)
+@lowers(*(getattr(n, kind) for n in (aten.any, aten.all) for kind in ("default", "dim", "dims")))
 def _lower_any(op: Lowering) -> None:
-    _reduce(op, "pm_any", op.args[1] if len(op.args) > 1 else None, 0)
-
-
-@lowers(aten.all.default, aten.all.dim, aten.all.dims)
-def _lower_all(op: Lowering) -> None:
     """All hold where there is not any that does not."""
-    _reduce(op, "pm_any", op.args[1] if len(op.args) > 1 else None, 1)
-    out = op.output()
-    op.call("pm_logical", out, out, out, table(op, out, out, out), 0b0001)
+    is_all = named(op) == "all"
+    _reduce(op, "pm_any", op.args[1] if len(op.args) > 1 else None, int(is_all))
+    if is_all:
+        out = op.output()
+        op.call("pm_logical", out, out, out, table(op, out, out, out), 0b0001)
 
 
 @lowers(aten.var.correction, aten.std.correction, aten.var_mean.correction)
@@ -195,19 +189,18 @@ def _lower_softmax(op: Lowering) -> None:
     _on_rows(op, "pm_softmax", op.args[:1], op.args[1], int(is_safe))
 
 
-@lowers(aten._log_softmax.default)
-def _lower_log_softmax(op: Lowering) -> None:
-    _on_rows(op, "pm_log_softmax", op.args[:1], op.args[1])
+_ROWS: Final = {
+    aten._log_softmax.default: ("pm_log_softmax", 1),
+    aten._softmax_backward_data.default: ("pm_softmax_backward", 2),
+    aten._log_softmax_backward_data.default: ("pm_log_softmax_backward", 2),
+}
+"""Kernel, and how many operands; the dimension comes after these."""
 
 
-@lowers(aten._softmax_backward_data.default)
-def _lower_softmax_backward_data(op: Lowering) -> None:
-    _on_rows(op, "pm_softmax_backward", op.args[:2], op.args[2])
-
-
-@lowers(aten._log_softmax_backward_data.default)
-def _lower_log_softmax_backward_data(op: Lowering) -> None:
-    _on_rows(op, "pm_log_softmax_backward", op.args[:2], op.args[2])
+@lowers(*_ROWS)
+def _lower_rows(op: Lowering) -> None:
+    kernel, operands = _ROWS[op.node.target]
+    _on_rows(op, kernel, op.args[:operands], op.args[operands])
 
 
 @lowers(aten.cumsum.default)

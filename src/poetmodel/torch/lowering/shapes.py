@@ -183,38 +183,30 @@ def _lower_tril(op: Lowering) -> None:
 # -- new tensors --------------------------------------------------------------------------------
 
 
-@lowers(
-    aten.zeros.default,
-    aten.zeros_like.default,
-    aten.new_zeros.default,
-    aten.zero.default,
-)
-def _lower_zeros(op: Lowering) -> None:
-    fill(op, op.output(), 0)
+_CONSTANTS: Final = {
+    aten.zeros.default: 0,
+    aten.zeros_like.default: 0,
+    aten.new_zeros.default: 0,
+    aten.zero.default: 0,
+    aten.ones.default: 1,
+    aten.ones_like.default: 1,
+    aten.new_ones.default: 1,
+}
+_NUMBER_AT: Final = {
+    aten.full.default: 1,
+    aten.full_like.default: 1,
+    aten.fill.Scalar: 1,
+    aten.new_full.default: 2,
+    aten.scalar_tensor.default: 0,
+}
+"""The argument that all elements are."""
 
 
-@lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def _lower_ones(op: Lowering) -> None:
-    fill(op, op.output(), 1)
-
-
-@lowers(
-    aten.full.default,
-    aten.full_like.default,
-    aten.fill.Scalar,
-)
+@lowers(*_CONSTANTS, *_NUMBER_AT)
 def _lower_full(op: Lowering) -> None:
-    fill(op, op.output(), op.args[1])
-
-
-@lowers(aten.new_full.default)
-def _lower_new_full(op: Lowering) -> None:
-    fill(op, op.output(), op.args[2])
-
-
-@lowers(aten.scalar_tensor.default)
-def _lower_scalar_tensor(op: Lowering) -> None:
-    fill(op, op.output(), op.args[0])
+    position = _NUMBER_AT.get(op.node.target)
+    number = _CONSTANTS[op.node.target] if position is None else op.args[position]
+    fill(op, op.output(), number)
 
 
 @lowers(aten.fill.Tensor)
@@ -372,7 +364,8 @@ def _lower_index_put(op: Lowering) -> None:
     copy(op, out, op.value(x))
     given = [op.value(argument) for argument in indices if argument is not None]
     common = tuple(torch.broadcast_shapes(*(look.shape for look in given)))
-    kept = [out.shape[k] for k in range(len(out.shape)) if not _is_index(indices, k)]
+    used = {k for k, argument in enumerate(indices) if argument is not None}
+    kept = [size for k, size in enumerate(out.shape) if k not in used]
     first = _first(indices)
     shape = (*kept[:first], *common, *kept[first:])
     there, index, step, size = _indexed(op, out, indices, shape)
@@ -381,10 +374,6 @@ def _lower_index_put(op: Lowering) -> None:
     values = operand(op, values).broadcast(shape)
     numbers = (step, size, *skipped)
     _scatter(op, there, values, index, *numbers, accumulate=accumulate, below_zero=True)
-
-
-def _is_index(indices: Sequence[Any], dimension: int) -> bool:
-    return dimension < len(indices) and indices[dimension] is not None
 
 
 def _first(indices: Sequence[Any]) -> int:

@@ -38,19 +38,10 @@ class _Layer:
         return self.sizes.results
 
     @property
-    def is_depthwise(self) -> bool:
-        """Whether an output channel sees one input channel, and not all."""
-        return 1 < self.sizes.channels == self.sizes.groups
-
-    @property
     def is_plain(self) -> bool:
         """Whether the tensors lie in order, but for the batch of y."""
-        return self.x.is_contiguous and self.w.is_contiguous and _is_plain_batch(self.y)
-
-
-def _is_plain_batch(look: StridedView) -> bool:
-    """Return whether each element of a batch lies in order."""
-    return replace(look, shape=look.shape[1:], strides=look.strides[1:]).is_contiguous
+        sample = replace(self.y, shape=self.y.shape[1:], strides=self.y.strides[1:])
+        return self.x.is_contiguous and self.w.is_contiguous and sample.is_contiguous
 
 
 @lowers(aten.convolution.default)
@@ -76,7 +67,8 @@ def _convolution_backward(op: Lowering) -> None:
     transposed, wanted = op.args[7], op.args[10]
     # PyTorch's kernel also returns what was not asked for.
     if wanted[2] and op.has_output(2):
-        _bias_gradient(op, op.output(2), dy)
+        out = _vector(op, op.output(2))
+        op.call("pm_conv2d_db", out, dy, *_four(dy.shape, missing=1), *_four(dy.strides))
     for position in (k for k in range(2) if wanted[k] and op.has_output(k)):
         out = op.output(position)
         mine = (x, out, dy) if position else (out, w, dy)
@@ -137,18 +129,13 @@ def _call(
     given.append(tuple(layer.sizes))
     last = [] if accumulate is None else [int(accumulate)]
     if layer.is_plain:
-        if layer.is_depthwise:
+        if 1 < layer.sizes.channels == layer.sizes.groups:
             kernel = kernel.replace("conv2d", "depthwise")
         step = layer.y.strides[0] if layer.batch > 1 else layer.y.elements
         op.call(kernel, *given, layer.batch, 0, layer.count, step, *last)
     else:
         strides = tuple(step for look in pointers for step in _four(look.strides))
         op.call(f"{kernel}_strided", *given, strides, layer.batch, 0, layer.count, *last)
-
-
-def _bias_gradient(op: Lowering, out: StridedView, dy: StridedView) -> None:
-    batch, count, height, width = _four(dy.shape, missing=1)
-    op.call("pm_conv2d_db", _vector(op, out), dy, batch, count, height, width, *_four(dy.strides))
 
 
 def _four(numbers: Sequence[int], *, missing: int = 0) -> tuple[int, ...]:
@@ -210,57 +197,33 @@ def _max_pool_backward(op: Lowering) -> None:
     op.call("pm_max_pool2d_backward", dx, dy, indices, steps, *sizes, *dy.shape[-2:])
 
 
-@lowers(aten.avg_pool2d.default)
+@lowers(aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default)
 def _mean_pool(op: Lowering) -> None:
     x, out = op.value(op.args[0]), op.output()
-    _call_mean_pool(op, out, x, _mean_bounds(op.args[1:6], x, out), op.args[6])
+    bounds, divisor = _mean_bounds(op.args[1:], x, out)
+    steps, sizes = planes(out, x)
+    op.call("pm_mean_pool2d", out, x, *bounds, steps, *sizes, divisor)
 
 
-@lowers(aten.avg_pool2d_backward.default)
+@lowers(aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d_backward.default)
 def _mean_pool_backward(op: Lowering) -> None:
     dy, dx = op.value(op.args[0]), op.output()
-    _call_mean_backward(op, dx, dy, _mean_bounds(op.args[2:7], dx, dy), op.args[7])
-
-
-@lowers(aten._adaptive_avg_pool2d.default)
-def _adaptive_mean_pool(op: Lowering) -> None:
-    x, out = op.value(op.args[0]), op.output()
-    _call_mean_pool(op, out, x, _adaptive_bounds(x, out), None)
-
-
-@lowers(aten._adaptive_avg_pool2d_backward.default)
-def _adaptive_mean_pool_backward(op: Lowering) -> None:
-    dy, dx = op.value(op.args[0]), op.output()
-    _call_mean_backward(op, dx, dy, _adaptive_bounds(dx, dy), None)
-
-
-def _call_mean_pool(
-    op: Lowering,
-    out: StridedView,
-    x: StridedView,
-    bounds: Sequence[tuple[int, ...]],
-    divisor: int | None,
-) -> None:
-    steps, sizes = planes(out, x)
-    op.call("pm_mean_pool2d", out, x, *bounds, steps, *sizes, divisor or 0)
-
-
-def _call_mean_backward(
-    op: Lowering,
-    dx: StridedView,
-    dy: StridedView,
-    bounds: Sequence[tuple[int, ...]],
-    divisor: int | None,
-) -> None:
+    bounds, divisor = _mean_bounds(op.args[2:], dx, dy)
     steps, sizes = planes(dx, dy)
-    shape = dy.shape[-2:]
-    op.call("pm_mean_pool2d_backward", dx, dy, *bounds, steps, *sizes, *shape, divisor or 0)
+    op.call("pm_mean_pool2d_backward", dx, dy, *bounds, steps, *sizes, *dy.shape[-2:], divisor)
 
 
 def _mean_bounds(
     arguments: Sequence[Any], x: StridedView, out: StridedView
-) -> list[tuple[int, ...]]:
-    """Return the windows of rows and of columns: begin, end, and the length that is counted."""
+) -> tuple[list[tuple[int, ...]], int]:
+    """Return the windows of rows and of columns, and what divides sums: 0 for the lengths.
+
+    Of each window begin, end, and the length that is counted. Without sizes of windows among the
+    arguments they adapt to the output.
+    """
+    if len(arguments) <= 1:
+        sides = zip(x.shape[-2:], out.shape[-2:], strict=True)
+        return [_flat(_adaptive_windows(*sizes)) for sizes in sides], 0
     windows, stride, padding = (_of_planes(argument) for argument in arguments[:3])
     count_padding = arguments[4]
     bounds = []
@@ -272,12 +235,7 @@ def _mean_bounds(
         inside = [(max(s, 0), min(e, size)) for s, e in zip(starts, ends, strict=True)]
         lengths = [e - s for s, e in (zip(starts, ends, strict=True) if count_padding else inside)]
         bounds.append(_flat([(*i, length) for i, length in zip(inside, lengths, strict=True)]))
-    return bounds
-
-
-def _adaptive_bounds(x: StridedView, out: StridedView) -> list[tuple[int, ...]]:
-    sizes = zip(x.shape[-2:], out.shape[-2:], strict=True)
-    return [_flat(_adaptive_windows(size, places)) for size, places in sizes]
+    return bounds, arguments[5] or 0
 
 
 def _adaptive_windows(size: int, places: int) -> list[tuple[int, int, int]]:

@@ -69,7 +69,14 @@ def lower(
     CaptureError
         If the step cannot be captured, or an operator has no kernel: names each, and its module.
     """
-    check_accumulate(accumulate, optimizer)
+    if type(accumulate) is not int or accumulate < 1:
+        fault = f"expected a number of batches from 1, got {shown(accumulate)}"
+        raise InputError(f"accumulate: {fault}")
+    if accumulate > 1 and optimizer is None:
+        raise InputError(
+            "accumulate: there is no optimizer to wait for; give one, or sum the gradients that "
+            "the step hands out"
+        )
     with sdpa_kernel(SDPBackend.MATH):
         joint = capture(model, loss_fn, apart(inputs), name=name)
     refuse(joint.name, _unguarded(joint))
@@ -82,17 +89,6 @@ def lower(
         )
     step = replace(StepLowering(joint).step(), accumulate=accumulate)
     return masked(unrolled(step)) if masks else step
-
-
-def check_accumulate(number: object, optimizer: object | None) -> None:
-    """Raise `InputError` unless a step can update after so many batches."""
-    if type(number) is not int or number < 1:
-        raise InputError(f"accumulate: expected a number of batches from 1, got {shown(number)}")
-    if number > 1 and optimizer is None:
-        raise InputError(
-            "accumulate: there is no optimizer to wait for; give one, or sum the gradients that "
-            "the step hands out"
-        )
 
 
 class StepLowering:
@@ -127,6 +123,7 @@ class StepLowering:
         trains = self.joint.optimizer is not None
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.MOMENT)
         loss = next(r for r in self.joint.results if r.kind is OutputKind.LOSS)
+        rate = next(iter(self.joint.of(InputKind.LEARNING_RATE)), None)
         captured = LoweredStep(
             graph=graph,
             calls=calls,
@@ -136,7 +133,7 @@ class StepLowering:
             gradients=() if trains else tuple(self._gradients()),
             loss=self.looks[loss.node].ref,
             values=dict(self._values()),
-            learning_rate=self._first_rate(),
+            learning_rate=None if rate is None else float(self.joint.value(rate)),
             versions={"torch": torch.__version__},
         )
         return fused(captured.with_nodes(graph.nodes, calls))
@@ -153,10 +150,6 @@ class StepLowering:
                 "group, of which those of the others are multiples"
             )
         return {node: rate / first if rate != first else 1.0 for node, rate in rates.items()}
-
-    def _first_rate(self) -> float | None:
-        rates = self.joint.of(InputKind.LEARNING_RATE)
-        return float(self.joint.value(rates[0])) if rates else None
 
     def _look_at_arguments(self) -> None:
         for argument in self.joint.arguments:
@@ -211,7 +204,8 @@ class StepLowering:
 
     def _buffers(self) -> Iterator[tuple[str, Buffer]]:
         for storage in self.parts.storages:
-            if storage.replaces is None and not self._is_rate(storage):
+            maker = self.parts.operations[storage.operation]
+            if storage.replaces is None and maker.node not in self.rates:
                 yield storage.name, self._buffer(storage)
         yield from self.unread.items()
         yield _TANGENT, Buffer(elements=1, type=DataType.REAL)
@@ -227,9 +221,6 @@ class StepLowering:
         return Buffer(
             elements=storage.bytes // dtype.itemsize, type=self._type(dtype, storage.name)
         )
-
-    def _is_rate(self, storage: TensorStorage) -> bool:
-        return self.parts.operations[storage.operation].node in self.rates
 
     def _seen(self, arguments: Iterator[InputSpec] | Sequence[InputSpec]) -> Iterator[NamedTensor]:
         """Yield what users see by name; tensors with several names have the first one."""
@@ -293,7 +284,7 @@ class StepLowering:
     # -- the graph ---------------------------------------------------------------------------------
 
     def _is_node(self, operation: Operation) -> bool:
-        """Return whether the exported graph has an operation: no input, and no constant."""
+        """Whether the exported graph has an operation: no input, and no constant."""
         if operation.phase is Phase.INPUT:
             return False
         return operation.phase is not Phase.STATE or operation.storages[0] in self.replaced

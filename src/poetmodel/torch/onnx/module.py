@@ -187,12 +187,12 @@ class OnnxModule(nn.Module):  # type: ignore[misc, unused-ignore]
                 f"{', '.join(map(repr, sorted(names))) or 'none'}"
             )
         if missing:
-            told = " and ".join(
+            unset = " and ".join(
                 f"{name!r} ({'--batch N' if name in first else f'--dim {name}=N'})"
                 for name in missing
             )
             raise InputError(
-                f"{self.file}: the dimension {told} is open; say how large it is, in Python by "
+                f"{self.file}: the dimension {unset} is open; say how large it is, in Python by "
                 "batch= and dims="
             )
         draw = torch.Generator().manual_seed(0)
@@ -278,7 +278,7 @@ class _Constants:
 
     def placed(self) -> FileRecord:
         """Register all constants, and return the file without the nodes that make them."""
-        nodes = [node for node in self.record.nodes if not self._is_taken(node)]
+        nodes = [node for node in self.record.nodes if not self._take_constant(node)]
         renamed: dict[str, str] = {}
         nodes = [node for node in nodes if not self._is_alias(node, renamed)]
         nodes = [
@@ -296,7 +296,7 @@ class _Constants:
         self.module.outputs = outputs
         return replace(self.record, nodes=tuple(nodes), outputs=outputs)
 
-    def _is_taken(self, node: NodeRecord) -> bool:
+    def _take_constant(self, node: NodeRecord) -> bool:
         """Take the value of a Constant node; return whether it was one."""
         if node.operator != "Constant":
             return False
@@ -386,7 +386,7 @@ class _Constants:
             self._register(name, torch.from_numpy(value.copy()), trained=False)
 
     def _is_weight(self, name: str, use: _Use) -> bool:
-        """Return whether a constant is trained: it is used where a weight can stand.
+        """Whether a constant is trained: it is used where a weight can stand.
 
         One that is written into the code is a weight only where nothing else stands.
         """
@@ -431,5 +431,5 @@ def _free(module: nn.Module, name: str, *, inner: bool) -> str:
 
 
 def _is_uniform(value: np.ndarray) -> bool:
-    """Return whether several floating elements are all equal."""
+    """Whether several floating elements are all equal."""
     return bool(value.dtype.kind == "f" and value.size and (value == value.flat[0]).all())

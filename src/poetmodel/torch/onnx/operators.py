@@ -232,12 +232,12 @@ def axes_of(node: OnnxNode, value: Any, *, rank: int) -> list[int] | None:
     return None if given is None else [axis % rank for axis in given]
 
 
-def axis_of(node: OnnxNode, rank: int, default: int = 0, name: str = "axis") -> int:
+def axis_of(node: OnnxNode, rank: int, default: int = 0) -> int:
     """Return an axis, from 0."""
-    return int(node.get(name, default)) % max(rank, 1)
+    return int(node.get("axis", default)) % max(rank, 1)
 
 
-def taken(x: torch.Tensor, axis: int, places: list[int]) -> torch.Tensor:
+def index_select(x: torch.Tensor, axis: int, places: list[int]) -> torch.Tensor:
     """Return the elements at some positions of an axis."""
     if not places:
         return x.narrow(axis, 0, 0)

@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _of_one(name: str, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    operator(name)(lambda _, x: function(tensor(x)))
-
-
-def _of_two(name: str, function: Callable[[Any, Any], torch.Tensor]) -> None:
-    operator(name)(lambda _, x, y: function(*operands(x, y)))
-
-
 def _folded(name: str, function: Callable[[Any, Any], torch.Tensor]) -> None:
     """Register an operator of any number of inputs."""
     operator(name)(lambda _, *values: reduce(function, tensors(*values)))
@@ -61,8 +53,7 @@ _FUNCTIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "Tan": torch.tan,
     "Tanh": torch.tanh,
 }
-for _name, _function in _FUNCTIONS.items():
-    _of_one(_name, _function)
+operator(*_FUNCTIONS)(lambda node, x: _FUNCTIONS[node.operator](tensor(x)))
 
 
 def _divided(x: Any, y: Any) -> torch.Tensor:
@@ -91,9 +82,7 @@ _BINARY: Final[dict[str, Callable[[Any, Any], torch.Tensor]]] = {
     "Sub": lambda x, y: x - y,
     "Xor": _truth(torch.logical_xor),
 }
-for _name, _binary in _BINARY.items():
-    _of_two(_name, _binary)
-
+operator(*_BINARY)(lambda node, x, y: _BINARY[node.operator](*operands(x, y)))
 _folded("Max", torch.maximum)
 _folded("Min", torch.minimum)
 _folded("Sum", torch.add)
@@ -188,23 +177,18 @@ def _with_numbers(name: str, function: Callable[..., Any], **defaults: float) ->
     operator(name)(run)
 
 
-def _hard_sigmoid(x: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
-    return torch.clamp(alpha * x + beta, 0.0, 1.0)
-
-
-def _selu(x: torch.Tensor, alpha: float, gamma: float) -> torch.Tensor:
-    return gamma * functional.elu(x, alpha)
-
-
 def _shrink(x: torch.Tensor, bias: float, least: float) -> torch.Tensor:
     return torch.where(x < -least, x + bias, torch.where(x > least, x - bias, 0.0))
 
 
 _with_numbers("Celu", functional.celu, alpha=1.0)
 _with_numbers("Elu", functional.elu, alpha=1.0)
-_with_numbers("HardSigmoid", _hard_sigmoid, alpha=0.2, beta=0.5)
+_with_numbers("HardSigmoid", lambda x, a, b: torch.clamp(a * x + b, 0.0, 1.0), alpha=0.2, beta=0.5)
 _with_numbers("LeakyRelu", functional.leaky_relu, alpha=0.01)
-_with_numbers("Selu", _selu, alpha=1.6732631921768188, gamma=1.0507010221481323)
+_with_numbers(
+    "Selu", lambda x, a, gamma: gamma * functional.elu(x, a),
+    alpha=1.6732631921768188, gamma=1.0507010221481323,
+)  # fmt: skip
 _with_numbers("Shrink", _shrink, bias=0.0, lambd=0.5)
 _with_numbers("ThresholdedRelu", partial(functional.threshold, value=0.0), alpha=1.0)
 

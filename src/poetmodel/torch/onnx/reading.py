@@ -256,13 +256,13 @@ def _check_operators(
             missing.setdefault(node.operator, []).append(repr(node.name))
     if not missing:
         return
-    told = "; ".join(f"{operator} ({listed(names)})" for operator, names in sorted(missing.items()))
+    each = "; ".join(f"{operator} ({listed(names)})" for operator, names in sorted(missing.items()))
     advice = "export the network without them"
     if _CONTROL_FLOW & missing.keys():
         advice += "; a network whose course depends on values cannot be scheduled"
     elif any(_QUANTIZED.search(name) for name in missing):
         advice = "give the file from before it was quantized"
-    raise InputError(f"{path}: operators that are not known: {told}; {advice}")
+    raise InputError(f"{path}: operators that are not known: {each}; {advice}")
 
 
 def _inputs(path: Path, graph: Any) -> Iterable[InputRecord]:

@@ -12,10 +12,10 @@ from poetmodel.torch.onnx.operators import (
     axes_of,
     axis_of,
     flat,
+    index_select,
     operator,
     real,
     shape_of,
-    taken,
     tensor,
     tensors,
     volume,
@@ -229,7 +229,7 @@ def _padded_by_itself(
         size = x.shape[axis]
         indices = [_source(index, size, mode) for index in range(-before, size + after)]
         if indices != list(range(size)):
-            x = taken(x, axis, indices)
+            x = index_select(x, axis, indices)
     return x
 
 
@@ -261,7 +261,7 @@ def _gather(node: OnnxNode, x: Any, indices: Any) -> torch.Tensor:
         if axis == 0 and x.ndim == 2 and x.is_floating_point():  # noqa: PLR2004
             return functional.embedding(indices, x)
         return x[(*[slice(None)] * axis, indices.to(torch.int64))]
-    picked = taken(x, axis, [index % size for index in flat(indices)])
+    picked = index_select(x, axis, [index % size for index in flat(indices)])
     return picked.reshape(*x.shape[:axis], *shape_of(indices), *x.shape[axis + 1 :])
 
 

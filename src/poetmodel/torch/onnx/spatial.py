@@ -11,9 +11,9 @@ from torch.nn import functional
 from poetmodel.torch.onnx.operators import (
     OnnxNode,
     axes_of,
+    index_select,
     operator,
     real,
-    taken,
     tensor,
     whole,
 )
@@ -223,7 +223,7 @@ def _axes(node: OnnxNode, x: torch.Tensor, given: list[Any]) -> list[int]:
 
 
 def _factors(node: OnnxNode, x: torch.Tensor, scales: Any, sizes: Any) -> list[float]:
-    """Return by how much each axis grows."""
+    """Return the growth factor of each axis."""
     factors = [1.0] * x.ndim
     if sizes is None:
         given = real(node, scales, "scales")
@@ -293,7 +293,7 @@ def _along(
     last = x.shape[axis] - 1
 
     def at(indices: list[int]) -> torch.Tensor:
-        return taken(x, axis, [min(max(k, 0), last) for k in indices])
+        return index_select(x, axis, [min(max(k, 0), last) for k in indices])
 
     if not linear:
         return at([_nearest(node, coordinate) for coordinate in coordinates])

@@ -102,8 +102,8 @@ class Certificate:
     def summary(self) -> str:
         """Return the findings, in a few lines."""
         if self.differences:
-            told = listed(self.differences, most=5)
-            same = f"{len(self.differences)} of {self.compared} results differ from eager: {told}"
+            shown = listed(self.differences, most=5)
+            same = f"{len(self.differences)} of {self.compared} results differ from eager: {shown}"
         else:
             what = "parameters, optimizer state" if self.updates else "gradients"
             same = f"all {self.compared} results (loss, {what}, buffers) equal eager's"
@@ -170,15 +170,16 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
     that are there already, so that theirs does not count. All runs but one are timed, and further
     ones where steps are short. The memory that verifying takes is not bounded by the budget.
     """
-    state, runner = State(compiled, inputs), compiled.runner
-    eager = _Timed(partial(eager_step, compiled, inputs))
+    joint, runner = compiled.trace.joint, compiled.runner
+    state = State(joint, inputs)
+    eager = _Timed(partial(eager_step, joint, inputs))
     ours = _Timed(partial(runner, inputs))
     accumulating = partial(ours, waits=False)
     with state.kept():
         with runner.trial():
             expected, expected_random = state.results(eager)
             actual, actual_random = state.results(ours)
-            apart = tuple(differences(compiled, expected, actual))
+            apart = tuple(differences(compiled.trace, expected, actual))
             count = len(expected.keys() | actual.keys())
             del expected, actual
             state.reset()
@@ -197,7 +198,6 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
             state.reset()
     runner.move_state()
     eager_time, our_time = min(eager.times), min(ours.times)
-    joint = compiled.trace.joint
     # The learning rate is an input, and made anew in each step.
     rate_bytes = sum(joint.value(a).nbytes for a in joint.of(InputKind.LEARNING_RATE))
     there = there_bytes(compiled.trace) - rate_bytes
@@ -207,7 +207,7 @@ def certify(compiled: Compiled, inputs: Sequence[Any]) -> Certificate:
         compared=count,
         differences=apart,
         random_equal=torch.equal(expected_random, actual_random),
-        updates=compiled.trace.joint.optimizer is not None,
+        updates=joint.optimizer is not None,
         budget_bytes=compiled.budget_bytes,
         plan_peak_bytes=compiled.peak_bytes,
         storage_peak_bytes=ours_there + storage,
@@ -315,5 +315,5 @@ def _own_reasons(compiled: Compiled, left: float, *, mirrored_bytes: int) -> Ite
 
 
 def _differ(value: float, other: float) -> bool:
-    """Return whether two positive numbers differ notably."""
+    """Whether two positive numbers differ notably."""
     return max(value, other) > (1 + NOTABLE) * min(value, other)

@@ -20,7 +20,9 @@ from poetmodel.torch.step.optimizers import Moments
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from poetmodel.torch.compiled import Compiled
+    from poetmodel.torch.capturing.joint_graph import Joint
+    from poetmodel.torch.runtime.runner import Runner
+    from poetmodel.torch.step.trace import Trace
 
     Results = dict[str, torch.Tensor]
 
@@ -58,7 +60,7 @@ class ResultDifference:
         return {**values, "told": self.told}
 
 
-def check_agreement(compiled: Compiled) -> bool:
+def check_agreement(trace: Trace, runner: Runner) -> bool:
     """Run eager PyTorch again and a compiled step once on the inputs of the capture, and compare.
 
     Returns whether all is the same bit for bit. Raises `CaptureError` if loss or gradients differ
@@ -68,16 +70,16 @@ def check_agreement(compiled: Compiled) -> bool:
     from a generator that PyTorch does not know. Where eager gives other results when it runs again,
     with modules as the first run left them, a captured step would be wrong from its second run on.
     """
-    joint = compiled.trace.joint
-    state = State(compiled, joint.inputs)
-    eager = partial(_eager, compiled)
-    with compiled.runner.trial(), state.kept():
+    joint = trace.joint
+    state = State(joint, joint.inputs)
+    eager = partial(_eager, joint)
+    with runner.trial(), state.kept():
         expected, expected_random = state.results(eager)
-        unstable = _unstable(compiled, state, expected)
+        unstable = _unstable(trace, state, expected)
         if unstable and torch.get_num_threads() > 1:
             # Sums that several threads share have no order of their own: that is no constant.
             with limited_threads(1):
-                unstable = _unstable(compiled, state, state.results(eager)[0])
+                unstable = _unstable(trace, state, state.results(eager)[0])
         modules = state.new_modules() if unstable else []
         if modules:
             raise CaptureError(
@@ -92,14 +94,14 @@ def check_agreement(compiled: Compiled) -> bool:
                 "changes them (a clock, random numbers of another library, an attribute that "
                 "forward counts up) would be frozen: make it an input or a buffer"
             )
-        actual, actual_random = state.results(lambda: compiled.runner(joint.inputs))
-    all_apart = list(differences(compiled, expected, actual))
+        actual, actual_random = state.results(lambda: runner(joint.inputs))
+    all_apart = list(differences(trace, expected, actual))
     apart = [difference for difference in all_apart if not _is_rounding(difference, expected)]
     if apart:
         raise CaptureError(
             f"{joint.name}: the captured step does not compute what PyTorch does: "
             f"{listed(apart)}; replace the operations that these come from"
-            + (_CHECKPOINTED if any(map(_is_mutation, apart)) else "")
+            + (_CHECKPOINTED if any(d.name.startswith(OutputKind.MUTATION) for d in apart) else "")
         )
     if all_apart:
         _LOG.warning("%s: not all bits are those of PyTorch: %s", joint.name, listed(all_apart))
@@ -109,25 +111,24 @@ def check_agreement(compiled: Compiled) -> bool:
     return same and not all_apart
 
 
-def _eager(compiled: Compiled, *, backward: bool = True) -> Any:
-    joint = compiled.trace.joint
+def _eager(joint: Joint, *, backward: bool = True) -> Any:
     with explained(f"{joint.name}: one step of PyTorch"):
-        return eager_step(compiled, joint.inputs, backward=backward)
+        return eager_step(joint, joint.inputs, backward=backward)
 
 
-def _unstable(compiled: Compiled, state: State, expected: Results) -> list[ResultDifference]:
+def _unstable(trace: Trace, state: State, expected: Results) -> list[ResultDifference]:
     """Return the results that differ when eager runs again, with modules as it left them.
 
     Where it left nothing behind, and loss and buffers of another forward pass are the same, what
     the backward pass computes is too: no Python code of the model runs in it.
     """
     if state.is_as_before:
-        forward = state.results(partial(_eager, compiled, backward=False), attributes=False)[0]
+        forward = state.results(partial(_eager, trace.joint, backward=False), attributes=False)[0]
         same = {name: value for name, value in expected.items() if name in forward}
-        if not any(differences(compiled, same, forward)):
+        if not any(differences(trace, same, forward)):
             return []
-    again = state.results(partial(_eager, compiled), attributes=False)[0]
-    return list(differences(compiled, expected, again))
+    again = state.results(partial(_eager, trace.joint), attributes=False)[0]
+    return list(differences(trace, expected, again))
 
 
 _CHECKPOINTED: Final = (
@@ -136,12 +137,8 @@ _CHECKPOINTED: Final = (
 )
 
 
-def _is_mutation(difference: ResultDifference) -> bool:
-    return difference.name.startswith(OutputKind.MUTATION)
-
-
 def _is_rounding(difference: ResultDifference, expected: Results) -> bool:
-    """Return whether a difference is as small as sums in another order make it.
+    """Whether a difference is as small as sums in another order make it.
 
     Those of gradients are seen beside the largest one.
     """
@@ -166,9 +163,8 @@ def listed(differences: Sequence[ResultDifference], *, most: int = 3) -> str:
     return "; ".join(map(str, differences[:most])) + (f"; and {more} more" if more > 0 else "")
 
 
-def eager_step(compiled: Compiled, inputs: Sequence[Any], *, backward: bool = True) -> Any:
+def eager_step(joint: Joint, inputs: Sequence[Any], *, backward: bool = True) -> Any:
     """Run the step as PyTorch does, or its forward pass alone; return what a step does."""
-    joint = compiled.trace.joint
     with torch.enable_grad():
         outputs = joint.module(*inputs)
         loss, *others = (outputs,) if joint.output is None else outputs
@@ -187,8 +183,8 @@ def eager_step(compiled: Compiled, inputs: Sequence[Any], *, backward: bool = Tr
 class State:
     """All that a step may change, and how it was."""
 
-    def __init__(self, compiled: Compiled, inputs: Sequence[Any]) -> None:
-        self._joint = joint = compiled.trace.joint
+    def __init__(self, joint: Joint, inputs: Sequence[Any]) -> None:
+        self._joint = joint
         self.targets = {
             argument.name: joint.value(argument, inputs)
             for argument in joint.arguments
@@ -298,11 +294,9 @@ class State:
             tensor.grad = None
 
 
-def differences(
-    compiled: Compiled, expected: Results, actual: Results
-) -> Iterator[ResultDifference]:
+def differences(trace: Trace, expected: Results, actual: Results) -> Iterator[ResultDifference]:
     """Yield the results that are not equal bit for bit."""
-    parts = compiled.trace.parts
+    parts = trace.parts
     ops = {
         output.result.name: parts.operations[output.after].name
         for output in parts.outputs
@@ -320,6 +314,3 @@ def differences(
                 continue
             largest = float((reference.double() - value.double()).abs().max())
         yield ResultDifference(name=name, largest=largest, op=ops.get(name, ""))
-
-
-# -- the certificate ---------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def in_parts(trace: Trace, chosen: Iterable[SplitOp]) -> Trace:
     return replace(trace, graph=replace(trace.graph, nodes=tuple(nodes)))
 
 
-def kernels_told(trace: Trace) -> str:
+def split_kernels(trace: Trace) -> str:
     """Return the operations of a step to compute in parts, and their parts."""
     chosen = ((operation, chosen_kernel(operation.node)) for operation in trace.parts.operations)
     return "\n".join(

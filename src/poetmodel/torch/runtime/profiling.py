@@ -339,7 +339,7 @@ def _measure(descriptor: int, folder: str, repeats: int, sizes_bytes: Sequence[i
 
 
 def _is_cold(descriptor: int) -> bool:
-    """Return whether the first block of a file is not in the file cache."""
+    """Whether the first block of a file is not in the file cache."""
     try:
         return os.preadv(descriptor, [bytearray(4096)], 0, os.RWF_NOWAIT) == 0
     except BlockingIOError:

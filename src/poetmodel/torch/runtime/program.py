@@ -20,7 +20,6 @@ from poetmodel.torch.step.updates import ParameterUpdate, Update
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from poetmodel.torch.graph.rewriting import Place
     from poetmodel.torch.graph.step_graph import Operation
     from poetmodel.torch.state.pages import Pages
     from poetmodel.torch.step.captured import CapturedGraph, StepOutput
@@ -111,14 +110,12 @@ class StepProgram(Rewriter):
         if not places:
             return
         if op == Op.PAGE_OUT:
-            self.graph.call_method("out", (self._pages, number, self._newest(places[0])))
+            newest = self._current.get(places[0]) or self.value(self._shown[places[0]])
+            self.graph.call_method("out", (self._pages, number, newest))
         elif op == Op.WAIT:
             self.graph.call_method("wait", (self._pages, number))
         else:
             self._page_in(number)
-
-    def _newest(self, place: Place) -> fx.Node:
-        return self._current[place] if place in self._current else self.value(self._shown[place])
 
     def _page_in(self, number: int) -> None:
         new = self.graph.call_method("into", (self._pages, number))
@@ -139,13 +136,13 @@ class StepProgram(Rewriter):
         self._results[number] = value
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether the plan may let the memory go that a result is a small part of."""
+        """Whether the plan may let the memory go that a result is a small part of."""
         return self._scheduled.issuperset(output.reads.storages) and not self._is_whole(
             output.result.node
         )
 
     def _is_whole(self, node: fx.Node) -> bool:
-        """Return whether a node's value is all there is in its storage."""
+        """Whether a node's value is all there is in its storage."""
         if node not in self.parts.direct:
             return False
         number, index = self.parts.direct[node]
@@ -239,7 +236,7 @@ class TrainingProgram(StepProgram):
         return dying
 
     def _is_copied(self, output: StepOutput) -> bool:
-        """Return whether a result is state as it is before the step, or a small part of memory."""
+        """Whether a result is state as it is before the step, or a small part of memory."""
         makers = (self.parts.storages[i].operation for i in output.reads.storages)
         from_state = any(self.parts.operations[maker].is_source for maker in makers)
         return from_state or super()._is_copied(output)

@@ -61,7 +61,9 @@ def load_state(
         for name, own in pairs:
             own.copy_(values[name])
         for name, parameter, key in kept:
-            if optimizer is not None and _has_value(key, values[name]):
+            # A buffer that begins with its first gradient has NaN.
+            has_value = key != "momentum_buffer" or not bool(values[name].isnan().all())
+            if optimizer is not None and has_value:
                 like = values[name].to(parameter.dtype if values[name].ndim else torch.float32)
                 optimizer.state[parameter][key] = like
             elif optimizer is not None:
@@ -180,8 +182,3 @@ def _moments(
                 f"keeps {listed(keeps) or 'nothing'}; give one like that which was exported"
             )
         yield name, own[of], key
-
-
-def _has_value(key: str, moment: torch.Tensor) -> bool:
-    """Return whether a moment has a value: one that begins with its first gradient has NaN."""
-    return key != "momentum_buffer" or not bool(moment.isnan().all())

@@ -13,7 +13,7 @@ import os
 import struct
 import tempfile
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -35,13 +35,14 @@ from poetmodel.torch.state.pages import (
     Pagemap,
     checksum,
     make_folder,
-    read_page,
+    page_errors,
+    read_checked,
     remove_left,
 )
 from poetmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable
 
     from poetmodel.torch.state.pages import Memory
 
@@ -94,14 +95,14 @@ class Format:
     def of(cls, tensors: Iterable[StateTensor], *, name: str, generations: int) -> Self:
         """Return the format for some tensors, with its header."""
         tensors = tuple(tensors)
-        told = {
+        fields = {
             "version": _VERSION,
             "name": name,
             "generations": generations,
             "block_bytes": BLOCK_BYTES,
             "tensors": [_tensor_to_dict(tensor) for tensor in tensors],
         }
-        text = json.dumps(told, allow_nan=False).encode()
+        text = json.dumps(fields, allow_nan=False).encode()
         begin = _HEADER.pack(_MAGIC, len(text), _digest(text))
         return cls(name=name, generations=generations, tensors=tensors, header=begin + text)
 
@@ -117,13 +118,13 @@ class Format:
         text = beginning[_HEADER.size : size]
         if _HEADER.unpack_from(beginning)[2] != _digest(text):
             return None
-        told = json.loads(text)
-        if told["version"] != _VERSION or told["block_bytes"] != BLOCK_BYTES:
+        fields = json.loads(text)
+        if fields["version"] != _VERSION or fields["block_bytes"] != BLOCK_BYTES:
             return None
-        tensors = tuple(_tensor_from_dict(k, tensor) for k, tensor in enumerate(told["tensors"]))
+        tensors = tuple(_tensor_from_dict(k, tensor) for k, tensor in enumerate(fields["tensors"]))
         return cls(
-            name=told["name"],
-            generations=told["generations"],
+            name=fields["name"],
+            generations=fields["generations"],
             tensors=tensors,
             header=beginning[:size],
         )
@@ -231,7 +232,7 @@ def _tensor_to_dict(tensor: StateTensor) -> dict[str, Any]:
     }
 
 
-def _tensor_from_dict(index: int, told: dict[str, Any]) -> StateTensor:
+def _tensor_from_dict(index: int, item: dict[str, Any]) -> StateTensor:
     layouts = tuple(
         TensorLayout(
             position=None,
@@ -240,13 +241,13 @@ def _tensor_from_dict(index: int, told: dict[str, Any]) -> StateTensor:
             stride=tuple(layout["stride"]),
             offset=layout["offset"],
         )
-        for layout in told["layouts"]
+        for layout in item["layouts"]
     )
-    name = ".".join(filter(None, (shown_path(told["owner"]), told["key"])))
+    name = ".".join(filter(None, (shown_path(item["owner"]), item["key"])))
     storage = TensorStorage(
-        index=index, name=name, operation=index, bytes=told["bytes"], layouts=layouts
+        index=index, name=name, operation=index, bytes=item["bytes"], layouts=layouts
     )
-    return StateTensor(storage=storage, kind=told["kind"], owner=told["owner"], key=told["key"])
+    return StateTensor(storage=storage, kind=item["kind"], owner=item["owner"], key=item["key"])
 
 
 # -- the file ----------------------------------------------------------------------------------
@@ -389,12 +390,12 @@ class StateFile:
 
     # -- generations -----------------------------------------------------------------------------
 
-    def is_there(self, index: int) -> bool:
-        """Return whether the current generation has a tensor."""
+    def contains(self, index: int) -> bool:
+        """Whether the current generation has a tensor."""
         return self._slot(self._positions[index]) != ABSENT
 
     def has(self, index: int, total: int) -> bool:
-        """Return whether the current generation of a tensor has a checksum."""
+        """Whether the current generation of a tensor has a checksum."""
         position = self._positions[index]
         return self.record.slots[position] != ABSENT and self.record.sums[position] == total
 
@@ -416,22 +417,9 @@ class StateFile:
                 mapped.copy_written(pages, memory)
 
     def _read(self, position: int, slot: int, expected: int, memory: memoryview) -> None:
-        offset, size = self.format.slot_offset(position, slot), len(memory)
-        with self._as_page_error(position, "could not be read"):
-            done = read_page(self._descriptor, memory, offset)
-            os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
-        name = self.format.tensors[position].storage.name
-        if done < size:
-            raise PageError(
-                f"{self.path}: tensor {name!r}: only {done:,} of {size:,} B could be "
-                "read; the file was cut"
-            )
-        if checksum(memory) != expected:
-            raise PageError(
-                f"{self.path}: tensor {name!r} is not what was written; "
-                "something changed the file, or the medium is failing"
-            )
-        self.read_bytes += size
+        offset = self.format.slot_offset(position, slot)
+        read_checked(self.path, self._descriptor, memory, offset, expected, self._page(position))
+        self.read_bytes += len(memory)
 
     def write(self, index: int, memory: memoryview) -> None:
         """Write a tensor of the next generation; what is not written stays as it is."""
@@ -439,7 +427,7 @@ class StateFile:
         current = self.record.slots[position]
         slot = 0 if current == ABSENT else (current + 1) % self.format.generations
         offset = self.format.slot_offset(position, slot)
-        with self._as_page_error(position, "could not be written"):
+        with page_errors(self.path, f"{self._page(position)} could not be written"):
             self._put(memory, offset)
             if len(memory) >= LARGE_BYTES:
                 os.fdatasync(self._descriptor)
@@ -461,7 +449,7 @@ class StateFile:
         self._next |= gone
         record = self._following(steps=steps)
         if self.format.generations > 1:
-            with self._as_page_error(None, "the commit record could not be written"):
+            with page_errors(self.path, "the commit record could not be written"):
                 self._commit(record)
         written, self.record, self._next = self._next, record, {}
         self._remap(written)
@@ -517,16 +505,9 @@ class StateFile:
         while done < len(memory):
             done += os.pwritev(self._descriptor, [memory[done:], rest], offset + done)
 
-    @contextmanager
-    def _as_page_error(self, position: int | None, fault: str) -> Iterator[None]:
-        """Turn what the system refuses into a `PageError` with the name of the tensor."""
-        try:
-            yield
-        except OSError as error:
-            what = ""
-            if position is not None:
-                what = f"tensor {self.format.tensors[position].storage.name!r} "
-            raise PageError(f"{self.path}: {what}{fault}: {error.strerror or error}") from None
+    def _page(self, position: int) -> str:
+        """Return the tensor at a position, for messages."""
+        return f"tensor {self.format.tensors[position].storage.name!r}"
 
     # -- mappings --------------------------------------------------------------------------------
 
@@ -546,7 +527,7 @@ class StateFile:
         self._memories.pop(index, None)
 
     def is_mapped(self, index: int) -> bool:
-        """Return whether a tensor lies in the file."""
+        """Whether a tensor lies in the file."""
         return index in self._memories
 
     def _living(self) -> list[tuple[int, Memory]]:

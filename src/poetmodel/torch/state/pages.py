@@ -17,7 +17,7 @@ import time
 import weakref
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetmodel.torch.graph.step_graph import TensorStorage
-    from poetmodel.torch.state.file import StateFile
 
 ALIGNMENT_BYTES: Final = 4096
 """Every page begins at a multiple of this, so that the copies of one never hold part of another."""
@@ -88,34 +87,14 @@ class ScratchFile:
     def _write(self, offset: int, memory: memoryview, page: str) -> None:
         """Write a page, and return when the medium has it; messages call it `page`."""
         self._sums[offset] = checksum(memory)
-        with self._as_page_error(f"{page} could not be written"):
+        with page_errors(self.path, f"{page} could not be written"):
             write_page(self._descriptor, memory, offset)
         self.written_bytes += len(memory)
 
     def _read(self, offset: int, memory: memoryview, page: str) -> None:
         """Read a page, and check that it is what was written."""
-        size = len(memory)
-        with self._as_page_error(f"{page} could not be read"):
-            done = read_page(self._descriptor, memory, offset)
-            os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
-        if done < size:
-            raise PageError(
-                f"{self.path}: {page}: only {done:,} of {size:,} B could be read; the file was cut"
-            )
-        if checksum(memory) != self._sums[offset]:
-            raise PageError(
-                f"{self.path}: {page} is not what was written; something changed the file, or the "
-                "medium is failing"
-            )
-        self.read_bytes += size
-
-    @contextmanager
-    def _as_page_error(self, fault: str) -> Iterator[None]:
-        """Turn what the system refuses into a `PageError`."""
-        try:
-            yield
-        except OSError as error:
-            raise PageError(f"{self.path}: {fault}: {error.strerror or error}") from None
+        read_checked(self.path, self._descriptor, memory, offset, self._sums[offset], page)
+        self.read_bytes += len(memory)
 
 
 class PageFile(ScratchFile):
@@ -211,6 +190,34 @@ def read_page(descriptor: int, memory: memoryview, offset: int) -> int:
     return done
 
 
+def read_checked(
+    path: Path, descriptor: int, memory: memoryview, offset: int, total: int, page: str
+) -> None:
+    """Read a page without a copy in the file cache; raise `PageError` unless it has a checksum."""
+    size = len(memory)
+    with page_errors(path, f"{page} could not be read"):
+        done = read_page(descriptor, memory, offset)
+        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+    if done < size:
+        raise PageError(
+            f"{path}: {page}: only {done:,} of {size:,} B could be read; the file was cut"
+        )
+    if checksum(memory) != total:
+        raise PageError(
+            f"{path}: {page} is not what was written; something changed the file, or the medium "
+            "is failing"
+        )
+
+
+@contextmanager
+def page_errors(path: Path, fault: str) -> Iterator[None]:
+    """Turn what the system refuses into a `PageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise PageError(f"{path}: {fault}: {error.strerror or error}") from None
+
+
 def make_folder(folder: str | Path) -> None:
     """Make the folder for pages if it is not there; raise `InputError` if that fails."""
     try:
@@ -241,6 +248,18 @@ def _remove(descriptor: int, path: Path, process: int) -> None:
             path.unlink()
 
 
+class Pageable(Protocol):
+    """A file with a page for each of some storages."""
+
+    storages: dict[int, TensorStorage]
+
+    def write(self, index: int, memory: memoryview) -> None:
+        """Write the page of a storage."""
+
+    def read(self, index: int, memory: memoryview) -> None:
+        """Read the page of a storage."""
+
+
 class Pages:
     """Pager of a program: the calling thread, or that of an executor in the same order.
 
@@ -253,7 +272,7 @@ class Pages:
         file: PageFile | None,
         executor: ThreadPoolExecutor | None = None,
         *,
-        state: StateFile | None = None,
+        state: Pageable | None = None,
         homes: Mapping[int, int] | None = None,
     ) -> None:
         self._file = file
@@ -278,7 +297,7 @@ class Pages:
         return tensors
 
     def wait(self, index: int) -> None:
-        """Return when the transfer of a storage is done; raise what stopped it."""
+        """Wait for the transfer of a storage; raise what stopped it."""
         if self._executor is not None:
             future, _storage = self._under_way.pop(index)
             future.result()
@@ -425,7 +444,7 @@ class Memory:
         return bool(self.storage.data_ptr() != self._address)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies in it."""
+        """Whether a tensor lies in it."""
         return not self.is_lost and bool(tensor.untyped_storage().data_ptr() == self._address)
 
     def map(self, descriptor: int, offset: int) -> None:
@@ -448,7 +467,7 @@ class Memory:
         self.is_mapped = False
 
     def look(self, pages: Pagemap, total: int) -> tuple[bool, bool]:
-        """Return whether it was read or written since it was mapped, and whether it was written.
+        """Whether it was read or written since it was mapped, and whether it was written.
 
         `total` is the checksum of what the file has, for systems that do not tell.
         """

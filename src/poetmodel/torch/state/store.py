@@ -55,11 +55,6 @@ class _State:
         """Whether no step has made it yet."""
         return self.moment is not None and self.moment.is_new
 
-    def make_sum(self) -> None:
-        """Let the optimizer have a sum that a first step adds to."""
-        if self.moment is not None and self.is_absent and self.moment.is_added_to:
-            self.moment.keep(self.find())
-
     def bytes(self) -> tuple[memoryview, Any]:
         """Return the memory of the value as the file has it, and what must live as long."""
         value, storage = self.find().detach(), self.tensor.storage
@@ -157,7 +152,8 @@ class StateStore:
             self.file.rollback()
             return
         for state in self._states.values():
-            state.make_sum()
+            if state.moment is not None and state.is_absent and state.moment.key == "sum":
+                state.moment.keep(state.find())  # a first step adds to it
         try:
             self._take_over()
         except BaseException:
@@ -173,11 +169,11 @@ class StateStore:
             memory = self._memories.get(index)
             if state.is_absent:
                 self._forget(index)
-                if self.file.is_there(index):
+                if self.file.contains(index):
                     absent.append(index)
             elif index in self._on_storage:
                 bound = memory is not None and memory.holds(state.find())
-                if not (bound and self.file.is_there(index)):
+                if not (bound and self.file.contains(index)):
                     # Another tensor, by `optimizer.load_state_dict` or ``.data = ...``.
                     self._write(state)
                     replaced.append(state)
@@ -214,7 +210,7 @@ class StateStore:
         for index, state in self._states.items():
             if not state.is_updated or index in self._on_storage:
                 continue
-            if not self.file.is_there(index):
+            if not self.file.contains(index):
                 if state.moment is not None:
                     state.moment.drop()
                 continue
@@ -225,13 +221,12 @@ class StateStore:
             value.data.copy_(first)
 
     @contextmanager
-    def trial(self, on_storage: Collection[int] | None = None) -> Iterator[None]:
+    def trial(self) -> Iterator[None]:
         """Run steps whose results are seen, and which are none: the state of before is kept.
 
-        `on_storage` is as for `begin`; it holds for all these steps.
         Each step begins with that state. Who runs them puts back what is in RAM, before this ends.
         """
-        self.begin(on_storage)
+        self.begin()
         if not self.has_two:
             yield
             return
@@ -253,7 +248,7 @@ class StateStore:
     def _settle(self, on_storage: frozenset[int]) -> None:
         """Let exactly these have their homes on storage; the file has what is in RAM."""
         for index in self._on_storage - on_storage:
-            if self.file.is_there(index):
+            if self.file.contains(index):
                 self.file.unmap(index)
         coming = [self._states[index] for index in sorted(on_storage - self._on_storage)]
         self._on_storage = on_storage
@@ -267,7 +262,7 @@ class StateStore:
     def _map_new(self) -> None:
         """Bind what has its home on storage and is not there yet."""
         for index in self._on_storage:
-            if not self.file.is_mapped(index) and self.file.is_there(index):
+            if not self.file.is_mapped(index) and self.file.contains(index):
                 self._bind(self._states[index])
 
     def _bind(self, state: _State) -> None:

@@ -81,7 +81,7 @@ class CapturedGraph(StepGraph):
         self.outputs.sort(key=lambda o: len(self.operations) if o.after is None else o.after)
 
     def _profiler(self, *, measured: bool) -> OpProfiler:
-        """Return what runs the operations."""
+        """Return the profiler that runs the operations."""
         return OpProfiler(measured=measured)
 
     def _end(self) -> None:

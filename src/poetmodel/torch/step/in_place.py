@@ -164,7 +164,7 @@ def _operand_types(operator: Any) -> list[tuple[str, str]]:
 
 
 def _is_whole(storage: TensorStorage) -> bool:
-    """Return whether one tensor is all there is in a storage."""
+    """Whether one tensor is all there is in a storage."""
     if len(storage.layouts) != 1:
         return False
     (layout,) = storage.layouts
@@ -173,7 +173,7 @@ def _is_whole(storage: TensorStorage) -> bool:
 
 
 def _lie_alike(storage: TensorStorage, other: TensorStorage) -> bool:
-    """Return whether the tensors of two storages have the same type and the same memory."""
+    """Whether the tensors of two storages have the same type and the same memory."""
     if len(other.layouts) != 1 or storage.bytes != other.bytes:
         return False
     first, second = storage.layouts[0], other.layouts[0]

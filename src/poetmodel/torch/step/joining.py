@@ -116,7 +116,7 @@ class _Run:
         )
 
     def has_room(self, budget_bytes: int) -> bool:
-        """Return whether a budget leaves enough beside it."""
+        """Whether a budget leaves enough beside it."""
         alone = (replace(self, parts=(node,), inside=()).needed_bytes for node in self.parts)
         extra_bytes = self.needed_bytes - max(alone)
         return (
@@ -148,7 +148,7 @@ def _runs(graph: Graph, apart: Collection[str], budget_bytes: int) -> Iterator[_
 
 
 def _may_join(graph: Graph, k: int, apart: Collection[str]) -> bool:
-    """Return whether nobody keeps what the node before a node makes, for this to read."""
+    """Whether nobody keeps what the node before a node makes, for this to read."""
     node, before = graph.nodes[k], graph.nodes[k - 1]
     if len(before.outputs) != 1 or before.outputs[0].name in apart:
         return False

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from poetmodel.errors import shown
+from poetmodel.graph.zoo.state import RULES as UPDATES
 from poetmodel.torch.capturing.inputs import refuse
 from poetmodel.torch.capturing.joint_graph import InputKind, Joint
 
@@ -42,26 +43,30 @@ class Rule(ABC):
     """Whether the weight decay is none of the gradient."""
 
     op: ClassVar[str]
-    """The name of the operator."""
+    """The name of the operator, and of the optimizer on a command line."""
+    keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
+    """The state that it keeps for a parameter without what settings add."""
+    flops: ClassVar[int]
+    """FLOP for each element of the parameter without what settings add."""
     needs_scratch: ClassVar[bool] = True
     """Whether it needs memory of the size of the parameter beside that of the gradient."""
     reuses_gradient: ClassVar[bool] = False
     """Whether it computes in the memory of the gradient, whatever the settings."""
 
     @property
-    @abstractmethod
     def moments(self) -> tuple[str, ...]:
         """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
+        return (*self.keys, *self._added()[0])
 
     @property
-    @abstractmethod
     def flops_per_element(self) -> int:
         """FLOP for each element of the parameter."""
+        decay = (1 if self.decoupled_weight_decay else 2) if self.weight_decay else 0
+        return self.flops + self._added()[1] + decay
 
-    @property
-    def decay_flops(self) -> int:
-        """FLOP of the weight decay for each element."""
-        return (1 if self.decoupled_weight_decay else 2) if self.weight_decay else 0
+    def _added(self) -> tuple[tuple[str, ...], int]:
+        """Return the state that settings add, and the FLOP for each element."""
+        return (), 0
 
     @property
     def writes_gradient(self) -> bool:
@@ -97,22 +102,18 @@ class Sgd(Rule):
     nesterov: bool
 
     op: ClassVar[str] = "sgd"
+    keys: ClassVar[tuple[str, ...]] = ()
+    flops: ClassVar[int] = UPDATES["sgd"].flops
     needs_scratch: ClassVar[bool] = False
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("momentum_buffer",) if self.momentum else ()
 
     @property
     def writes_gradient(self) -> bool:
         """Whether it writes over the gradient."""
         return bool(self.maximize or self.weight_decay or (self.momentum and self.nesterov))
 
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return 2 + self.decay_flops + (3 + 2 * self.nesterov if self.momentum else 0)
+    def _added(self) -> tuple[tuple[str, ...], int]:
+        more = UPDATES["momentum"].flops - self.flops + 2 * self.nesterov
+        return (("momentum_buffer",), more) if self.momentum else ((), 0)
 
     def _update(self, state: Tensors, gradient: Tensor, lr: float, *, first: bool) -> None:
         """Let the momentum begin with the first gradient."""
@@ -153,18 +154,12 @@ class Adam(CountingRule):
     amsgrad: bool
 
     op: ClassVar[str] = "adam"
+    flops: ClassVar[int] = UPDATES["adam"].flops
     reuses_gradient: ClassVar[bool] = True
     needs_scratch: ClassVar[bool] = False
 
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("step", "exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self.amsgrad else []))
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return 13 + self.amsgrad + self.decay_flops
+    def _added(self) -> tuple[tuple[str, ...], int]:
+        return (("max_exp_avg_sq",), 1) if self.amsgrad else ((), 0)
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         mean, square, *largest = moments
@@ -197,16 +192,8 @@ class NAdam(CountingRule):
     foreach: bool | None
 
     op: ClassVar[str] = "nadam"
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("step", "mu_product", "exp_avg", "exp_avg_sq")
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return 16 + self.decay_flops
+    keys: ClassVar[tuple[str, ...]] = ("step", "mu_product", "exp_avg", "exp_avg_sq")
+    flops: ClassVar[int] = 15
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         product, mean, square = moments
@@ -239,17 +226,13 @@ class RmsProp(CountingRule):
     centered: bool
 
     op: ClassVar[str] = "rmsprop"
+    keys: ClassVar[tuple[str, ...]] = ("step", "square_avg")
+    flops: ClassVar[int] = 9
 
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        averaged = ("momentum_buffer",) if self.momentum > 0 else ()
-        return ("step", "square_avg", *averaged, *(("grad_avg",) if self.centered else ()))
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return 9 + 5 * self.centered + 2 * (self.momentum > 0) + self.decay_flops
+    def _added(self) -> tuple[tuple[str, ...], int]:
+        has_momentum = self.momentum > 0
+        kept = ("momentum_buffer",) * has_momentum + ("grad_avg",) * self.centered
+        return kept, 2 * has_momentum + 5 * self.centered
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         del step
@@ -277,16 +260,8 @@ class Adagrad(CountingRule):
     eps: float
 
     op: ClassVar[str] = "adagrad"
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("step", "sum")
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return 7 + self.decay_flops
+    keys: ClassVar[tuple[str, ...]] = ("step", "sum")
+    flops: ClassVar[int] = 7
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         (total,) = moments
@@ -303,18 +278,10 @@ class Adamax(CountingRule):
     eps: float
 
     op: ClassVar[str] = "adamax"
+    keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_inf")
+    flops: ClassVar[int] = UPDATES["adamax"].flops
     reuses_gradient: ClassVar[bool] = True
     needs_scratch: ClassVar[bool] = False
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("step", "exp_avg", "exp_inf")
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return 10 + self.decay_flops
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         mean, largest = moments
@@ -333,17 +300,8 @@ class RAdam(CountingRule):
     foreach: bool | None
 
     op: ClassVar[str] = "radam"
+    flops: ClassVar[int] = UPDATES["radam"].flops
     reuses_gradient: ClassVar[bool] = True
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The state that it keeps for a parameter, by the keys of ``optimizer.state``."""
-        return ("step", "exp_avg", "exp_avg_sq")
-
-    @property
-    def flops_per_element(self) -> int:
-        """FLOP for each element of the parameter."""
-        return 17 + self.decay_flops
 
     def _apply(self, w: Tensor, gradient: Tensor, moments: Tensors, lr: float, step: float) -> None:
         mean, square = moments
@@ -395,6 +353,22 @@ def rules_of(optimizer: torch.optim.Optimizer) -> list[tuple[Rule, list[torch.Te
             settings["betas"] = tuple(settings["betas"])
         rules.append((kind(**settings), list(group["params"])))
     return rules
+
+
+def named_optimizer(name: str, *modules: object) -> torch.optim.Optimizer | None:
+    """Return an optimizer of all that can be trained in modules, with the defaults of PyTorch.
+
+    None where there is nothing, for the capture to refuse.
+    """
+    own = [module for module in modules if isinstance(module, torch.nn.Module)]
+    parameters = list(dict.fromkeys(p for module in own for p in module.parameters()))
+    if not parameters:
+        return None
+    if name == "momentum":
+        return torch.optim.SGD(parameters, momentum=0.9)
+    kinds: dict[str, Any] = {rule.op: kind for kind, rule in RULES.items()}
+    optimizer: torch.optim.Optimizer = kinds[name](parameters)
+    return optimizer
 
 
 def optimizer_faults(optimizer: object) -> Iterator[str]:
@@ -469,11 +443,6 @@ class OptimizerSlot:
         groups = self.optimizer.param_groups
         group = next(g for g in groups if any(p is self.parameter for p in g["params"]))
         return bool(group.get("dampening"))
-
-    @property
-    def is_added_to(self) -> bool:
-        """Whether a first step begins with a number in it that is not 0: a sum of squares."""
-        return self.key == "sum"
 
     def value(self) -> torch.Tensor:
         """Return it as it is now, or as it is before the first step."""

@@ -119,12 +119,12 @@ class TrainingGraph(CapturedGraph):
             )
 
     def gradient_storages(self, operation: Operation) -> tuple[int, ...]:
-        """Return in which storages the first gradient of an update lies."""
+        """Return the storages of the first gradient of an update."""
         gradients: Any = operation.node.args[1]
         return self.reading(gradients[:1]).storages
 
     def owns_gradient(self, operation: Operation) -> bool:
-        """Return whether an update may write in the memory of its gradient, if that dies there."""
+        """Whether an update may write in the memory of its gradient, if that dies there."""
         numbers = self.gradient_storages(operation)
         computed = [i for i in numbers if not self.operations[self.storages[i].operation].is_source]
         whole = _fits(operation)[1] and len(computed) == len(numbers) == 1
@@ -146,7 +146,7 @@ class TrainingGraph(CapturedGraph):
     # -- the order -------------------------------------------------------------------------------
 
     def _last_readers(self) -> tuple[int, ...]:
-        """Return for each storage the last operation that makes or reads it."""
+        """Return the last operation that makes or reads each storage."""
         last = [storage.operation for storage in self.storages]
         for operation in self.operations:
             for number in operation.reads.storages:
@@ -179,7 +179,7 @@ class TrainingGraph(CapturedGraph):
                 yield from (*sources, scheduled)
 
     def _predecessors(self, own: Sequence[int], computed: Sequence[Operation]) -> dict[int, int]:
-        """Return for each operation that PyTorch has none for the operation that it comes after."""
+        """Return the operation that comes before each one that PyTorch has none for."""
         last = [storage.operation for storage in self.storages]
         readers: dict[int | None, list[Operation]] = {}
         for operation in computed:
@@ -237,7 +237,7 @@ class TrainingGraph(CapturedGraph):
 
 
 def _fits(update: Operation) -> tuple[bool, bool]:
-    """Return whether the gradient of an update lies as its parameter, and fills its memory."""
+    """Whether the gradient of an update lies as its parameter, and fills its memory."""
     if update.profile.gradient_fits is None:
         raise TypeError(update.name)
     return update.profile.gradient_fits

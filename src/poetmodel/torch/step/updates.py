@@ -131,7 +131,7 @@ class ParameterUpdate(Update):
         self.rule: Rule = rule
 
     def writes_gradient(self, others: Sequence[Any]) -> bool:
-        """Return whether it needs memory of the size of the gradient; `others` as for `replace`."""
+        """Whether it needs memory of the size of the gradient; `others` as for `replace`."""
         gradients, _, *factors = others
         return bool(len(gradients) > 1 or factors or self.rule.writes_gradient)
 
@@ -252,7 +252,9 @@ def _faults(
     parameters: dict[int, _Trained],
     clip_grad_norm: float | None,
 ) -> Iterator[str]:
-    if clip_grad_norm is not None and not _is_norm(clip_grad_norm):
+    norm: object = clip_grad_norm
+    is_norm = isinstance(norm, int | float) and not isinstance(norm, bool) and norm > 0
+    if norm is not None and not is_norm:
         yield f"clip_grad_norm: expected a number above 0, got {shown(clip_grad_norm)}"
     ours = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for key, trained in parameters.items():
@@ -282,10 +284,6 @@ def _faults(
             what = "requires a gradient" if given else "is changed in forward"
             yield f"optimizer: {target.name} {what}, which a step with its updates does not do"
     yield from _shared_memory(joint)
-
-
-def _is_norm(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _shared_memory(joint: Joint) -> Iterator[str]:
