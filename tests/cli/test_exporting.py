@@ -27,9 +27,7 @@ def test_missing_torch_is_said(arguments, tmp_path, monkeypatch, told):
 
     monkeypatch.setattr("poetmodel.torch.errors.version", missing)
     before = set(tmp_path.iterdir())
-    outcome = invoke(*arguments)
-    assert outcome.status == 5
-    told(outcome.err)
+    told(invoke(*arguments, status=5).err)
     assert set(tmp_path.iterdir()) == before
 
 
@@ -75,8 +73,7 @@ def test_page_ins_count_the_first_reads_of_state(device, tmp_path):
 )
 def test_limits_that_nothing_keeps_end_with_their_own_status(limits, status, message, tmp_path):
     """As of solve: 3 where no schedule is proved; 2 where the number itself is too small."""
-    outcome = invoke("export", STEP, *limits, "--out", tmp_path / "firmware")
-    assert outcome.status == status, outcome.err
+    outcome = invoke("export", STEP, *limits, "--out", tmp_path / "firmware", status=status)
     assert outcome.err.startswith(message)
     assert not (tmp_path / "firmware").exists()
 
@@ -86,8 +83,7 @@ def test_files_of_a_project_are_not_replaced(tmp_path):
     project = tmp_path / "project"
     project.mkdir()
     (project / "README.md").write_text("mine")
-    outcome = invoke("export", STEP, "--out", project)
-    assert outcome.status == 2
+    outcome = invoke("export", STEP, "--out", project, status=2)
     assert outcome.err.startswith(f"error: --out: {project}: holds README.md, which no export")
     assert [(path.name, path.read_text()) for path in project.iterdir()] == [("README.md", "mine")]
 
@@ -105,7 +101,6 @@ def test_files_of_a_project_are_not_replaced(tmp_path):
 def test_programs_of_executorch_are_made_by_few_options(options, field, tmp_path):
     """What such a program cannot have, as calls of kernels, is refused before anything runs."""
     out = tmp_path / "step.pte"
-    outcome = invoke("export", *options, "--target", "executorch", "--out", out)
-    assert outcome.status == 2
+    outcome = invoke("export", *options, "--target", "executorch", "--out", out, status=2)
     assert outcome.err.startswith(f"error: {field}: ")
     assert not out.exists()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.commands import BOARD, CHAIN, chain, invoke, write_graph
+from kit.commands import BOARD, CHAIN, chain, invoke, refused, write_graph
 from kit.worked import state, update
 from poetmodel.cli.options import StateName
 from poetmodel.graph import Graph, operation, zoo
@@ -77,8 +77,7 @@ def test_names_are_printed_as_they_are(told):
 @pytest.mark.parametrize("name", model_names())
 def test_tables_of_shipped_models_fit_80_columns(name):
     """No line of the table of a shipped model is longer than a plain terminal."""
-    outcome = invoke("inspect", name)
-    assert outcome.status == 0
+    outcome = invoke("inspect", name, status=0)
     assert max(map(len, outcome.out.splitlines())) <= 80
 
 
@@ -146,9 +145,7 @@ def test_state_options_make_the_graph_of_the_zoo(told):
     graph = zoo.resnet8(state="momentum", in_place=True, tile="32KiB", train="last-2")
     assert (facts["sha256"], facts["resident_bytes"]) == (graph.sha256, {})
     assert list(StateName) == list(STATES)
-    refused = invoke("inspect", "resnet8", "--train", "all")
-    assert refused.status == 2
-    told(refused.err)
+    told(refused("inspect", "resnet8", "--train", "all"))
 
 
 def test_minimum_ram_says_what_takes_no_room_of_its_own(told):

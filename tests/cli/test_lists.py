@@ -26,8 +26,7 @@ from poetmodel.report.figures import figures as report_figures
 @pytest.mark.parametrize(("command", "known"), [("models", model_names), ("devices", device_names)])
 def test_list_has_every_name_on_a_line_of_its_own(command, known):
     """Each shipped name begins one line, unbroken, so that it can be copied."""
-    outcome = invoke(command)
-    assert outcome.status == 0
+    outcome = invoke(command, status=0)
     firsts = [line.split()[0] for line in outcome.out.splitlines() if line.strip()]
     assert [name for name in firsts if name in known()] == list(known())
     assert max(map(len, outcome.out.splitlines())) <= 80
@@ -63,8 +62,7 @@ def test_one_model_is_described():
 @pytest.mark.parametrize("name", device_names())
 def test_one_device_shows_where_its_figures_come_from(name):
     """A name gives that device, with its source, in 80 columns."""
-    outcome = invoke("devices", name)
-    assert outcome.status == 0
+    outcome = invoke("devices", name, status=0)
     assert load_device(name).source.split()[0] in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 80
     assert invoke("devices", name, "--json").json["key"] == name
@@ -72,16 +70,14 @@ def test_one_device_shows_where_its_figures_come_from(name):
 
 def test_implausible_device_is_warned_about(told):
     """The published Cortex-A72 implies 49.9 W against 3 W: one warning; files are shown too."""
-    outcome = invoke("devices", "paper-a72")
-    assert outcome.status == 0
+    outcome = invoke("devices", "paper-a72", status=0)
     assert len(outcome.err.splitlines()) == 1
     told(outcome.err)
     assert "warning" not in outcome.out
     assert invoke("devices", "rpi4b").err == ""
     path = Path("mine.toml")
     path.write_text(BOARD[: BOARD.index("[storage]")])
-    outcome = invoke("devices", path)
-    assert outcome.status == 0
+    outcome = invoke("devices", path, status=0)
     assert "Test board" in outcome.out
     assert "none" in outcome.out
     assert invoke("devices", path, "--json").json["storage"] is None
@@ -122,8 +118,7 @@ def test_what_does_not_work_is_said(error, state, monkeypatch):
         raise error
 
     monkeypatch.setattr(Highs, "versions" if state == "missing" else "solve", fail)
-    outcome = invoke("doctor", "--json")
-    assert outcome.status == 5
+    outcome = invoke("doctor", "--json", status=5)
     found = outcome.json["backends"][0]
     assert (found["state"], found["remark"]) == (state, str(error))
     assert outcome.json["works"] is False

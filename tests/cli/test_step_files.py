@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kit.commands import invoke
+from kit.commands import invoke, refused
 from kit.linear_steps import linear_step
 from kit.programs import needs
 from poetmodel.export.board import Target, build, run
@@ -56,8 +56,7 @@ def step(tmp_path_factory):
 def schedule(step):
     """Give a schedule of the step, as ``solve`` finds it."""
     path = step.with_name("net.schedule.json")
-    solved = invoke("solve", step, *BOARD, *RAM, "--out", path)
-    assert solved.status == 0, solved.err
+    invoke("solve", step, *BOARD, *RAM, "--out", path, status=0)
     return path
 
 
@@ -74,14 +73,10 @@ def test_inspect_speaks_of_the_exported_kernels(step, way):
 
 def test_other_sizes_are_refused(step, told):
     """The kernels are those of one size; a file without a graph is told in a sentence."""
-    refused = invoke("inspect", step, "--batch", "2")
-    assert refused.status == 2
-    told(refused.err)
+    told(refused("inspect", step, "--batch", "2"))
     path = Path("broken.step.json")
     path.write_text(json.dumps({"format": "poetmodel-step", "version": 1}))
-    ended = invoke("limits", path, *BOARD)
-    assert ended.status == 2
-    told(ended.err, "no step")
+    told(refused("limits", path, *BOARD), "no step")
     told(invoke("solve", path, *BOARD).err, "no graph file")
 
 
@@ -90,24 +85,20 @@ def test_sums_of_gradients_are_captured(train, tmp_path, told):
     """``--accumulate`` belongs to the capture: a step file has it, and takes no other."""
     step, train = tmp_path / "net.step.json", f"{train}:linear"
     options = ("--optimizer", "sgd", "--accumulate", "4")
-    made = invoke("export", train, *options, "--target", "step", "--out", step)
-    assert made.status == 0, made.err
+    invoke("export", train, *options, "--target", "step", "--out", step, status=0)
     folder = tmp_path / "firmware"
     assert invoke("export", step, "--out", folder).status == 0
     assert "#define PM_ACCUMULATE 4" in (folder / "include/pm.h").read_text(encoding="utf-8")
     alone = invoke("export", train, "--accumulate", "2", "--out", folder)
     assert (alone.status, "there is no optimizer to wait for" in alone.err) == (2, True)
-    again = invoke("export", step, "--accumulate", "2", "--out", folder)
-    assert again.status == 2
-    told(again.err)
+    told(refused("export", step, "--accumulate", "2", "--out", folder))
 
 
 @pytest.mark.torch
 def test_tiles_are_those_of_export(train, tmp_path):
     """With ``--tile`` the graph is that of the tiled kernels, which a schedule names too."""
     step, train = tmp_path / "net.step.json", f"{train}:layers"
-    made = invoke("export", train, "--optimizer", "sgd", "--target", "step", "--out", step)
-    assert made.status == 0, made.err
+    invoke("export", train, "--optimizer", "sgd", "--target", "step", "--out", step, status=0)
     whole, tiled = (
         json.loads(invoke("inspect", step, *more, "--json").out) for more in ((), TILES)
     )
@@ -171,12 +162,10 @@ def test_one_model_has_one_least_ram_from_trace_to_board(more, train, tmp_path, 
 def test_schedules_of_a_step_are_read_with_it(command, step, schedule):
     """``--graph`` takes the step file that the schedule was solved for."""
     more = ("--out", Path("page.html")) if command == "report" else ()
-    ended = invoke(command, schedule, "--graph", step, *more)
-    assert ended.status == 0, ended.err
+    invoke(command, schedule, "--graph", step, *more, status=0)
 
 
 def test_a_sweep_takes_step_files(step):
     """Beside built-in networks."""
     sweep = ("--devices", "nrf52840", "--ram", "100%", "--methods", "checkpoint-all")
-    ended = invoke("sweep", step, *sweep, "--out", Path("out"))
-    assert ended.status == 0, ended.err
+    invoke("sweep", step, *sweep, "--out", Path("out"), status=0)

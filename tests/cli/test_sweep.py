@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.commands import invoke
+from kit.commands import invoke, refused
 
 ARGUMENTS = ("--devices", "rpi4b", "--ram", "100%,75%", "--methods", "lru-paging,checkpoint-all")
 
@@ -28,8 +28,7 @@ def test_sweep_writes_and_shows_every_cell():
     assert len((out / "cells.csv").read_text().splitlines()) == 5
     assert (out / "pareto.csv").exists()
     assert (Path("p.svg")).exists()
-    again = invoke("sweep", "mlp", *ARGUMENTS, "--out", out, "--json", "--pareto")
-    assert again.status == 0
+    again = invoke("sweep", "mlp", *ARGUMENTS, "--out", out, "--json", "--pareto", status=0)
     assert again.err == ""
     assert [row["ram"] for row in again.json["cells"]] == ["75%", "100%"] * 2
     assert again.json["pareto"]
@@ -58,9 +57,7 @@ def test_faults_are_said_before_anything_runs(told):
         "mlp --batch 8,x",
         "mlp bert-base --image 20",
     ):
-        ended = invoke("sweep", *arguments.split(), *ARGUMENTS, "--out", out)
-        assert ended.status == 2
-        told(ended.err, arguments)
+        told(refused("sweep", *arguments.split(), *ARGUMENTS, "--out", out), arguments)
     assert not out.exists()
 
 
@@ -71,8 +68,7 @@ def test_own_constraints_hold_for_every_run():
     rows.write_text('[[constraint]]\nname = "wear"\nsum = {bytes_written = 1}\nat_most = "1kB"\n')
     command = ("sweep", "mlp", *ARGUMENTS, "--out", out, "--json")
     free = {row["key"]: row for row in invoke(*command).json["cells"]}
-    done = invoke(*command, "--constraints", rows)
-    assert done.status == 0
+    done = invoke(*command, "--constraints", rows, status=0)
     cells = {(row["method"], row["ram"]): row for row in done.json["cells"]}
     assert not free.keys() & {row["key"] for row in cells.values()}
     assert cells["lru-paging", "75%"]["status"] == "not-applicable"
@@ -94,8 +90,7 @@ def test_faults_of_constraints_are_said_before_anything_runs(text, sentence):
     rows = Path("rows.toml")
     rows.write_text(text)
     command = ("sweep", "mlp", *ARGUMENTS, "--out", Path("sweep"), "--constraints", rows)
-    ended = invoke(*command)
-    assert ended.status == 2
+    ended = invoke(*command, status=2)
     (line,) = ended.err.splitlines()
     assert line.startswith(f"error: {rows}: ")
     assert line.endswith(sentence)
@@ -127,8 +122,7 @@ def test_ended_sweep_is_resumed(blow):
     assert b"Warning" not in words  # as of semaphores that are left behind
     assert process.returncode == (130 if blow == signal.SIGINT else -signal.SIGKILL)
     before = records.read_bytes().rpartition(b"\n")[0]
-    done = invoke(*arguments, "--json")
-    assert done.status == 0
+    done = invoke(*arguments, "--json", status=0)
     assert len(done.json["cells"]) == 14
     after = records.read_bytes()
     assert after.startswith(before)

@@ -260,8 +260,7 @@ def test_command_lists_state(exported):
 
 def test_command_names_what_is_no_exported_folder(tmp_path):
     """A sentence that says what is missing."""
-    missing = invoke("state", tmp_path)
-    assert missing.status == 2
+    missing = invoke("state", tmp_path, status=2)
     assert "manifest.json: no such file" in missing.err
     (tmp_path / "manifest.json").write_text('{"format": "other"}', encoding="utf-8")
     assert "expected the manifest of a folder" in invoke("state", tmp_path).err
@@ -269,6 +268,5 @@ def test_command_names_what_is_no_exported_folder(tmp_path):
     for shape in ([-1], [1.5], [True], "12", [1e400], None):
         broken = {"format": "poetmodel-export", "states": [state | {"shape": shape}]}
         (tmp_path / "manifest.json").write_text(json.dumps(broken), encoding="utf-8")
-        refused = invoke("state", tmp_path)
-        assert refused.status == 2
+        refused = invoke("state", tmp_path, status=2)
         assert "states: expected name, shape, dtype and home of each" in refused.err
