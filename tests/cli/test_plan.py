@@ -219,12 +219,7 @@ def test_addresses_are_part_of_the_plan_file(told):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--alignment", 8),
-        ("--plot-arena", "x.png"),
-        ("--arena", "--alignment", 12),
-    ],
+    "arguments", [("--alignment", 8), ("--plot-arena", "x.png"), ("--arena", "--alignment", 12)]
 )
 def test_options_of_addresses_are_checked(arguments, told):
     """What says nothing together is told."""

@@ -7,7 +7,7 @@ import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, invoke, refused, write_solved
 from kit.pages import read_page
-from kit.report_steps import certificate, step_values
+from kit.report_subjects import certificate, step_values
 from kit.worked import skip_problem
 from poetmodel.report.presenter import look_up
 

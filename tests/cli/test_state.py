@@ -7,7 +7,7 @@ import pytest
 from kit.commands import BOARD_FILE, invoke, training_step, write_graph
 from kit.worked import state, update
 from poetmodel.graph import Graph, operation
-from poetmodel.schedule import GraphIdentity, Schedule, checkpoint_all
+from poetmodel.schedule import GraphIdentity, Schedule
 
 
 @pytest.fixture
@@ -30,15 +30,6 @@ def path(step):
     file = Path("step.graph.json")
     step.save(file)
     return file
-
-
-@pytest.mark.parametrize("command", ["verify", "plan", "explain", "report"])
-def test_schedules_of_such_graphs_are_taken(command, step, path):
-    """A schedule with all state in RAM is verified, planned, explained and reported."""
-    file = Path("step.schedule.json")
-    checkpoint_all(step).save(file)
-    out = ("--out", Path("report.html")) if command == "report" else ()
-    invoke(command, file, "--graph", path, "--device", "mkr1000", *out, status=0)
 
 
 # -- what commands say of a schedule with state in both homes ----------------------------------

@@ -6,8 +6,7 @@ from itertools import product
 import pytest
 
 from kit.commands import invoke
-from kit.digits import ran
-from kit.linear_steps import linear_step
+from kit.digits import linear_step, ran
 from kit.programs import needs
 from kit.rotation import rotating
 from mcu.small_networks import NETWORKS, training

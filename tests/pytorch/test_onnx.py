@@ -17,13 +17,7 @@ from torch.nn import functional  # noqa: E402
 import poetmodel.torch as pmt  # noqa: E402
 from kit.commands import invoke, refused  # noqa: E402
 from kit.eager_steps import both_doors_have_eager_bits  # noqa: E402
-from kit.export_agreement import (  # noqa: E402
-    OPTIMIZERS,
-    Exported,
-    batches_like,
-    lowered,
-    torch_steps,
-)
+from kit.export_agreement import OPTIMIZERS, Exported, batches_like, lowered, torch_steps  # noqa: E402
 from kit.onnx_networks import MODELS, training, write  # noqa: E402
 from kit.onnx_operators import CASES, model_of, normal, whole  # noqa: E402
 from kit.rotation import rotating  # noqa: E402

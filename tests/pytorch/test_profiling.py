@@ -28,11 +28,7 @@ from poetmodel.torch.runtime.convolutions import (
     kernels_told,
     least_workspace,
 )
-from poetmodel.torch.runtime.profiling import (
-    fitted,
-    measure_paging,
-    power_of,
-)
+from poetmodel.torch.runtime.profiling import fitted, measure_paging, power_of
 from poetmodel.torch.step.trace import keep_all_bytes, least_bytes
 
 nn = torch.nn
