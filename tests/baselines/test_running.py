@@ -50,7 +50,7 @@ def test_impossible_limits_are_infeasible_for_every_method():
     for name in ("checkpoint-all", "rotor", "checkmate", "optimal"):
         assert run(problem, name).status == Status.INFEASIBLE
     assert run(problem_of("10%", paging=False), "paging-only").status == Status.INFEASIBLE
-    with pytest.raises(MethodNotApplicableError, match="paging-only: there is no storage"):
+    with pytest.raises(MethodNotApplicableError, match=r"^paging-only: "):
         run(problem_of("75%", paging=False), "paging-only")
 
 
@@ -79,9 +79,9 @@ def test_options_of_the_solver_are_refused_where_there_is_none():
 
     The field of a request is no option; what is one is listed.
     """
-    with pytest.raises(InputError, match="formulation: method 'rotor' needs no solver"):
+    with pytest.raises(InputError, match=r"^formulation: "):
         run(problem_of("100%"), "rotor", formulation="compact")
-    with pytest.raises(InputError, match="gap"):
+    with pytest.raises(InputError, match=r"^gap: "):
         run(problem_of("100%"), "rotor", gap=-1.0)
     with pytest.raises(InputError, match="expected one of optimal, paging-only"):
         run(problem_of("100%"), "nope")
@@ -169,7 +169,7 @@ def test_checkmate_is_the_quickest_recomputation(seed):
     problem = Problem(graph, chain_costs(graph), ram=ram, deadline_counts="serial")
     best = optimum(replace(problem, paging=False, minimize="time", deadline_counts="compute"))
     if best is None:
-        with pytest.raises(MethodNotApplicableError, match="checkmate: it has no schedule"):
+        with pytest.raises(MethodNotApplicableError, match=r"^checkmate: "):
             run(problem, "checkmate", gap=0.0)
         return
     result = run(problem, "checkmate", gap=0.0)

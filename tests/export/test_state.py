@@ -181,21 +181,21 @@ def test_files_and_models_that_do_not_fit_are_refused(exported, tmp_path):
     wrong[6] = torch.nn.Linear(6, 5)
     with pytest.raises(InputError, match=r"6.weight: expected shape \[4, 6\]"):
         pmt.load_state(tmp_path / "zeros.bin", wrong, folder=folder)
-    with pytest.raises(InputError, match="model: expected a tensor"):
+    with pytest.raises(InputError, match=r"^model: "):
         pmt.load_state(tmp_path / "zeros.bin", wrong[:5], folder=folder)
     other = make([p for p in wrong.parameters() if p.requires_grad])
-    with pytest.raises(InputError, match="optimizer: expected it to train"):
+    with pytest.raises(InputError, match=r"^optimizer: "):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=other, folder=folder)
     another = torch.optim.Adagrad([p for p in net.parameters() if p.requires_grad])
-    with pytest.raises(InputError, match="and Adagrad keeps step, sum; give one like"):
+    with pytest.raises(InputError, match="Adagrad keeps step, sum; give one like"):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=another, folder=folder)
-    with pytest.raises(InputError, match="and Adagrad keeps step, sum; give one like"):
+    with pytest.raises(InputError, match="Adagrad keeps step, sum; give one like"):
         pmt.save_state(net, tmp_path / "zeros.bin", optimizer=another, folder=folder)
     assert all(kept.keys() == {"step", "sum"} for kept in another.state.values())
     with pytest.raises(InputError, match=r"the model has no memory for it \(device meta\)"):
         pmt.load_state(tmp_path / "zeros.bin", model().to("meta"), folder=folder)
     another = "adam"
-    with pytest.raises(InputError, match="optimizer: expected Optimizer of torch, got 'adam'"):
+    with pytest.raises(InputError, match=r"^optimizer: .*'adam'"):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=another, folder=folder)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 

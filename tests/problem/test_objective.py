@@ -379,9 +379,9 @@ def test_verify_names_a_broken_row(rule, broken):
 @pytest.mark.parametrize("weight", [float("nan"), float("inf")])
 def test_an_objective_has_finite_weights(weight):
     """Of what is not a number nothing can be proved."""
-    with pytest.raises(InputError, match="objective: expected finite numbers"):
+    with pytest.raises(InputError, match=r"^objective: "):
         PROBLEM.minimizing(lambda v: weight * v.energy_j)
-    with pytest.raises(InputError, match="objective: 'energy_j': expected a finite number"):
+    with pytest.raises(InputError, match=r"^objective: 'energy_j': "):
         replace(PROBLEM, minimize="own", own_objective=(("energy_j", weight),))
 
 
@@ -452,12 +452,12 @@ def test_more_energy_is_no_aim_where_idle_power_is_drawn_over_a_makespan(rule, r
     problem = pm.Problem(GRAPH, replace(COSTS, device=device), ram="100%")
     assert problem.is_overlapping
     if refused:
-        with pytest.raises(InputError, match="constraint 'own': energy_j from below"):
+        with pytest.raises(InputError, match=r"^constraint 'own': energy_j"):
             problem.subject_to(own=rule)
     else:
         assert problem.subject_to(own=rule).constraints
     assert replace(problem, deadline_counts="serial").subject_to(own=rule).constraints
-    with pytest.raises(InputError, match="objective: energy_j from below"):
+    with pytest.raises(InputError, match=r"^objective: energy_j"):
         problem.minimizing(lambda v: -v.energy_j)
 
 

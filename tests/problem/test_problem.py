@@ -169,16 +169,16 @@ def test_costs_must_fit_the_graph(graph, costs):
     with pytest.raises(InputError, match=r"^costs: expected Costs, got Device.*Costs.estimate"):
         Problem(graph, wrong, ram=100)
     wrong = "mlp"
-    with pytest.raises(InputError, match=r"^graph: expected a Graph, got 'mlp'"):
+    with pytest.raises(InputError, match=r"^graph: "):
         Problem(wrong, costs, ram=100)
-    with pytest.raises(InputError, match=r"^graph: expected a Graph, got 'mlp'"):
+    with pytest.raises(InputError, match=r"^graph: "):
         Costs.estimate(wrong, board)
     with pytest.raises(InputError, match=r"^device: expected a Device, got 'mlp'; Device.load"):
         Costs.estimate(graph, wrong)
-    with pytest.raises(InputError, match=r"^constraints: expected a tuple of Constraint"):
+    with pytest.raises(InputError, match=r"^constraints: "):
         Problem(graph, costs, ram=100, constraints=wrong)
     wrong = (abs,)
-    with pytest.raises(InputError, match=r"^constraints\[0\]: expected a Constraint.*subject_to"):
+    with pytest.raises(InputError, match=r"^constraints\[0\]: .*subject_to"):
         Problem(graph, costs, ram=100, constraints=wrong)
 
 

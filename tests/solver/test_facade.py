@@ -153,7 +153,7 @@ def test_a_model_is_solved_as_it_was_built():
         solve(skip_problem(), time_limit=0, gap=-1, threads=0, seed=-1)
     assert len(caught.value.faults) == 4
     model = build(skip_problem())
-    with pytest.raises(InputError, match="the model was built as 'compact'"):
+    with pytest.raises(InputError, match=r"^formulation: .*'compact'"):
         solve(model, formulation="paper")
     assert solve(model, formulation="compact").formulation == "compact"
     open_ = build(skip_problem(), reductions=False)
@@ -224,7 +224,7 @@ def test_a_start_for_another_graph_and_what_is_no_schedule_are_refused(make):
     """The errors name both graphs, and the argument."""
     with pytest.raises(ScheduleError, match="made for graph 'comb'"):
         solve(make(skip_problem()), start=checkpoint_all(comb_graph()))
-    with pytest.raises(InputError, match="start: expected a Schedule, got 3"):
+    with pytest.raises(InputError, match=r"^start: .*3"):
         solve(make(skip_problem()), start=3)
 
 
