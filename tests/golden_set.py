@@ -16,8 +16,6 @@ A solver's or PyTorch's next release may change entries: the versions are on rec
 one is named beside the differences.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -27,9 +25,8 @@ import tempfile
 from contextlib import chdir
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 os.environ["POETMODEL_CACHE"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -38,24 +35,19 @@ from kit.claims import KINDS  # noqa: E402
 from kit.commands import invoke  # noqa: E402
 from poetmodel.errors import PoetModelError  # noqa: E402
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Entries = Iterator[tuple[str, Any]]
-
-FOLDER: Final = ROOT / "tests" / "golden"
-VERSIONS: Final = ("highspy", "numpy", "torch")
-DIGITS: Final = 9
+FOLDER = ROOT / "tests" / "golden"
+VERSIONS = ("highspy", "numpy", "torch")
+DIGITS = 9
 """Significant digits of values and bounds: column order may change the last ones."""
-VOLATILE: Final = frozenset(
+VOLATILE = frozenset(
     {"build_s", "solve_s", "wall_s", "history", "statistics", "log", "versions", "poetmodel"}
 )
 """Keys of JSON that no two runs share."""
-RELATIONS: Final = ("R", "S_RAM", "S_AUX", "M_in", "M_out", "resident")
-NETWORKS: Final = ("mlp", "autoencoder", "ds-cnn", "mobilenetv1-vww", "resnet8", "resnet18-cifar")
-DEVICES: Final = ("rpi4b", "nrf52840", "mkr1000", "paper-m4", "jetson-tx2")
-SHARES: Final = ("80%", "60%", "40%")
-STEPS: Final = ("residual_step", "plain_step", "depthwise_step", "transformer_step", "unet_step")
+RELATIONS = ("R", "S_RAM", "S_AUX", "M_in", "M_out", "resident")
+NETWORKS = ("mlp", "autoencoder", "ds-cnn", "mobilenetv1-vww", "resnet8", "resnet18-cifar")
+DEVICES = ("rpi4b", "nrf52840", "mkr1000", "paper-m4", "jetson-tx2")
+SHARES = ("80%", "60%", "40%")
+STEPS = ("residual_step", "plain_step", "depthwise_step", "transformer_step", "unet_step")
 
 
 def called(*arguments):
@@ -121,7 +113,7 @@ def _solved(network, device, share):
     file.unlink(missing_ok=True)
     how = ("--device", device, "--ram", share, "--time-limit", "10", "--quiet")
     called("solve", network, *how, "--out", file)
-    document: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+    document = json.loads(file.read_text()) if file.exists() else None
     return document if document is not None and document["status"] == "optimal" else None
 
 
@@ -198,7 +190,7 @@ def steps():
                 torch.manual_seed(1)
                 model, loss_fn, inputs = getattr(networks, name)()
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if update else None
-                options: dict[str, Any] = {"optimizer": optimizer} if update else {}
+                options = {"optimizer": optimizer} if update else {}
                 try:
                     step = pmt.compile(model, loss_fn, inputs, ram=ram, device="rpi4b", **options)
                 except PoetModelError as error:
@@ -208,9 +200,7 @@ def steps():
                 yield f"{name} {update} {ram}", [source, step.compiled.peak_bytes]
 
 
-PARTS: Final[dict[str, Callable[[], Entries]]] = {
-    part.__name__: part for part in (problems, schedules, commands, plans, folders, steps)
-}
+PARTS = {part.__name__: part for part in (problems, schedules, commands, plans, folders, steps)}
 
 
 # -- record and check ----------------------------------------------------------------------------

@@ -1,18 +1,18 @@
-"""Results: the file they become, the figures that are the simulator's, and what absent means."""
+"""Results: the file they become, the simulator's figures, what absent means; public names."""
 
+import inspect
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 import poetmodel as pm
-from kit.commands import training_step, write_graph
-from kit.instances import random_instances
+from kit.instances import random_instances, random_state_problems
 from kit.worked import bench_device, even_costs, skip_graph, skip_problem
 from poetmodel.baselines import METHODS, run
-from poetmodel.device import Costs
 from poetmodel.errors import NoScheduleError
-from poetmodel.graph import Graph
 from poetmodel.planner import make_plan
 from poetmodel.problem import Problem
 from poetmodel.result import SolveResult, Status, Termination, relative_gap
@@ -50,22 +50,6 @@ def test_the_figures_of_the_worked_example():
     assert list(document) == KEYS + RELATION_KEYS
     assert (document["format"], document["version"]) == ("poetmodel-schedule", 1)
     assert document["graph"] == {"name": "skip", "sha256": problem.graph.sha256}
-    assert document["problem"] == {
-        "ram_budget_bytes": 13,
-        "deadline_s": 20.0,
-        "deadline_counts": "serial",
-        "recompute": True,
-        "paging": True,
-        "minimize": "energy",
-        "energy_budget_j": 30.0,
-        "aux_bytes": 100,
-        "count_parameters": False,
-        "method": "optimal",
-        "formulation": "compact",
-        "backend": "highs",
-        "time_limit_s": 30.0,
-        "gap": 0.25,
-    }
     assert (document["status"], document["violations"]) == ("optimal", [])
     assert document["objective"] == {"minimize": "energy", "value": 11, "bound": 11, "gap": 0}
     figures = {key: document[key] for key in STATED if key not in ("build_s", "solve_s")}
@@ -112,14 +96,19 @@ def test_the_device_is_named_by_its_key():
 
 
 def test_results_are_written_and_read_back(tmp_path):
-    """A file of a random problem holds the schedule, what was requested, and true figures."""
+    """A file of a random problem holds the schedule, what was requested, and true figures.
+
+    Files of graphs with state list what is in RAM, if only that nothing is; others do not.
+    """
     path = tmp_path / "random.schedule.json"
-    for problem in random_instances(30, (3, 5), seed=71):
+    stateful = random_state_problems(8, (3, 5), seed=71, minimize="energy")
+    for problem in (*random_instances(30, (3, 5), seed=71), *stateful):
         result = solve(problem, formulation="compact")
         if result.schedule is None:
             continue
         result.save(path)
         assert json.loads(path.read_text("utf-8")) == result.to_dict()
+        assert ("resident" in result.to_dict()) == bool(problem.graph.state_tensors)
         document = load_document(path)
         assert document.schedule == result.require_schedule() is not None
         assert document.schedule.identity == GraphIdentity.of(problem.graph)
@@ -128,21 +117,6 @@ def test_results_are_written_and_read_back(tmp_path):
         assert document.problem.model_dump(exclude_unset=True) == result.to_dict()["problem"]
         assert document.stated == {key: result.to_dict()[key] for key in STATED}
         assert not check_schedule(problem, document.schedule, stated=document.stated).violations
-
-
-@pytest.mark.parametrize(("ram", "resident"), [(1140, [1, 4]), (900, [4]), (600, [])])
-def test_homes_of_state_are_written_and_read_back(ram, resident, tmp_path):
-    """Files of graphs with state list what is in RAM, if only that nothing is; others do not."""
-    write_graph(tmp_path / "step.graph.json", training_step())
-    graph = Graph.load(tmp_path / "step.graph.json")
-    problem = Problem(graph, Costs.estimate(graph, bench_device()), ram=ram)
-    result = solve(problem)
-    assert result.to_dict()["resident"] == resident
-    result.save(tmp_path / "step.schedule.json")
-    read = load_document(tmp_path / "step.schedule.json")
-    assert read.schedule == result.schedule
-    assert check_schedule(problem, read.schedule, stated=read.stated).valid
-    assert "resident" not in solve(skip_problem()).to_dict()
 
 
 def test_violations_are_listed():
@@ -355,3 +329,43 @@ def test_repr_is_one_short_line():
     text = repr(solve(skip_problem()))
     for fact in ("optimal", "energy", "gap 0.00%", "peak RAM", "method optimal"):
         assert fact in text
+
+
+# -- public names --------------------------------------------------------------------------------
+def test_public_names_load():
+    """Every name of ``__all__`` is there, and listed by ``dir``; a misspelt name says so."""
+    assert set(pm.__all__) <= set(dir(pm))
+    assert [name for name in pm.__all__ if getattr(pm, name) is None] == []
+    with pytest.raises(AttributeError, match="no attribute 'slove'"):
+        pm.slove  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "before", ["", "import poetmodel.solver.facade\n", "pm.solve\nimport poetmodel.solver\n"]
+)
+def test_solve_is_called_whatever_was_imported_before(before):
+    """``pm.solve`` works as a function whatever was imported."""
+    script = f"""
+import poetmodel as pm
+from poetmodel.solver import solve
+{before}
+graph = pm.Graph(name="pair", nodes=(pm.operation("a", output_bytes=8),
+                                     pm.operation("b", output_bytes=4, inputs=("a",))))
+costs = pm.Costs.from_arrays(graph, compute_time_s=[1, 1], compute_energy_j=[2, 3])
+print(pm.solve(pm.Problem(graph, costs, ram=12)).status)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "optimal"
+
+
+def test_signatures_are_those_of_the_contract():
+    """Keyword names that users write down in scripts."""
+    assert list(inspect.signature(solve).parameters) == [
+        "problem_or_model", "formulation", "backend", "time_limit", "gap", "threads", "seed",
+        "start", "on_progress",
+    ]  # fmt: skip
+    limits = {"ram", "deadline", "deadline_counts", "aux_bytes", "recompute"}
+    assert {"graph", "costs", *limits} <= set(inspect.signature(pm.Problem).parameters)
+    assert {"formulation", "reductions"} <= set(inspect.signature(pm.build).parameters)

@@ -266,8 +266,7 @@ def test_sweep_takes_a_file_and_runs_again_where_it_changed(mine, tmp_path):
     command = ("sweep", "mlp", "--devices", "rpi4b", "--ram", "100%", "--methods")
     for text, count in ((MINE, 1), (MINE, 1), (MINE + "\n", 2)):
         mine.write_text(text, encoding="utf-8")
-        found = invoke(*command, f"{mine}:half", "--out", str(out), "--quiet")
-        assert found.status == 0, found.err
+        invoke(*command, f"{mine}:half", "--out", str(out), "--quiet", status=0)
         records = (out / "cells.jsonl").read_text(encoding="utf-8").splitlines()
         assert len(records) == count
     (tmp_path / "neighbour.py").write_text("STEP = 2  # as before\n", encoding="utf-8")
@@ -283,8 +282,7 @@ def test_report_compares_with_a_file(mine, tmp_path):
     out, page = tmp_path / "mlp.json", tmp_path / "mlp.html"
     assert invoke(*SOLVE, "--out", str(out)).status == 0
     command = ("report", str(out), "--device", "rpi4b", "--out", str(page), "--quiet", "--json")
-    found = invoke(*command, "--method", f"{mine}:half", "--method", f"{mine}:raises")
-    assert found.status == 0, found.err
+    found = invoke(*command, "--method", f"{mine}:half", "--method", f"{mine}:raises", status=0)
     rivals = found.json["schedules"][0]["comparison"]["methods"]
     told = {rival["method"]: rival for rival in rivals}
     assert told[f"{mine}:half"]["keeps_limits"]

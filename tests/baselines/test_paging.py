@@ -1,13 +1,27 @@
-"""Methods that page: gaps and their loads, demand paging, offloading, and what Capuchin swaps."""
+"""Methods that page: gaps, demand paging, offloading, swaps, and homes of state."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
-from kit.baseline_checks import graph_of, valid_or_refused
-from kit.instances import random_instances
-from kit.worked import comb_graph, even_costs, gap_graph, skip_graph, skip_problem
+import poetmodel as pm
+from kit.baseline_checks import valid_or_refused
+from kit.instances import random_costs, random_instances, random_problem, random_step, seeded
+from kit.worked import (
+    comb_graph,
+    even_costs,
+    gap_graph,
+    skip_graph,
+    skip_problem,
+    state,
+    update,
+    written,
+)
+from poetmodel.baselines import METHODS, StateHomes, run
 from poetmodel.baselines.capuchin import capuchin
+from poetmodel.baselines.dtr import dtr
+from poetmodel.baselines.homes import all_in_ram, all_on_storage
 from poetmodel.baselines.paging import (
     Gap,
     execute_gaps,
@@ -15,10 +29,12 @@ from poetmodel.baselines.paging import (
     lru_paging,
     offload_all,
     within_budget,
+    zero_offload,
 )
+from poetmodel.baselines.swap_advisor import _GeneticSearch, swap_advisor
 from poetmodel.device import Costs
 from poetmodel.errors import MethodNotApplicableError
-from poetmodel.graph import Graph, floor, operation
+from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
 from poetmodel.planner import verify
 from poetmodel.problem import Problem
 from poetmodel.schedule import checkpoint_all, simulate
@@ -66,7 +82,7 @@ def test_lru_hand_trace():
     f     1      c d e    `c` comes: 4 + 2; 6 + 1
     ====  =====  =======  ===================================================================
     """
-    graph = graph_of("trace", "a 2; b 2; c 2 a; d 3; e 1 a b; f 1 c d e")
+    graph = written("a 2; b 2; c 2 a; d 3; e 1 a b; f 1 c d e")
     schedule = lru_paging(Problem(graph, even_costs(graph), ram=8))
     assert (schedule.M_in, schedule.M_out) == (((4, 1), (5, 2)), ((1, 1), (2, 2)))
     kept = {1: (0,), 2: (0, 1), 3: (0, 2), 4: (0, 3), 5: (3, 4)}
@@ -90,7 +106,7 @@ def test_offload_hand_trace():
     assert (schedule.M_out, schedule.M_in) == (((0, 0), (1, 1)), ((4, 1), (5, 0)))
     assert schedule.S_RAM == ((1, 0), (2, 1), (3, 2), (4, 3), (5, 4))
     assert simulate(graph, None, schedule).peak_ram_bytes == 8
-    graph = graph_of("residual", "a 4; b 4 a; c 4 b; d 1 a c; g 1 d @backward")
+    graph = written("a 4; b 4 a; c 4 b; d 1 a c; g 1 d @backward")
     costs = even_costs(graph)
     assert offload_all(Problem(graph, costs, ram=12)).M_in == ()
     with pytest.raises(MethodNotApplicableError, match=r"needs 12 B at 'c'.* 11"):
@@ -196,7 +212,7 @@ def test_recomputation_that_does_not_fit_becomes_a_swap():
     is 3 bytes above it. All bytes for 3 J and 2 J of recomputation: 8 / 3 J before 4 / 2 J;
     needed are 3 bytes, and `b` saves these for less.
     """
-    graph = graph_of("transient", "b 4+6; a 4; c 5; d 1 a b")
+    graph = written("b 4+6; a 4; c 5; d 1 a b")
     seconds = [0.0, 9.0, 1.0, 1.0]
     pages = [(9.0, 1.0)] * 4
     costs = Costs.from_arrays(
@@ -206,7 +222,7 @@ def test_recomputation_that_does_not_fit_becomes_a_swap():
     assert _left(problem) == ([0], [])
     roomy = Graph(name="roomy", nodes=(operation("b", output_bytes=4), *graph.nodes[1:]))
     assert _left(Problem(roomy, costs, ram=10)) == ([], [0])
-    graph = graph_of("needed", "a 8; b 4; c 5; d 1 b; e 1 a")
+    graph = written("a 8; b 4; c 5; d 1 b; e 1 a")
     costs = Costs.from_arrays(
         graph, compute_time_s=[3.0, 2, 1, 1, 1], compute_energy_j=[3, 2, 1, 1, 1]
     )
@@ -218,8 +234,335 @@ def test_recomputation_that_does_not_fit_becomes_a_swap():
 @pytest.mark.parametrize(("ram", "again"), [(9, [0, 1]), (8, [0, 1, 0])])
 def test_what_is_recomputed_for_others_stays_where_there_is_room(ram, again):
     """`d` needs `b`, and `b` needs `a`: with 4 + 4 + 1 bytes `a` stays until `e` reads it."""
-    graph = graph_of("collective", "a 4; b 4 a; c 6; d 1 b; e 1 a")
+    graph = written("a 4; b 4 a; c 6; d 1 b; e 1 a")
     problem = Problem(graph, even_costs(graph), ram=ram, paging=False)
     assert _left(problem) == ([], again)
     alone = capuchin(problem, refined=False)
     assert [k for t, k in alone.R if k < t] == [0, 1, 0]
+
+
+# -- SwapAdvisor ---------------------------------------------------------------------------------
+def _either(transfer_j, **limits):
+    """State a problem in which `a` or `b` must be out while `c` is computed; `b` is read first."""
+    graph = gap_graph()
+    ones = [1.0] * 5
+    pages = [(1.0, joules) for joules in (*transfer_j, 1.0, 1.0, 1.0)]
+    costs = Costs.from_arrays(
+        graph, compute_time_s=ones, compute_energy_j=ones, page_in=pages, page_out=pages
+    )
+    return Problem(graph, costs, ram=9, **limits)  # type: ignore[arg-type]
+
+
+def test_hidden_transfers_are_free_by_hand():
+    """The gap of `a` hides both of its transfers, 1.5 s each way in 3 s; that of `b` 1 s of 2 s.
+
+    So `a` goes where only the time counts that nothing hides, and `b` where transfers add up.
+    """
+    graph = gap_graph()
+    ones = [1.0] * 5
+    pages = [(seconds, 1.0) for seconds in (1.5, 1.0, 1.0, 1.0, 1.0)]
+    costs = Costs.from_arrays(
+        graph, compute_time_s=ones, compute_energy_j=ones, page_in=pages, page_out=pages
+    )
+    problem = Problem(graph, costs, ram=9, minimize="time", deadline_counts="overlap")
+    added, hidden = (_GeneticSearch(problem, 0, hidden=hidden) for hidden in (False, True))
+    assert [gap.tensor for gap in added.run()] == [1]
+    assert [gap.tensor for gap in hidden.run()] == [0]
+    assert hidden.late_s.tolist() == [0.0, 1.0]
+    best = min(verify(problem, search.schedule()).simulation.time_s for search in (added, hidden))
+    assert verify(problem, swap_advisor(problem)).simulation.time_s == best
+
+
+def test_best_of_all_swap_sets():
+    """On small graphs it is as cheap as the cheapest of all sets of tensors that are paged."""
+    compared = 0
+    for problem in random_instances(
+        60, 6, seed=81, recompute=False, paging=True, switches=False, deadline=False,
+        energy_budget=False, aux_limit=False, minimize="energy",
+    ):  # fmt: skip
+        schedule = valid_or_refused(swap_advisor, problem)
+        if schedule is None or not schedule.M_in:
+            continue
+        least = _least_overhead_j(problem)
+        found = simulate(
+            problem.graph, problem.costs, schedule, deadline_counts=problem.deadline_counts
+        ).overhead_j
+        assert found == pytest.approx(least, rel=1e-9)
+        compared += 1
+    assert compared > 8
+
+
+def _least_overhead_j(problem):
+    """Try every set of gaps, by the simulator."""
+    gaps = gaps_of(problem.graph)
+    least = float("inf")
+    for chosen in product((False, True), repeat=len(gaps)):
+        plan = {gap: True for gap, out in zip(gaps, chosen, strict=True) if out}
+        simulation = simulate(
+            problem.graph,
+            problem.costs,
+            execute_gaps(problem, plan),
+            deadline_counts=problem.deadline_counts,
+        )
+        if simulation.peak_ram_bytes <= problem.usable_ram_bytes:
+            least = min(least, simulation.overhead_j or 0.0)
+    return least
+
+
+def test_storage_limit_is_heeded_where_it_can_be():
+    """With room for `b` alone the search takes `b`, though `a` is cheaper to move."""
+    graph = written("a 6; b 4; c 5; d 1 a b")
+    ones = [1.0] * 4
+    pages = [(1.0, 1.0), (1.0, 5.0), (1.0, 1.0), (1.0, 1.0)]
+    costs = Costs.from_arrays(
+        graph, compute_time_s=ones, compute_energy_j=ones, page_in=pages, page_out=pages
+    )
+    free = swap_advisor(Problem(graph, costs, ram=11))
+    tight = swap_advisor(Problem(graph, costs, ram=11, aux_bytes=5))
+    assert ([i for _, i in free.M_in], [i for _, i in tight.M_in]) == ([0], [1])
+
+
+@pytest.mark.parametrize("minimize", ["time", "writes", "ram"])
+def test_every_quantity_can_be_minimized(minimize):
+    """The search follows what the problem minimizes, and keeps the budget."""
+    assert swap_advisor(_either((1, 10), minimize=minimize)).M_in
+    assert swap_advisor(_either((1, 10), minimize=minimize, deadline_counts="compute")).M_in
+
+
+# -- homes of state ------------------------------------------------------------------------------
+HEURISTICS = {name: entry for name, entry in METHODS.items() if not entry.by_solver}
+
+
+def steps(count, seed):
+    """Yield random training steps whose second half is a backward pass, some memory-mapped."""
+    for number in range(count):
+        rng = seeded(f"{seed}/{number}")
+        graph = random_step(rng, (4, 9), flops=6)
+        half = len(graph.nodes) // 2
+        nodes = (
+            replace(node, phase="backward") if k >= half and node.phase == "forward" else node
+            for k, node in enumerate(graph.nodes)
+        )
+        graph = replace(graph, nodes=tuple(nodes))
+        costs = random_costs(rng, graph)
+        free = {node.name for node in graph.nodes if node.is_state}
+        compute = {name: cost for name, cost in costs.compute.items() if name not in free}
+        device = costs.device
+        if device is not None and device.storage is not None and rng.random() < 0.3:
+            device = replace(device, storage=replace(device.storage, memory_mapped=True))
+        stated = Costs(compute=compute, pages=costs.pages, device=device)
+        yield random_problem(rng, graph, stated, deadline=False, energy_budget=False)
+
+
+def layers(*, ram="100%", mapped=False, **limits):
+    """State a step of two layers, `f` reads `w` and `g` reads `v`, each updated in its own time.
+
+    ====  ==========================  =================
+    node  reads                       makes
+    ====  ==========================  =================
+    w                                 w, 8 bytes
+    f     w                           f, 4 bytes
+    v                                 v, 6 bytes
+    g     f v                         g, 4 bytes
+    df    f g v                       df, 4 bytes
+    uv    df v                        replaces v
+    uw    df w                        replaces w
+    ====  ==========================  =================
+    """
+    graph = Graph(
+        name="layers",
+        nodes=(
+            state("w", 8),
+            operation("f", output_bytes=4, inputs=("w",)),
+            state("v", 6),
+            operation("g", output_bytes=4, inputs=("f", "v")),
+            operation("df", output_bytes=4, inputs=("f", "g", "v"), phase="backward"),
+            update("uv", "df", v=6),
+            update("uw", "df", w=8),
+        ),
+    )
+    costs = Costs.estimate(graph, pm.Device.load("nrf52840"))
+    device = costs.device
+    assert device.storage is not None
+    device = replace(device, storage=replace(device.storage, memory_mapped=mapped))
+    return Problem(graph, replace(costs, device=device), ram=ram, **limits)  # type: ignore[arg-type]
+
+
+# -- every method ----------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", HEURISTICS.values(), ids=HEURISTICS)
+def test_schedules_are_valid_with_the_stated_homes_or_refused(entry):
+    """On random training steps: within RAM by the simulator, or a reason."""
+    made = 0
+    for problem in steps(60, "homes"):
+        try:
+            schedule = run(problem, entry.name).schedule
+        except MethodNotApplicableError:
+            continue
+        if schedule is None or not problem.graph.state_tensors:
+            continue
+        assert verify(problem, schedule).valid
+        made += 1
+        state = set(problem.graph.state_tensors)
+        homes = {StateHomes.RAM: state, StateHomes.STORAGE: set[int]()}
+        resident = set(schedule.resident)
+        assert resident == homes.get(entry.state_homes, resident)
+        assert resident <= state
+    chains = ("griewank-walther", "rotor", "pofo")
+    assert made > (0 if entry.name in chains else 5)
+
+
+def test_with_all_state_in_ram_a_method_sees_the_rest():
+    """The budget less the state is left, nothing waits for state, and updates weigh nothing.
+
+    On storage its bytes are gone from a limit there.
+    """
+    seen = []
+
+    def keep(problem):
+        seen.append(problem)
+        return checkpoint_all(problem.graph)
+
+    problem = layers(ram=30)
+    schedule = all_in_ram(keep)(problem)
+    assert schedule == checkpoint_all(problem.graph)
+    assert [plain.usable_ram_bytes for plain in seen] == [30 - 14]
+    assert [plain.graph.state_tensors for plain in seen] == [()]
+    assert checkpoint_all_peak_bytes(seen[0].graph) + 14 == checkpoint_all_peak_bytes(problem.graph)
+    assert all_on_storage(keep)(layers(aux_bytes=20)).resident == ()
+    assert seen[1].aux_limit_bytes == 6
+
+
+@pytest.mark.parametrize("method", [capuchin, lru_paging, offload_all, swap_advisor])
+def test_best_homes_are_taken(method):
+    """State stays in RAM if it fits there, else `v` alone, which is read oftener for its bytes.
+
+    Beside `v`, `f`, `g` and `df` take 12 of 18 bytes: `w` leaves, and comes again for its update.
+    """
+    roomy, short = layers(), layers(ram=18)
+    assert set(method(roomy).resident) == set(roomy.graph.state_tensors)
+    schedule = method(short)
+    assert [short.graph.tensors[i].name for i in schedule.resident] == ["v"]
+    assert schedule.M_in == ((6, 0),)
+    assert verify(short, schedule).valid
+
+
+@pytest.mark.parametrize(
+    ("method", "limits", "words"),
+    [
+        (zero_offload, {"aux_bytes": 13}, "14 B, and there is room for 13 B"),
+        (zero_offload, {"paging": False}, "allows no paging"),
+        (capuchin, {"ram": "70%", "paging": False}, "at .df. 8 B more"),
+        (dtr, {"ram": 14}, "all state in RAM, 14 B, and tensors may"),
+        (lambda problem: run(problem, "resident"), {"ram": 18}, "'all state in RAM'"),
+    ],
+    ids=["storage", "no paging", "one home", "RAM", "resident"],
+)
+def test_homes_without_room_are_refused(method, limits, words):
+    """The reason says what the state takes, or what is left of one home."""
+    with pytest.raises(MethodNotApplicableError, match=words):
+        method(layers(**limits))
+
+
+def test_what_is_needed_after_its_state_was_replaced_is_refused():
+    """A method that recomputes `a` after the update of what `a` reads is told why that is wrong."""
+    graph = Graph(
+        name="late",
+        nodes=(
+            state("w", 2),
+            operation("a", output_bytes=4, inputs=("w",)),
+            update("u", w=2),
+            operation("b", output_bytes=6),
+            operation("c", output_bytes=1, inputs=("a", "b")),
+        ),
+    )
+    problem = Problem(graph, Costs.estimate(graph, pm.Device.load("nrf52840")), ram=12)
+
+    def recompute(plain):
+        kept = checkpoint_all(plain.graph)
+        return replace(kept, R=(*kept.R, (4, 1)), S_RAM=((4, 3),))
+
+    with pytest.raises(MethodNotApplicableError, match="has 'a' again at 'c', after state that"):
+        all_in_ram(recompute)(problem)
+
+    def page_in(plain):
+        i, made = plain.graph.tensor_index["a"], plain.graph.node_index
+        kept = checkpoint_all(plain.graph)
+        stages = range(made["a"] + 1, made["c"] + 1)
+        return replace(
+            kept,
+            S_RAM=tuple(pair for pair in kept.S_RAM if pair != (made["c"], i)),
+            S_AUX=tuple((t, i) for t in stages),
+            M_out=((made["a"], i),),
+            M_in=((made["c"], i),),
+        )
+
+    larger = replace(problem, ram=13)
+    assert pm.verify(larger, all_in_ram(page_in)(larger)).valid  # what is stored stays there
+
+
+# -- state on storage ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("method", "page_ins", "peak_bytes"),
+    [(zero_offload, ((6, 0),), 18), (all_on_storage(lru_paging.__wrapped__), (), 26)],
+)
+def test_reads_of_state_by_hand(method, page_ins, peak_bytes):
+    """`w` leaves after `f` and comes again for its update; `v` is in use all the while.
+
+    While `df` is computed, `f`, `g`, `v` and `df` take 4 + 4 + 6 + 4 bytes, with `w` 8 more. Demand
+    paging keeps both where there is room.
+    """
+    problem = layers()
+    schedule = method(problem)
+    assert (schedule.M_in, schedule.M_out) == (page_ins, ((5, 5), (6, 6)))
+    found = simulate(problem.graph, problem.costs, schedule)
+    assert found.valid
+    assert (found.peak_ram_bytes, found.written_bytes) == (peak_bytes, 14)
+    assert found.read_bytes == 14 + 8 * len(schedule.M_in)
+
+
+def test_state_that_the_core_reads_on_storage_is_only_written():
+    """State that the core reads on storage is only written: `f`, `g`, `df` take 12 bytes.
+
+    Where it stands long before its reader it stays in RAM, and is not read twice.
+    """
+    problem = layers(mapped=True)
+    for method in (zero_offload, all_on_storage(lru_paging.__wrapped__)):
+        schedule = method(problem)
+        found = simulate(problem.graph, problem.costs, schedule)
+        assert (schedule.M_in, schedule.M_out) == ((), ((5, 5), (6, 6)))
+        assert found.valid
+        assert found.peak_ram_bytes == 12
+    problem = layers()
+    w, f, v, *rest = problem.graph.nodes
+    graph = replace(problem.graph, nodes=(w, v, f, *rest))
+    schedule = zero_offload(replace(problem, graph=graph))
+    assert graph.tensor_index["v"] not in {i for _, i in schedule.M_in}
+
+
+# -- the program with all state in RAM -------------------------------------------------------------
+def test_resident_has_all_state_in_ram():
+    """With RAM for all it is keep-all; without state it is the program itself."""
+    problem = layers()
+    found = run(problem, "resident")
+    assert found.schedule.resident == problem.graph.state_tensors
+    assert found.overhead_j == 0.0
+    assert run(skip_problem(), "resident").overhead_j == run(skip_problem(), "optimal").overhead_j
+    plain = skip_problem(ram="100%")
+    assert zero_offload(plain) == checkpoint_all(plain.graph)
+
+
+@pytest.mark.parametrize("name", ["chen-sqrt", "chen-greedy", "min-cut"])
+def test_segments_end_before_the_first_update_even_where_forward_nodes_follow(name):
+    """Forward nodes after an update, one of them on every path, belong to no segment."""
+    nodes = (
+        state("w", 2),
+        operation("a", output_bytes=7, inputs=("w",)),
+        update("u", "a", w=2),
+        operation("b", output_bytes=1, inputs=("a",)),
+        operation("c", output_bytes=9, inputs=("b",)),
+    )
+    graph = Graph(name="step", nodes=nodes)
+    problem = Problem(graph, random_costs(seeded("segments"), graph), ram="100%")
+    result = run(problem, name)
+    assert verify(problem, result.require_schedule()).valid

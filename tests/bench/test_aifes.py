@@ -1,4 +1,4 @@
-"""AIfES beside exported steps, with a stub in AIfES's place: its source is never here."""
+"""Networks for microcontrollers, and AIfES beside exported steps, with a stub in its place."""
 
 import json
 import shutil
@@ -10,13 +10,14 @@ from harness import run_study
 from kit.programs import needs
 from poetmodel.errors import InputError
 from poetmodel.export.board import Target, ToolchainError
+from poetmodel.graph import zoo
 
 pytest.importorskip("torch")
 
 import torch
 
-from mcu import aifes
-from mcu.networks import parameters
+from mcu import aifes, networks
+from mcu.networks import forward_macs, parameters
 from mcu.small_networks import NETWORKS, training
 from poetmodel import torch as pmt
 
@@ -129,3 +130,51 @@ def test_other_losses_are_refused(told):
     assert aifes.loss_difference(programs) == 0.0
     with told.raises(ToolchainError):
         aifes.loss_difference(programs | {"aifes": {"losses": [1.5, 1.2501]}})
+
+
+# -- networks ------------------------------------------------------------------------------------
+IN_ZOO = {
+    "resnet8": zoo.resnet8,
+    "mobilenetv1-vww": zoo.mobilenetv1_vww,
+    "ds-cnn": zoo.ds_cnn,
+    "autoencoder": zoo.autoencoder,
+    "mobilenetv2-035": zoo.mobilenetv2_035,
+    "mlp": zoo.mlp,
+    "bert-block": lambda: zoo.transformer(
+        seq_len=16, hidden=32, heads=2, feedforward=128, vocabulary=64
+    ),
+    "encoder-layer": lambda: zoo.transformer(
+        seq_len=16, hidden=32, heads=2, feedforward=128, vocabulary=64
+    ),
+}
+"""The same networks as graphs, whose figures are held against publications."""
+
+
+@pytest.mark.parametrize("name", IN_ZOO)
+def test_networks_are_those_of_the_zoo(name):
+    """Parameters and multiply-accumulates of a sample are those of the zoo's graph."""
+    step, graph = networks.NETWORKS[name](), IN_ZOO[name]()
+    assert parameters(step) == graph.parameters
+    assert forward_macs(step) == graph.forward_macs * len(step[2][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("lenet", 61_706),  # LeNet-5 with all maps of its second layer connected
+        ("m5", 26_915),  # the figure of PyTorch's speech command tutorial
+        ("vit-block", 49 * 32 + 18 * 32 + 3 * 2 * 32 + 4 * 33 * 32 + 64 * 33 + 32 * 65 + 10 * 33),
+    ],
+)
+def test_published_parameters(name, count):
+    """Networks that the zoo has not got have as many parameters as published, or as layers say."""
+    assert parameters(networks.NETWORKS[name]()) == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_every_network_is_traced(name):
+    """A training step of each is captured; all its parameters have gradients."""
+    model, loss_fn, inputs = networks.NETWORKS[name]()
+    graph = pmt.trace(model, loss_fn, inputs, name=name).graph
+    assert graph.resident_bytes["gradients"] == 4 * sum(p.numel() for p in model.parameters())

@@ -395,8 +395,7 @@ def test_run_ends_with_a_table_for_each_problem():
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
-    [("refused", "refused by the licence"), ("not-installed", "not installed")],
+    ("status", "words"), [("refused", "refused by the licence"), ("not-installed", "not installed")]
 )
 def test_refused_runs_have_no_figures(status, words):
     """What the licence refuses, or no solver took, has its reason alone, gap or not."""

@@ -1,15 +1,21 @@
-"""Tables of figures: what stands where, and nothing left out."""
+"""Summaries, tables and pictures of figures, from the rows of their cells."""
+
+import csv
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kit.figure_rows import row, without
-from poetmodel.bench.pictures import panels
-from poetmodel.bench.summaries import (
-    overhead_ratio,
-    percent,
-    shifted_mean_s,
-    summary,
-)
+from poetmodel.bench.pictures import TICKS, check_form, digest, draw, overheads, panels, round_ticks
+from poetmodel.bench.runs import Run
+from poetmodel.bench.summaries import overhead_ratio, percent, shifted_mean_s, summary
+from poetmodel.bench.tables import pareto, rows, write_csv, write_parquet
+from poetmodel.errors import InputError
+from poetmodel.graph.catalogue import load_model
+from poetmodel.report.pictures import Kind, Map, Panel, stage_map
+from poetmodel.schedule import checkpoint_all
 
 
 def test_overheads_by_method_and_budget():
@@ -131,3 +137,230 @@ def test_shift_is_undone():
     assert percent(0.5) == "50 %"
     assert percent(0.0012345) == "0.123 %"
     assert percent(None) == "-"
+
+
+# -- pictures ------------------------------------------------------------------------------------
+def test_overheads_are_lines_along_the_budgets():
+    """One panel per model, device and deadline; points ascend, what has no schedule is left out."""
+    found = [row(ram="70%"), row(ram="50%", overhead_j=2.0), without("unknown", "dtr")]
+    first, second = panels("figure3", [*found, row(deadline="110%")])
+    assert first.lines == (("optimal", ((50.0, 2.0), (70.0, 1.0))), ("dtr", ()))
+    assert second.title == "m, d\ndeadline 110%"
+
+
+def test_peaks_and_times():
+    """Table 3 shows peak RAM against time."""
+    (panel,) = panels("table3", [row("pofo", peak_ram_bytes=2048, makespan_s=0.5)])
+    assert panel.lines == (("pofo", ((2.0, 500.0),)),)
+
+
+def test_solved_cells_are_counted_along_the_time():
+    """Only closed gaps count, of the model where that is another problem."""
+    compact = {"formulation": "compact", "backend": "highs"}
+    found = [
+        row(**compact, seconds=3.0),
+        row(**compact, seconds=1.0),
+        row(**compact, seconds=9.0, gap=0.5),
+        row(formulation="paper", backend="highs", model_gap=0.5),
+    ]
+    (panel,) = panels("solvers", found)
+    assert panel.lines == (("compact, highs", ((1.0, 1.0), (3.0, 2.0))), ("paper, highs", ()))
+
+
+@pytest.mark.slow
+def test_maps_show_the_schedule_of_each_cell(tmp_path):
+    """A map for each schedule, with cells as the relations have them; without one there is none."""
+    graph = load_model("paper/linear")
+    plain = checkpoint_all(graph)
+    again = replace(plain, R=tuple(sorted((*plain.R, (26, 0)))))
+    documents = {"a": plain.to_dict(), "b": again.to_dict()}
+    found = [
+        row(model="paper/linear", device=device, ram="50%", key=key)
+        for device, key in (("paper-m0", "a"), ("paper-m4", "b"), ("jetson-tx2", "none"))
+    ]
+    first, second = panels("figure2", found, documents.get)
+    assert isinstance(first, Map)
+    assert isinstance(second, Map)
+    assert first.title == "paper/linear, paper-m0, 50%\n0 recomputations, 0 page-outs, 0 page-ins"
+    assert first.grid == stage_map(graph, plain)
+    kinds = {(cell.row, cell.column): cell.kind for cell in second.grid.cells}
+    assert (kinds[26, 0], kinds[26, 26]) == (Kind.RECOMPUTED, Kind.COMPUTED)
+    assert digest([first]) != digest([second])
+    pytest.importorskip("matplotlib")
+    one, two = tmp_path / "one.svg", tmp_path / "two.svg"
+    for path in (one, two):
+        draw(path, [first, second])
+    assert one.read_bytes() == two.read_bytes()
+    assert f"data {digest([first, second])}".encode() in one.read_bytes()
+    assert b"recomputed" in one.read_bytes()
+
+
+def _panel(scale, *heights):
+    points = tuple((float(k), height) for k, height in enumerate(heights, start=1))
+    lines = (("optimal", points), ("dtr", points), ("none", ()))
+    return Panel(title=scale, x_name="x", y_name="y", lines=lines, scale=scale)
+
+
+def test_picture_is_reproducible_and_says_what_it_shows(tmp_path):
+    """Zero overheads, empty lines and panels can be drawn; the file bears the digest."""
+    pytest.importorskip("matplotlib")
+    shown = [_panel("overhead", 0.0, 0.5), _panel("overhead"), _panel("time", 1.0, 2.0)]
+    one, two, three = (tmp_path / name for name in ("one.svg", "two.svg", "three.png"))
+    for path in (one, two, three):
+        draw(path, shown)
+    assert one.read_bytes() == two.read_bytes()
+    assert b"no schedule" in one.read_bytes()
+    for path in (one, three):
+        assert f"data {digest(shown)}".encode() in path.read_bytes()
+    assert digest(shown) != digest(shown[:1])
+
+
+def test_axes_of_overheads_are_in_percent(tmp_path):
+    """Small overheads are written out, with their unit, and no powers of ten are left."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "one.svg"
+    draw(path, [_panel("overhead", 0.06, 0.45)])
+    text = path.read_text()
+    assert ">0.1 %<" in text
+    assert "mathdefault" not in text
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1, 1e6))
+def test_ticks_are_few_round_and_cover_what_is_shown(least, ratio):
+    """Ticks ascend, are at most `TICKS`, have one digit, and leave little outside."""
+    ticks = round_ticks(least, least * ratio)
+    assert 1 <= len(ticks) <= TICKS
+    assert ticks == sorted(set(ticks))
+    assert all(f"{tick:.0e}" == f"{tick:.9e}".replace(".000000000", "") for tick in ticks)
+    assert ticks[0] <= least * (1 + 1e-9)
+
+
+# -- tables --------------------------------------------------------------------------------------
+def _record(ram, overhead_j, *, bound_j=0.0, peak=0, time_s=1.0, **cell):
+    """Make a record of a model of 10 J; without an overhead there is no schedule."""
+    run = Run(**{"model": "m", "device": "d", "ram": f"{ram}B", **cell})
+    figures = {"problem": {"ram_budget_bytes": ram}}
+    if overhead_j is not None:
+        figures |= {
+            "energy_j": 10.0 + overhead_j,
+            "baseline_energy_j": 10.0,
+            "overhead_j": overhead_j,
+            "overhead_bound_j": bound_j,
+            "peak_ram_bytes": peak or ram,
+            "makespan_s": time_s,
+        }
+    status = "infeasible" if overhead_j is None else "feasible"
+    if overhead_j is not None and bound_j >= overhead_j:
+        status = "optimal"
+    return {
+        "key": run.key,
+        "cell": run.to_dict(),
+        "status": status,
+        "result": figures,
+        "counts": None,
+    }
+
+
+def test_bounds_of_larger_budgets_hold_for_smaller_ones():
+    """1 J is proven for 30 B, hence for 20 B; what is proven for 10 B says nothing of more RAM.
+
+    Another deadline or method is another axis; a bound is never above the value.
+    """
+    found = rows(
+        [
+            _record(10, 8.0, bound_j=4.0),
+            _record(20, 4.0, bound_j=0.5),
+            _record(30, 2.0, bound_j=1.0),
+            _record(40, 1.0),
+        ]
+    )
+    assert [row["axis_bound_j"] for row in found] == [4.0, 1.0, 1.0, 0.0]
+    assert [row["axis_gap"] for row in found] == [0.5, 0.75, 0.5, 1.0]
+    found = rows(
+        [
+            _record(10, 1.0, method="dtr"),
+            _record(20, 4.0, bound_j=3.0),
+            _record(20, 4.0, bound_j=4.0, deadline="110%"),
+            _record(10, 2.0),
+        ]
+    )
+    assert [row["axis_bound_j"] for row in found] == [0.0, 3.0, 4.0, 2.0]
+
+
+def test_runs_without_a_schedule_have_empty_figures():
+    """They have a row, with the reason in it."""
+    record = _record(10, None) | {"reason": "below the floor"}
+    failed = _record(20, None) | {"result": None, "status": "failed"}
+    found = rows([record, failed])
+    assert [row["energy_j"] for row in found] == [None, None]
+    assert [row["reason"] for row in found] == ["below the floor", None]
+    assert pareto(found) == []
+
+
+def test_front_of_energy_ram_and_time():
+    """What another row beats in one figure and matches in the rest is not on the front."""
+    found = rows(
+        [
+            _record(30, 1.0, bound_j=1.0, time_s=3.0),
+            _record(30, 1.0, time_s=3.0, method="dtr"),  # equal: the first stays
+            _record(40, 1.0, time_s=3.0),  # more RAM for nothing
+            _record(20, 2.0, time_s=3.0),
+            _record(40, 3.0, time_s=1.0, method="capuchin"),  # dear but quick
+            _record(50, 3.0, time_s=2.0, method="rotor"),
+            _record(10, None),
+            _record(99, 9.0, time_s=9.0, model="other"),
+        ]
+    )
+    front = pareto(found)
+    assert [(row["model"], row["peak_ram_bytes"], row["proven"]) for row in front] == [
+        ("m", 20, False),
+        ("m", 30, True),
+        ("m", 40, False),
+        ("other", 99, False),
+    ]
+    assert front[2]["method"] == "capuchin"
+
+
+def test_csv_has_all_rows(tmp_path):
+    """Heads first, a line per run, empty where there is nothing."""
+    found = rows([_record(10, 1.0), _record(20, None)])
+    write_csv(tmp_path / "cells.csv", found)
+    with (tmp_path / "cells.csv").open(newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    assert [line["overhead_j"] for line in lines] == ["1.0", ""]
+    write_csv(tmp_path / "empty.csv", [])
+
+
+@pytest.mark.filterwarnings("default")
+def test_parquet_has_all_rows(tmp_path):
+    """The same table, with numbers as numbers."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    found = rows([_record(10, 1.0), _record(20, None)])
+    write_parquet(tmp_path / "cells.parquet", found)
+    frame = pandas.read_parquet(tmp_path / "cells.parquet")
+    assert list(frame.columns) == list(found[0])
+    assert frame["overhead_j"].sum() == 1.0
+
+
+def test_picture_of_a_sweep(tmp_path, told):
+    """Panels per model and device, lines per method; other endings are refused."""
+    pytest.importorskip("matplotlib")
+    found = rows([_record(10, 1.0), _record(20, 0.5), _record(20, None), _record(9, 1, model="n")])
+    draw(tmp_path / "sweep.svg", overheads(found))
+    text = (tmp_path / "sweep.svg").read_text()
+    assert text.startswith("<?xml")
+    draw(tmp_path / "empty.png", overheads([]))
+    draw(tmp_path / "sweep.pdf", overheads(found))
+    with told.raises(InputError):
+        check_form(tmp_path / "sweep.txt")
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [("the size-limited licence allows 2,000", "refused"), ("is missing", "not-installed")],
+)
+def test_older_records_do_not_tell_refusals_from_missing_solvers(reason, status):
+    """Their one status for both is told apart by its reason."""
+    record = _record(20, None) | {"result": None, "status": "unavailable", "reason": reason}
+    assert rows([record])[0]["status"] == status

@@ -22,15 +22,15 @@ def _small_board():
     assert solve("--out", SCHEDULE).status == 0
 
 
-def solve(*arguments, graph=CHAIN):
+def solve(*arguments, graph=CHAIN, **due):
     """Solve the chain on the small board."""
-    return invoke("solve", "--graph", graph, "--device", BOARD_FILE, "--ram", 350, *arguments)
+    given = ("--graph", graph, "--device", BOARD_FILE, "--ram", 350)
+    return invoke("solve", *given, *arguments, **due)
 
 
 def test_solve_warns_of_a_peak_above_the_boards_ram(told):
     """The table and stderr say it, and the exit status stays that of a schedule that was found."""
-    outcome = solve()
-    assert outcome.status == 0
+    outcome = solve(status=0)
     assert "does not fit" in outcome.out
     assert WARNING in outcome.err
     told(outcome.err)
@@ -44,8 +44,7 @@ def test_state_in_the_graph_is_a_remedy():
     assert WARNING in outcome.err
     hint = re.search(r"hint: with (--state .*) parameters .* least ([\d.]+) KiB of", outcome.err)
     assert hint is not None
-    enough = invoke(*given, *hint[1].split(), "--ram", f"{hint[2]}KiB")
-    assert enough.status == 0
+    enough = invoke(*given, *hint[1].split(), "--ram", f"{hint[2]}KiB", status=0)
     assert "hint" not in enough.err
 
 
@@ -70,12 +69,10 @@ def test_file_states_the_figures_and_is_read_again():
     document = json.loads(SCHEDULE.read_text())
     assert document["device_ram_bytes"] == 300
     assert document["fits_device"] is False
-    answer = invoke("verify", SCHEDULE, "--graph", CHAIN)
-    assert answer.status == 0
+    answer = invoke("verify", SCHEDULE, "--graph", CHAIN, status=0)
     assert WARNING in answer.err
     SCHEDULE.write_text(json.dumps(document | {"fits_device": True}))
-    answer = invoke("verify", SCHEDULE, "--graph", CHAIN)
-    assert answer.status == 3
+    answer = invoke("verify", SCHEDULE, "--graph", CHAIN, status=3)
     assert "fits_device" in answer.out
 
 
@@ -85,8 +82,7 @@ def test_commands_on_a_schedule_file_warn(command):
     page = Path("page.html")
     more = {"diff": [SCHEDULE], "report": ["--out", page]}.get(command, [])
     arguments = (command, SCHEDULE, *more, "--graph", CHAIN)
-    outcome = invoke(*arguments)
-    assert outcome.status == 0
+    outcome = invoke(*arguments, status=0)
     assert WARNING in outcome.err
     assert "does not fit" in outcome.out.lower() or "NO" in outcome.out
     if command != "plan":  # whose JSON is the plan file
@@ -99,8 +95,7 @@ def test_commands_on_a_schedule_file_warn(command):
 def test_limits_warn_where_the_least_ram_is_too_much():
     """The smallest RAM of all is held against the board."""
     BOARD_FILE.write_text(BOARD.replace("ram_bytes = 1_000_000", "ram_bytes = 50"))
-    outcome = invoke("limits", "--graph", CHAIN, "--device", BOARD_FILE, "--ram", 350)
-    assert outcome.status == 0
+    outcome = invoke("limits", "--graph", CHAIN, "--device", BOARD_FILE, "--ram", 350, status=0)
     assert WARNING in outcome.err
     assert "does not fit the device" in " ".join(outcome.out.split())
 
@@ -132,8 +127,7 @@ def test_gauge_says_what_takes_the_ram_and_whether_the_step_trains():
         false = not found[key] if key == "trains" else found[key] + 1
         changed = document | {"device_ram": found | {key: false}}
         SCHEDULE.write_text(json.dumps(changed))
-        answer = invoke("verify", SCHEDULE, "--graph", CHAIN, "--json")
-        assert answer.status == 3
+        answer = invoke("verify", SCHEDULE, "--graph", CHAIN, "--json", status=3)
         assert f"device_ram.{key}: the file says" in answer.json["violations"][0]
     BOARD_FILE.write_text(BOARD)
     found = solve("--json").json["device_ram"]
@@ -143,8 +137,7 @@ def test_gauge_says_what_takes_the_ram_and_whether_the_step_trains():
 
 def test_wear_is_told_where_the_board_states_its_endurance():
     """The steps until the storage is worn: its size times its cycles over what a step writes."""
-    plain = solve("--no-recompute")
-    assert plain.status == 0
+    plain = solve("--no-recompute", status=0)
     assert "storage worn" not in plain.out
     assert "steps_until_worn" not in solve("--json").json
     lasting = BOARD.replace('"blocking"', '"blocking"\nendurance_cycles = 10')
@@ -155,8 +148,7 @@ def test_wear_is_told_where_the_board_states_its_endurance():
     assert found["written_bytes"] > 0
     assert found["steps_until_worn"] == 500 * 10 / found["written_bytes"]
     assert "storage worn" in solve("--no-recompute").out
-    answer = invoke("verify", out, "--graph", CHAIN, "--json")
-    assert answer.status == 0
+    answer = invoke("verify", out, "--graph", CHAIN, "--json", status=0)
     assert answer.json["steps_until_worn"] == found["steps_until_worn"]
     out.write_text(json.dumps(found | {"steps_until_worn": 1.0}))
     assert invoke("verify", out, "--graph", CHAIN).status == 3

@@ -1,4 +1,4 @@
-"""``poetmodel explain``: what a schedule decided, and what else would have cost."""
+"""``poetmodel explain`` and ``diff``: what schedules decided, and what else would have cost."""
 
 import json
 import re
@@ -8,19 +8,22 @@ from pathlib import Path
 import pytest
 
 from kit.commands import BOARD_FILE, CHAIN, PROFILE, invoke, write_solved
+from poetmodel.cli import diff as module
+from poetmodel.cli.diff import _words
 from poetmodel.cli.explain import Account, price
 from poetmodel.cli.inputs import read_valid
 from poetmodel.cli.options import CostOptions, FileGraphOptions
+from poetmodel.schedule.decisions import Decision, Treatment
 from poetmodel.solver.sensitivity.alternatives import Alternative, Forbidden, How
 from poetmodel.units import MAX_BYTES
 
 
-def explain(*arguments, ram="350", tensor=None, limits=()):
+def explain(*arguments, ram="350", tensor=None, limits=(), **due):
     """Solve the chain with options, and explain the schedule."""
     out = write_solved("chain.schedule.json", "--ram", ram, *limits)
     asked = () if tensor is None else (tensor,)
     where = ("--graph", CHAIN, "--device", BOARD_FILE)
-    return invoke("explain", out, *asked, *where, *arguments)
+    return invoke("explain", out, *asked, *where, *arguments, **due)
 
 
 def account_of(*, proven=True):
@@ -89,9 +92,7 @@ def test_each_kind_of_answer_is_told(told):
     told(explain(limits=limits).out.split("\n\n")[2], "no way")
     told(explain(tensor="x", limits=limits).out, "x")
     told(explain(ram="404").out.split("\n\n")[-1], "nothing")
-    outcome = explain(tensor="h11")
-    assert outcome.status == 2
-    told(outcome.err, "unknown")
+    told(explain(tensor="h11", status=2).err, "unknown")
 
 
 def test_file_of_bare_relations_is_explained(told):
@@ -107,8 +108,7 @@ def test_file_of_bare_relations_is_explained(told):
     document = json.loads(path.read_text())
     del document["device"]
     path.write_text(json.dumps(document))
-    outcome = invoke("explain", path, "--graph", CHAIN, "--profile", PROFILE, "--json")
-    assert outcome.status == 0, outcome.err
+    outcome = invoke("explain", path, "--graph", CHAIN, "--profile", PROFILE, "--json", status=0)
     assert outcome.json["more_ram"] == []
     assert outcome.json["ram_budget_bytes"] == MAX_BYTES
 
@@ -118,9 +118,7 @@ def test_doubtful_comparisons_are_flagged(told):
     explain()
     path = Path("chain.schedule.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "feasible"}))
-    outcome = invoke("explain", path, "--graph", CHAIN, "--device", BOARD_FILE)
-    assert outcome.status == 0
-    told(outcome.err)
+    told(invoke("explain", path, "--graph", CHAIN, "--device", BOARD_FILE, status=0).err)
 
 
 @pytest.mark.parametrize(
@@ -231,3 +229,57 @@ def test_price_that_is_not_proven_is_a_range(energy_j, least_j, words, *, proven
         least_j=least_j,
     )
     assert price(account, [other]) == words
+
+
+# -- diff ----------------------------------------------------------------------------------------
+def diff(*options, then=()):
+    """Run the command on a schedule of 350 B and one with further options."""
+    limits = (("--ram", "350"), options)
+    paths = [write_solved(f"{'ab'[k]}.json", *limits[k]) for k in (0, 1)]
+    return invoke("diff", *paths, "--graph", CHAIN, "--device", BOARD_FILE, *then)
+
+
+def test_another_budget_changes_one_tensor():
+    """With 404 B x is kept: 4 mJ and 4 ms less, for a peak that is 54 B or more higher."""
+    document = diff("--ram", "404", then=("--json",)).json
+    a, b = document["schedules"]
+    assert (a["ram_budget_bytes"], b["ram_budget_bytes"]) == (350, 404)
+    assert (a["energy_j"], b["energy_j"]) == (pytest.approx(6.004), pytest.approx(6.0))
+    assert (a["time_s"], b["time_s"]) == (pytest.approx(6.004), pytest.approx(6.0))
+    assert b["peak_ram_bytes"] == 404
+    assert a["method"] == b["method"] == "optimal"
+    (changed,) = document["changed"]
+    assert (changed["tensor"], changed["a"]["fate"], changed["b"]["fate"]) == ("x", "paged", "kept")
+
+
+def test_table_fits_and_shows_the_change(told, monkeypatch):
+    """Figures stand side by side in 80 columns; equal ones say so, and long lists are cut."""
+    outcome = diff("--ram", "350", "--no-paging")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert max(map(len, outcome.out.splitlines())) <= 80
+    told(outcome.out)
+    told(diff("--ram", "350").out.split("\n\n")[-1], "the same")
+    assert diff("--ram", "350", then=("--json",)).json["changed"] == []
+    monkeypatch.setattr(module, "SHOWN", 0)
+    told(diff("--ram", "404").out.partition("\n\nDifferent")[2], "cut")
+
+
+def test_stages_are_shown_where_words_are_the_same():
+    """A tensor that is recomputed at another stage differs; how often is said with the word."""
+    decision = Decision(
+        tensor=0,
+        choice=Treatment.RECOMPUTED,
+        in_ram=(),
+        on_storage=(),
+        recomputed=(4,),
+        paged_in=(),
+        paged_out=(),
+        energy_j=1.0,
+        time_s=1.0,
+        bytes_at_limit=0,
+    )
+    assert _words(decision, replace(decision, recomputed=(5,))) == (
+        "recomputed at 4",
+        "recomputed at 5",
+    )
+    assert _words(decision, replace(decision, recomputed=(4, 5))) == ("recomputed", "recomputed x2")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kit.commands import BOARD_FILE, CHAIN, invoke, write_solved
+from kit.commands import BOARD_FILE, CHAIN, invoke, refused, write_solved
 from kit.pages import read_page
-from kit.report_steps import certificate, step_values
+from kit.report_subjects import certificate, step_values
 from kit.worked import skip_problem
 from poetmodel.report.presenter import look_up
 
@@ -25,16 +25,15 @@ def _schedule():
     write_solved(SCHEDULE.name, "--ram", "304B", "--no-recompute", "--deadline", "7.5s")
 
 
-def report(graph, out, *arguments):
+def report(graph, out, *arguments, **due):
     """Run the command."""
-    return invoke("report", *arguments, "--graph", graph, "--out", out)
+    return invoke("report", *arguments, "--graph", graph, "--out", out, **due)
 
 
 def test_page_and_json_agree(told):
     """``--json`` prints every figure of the page, alone; the file is told on stderr."""
     out = Path("r.html")
-    done = report(CHAIN, out, SCHEDULE, "--json")
-    assert done.status == 0, done.err
+    done = report(CHAIN, out, SCHEDULE, "--json", status=0)
     told(done.err)
     assert (done.json["out"], done.json["size_bytes"]) == (str(out), out.stat().st_size)
     entry = done.json["schedules"][0]
@@ -60,8 +59,7 @@ def test_schedules_stand_side_by_side():
     made = invoke(*("solve", "--graph", CHAIN, "--device", BOARD_FILE, "--quiet", "--out", other))
     assert made.status == 0
     out = Path("r.html")
-    done = report(CHAIN, out, SCHEDULE, other)
-    assert done.status == 0
+    done = report(CHAIN, out, SCHEDULE, other, status=0)
     assert [f"{letter}: What does it cost?" in done.out for letter in "ABC"] == [True, True, False]
     page = read_page(out.read_text(encoding="utf-8"))
     assert page.values["A", "peak_ram_bytes"] == 304
@@ -74,14 +72,12 @@ def test_compiled_steps_bring_their_graph(told):
     file, out, schedule = Path("step.json"), Path("r.html"), Path("s.json")
     values = step_values(skip_problem(), certificate=certificate(reasons=["the core was busy"]))
     file.write_text(json.dumps(values))
-    done = invoke("report", file, "--out", out)
-    assert done.status == 0, done.err
+    done = invoke("report", file, "--out", out, status=0)
     told(done.out)
     told(done.err, "then")
     assert read_page(out.read_text(encoding="utf-8")).values["A", "step.compile_s"] == 1.5
     schedule.write_text(json.dumps(values["result"]))
-    both = invoke("report", schedule, file, "--out", out, "--json")
-    assert both.status == 0, both.err
+    both = invoke("report", schedule, file, "--out", out, "--json", status=0)
     first, second = both.json["schedules"]
     assert first["step"] is None
     assert second["step"]["certificate"]["heap_peak_bytes"] == 90
@@ -100,8 +96,7 @@ def test_sweep_folder_gives_the_front():
     )
     assert made.status == 0
     out = Path("r.html")
-    done = report("mlp", out, schedule, "--sweep", folder, "--json")
-    assert done.status == 0, done.err
+    done = report("mlp", out, schedule, "--sweep", folder, "--json", status=0)
     assert len(done.json["sweep"]["cells"]) == 2
     assert done.json["sweep"]["pareto"]
     page = read_page(out.read_text(encoding="utf-8"))
@@ -114,34 +109,24 @@ def test_bad_input_is_told(told):
     """No graph, another graph, no sweep, an input as target: status 2, and nothing is written."""
     out = Path("r.html")
     told(invoke("report", SCHEDULE, "--out", out).err)
-    other = report("mlp", out, SCHEDULE)
-    assert other.status == 2
-    told(other.err, "other")
-    missing = report(CHAIN, out, SCHEDULE, "--sweep", Path("none"))
-    assert missing.status == 2
-    told(missing.err, "missing")
+    told(report("mlp", out, SCHEDULE, status=2).err, "other")
+    told(report(CHAIN, out, SCHEDULE, "--sweep", Path("none"), status=2).err, "missing")
     assert report(CHAIN, SCHEDULE, SCHEDULE).status == 2
     assert report(CHAIN, out, *[SCHEDULE] * 9).status == 2
     assert not out.exists()
     assert not (Path("none")).exists()
     file, values = Path("step.json"), step_values(skip_problem())
     file.write_text(json.dumps(values))
-    other = report(CHAIN, out, file)
-    assert other.status == 2
-    told(other.err, "step")
+    told(report(CHAIN, out, file, status=2).err, "step")
     file.write_text(json.dumps(values | {"budget_bytes": None}))
-    broken = invoke("report", file, "--out", out)
-    assert broken.status == 2
-    told(broken.err, "broken")
+    told(refused("report", file, "--out", out), "broken")
     assert not out.exists()
 
 
 def test_missing_extra_ends_with_a_sentence(monkeypatch, told):
     """Status 2, and the name of the extra."""
     monkeypatch.setattr("poetmodel.report.drawing.find_spec", lambda _: None)
-    done = report(CHAIN, Path("r.html"), SCHEDULE)
-    assert done.status == 2
-    told(done.err)
+    told(report(CHAIN, Path("r.html"), SCHEDULE, status=2).err)
 
 
 @pytest.mark.slow
@@ -153,7 +138,6 @@ def test_large_network_stays_small():
         *("--out", schedule),
     )
     assert made.status == 0, made.err
-    done = report("bert-base", out, schedule, "--json")
-    assert done.status == 0, done.err
+    done = report("bert-base", out, schedule, "--json", status=0)
     assert done.json["graph"]["nodes"] == 507
     assert done.json["size_bytes"] < 4_000_000

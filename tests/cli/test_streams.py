@@ -1,16 +1,24 @@
-"""Streams that are closed, pipes that nobody reads, and an interpreter without docstrings."""
+"""Streams that are closed, pipes that nobody reads, and the line that tells of progress."""
 
+import io
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from kit.commands import BOARD_FILE, CHAIN
+from kit.commands import BOARD_FILE, CHAIN, Terminal, invoke
 from kit.rotation import rotating
+from poetmodel.cli.application import app
+from poetmodel.cli.output import LiveLine, live_line
+from poetmodel.device import Costs
+from poetmodel.graph import Graph, operation
+from poetmodel.problem import Problem
+from poetmodel.solver.request import SolveProgress
 
 PROGRAM = (sys.executable, "-m", "poetmodel")
 TABLES = ("models", "--help", "solve --help", "inspect mlp --json", "doctor", "")
@@ -110,3 +118,96 @@ except pm.errors.PoetModelError as error:
     )
     assert found.returncode == 0, found.stderr
     assert "docstrings" in found.stdout
+
+
+# -- progress ------------------------------------------------------------------------------------
+STEP = Path(__file__).resolve().parents[2] / "docs" / "digits.step.json"
+
+
+def problem(minimize="energy"):
+    """Return a problem whose pass takes 4 s and 8 J."""
+    graph = Graph(
+        name="pair",
+        nodes=(operation("a", output_bytes=8), operation("b", output_bytes=4, inputs=("a",))),
+    )
+    costs = Costs.from_arrays(graph, compute_time_s=[2, 2], compute_energy_j=[4, 4])
+    return Problem(graph, costs, ram="100%", minimize=minimize)
+
+
+def progress(incumbent, bound):
+    """Return the state of a solve after one second."""
+    return SolveProgress(seconds=1.0, incumbent=incumbent, bound=bound)
+
+
+@pytest.mark.parametrize(
+    ("minimize", "state", "fragments"),
+    [
+        ("energy", progress(0.08, 0.04), ("overhead 1.0000%", "bound 0.5000%", "gap 50.00%")),
+        ("time", progress(0.4, 0.4), ("time overhead 10.0000%", "gap 0.00%")),
+        ("ram", progress(2048, 1024), ("peak RAM 2.00 KiB", "bound 1.00 KiB", "gap 50.00%")),
+        ("writes", progress(100, 0), ("bytes paged out 100 B", "bound 0 B", "gap 100.00%")),
+        ("energy", progress(None, 0.04), ("energy overhead none yet", "bound 0.5000%")),
+        ("energy", progress(0.08, None), ("energy overhead 1.0000%", "bound none yet")),
+    ],
+)
+def test_line_says_incumbent_bound_gap_and_seconds(minimize, state, fragments):
+    """Energies and times are fractions of one pass, bytes are bytes; what is missing is said."""
+    line = LiveLine(problem(minimize))
+    assert "solving" in line.text()
+    line.update(state)
+    for fragment in (*fragments, " s"):
+        assert fragment in line.text()
+    assert ("gap" in line.text()) == (state.gap is not None)
+    assert len(line.text()) < 80
+
+
+def test_line_says_what_is_done_where_there_is_no_problem():
+    """Of a solve within a longer task the gap is known, and the seconds go on."""
+    line = LiveLine(doing="planning")
+    assert line.text() == "planning, 0 s"
+    line.update(progress(0.08, 0.04))
+    assert line.text() == "planning, gap 50.00%  0 s"
+
+
+@pytest.mark.parametrize(
+    ("stream", "wanted", "shown"),
+    [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)],
+)
+def test_line_is_shown_only_where_someone_sees_it(stream, wanted, shown, monkeypatch):
+    """It needs a terminal and somebody who wants it; it leaves nothing on stdout."""
+    stderr, stdout = stream(), io.StringIO()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    with live_line(problem(), wanted=wanted) as on_progress:
+        assert (on_progress is not None) == shown
+        if on_progress is not None:
+            on_progress(progress(0.08, 0.04))
+    assert ("energy overhead" in stderr.getvalue()) == shown
+    assert stdout.getvalue() == ""
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_commands_that_take_long_say_what_they_do(json, monkeypatch):
+    """On a terminal they show a line on stderr; with --json, and in a pipe, nothing of it."""
+    monkeypatch.setenv("TERM", "xterm")
+    invoke("solve", "mlp", "--device", "mkr1000", "--ram", "70%", "--out", "a.json", status=0)
+    for words, doing in (
+        (("verify", "a.json", "--graph", "mlp"), "verifying"),
+        (("plan", "a.json", "--graph", "mlp"), "planning"),
+        (("report", "a.json", "--graph", "mlp", "--out", "a.html"), "drawing"),
+        (("diff", "a.json", "a.json", "--graph", "mlp"), "verifying"),
+        (("limits", "mlp", "--device", "mkr1000", "--time-limit", "5"), "finding limits"),
+        (("explain", "a.json", "--graph", "mlp", "--time-limit", "5"), "solving for each"),
+        (("export", str(STEP), "--out", "c"), "solving, planning and placing"),
+    ):
+        arguments = [*words, *["--json"] * json]
+        with (
+            redirect_stderr(Terminal()) as seen,
+            redirect_stdout(io.StringIO()),
+            pytest.raises(SystemExit) as ended,
+        ):
+            app(arguments, prog_name="poetmodel")
+        assert ended.value.code == 0
+        assert (doing in seen.getvalue()) == (not json), words
+    assert "verifying" not in invoke("verify", "a.json", "--graph", "mlp").err

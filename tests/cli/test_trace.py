@@ -1,14 +1,16 @@
-"""``trace`` and ``profile``: from a user's function to files."""
+"""``trace``, ``profile`` and ``choose``: from a user's function to files."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
 
-from kit.commands import BOARD_FILE, CHAIN, invoke
+from kit.commands import BOARD_FILE, CHAIN, invoke, refused
 from poetmodel.device import Costs
 from poetmodel.graph import Graph
 from poetmodel.problem import Problem
+from poetmodel.schedule.io import load_document
 
 SOURCE = """\
 import torch
@@ -91,17 +93,14 @@ def test_trace_writes_the_profile_beside_the_graph(user, told):
 @pytest.mark.torch
 def test_trace_shows_tables_and_says_that_nothing_was_written(user, told):
     """Without files there are tables and a warning; unknown optimizers are refused."""
-    outcome = invoke("trace", "user_train.py:step", "--device", "rpi4b")
-    assert outcome.status == 0, outcome.err
+    outcome = invoke("trace", "user_train.py:step", "--device", "rpi4b", status=0)
     assert "0/addmm" in outcome.out
     assert "estimated for device rpi4b" in outcome.out
     told(outcome.err)
     assert "a step holds 4 B of results to its end" in " ".join(outcome.out.split())
     assert "reduce --ram by 4 B" in " ".join(outcome.out.split())
     assert sorted(path.name for path in user.glob("*.json")) == []
-    outcome = invoke("trace", "user_train.py:step", "--optimizer", "adadelta")
-    assert outcome.status == 2
-    told(outcome.err, "optimizer")
+    told(refused("trace", "user_train.py:step", "--optimizer", "adadelta"), "optimizer")
     assert not list(user.glob("*.json"))
 
 
@@ -124,8 +123,7 @@ def test_what_is_written_is_no_other_file_of_the_command():
     twice = ("--out", "x.json", "--profile-out", Path.cwd() / "x.json")
     device = ("--device", BOARD_FILE, "--profile-out", BOARD_FILE)
     for files, said in ((twice, "--out already names this file"), (device, "is an input file")):
-        outcome = invoke("trace", "nowhere:step", *files)
-        assert outcome.status == 2
+        outcome = invoke("trace", "nowhere:step", *files, status=2)
         assert said in outcome.err
     assert invoke("profile", CHAIN, "--device", BOARD_FILE, "--out", BOARD_FILE).status == 2
     assert BOARD_FILE.read_text() == before
@@ -135,8 +133,7 @@ def test_what_is_written_is_no_other_file_of_the_command():
 @pytest.mark.usefixtures("user")
 def test_a_module_that_cannot_be_captured_is_no_traceback():
     """The sentence names operation, line and way out; nothing is written."""
-    outcome = invoke("trace", "user_train.py:branch", "--out", "g.json")
-    assert outcome.status == 2
+    outcome = invoke("trace", "user_train.py:branch", "--out", "g.json", status=2)
     assert outcome.out == ""
     last = outcome.err.splitlines()[-1]
     assert last.startswith("error: Branch: aten._local_scalar_dense")
@@ -147,8 +144,7 @@ def test_a_module_that_cannot_be_captured_is_no_traceback():
 def test_profile_estimates_any_graph_for_a_device():
     """With --device a graph is costed without running it, and without PyTorch."""
     out = Path("mlp.csv")
-    outcome = invoke("profile", "mlp", "--device", "rpi4b", "--out", out, "--json")
-    assert outcome.status == 0, outcome.err
+    outcome = invoke("profile", "mlp", "--device", "rpi4b", "--out", out, "--json", status=0)
     with out.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     total = sum(float(row["compute_time_s"]) for row in rows if row["compute_time_s"])
@@ -169,6 +165,137 @@ def test_profile_estimates_any_graph_for_a_device():
 )
 def test_bad_choices_are_refused_before_anything_runs(arguments, told):
     """Wrong combinations and files that cannot be written are found first."""
-    outcome = invoke(*arguments)
-    assert (outcome.status, outcome.out) == (2, "")
-    told(outcome.err)
+    told(refused(*arguments))
+
+
+# -- choose --------------------------------------------------------------------------------------
+NETWORK = """
+import torch
+from torch import nn
+
+def step():
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 8, 3, 2, 1), nn.ReLU())
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 16), nn.ReLU(), nn.Linear(16, 4))
+    return model, nn.functional.cross_entropy, (torch.ones(1, 1, 16, 16), torch.tensor([3]))
+
+def batch():
+    torch.manual_seed(1)
+    return torch.randn(3, 1, 16, 16), torch.tensor([0, 1, 2])
+
+def wrong():
+    return 3
+"""
+LAYERS = ("0", "2", "5", "7")
+BOARD = ("--device", "nrf52840", "--no-paging", "--time-limit", "30")
+WRONG = {
+    "missing": "name,score\n0,1\n2,1\n5,1\n",
+    "unknown": "name,score\n0,1\n2,1\n5,1\n7,1\n9,1\n",
+    "negative": "name,score\n0,1\n2,1\n5,1\n7,-2\n",
+    "twice": "name,score\n0,1\n2,1\n2,3\n5,1\n7,1\n",
+    "no number": "name,score\n0,1\n2,1\n5,1\n7,much\n",
+    "columns": "layer,score\n0,1\n2,1\n5,1\n7,1\n",
+    "cells": "name,score\n0,1\n2,1\n5,1\n7\n",
+    "empty": "",
+    "zeros": "name,score\n0,0\n2,0\n5,0\n7,0\n",
+    "nan": "name,score\n0,1\n2,1\n5,1\n7,nan\n",
+    "infinite": "name,score\n0,1\n2,1\n5,1\n7,inf\n",
+    "infinite sum": "name,score\n0,1e308\n2,1e308\n5,1\n7,1\n",
+}
+"""Files of scores with a fault each."""
+NORMS = ("--scores", "gradient-norm")
+
+
+@pytest.fixture(autouse=True)
+def _network():
+    Path("net.py").write_text(NETWORK)
+
+
+def write_scores(**scores):
+    """Write a file of scores: 1 for each layer, but for these."""
+    lines = [f"{layer},{scores.get(f'l{layer}', 1.0)}" for layer in LAYERS]
+    Path("scores.csv").write_text("name,score\n" + "\n".join(lines) + "\n")
+    return "scores.csv"
+
+
+def choose(*arguments):
+    """Return the command for the network on the board."""
+    return ("choose", "net.py:step", *BOARD, *arguments)
+
+
+@pytest.mark.torch
+def test_set_schedule_and_step_are_written_and_verified():
+    """Files and JSON agree, the verifier accepts the schedule, and export takes the step."""
+    files = ("--out", "net.schedule.json", "--step", "net.step.json")
+    done = invoke(*choose("--ram", "8KiB", "--scores", write_scores(l7=2.0), *files, "--json"))
+    assert done.status == 0, done.err
+    found = done.json["choice"]
+    assert found["status"] == "optimal"
+    assert found["score"] == found["bound"] == sum(found["scores"][k] for k in found["layers"])
+    assert found["gap"] == 0
+    assert 0 < len(found["layers"]) < len(LAYERS)
+    assert found["parameters"] == [f"{k}.{p}" for k in found["layers"] for p in ("weight", "bias")]
+    written = json.loads(Path("net.schedule.json").read_text())
+    assert written == {key: value for key, value in done.json.items() if key in written}
+    assert load_document(Path("net.schedule.json")).schedule.resident
+    invoke("verify", "net.schedule.json", "--graph", "net.step.json", status=0)
+    more = ("--device", "nrf52840", "--ram", "64KiB", "--no-paging", "--out", "firmware")
+    assert invoke("export", "net.step.json", *more).status == 0
+    states = invoke("state", "firmware", "--json").json
+    trained = {state["name"] for state in states if state["home"] == "ram"}
+    assert trained == set(found["parameters"])
+
+
+@pytest.mark.torch
+def test_table_names_what_is_trained_and_what_is_frozen():
+    """People see the set, its score, the bound and the gap above the figures of the schedule."""
+    told = invoke(*choose("--ram", "100%", *NORMS)).out
+    rows = {line.split("  ")[0].strip(): line for line in told.splitlines()}
+    assert {"choice", "score", "proven bound", "gap", "trained", "frozen", "peak RAM"} <= set(rows)
+    assert rows["trained"].split() == ["trained", "4", "layers", "0,", "2,", "5,", "7"]
+
+
+@pytest.mark.torch
+def test_batch_of_gives_the_gradient():
+    """Scores are norms of the gradient on the batch of a function, else on the step's own."""
+    whole = choose("--ram", "100%", *NORMS, "--json")
+    own, other = invoke(*whole), invoke(*whole, "--batch-of", "net.py:batch")
+    assert own.json["choice"]["scores"].keys() == other.json["choice"]["scores"].keys()
+    assert own.json["choice"]["scores"] != other.json["choice"]["scores"]
+
+
+@pytest.mark.torch
+def test_nothing_can_be_trained(told):
+    """Proven infeasible: status 3, and one sentence with the least RAM that a layer needs."""
+    done = invoke(*choose("--ram", "512B", *NORMS, "--out", "no.schedule.json"), status=3)
+    told(done.err)
+    assert not Path("no.schedule.json").exists()
+    least = int(done.err.split("needs is ")[1].split(" B")[0].replace(",", ""))
+    assert invoke(*choose("--ram", f"{least - 1}B", *NORMS)).status == 3
+    assert invoke(*choose("--ram", f"{least}B", *NORMS)).status == 0
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_files_of_scores_are_one_sentence(what, told):
+    """What is wrong, where, and what is expected."""
+    Path("wrong.csv").write_text(WRONG[what])
+    done = invoke(*choose("--ram", "8KiB", "--scores", "wrong.csv"), status=2)
+    assert done.out == ""
+    told(done.err)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--scores", "no.csv"),
+        ("--scores", "net.csv", "--batch-of", "net.py:batch"),
+        (*NORMS, "--batch-of", "net.py:wrong"),
+        (*NORMS, "--batch-of", "batch"),
+        (*NORMS, "--out", "no/where.schedule.json"),
+    ],
+)
+def test_wrong_options_are_one_sentence(arguments, told):
+    """Files that are not there, and options that do not go together."""
+    told(refused(*choose("--ram", "8KiB", *arguments)))

@@ -1,4 +1,4 @@
-"""``poetmodel verify``: valid, not valid, or not readable."""
+"""``poetmodel verify``: schedules and plans that are valid, not valid, or not readable."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from kit.commands import BOARD, BOARD_FILE, CHAIN, PROFILE, chain, invoke, write_graph, write_solved
+from kit.plans import plan
+from poetmodel.device import Costs, Device
 from poetmodel.graph import Graph
-from poetmodel.schedule import checkpoint_all
+from poetmodel.plan import check_plan
+from poetmodel.schedule import GraphIdentity, checkpoint_all
 
 SOLVED = Path("x.schedule.json")
 """The schedule of the chain in 350 B, which pages x out and in."""
@@ -19,44 +22,39 @@ def _solved():
     write_solved(SOLVED.name, "--ram", "350", "--deadline", "200%")
 
 
-def verify(*options, **keys):
+def verify(*options, status=None, **keys):
     """Run the command on that file, with keys changed and more options."""
     document = json.loads(SOLVED.read_text())
     for key, value in keys.items():
         document[key] = document[key] | value if isinstance(value, dict) else value
     SOLVED.write_text(json.dumps(document))
-    return invoke("verify", SOLVED, "--graph", CHAIN, *options)
+    return invoke("verify", SOLVED, "--graph", CHAIN, *options, status=status)
 
 
 def test_solved_schedule_is_valid(told):
     """What solve writes, verify accepts, with the same figures, by default of the device named."""
-    outcome = verify("--device", BOARD_FILE, "--json")
-    assert outcome.status == 0
+    outcome = verify("--device", BOARD_FILE, "--json", status=0)
     assert outcome.err == ""
     assert outcome.json["valid"] is True
     assert outcome.json["violations"] == []
     assert outcome.json["energy_j"] == pytest.approx(6.004, rel=1e-9)
     assert outcome.json["peak_ram_bytes"] == 304
     assert outcome.json["written_bytes"] == outcome.json["read_bytes"] == 100
-    table = verify("--device", BOARD_FILE)
-    assert table.status == 0
+    table = verify("--device", BOARD_FILE, status=0)
     told(table.out)
-    outcome = verify("--json")
-    assert outcome.status == 0
+    outcome = verify("--json", status=0)
     assert outcome.json["energy_j"] == pytest.approx(6.004, rel=1e-9)
     assert str(BOARD_FILE) in outcome.err
 
 
 def test_without_costs_the_rest_is_checked(told):
     """With no costs to be found, rules and bytes are judged, and it says what was not."""
-    outcome = verify("--json", device="gone.toml")
-    assert outcome.status == 0
+    outcome = verify("--json", device="gone.toml", status=0)
     told(outcome.err)
     assert outcome.json["energy_j"] is None
     assert outcome.json["time_s"] is None
     assert outcome.json["peak_ram_bytes"] == 304
-    tight = verify("--json", problem={"ram_budget_bytes": 303}, peak_ram_bytes=303)
-    assert tight.status == 3
+    tight = verify("--json", problem={"ram_budget_bytes": 303}, peak_ram_bytes=303, status=3)
     assert len(tight.json["violations"]) == 2
 
 
@@ -67,8 +65,7 @@ def test_without_costs_the_rest_is_checked(told):
 )
 def test_what_is_broken_is_named_and_exits_3(keys, told):
     """Each broken rule, limit and figure is a line in plain words."""
-    outcome = verify("--device", BOARD_FILE, **keys)
-    assert outcome.status == 3
+    outcome = verify("--device", BOARD_FILE, **keys, status=3)
     told(outcome.verdict)
     found = verify("--device", BOARD_FILE, "--json").json
     assert found["valid"] is False
@@ -92,8 +89,7 @@ def test_given_limits_replace_those_of_the_file(limits, words):
     options = ("--device", BOARD_FILE, *limits)
     # Under limits of its own the file is no answer, nor are its bound and its gap.
     keys = {"problem": {"ram_budget_bytes": 1, "deadline_s": 0.1}, "objective": {"bound": 99.0}}
-    found = verify(*options, **keys)
-    assert found.status == (3 if words else 0), found.err
+    found = verify(*options, **keys, status=3 if words else 0)
     assert (words or "Please report this bug") in found.out
     assert "the limits of the file were not checked" in found.err
     assert verify("--device", BOARD_FILE).status == 3
@@ -120,9 +116,7 @@ def test_measured_costs_are_checked_with_the_profile(told):
     assert invoke("solve", CHAIN, *costs, "--ram", "350", "--out", path).status == 0
     assert invoke("verify", path, "--graph", CHAIN, *costs).status == 0
     assert invoke("verify", path, "--graph", CHAIN, "--profile", PROFILE).status == 0
-    estimated = invoke("verify", path, "--graph", CHAIN)
-    assert estimated.status == 3
-    told(estimated.err)
+    told(invoke("verify", path, "--graph", CHAIN, status=3).err)
     board = Path("idle.toml")
     board.write_text(BOARD.replace("[compute]", "idle_power_w = 0.5\n[compute]"))
     costs = ("--device", board, "--profile", PROFILE)
@@ -136,8 +130,7 @@ def test_bare_relations_are_judged_by_the_rules_alone(told):
     """A file without a problem has no limits, which is said; one of another graph is refused."""
     path = Path("bare.schedule.json")
     checkpoint_all(Graph.load(CHAIN)).save(path)
-    outcome = invoke("verify", path, "--graph", CHAIN, "--json")
-    assert outcome.status == 0
+    outcome = invoke("verify", path, "--graph", CHAIN, "--json", status=0)
     assert outcome.json["peak_ram_bytes"] == 404
     told(outcome.err)
     other = write_graph(Path("other.json"), chain() | {"name": "other"})
@@ -154,26 +147,114 @@ def test_bare_relations_are_judged_by_the_rules_alone(told):
 )
 def test_malformed_file_exits_2_and_names_the_field(keys, told):
     """A schedule file that breaks its format is refused with its name and the field."""
-    outcome = verify(**keys)
-    assert (outcome.status, outcome.out) == (2, "")
+    outcome = verify(**keys, status=2)
+    assert outcome.out == ""
     told(outcome.err)
+
+
+# -- plans ---------------------------------------------------------------------------------------
+PROGRAM = "c0 o0 c1 c2 w0 f0 c3 c4 f1 f2 f3 i0 w0 c5 f0 f4"
+"""`chain`, with x on storage from h2 on: its peak is at g2, 304 B."""
+
+
+@pytest.fixture
+def plan_file():
+    """Return the file of a plan of `chain`."""
+    path = Path("chain.plan.json")
+    graph = Graph.load(CHAIN)
+    made = plan(
+        PROGRAM, identity=GraphIdentity.of(graph), ram_budget_bytes=304, device=str(BOARD_FILE)
+    )
+    made.save(path, check_plan(graph, Costs.estimate(graph, Device.load(BOARD_FILE)), made))
+    return path
+
+
+def changed_plan(path, **changes):
+    """Change keys of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+def verify_plan(path, graph, *arguments, **due):
+    """Run the command."""
+    return invoke("verify", path, "--graph", graph, *arguments, **due)
+
+
+def test_storage_is_that_of_the_option(plan_file):
+    """A plan solved for another storage than the device's: x takes 100 B there."""
+    small = BOARD_FILE.read_text().replace("aux_bytes = 1_000_000", "aux_bytes = 99")
+    Path("small.toml").write_text(small)
+    given = ("--device", "small.toml")
+    less = verify_plan(plan_file, CHAIN, *given, "--json")
+    assert (less.status, less.json["violations"]) == (
+        3,
+        ["storage used 100 B is above the limit of 99 B"],
+    )
+    assert verify_plan(plan_file, CHAIN, *given, "--aux", "100B").status == 0
+    assert verify_plan(plan_file, CHAIN, "--aux", "99").status == 3
+    assert verify_plan(plan_file, CHAIN, "--aux", "much").status == 2
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("limits", "words"),
     [
-        (),
-        ("--graph", "nowhere.json"),
-        ("--graph", "mpl"),
-        ("--graph", "mlp", "--profile", "nowhere.csv"),
+        (("--ram", "304", "--deadline", "6.1s"), None),
+        (("--ram", "303"), "peak RAM 304 B is 1 B above the 303 B that tensors may use"),
+        (("--deadline", "6s"), "makespan 6.002 s is above the deadline of 6 s"),
     ],
 )
-def test_missing_inputs_exit_2(options, told):
-    """Without the graph, or with files that do not exist, verify says what is missing."""
-    path = Path("bare.schedule.json")
-    checkpoint_all(Graph.load(write_graph(Path("g.json"), chain()))).save(path)
-    if "mlp" in options:
-        assert invoke("solve", "mlp", "--device", "mkr1000", "--out", path).status == 0
-    outcome = invoke("verify", path, *options)
-    assert (outcome.status, outcome.out) == (2, "")
-    told(outcome.err)
+def test_given_limits_replace_those_of_the_plan(plan_file, limits, words):
+    """A plan is held against RAM, storage and deadline; other limits are those of schedules."""
+    found = verify_plan(plan_file, CHAIN, *limits, "--json", status=3 if words else 0)
+    assert all(words in fault for fault in found.json["violations"])
+    assert len(found.json["violations"]) == bool(words)
+    assert verify_plan(plan_file, CHAIN, "--no-paging").status == 2
+
+
+def test_valid_plan(plan_file, told):
+    """Exit 0, and the figures of the walk."""
+    done = verify_plan(plan_file, CHAIN, status=0)
+    told(done.out)
+    told(done.err, "then")
+    found = verify_plan(plan_file, CHAIN, "--json").json
+    stated = json.loads(plan_file.read_text())
+    assert (found["valid"], found["violations"]) == (True, [])
+    for key in ("makespan_s", "stall_s", "compute_s", "transfer_s", "energy_j", "peak_ram_bytes"):
+        assert found[key] == stated[key]
+    assert found["makespan_s"] == pytest.approx(6.002)  # page-out beside h1, page-in is stall
+    assert found["mode"] == "dma"
+
+
+@pytest.mark.parametrize(
+    "change", [{"ram_budget_bytes": 303}, {"makespan_s": 6.0}, {"program": 12}]
+)
+def test_broken_programs_limits_and_figures_are_named(plan_file, change, told):
+    """The budget holds, what a file claims must be so, and no wait may be left out."""
+    if "program" in change:
+        program = json.loads(plan_file.read_text())["program"]
+        change = {"program": program[:12] + program[13:]}
+    done = verify_plan(changed_plan(plan_file, **change), CHAIN, status=3)
+    told(done.verdict)
+
+
+def test_without_costs_memory_is_checked(plan_file, told):
+    """Without costs times are not checked, which is said; other costs give other times."""
+    changed_plan(plan_file, device="elsewhere", makespan_s=1.0)
+    done = verify_plan(plan_file, CHAIN, "--json", status=0)
+    assert done.json["makespan_s"] is None
+    assert done.json["peak_ram_bytes"] == 304
+    told(done.err)
+    done = verify_plan(plan_file, CHAIN, "--profile", PROFILE, "--json", status=3)
+    assert done.json["makespan_s"] == 7.0
+
+
+def test_unreadable_plans(plan_file, told):
+    """Names not of the graph, another graph, a cut file: exit 2; the word elsewhere is no plan."""
+    assert verify_plan(plan_file, "mlp").status == 2
+    told(verify_plan(changed_plan(plan_file, nodes=list("abcdef")), CHAIN, status=2).err)
+    plan_file.write_text(plan_file.read_text()[:40])
+    told(verify_plan(plan_file, CHAIN).err, "cut off")
+    path = Path("x.json")
+    path.write_text('{"format": "poetmodel-schedule", "device": "poetmodel-plan"}')
+    done = verify_plan(path, CHAIN)
+    assert (done.status, "R: " in done.err or "nodes: missing" in done.err) == (2, True)

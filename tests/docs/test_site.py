@@ -39,7 +39,6 @@ class Loads(HTMLParser):
         super().__init__()
         self.targets = []
         self.anchors = set()
-        self.links = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -47,8 +46,6 @@ class Loads(HTMLParser):
         values = {name: value for name, value in attrs if value is not None}
         self.anchors |= {values["id"]} if "id" in values else set()
         self.targets += [values[name] for name in LOADING.get(tag, ()) if name in values]
-        if tag == "a" and "href" in values:
-            self.links.append(values["href"])
 
 
 WITHOUT_REFERENCE = f"""\
@@ -114,39 +111,19 @@ def pages_of(site):
     return found
 
 
-def test_pages_load_nothing_from_elsewhere(site):
-    """No page names a file of another host, whether script, style, font or picture."""
-    for page, loads in pages_of(site).items():
-        assert loads.targets
-        foreign = [target for target in loads.targets if urlsplit(target).netloc]
-        assert foreign == [], page
-        assert not FETCHED.search(page.read_text(encoding="utf-8")), page
-
-
-def test_styles_load_nothing_from_elsewhere(site):
-    """No style sheet imports or shows a file of another host."""
+def test_pages_and_styles_load_what_the_site_has(site):
+    """Whether script, style, font or picture: nothing is of another host, nothing is missing."""
     sheets = list(site.rglob("*.css"))
     assert sheets
-    assert [sheet for sheet in sheets if FETCHED.search(sheet.read_text(encoding="utf-8"))] == []
-
-
-@pytest.mark.slow
-def test_links_lead_somewhere(whole):
-    """Every link within the site names a page of it, and an anchor that the page has."""
-    site, pages = whole, pages_of(whole)
-    for page, loads in pages.items():
-        for link in loads.links:
-            parts = urlsplit(link)
-            if parts.scheme or parts.netloc:
-                continue
-            there = (page.parent / parts.path).resolve() if parts.path else page
-            there = there / "index.html" if there.is_dir() else there
-            if there.suffix in {".ipynb", ".csv"} and there.is_file():
-                continue
-            assert there in pages, f"{page.relative_to(site)} links to {link}"
-            anchor = parts.fragment
-            known = not anchor or anchor in pages[there].anchors or anchor.startswith("__")
-            assert known, f"{page.relative_to(site)} links to {link}"
+    for path in (*sheets, *site.rglob("*.html")):
+        assert not FETCHED.search(path.read_text(encoding="utf-8")), path
+    for page, loads in pages_of(site).items():
+        assert loads.targets
+        for target in map(urlsplit, loads.targets):
+            assert not target.netloc, (page, target)
+            there = page.parent / unquote(target.path)
+            left_out = there.parent.name == "reference" and not there.parent.exists()
+            assert target.scheme or left_out or there.exists(), (page.relative_to(site), target)
 
 
 @pytest.mark.slow
@@ -216,15 +193,6 @@ def test_notebooks_become_pages_with_what_their_cells_print():
     assert "prefers-color-scheme:dark" in drawn
 
 
-def test_the_tutorial_is_a_page(site):
-    """It shows code, what that prints and the picture, and the notebook can be taken along."""
-    text = (site / "tutorial.html").read_text(encoding="utf-8")
-    assert "checkpoint_all_peak_bytes" in text
-    assert "keep-all       1332.5 KiB" in text
-    assert 'src="data:image/svg+xml;base64,' in text
-    assert (site / "tutorial.ipynb").is_file()
-
-
 def test_bars_in_code_are_plain_in_tables_only():
     """A bar within code in a table needs no backslash in the site; elsewhere nothing changes."""
     text = "| `a\\|b` | c\\|d |\n`e\\|f`\n"
@@ -251,25 +219,11 @@ def test_pages_from_outside_docs_exist():
 # -- in a browser ----------------------------------------------------------------------------------
 def faults_of(page):
     """Return a list that gets what a page complains of, and what it asks for from elsewhere."""
-    found = []
-    page.on("console", lambda said: found.append(said.text) if said.type == "error" else None)
+    found, left = [], "net::ERR_ABORTED"  # of a page that was left
+    page.on("console", lambda said: found.extend([said.text] * (said.type == "error")))
     page.on("pageerror", lambda error: found.append(str(error)))
-    page.on(
-        "requestfailed",
-        lambda request: (
-            None
-            if request.failure == "net::ERR_ABORTED"  # the page was left
-            else found.append(f"failed: {request.url}")
-        ),
-    )
-    page.on(
-        "request",
-        lambda request: (
-            None
-            if urlsplit(request.url).scheme in ("file", "data", "blob", "about")
-            else found.append(f"elsewhere: {request.url}")
-        ),
-    )
+    page.on("requestfailed", lambda asked: found.extend([asked.url] * (asked.failure != left)))
+    page.on("request", lambda asked: found.extend(re.findall(r"^(?:https?|wss?):.*", asked.url)))
     return found
 
 
@@ -320,14 +274,3 @@ def decoded(picture):
     """Return the colour of a picture near its corner."""
     image = pytest.importorskip("PIL.Image").open(io.BytesIO(picture))
     return tuple(image.convert("RGB").getpixel((3, 3)))
-
-
-def test_pictures_are_in_the_site(site):
-    """Every picture, style and script that a page names is a file of the site."""
-    for page, loads in pages_of(site).items():
-        for target in loads.targets:
-            place = urlsplit(target)
-            there = page.parent / unquote(place.path)
-            left_out = there.parent.name == "reference" and not there.parent.exists()
-            if not place.scheme and not left_out:
-                assert there.exists(), (page.relative_to(site), target)

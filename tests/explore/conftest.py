@@ -16,7 +16,8 @@ def visitor(tmp_path_factory):
     import httpx
     import uvicorn
 
-    from kit.explorers import MLP, PATIENCE_S, STEP, Visitor, until
+    from kit.explorers import MLP, STEP, Visitor
+    from kit.patience import PATIENCE_S, until
     from poetmodel.explore.choice import Catalogue
     from poetmodel.explore.running import explorer
 

@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from kit.browser_pages import PATIENCE_MS
-from kit.explorer_pages import WIDE, visit
-from kit.explorers import running
+from kit.explorers import WIDE, running, visit
 from poetmodel.schedule.io import parse_document
 
 pytestmark = pytest.mark.browser

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.explorers import LONG, MLP, PATIENCE_S, running, until
+from kit.explorers import LONG, MLP, running
+from kit.patience import PATIENCE_S, until
 from poetmodel.errors import INTERRUPTED
 from poetmodel.explore.store import PointStore
 

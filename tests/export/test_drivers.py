@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kit.toy_export import library
+from kit.digits import library
 
 NO_SUCH_SLOT = 4
 SIZES = (4, 20, 4)

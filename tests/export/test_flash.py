@@ -163,8 +163,7 @@ def test_generations_leave_a_tenth_of_the_flash(tmp_path):
 def test_the_command_says_so(tmp_path):
     """A row for each part; the status of what is too large is that of what is infeasible."""
     options = ("--time-limit", "20", "--gap", "0.5", "--out", tmp_path / "c")
-    said = invoke("export", STEP, "--device", "nano33ble", *options)
-    assert said.status == 0
+    said = invoke("export", STEP, "--device", "nano33ble", *options, status=0)
     for part in ("flash", "  code", "  constants", "  first weights", "  storage"):
         assert any(line.startswith(part) for line in said.out.splitlines()), part
     small = tmp_path / "small.toml"
@@ -174,8 +173,7 @@ def test_the_command_says_so(tmp_path):
         "[flash]\nsize_bytes = 8_192\nwrite_unit_bytes = 4\nerase_block_bytes = 4_096\n"
         "erase_s = 0.1\nwrite_bytes_per_s = 1e5\npower_w = 0.01\n"
     )
-    said = invoke("export", STEP, "--device", small, *options)
-    assert said.status == 3
+    said = invoke("export", STEP, "--device", small, *options, status=3)
     assert said.err.startswith("error: flash: code ")
 
 

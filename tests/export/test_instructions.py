@@ -6,8 +6,7 @@ from itertools import product
 import pytest
 
 from kit.commands import invoke
-from kit.digits import ran
-from kit.linear_steps import linear_step
+from kit.digits import linear_step, ran
 from kit.programs import needs
 from kit.rotation import rotating
 from mcu.small_networks import NETWORKS, training
@@ -302,12 +301,10 @@ def test_profile_measures_a_step_file(tmp_path):
     needs(Target.M4)
     step, costs, folder = (tmp_path / name for name in ("a.step.json", "a.csv", "firmware"))
     save_step(linear_step(), step)
-    done = invoke("profile", str(step), "--target", "qemu", "--out", str(costs))
-    assert done.status == 0, done.err
+    done = invoke("profile", str(step), "--target", "qemu", "--out", str(costs), status=0)
     assert "counted by QEMU" in done.out
     assert load_profile(costs).compute["linear"].time_s > 0
-    done = invoke("export", str(step), "--profile", str(costs), "--out", str(folder))
-    assert done.status == 0, done.err
+    invoke("export", str(step), "--profile", str(costs), "--out", str(folder), status=0)
     assert (folder / "manifest.json").is_file()
 
 
@@ -324,6 +321,5 @@ def test_profile_refuses_options_that_do_nothing(tmp_path, monkeypatch, options,
     """Options of one way to measure are not taken by another."""
     monkeypatch.chdir(tmp_path)
     save_step(linear_step(), "a.step.json")
-    done = invoke("profile", "a.step.json", *options)
-    assert done.status == 2
+    done = invoke("profile", "a.step.json", *options, status=2)
     assert words in done.err

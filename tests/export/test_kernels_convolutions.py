@@ -11,6 +11,7 @@ from torch.nn import functional
 from kit.digits import state_after
 from kit.kernel_calls import check, kernels
 from kit.programs import needs
+from kit.rotation import parts
 from kit.traced_models import Through
 from poetmodel.export import fusing
 from poetmodel.export.board import Target
@@ -169,31 +170,33 @@ def test_gradients_of_a_layer_are_computed_once():
     assert written == {tensor.name for node in step.graph.nodes for tensor in node.outputs}
 
 
-def test_filters_of_every_layer_have_the_bits_of_two_nodes(tmp_path, monkeypatch):
+@parts(3)
+def test_filters_of_every_layer_have_the_bits_of_two_nodes(part, tmp_path, monkeypatch):
     """Whatever the windows, strides, groups: all but those whose gradient lies in another order."""
     needs(Target.HOST)
     torch.manual_seed(0)
+    layers = list(part.of(LAYERS.values()))
 
     def squares(weights, x):
         """Apply each layer to the first elements of the input; what is added is 0."""
         total = 0 * x.sum()
-        for weight, (image, _, *rest) in zip(weights, LAYERS.values(), strict=True):
+        for weight, (image, _, *rest) in zip(weights, layers, strict=True):
             convolution = functional.conv1d if len(image) == 3 else functional.conv2d
             given = x[: math.prod(image)].view(image)
             total = total + convolution(given, weight, None, *rest).square().mean()
         return total
 
-    every = [torch.nn.Parameter(torch.randn(layer[1])) for layer in LAYERS.values()]
+    every = [torch.nn.Parameter(torch.randn(layer[1])) for layer in layers]
     model = Through(lambda own, x: squares(own.weights, x), weights=torch.nn.ParameterList(every))
-    elements = max(math.prod(layer[0]) for layer in LAYERS.values())
+    elements = max(math.prod(layer[0]) for layer in layers)
     inputs = (torch.randn(elements), torch.ones(()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.1)
     monkeypatch.setattr(fusing, "saves_memory", lambda _step, _node: True)
     step = lower(model, lambda y, t: y * t, inputs, optimizer=optimizer)
-    assert sum(c.kernel in FUSED.values() for calls in step.calls for c in calls) >= len(LAYERS) - 2
+    assert sum(c.kernel in FUSED.values() for calls in step.calls for c in calls) >= len(layers) - 2
     data = b"".join(x.numpy().tobytes() for x in inputs)
     expected = state_after(parted(step), tmp_path / "two", data, 1)
     assert state_after(step, tmp_path / "one", data, 1, {"ram": "100%"}) == expected
-    options = {"ram": "30%", "device": "nano33ble"}
+    options = {"ram": "50%", "device": "nano33ble"}
     mapped = state_after(step, tmp_path / "mapped", data, 1, options, ("DRIVER=ram",))
     assert mapped == expected

@@ -5,8 +5,8 @@ import zlib
 import numpy as np
 import pytest
 
+from kit.digits import BATCHES, LEARNING_RATE, Toys, batches
 from kit.programs import needs
-from kit.toy_export import BATCHES, LEARNING_RATE, Toys, batches
 from poetmodel.errors import MissingExtraError
 from poetmodel.export import board
 from poetmodel.export.board import (

@@ -181,21 +181,21 @@ def test_files_and_models_that_do_not_fit_are_refused(exported, tmp_path):
     wrong[6] = torch.nn.Linear(6, 5)
     with pytest.raises(InputError, match=r"6.weight: expected shape \[4, 6\]"):
         pmt.load_state(tmp_path / "zeros.bin", wrong, folder=folder)
-    with pytest.raises(InputError, match="model: expected a tensor"):
+    with pytest.raises(InputError, match=r"^model: "):
         pmt.load_state(tmp_path / "zeros.bin", wrong[:5], folder=folder)
     other = make([p for p in wrong.parameters() if p.requires_grad])
-    with pytest.raises(InputError, match="optimizer: expected it to train"):
+    with pytest.raises(InputError, match=r"^optimizer: "):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=other, folder=folder)
     another = torch.optim.Adagrad([p for p in net.parameters() if p.requires_grad])
-    with pytest.raises(InputError, match="and Adagrad keeps step, sum; give one like"):
+    with pytest.raises(InputError, match="Adagrad keeps step, sum; give one like"):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=another, folder=folder)
-    with pytest.raises(InputError, match="and Adagrad keeps step, sum; give one like"):
+    with pytest.raises(InputError, match="Adagrad keeps step, sum; give one like"):
         pmt.save_state(net, tmp_path / "zeros.bin", optimizer=another, folder=folder)
     assert all(kept.keys() == {"step", "sum"} for kept in another.state.values())
     with pytest.raises(InputError, match=r"the model has no memory for it \(device meta\)"):
         pmt.load_state(tmp_path / "zeros.bin", model().to("meta"), folder=folder)
     another = "adam"
-    with pytest.raises(InputError, match="optimizer: expected Optimizer of torch, got 'adam'"):
+    with pytest.raises(InputError, match=r"^optimizer: .*'adam'"):
         pmt.load_state(tmp_path / "zeros.bin", net, optimizer=another, folder=folder)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
@@ -260,8 +260,7 @@ def test_command_lists_state(exported):
 
 def test_command_names_what_is_no_exported_folder(tmp_path):
     """A sentence that says what is missing."""
-    missing = invoke("state", tmp_path)
-    assert missing.status == 2
+    missing = invoke("state", tmp_path, status=2)
     assert "manifest.json: no such file" in missing.err
     (tmp_path / "manifest.json").write_text('{"format": "other"}', encoding="utf-8")
     assert "expected the manifest of a folder" in invoke("state", tmp_path).err
@@ -269,6 +268,5 @@ def test_command_names_what_is_no_exported_folder(tmp_path):
     for shape in ([-1], [1.5], [True], "12", [1e400], None):
         broken = {"format": "poetmodel-export", "states": [state | {"shape": shape}]}
         (tmp_path / "manifest.json").write_text(json.dumps(broken), encoding="utf-8")
-        refused = invoke("state", tmp_path)
-        assert refused.status == 2
+        refused = invoke("state", tmp_path, status=2)
         assert "states: expected name, shape, dtype and home of each" in refused.err

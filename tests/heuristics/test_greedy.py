@@ -1,27 +1,43 @@
 """Greedy schedules: valid wherever they are found, and found wherever they are promised."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 
-from kit.instances import random_instances, random_state_problems, seeded
+from kit.instances import (
+    random_costs,
+    random_graph,
+    random_instances,
+    random_schedule,
+    random_state_problems,
+    random_step,
+    seeded,
+    state_costs,
+)
 from kit.oracle import optimum
 from kit.rotation import parts
 from kit.worked import even_costs, in_time_problem, skip_graph, skip_problem
 from poetmodel.clock import time_limit
 from poetmodel.device import Costs, Device
 from poetmodel.errors import TimeLimitError
-from poetmodel.graph import Graph, floor, operation
+from poetmodel.graph import (
+    Graph,
+    checkpoint_all_peak_bytes,
+    checkpoint_all_profile,
+    floor,
+    operation,
+)
 from poetmodel.graph.catalogue import load_model
 from poetmodel.graph.zoo import random_layered
 from poetmodel.heuristics import greedy
 from poetmodel.heuristics.earlier_recomputation import EarlierRecomputation
 from poetmodel.heuristics.greedy import construct, page_everything, trivial
 from poetmodel.heuristics.partial_schedule import PartialSchedule
-from poetmodel.heuristics.restorations import RECOMPUTE, Restoration
+from poetmodel.heuristics.restorations import PAGE_IN, RECOMPUTE, STORAGE_HOME, Restoration
 from poetmodel.problem import Problem
 from poetmodel.result import Status
-from poetmodel.schedule import check_schedule, checkpoint_all
+from poetmodel.schedule import GraphIdentity, Schedule, check_schedule, checkpoint_all, simulate
 from poetmodel.solver import solve
 from poetmodel.solver.outcome import as_candidate
 
@@ -272,3 +288,299 @@ def test_a_move_lowers_the_excess_and_adds_nothing(part):
             limits = ("peak RAM", "time", "energy", "storage")
             assert all(one.startswith(limits) for one in found), found
     assert moves > part.share(20)
+
+
+# -- partial schedules ---------------------------------------------------------------------------
+def highest(partial, simulation):
+    """Return the highest RAM use of every stage as the simulator counts it."""
+    found = defaultdict(int)
+    for point in simulation.curve:
+        found[point.stage] = max(found[point.stage], point.ram_bytes)
+    return [found[t] for t in range(len(partial.graph.nodes))]
+
+
+KINDS = ("none", "storage", "mapped")
+"""Graphs without state, with state on storage that has to be read, and on mapped storage."""
+
+
+def random_case(rng, state, n, **sizes):
+    """Return a random graph and its costs."""
+    if state == "none":
+        graph = random_graph(rng, n, **sizes)
+        return graph, random_costs(rng, graph)
+    graph = random_step(rng, n, **sizes)
+    return graph, state_costs(rng, graph, mapped=state == "mapped")
+
+
+def random_restorations(rng, problem, chance):
+    """Draw homes on storage, then recomputations and page-ins of anything anywhere."""
+    graph, last, n = problem.graph, problem.graph.last_stages, len(problem.graph.nodes)
+    reads_state = bool(graph.state_tensors)
+    again = [
+        Restoration(t, k, RECOMPUTE)
+        for k, node in enumerate(graph.nodes)
+        for t in range(k + 1, last[k] + 1 if reads_state else n)
+        if node.recomputable and rng.random() < chance
+    ]
+    away = [i for i in graph.state_tensors if rng.random() < 0.6]
+    unread = {*graph.state_tensors, *graph.replacement_of.values()}.difference(
+        () if problem.reads_in_place else away
+    )
+    pages = [
+        Restoration(t, i, PAGE_IN)
+        for i, k in enumerate(graph.node_of)
+        for t in range(k + 1, (last[k] + 1) if graph.nodes[k].is_state else n)
+        if i not in unread and rng.random() < chance
+    ]
+    homes = [Restoration.at_its_node(graph, i, STORAGE_HOME) for i in away]
+    return homes + rng.sample(again + pages, len(again) + len(pages))
+
+
+def test_restorations_of_the_worked_example():
+    """Without any it is checkpoint-all; with `a` made again for `d`, stage 2 no longer counts it.
+
+    What served only a removed restoration goes with it: chains vanish as a whole.
+    """
+    graph = skip_graph()
+    partial = PartialSchedule(graph)
+    assert partial.schedule() == checkpoint_all(graph) == needed(graph, checkpoint_all(graph))
+    assert partial.peaks().max() == checkpoint_all_peak_bytes(graph)
+    assert partial.row_bytes.tolist() == list(checkpoint_all_profile(graph))
+    assert partial.restorations() == []
+    partial = PartialSchedule(skip_graph())
+    before = int(partial.row_bytes[2])
+    partial.add(Restoration(3, 0, RECOMPUTE))
+    assert partial.row_bytes[2] == before - partial.sizes[0]
+    assert partial.gaps[0] == []
+    assert (3, 0) in partial.schedule().R
+    assert not partial.enters(0, 3)
+    assert partial.is_available(0, 3)
+    assert partial.source(0, 3) == Restoration(3, 0, RECOMPUTE)
+    partial = PartialSchedule(
+        skip_graph(), [Restoration(3, 0, RECOMPUTE), Restoration(3, 1, RECOMPUTE)]
+    )
+    partial.remove(Restoration(3, 1, RECOMPUTE))
+    assert Restoration(3, 0, RECOMPUTE) in partial  # d reads a itself
+    partial.remove(Restoration(3, 0, RECOMPUTE))
+    assert partial.restorations() == []
+
+
+def test_useless_restorations_are_those_that_a_schedule_does_not_need():
+    """Without them, one after the other, it is what its schedule needs."""
+    for number in range(60):
+        rng = seeded(f"useless/{number}")
+        graph = random_graph(rng, (4, 10), two_outputs=False, non_recomputable=False)
+        problem = Problem(graph, random_costs(rng, graph), ram=1)
+        partial = PartialSchedule(graph, random_restorations(rng, problem, 0.2))
+        tidy = needed(graph, partial.schedule())
+        while useless := [s for s in partial.restorations() if partial.is_useless(s)]:
+            partial.drop(useless[0])
+        assert partial.schedule() == tidy
+
+
+def telling_costs(graph):
+    """Make costs above 0 for everything, so that whatever is dropped is seen."""
+    n, m = len(graph.nodes), len(graph.tensors)
+    return Costs.from_arrays(
+        graph,
+        compute_time_s=[1.0 + k for k in range(n)],
+        compute_energy_j=[2.0 + k for k in range(n)],
+        page_in=[(1.0 + i, 3.0 + i) for i in range(m)],
+        page_out=[(2.0 + i, 4.0 + i) for i in range(m)],
+    )
+
+
+def run(graph, schedule):
+    """Simulate with telling costs."""
+    return simulate(graph, telling_costs(graph), schedule, deadline_counts="serial")
+
+
+def check_no_worse(graph, before, after):
+    """Check validity, every sum, and the RAM of every step."""
+    check_simulations(run(graph, before), run(graph, after))
+
+
+def check_simulations(old, new):
+    """Do that with two simulations."""
+    assert old.valid
+    assert new.valid, new.violations
+    for name in (
+        *("energy_j", "time_s", "compute_s", "transfer_s"),
+        *("written_bytes", "read_bytes", "aux_used_bytes", "peak_ram_bytes"),
+    ):
+        assert getattr(new, name) <= getattr(old, name), name
+    curve = {(point.stage, point.node): point.ram_bytes for point in old.curve}
+    for point in new.curve:
+        assert point.ram_bytes <= curve[point.stage, point.node]
+
+
+def needed(graph, schedule):
+    """Return what a schedule needs."""
+    return PartialSchedule.of(graph, schedule).schedule()
+
+
+@pytest.mark.parametrize("state", KINDS)
+@parts(4)
+def test_random_schedules_get_no_worse(part, state):
+    """Energy, times, writes, storage, and the RAM of each step; homes of state stay."""
+    shorter = 0
+    for number in part.of(range(800 if state == "none" else 300)):
+        rng = seeded(f"needed/{state}/{number}")
+        graph, costs = random_case(rng, state, (1, 8))
+        if state == "none":
+            costs, schedule = telling_costs(graph), random_schedule(rng, graph)
+        else:
+            schedule = random_schedule(rng, graph, mapped=state == "mapped")
+        if schedule is None:
+            continue
+        working = Problem(graph, costs, ram=1).working_graph
+        lean = PartialSchedule.of(graph, schedule, working=working).schedule()
+        old, new = (
+            simulate(graph, costs, each, deadline_counts="serial") for each in (schedule, lean)
+        )
+        check_simulations(old, new)
+        assert lean.resident == schedule.resident
+        assert PartialSchedule.of(graph, lean, working=working).schedule() == lean
+        shorter += new.energy_j < old.energy_j
+    assert shorter > part.share(300 if state == "none" else 50)
+
+
+def test_best_schedules_lose_nothing_that_costs():
+    """Where every entry is needed, energy stays; 100 optima of exhaustive search."""
+    for problem in random_instances(100, (3, 5), seed=61, minimize="energy"):
+        best = optimum(problem)
+        if best is not None:
+            after = needed(problem.graph, best.schedule)
+            check_no_worse(problem.graph, best.schedule, after)
+            simulation = simulate(
+                problem.graph, problem.costs, after, deadline_counts=problem.deadline_counts
+            )
+            assert simulation.energy_j == pytest.approx(best.value)
+
+
+LEAN = Schedule(
+    R=((0, 0), (1, 1), (2, 2), (3, 3)),
+    S_RAM=((1, 0), (2, 1), (3, 2)),
+    S_AUX=((1, 0), (2, 0), (3, 0)),
+    M_in=((3, 0),),
+    M_out=((0, 0),),
+)
+"""`a` of the skip graph is paged out at once and in for its last use."""
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        pytest.param({"S_RAM": ((3, 1),), "R": ((3, 0), (3, 1)), "M_in": ((3, 0),)}, id="R again"),
+        pytest.param({"M_out": ((1, 0),)}, id="page-out twice"),
+        pytest.param({"M_out": ((1, 1),), "S_AUX": ((2, 1), (3, 1))}, id="page-out for nothing"),
+        pytest.param({"M_out": ((3, 3),)}, id="page-out of the last"),
+        pytest.param(
+            {"M_out": ((1, 1),), "S_AUX": ((2, 1), (3, 1)), "M_in": ((3, 1),)}, id="round trip"
+        ),
+        pytest.param({"S_RAM": ((3, 1),)}, id="kept for nothing"),
+        pytest.param({"R": ((1, 0),)}, id="recomputed at once"),
+        pytest.param({"R": ((2, 0),)}, id="recomputed for nothing"),
+    ],
+)
+def test_planted_junk_goes(junk):
+    """What serves nothing leaves no trace."""
+    graph = skip_graph()
+    entries = {name: getattr(LEAN, name) + pairs for name, pairs in junk.items()}
+    wasteful = replace(LEAN, **entries)
+    assert run(graph, wasteful).valid
+    lean = needed(graph, wasteful)
+    check_no_worse(graph, wasteful, lean)
+    if "R" not in junk or (3, 0) not in junk["R"]:
+        assert lean == LEAN
+    else:  # both ways to have `a` again: one of them is left
+        assert len(lean.R) + len(lean.M_in) == 5
+
+
+def test_a_late_page_out_moves_to_the_first_computation():
+    """Kept only to be written later, a tensor need not be kept. The identity stays.
+
+    Tensors on storage stay listed there. Made again for one tensor, a node makes the other too,
+    which then need not be kept.
+    """
+    graph = skip_graph()
+    late = replace(LEAN, S_RAM=((1, 0), (2, 0), (2, 1), (3, 2)), S_AUX=((3, 0),), M_out=((2, 0),))
+    assert run(graph, late).valid
+    assert needed(graph, late) == LEAN
+    check_no_worse(graph, late, LEAN)
+    identity = GraphIdentity.of(graph)
+    assert needed(graph, replace(late, identity=identity)).identity == identity
+    graph = skip_graph(on_aux=True)
+    schedule = replace(LEAN, M_out=((0, 0),))
+    lean = needed(graph, schedule)
+    assert (lean.S_AUX, lean.M_out) == (((1, 0), (2, 0), (3, 0)), ())
+    check_no_worse(graph, schedule, lean)
+    graph = skip_graph(mask=True)
+    schedule = Schedule(
+        R=((0, 0), (1, 1), (2, 2), (3, 2), (3, 3)),
+        S_RAM=((1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 3)),
+    )
+    lean = needed(graph, schedule)
+    assert (3, 2) in lean.R
+    assert (3, 3) not in lean.S_RAM
+    check_no_worse(graph, schedule, lean)
+
+
+@pytest.mark.parametrize("state", KINDS)
+@parts(3)
+def test_ram_is_that_of_the_simulator(part, state):
+    """Homes, in-place operators and restorations at random, added, removed and taken back."""
+    for number in part.of(range(150)):
+        rng = seeded(f"partial/{state}/{number}")
+        graph, costs = random_case(rng, state, (3, 12), max_bytes=50)
+        problem = Problem(graph, costs, ram=1)
+        partial = PartialSchedule(graph, working=problem.working_graph)
+
+        def check(partial):
+            simulation = simulate(graph, costs, partial.schedule())  # noqa: B023 - called at once
+            assert not simulation.violations
+            assert partial.peaks().tolist() == highest(partial, simulation)
+            assert partial.aux_used_bytes == simulation.aux_used_bytes
+            assert partial.peaks().max() == simulation.peak_ram_bytes
+            assert partial.fits(simulation.peak_ram_bytes)
+            assert not partial.fits(simulation.peak_ram_bytes - 1)
+
+        def state_of(partial):
+            rows, peaks = partial.row_bytes.tolist(), partial.peaks().tolist()
+            return partial.restorations(), rows, peaks, partial.aux_used_bytes
+
+        assert partial.schedule() == checkpoint_all(graph)
+        check(partial)
+        restorations = random_restorations(rng, problem, rng.choice((0.05, 0.2, 0.5)))
+        for restoration in restorations:
+            partial.add(restoration)
+        check(partial)
+        before, mark = state_of(partial), partial.mark()
+        for restoration in rng.sample(restorations, len(restorations) // 2):
+            if restoration in partial:
+                partial.remove(restoration)
+        check(partial)
+        again = PartialSchedule(graph, partial.restorations(), working=problem.working_graph)
+        assert again.schedule() == partial.schedule()
+        check(again)
+        for restoration in rng.sample(restorations, len(restorations) // 3):
+            partial.drop(restoration) if restoration in partial else partial.add(restoration)
+        partial.undo(mark)
+        assert state_of(partial) == before
+
+
+def test_state_that_comes_home_is_no_longer_paged_in():
+    """Without its home on storage, nothing pages it in; both come back together."""
+    for number in range(20):
+        graph = random_step(seeded(f"home/{number}"), (5, 10))
+        paged = [
+            Restoration(need, i, PAGE_IN) for i in graph.state_tensors for need in graph.users_of[i]
+        ]
+        homes = [Restoration.at_its_node(graph, i, STORAGE_HOME) for i in graph.state_tensors]
+        partial = PartialSchedule(graph, [*homes, *paged])
+        before, mark = partial.restorations(), partial.mark()
+        for home in homes:
+            partial.remove(home)
+        assert partial.schedule() == checkpoint_all(graph)
+        partial.undo(mark)
+        assert partial.restorations() == before

@@ -11,85 +11,17 @@ the RAM in use at step ``(t, k)`` is the sum of
 - ``m_i * (S_RAM[t,i] + M_in[t,i] + R[t,k])`` over ``i in out(k)``: an old copy counts as well;
 - ``m_i`` over tensors with ``node(i) < k`` and ``have(t, i)`` that are read at ``k`` or later in
   the stage, or that stage ``t + 1`` begins with;
-- ``workspace_k * R[t,k]``.
+- ``workspace_k * R[t,k]``;
+- state that is resident, once at every step; state on memory-mapped storage, and what replaces
+  state, never count;
+- less the smaller of the two sizes of a pair in place where the input dies at the step.
 
-Of a graph with state, `simulated_bluntly` reads nodes and names alone:
-
-- state that is resident counts once at every step;
-- state on memory-mapped storage, and what replaces state, never count;
-- every other tensor, state on storage included, counts as above;
-- a pair in place takes the smaller of its two sizes off where the input dies at the step.
+Only nodes and names of the graph are read, none of its indices.
 """
 
 from typing import NamedTuple
 
-from poetmodel.schedule import RELATIONS
-
 Entry = tuple[str, int, int]
-
-
-def broken_entries(graph, schedule):
-    """Return every entry of a schedule that breaks a rule, as (relation, stage, index)."""
-    n, made_by = len(graph.nodes), graph.node_of
-    R, S_RAM, S_AUX, M_in, M_out = (set(getattr(schedule, name)) for name in RELATIONS)  # noqa: N806
-
-    def have(t, i):
-        return (t, i) in S_RAM or (t, i) in M_in or (t, made_by[i]) in R
-
-    def stored(t, i):
-        return graph.nodes[made_by[i]].on_aux or any((s, i) in M_out for s in range(t))
-
-    bad = {("R", t, t) for t in range(n) if (t, t) not in R}
-    bad |= {("R", t, k) for t, k in R if k < t and not graph.nodes[k].recomputable}
-    bad |= {("R", t, k) for t, k in R if k > t or not all(have(t, i) for i in graph.inputs_of[k])}
-    bad |= {("S_RAM", t, i) for t, i in S_RAM if made_by[i] >= t or not have(t - 1, i)}
-    bad |= {("S_AUX", t, i) for t, i in S_AUX if made_by[i] >= t or not stored(t, i)}
-    bad |= {
-        ("M_in", t, i)
-        for t, i in M_in
-        if made_by[i] >= t or (t, i) not in S_AUX or not stored(t, i) or (t, i) in S_RAM
-    }
-    bad |= {("M_out", t, i) for t, i in M_out if made_by[i] > t or not have(t, i)}
-    return bad
-
-
-def copies(graph, schedule, t, k):
-    """Return the tensors in RAM during step ``(t, k)`` of a valid schedule, and how often each."""
-    made_by = graph.node_of
-    R, S_RAM, _, M_in, _ = (set(getattr(schedule, name)) for name in RELATIONS)  # noqa: N806
-    found = {}
-    for i, node in enumerate(made_by):
-        if node > k:
-            count = int((t, i) in S_RAM)
-        elif node == k:
-            count = ((t, i) in S_RAM) + ((t, i) in M_in) + ((t, k) in R)
-        else:
-            had = (t, i) in S_RAM or (t, i) in M_in or (t, node) in R
-            read = any(j >= k and (t, j) in R for j in graph.users_of[i])
-            count = int(had and (read or (t + 1, i) in S_RAM))
-        if count:
-            found[i] = count
-    return found
-
-
-def memory_curve(graph, schedule):
-    """Return the RAM in use at every step of a valid schedule that executes something [B]."""
-    sizes = graph.tensor_bytes
-    computed = set(schedule.R)
-    moved = {(t, graph.node_of[i]) for t, i in (*schedule.M_in, *schedule.M_out)}
-    curve = {}
-    for t, k in sorted(computed | moved):
-        held = copies(graph, schedule, t, k).items()
-        workspace = graph.nodes[k].workspace_bytes if (t, k) in computed else 0
-        curve[t, k] = workspace + sum(count * sizes[i] for i, count in held)
-    return curve
-
-
-def energy_j(schedule, compute, into, out):
-    """Return the energy of a schedule: every entry of `R`, `M_in` and `M_out` once [J]."""
-    total = sum(compute[k] for _, k in schedule.R)
-    total += sum(into[i] for _, i in schedule.M_in)
-    return total + sum(out[i] for _, i in schedule.M_out)
 
 
 class Blunt(NamedTuple):
@@ -98,6 +30,8 @@ class Blunt(NamedTuple):
     broken: set[Entry]
     """Entries that break a rule; one of ``resident`` has -1 for its stage."""
     curve: dict[tuple[int, int], int]
+    held: dict[tuple[int, int], tuple[int, ...]]
+    """The tensors in RAM at each step."""
     kinds: dict[tuple[int, int], dict[str, int]]
     """What each step takes of RAM, for state, activations, gradients and workspace."""
     storage_bytes: int
@@ -146,7 +80,7 @@ class _Judge:
             if w in self.home_storage and (self.maker[new], new) not in self.M_out
         }
         if broken:
-            return Blunt(broken, {}, {}, 0, {}, {})
+            return Blunt(broken, {}, {}, {}, 0, {}, {})
         moved = {(t, self.maker[i]) for t, i in self.M_in | self.M_out}
         steps = sorted(self.R | moved)
         out = {i for _, i in self.M_out}
@@ -157,6 +91,7 @@ class _Judge:
         return Blunt(
             broken,
             {(t, k): self.ram(t, k) for t, k in steps},
+            {(t, k): self.held(t, k) for t, k in steps},
             {(t, k): self.kinds(t, k) for t, k in steps},
             sum(self.size[i] for i in [*counted, *self.home_storage]),
             reads,
@@ -219,6 +154,11 @@ class _Judge:
             if not self.needed(t, k + 1, self.number[x]):
                 total -= min(y_bytes, x_bytes)
         return total
+
+    def held(self, t, k):
+        """Return the tensors in RAM at step `(t, k)`."""
+        made = enumerate(self.maker)
+        return tuple(i for i, maker in made if self.copies(t, k, i, maker))
 
     def kinds(self, t, k):
         """Return what step `(t, k)` takes for each kind: a saving is the output's."""

@@ -57,8 +57,8 @@ COLUMNS = (
 def _solved(limits):
     """Return what ``solve`` writes for `chain` on the board."""
     out = Path("solved.json")
-    done = invoke("solve", CHAIN, "--device", BOARD_FILE, *limits, "--out", out, "--quiet")
-    assert done.status == 0, done.err
+    how = ("--device", BOARD_FILE, *limits, "--out", out, "--quiet")
+    invoke("solve", CHAIN, *how, status=0)
     text = out.read_text()
     out.unlink()
     return text
@@ -105,23 +105,31 @@ class Outcome:
         return self.out[self.out.index(f"\n{label}") + 1 :].split("\n\n")[0]
 
 
-def invoke(*arguments):
-    """Run a command in this process; anything but an ordinary exit is raised."""
+def invoke(*arguments, status=None):
+    """Run a command in this process, which must end with a status; other ends are raised."""
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2)]
     out, err = streams
-    status = None
+    ended = None
     with redirect_stdout(out), redirect_stderr(err):
         try:
             COMMAND([str(argument) for argument in arguments], prog_name="poetmodel")
         except SystemExit as end:
-            status = end.code
+            ended = end.code
     texts = []
     for stream in streams:
         stream.flush()
         stream.seek(0)
         texts.append(stream.read())
-    assert isinstance(status, int)
-    return Outcome(status, *texts)
+    assert isinstance(ended, int)
+    assert status in (None, ended), (ended, *texts)
+    return Outcome(ended, *texts)
+
+
+def refused(*arguments, status=2):
+    """Return what stderr says of a command that ends with a status and prints nothing."""
+    outcome = invoke(*arguments, status=status)
+    assert outcome.out == ""
+    return outcome.err
 
 
 def node(name, *inputs, size=100, **keys):

@@ -1,14 +1,31 @@
-"""The step of the tutorial, which needs no PyTorch, and batches for it."""
+"""Steps that need no PyTorch, exported, built and run: the one of the tutorial, and two by hand."""
 
+import ctypes
+import shutil
+import subprocess
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from kit.shared_objects import build
+from kit.programs import needs
+from kit.shared_objects import STORE, build, digest
+from kit.worked import state, update
+from poetmodel.export import board
 from poetmodel.export.board import Target, run
 from poetmodel.export.exporting import export_step
 from poetmodel.export.io import load_step
+from poetmodel.export.step import (
+    Buffer,
+    Call,
+    DataType,
+    LoweredStep,
+    NamedTensor,
+    Ref,
+    ScaledLearningRate,
+)
+from poetmodel.graph import Graph, Node, Phase, Tensor
 
 STEP = Path(__file__).parents[2] / "docs" / "digits.step.json"
 
@@ -46,3 +63,111 @@ def state_after(step, folder, inputs, steps, options=None, settings=(), rate=0.0
     """Return the state after steps of an exported step, by default one that keeps all in RAM."""
     export_step(step, folder, gap=0.5, **options or {"ram": "100%", "paging": False})
     return ran(folder, settings=settings, inputs=inputs, steps=steps, rate=rate).state
+
+
+ROWS, COLUMNS = 12, 16
+
+
+def linear_step():
+    """Return y = w x, of which y is the gradient, and an update of w; its loss is y[0]."""
+    sizes = {"x": COLUMNS, "w": ROWS * COLUMNS, "y": ROWS, "g": ROWS * COLUMNS}
+    weight_bytes = 4 * sizes["w"]
+    y, g = Tensor(name="y", bytes=4 * ROWS), Tensor(name="g", bytes=weight_bytes)
+    gradient = {"op": "mm", "phase": Phase.BACKWARD, "inputs": ("y",), "outputs": (g,)}
+    nodes = (
+        state("w", weight_bytes),
+        Node(name="linear", op="mm", phase=Phase.FORWARD, inputs=("w",), outputs=(y,)),
+        Node(name="gradient", **gradient),
+        replace(update("update", "g", w=weight_bytes), inputs=("w", "g")),
+    )
+    w, x, y, g = map(Ref, "wxyg")
+    calls = (
+        (),
+        (Call("pm_mm", (y, w, x, ROWS, COLUMNS, 1, 1, COLUMNS, 1, 1, 1, 0)),),
+        (Call("pm_mm", (g, y, x, ROWS, 1, COLUMNS, COLUMNS, 1, 1, COLUMNS, 1, 0)),),
+        (Call("pm_sgd", (w, g, sizes["w"], ScaledLearningRate(), 1.0, 0.0)),),
+    )
+    real = DataType.REAL
+    step = LoweredStep(
+        graph=Graph(name="linear", nodes=nodes),
+        calls=calls,
+        buffers={name: Buffer(elements=size, type=real) for name, size in sizes.items()},
+        inputs=(NamedTensor(name="x", shape=(COLUMNS,), type=real, pieces=(x,)),),
+        states=(NamedTensor(name="w", shape=(ROWS, COLUMNS), type=real, pieces=(w,)),),
+        gradients=(),
+        loss=y,
+        values={"w": np.linspace(-1, 1, sizes["w"], dtype="<f4")},
+        learning_rate=0.1,
+    )
+    return step.with_nodes(nodes, calls)
+
+
+SOURCES = Path(board.__file__).with_name("c")
+TOY = Path(__file__).parents[1] / "export" / "toy"
+GENERATED = {"pm_state.c", "pm_state.h", "pm_slices.c", "kernels"}
+"""What a toy does without."""
+LEARNING_RATE = 0.05
+BATCHES = 3
+
+
+class Toys:
+    """Programs of the toy, each built once."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self._built = {}
+
+    def sources(self):
+        """Return a new folder of what the toy is built from."""
+        folder = self.folder / str(len(list(self.folder.iterdir())))
+        shutil.copytree(SOURCES, folder, ignore=shutil.ignore_patterns(*GENERATED))
+        shutil.copytree(TOY, folder, dirs_exist_ok=True)
+        return folder
+
+    def program(self, target, *settings):
+        """Return the program for a target, built with some settings."""
+        needs(target)
+        key = (target, settings)
+        if key not in self._built:
+            self._built[key] = build(self.sources(), target, settings=settings)
+        return self._built[key]
+
+    def run(self, target, settings, folder, *, steps, words=()):
+        """Run the toy on its batches, in a folder."""
+        return run(
+            self.program(target, *settings),
+            target,
+            folder,
+            inputs=batches(target),
+            steps=steps,
+            learning_rate=LEARNING_RATE,
+            words=words,
+            time_limit_s=120.0,
+        )
+
+
+@cache
+def samples():
+    """Return the toy's inputs: five numbers, and a factor."""
+    random = np.random.default_rng(7)
+    return tuple((random.random(5, np.float32), 1 + k % 2) for k in range(BATCHES))
+
+
+def batches(target):
+    """Return the file of inputs."""
+    kind = "<f8" if target is Target.HOST_DOUBLE else "<f4"
+    return b"".join(x.astype(kind).tobytes() + np.int32(k).tobytes() for x, k in samples())
+
+
+def library(folder, *sources, flags=()):
+    """Build a library of some C files of the runtime, and load it with variables of its own."""
+    needs(Target.HOST)
+    paths = (TOY / "include", SOURCES, *(SOURCES / part for part in ("src", "port", "host")))
+    options = ["-std=c11", "-O2", "-shared", "-fPIC", *(f"-I{path}" for path in paths), *flags]
+    files = [TOY / each if (TOY / each).is_file() else SOURCES / each for each in sources]
+    name = f"{Path(sources[0]).stem}{digest(*options, *files)}.so"
+    command = ["cc", *options, *files, "-lm", "-o"]
+    kept = STORE.keep(name, lambda path: subprocess.run([*command, path], check=True))
+    own = folder / f"{len(list(folder.iterdir()))}{name}"
+    shutil.copyfile(kept, own)
+    return ctypes.CDLL(str(own))

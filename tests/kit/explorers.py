@@ -1,4 +1,4 @@
-"""Explorers to test: one inside this process, and real ones that can be killed."""
+"""Explorers to test: one inside this process, real ones that can be killed, and their page."""
 
 import json
 import os
@@ -7,31 +7,21 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode, urlsplit
 
 import httpx
 
-PATIENCE_S = 60.0
-"""How long a test waits for what must come [s]; no promise about speed."""
+from kit.browser_pages import PATIENCE_MS, OpenPage
+from kit.patience import PATIENCE_S, until
+
 MLP = {"model": "mlp", "device": "mkr1000"}
 STEP = Path(__file__).resolve().parents[2] / "docs" / "digits.step.json"
 """A captured step, of which C can be made."""
 LONG = {"model": "resnet50", "device": "rpi4b"}
 """A problem whose solve goes on for as long as it may."""
-
-
-def until(found):
-    """Return what a function finds, as soon as it is something."""
-    end_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end_s:
-        value = found()
-        if value:
-            return value
-        time.sleep(0.02)
-    msg = "it did not come"
-    raise AssertionError(msg)
 
 
 class Visitor:
@@ -189,3 +179,62 @@ def running(folder, *options, errors=None):
             explorer.end(signal.SIGKILL)
         for visitor in explorer.visitors:
             visitor.close()
+
+
+WIDE = {"viewport": {"width": 1440, "height": 900}}
+
+
+@dataclass(slots=True)
+class Visit(OpenPage):
+    """The page of an explorer."""
+
+    @property
+    def state(self):
+        """What the page says of itself: the point, its state, and which answer is drawn."""
+        return self.page.evaluate("() => ({...document.documentElement.dataset})")
+
+    def until(self, **wanted):
+        """Wait until the page is in a state, and return it."""
+        marks = "".join(f'[data-{key}="{value}"]' for key, value in wanted.items())
+        self.page.wait_for_selector(f"html{marks}", state="attached", timeout=PATIENCE_MS)
+        return self.state
+
+    def settled(self):
+        """Wait until the answer of what is wished is complete and drawn."""
+        self.page.wait_for_function(
+            """() => { const {state, point, answer} = document.documentElement.dataset;
+            return state === 'done' && point && answer && answer.startsWith(point + ':'); }""",
+            timeout=PATIENCE_MS,
+        )
+        return self.state
+
+    def type(self, limit, text):
+        """Type a limit into its field."""
+        self.page.locator(f"#{limit}-text").fill(text)
+        self.page.locator(f"#{limit}-text").press("Enter")
+
+    def json(self, path):
+        """Ask the server for something as the page does."""
+        return self.page.evaluate("(path) => fetch(path).then((reply) => reply.json())", path)
+
+    def answer(self):
+        """Return the answer that is drawn, as the server has it."""
+        point, _, revision = self.state["answer"].partition(":")
+        return self.json(f"/api/points/{point}/answer?revision={revision}")
+
+    def figure(self, name):
+        """Return a figure of the page."""
+        return float(self.page.locator(f"#{name}").get_attribute("data-value") or "nan")
+
+    def close(self):
+        """Close the page; nothing was loaded from elsewhere, and the console stayed silent."""
+        hosts = {urlsplit(url).hostname for url in self.requests if not url.startswith("blob:")}
+        self.page.context.close()
+        assert hosts == {"127.0.0.1"}
+        assert self.messages == []
+
+
+def visit(browser, explorer, how=WIDE, **view):
+    """Open the explorer's page, perhaps at a certain view."""
+    there = [f"http://127.0.0.1:{explorer.port}/?{urlencode(view)}"] if view else []
+    return Visit.at(browser, how, explorer.url, *there)

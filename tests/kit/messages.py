@@ -3,7 +3,7 @@
 An entry is the name of a test and, indented below it, what people read there, case by case where
 the test has parameters. A test fails where they read anything else, and shows the difference;
 ``pytest --update-messages`` writes the entries that differ. Entries of tests that are gone fail in
-``tests/test_messages.py``.
+``tests/test_kit.py``.
 """
 
 import difflib

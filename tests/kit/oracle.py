@@ -116,16 +116,15 @@ class TooManyLabelsError(Exception):
     """A search took more labels than it may."""
 
 
-def optimum(problem, minimize=None, *, most_labels=None):
+def optimum(problem, *, most_labels=None):
     """Find the best schedule of a problem, or show that there is none (None).
 
     It may have about six nodes: the number of states grows as ``4 ** tensors``, and with own
-    constraints the number of labels at each; five nodes, where decisions are rewarded. `minimize`
-    stands in place of the problem's own quantity, limits stay. `TooManyLabelsError` is raised
-    beyond `most_labels`, and ValueError for the meaning ``overlap`` with a deadline or idle power:
-    that takes a plan of transfers.
+    constraints the number of labels at each; five nodes, where decisions are rewarded.
+    `TooManyLabelsError` is raised beyond `most_labels`, and ValueError for the meaning ``overlap``
+    with a deadline or idle power: that takes a plan of transfers.
     """
-    name = str(minimize or problem.minimize)
+    name = str(problem.minimize)
     best = None
     if not _has_generations(problem):
         return None

@@ -1,5 +1,7 @@
 """Small graphs whose schedules can be worked out by hand, and problems over them."""
 
+from dataclasses import replace
+
 from poetmodel.device import Compute, Costs, Device, Storage, StorageMode, Transfer
 from poetmodel.graph import Graph, Node, Phase, Tensor, operation
 from poetmodel.problem import Problem
@@ -33,21 +35,39 @@ def skip_graph(*, mask=False, workspace=False, **of_a):
 
 
 def written(*lines):
-    """Make a graph of lines ``name[!] bytes[+workspace] [inputs]``; ``!`` is computed once."""
+    """Make a graph of lines ``name[!] bytes[+workspace] [inputs] [@phase]``.
+
+    ``!`` is computed once, and the phase is forward unless it is stated; ``;`` parts lines too.
+    """
     nodes = []
-    for line in lines:
-        name, size, *inputs = line.split()
+    for line in "; ".join(lines).split("; "):
+        name, size, *words = line.split()
         taken, _, space = size.partition("+")
         nodes.append(
             operation(
                 name.rstrip("!"),
                 output_bytes=int(taken),
-                inputs=tuple(inputs),
+                inputs=tuple(word for word in words if word[0] != "@"),
                 workspace_bytes=int(space or 0),
+                phase=next((word[1:] for word in words if word[0] == "@"), "forward"),
                 recomputable=not name.endswith("!"),
             )
         )
     return Graph(name="written", nodes=tuple(nodes))
+
+
+def renamed(graph):
+    """Return a graph in which nodes and tensors have other names, in the same order."""
+    nodes = (
+        replace(
+            node,
+            name=f"_{node.name}",
+            inputs=tuple(f"_{name}" for name in node.inputs),
+            outputs=tuple(replace(made, name=f"_{made.name}") for made in node.outputs),
+        )
+        for node in graph.nodes
+    )
+    return replace(graph, name="renamed", nodes=tuple(nodes))
 
 
 def making(name, inputs, outputs, **more):

@@ -197,11 +197,6 @@ def test_every_network_of_the_zoo_can_be_stated(name):
 
 
 # -- what it says ------------------------------------------------------------------------------
-def three_nodes():
-    """Make ``a -> b -> c`` with a skip from `a` to `c`, of 3, 2 and 1 bytes."""
-    return written("a 3", "b 2 a", "c 1 a b")
-
-
 COMPUTE_J = (1.0, 4.0, 1.0)
 PAGE_J = ((1.0, 0.5), (0.25, 0.5), (9.0, 9.0))
 """Energy to page each tensor in, and out."""
@@ -263,7 +258,7 @@ def admitted():
 @pytest.mark.parametrize("deadline", [None, 6.0, 7.0])
 def test_it_states_algorithm_1(ram, deadline):
     """The optimum is that of an independent, exhaustive reading of the paper."""
-    graph = three_nodes()
+    graph = written("a 3", "b 2 a", "c 1 a b")
     costs = costs_of(
         graph,
         COMPUTE_J,

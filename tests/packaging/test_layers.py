@@ -103,7 +103,7 @@ ALSO = {
     "torch/": ("pytorch",),
     "torch/lowering": ("choosing", "export"),
     "torch/step": ("export/test_kernels_updates.py",),
-    "graph/zoo/state": ("cli/test_inspect.py",),
+    "graph/zoo/state": ("cli/test_lists.py",),
     "solver/sensitivity/alternatives": ("cli/test_explain.py",),
     "solver/sensitivity/explanation": ("cli/test_solve.py",),
 }

@@ -1,14 +1,24 @@
-"""The simulator of plans against figures worked out by hand, a second one, and the schedule's."""
+"""The simulator of plans against figures by hand, a second walk, and the schedule."""
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
 import poetmodel as pm
-from kit.plans import PAGED, plan
+from kit.instances import seeded
+from kit.plans import HELD, PAGED, STORED, altered, plan, random_plan, random_state_plan, state_step
+from kit.plans import PAGED as PAGED_SKIP
+from kit.rotation import parts
 from kit.worked import bench_device, even_costs, skip_graph
+from poetmodel.device import Costs, StorageMode
 from poetmodel.errors import PlanError
-from poetmodel.plan import Moment, check_plan
+from poetmodel.plan import Moment, Op, check_plan
 from poetmodel.plan.simulation import false_claims
+from poetmodel.plan.stays import stays
 from poetmodel.schedule import GraphIdentity
+from poetmodel.schedule.machine import BEFORE, Content, Origin, Stay
 
 
 def slow_costs(**more):
@@ -134,3 +144,358 @@ def test_plan_of_another_graph_is_refused():
     assert list(false_claims(check, stated)) == []
     wrong = {"makespan_s": (check.makespan_s or 0) * (1 + 1e-8), "peak_ram_bytes": 11.0}
     assert [fault.partition(":")[0] for fault in false_claims(check, wrong)] == list(wrong)
+
+
+# -- stays ---------------------------------------------------------------------------------------
+X, W, Y, V, G, NEW = range(6)
+
+
+def ram_in_use(intervals, instructions):
+    """Return for each instruction what is in RAM during it, and after it [B]."""
+    change = [0] * (2 * instructions + 2)  # during and after each instruction, and the end
+    for stay in intervals:
+        change[2 * max(stay.begin, 0)] += stay.bytes
+        change[min(2 * stay.end + 1, 2 * instructions)] -= stay.bytes - stay.given_bytes
+        if stay.given_at is not None:
+            change[2 * stay.given_at] -= stay.given_bytes
+    levels = list(accumulate(change))
+    return tuple(zip(levels[0 : 2 * instructions : 2], levels[1::2], strict=False))
+
+
+def check_sum(graph, made):
+    """Compare the sum of all stays with the plan checker's RAM, during and after everything."""
+    check = check_plan(graph, None, made)
+    assert check.violations == ()
+    found = stays(graph, made)
+    assert ram_in_use(found, len(made.program)) == tuple(
+        (moment.high_bytes, moment.ram_bytes) for moment in check.moments
+    )
+    return found
+
+
+def test_copies_of_a_plan_that_pages():
+    """Tensor a is there twice, and between the two on storage; b has a workspace."""
+    found = check_sum(skip_graph(workspace=True), plan(PAGED_SKIP))
+    copies = [s for s in found if s.content == Content.OUTPUT]
+    assert [(s.index, s.origin, s.begin, s.end) for s in copies] == [
+        (0, Origin.COMPUTED, 0, 4),
+        (1, Origin.COMPUTED, 2, 6),
+        (2, Origin.COMPUTED, 5, 11),
+        (0, Origin.PAGED_IN, 7, 10),
+        (3, Origin.COMPUTED, 9, 12),
+    ]
+    first, _, workspace, *_, again, _ = found
+    assert (first.reads, first.paged_out, again.reads, again.paged_out) == ((2,), True, (9,), False)
+    assert workspace == Stay(
+        content=Content.WORKSPACE, index=1, origin=Origin.COMPUTED, bytes=1, begin=2, end=2
+    )
+
+
+def test_outputs_in_place_and_replacements_take_no_byte_twice():
+    """Of x, 10 B, y takes 6 B; w+ lies where w lay, until it is paged out and freed."""
+    found = check_sum(state_step(), plan(STORED, "blocking", resident=()))
+    by_begin = {(s.index, s.begin): s for s in found}
+    assert (by_begin[X, 0].given_at, by_begin[X, 0].given_bytes, by_begin[X, 0].end) == (2, 6, 3)
+    again = by_begin[W, 5]
+    assert (again.origin, again.replaced_by, again.paged_out, again.end) == (
+        Origin.PAGED_IN,
+        NEW,
+        True,
+        13,
+    )
+    assert not any(s.index == NEW for s in found)
+
+
+def test_resident_state_is_there_from_before_to_after():
+    """It has no instruction of its own; what is memory-mapped is not in RAM at all.
+
+    Of a plan of another graph the numbers would mean something else.
+    """
+    found = check_sum(state_step(), plan(HELD, "blocking", resident=(W, V)))
+    assert [(s.index, s.origin, s.begin, s.end) for s in found[:2]] == [
+        (W, Origin.RESIDENT, BEFORE, 9),
+        (V, Origin.RESIDENT, BEFORE, 9),
+    ]
+    mapped = plan(f"{HELD} o5 f5", "blocking", resident=(), memory_mapped=True)
+    assert {s.index for s in check_sum(state_step(), mapped)} == {X, Y, G}
+    other = replace(plan(PAGED_SKIP), identity=GraphIdentity.of(state_step()))
+    with pytest.raises(PlanError, match="sha256"):
+        stays(skip_graph(), other)
+
+
+@pytest.mark.parametrize("mode", ["blocking", "dma"])
+@pytest.mark.parametrize("with_state", [False, True], ids=["no state", "state"])
+@parts(3)
+def test_the_sum_is_the_ram_of_the_plan_checker(part, mode, *, with_state):
+    """During and after every instruction of random plans, some memory-mapped, some in place."""
+    shared = mapped = again = 0
+    for seed in part.of(range(120)):
+        rng = seeded(f"stays/{mode}/{with_state}/{seed}")
+        graph, _, made = random_state_plan(rng, mode) if with_state else random_plan(rng, mode)
+        found = check_sum(graph, made)
+        shared += any(s.given_bytes for s in found)
+        mapped += made.memory_mapped
+        again += any(s.origin == Origin.RECOMPUTED for s in found)
+    assert again > part.share(10)
+    assert not with_state or min(shared, mapped) > part.share(10)
+
+
+# -- state ---------------------------------------------------------------------------------------
+X, W, Y, V, G, NEW = range(6)
+
+BESIDE = "c0 c1 w1 c2 f0 f1 c3 i1 w3 w1 c4 f2 f3 c5 f4 o5 w5 f5"
+"""`STORED` for dma."""
+
+
+def costs_of(graph, device=None):
+    """Return costs in whole numbers: node k takes 1 + k seconds, page-ins 100, page-outs 1000."""
+    compute = [0 if node.is_state else 1 + k for k, node in enumerate(graph.nodes)]
+    return Costs.from_arrays(
+        graph,
+        compute_time_s=compute,
+        compute_energy_j=compute,
+        page_in=[(100, 10)] * len(graph.tensors),
+        page_out=[(1000, 20)] * len(graph.tensors),
+        device=device,
+    )
+
+
+def mapped_device():
+    """Return one whose storage the core reads like RAM."""
+    device = bench_device()
+    return replace(device, storage=replace(device.storage, memory_mapped=True))
+
+
+def test_state_on_storage_is_read_by_its_node_and_written_back():
+    """100 s for each of w, w again and v, 1000 s for w+; 22 s of computations."""
+    graph = state_step()
+    check = check_plan(graph, costs_of(graph), plan(STORED, "blocking", resident=()))
+    assert check.violations == ()
+    assert (check.compute_s, check.transfer_s, check.makespan_s) == (15.0, 1300.0, 1315.0)
+    assert check.energy_j == 15 + 3 * 10 + 20
+    assert check.moments[1] == Moment(1.0, 1.0, 101.0, 18, 18)
+    # y takes over 6 of the 10 B of x, and the other 4 go with it; w+ lies where w lay.
+    assert [moment.high_bytes for moment in check.moments] == [
+        *(10, 18, 18, 18, 14, 14),
+        *(17, 26, 26, 20, 17, 17, 8, 8),
+    ]
+    assert [moment.ram_bytes for moment in check.moments] == [
+        *(10, 18, 18, 14, 6, 14),
+        *(17, 26, 20, 17, 17, 8, 8, 0),
+    ]
+    assert (check.aux_used_bytes, check.written_bytes, check.read_bytes) == (11, 8, 19)
+
+
+def test_memory_mapped_state_is_read_where_it_lies():
+    """No RAM and no page-in; the page-out of w+ costs what it costs."""
+    graph = state_step()
+    made = replace(plan(f"{HELD} o5 f5", "blocking", resident=()), memory_mapped=True)
+    check = check_plan(graph, costs_of(graph, mapped_device()), made)
+    assert (check.violations, check.peak_ram_bytes) == ((), 15)
+    assert (check.transfer_s, check.aux_used_bytes, check.read_bytes) == (1000.0, 11, 0)
+    for device, words in (
+        (bench_device(), "where it lies, and the storage of bench is not memory-mapped"),
+        (mapped_device(), "into RAM, and the storage of bench is memory-mapped"),
+    ):
+        other = made if "not" in words else plan(STORED, "blocking", resident=())
+        (fault,) = check_plan(graph, costs_of(graph, device), other).violations
+        assert words in fault
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({"text": STORED.replace("c1 c2", "c2 c1")}, "node 'y' needs tensor 'w' in RAM"),
+        ({"text": STORED.replace("i1 ", "")}, "node 'g' needs tensor 'w' in RAM"),
+        ({"text": STORED.replace("i1 ", "c1 ")}, "node 'w' must not be computed again"),
+        ({"text": STORED.replace("c1 ", "i1 ", 1)}, "the compute of its node reads for the first"),
+        (
+            {"text": STORED.replace("f1 i1", "o1 f1 i1")},
+            "page_out 1: tensor 'w' is state, which is",
+        ),
+        ({"text": STORED.replace("o5 f5", "f5")}, "must be paged out before it goes"),
+        ({"text": STORED.replace("o5 f5", "")}, "tensor 'w+' is never paged out: it replaces"),
+        ({"text": STORED.replace("o5", "o5 o5")}, "replaces tensor 'w' and was paged out already"),
+        ({"text": f"{STORED} i5"}, "page_in 5: tensor 'w+' replaces tensor 'w', and nothing reads"),
+        ({"text": f"{STORED} i1"}, "page_in 1: tensor 'w' is state which 'u' has replaced"),
+        ({"text": STORED.replace("c5", "c5 f1")}, "free 1: tensor 'w' is state which 'u' has"),
+        ({"text": STORED.replace("o5", "c4 o5")}, "node 'g' reads tensor 'w', which 'u'"),
+        ({"text": STORED.replace("c3 ", "").replace(" f3", "")}, "node 'v' is never computed"),
+        ({"text": STORED.replace("f3 ", "")}, "tensor 'v' is still in RAM at the end"),
+        ({"text": f"{HELD} i1", "resident": (W, V)}, "page_in 1: tensor 'w' is resident state"),
+        ({"text": f"{HELD} f3", "resident": (W, V)}, "free 3: tensor 'v' is resident state"),
+        ({"text": f"{HELD} o5", "resident": (W, V)}, "page_out 5: tensor 'w+' replaces tensor"),
+        ({"text": f"{HELD} c4", "resident": (W, V)}, "node 'g' reads tensor 'w', which 'u' has"),
+        ({"text": HELD.replace("c1 c2", "c2 c1"), "resident": (W, V)}, "is first computed after"),
+        ({"text": f"{HELD} o5 i3", "memory_mapped": True}, "'v' is state on memory-mapped storage"),
+        ({"text": f"{HELD}", "memory_mapped": True}, "tensor 'w+' is never paged out"),
+        ({"text": HELD, "resident": (W, V, X)}, "resident[0]: tensor 'x' is no state tensor"),
+        ({"text": HELD, "resident": (W, V, 9)}, "resident[9]: the graph has no such tensor"),
+        ({"text": BESIDE.replace("w1 c2", "c2"), "mode": "dma"}, "before its page_in is done"),
+        ({"text": BESIDE.replace("w3 ", ""), "mode": "dma"}, "before its page_in is done"),
+        ({"text": BESIDE.replace("w5 ", ""), "mode": "dma"}, "still under way: its page_out"),
+    ],
+)
+def test_each_broken_rule_of_state_is_told(made, words):
+    """A program that breaks one rule is rejected, in words that name place and tensor."""
+    keys = {"resident": (), **made}
+    case = plan(keys.pop("text"), keys.pop("mode", "blocking"), **keys)
+    check = check_plan(state_step(), None, case)
+    assert any(words in violation for violation in check.violations), check.violations
+
+
+def test_homes_count_as_storage_used():
+    """11 B of state, and what is paged out beside it; the replacement takes no room of its own.
+
+    Costs without pages reject the first read and the page-out.
+    """
+    graph = state_step()
+    assert check_plan(graph, None, plan(STORED, "blocking", resident=()), aux_bytes=11).valid
+    (fault,) = check_plan(
+        graph, None, plan(STORED, "blocking", resident=()), aux_bytes=10
+    ).violations
+    assert fault == "storage used 11 B is above the limit of 10 B"
+    more = check_plan(graph, None, plan(STORED.replace("c2", "o0 c2"), "blocking", resident=()))
+    assert (more.violations, more.aux_used_bytes, more.written_bytes) == ((), 21, 18)
+    costs = Costs.from_arrays(graph, compute_time_s=[0] * 6, compute_energy_j=[0] * 6)
+    faults = check_plan(graph, costs, plan(STORED, "blocking", resident=())).violations
+    assert sum("no auxiliary storage" in fault for fault in faults) == 4
+    assert check_plan(graph, costs, plan(HELD, "blocking", resident=(W, V))).valid
+
+
+# -- a second walk -----------------------------------------------------------------------------
+def walked(  # noqa: C901, PLR0915 - one rule after the other
+    graph, costs, made
+):
+    """Walk a plan rule by rule: makespan, stall, peak and storage.
+
+    A rule that it breaks is an `AssertionError`. What lies in RAM is added up at every instruction.
+    """
+    table, dma = costs.table(graph), made.mode == StorageMode.DMA
+    names = [tensor.name for tensor in graph.tensors]
+    size = [tensor.bytes for tensor in graph.tensors]
+    maker = [k for k, node in enumerate(graph.nodes) for _ in node.outputs]
+    is_state = [graph.nodes[k].phase == "state" for k in maker]
+    home = {i for i in made.resident or () if is_state[i]}
+    there = {i for i, held in enumerate(is_state) if held and i not in home}
+    lies = home | (there if made.memory_mapped else set())
+    old = {i: names.index(t.replaces) for i, t in enumerate(graph.tensors) if t.replaces}
+    weight = [0 if made.memory_mapped and old.get(i) in there else b for i, b in enumerate(size)]
+    stored = there | {i for i, k in enumerate(maker) if graph.nodes[k].on_aux}
+    free_room = set(stored)
+    core = bus = stall = 0.0
+    ram = set()
+    flying = {}
+    done = {}
+    gone = set()
+    written = set()
+    seen = []
+    peak = 0
+
+    def held():
+        return sum(size[i] for i in home) + sum(weight[i] for i in ram)
+
+    def moved(i, time, word):
+        nonlocal core, bus
+        bus = done[i] = max(core, bus) + time
+        if dma:
+            flying[i] = word
+        else:
+            core = bus
+
+    for place, (op, x) in enumerate(made.program):
+        if op == Op.COMPUTE:
+            node = graph.nodes[x]
+            reads = {names.index(name) for name in node.inputs}
+            makes = {i for i, k in enumerate(maker) if k == x}
+            assert x not in seen or node.recomputable
+            if node.phase == "state":
+                (w,) = makes
+                if w in there and not made.memory_mapped:
+                    assert w not in gone
+                    ram.add(w)
+                    moved(w, table.page_in_time_s[w], "in")
+                seen.append(x)
+                peak = max(peak, held())
+                continue
+            assert not reads & gone
+            assert all(i in ram and flying.get(i) != "in" for i in reads - lies)
+            assert not makes & flying.keys()
+            follow = set()
+            for other, i in made.program[place + 1 :]:
+                if other != Op.FREE:
+                    break
+                follow.add(i)
+            saved = sum(
+                min(weight[names.index(a)], weight[names.index(b)])
+                for a, b in dict(node.in_place).items()
+                if names.index(b) in follow & ram - flying.keys()
+            )
+            plain = [i for i in makes if i not in old]
+            peak = max(peak, held() + sum(size[i] for i in plain) + node.workspace_bytes - saved)
+            ram |= set(plain)
+            for i in makes & old.keys():
+                gone.add(old[i])
+                if old[i] in there:
+                    ram.discard(old[i])
+                    ram.add(i)
+            seen.append(x)
+            core += table.compute_time_s[x]
+            continue
+        assert x not in lies | gone
+        assert old.get(x) not in home
+        if op == Op.PAGE_IN:
+            assert x in stored - ram - old.keys()
+            assert not is_state[x] or maker[x] in seen
+            ram.add(x)
+            moved(x, table.page_in_time_s[x], "in")
+            peak = max(peak, held())
+        elif op == Op.PAGE_OUT:
+            assert x in ram - written - flying.keys()
+            assert not is_state[x]
+            stored.add(x)
+            written |= {x} & old.keys()
+            moved(x, table.page_out_time_s[x], "out")
+        elif op == Op.WAIT:
+            assert x in done
+            stall += max(0.0, done[x] - core)
+            core = max(core, done[x])
+            flying.pop(x, None)
+        else:
+            assert x in ram - flying.keys()
+            assert x in written or x not in old
+            ram.remove(x)
+    anywhere = {maker[i] for i in there - lies}
+    first = [k for k in dict.fromkeys(seen) if k not in anywhere]
+    assert first == sorted(first)
+    assert set(seen) == set(range(len(graph.nodes)))
+    assert not any(names[i] in node.inputs for i in ram for node in graph.nodes)
+    assert all(i in written for i in old if old[i] in there)
+    storage = sum(size[i] for i in there) + sum(size[i] for i in stored - free_room - old.keys())
+    return max(core, bus), stall, peak, storage
+
+
+@pytest.mark.parametrize("mode", ["blocking", "dma"])
+@pytest.mark.parametrize("with_state", [False, True])
+@parts(3)
+def test_agrees_with_a_second_walk(part, mode, *, with_state):
+    """Plans, and plans with one instruction altered, have the figures of a second walk."""
+    verdicts = {True: 0, False: 0}
+    for seed in part.of(range(120)):
+        rng = seeded(f"walk/{with_state}/{mode}/{seed}")
+        graph, costs, made = random_state_plan(rng, mode) if with_state else random_plan(rng, mode)
+        for number, case in enumerate((made, *(altered(rng, graph, made) for _ in range(8)))):
+            check = check_plan(graph, costs, case, aux_bytes=2**53)
+            found = None
+            with suppress(AssertionError):
+                found = walked(graph, costs, case)
+            assert check.valid == (found is not None), (seed, case.program, check.violations)
+            assert check.valid or number
+            verdicts[check.valid] += 1
+            if found is not None:
+                makespan_s, stall_s, peak_bytes, storage_bytes = found
+                assert check.makespan_s == pytest.approx(makespan_s, rel=1e-12)
+                assert check.stall_s == pytest.approx(stall_s, rel=1e-12)
+                assert check.peak_ram_bytes == peak_bytes
+                assert check.aux_used_bytes == storage_bytes
+    assert min(verdicts.values()) > part.share(150)

@@ -1,16 +1,34 @@
-"""Objectives: what schedules pay of each quantity agrees with the simulator."""
+"""What is minimized, what stands in its place while a solver searches, and own sums."""
 
+import pickle
+import re
 from dataclasses import replace
 
+import pyomo.environ as pyo
 import pytest
 
-from kit.instances import random_instances, seeded
+import poetmodel as pm
+from kit.commands import training_step, write_graph
+from kit.instances import random_instance, random_instances, random_schedule, random_step, seeded
 from kit.rotation import parts
-from kit.worked import skip_problem
-from poetmodel.graph import floor
+from kit.worked import bench_device, even_costs, skip_graph, skip_problem
+from poetmodel.device import Costs
+from poetmodel.errors import InputError
+from poetmodel.graph import Graph, floor, zoo
 from poetmodel.heuristics.greedy import construct, page_everything
-from poetmodel.problem import Coefficients, DeadlineCounts, Quantity, weighted
+from poetmodel.problem import (
+    Coefficients,
+    Constraint,
+    DeadlineCounts,
+    LinearRow,
+    Problem,
+    Quantity,
+    weighted,
+)
+from poetmodel.problem.infeasibility import limits_in_words, obstacle, unit_remark
 from poetmodel.schedule import simulate
+from poetmodel.solver import solve
+from poetmodel.solver.outcome import accepted, as_candidate
 
 
 def paid(schedule, coefficients):
@@ -109,3 +127,477 @@ def test_sums_of_each_meaning_of_time():
         assert problem.is_overlapping == (counts == "overlap")
         names = [limit.name for limit in problem.linear_limits]
         assert names == ["deadline", "bus_deadline"][: len(sums)]
+
+
+# -- surrogates ----------------------------------------------------------------------------------
+def problem_of(minimize="energy"):
+    """State a problem whose time is a makespan; a pass takes 10 s."""
+    problem = skip_problem(ram=13, deadline=12, minimize=minimize)
+    return replace(problem, deadline_counts="overlap")
+
+
+def test_it_adds_a_share_of_the_transfers():
+    """It is no makespan any more; it survives pickling, as its problem does."""
+    surrogate = problem_of().surrogate(transfer_share=0.25)
+    for found in (surrogate, pickle.loads(pickle.dumps(surrogate))):  # noqa: S301 - its own
+        assert not found.is_overlapping
+        assert [tuple(counted) for counted in found.deadline_sums] == [(1, 0.25), (0, 1)]
+        assert found.time_sum.of(4.0, 8.0) == 6.0
+        assert (found.ram_budget_bytes, found.deadline_s) == (13, 12.0)
+    assert problem_of().is_overlapping
+
+
+def test_a_reference_changes_units_alone():
+    """The time stays a makespan, the unit is a thousandth of the reference, a share stays.
+
+    The value that is known is one of the old objective. Nodes may be left out of recomputing.
+    """
+    problem = problem_of()
+    surrogate = problem.surrogate(reference_value=5.0)
+    assert surrogate.is_overlapping
+    assert surrogate.objective.unit == 0.005
+    assert surrogate.objective.coefficients == problem.objective.coefficients
+    assert surrogate.objective != problem.objective
+    shared = problem_of("time").surrogate(transfer_share=0.5)
+    both = shared.surrogate(reference_value=2.0)
+    assert both.time_sum == shared.time_sum
+    assert both.objective.unit == replace(both, ram=12).objective.unit == 0.002
+    surrogate = problem_of().surrogate(reference_value=5.0, transfer_share=0.5)
+    fastest = surrogate.without(Quantity.TIME, minimize="time")
+    assert fastest.objective.reference is None
+    assert fastest.stand_in.transfer_share == 0.5
+    problem = skip_problem()
+    surrogate = problem.surrogate(never_recomputed=frozenset({1}))
+    again = surrogate.surrogate(reference_value=2.0)
+    for found in (surrogate, again, replace(again, paging=False)):
+        assert not found.may_recompute(1)
+        assert found.may_recompute(0) == problem.may_recompute(0)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 2.0), (0.5, 5.0), (1.0, 8.0)])
+def test_the_time_of_a_surrogate_is_its_sum(share, value):
+    """12 s of compute and 6 s of transfers, beside a pass of 10 s."""
+
+    class Simulated:
+        compute_s, transfer_s, overtime_s = 12.0, 6.0, 1.0
+
+    simulation = Simulated()
+    objective = problem_of("time").surrogate(transfer_share=share).objective
+    assert objective.overhead(simulation) == value
+    assert problem_of("time").objective.overhead(simulation) == 1.0
+
+
+def test_a_row_over_stages_is_kept_by_what_is_done_in_them():
+    """A schedule that breaks one is not accepted, though it keeps every rule."""
+    problem = skip_problem(ram=12)
+    schedule = solve(problem).require_schedule()
+    family = "paged_in" if schedule.M_in else "recomputed"
+    done = next(iter(schedule.M_in or schedule.R))
+    terms = [(2, (family, done)), (1, ("paged_out", 0))]
+    row = LinearRow.of(terms, name="once", upper=1)
+    assert row.is_kept({("paged_out", 0)}.__contains__)
+    assert not row.is_kept({(family, done)}.__contains__)
+    assert accepted(problem, schedule) is not None
+    limited = problem.surrogate(rows=(row,))
+    candidate = as_candidate(limited, schedule)
+    assert candidate.violations == ("constraint 'once' is broken",)
+    assert accepted(limited, schedule) is None
+    roomy = problem.surrogate(rows=(replace(row, upper=3),))
+    assert accepted(roomy, schedule) is not None
+
+
+# -- totals --------------------------------------------------------------------------------------
+GRAPH = pm.Graph(
+    name="chain",
+    nodes=(
+        pm.operation("a", output_bytes=8),
+        pm.operation("b", output_bytes=4, inputs=("a",)),
+        pm.operation("c", output_bytes=2, inputs=("a", "b")),
+    ),
+)
+COSTS = pm.Costs.from_arrays(
+    GRAPH,
+    compute_time_s=[1, 2, 4],
+    compute_energy_j=[10, 20, 40],
+    page_in=[(0.5, 5)] * 3,
+    page_out=[(0.25, 2)] * 3,
+)
+PROBLEM = pm.Problem(GRAPH, COSTS, ram="100%")
+SCHEDULE = pm.Schedule(  # `a` goes out and comes back, and is computed again in stage 1
+    R=((0, 0), (1, 0), (1, 1), (2, 2)),
+    S_RAM=((1, 0), (2, 1)),
+    S_AUX=((1, 0), (2, 0)),
+    M_in=((2, 0),),
+    M_out=((0, 0),),
+)
+
+
+def rows(rule):
+    """Return the rows of a rule."""
+    return PROBLEM.subject_to(own=rule).constraints
+
+
+@pytest.mark.parametrize(
+    ("rule", "terms", "lower", "upper"),
+    [
+        (lambda v: v.bytes_written <= 12, {"bytes_written": 1}, None, 12),
+        (lambda v: v.recomputations["b"] == 1, {"recomputations:b": 1}, 1, 1),
+        (lambda v: v.page_ins[2] >= 1, {"page_ins:c": 1}, 1, None),
+        (lambda v: (1, 2 * v.page_outs["a"] + 3, 4), {"page_outs:a": 2}, -2, 1),
+        (lambda v: v.energy_j <= 2 * v.compute_s, {"energy_j": 1, "compute_s": -2}, None, 0),
+        (
+            lambda v: sum(v.page_ins.values()) <= 2,
+            {"page_ins:a": 1, "page_ins:b": 1, "page_ins:c": 1},
+            None,
+            2,
+        ),
+    ],
+)
+def test_a_rule_gives_one_row(rule, terms, lower, upper):
+    """Constants move to the limits, and a total that comes twice is one term."""
+    (row,) = rows(rule)
+    assert row.terms == terms
+    assert (row.lower, row.upper) == (lower, upper)
+
+
+def test_a_list_of_relations_gives_numbered_rows():
+    """Each has the name of the rule, with its place in the list.
+
+    Several may be a generator or a tuple, and some left out; three numbers and expressions in a
+    tuple stay one relation, as everywhere in Pyomo. A rule may ask which entries there are.
+    """
+    found = rows(lambda v: [v.page_ins[i] <= 1 for i in v.page_ins])
+    assert [row.name for row in found] == ["own[0]", "own[1]", "own[2]"]
+    found = rows(lambda v: (v.page_ins[i] <= 1 for i in range(2)))
+    assert [row.name for row in found] == ["own[0]", "own[1]"]
+    found = rows(lambda v: (v.bytes_read <= 1, v.bytes_written <= 2, v.energy_j <= 90))
+    assert [row.upper for row in found] == [1, 2, 90]
+    found = rows(lambda v: [pyo.Constraint.Skip, v.energy_j <= 90, pyo.Constraint.Feasible])
+    assert [row.name for row in found] == ["own[1]"]
+    (row,) = rows(lambda v: sum(v.page_ins[n] for n in ("a", "x") if n in v.page_ins) <= 1)
+    assert row.terms == {"page_ins:a": 1}
+    (row,) = rows(lambda v: v.page_ins.get("x", 0) + v.page_ins.get(1) <= 1)
+    assert row.terms == {"page_ins:b": 1}
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda v: v.energy_j**2 <= 1, "not linear"),
+        (lambda v: v.energy_j, "linear relation"),
+        (lambda _: True, "linear relation"),
+        (3, "expected a function"),
+        (lambda v: v.page_ins["x"] <= 1, "page_ins\\['x'\\]: the graph has no such entry"),
+        (lambda v: v.page_ins[-1] <= 1, "page_ins\\[-1\\]: the graph has no such entry"),
+        (lambda v: v.page_ins[:2] <= 1, "position from 0 to 2"),
+        (lambda v: v.page_ins["a "] <= 1, "did you mean 'a'"),
+        (lambda v: 1 <= v.page_ins["a"] <= 2, "constraint 'own': .* return a list"),
+        (lambda v: v.page_ins["a"] < 1, "page_ins.0.  <  1.*strict inequality"),
+        (lambda v: v.energy <= 1, "constraint 'own': v.energy: there is no such total.*energy_j"),
+        (lambda _: None, "got nothing$"),
+        (lambda _: "energy_j <= 3", "got 'energy_j <= 3'"),
+        (lambda v: {"a": v.energy_j <= 3}, "got an object"),
+        (lambda v: v.energy_j * float("nan") <= 3, "finite"),
+        (lambda v: v.energy_j <= 10**400, "finite"),
+    ],
+)
+def test_what_is_no_linear_relation_of_totals_is_refused(rule, words, caplog):
+    """The message names the constraint, and Pyomo logs nothing."""
+    with pytest.raises(InputError, match=words):
+        rows(rule)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"name": "", "terms": {}, "upper": 1}, "name"),
+        ({"name": "w", "terms": {}}, "expected a limit"),
+        ({"name": "w", "terms": {}, "lower": 2, "upper": 1}, "cross"),
+        ({"name": "w", "terms": {"bytes_read": float("nan")}, "upper": 1}, "finite"),
+    ],
+)
+def test_a_row_needs_a_name_finite_numbers_and_limits(row, words):
+    """A row that can say nothing is a mistake."""
+    with pytest.raises(InputError, match=words):
+        Constraint(**row)
+
+
+@pytest.mark.parametrize("key", ["page_ins:x", "recomputations:", "bytes", "page_ins"])
+def test_a_problem_names_keys_that_its_graph_does_not_have(key):
+    """Rows from files name nodes and tensors, too."""
+    row = Constraint(name="w", terms={key: 1}, upper=1)
+    with pytest.raises(InputError, match="constraint 'w'"):
+        replace(PROBLEM, constraints=(row,))
+
+
+def test_the_simulator_counts_totals():
+    """It counts what the relations say, and adds up sums of them.
+
+    The baseline of an own objective is its value for a single pass, the constant included. With
+    rewards, what lies above the baseline is never below 0.
+    """
+    simulation = pm.simulate(GRAPH, COSTS, SCHEDULE)
+    assert simulation.recomputations == {0: 1}
+    assert simulation.page_ins == {0: 1}
+    assert simulation.page_outs == {0: 1}
+    assert simulation.recompute_s == 1
+    terms = (("recomputations:a", 100), ("bytes_written", 1), ("energy_j", 0.5), ("constant", 3))
+    assert simulation.total(GRAPH, terms) == 100 + 8 + 0.5 * (80 + 7) + 3
+    problem = PROBLEM.minimizing(lambda v: v.energy_j + 2 * v.bytes_written + 1)
+    assert problem.minimize == "own"
+    assert problem.objective.measured(simulation) == 87 + 16 + 1
+    assert problem.objective.baseline == 71
+    assert problem.objective.overhead(simulation) == 17 + 16
+    problem = PROBLEM.minimizing(lambda v: -3 * v.page_outs["a"] - v.recomputations["a"])
+    assert problem.objective.baseline == -3 - 2
+    assert problem.objective.overhead(pm.simulate(GRAPH, COSTS, SCHEDULE)) == 5 - 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [
+        (lambda v: v.bytes_written <= 8, False),
+        (lambda v: v.bytes_written <= 7, True),
+        (lambda v: v.bytes_written <= 7.5, True),
+        (lambda v: v.recomputations["a"] == v.page_ins["a"], False),
+        (lambda v: v.recomputations["b"] >= 1, True),
+        (lambda v: v.energy_j <= 87, False),
+        (lambda v: v.energy_j <= 86.9, True),
+        (lambda v: v.transfer_s >= 0.76, True),
+        (lambda v: 0.1 * v.compute_s + 0.2 * v.page_ins["a"] <= 1.0, False),  # 0.8 + 0.2
+    ],
+)
+def test_verify_names_a_broken_row(rule, broken):
+    """Whole numbers compare exactly, others to the tolerance of times and energies."""
+    verdict = pm.verify(replace(PROBLEM, ram=100).subject_to(mine=rule), SCHEDULE)
+    words = [text for text in verdict.violations if "constraint 'mine'" in text]
+    assert bool(words) == broken
+    assert verdict.valid != broken
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+def test_an_objective_has_finite_weights(weight):
+    """Of what is not a number nothing can be proved."""
+    with pytest.raises(InputError, match=r"^objective: "):
+        PROBLEM.minimizing(lambda v: weight * v.energy_j)
+    with pytest.raises(InputError, match=r"^objective: 'energy_j': "):
+        replace(PROBLEM, minimize="own", own_objective=(("energy_j", weight),))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_coefficients_count_what_the_simulator_counts(seed):
+    """Baseline and coefficients of a sum, times the totals, are the sum as simulated."""
+    rng = seeded(seed)
+    problem = replace(random_instance(rng), deadline_counts="serial")
+    simulation = pm.simulate(problem.graph, problem.costs, random_schedule(rng, problem.graph))
+    own = problem.minimizing(
+        lambda v: (
+            v.energy_j
+            + 3 * v.bytes_read
+            + v.bytes_written
+            + 2 * v.compute_s
+            + v.transfer_s
+            + 5 * v.recomputations[0]
+        )
+    )
+    of = own.objective.coefficients
+    counted = (
+        sum(of.compute[k] * times for k, times in simulation.recomputations.items())
+        + sum(of.page_in[i] * times for i, times in simulation.page_ins.items())
+        + sum(of.page_out[i] * times for i, times in simulation.page_outs.items())
+    )
+    assert own.objective.overhead(simulation) == pytest.approx(counted)
+    assert own.objective.measured(simulation) == pytest.approx(own.objective.baseline + counted)
+
+
+def test_rows_want_decisions_and_have_names():
+    """Those that a row has with a sign that more of them helps to keep it.
+
+    A second row of the same name would be reported as the first. A gap of what rounding leaves of
+    the value would contradict the status. The former name of the class warns; terms may be
+    pairs.
+    """
+    problem = PROBLEM.subject_to(more=lambda v: 2 * v.page_outs["b"] - v.page_ins["c"] >= 1)
+    assert (problem.wanted.page_out, problem.wanted.page_in) == ((0, 2, 0), (0, 0, 0))
+    assert not any(PROBLEM.wanted.compute)
+    with pytest.raises(InputError, match="another constraint has this name"):
+        PROBLEM.subject_to(w=lambda v: v.energy_j <= 90).subject_to(w=lambda v: v.energy_j <= 80)
+    result = pm.solve(
+        replace(PROBLEM, ram=100).minimizing(lambda v: 1e-14 * v.energy_j - v.bytes_read)
+    )
+    assert (result.status, result.objective_gap) == ("optimal", 0.0)
+    from poetmodel import problem
+
+    with pytest.warns(DeprecationWarning, match="Constraint"):
+        former = problem.TotalsConstraint
+    row = former(name="w", terms=(("bytes_read", 2.0),), upper=1)
+    assert row == Constraint(name="w", terms={"bytes_read": 2}, upper=1)
+    assert hash(row) == hash(replace(row))
+
+
+@pytest.mark.parametrize(
+    ("rule", "refused"),
+    [
+        (lambda v: v.energy_j >= 1, True),
+        (lambda v: v.compute_s - v.energy_j <= 0, True),
+        (lambda v: v.energy_j == 99, True),
+        (lambda v: v.energy_j <= 99, False),
+        (lambda v: v.compute_s >= 1, False),
+    ],
+)
+def test_more_energy_is_no_aim_where_idle_power_is_drawn_over_a_makespan(rule, refused):
+    """A model knows a lower bound of that energy; from below it could claim too much."""
+    device = bench_device(idle_power_w=1.0, mode="dma")
+    problem = pm.Problem(GRAPH, replace(COSTS, device=device), ram="100%")
+    assert problem.is_overlapping
+    if refused:
+        with pytest.raises(InputError, match=r"^constraint 'own': energy_j"):
+            problem.subject_to(own=rule)
+    else:
+        assert problem.subject_to(own=rule).constraints
+    assert replace(problem, deadline_counts="serial").subject_to(own=rule).constraints
+    with pytest.raises(InputError, match=r"^objective: energy_j"):
+        problem.minimizing(lambda v: -v.energy_j)
+
+
+# -- what no schedule can keep -------------------------------------------------------------------
+def test_a_feasible_problem_has_no_obstacle():
+    """Budgets at the floor, at one pass and at the baseline are in order."""
+    assert obstacle(skip_problem(ram=12, deadline=10, energy_budget=10)) is None
+    assert obstacle(skip_problem(deadline=10 * (1 - 5e-10))) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "subject"),
+    [
+        ({"ram": 11}, "RAM budget 11 B"),
+        ({"deadline": 9.999}, "deadline 9.999 s"),
+        ({"deadline": 10 * (1 - 5e-9)}, "deadline"),
+        ({"energy_budget": 9.999}, "energy budget 9.999 J"),
+    ],
+)
+def test_each_limit_is_held_against_what_every_schedule_pays(limits, subject):
+    """The sentence begins with the limit that is too small."""
+    sentence = obstacle(skip_problem(**limits))
+    assert sentence.startswith(subject)
+
+
+def test_the_workspace_of_the_step_is_named():
+    """`d` needs 12 bytes; with 9 bytes of workspace `b` needs more."""
+    graph = skip_graph(workspace=True)
+    assert floor(graph).node == 3
+    sentence = obstacle(Problem(graph, even_costs(graph), ram=10))
+    assert sentence is not None
+    assert "workspace" not in sentence
+    problem = skip_problem(ram=1)
+    for limited in random_instances(60, (3, 5), seed=81, below_floor=True):
+        step = limited.graph.nodes[floor(limited.graph).node]
+        words = obstacle(limited)
+        if words is not None and words.startswith("RAM"):
+            assert ("workspace (" in words) == (step.workspace_bytes > 0)
+            problem = limited
+    assert problem.graph.name == "random"
+
+
+def test_limits_in_words():
+    """Every limit that there is, and no other; own constraints by name, of many the first."""
+    assert limits_in_words(skip_problem()) == "the RAM budget of 13 B"
+    problem = skip_problem(
+        ram=12345, deadline=20, deadline_counts="compute", energy_budget=30, aux_bytes=7,
+        recompute=False,
+    )  # fmt: skip
+    assert limits_in_words(problem) == (
+        "the RAM budget of 12,345 B, the deadline of 20 s (compute), the energy budget of 30 J, "
+        "the storage of 7 B, no recomputation"
+    )
+    unpaged = skip_problem(paging=False, aux_bytes=7)
+    assert limits_in_words(unpaged) == "the RAM budget of 13 B, no paging"
+    problem = skip_problem().subject_to(few=lambda v: v.bytes_written <= 8)
+    assert limits_in_words(problem).endswith("the constraint 'few' (at most 8 B)")
+    many = problem.subject_to(each=lambda v: [v.page_ins[i] <= 1 for i in range(4)] * 2)
+    assert limits_in_words(many).endswith("'each[3]' (at most 1) and 4 more")
+
+
+@pytest.mark.parametrize(
+    ("rule", "limits", "sentence"),
+    [
+        (
+            lambda v: v.energy_j <= 9,
+            {},
+            "constraint 'own', at most 9 J: schedules come to 10 J, as a single pass does, and "
+            "never to less",
+        ),
+        (
+            lambda v: v.page_ins["a"] >= 1,
+            {"paging": False},
+            "constraint 'own', at least 1: schedules come to 0, as a single pass does, and never "
+            "to more",
+        ),
+        (
+            lambda v: v.recomputations["a"] >= 4,
+            {},
+            "constraint 'own', at least 4: schedules come to 3 at most",
+        ),
+        (
+            lambda v: v.compute_s - 2 * v.page_outs["a"] <= 7,
+            {},
+            "constraint 'own', at most 7: schedules come to 8 at least",
+        ),
+        (lambda v: v.recomputations["a"] >= 3, {}, None),
+        (lambda v: v.compute_s - 2 * v.page_outs["a"] <= 8, {}, None),
+        (lambda v: v.energy_j == v.compute_s, {}, None),
+    ],
+)
+def test_an_own_constraint_that_nothing_can_keep(rule, limits, sentence):
+    """What the most that takes off cannot bring within its limit, no schedule can."""
+    assert obstacle(skip_problem(**limits).subject_to(own=rule)) == sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "remark"),
+    [
+        (40, 200_000, "; 40 is 40 bytes: did you mean 40% or 40KiB?"),
+        (256, 200_000, "; 256 is 256 bytes: did you mean 256KiB?"),
+        (40, 700, ""),
+        (150_000, 10**9, ""),
+    ],
+)
+def test_a_size_without_its_unit_is_noticed(given, least, remark):
+    """Where it is far below the least, the words say that it is bytes, and what may be meant.
+
+    So do those about the minimum RAM.
+    """
+    assert unit_remark(given, least) == remark
+    graph = zoo.mlp()
+    problem = Problem(graph, Costs.estimate(graph, bench_device()), ram=40)
+    assert (obstacle(problem) or "").endswith("; 40 is 40 bytes: did you mean 40% or 40KiB?")
+    plain = obstacle(replace(problem, ram=problem.floor.bytes - 1))
+    assert "did you mean" not in (plain or "did you mean")
+
+
+def test_what_the_least_ram_is_needed_for_adds_up(tmp_path):
+    """State counts where it takes RAM, replacements never, and what is in place less."""
+    graph = Graph.load(write_graph(tmp_path / "step.graph.json", training_step()))
+    costs = Costs.estimate(graph, bench_device())
+    sentence = obstacle(Problem(graph, costs, ram=599))
+    assert sentence.endswith("step 'u2' needs for w2 (300 B), dw2 (300 B)")
+    sentence = obstacle(Problem(graph, costs, ram=900, paging=False))
+    assert "the minimum RAM is 940 B" in sentence
+    assert sentence.endswith(
+        "'dw2' needs for g2 (40 B), r (100 B), dw2 (300 B), all state (500 B), which without "
+        "paging stays in RAM"
+    )
+    rng = seeded("what the least RAM is needed for")
+    for _ in range(200):
+        step = random_step(rng)
+        paging = rng.random() < 0.5
+        costs = Costs.estimate(step, bench_device())
+        problem = Problem(step, costs, ram=1, paging=paging)
+        words = obstacle(problem)
+        if words is None or not words.startswith("RAM") or " more" in words:
+            continue
+        needed = words.split(" needs for ")[1]
+        parts = sum(int(size) for size in re.findall(r"\((\d+) B\)", needed))
+        less = sum(int(size) for size in re.findall(r"(\d+) B less", needed))
+        assert parts - less == problem.floor.bytes

@@ -22,8 +22,8 @@ from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 
 import poetmodel.torch as pmt
-from kit.faults import in_a_fork, system_fault
 from kit.networks import Transformer, UNet
+from kit.patience import in_a_fork, system_fault
 from kit.rotation import rotating
 from poetmodel.device import Device, StorageMode
 from poetmodel.device.hardware import Compute, Storage, Transfer
@@ -809,10 +809,10 @@ def test_model_without_memory_is_planned():
     Where computing is slow and the storage of the device is quick, pages pay.
     """
     with torch.device("meta"):
-        model = Blocks(16384, 12)  # 12 GiB of parameters
+        model = Blocks(32768, 4)  # 16 GiB of parameters
     back = pmt.backend(ram="60%", device="h100", cache=False)
 
-    (record,) = back.plan_for(model, torch.empty(65536, 16384, device="meta"))
+    (record,) = back.plan_for(model, torch.empty(65536, 32768, device="meta"))
 
     assert record.given_bytes > 12 * 2**30
     assert 40 * 2**30 < record.predicted_peak_bytes <= record.ram_budget_bytes

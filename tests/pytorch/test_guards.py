@@ -108,17 +108,12 @@ def test_untied_weights_are_noticed():
 
 
 # -- hooks -------------------------------------------------------------------------------------
-def times_ten(gradient):
-    """Change a gradient."""
-    return gradient * 10
-
-
 def nothing(*_):
     """Do nothing."""
 
 
 HOOKS = (
-    lambda tensor: tensor.register_hook(times_ten),
+    lambda tensor: tensor.register_hook(lambda gradient: gradient * 10),
     lambda tensor: tensor.register_post_accumulate_grad_hook(nothing),
 )
 

@@ -219,10 +219,7 @@ def test_the_optimizer_is_a_part_of_the_step(where, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    rotating(["checkpointed", "bf16", "noise"], ["checkpointed"]),
-)
+@pytest.mark.parametrize("kind", rotating(["checkpointed", "bf16", "noise"], ["checkpointed"]))
 def test_settings_of_all_kinds(kind, tmp_path):
     """Gradient checkpointing, autocast and noise in embeddings."""
     rows = Rows(6, words=True)

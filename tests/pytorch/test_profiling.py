@@ -28,11 +28,7 @@ from poetmodel.torch.runtime.convolutions import (
     least_workspace,
     split_kernels,
 )
-from poetmodel.torch.runtime.profiling import (
-    fitted,
-    measure_paging,
-    power_of,
-)
+from poetmodel.torch.runtime.profiling import fitted, measure_paging, power_of
 from poetmodel.torch.step.trace import keep_all_bytes, least_bytes
 
 nn = torch.nn

@@ -250,7 +250,7 @@ def test_a_model_that_cannot_have_the_state_is_refused(tmp_path):
             pmt.recover(tmp_path, other, optimizer)
         assert not optimizer.state
     nothing = None
-    with pytest.raises(InputError, match="optimizer: expected Optimizer of torch, got nothing"):
+    with pytest.raises(InputError, match=r"^optimizer: "):
         pmt.recover(tmp_path, model, nothing)
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from kit.eager_steps import check_random_plans, differing, eager_step, keep_all, outcome, unequal
-from kit.faults import in_a_fork, system_fault
 from kit.networks import ARCHITECTURES, residual_step
+from kit.patience import in_a_fork, system_fault
 from kit.plans import random_program
 from kit.rotation import quick
 from kit.traced_models import QUICK_STEPS, STEPS, residual, rows

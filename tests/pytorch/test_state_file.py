@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import torch
 
-from kit.faults import in_a_fork, system_fault
+from kit.patience import in_a_fork, system_fault
 from kit.rotation import rotating
 from poetmodel.errors import InputError
 from poetmodel.torch import PageError

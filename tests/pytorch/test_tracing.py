@@ -180,8 +180,6 @@ def test_step_near_the_floor_keeps_its_budget(tmp_path):
 
 
 # -- units: what is scheduled, what it is called, and what it reads --------------------------------
-
-
 def test_storages_and_results_are_those_of_the_operations():
     """Batch norm makes five tensors, dropout two; results are there once their unit has run.
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import poetmodel as pm
-from kit.faults import system_fault
 from kit.networks import ARCHITECTURES, Transformer, residual_step, transformer_step
 from kit.optimizer_steps import OPTIMIZERS, Twins, in_order, runner
+from kit.patience import system_fault
 from kit.rotation import quick, rotating
 from kit.traced_models import STEPS, residual, rows
 from poetmodel.errors import BudgetError

@@ -1,17 +1,21 @@
-"""What the charts of a report show: one schedule, several, and how a solve went."""
+"""What the charts of a report show: one schedule, several, the network, how a solve went."""
 
 from bisect import bisect_right
 from dataclasses import replace
 
 import pytest
 
-from kit.instances import random_instances
-from kit.report_subjects import subject, training_problem
+from kit.instances import random_instances, seeded
+from kit.plans import random_plan, random_state_plan
+from kit.report_subjects import subject, sweep_row, training_problem
 from kit.worked import comb_problem, even_costs, skip_graph, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.device.room import keep_all_use
-from poetmodel.graph import checkpoint_all_peak_bytes
+from poetmodel.graph import Graph, Phase, checkpoint_all_peak_bytes
 from poetmodel.graph.catalogue import load_model
+from poetmodel.graph.structure import Node, Tensor
+from poetmodel.plan import check_plan
+from poetmodel.planner import make_plan
 from poetmodel.problem import Problem
 from poetmodel.report.charts import (
     KINDS,
@@ -23,8 +27,10 @@ from poetmodel.report.charts import (
     progress_chart,
     progress_of,
 )
+from poetmodel.report.network import arranged, blocks_of, network_chart, path_of
 from poetmodel.report.pictures import Kind, stage_map
-from poetmodel.schedule import Schedule
+from poetmodel.report.timeline import ORIGINS, plan_chart, timeline_chart
+from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.solver import solve
 
 
@@ -88,20 +94,13 @@ def test_addresses_of_the_plan():
     assert address_chart(replace(one, places=None)) is None
 
 
-def row(key, ram, overhead_j, **keys):
-    """Make a row of a sweep."""
-    fixed = {"method": "optimal", "backend": "highs", "ram": "50%", "status": "optimal"}
-    figures = {"peak_ram_bytes": ram, "overhead_j": overhead_j, "energy_j": 10 + overhead_j}
-    return {**fixed, **figures, "key": key, "baseline_energy_j": 10.0, **keys}
-
-
 def test_front_of_a_sweep():
     """A line per method, by RAM; the edge has what no smaller peak undercuts."""
     rows = [
-        row("b", 200, 0.5),
-        row("a", 100, 1.0),
-        row("c", 300, 0.7, method="lru-paging", backend=None, status="feasible"),
-        row("d", 300, 0.0) | {"energy_j": None, "overhead_j": None, "peak_ram_bytes": None},
+        sweep_row("b", 200, 0.5),
+        sweep_row("a", 100, 1.0),
+        sweep_row("c", 300, 0.7, method="lru-paging", backend=None, status="feasible"),
+        sweep_row("d", 300, 0.0) | {"energy_j": None, "overhead_j": None, "peak_ram_bytes": None},
     ]
     chart = front_chart(rows, rows[:2])
     assert [line["name"] for line in chart["lines"]] == ["optimal, highs", "lru-paging"]
@@ -111,7 +110,7 @@ def test_front_of_a_sweep():
     assert "on the front" in chart["lines"][0]["texts"][0]
     assert "on the front" not in chart["lines"][1]["texts"][0]
     assert not chart["log"]
-    assert front_chart([row("a", 100, 1.0), row("b", 200, 0.01)], [])["log"]
+    assert front_chart([sweep_row("a", 100, 1.0), sweep_row("b", 200, 0.01)], [])["log"]
 
 
 # -- incumbent and bound over time -----------------------------------------------------------------
@@ -198,3 +197,178 @@ def test_random_plans_have_their_peaks():
         if one and one.check:
             chart = overlay_chart([one, replace(one, label="B")])
             assert max(chart["curves"][0]["y"]) == one.check.peak_ram_bytes
+
+
+# -- network -------------------------------------------------------------------------------------
+def node(name, *inputs, phase=Phase.FORWARD, size=8):
+    """Return a node with one tensor of its name."""
+    outputs = (Tensor(name=name, bytes=size),)
+    return Node(name=name, op="op", phase=phase, inputs=inputs, outputs=outputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "path"),
+    [
+        ("layer1.0.conv1", Phase.FORWARD, ("layer1", "0", "conv1")),
+        ("layer1.0.conv1.grad_weight", Phase.BACKWARD, ("layer1", "0", "conv1")),
+        ("grad.fc1", Phase.BACKWARD, ("fc1",)),
+        ("encoder.3/add#2", Phase.FORWARD, ("encoder", "3")),
+        ("tanh_backward", Phase.BACKWARD, ("tanh",)),
+        ("add#2", Phase.FORWARD, ("add",)),
+        ("7.weight/sgd", Phase.UPDATE, ("7", "weight")),
+    ],
+)
+def test_module_is_read_from_a_name(name, phase, path):
+    """Backward nodes are of the module whose gradients they make."""
+    assert path_of(node(name, phase=phase)) == path
+
+
+@pytest.mark.parametrize(
+    ("names", "blocks"),
+    [
+        (("in", "layer1.0.a", "layer1.1.a"), ["in", "layer1.0", "layer1.1"]),
+        (("model.embed.a", "model.encoder.layer.0.a"), ["model.embed", "model.encoder.layer.0"]),
+        (("0.weight", "0", "3", "loss"), ["0", "0", "3", "loss"]),
+        (("m.a", "m.b.x", "m.b.y", "m.c"), ["m.a", "m.b", "m.b", "m.c"]),
+        (("fc1", "fc1"), ["fc1", "fc1"]),
+    ],
+)
+def test_blocks_are_numbered_modules_or_outermost_ones(names, blocks):
+    """What holds blocks is none, and neither is a module around the whole model."""
+    assert blocks_of([tuple(name.split(".")) for name in names]) == blocks
+
+
+def test_things_stand_after_what_they_read():
+    """Order follows the links; what nothing separates stands side by side.
+
+    A cycle between blocks shares a layer.
+    """
+    spots = arranged(range(4), [(0, 2), (1, 2), (2, 3)])
+    assert list(spots) == [0, 1, 2, 3]
+    assert spots[0] != spots[1]
+    assert list(arranged(range(3), [(2, 1), (1, 0)])) == [2, 1, 0]
+    spots = arranged(range(3), [(0, 1), (1, 0), (1, 2)])
+    assert list(spots) == [0, 1, 2]
+
+
+def test_forward_and_backward_of_a_module_are_one_row():
+    """Forward and backward of a module are one row; bytes are counted by side and decision.
+
+    Of two operators of one module only one of the same name takes a backward node.
+    """
+    graph = Graph(
+        name="pair",
+        nodes=(
+            node("x", size=4),
+            node("b0.fc", "x"),
+            node("b1.fc", "b0.fc"),
+            node("b1.fc.grad", "b1.fc", phase=Phase.BACKWARD, size=2),
+            node("b0.fc.grad", "b1.fc.grad", phase=Phase.BACKWARD),
+        ),
+    )
+    chart = network_chart(graph, ["kept", "paged", "kept", "kept", "never read"])
+    assert [block["name"] for block in chart["blocks"]] == ["x", "b0", "b1"]
+    block = chart["blocks"][1]
+    assert [side["bytes"] for side in block["sides"]] == [8, 8]
+    assert [side["parts"] for side in block["sides"]] == [[["paged", 8]], [["never read", 8]]]
+    (row,) = block["rows"]
+    assert (row["name"], row["nodes"]) == ("fc", [[1], [4]])
+    assert (chart["reads"][2], chart["most_bytes"]) == ([1], 8)
+    graph = Graph(
+        name="traced",
+        nodes=(
+            node("x"),
+            node("b.0/mul", "x"),
+            node("b.0/gelu", "b.0/mul"),
+            node("b.0/gelu_backward", "b.0/gelu", phase=Phase.BACKWARD),
+            node("b.0/sum", "b.0/gelu_backward", phase=Phase.BACKWARD),
+        ),
+    )
+    block = network_chart(graph, ["kept"] * 5)["blocks"][1]
+    assert [row["nodes"] for row in block["rows"]] == [[[1], []], [[2], [3]], [[], [4]]]
+    assert [row["name"] for row in block["rows"]] == ["mul", "gelu", "sum"]
+    assert block["rows"][2]["x"] is None
+
+
+@pytest.mark.parametrize("model", ["mlp", "resnet50", "bert-base", "paper/linear"])
+def test_every_node_is_in_one_row(model):
+    """Networks have blocks that a screen can show, and lose no node and no byte."""
+    graph = load_model(model)
+    chart = network_chart(graph, ["kept"] * len(graph.tensors))
+    nodes = [k for b in chart["blocks"] for r in b["rows"] for side in r["nodes"] for k in side]
+    assert sorted(nodes) == list(range(len(graph.nodes)))
+    assert 4 < len(chart["blocks"]) <= 40
+    total = sum(side["bytes"] for block in chart["blocks"] for side in block["sides"])
+    assert total == sum(graph.tensor_bytes)
+
+
+# -- timeline ------------------------------------------------------------------------------------
+RESIDENT = ORIGINS.index("resident")
+
+
+def sums(chart):
+    """Add the bands of a chart up as a reader of the values would: during and after each one."""
+    n = len(chart["ops"])
+    during, after = [0] * n, [0] * n
+    for _, size, begin, end, _, _, given_at, given, _, *_ in chart["stays"]:
+        for p in range(max(begin, 0), min(end + 1, n)):
+            held = size - (given if 0 <= given_at <= p else 0)
+            during[p] += held
+            after[p] += held if p < end else 0
+    return during, after
+
+
+@pytest.mark.parametrize("mode", ["blocking", "dma"])
+def test_bands_add_up_to_the_checked_ram(mode):
+    """During and after every instruction of random plans, with state and without."""
+    for seed in range(25):
+        rng = seeded(f"timeline/{mode}/{seed}")
+        for graph, costs, made in (random_plan(rng, mode), random_state_plan(rng, mode)):
+            check = check_plan(graph, costs, made)
+            chart = plan_chart(graph, made, check)
+            assert sums(chart) == (chart["during"], chart["after"])
+            assert chart["during"] == [moment.high_bytes for moment in check.moments]
+            assert chart["after"] == [moment.ram_bytes for moment in check.moments]
+
+
+def test_the_ghost_is_keep_all():
+    """Its highest point is the keep-all peak; of keep-all itself it is the RAM at every node."""
+    graph = load_model("mlp")
+    costs = even_costs(graph)
+    made = make_plan(graph, costs, checkpoint_all(graph), mode="blocking")
+    chart = plan_chart(graph, made, check_plan(graph, costs, made))
+    places, kept = chart["ghost"]
+    assert max(kept) == checkpoint_all_peak_bytes(graph)
+    assert [chart["during"][p] for p in places] == kept
+
+
+def test_without_costs_it_goes_by_instruction():
+    """Without costs there are no times, and the peak is the simulator's.
+
+    One that cannot run is drawn by step, as far as it names what is there: the RAM that the
+    simulator found, without bands.
+    """
+    one = subject(skip_problem(recompute=False))
+    chart = timeline_chart(replace(one, plan=None, check=None, places=None, costs=None))
+    assert (chart["issued"], chart["work"]) == (None, [])
+    assert max(chart["during"]) == one.simulation.peak_ram_bytes
+    assert sums(chart) == (chart["during"], chart["after"])
+    broken = Schedule(R=((0, 0), (1, 1), (2, 2), (3, 3), (9, 9)), S_RAM=((1, 0), (2, 1)))
+    one = subject(skip_problem(), broken)
+    assert one.plan is None
+    chart = timeline_chart(one)
+    assert (set(chart["ops"]), chart["stays"]) == ({"s"}, [])
+    assert chart["during"] == [point.ram_bytes for point in one.simulation.curve]
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_resident_state_is_there_all_the_time(*, planned):
+    """From before the first instruction to the end, with costs or without."""
+    one = subject(training_problem(900))
+    if not planned:
+        one = replace(one, plan=None, check=None)
+    chart = timeline_chart(one)
+    resident = [stay for stay in chart["stays"] if stay[4] == RESIDENT]
+    assert sum(stay[1] for stay in resident) == 300
+    assert all((stay[2], stay[3]) == (-1, len(chart["ops"])) for stay in resident)
+    assert max(chart["during"]) == one.simulation.peak_ram_bytes

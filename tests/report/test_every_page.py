@@ -5,8 +5,7 @@ from functools import cache
 import pytest
 
 from kit.browser_pages import DESKTOP, PATIENCE_MS, PHONE, Report, sweep_cells
-from kit.report_steps import step_values
-from kit.report_subjects import subject, training_problem
+from kit.report_subjects import step_values, subject, training_problem
 from kit.worked import skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.graph.catalogue import load_model

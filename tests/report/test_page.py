@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kit.pages import read_page
-from kit.report_steps import certificate, step_values
-from kit.report_subjects import subject
+from kit.report_subjects import certificate, step_values, subject, sweep_row
 from kit.worked import even_costs, skip_problem
 from poetmodel.device import Costs, Device
 from poetmodel.errors import MissingExtraError
@@ -25,14 +24,6 @@ pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
 
 HOSTILE = '</script><img src="http://x.example/a" onerror=alert(1)>{{ 7*7 }}'
-
-
-def cell(key, ram, overhead_j, **keys):
-    """Make a row of a sweep of `skip_problem`."""
-    fixed = {"model": "skip", "device": "board", "deadline": None, "ram": "50%"}
-    figures = {"peak_ram_bytes": ram, "overhead_j": overhead_j, "energy_j": 10 + overhead_j}
-    rest = {"method": "optimal", "backend": "highs", "status": "optimal", "makespan_s": 11.0}
-    return {**fixed, **figures, **rest, "key": key, "baseline_energy_j": 10.0, **keys}
 
 
 def test_page_loads_nothing():
@@ -150,7 +141,11 @@ def test_gauge_shows_what_takes_the_ram_of_the_device():
 
 def test_sweep_is_a_chart_for_each_problem():
     """Cells of another device have a chart of their own; the front is a table too."""
-    rows = [cell("a", 100, 1.0), cell("b", 200, 0.5), cell("c", 200, 0.5, device="other")]
+    rows = [
+        sweep_row("a", 100, 1.0),
+        sweep_row("b", 200, 0.5),
+        sweep_row("c", 200, 0.5, device="other"),
+    ]
     front = [{**row, "proven": True} for row in rows]
     one = subject(skip_problem())
     page = read_page(report_page([one], cells=rows, front=front))
@@ -174,8 +169,6 @@ def test_missing_extra_is_told(monkeypatch):
 
 
 # -- a compiled PyTorch step -----------------------------------------------------------------------
-
-
 def test_the_section_shows_what_was_measured():
     """Its answers stand first, its tables below the timeline; figures are those of the facts."""
     one = step_subject(step_values(skip_problem()), source="step.json")

@@ -10,12 +10,7 @@ from kit.instances import random_schedule, seeded
 from kit.strategies import graphs, rich_graphs
 from poetmodel.errors import ScheduleError
 from poetmodel.graph import Graph, operation
-from poetmodel.schedule import (
-    RELATIONS,
-    GraphIdentity,
-    Schedule,
-    checkpoint_all,
-)
+from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule, checkpoint_all
 from poetmodel.schedule.io import load_document, parse_document
 from poetmodel.schedule.relations import STATED, dump
 
@@ -225,8 +220,6 @@ def test_file_without_a_schedule_says_so(full, status):
 
 
 # -- writing -----------------------------------------------------------------------------------
-
-
 @given(graph=graphs(on_aux=True, max_nodes=4), data=st.data())
 @settings(deadline=None)
 def test_no_damage_to_a_file_ends_in_a_crash(graph, data):

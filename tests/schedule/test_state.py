@@ -7,12 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kit.closed_form import simulated_bluntly
-from kit.instances import (
-    random_graph,
-    random_schedule,
-    random_step,
-    seeded,
-)
+from kit.instances import random_graph, random_schedule, random_step, seeded
 from kit.rotation import parts
 from kit.worked import bench_device, state, update
 from poetmodel.device import Costs, Device, Storage, StorageMode
@@ -24,13 +19,7 @@ from poetmodel.graph import (
     floor,
     operation,
 )
-from poetmodel.schedule import (
-    RELATIONS,
-    GraphIdentity,
-    Schedule,
-    checkpoint_all,
-    simulate,
-)
+from poetmodel.schedule import RELATIONS, GraphIdentity, Schedule, checkpoint_all, simulate
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -155,26 +144,6 @@ def test_homes_of_state_by_hand():
     assert fault == "state is not resident, but the costs know of no auxiliary storage"
 
 
-def test_recomputation_is_in_place_too():
-    """In stage 3 x dies where b is made again; in stage 1 it does not."""
-    graph = Graph(
-        name="again",
-        nodes=(
-            operation("x", output_bytes=10),
-            operation("b", output_bytes=6, inputs=("x",), in_place={"b": "x"}),
-            operation("c", output_bytes=1, inputs=("b",)),
-            operation("d", output_bytes=1, inputs=("b", "c")),
-        ),
-    )
-    schedule = Schedule(
-        R=((0, 0), (1, 1), (2, 2), (3, 3), (3, 1)),
-        S_RAM=((1, 0), (2, 0), (2, 1), (3, 0), (3, 2)),
-    )
-    run = simulate(graph, None, schedule)
-    assert run.violations == ()
-    assert curve(run) == [(0, 0, 10), (1, 1, 16), (2, 2, 17), (3, 1, 11), (3, 3, 8)]
-
-
 # -- each rule, broken alone -------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("schedule", "fault"),
@@ -220,14 +189,8 @@ def test_recomputation_is_in_place_too():
             kept(**added("S_RAM", (3, W), to=kept())),
             "S_RAM[3,1]: tensor 'w' is resident: it is in no other relation",
         ),
-        (
-            kept(S_AUX=((3, W),)),
-            "S_AUX[3,1]: tensor 'w' is resident: it is in no other relation",
-        ),
-        (
-            kept(M_in=((4, W),)),
-            "M_in[4,1]: tensor 'w' is resident: it is in no other relation",
-        ),
+        (kept(S_AUX=((3, W),)), "S_AUX[3,1]: tensor 'w' is resident: it is in no other relation"),
+        (kept(M_in=((4, W),)), "M_in[4,1]: tensor 'w' is resident: it is in no other relation"),
         (
             kept(M_out=((5, NEW),)),
             "M_out[5,5]: tensor 'w+' replaces tensor 'w', which is resident: it is in no other "
@@ -243,10 +206,7 @@ def test_recomputation_is_in_place_too():
             fetched(**without("S_AUX", (4, W))),
             "M_in[4,1]: tensor 'w' is not on storage when stage 4 begins",
         ),
-        (
-            fetched(**without("S_RAM", (5, W))),
-            "R[5,5]: node 'u' needs 'w' in RAM",
-        ),
+        (fetched(**without("S_RAM", (5, W))), "R[5,5]: node 'u' needs 'w' in RAM"),
         (fetched(R=ONCE[:1] + ONCE[2:]), "R[1,1]: node 'w' is not computed in its own stage"),
         (fetched(**added("R", (4, 1))), "R[4,1]: node 'w' must not be computed again"),
     ],
@@ -290,6 +250,7 @@ def check(graph, schedule, *, mapped):
         return False
     assert run.violations == ()
     assert {(p.stage, p.node): p.ram_bytes for p in run.curve} == told.curve
+    assert run.peak_tensors == told.held[run.peak[:2]]
     assert run.aux_used_bytes == told.storage_bytes
     sizes = [tensor.bytes for node in graph.nodes for tensor in node.outputs]
     assert run.read_bytes == sum(sizes[i] * times for i, times in told.reads.items())
@@ -430,45 +391,3 @@ def test_wear_counts_whole_blocks():
     assert fine.steps_until_worn([(8, 1)]) == 12500
     plain = replace(device, storage=replace(storage, endurance_cycles=None))
     assert plain.steps_until_worn([(8, 1)]) is None
-
-
-# -- with the homes fixed, it is a problem without state -------------------------------------
-def without_state(graph, schedule):
-    """Return a graph of version 1 and the schedule on it, for the homes that a schedule states.
-
-    State on storage is a sample there; resident state and replacements weigh nothing, and the
-    former is kept throughout.
-    """
-    nodes = []
-    for node in graph.nodes:
-        weightless = node.phase == "state" and graph.tensor_index[node.name] in schedule.resident
-        outputs = tuple(
-            replace(made, bytes=0 if weightless or made.replaces else made.bytes, replaces=None)
-            for made in node.outputs
-        )
-        plain = replace(node, outputs=outputs, in_place=())
-        if node.phase == "state":
-            plain = replace(plain, phase="input", on_aux=not weightless)
-        nodes.append(plain)
-    n = len(nodes)
-    kept = [(t, i) for i in schedule.resident for t in range(graph.node_of[i] + 1, n)]
-    after = replace(schedule, S_RAM=(*schedule.S_RAM, *kept), resident=())
-    return Graph(name="plain", nodes=tuple(nodes)), after
-
-
-@parts(3)
-def test_fixed_homes_leave_a_problem_without_state(part):
-    """The simulator of version 1 gives the same steps, less what is resident."""
-    compared = 0
-    for graph, schedule, mapped in part.of(schedules("fixed", 1200)):
-        if mapped:
-            continue
-        apart = replace(graph, nodes=tuple(replace(n, in_place=()) for n in graph.nodes))
-        plain, after = without_state(apart, schedule)
-        assert plain.version == 1
-        run, told = simulate(apart, None, schedule), simulate(plain, None, after)
-        assert run.violations == told.violations == ()
-        home_bytes = sum(graph.tensor_bytes[i] for i in schedule.resident)
-        assert curve(run) == [(t, k, b + home_bytes) for t, k, b in curve(told)]
-        compared += bool(graph.state_tensors)
-    assert compared > part.share(600)

@@ -233,7 +233,7 @@ def tight(rng, scale):
             "deadline_counts": rng.choice(("serial", "compute")),
         }
         quantity, limit = rng.choice((("time", "deadline"), ("energy", "energy_budget")))
-        least = optimum(Problem(graph, costs, **limits), quantity)
+        least = optimum(Problem(graph, costs, minimize=quantity, **limits))
         if least is not None and least.value > 0:
             minimize = rng.choice(("energy", "time", "ram", "writes"))
             return Problem(graph, costs, **limits, **{limit: least.value}, minimize=minimize)

@@ -15,10 +15,17 @@ import pytest
 
 from kit.instances import random_instances
 from kit.oracle import optimum
-from kit.worked import comb_graph, comb_problem, even_costs, skip_graph, skip_problem
+from kit.worked import (
+    comb_graph,
+    comb_problem,
+    costs_of,
+    even_costs,
+    renamed,
+    skip_graph,
+    skip_problem,
+)
 from poetmodel.backends.highs import Highs
 from poetmodel.backends.protocol import RawSolution, SolverStatus
-from poetmodel.device import Costs
 from poetmodel.errors import InputError, ScheduleError, TimeLimitError, TooLargeError
 from poetmodel.graph import Graph, operation
 from poetmodel.heuristics.greedy import construct, page_everything
@@ -146,7 +153,7 @@ def test_a_model_is_solved_as_it_was_built():
         solve(skip_problem(), time_limit=0, gap=-1, threads=0, seed=-1)
     assert len(caught.value.faults) == 4
     model = build(skip_problem())
-    with pytest.raises(InputError, match="the model was built as 'compact'"):
+    with pytest.raises(InputError, match=r"^formulation: .*'compact'"):
         solve(model, formulation="paper")
     assert solve(model, formulation="compact").formulation == "compact"
     open_ = build(skip_problem(), reductions=False)
@@ -217,7 +224,7 @@ def test_a_start_for_another_graph_and_what_is_no_schedule_are_refused(make):
     """The errors name both graphs, and the argument."""
     with pytest.raises(ScheduleError, match="made for graph 'comb'"):
         solve(make(skip_problem()), start=checkpoint_all(comb_graph()))
-    with pytest.raises(InputError, match="start: expected a Schedule, got 3"):
+    with pytest.raises(InputError, match=r"^start: .*3"):
         solve(make(skip_problem()), start=3)
 
 
@@ -585,8 +592,6 @@ def test_ctrl_c_during_a_real_solve(formulation):
 
 
 # -- properties --------------------------------------------------------------------------------
-
-
 def test_the_result_carries_what_was_requested_and_what_was_solved():
     """Limits, gap, times, sizes, log and versions; names do not matter to status and optimum."""
     result = solve(medium_problem(), formulation="compact", gap=0.5, time_limit=30, seed=1)
@@ -599,27 +604,17 @@ def test_the_result_carries_what_was_requested_and_what_was_solved():
     by_default = solve(skip_problem())
     assert (by_default.formulation, by_default.backend) == ("lazy", "highs")
     for problem in random_instances(20, (3, 5), seed=32, minimize="energy", switches=False):
-        new = {tensor.name: f"t{i}" for i, tensor in enumerate(problem.graph.tensors)}
-        nodes = tuple(
-            replace(
-                node,
-                name=f"op{k}",
-                inputs=tuple(new[name] for name in node.inputs),
-                outputs=tuple(replace(tensor, name=new[tensor.name]) for tensor in node.outputs),
-            )
-            for k, node in enumerate(problem.graph.nodes)
-        )
-        table, other = problem.table, Graph(name="renamed", nodes=nodes)
-        costs = Costs.from_arrays(
-            other,
-            compute_time_s=table.compute_time_s,
-            compute_energy_j=table.compute_energy_j,
-            page_in=list(zip(table.page_in_time_s, table.page_in_energy_j, strict=True)),
-            page_out=list(zip(table.page_out_time_s, table.page_out_energy_j, strict=True)),
+        table, graph = problem.table, renamed(problem.graph)
+        costs = costs_of(
+            graph,
+            table.compute_time_s,
+            table.compute_energy_j,
+            list(zip(table.page_in_time_s, table.page_in_energy_j, strict=True)),
+            list(zip(table.page_out_time_s, table.page_out_energy_j, strict=True)),
             device=problem.costs.device,
         )
-        renamed = replace(problem, graph=other, costs=costs)
-        first, second = (solve(each, formulation="compact", gap=0.0) for each in (problem, renamed))
+        both = problem, replace(problem, graph=graph, costs=costs)
+        first, second = (solve(each, formulation="compact", gap=0.0) for each in both)
         assert (first.status, first.energy_j) == (second.status, second.energy_j)
 
 

@@ -145,12 +145,7 @@ def test_samples_come_once_and_may_lie_on_storage():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"dtype": "float8"},
-        {"optimizer": "lamb"},
-        {"batch_size": 0},
-    ],
+    "settings", [{"dtype": "float8"}, {"optimizer": "lamb"}, {"batch_size": 0}]
 )
 def test_settings_that_are_none_are_refused(settings, told):
     """A bad setting is named with what is accepted."""

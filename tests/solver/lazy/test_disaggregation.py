@@ -14,7 +14,7 @@ from kit.relaxation import (
     whole_points,
 )
 from kit.rotation import parts
-from kit.worked import comb_graph, in_time_problem, skip_graph, written
+from kit.worked import comb_graph, in_time_problem
 from poetmodel.model.aggregated import Grouping
 from poetmodel.model.events import Events
 from poetmodel.problem import Quantity
@@ -83,39 +83,6 @@ def test_what_comes_back_does_so_at_its_first_reader():
     assert (schedule.M_in, schedule.M_out) == (((5, 0),), ((0, 0),))
     assert tuple((t, 0) for t in range(1, 6)) == schedule.S_AUX
     assert violations_of(placement) == ()
-
-
-def test_samples_on_storage_need_no_page_out():
-    """A tensor that lies on storage from the start is paged in as it is."""
-    graph = skip_graph(on_aux=True)
-    grouping = Grouping(4, frozenset({2}))
-    events = Events(
-        group_of=grouping.group_of,
-        uses=((),) * 4,
-        events=((1,), (), (1,), ()),
-        recompute=((),) * 4,
-        page_in=((),) * 4,
-    )
-    placement = disaggregate(graph, grouping, events, decided({(2, 0)}, None, {(1, 0)}))
-    schedule = placement.schedule()
-    assert (schedule.M_in, schedule.M_out) == (((3, 0),), ())
-    assert simulate(graph, None, schedule).valid
-
-
-def test_copies_count_while_a_step_makes_a_new_one():
-    """Stage 2 holds `a` already, pages `b` in and makes both again, for nothing.
-
-    Step 0: `a` twice. Step 1: `a` for `b` and `c`, `b` paged in and made, its workspace.
-    """
-    graph = written("a 3", "b 5+7 a", "c 1 a b")
-    placement = Disaggregation(
-        graph, spans=[(0, 1, 2)], recomputed=[(2, 0), (2, 1)], paged_in=[(2, 1)]
-    )
-    assert list(placement.step_loads()) == [(2, 0, 6), (2, 1, 3 + 5 + 5 + 7)]
-    curve = {
-        (p.stage, p.node): p.ram_bytes for p in simulate(graph, None, placement.schedule()).curve
-    }
-    assert (curve[2, 0], curve[2, 1]) == (6, 20)
 
 
 def test_readers_of_state_are_recomputed_before_replacement():

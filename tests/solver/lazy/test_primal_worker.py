@@ -210,8 +210,6 @@ def test_a_search_sends_what_is_better_and_takes_the_latest_answer(monkeypatch):
 
 
 # -- how it ends ---------------------------------------------------------------------------------
-
-
 def test_what_the_process_cannot_read_is_an_error():
     """Also in the middle of its work: not a search that silently ends."""
     _, start, session = paged_comb()
