@@ -33,9 +33,9 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status
 from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
-from poetmodel.solver.lazy import solve_lazily
+from poetmodel.solver.lazy import prove
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS, LazyParams
-from poetmodel.solver.monolithic import solve_model
+from poetmodel.solver.monolithic import prove_model
 from poetmodel.solver.outcome import accepted, as_candidate, finish
 from poetmodel.solver.request import Request
 
@@ -199,7 +199,7 @@ def _lazily(problem, *, rng, backend, gap):
     if rng.random() < 0.4:
         start = accepted(problem, rng.choice((trivial, page_everything))(problem))
     first = random_grouping(rng, len(problem.graph.nodes))
-    outcome = solve_lazily(problem, request, start=start, first=first, params=random_params(rng))
+    outcome = prove(problem, request, start=start, first=first, params=random_params(rng))
     return finish(problem, request, outcome, formulation="lazy")
 
 
@@ -446,10 +446,10 @@ def answer(problem, way, *, seed="", **options):
     request = Request(time_limit_s=options.pop("time_limit"), **options)
     if way.startswith("bare"):
         model = build(problem, reductions=way == "bare")
-        outcome = solve_model(model, request, start=None, trimmed=False)
+        outcome = prove_model(model, request, start=None, trimmed=False)
         return finish(problem, request, outcome, formulation="compact")
     first = rows_to_begin_with(problem, way, seed)
-    outcome = solve_lazily(problem, request, start=None, first=first)
+    outcome = prove(problem, request, start=None, first=first)
     return finish(problem, request, outcome, formulation="lazy")
 
 

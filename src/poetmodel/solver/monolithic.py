@@ -77,10 +77,10 @@ HALF: Final = 0.5
 """A rounded decision above this is taken."""
 
 
-def build_and_solve(
+def prove_formulation(
     problem: Problem, request: Request, formulation: str, *, start: Candidate | None
 ) -> Outcome:
-    """Build the model of a formulation, and solve it; see `solve_model`."""
+    """Build the model of a formulation, and solve it; see `prove_model`."""
     expected_s = estimated_build_s(problem, formulation)
     if expected_s > request.remaining_s():
         reason = (
@@ -96,10 +96,10 @@ def build_and_solve(
         reason = f"the time limit passed while the model of {formulation!r} was built"
         build_s = time.monotonic() - begun
         return Outcome(termination=Termination.TIME_LIMIT, reason=reason, build_s=build_s)
-    return solve_model(model, request, start=start, trimmed=True, begun_s=begun)
+    return prove_model(model, request, start=start, trimmed=True, begun_s=begun)
 
 
-def solve_model(
+def prove_model(
     model: Model | pyo.ConcreteModel,
     request: Request,
     *,
@@ -136,7 +136,7 @@ def solve_model(
         unit = problem.objective.unit if own else arrays.objective_unit
     else:
         form = replace(form, objective=form.objective / unit, offset=form.offset / unit)
-    return _ModelSolve(
+    return _ModelProof(
         problem=problem,
         arrays=arrays,
         extended=extended,
@@ -179,8 +179,8 @@ def _own_unit(form: StandardForm) -> float:
 
 
 @dataclass(slots=True, kw_only=True)
-class _ModelSolve:
-    """The solve of one compiled model."""
+class _ModelProof:
+    """The proof by one compiled model."""
 
     problem: Problem
     """Statement of the row."""
@@ -189,7 +189,7 @@ class _ModelSolve:
     """The user's model, None where there is none."""
     request: Request
     trimmed: bool
-    """As in `solve_model`."""
+    """As in `prove_model`."""
     form: StandardForm
     """The model as the solver gets it, cuts included."""
     as_stated: bool

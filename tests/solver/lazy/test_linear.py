@@ -32,7 +32,7 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
     """Above the first linear relaxation, below the integer one; from no row at all there is one."""
     session = session_of(comb_problem(8, 10))
     relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
-    first = session.solve(relaxation.form.relaxed())
+    first = session.relax(relaxation.form.relaxed())
     answer = add_cuts(session, relaxation)
     assert answer.x is not None
     assert not answer.infeasible
@@ -55,7 +55,7 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
 def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
     """That changes no value: each is that of the same relaxation solved from nothing."""
     session = session_of(comb_problem(8, 10))
-    solve = session.solve
+    solve = session.relax
     begun = []
 
     def compared(_, form, basis=None):
@@ -64,7 +64,7 @@ def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
         assert raw.objective == pytest.approx(anew.objective)
         return raw
 
-    monkeypatch.setattr(Session, "solve", compared)
+    monkeypatch.setattr(Session, "relax", compared)
     relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
     add_cuts(session, relaxation)
     assert len(begun) > 2
@@ -120,7 +120,7 @@ def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
     session = session_of(comb_problem(8, 10))
     session.restoring = True
     relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
-    raw = session.solve(relaxation.form.relaxed())
+    raw = session.relax(relaxation.form.relaxed())
     assert raw.x is not None
     x = raw.x
     relaxation.cuts = relaxation.separate(x, 1e-3)

@@ -45,7 +45,7 @@ def add_cuts(session: Session, relaxation: Relaxation) -> LinearAnswer:
     answer = LinearAnswer(None, float("-inf"))
     basis: Basis | None = None
     for turn in range(params.cut_rounds):
-        raw = session.solve(relaxation.cut_form().relaxed(), basis=basis)
+        raw = session.relax(relaxation.cut_form().relaxed(), basis=basis)
         if raw is None or raw.x is None or raw.bound is None:
             if raw is not None and raw.infeasible:
                 return LinearAnswer(None, 0.0, infeasible=True)

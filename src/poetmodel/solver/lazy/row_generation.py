@@ -7,6 +7,7 @@ disaggregated schedule that the verifier accepts is an upper bound.
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
@@ -17,10 +18,12 @@ from poetmodel.solver.covers import limit_rows, with_covers
 from poetmodel.solver.lazy.cuts import PRESENT
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
 from poetmodel.solver.lazy.primal import REPAIR_S, BrokenRows, PrimalHeuristic, examine
-from poetmodel.solver.lazy.symmetry import counted_limits, solve_counted
+from poetmodel.solver.lazy.symmetry import counted_limits, relax_counted
 from poetmodel.solver.request import GRACE_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from poetmodel.model.aggregated import Grouping
@@ -51,57 +54,59 @@ class RowGeneration:
         """The bound when rows were last added."""
 
     def run(self) -> bool:
-        """Solve, disaggregate, search, separate, refine, until nothing is left to do.
-
-        Returns whether it is proved that there is no schedule.
-        """
-        session = self.session
-        relaxation = self._linear_phase()
-        while relaxation is not None and not session.done():
-            before = session.known()
-            raw = self._solve(relaxation)
-            if raw is None:
-                return False  # the time is over
-            if raw.infeasible or raw.status == SolverStatus.CUTOFF:
-                return self._is_infeasible()
-            if raw.x is None:
-                self._slice_s *= 2
-                continue
-            broken = examine(session, relaxation, raw.x)
-            if not session.done():
-                self._search(relaxation, raw.x)
-            separated = relaxation.separate_lasting(raw.x, PRESENT)
-            if broken:
-                relaxation = self._refine(relaxation, raw, broken, separated=separated)
-            elif not self._add_covers(relaxation, raw.x):
-                self._slice_s *= 2
-                if raw.status in _TO_ITS_END and session.known() == before and not session.done():
-                    # Nothing moved: the rest is below the solver's tolerances.
-                    session.stopped = Termination.STALLED
-        return relaxation is None
-
-    def run_within_limits(self) -> bool:
-        """Run, with the primal worker if there is a second thread; end where no time is left.
+        """Relax, disaggregate, search, separate, refine, until nothing is left to do.
 
         Returns whether it is proved that there is no schedule.
         """
         session, infeasible = self.session, False
+        with self._within_limits():
+            relaxation = self._linear_phase()
+            infeasible = relaxation is None
+            while relaxation is not None and not session.done():
+                before = session.known()
+                raw = self._relax(relaxation)
+                if raw is None:
+                    break  # the time is over
+                if raw.infeasible or raw.status == SolverStatus.CUTOFF:
+                    infeasible = self._is_infeasible()
+                    break
+                if raw.x is None:
+                    self._slice_s *= 2
+                    continue
+                broken = examine(session, relaxation, raw.x)
+                if not session.done():
+                    self._search(relaxation, raw.x)
+                separated = relaxation.separate_lasting(raw.x, PRESENT)
+                if broken:
+                    relaxation = self._refine(relaxation, raw, broken, separated=separated)
+                elif not self._add_covers(relaxation, raw.x):
+                    self._slice_s *= 2
+                    idle = raw.status in _TO_ITS_END and session.known() == before
+                    if idle and not session.done():
+                        # Nothing moved: the rest is below the solver's tolerances.
+                        session.stopped = Termination.STALLED
+        return infeasible
+
+    @contextmanager
+    def _within_limits(self) -> Iterator[None]:
+        """Let rounds run while time is left, beside the primal worker on a second thread."""
+        session = self.session
         try:
             with time_limit(session.request.remaining_s() + GRACE_S):
                 if session.request.threads == 1:
-                    return self.run()
+                    yield
+                    return
                 from poetmodel.solver.lazy.primal_worker import PrimalWorker
 
                 with PrimalWorker(session) as self.worker:
                     self.primal.is_waited_for = self.worker.runs.is_set
-                    infeasible = self.run()
+                    yield
         except TimeLimitError:
             session.stopped = session.stopped or Termination.TIME_LIMIT
         except TooLargeError:
             session.stopped = session.stopped or Termination.STALLED
         if self.worker is not None:
             self.worker.check()
-        return infeasible
 
     # -- relaxations -----------------------------------------------------------------------------
 
@@ -123,7 +128,7 @@ class RowGeneration:
             add_cuts(session, relaxation)
         return relaxation
 
-    def _solve(self, relaxation: Relaxation) -> RawSolution | None:
+    def _relax(self, relaxation: Relaxation) -> RawSolution | None:
         """Solve an integer relaxation, for answers below the incumbent's value."""
         session, params = self.session, self.session.params
         targets = session.cutoff(relaxation)
@@ -132,7 +137,7 @@ class RowGeneration:
             targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
         ratio = params.wide_gap_time_ratio if self._is_wide() else 1.0
         self.rounds += 1
-        raw = solve_counted(
+        raw = relax_counted(
             session,
             relaxation.cut_form(),
             most_s=max(self._slice_s, session.request.remaining_s() * ratio),

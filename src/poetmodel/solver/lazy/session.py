@@ -262,7 +262,7 @@ class Session:
         best = self.bounds.incumbent
         return None if best is None else relaxation.start(best.schedule)
 
-    def solve(
+    def relax(
         self,
         form: StandardForm,
         *,
@@ -272,7 +272,7 @@ class Session:
         basis: Basis | None = None,
         watch: Callable[[BackendProgress], bool] | None = None,
     ) -> RawSolution | None:
-        """Solve within the time that is left, or `most_s` of it; None if there is none.
+        """Solve a relaxation within the time left, or `most_s` of it; None if there is none.
 
         `targets` are further `Limits`. `watch` gets the progress; False ends this solve only.
         """

@@ -30,7 +30,7 @@ from poetmodel.model.events import recomputable_nodes
 from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
-from poetmodel.solver.lazy import solve, solve_lazily
+from poetmodel.solver.lazy import proof, prove
 from poetmodel.solver.lazy.cuts import Cut
 from poetmodel.solver.lazy.cuts.recompute_memory import (
     RecomputeMemoryOrigin,
@@ -467,14 +467,14 @@ def sessions(monkeypatch):
         made.append(start(*given, **named))
         return made[-1]
 
-    monkeypatch.setattr(solve, "Session", noted)
+    monkeypatch.setattr(proof, "Session", noted)
     return made
 
 
 def by_driver(problem, threads=1):
     """Return the least value beyond what every schedule pays; None where there is none."""
     request = Request(gap=0.0, time_limit_s=300.0, threads=threads)
-    outcome = solve_lazily(problem, request, start=None, first=no_rows(problem))
+    outcome = prove(problem, request, start=None, first=no_rows(problem))
     assert outcome.termination == Termination.PROVED
     if outcome.infeasible:
         return None
