@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from poetmodel.errors import InputError
+from poetmodel.solver.lazy.cuts import FAMILIES
 
-CUT_FAMILIES: Final = frozenset({"interval", "rounding", "recompute_memory"})
-"""Families of cuts, by the names of their modules."""
+CUT_FAMILIES: Final = frozenset(FAMILIES)
 HEURISTICS: Final = frozenset({"repair", "repair_on_the_way", "local_search"})
 """Parts of the primal heuristic; the second repairs what a solve finds before its last answer."""
 

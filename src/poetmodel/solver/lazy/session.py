@@ -20,8 +20,7 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.result import Termination, relative_gap
-from poetmodel.solver.lazy.cuts.interval import IntervalSeparator
-from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
+from poetmodel.solver.lazy.cuts import separators
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import (
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from poetmodel.model.aggregated import Grouping
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.lazy.cuts import Separator
     from poetmodel.solver.request import Request
 
 ALLOWANCE: Final = 2 * SOLVER_ERROR
@@ -221,16 +219,7 @@ class Session:
             relaxation = Relaxation.build(
                 self.problem, grouping, self.recomputable, restoring=restoring
             )
-            separators: list[Separator] = []
-            if "rounding" in params.cuts:
-                separators.append(RoundingSeparator(relaxation, params.most_sums, self.done))
-            if "interval" in params.cuts:
-                separators.append(IntervalSeparator(relaxation, params.cuts_per_round))
-            if restoring:
-                from poetmodel.solver.lazy.cuts.recompute_memory import RecomputeMemorySeparator
-
-                separators.append(RecomputeMemorySeparator(relaxation, params.cuts_per_round))
-            relaxation.separators = {separator.family: separator for separator in separators}
+            relaxation.separators = separators(relaxation, params, self.done)
             if coarser is not None:
                 relaxation.take_over(coarser)
         with self.lock:

@@ -1,22 +1,29 @@
 """Cuts: inequalities that hold for every schedule that matters, one family a module.
 
 Each family is a `Separator` of one relaxation. A cut outlives its relaxation: it is noted in terms
-of the graph, and the finer relaxation's separator of the same family states it again.
+of the graph, and the finer relaxation's separator of the same family states it again. A new family
+is a module with a function `separator`, like those of the others, and its name in `FAMILIES`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from poetmodel.model.linear import RESOLVED
 from poetmodel.problem import LinearRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
+    from poetmodel.solver.lazy.params import LazyParams
+    from poetmodel.solver.lazy.relaxation import Relaxation
+
+FAMILIES: Final = ("rounding", "interval", "recompute_memory")
+"""Names of the modules, in the order in which their cuts are sought."""
 PRESENT: Final = 1e-6
 """Least share of a decision that counts as taken: more than a solver's tolerance."""
 
@@ -57,3 +64,17 @@ class Separator(Protocol):
 
     def restate(self, cut: Cut) -> Iterable[Cut]:
         """Return this relaxation's form of a coarser one's cut; nothing if it goes."""
+
+
+def separators(
+    relaxation: Relaxation, params: LazyParams, done: Callable[[], bool]
+) -> dict[str, Separator]:
+    """Return the separators of a relaxation by family; each may end early where all is `done`."""
+    found: dict[str, Separator] = {}
+    for family in FAMILIES:
+        if family in params.cuts:
+            module = import_module(f"{__name__}.{family}")
+            separator = module.separator(relaxation, params, done)
+            if separator is not None:
+                found[family] = separator
+    return found

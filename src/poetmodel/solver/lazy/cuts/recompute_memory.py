@@ -11,10 +11,11 @@ from poetmodel.clock import check_time_limit
 from poetmodel.solver.lazy.cuts import PRESENT, Cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from poetmodel.solver.lazy.params import LazyParams
     from poetmodel.solver.lazy.relaxation import Relaxation
 
 
@@ -38,6 +39,14 @@ class _Stay(NamedTuple):
     """Column of keeping it beyond the group; None where a stage of the group reads it."""
     returns: tuple[int, ...]
     """Columns of bringing it back in the group: if none does, it has been there all the time."""
+
+
+def separator(
+    relaxation: Relaxation, params: LazyParams, _: Callable[[], bool]
+) -> RecomputeMemorySeparator | None:
+    """Return the separator of this family for a relaxation, if that is restoring."""
+    restoring = relaxation.model.restoring
+    return RecomputeMemorySeparator(relaxation, params.cuts_per_round) if restoring else None
 
 
 class RecomputeMemorySeparator:
