@@ -33,9 +33,9 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status
 from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
+from poetmodel.solver.extended import prove_model
 from poetmodel.solver.lazy import prove
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS, LazyParams
-from poetmodel.solver.monolithic import prove_model
 from poetmodel.solver.outcome import accepted, as_candidate, finish
 from poetmodel.solver.request import Request
 
@@ -446,7 +446,7 @@ def answer(problem, way, *, seed="", **options):
     request = Request(time_limit_s=options.pop("time_limit"), **options)
     if way.startswith("bare"):
         model = build(problem, reductions=way == "bare")
-        outcome = prove_model(model, request, start=None, trimmed=False)
+        outcome = prove_model(model, request, start=None)
         return finish(problem, request, outcome, formulation="compact")
     first = rows_to_begin_with(problem, way, seed)
     outcome = prove(problem, request, start=None, first=first)

@@ -12,7 +12,7 @@ from poetmodel.graph import checkpoint_all_profile
 from poetmodel.heuristics.greedy import construct
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
-from poetmodel.problem.infeasibility import limits_in_words
+from poetmodel.problem.infeasibility import nothing_keeps
 from poetmodel.result import Termination
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.row_generation import RowGeneration
@@ -66,7 +66,7 @@ def prove(
         fastest = find_fastest(problem, request, outcome.bound, params)
         parts, begin = [outcome, fastest], fastest.candidate
         if fastest.infeasible:
-            reason = _proved_infeasible(problem)
+            reason = nothing_keeps(problem)
             outcome = replace(
                 outcome, termination=Termination.PROVED, infeasible=True, reason=reason
             )
@@ -93,7 +93,7 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
         session.leave_behind()
         infeasible = False
     if infeasible:
-        reason = _proved_infeasible(session.problem)
+        reason = nothing_keeps(session.problem)
     else:
         reason = f"no schedule was found within {session.request.elapsed_s():.3g} s"
     grouping = generation.grouping
@@ -118,10 +118,6 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
         },
         log="".join(session.log),
     )
-
-
-def _proved_infeasible(problem: Problem) -> str:
-    return f"proved: no schedule keeps {limits_in_words(problem)} together"
 
 
 def _together(last: Outcome, parts: Sequence[Outcome]) -> Outcome:
