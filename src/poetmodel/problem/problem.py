@@ -178,6 +178,17 @@ class Problem:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
+    def of(cls, graph: Graph, costs: Costs, *stated: object, **more: Any) -> Self:
+        """Return the problem with fields of options, runs or entries of files, by their names.
+
+        The later of these that has one counts, and `more` in any case; None says nothing.
+        """
+        names = [entry.name for entry in fields(cls) if entry.init]
+        given = ((name, getattr(part, name, None)) for part in stated for name in names)
+        known = {name: value for name, value in given if value is not None}
+        return cls(**{**known, **more, "graph": graph, "costs": costs})
+
+    @classmethod
     def parse(cls, graph: Graph, costs: Costs, **stated: Any) -> Self:
         """Return a problem whose limits are numbers, from text such as ``40%`` and ``20ms``."""
         return cls(graph, costs, **stated).resolved()
