@@ -157,7 +157,6 @@ def random_params(rng):
         heuristics=frozenset(name for name in sorted(HEURISTICS) if rng.random() < 0.35),
         small_gap_ratio=rng.choice((0.0, 0.01, 1.0)),
         wide_gap_ratio=rng.choice((0.0, 0.03, 1.0)),
-        very_wide_gap_ratio=rng.choice((0.0, 0.1, 1.0)),
         cut_rounds=rng.choice((1, 5, 30)),
         cuts_per_round=rng.choice((1, 10, 400)),
         cut_violation=rng.choice((0.0, 1e-5, 1e-3)),

@@ -15,7 +15,6 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
 from poetmodel.solver.lazy import LazyParams
-from poetmodel.solver.lazy.cuts.recompute_memory import RecomputeMemorySeparator
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
 from poetmodel.solver.lazy.linear import add_cuts, add_rows, stage_loads
 from poetmodel.solver.lazy.session import Session
@@ -112,13 +111,10 @@ def test_bounds_of_the_linear_phase_hold(part):
     assert raised > part.share(10)
 
 
-@pytest.mark.parametrize(
-    "what", ["build", "taken over", "restated", "rounded", "interval", "recompute", "disaggregated"]
-)
+@pytest.mark.parametrize("what", ["build", "taken over", "rounded", "interval", "disaggregated"])
 def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
     """Whatever Python does between two calls of the solver looks at the clock, and logs nothing."""
     session = session_of(comb_problem(8, 10))
-    session.restoring = True
     relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
     raw = session.relax(relaxation.form.relaxed())
     assert raw.x is not None
@@ -127,10 +123,8 @@ def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
     parts = {
         "build": lambda: session.build(relaxation.grouping),
         "taken over": lambda: relaxation.take_over(relaxation),
-        "restated": lambda: RecomputeMemorySeparator(relaxation, 400),
         "rounded": lambda: RoundingSeparator(relaxation, 1 << 20).rows(),
         "interval": lambda: relaxation.separators["interval"].separate(x, 1e-3),
-        "recompute": lambda: relaxation.separators["recompute_memory"].separate(x, 0.0),
         "disaggregated": lambda: relaxation.disaggregate(x),
     }
     parts[what]()

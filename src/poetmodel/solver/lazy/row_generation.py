@@ -15,10 +15,9 @@ from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.result import Termination
 from poetmodel.solver.covers import limit_rows, with_covers
-from poetmodel.solver.lazy.cuts import PRESENT
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
 from poetmodel.solver.lazy.primal import REPAIR_S, BrokenRows, PrimalHeuristic, examine
-from poetmodel.solver.lazy.symmetry import counted_limits, relax_counted
+from poetmodel.solver.lazy.symmetry import relax_counted
 from poetmodel.solver.request import GRACE_S
 
 if TYPE_CHECKING:
@@ -76,9 +75,8 @@ class RowGeneration:
                 broken = examine(session, relaxation, raw.x)
                 if not session.done():
                     self._search(relaxation, raw.x)
-                separated = relaxation.separate_lasting(raw.x, PRESENT)
                 if broken:
-                    relaxation = self._refine(relaxation, raw, broken, separated=separated)
+                    relaxation = self._refine(relaxation, raw, broken)
                 elif not self._add_covers(relaxation, raw.x):
                     self._slice_s *= 2
                     idle = raw.status in _TO_ITS_END and session.known() == before
@@ -115,18 +113,9 @@ class RowGeneration:
         session = self.session
         relaxation, answer = add_rows(session, self.grouping, self._search_linear)
         self.grouping = relaxation.grouping
-        if answer.infeasible:
-            return None
-        if answer.x is None or session.done():
-            return relaxation
-        self._search(relaxation, answer.x)
-        is_wide = session.bounds.gap() > session.params.very_wide_gap_ratio
-        only_ram = not counted_limits(relaxation.form)
-        if not session.done() and is_wide and only_ram and self._may_restore():
-            session.restoring = True
-            relaxation = session.build(relaxation.grouping, relaxation)
-            add_cuts(session, relaxation)
-        return relaxation
+        if answer.x is not None and not session.done():
+            self._search(relaxation, answer.x)
+        return None if answer.infeasible else relaxation
 
     def _relax(self, relaxation: Relaxation) -> RawSolution | None:
         """Solve an integer relaxation, for answers below the incumbent's value."""
@@ -177,24 +166,16 @@ class RowGeneration:
 
     # -- rows and cuts ---------------------------------------------------------------------------
 
-    def _refine(
-        self, relaxation: Relaxation, raw: RawSolution, broken: BrokenRows, *, separated: bool
-    ) -> Relaxation:
-        """Enforce rows that an answer breaks, as many as are of use, and add cuts.
-
-        Rows of steps only where nothing was `separated`, or where a far gap asks for
-        recompute-memory cuts in their place.
-        """
-        session, steps = self.session, [] if separated else broken.steps
-        if not (broken.stages or steps or broken.own) or session.done():
+    def _refine(self, relaxation: Relaxation, raw: RawSolution, broken: BrokenRows) -> Relaxation:
+        """Enforce rows that an answer breaks, as many as are of use, and add cuts."""
+        session = self.session
+        if session.done():
             return relaxation
-        if steps and not session.restoring and self._is_wide() and self._may_restore():
-            session.restoring = True
-            steps = []
         easy = raw.status in _TO_ITS_END and raw.nodes is not None and raw.nodes <= 1
         most = self._rows_to_add(relaxation.grouping.n_groups, easy=easy)
-        relaxation.make_lasting()
-        self.grouping = relaxation.grouping.add(broken.stages[:most], steps[:most], broken.own)
+        self.grouping = relaxation.grouping.add(
+            broken.stages[:most], broken.steps[:most], broken.own
+        )
         following = session.build(self.grouping, relaxation)
         if not session.done():
             add_cuts(session, following)
@@ -227,10 +208,6 @@ class RowGeneration:
     def _is_wide(self) -> bool:
         """Return whether the gap is far from closed."""
         return self.session.bounds.gap() > self.session.params.wide_gap_ratio
-
-    def _may_restore(self) -> bool:
-        session = self.session
-        return session.problem.objective.is_sum and "recompute_memory" in session.params.cuts
 
     # -- primal heuristic ------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import InitVar, dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.protocol import (
@@ -20,8 +21,7 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.result import Termination, relative_gap
-from poetmodel.solver.lazy.cuts import separators
-from poetmodel.solver.lazy.params import LazyParams
+from poetmodel.solver.lazy.params import CUT_FAMILIES, LazyParams
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import (
     SOLVER_ERROR,
@@ -124,9 +124,6 @@ class Session:
     params: LazyParams = field(default_factory=LazyParams)
     give_up_s: float = math.inf
     """How long to go on without any schedule, since the solve was requested [s]."""
-    restoring: bool = False
-    """Whether relaxations let tensors come back to groups that they enter, and have
-    recompute-memory cuts."""
     stopped: Termination | None = None
     """Why to stop, once there is a reason."""
     build_s: float = 0.0
@@ -214,12 +211,13 @@ class Session:
 
         Raises `TimeLimitError` once the time is over: one that nobody solves is of no use.
         """
-        params, restoring = self.params, self.restoring
         with time_limit(self.request.remaining_s()):
-            relaxation = Relaxation.build(
-                self.problem, grouping, self.recomputable, restoring=restoring
-            )
-            relaxation.separators = separators(relaxation, params, self.done)
+            relaxation = Relaxation.build(self.problem, grouping, self.recomputable)
+            for family in CUT_FAMILIES:
+                if family in self.params.cuts:
+                    module = import_module(f"poetmodel.solver.lazy.cuts.{family}")
+                    separator = module.separator(relaxation, self.params, self.done)
+                    relaxation.separators[family] = separator
             if coarser is not None:
                 relaxation.take_over(coarser)
         with self.lock:

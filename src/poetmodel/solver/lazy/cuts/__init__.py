@@ -2,30 +2,22 @@
 
 Each family is a `Separator` of one relaxation. A cut outlives its relaxation: it is noted in terms
 of the graph, and the finer relaxation's separator of the same family states it again. A new family
-is a module with a function `separator`, like those of the others, and its name in `FAMILIES`.
+is a module with a function `separator`, like those of the others, and its name in `CUT_FAMILIES` of
+`solver.lazy.params`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from poetmodel.model.linear import RESOLVED
 from poetmodel.problem import LinearRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
-
-    from poetmodel.solver.lazy.params import LazyParams
-    from poetmodel.solver.lazy.relaxation import Relaxation
-
-FAMILIES: Final = ("rounding", "interval", "recompute_memory")
-"""Names of the modules, in the order in which their cuts are sought."""
-PRESENT: Final = 1e-6
-"""Least share of a decision that counts as taken: more than a solver's tolerance."""
 
 
 @dataclass(kw_only=True, unsafe_hash=True)
@@ -55,26 +47,9 @@ class Separator(Protocol):
     """Separator of one family's cuts for one relaxation."""
 
     family: ClassVar[str]
-    lasting: ClassVar[bool]
-    """Whether its cuts stay, tight or not, when rows are added: nothing else in the finer
-    relaxation says what they say."""
 
     def separate(self, x: NDArray[Any], least: float) -> list[Cut]:
         """Return cuts that a point violates by more than `least`, the most violated first."""
 
     def restate(self, cut: Cut) -> Iterable[Cut]:
         """Return this relaxation's form of a coarser one's cut; nothing if it goes."""
-
-
-def separators(
-    relaxation: Relaxation, params: LazyParams, done: Callable[[], bool]
-) -> dict[str, Separator]:
-    """Return the separators of a relaxation by family; each may end early where all is `done`."""
-    found: dict[str, Separator] = {}
-    for family in FAMILIES:
-        if family in params.cuts:
-            module = import_module(f"{__name__}.{family}")
-            separator = module.separator(relaxation, params, done)
-            if separator is not None:
-                found[family] = separator
-    return found

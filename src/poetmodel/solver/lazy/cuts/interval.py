@@ -64,7 +64,6 @@ class IntervalSeparator:
     """
 
     family: ClassVar[str] = "interval"
-    lasting: ClassVar[bool] = False
 
     def __init__(self, relaxation: Relaxation, most: int) -> None:
         self.relaxation = relaxation

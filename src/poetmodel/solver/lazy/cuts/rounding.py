@@ -42,7 +42,6 @@ class RoundingSeparator:
     """
 
     family: ClassVar[str] = "rounding"
-    lasting: ClassVar[bool] = False
 
     def __init__(
         self, relaxation: Relaxation, most_sums: int, done: Callable[[], bool] = lambda: False
