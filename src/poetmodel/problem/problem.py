@@ -14,6 +14,7 @@ from poetmodel.problem.objective import (
     DeadlineCounts,
     Objective,
     Quantity,
+    Simulated,
     TimeSum,
     linear_limits,
     rewards_page_outs,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs, CostTable
     from poetmodel.device.costs import Cost
-    from poetmodel.schedule import Simulation
 
 _LIMITED_BY: Final[Mapping[Quantity, str]] = {
     Quantity.RAM: "ram",
@@ -452,7 +452,7 @@ class Problem:
         beside = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if beside else (self.time_sum,)
 
-    def limited_times_s(self, simulation: Simulation) -> tuple[float, ...]:
+    def limited_times_s(self, simulation: Simulated) -> tuple[float, ...]:
         """Return the times of a schedule that must each keep the deadline [s]."""
         if self.stand_in.transfer_share is None:
             return () if simulation.time_s is None else (simulation.time_s,)
