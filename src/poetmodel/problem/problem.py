@@ -179,9 +179,16 @@ class Problem:
 
     @classmethod
     def of(cls, graph: Graph, costs: Costs, *stated: object, **more: Any) -> Self:
-        """Return the problem with fields of options, runs or entries of files, by their names.
+        """Return the problem whose other fields are those of objects, by their names.
 
-        The later of these that has one counts, and `more` in any case; None says nothing.
+        Parameters
+        ----------
+        graph, costs
+            Its graph and costs.
+        *stated : object
+            Options, runs, entries of files. The last one that has a field counts; None says nothing.
+        **more
+            Fields that count in any case.
         """
         names = [entry.name for entry in fields(cls) if entry.init]
         given = ((name, getattr(part, name, None)) for part in stated for name in names)
