@@ -186,7 +186,7 @@ class Problem:
         graph, costs
             Its graph and costs.
         *stated : object
-            Options, runs, entries of files. The last one that has a field counts; None says nothing.
+            Options, runs, entries of files. The last that has a field counts; None says nothing.
         **more
             Fields that count in any case.
         """
