@@ -1,5 +1,7 @@
 """What a lazy solve shares, offers and cuts, and its search for schedules, which claims nothing."""
 
+from pkgutil import iter_modules
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule
+from poetmodel.solver.lazy import cuts
 from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, examine
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import as_candidate
@@ -147,3 +150,9 @@ def test_cuts_go_along_into_finer_groupings():
         assert {cut.origin for cut in finer.cuts} <= origins
         count += len(finer.cuts)
     assert count > 10
+
+
+def test_each_family_of_cuts_is_a_module_that_relaxations_use():
+    """A module without its name in the parameters would separate nothing."""
+    relaxation = session_of(skip_problem()).build(Grouping(4, frozenset({2})))
+    assert set(relaxation.separators) == {name for _, name, _ in iter_modules(cuts.__path__)}
