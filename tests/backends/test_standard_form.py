@@ -1,12 +1,9 @@
 """Forms of arrays: shapes, bounds, contradictions, rounding."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 from scipy.sparse import coo_array
 
-from poetmodel.backends.conflict import find_conflict
 from poetmodel.backends.standard_form import MAXIMIZE, StandardForm, round_binaries
 from poetmodel.errors import BackendError, ModelError
 
@@ -176,42 +173,3 @@ def test_round_binaries_refuses(x, said):
     """What is not near a whole number is an error, never rounded away."""
     with pytest.raises(BackendError, match=said):
         round_binaries(x, form())
-
-
-# -- rows that contradict each other ---------------------------------------------------------------
-def at_most(rows, upper, *, integer):
-    """Return binaries (or shares) with rows ``<= upper``."""
-    return StandardForm.from_arrays(
-        np.array(rows), np.zeros(len(rows[0])), upper=1.0, row_upper=upper, integer=integer
-    )
-
-
-def test_rows_that_contradict_linearly_are_found_by_highs():
-    """That x + y >= 2 and x - y <= -0.5 is found; y + z <= 2 does not take part."""
-    found = find_conflict(
-        at_most([[-1, -1, 0], [0, 1, 1], [1, -1, 0]], [-2, 2, -0.5], integer=True), time_s=10
-    )
-    assert found == [0, 2]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("pyscipopt") is None, reason="needs SCIP")
-def test_rows_that_contradict_through_integrality_are_found_by_scip():
-    """2 x + 2 y = 1 has a solution in shares, so HiGHS has no say; in whole numbers it has none."""
-    model = at_most([[2, 2, 0], [-2, -2, 0], [0, 1, 1]], [1, -1, 1], integer=True)
-    found = find_conflict(model, time_s=10)
-    assert found == [0, 1]
-
-
-def test_one_row_that_its_bounds_rule_out_is_read_off(monkeypatch):
-    """That x + y <= -1 of binaries needs no solver; without a conflict or time nothing is claimed.
-
-    An answer that a solve of its rows does not confirm is dropped.
-    """
-    found = find_conflict(at_most([[1, 0], [1, 1]], [1, -1], integer=True), time_s=10)
-    assert found == [1]
-    assert find_conflict(at_most([[1, 1]], [1], integer=True), time_s=10) == []
-    infeasible = at_most([[-1, -1], [1, -1]], [-2, -0.5], integer=True)
-    assert find_conflict(infeasible, time_s=0) == []
-    for name in ("highs", "scip"):
-        monkeypatch.setattr(f"poetmodel.backends.{name}.conflicting_rows", lambda *_: [1])
-    assert find_conflict(infeasible, time_s=10) == []

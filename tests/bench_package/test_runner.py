@@ -414,7 +414,7 @@ def test_model_that_the_licence_refuses_is_refused_though_time_ran_out_before(st
 
     def too_late(*arguments, **options):
         if stated:
-            monkeypatch.setattr("poetmodel.solver.monolithic._ModelSolve._ask", lambda *_: None)
+            monkeypatch.setattr("poetmodel.solver.monolithic.ModelProof._ask", lambda *_: None)
             return run(*arguments, **options)
         return run(*arguments, **options | {"time_limit": 1e-6})
 

@@ -165,7 +165,7 @@ def test_solve_goes_on_without_a_greedy_schedule(monkeypatch):
     def give_up(*_, **__):
         raise TimeLimitError
 
-    monkeypatch.setattr("poetmodel.solver.facade.construct", give_up)
+    monkeypatch.setattr("poetmodel.solver.task.construct", give_up)
     assert solve(skip_problem()).status == Status.OPTIMAL
     with time_limit(-1), pytest.raises(TimeLimitError):
         construct(skip_problem())

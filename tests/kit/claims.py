@@ -33,9 +33,9 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status
 from poetmodel.schedule import check_schedule
 from poetmodel.solver import solve
-from poetmodel.solver.lazy import solve_lazily
+from poetmodel.solver.extended import prove_model
+from poetmodel.solver.lazy import prove
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS, LazyParams
-from poetmodel.solver.monolithic import solve_model
 from poetmodel.solver.outcome import accepted, as_candidate, finish
 from poetmodel.solver.request import Request
 
@@ -157,7 +157,6 @@ def random_params(rng):
         heuristics=frozenset(name for name in sorted(HEURISTICS) if rng.random() < 0.35),
         small_gap_ratio=rng.choice((0.0, 0.01, 1.0)),
         wide_gap_ratio=rng.choice((0.0, 0.03, 1.0)),
-        very_wide_gap_ratio=rng.choice((0.0, 0.1, 1.0)),
         cut_rounds=rng.choice((1, 5, 30)),
         cuts_per_round=rng.choice((1, 10, 400)),
         cut_violation=rng.choice((0.0, 1e-5, 1e-3)),
@@ -199,7 +198,7 @@ def _lazily(problem, *, rng, backend, gap):
     if rng.random() < 0.4:
         start = accepted(problem, rng.choice((trivial, page_everything))(problem))
     first = random_grouping(rng, len(problem.graph.nodes))
-    outcome = solve_lazily(problem, request, start=start, first=first, params=random_params(rng))
+    outcome = prove(problem, request, start=start, first=first, params=random_params(rng))
     return finish(problem, request, outcome, formulation="lazy")
 
 
@@ -446,10 +445,10 @@ def answer(problem, way, *, seed="", **options):
     request = Request(time_limit_s=options.pop("time_limit"), **options)
     if way.startswith("bare"):
         model = build(problem, reductions=way == "bare")
-        outcome = solve_model(model, request, start=None, trimmed=False)
+        outcome = prove_model(model, request, start=None)
         return finish(problem, request, outcome, formulation="compact")
     first = rows_to_begin_with(problem, way, seed)
-    outcome = solve_lazily(problem, request, start=None, first=first)
+    outcome = prove(problem, request, start=None, first=first)
     return finish(problem, request, outcome, formulation="lazy")
 
 

@@ -50,9 +50,9 @@ def random_rows(rng, problem, chance=0.3):
     return no_rows(problem).add(stages, steps)
 
 
-def relaxation_of(problem, grouping, *, restoring=False):
-    """Build the relaxation of a grouping; `restoring` lets tensors come back where they enter."""
-    return Relaxation.build(problem, grouping, recomputable_nodes(problem), restoring=restoring)
+def relaxation_of(problem, grouping):
+    """Build the relaxation of a grouping."""
+    return Relaxation.build(problem, grouping, recomputable_nodes(problem))
 
 
 def least(form, unit=1.0, **targets):

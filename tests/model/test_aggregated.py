@@ -125,9 +125,6 @@ def test_what_a_reader_makes_stays_in_place_of_what_it_alone_reads():
     assert not any(found.kept[o, a] in found.fixed for a in later)
     assert (found.events.page_in[i], found.events.page_in[o]) == ((), (2,))
     assert i not in found.paged_out
-    # With recompute-memory cuts `o` is not recomputed earlier for that, whatever the room.
-    found = build_relaxation(problem, found.grouping, [True] * 7, restoring=True)
-    assert found.events.dominated == {(i, 0)}
     graph = written("a 6", "i 4 a", "o 4 i", "q 1", "r 1 a", "z 6 o", "y 6 o")
     problem = problem_of(graph, deadline="99 s", deadline_counts="overlap")
     found = build_relaxation(problem, Grouping(7, frozenset({3, 4})), [True] * 7)

@@ -221,7 +221,7 @@ def test_without_time_a_schedule_that_keeps_the_rows_is_the_answer(monkeypatch):
     def too_late(_):
         raise TimeLimitError("the time limit has passed")
 
-    monkeypatch.setattr("poetmodel.backends.compiler.compile_model", too_late)
+    monkeypatch.setattr("poetmodel.solver.extended.compile_model", too_late)
     model = build(problem)
     # Only the model is solved with a coefficient below 0.
     wanted = next(iter(model.paged_in.values()))

@@ -33,7 +33,7 @@ from poetmodel.model import build
 from poetmodel.problem import Problem
 from poetmodel.result import Status, Termination
 from poetmodel.schedule import GraphIdentity, Schedule, check_schedule, checkpoint_all
-from poetmodel.solver import facade, lazy, monolithic, solve
+from poetmodel.solver import lazy, monolithic, solve, task
 from poetmodel.solver.outcome import as_candidate
 
 EXACT = ["lazy", "compact"]
@@ -411,7 +411,7 @@ def test_a_graph_too_large_for_a_file_is_solved(monkeypatch):
 def test_the_limit_holds_for_all_that_is_done_before_the_solver(make, monkeypatch):
     """Where not even the first schedule is made in time, no model is built and none solved."""
     given = make(chain_problem(10))
-    monkeypatch.setattr(facade, "GRACE_S", -1.0)
+    monkeypatch.setattr(task, "GRACE_S", -1.0)
     for place in ("backends.highs.Highs.solve", "solver.lazy.relaxation.build_relaxation"):
         monkeypatch.setattr(f"poetmodel.{place}", lambda *_, **__: pytest.fail("went on"))
     result = solve(given, time_limit=1e-6)
@@ -557,8 +557,8 @@ def test_no_schedule_that_was_reported_is_lost(error, monkeypatch):
         request.report(value, 0.0, best.schedule)
         raise error
 
-    monkeypatch.setattr(facade, "construct", lambda *_, **__: paged)
-    monkeypatch.setattr(lazy, "solve_lazily", cut_short)
+    monkeypatch.setattr(task, "construct", lambda *_, **__: paged)
+    monkeypatch.setattr(lazy, "prove", cut_short)
     result = solve(problem)
     assert result.termination in (Termination.INTERRUPTED, Termination.TIME_LIMIT)
     assert result.schedule == best.schedule != paged

@@ -360,10 +360,10 @@ def test_a_schedule_that_is_found_is_returned_without_time_to_plan_it(monkeypatc
 
 
 STAGES = (
-    "poetmodel.solver.facade._Task._keeping_rows",
-    "poetmodel.solver.facade._Task._settle",
-    "poetmodel.solver.facade._Task._solve_once",
-    "poetmodel.solver.lazy.solve.Session",
+    "poetmodel.solver.task.Task._keeping_rows",
+    "poetmodel.solver.task.Task._settle",
+    "poetmodel.solver.task.Task.prove",
+    "poetmodel.solver.lazy.proof.Session",
     "poetmodel.solver.lazy.row_generation.add_rows",
     "poetmodel.solver.lazy.session.Relaxation.build",
 )

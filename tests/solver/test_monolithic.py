@@ -20,7 +20,8 @@ from poetmodel.schedule import Schedule, checkpoint_all
 from poetmodel.schedule.io import parse_document
 from poetmodel.schedule.relations import dump
 from poetmodel.solver import SolveProgress, monolithic, solve
-from poetmodel.solver.monolithic import TERMINATIONS, solve_model, start_values
+from poetmodel.solver.extended import prove_model
+from poetmodel.solver.monolithic import TERMINATIONS, start_values
 from poetmodel.solver.outcome import as_candidate
 from poetmodel.solver.request import MOST_MOMENTS, History, Request
 
@@ -92,7 +93,7 @@ def test_what_breaks_a_limit_is_excluded_and_the_model_solved_again(monkeypatch,
     if late:
         rejecting(monkeypatch, late=True)
         model = build(skip_problem())
-        outcome = solve_model(model, Request(gap=0.0), start=None, trimmed=False)
+        outcome = prove_model(model, Request(gap=0.0), start=None)
         assert (outcome.candidate, outcome.termination) == (None, Termination.TIME_LIMIT)
 
 

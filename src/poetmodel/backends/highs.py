@@ -95,8 +95,6 @@ _LARGE_MISFIT: Final = 1e-3
 _LOST: Final = 1e-6
 """Least difference, relative or absolute, of a claimed value from that of the solution that no
 rounding explains."""
-_IRREDUCIBLE: Final = 6
-"""``iis_strategy``: rows of the relaxation that are infeasible, and no smaller set of them is."""
 _BY_ROW: Final = 2
 _LINEAR_PERTURBATION: Final = 0.1
 """Perturbation of the costs of a model without integers, relative to HiGHS's default."""
@@ -276,30 +274,6 @@ class _Resolved:
         """Return the bound on the whole model that a bound of the model without them proves."""
         proven = finite(value)
         return None if proven is None else proven + self.best
-
-
-def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
-    """Return rows of the relaxation that are infeasible by themselves, looking for so long [s].
-
-    None where the relaxation is feasible, and HiGHS's answer therefore not valid.
-    """
-    highspy = Highs().module()
-    highs = quiet_highs(highspy)
-    settings = {
-        "output_flag": False,
-        "threads": 1,
-        "iis_strategy": _IRREDUCIBLE,
-        "iis_time_limit": time_s,
-        "time_limit": time_s,
-    }
-    for name, value in settings.items():
-        _set(highspy, highs, name, value)
-    fresh_scheduler(highspy)
-    _load(highspy, highs, replace(form.relaxed(), objective=np.zeros(form.n_columns)))
-    done, iis = highs.getIis()
-    if done == highspy.HighsStatus.kError or not iis.valid_:
-        return None
-    return [int(i) for i in iis.row_index_]
 
 
 def quiet_highs(highspy: Any) -> Any:

@@ -87,28 +87,6 @@ class Scip(Solver):
         return outcome
 
 
-def conflicting_rows(form: StandardForm, time_s: float) -> list[int] | None:
-    """Return rows of an infeasible model that are infeasible by themselves.
-
-    None where SCIP does not get so far in the time [s]; stopped early, the rows are infeasible
-    still, but some may not be needed.
-    """
-    import pyscipopt
-
-    model = pyscipopt.Model()
-    model.hideOutput()
-    _load(pyscipopt, model, form)
-    for name, value in (("iis/time", time_s), ("limits/time", time_s), ("iis/silent", True)):
-        _set(model, name, value)
-    try:
-        iis = model.generateIIS()
-    except Exception:  # noqa: BLE001 - PySCIPOpt knows nothing more specific
-        return None
-    if not iis.isSubscipInfeasible():
-        return None
-    return [int(row.name.removeprefix("c")) for row in iis.getSubscip().getConss()]
-
-
 @contextmanager
 def _log(model: Any, call: SolverCall) -> Iterator[Callable[[], None]]:
     """Give a function that passes on what SCIP has logged since it was last called.

@@ -120,14 +120,8 @@ class Run:
             If the model or device is unknown, or a limit cannot be used.
         """
         graph, device = graph_of(self.model, self.shape), device_of(self.device)
-        problem = Problem(
-            graph,
-            Costs.estimate(graph, device),
-            ram=self.ram,
-            deadline=self.deadline,
-            deadline_counts=self.settings.deadline_counts,
-            commit=self.settings.commit,
-        )
+        costs = Costs.estimate(graph, device)
+        problem = Problem.of(graph, costs, self, self.settings, constraints=())
         if self.settings.constraints is None:
             return problem
         from poetmodel.problem.io import parse_constraints

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from poetmodel.cli import options
-from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
+from poetmodel.cli.failures import print_faults, print_room_warnings, print_warnings, status_of
 from poetmodel.cli.inputs import NO_COSTS, check_outputs, device_warnings, read_device
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
 from poetmodel.errors import InputError
@@ -114,7 +114,8 @@ def choose(
     with live_line(wanted=not output.json, doing="choosing"):
         choice = _chosen(wanted, onnx.step(), costing, limits, search)
     _deliver(choice, files, json=output.json, total_s=time.monotonic() - called_s)
-    raise typer.Exit(_status(choice))
+    _print_reason(choice)
+    raise typer.Exit(status_of(choice.result))
 
 
 def _chosen(
@@ -197,14 +198,11 @@ def _facts(choice: Choice) -> Iterator[Fact]:
     yield row("frozen", plural(len(frozen), "layer"), ", ".join(frozen))
 
 
-def _status(choice: Choice) -> ExitStatus:
-    """Return the exit status; print the reason where nothing was chosen."""
+def _print_reason(choice: Choice) -> None:
+    """Print on stderr why nothing was chosen, if so."""
     from poetmodel.result import Status
 
-    if choice.result.schedule is not None:
-        return ExitStatus.SUCCESS
-    if choice.status == Status.INFEASIBLE:
-        print_faults([f"infeasible: {choice.result.reason}"])
-        return ExitStatus.INFEASIBLE
-    print_faults([choice.result.reason or "no schedule was found within the limit"])
-    return ExitStatus.NO_SCHEDULE
+    if choice.result.schedule is None:
+        infeasible = choice.result.status == Status.INFEASIBLE
+        reason = choice.result.reason or "no schedule was found within the limit"
+        print_faults([f"infeasible: {reason}" if infeasible else reason])

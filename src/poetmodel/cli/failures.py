@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from poetmodel.device.room import DeviceRoom
+    from poetmodel.result import SolveResult
 
 MAX_FAULTS: Final = 8
 
@@ -51,6 +52,19 @@ class ExitStatus(IntEnum):
     """The reader of the output closed the pipe."""
 
 
+_OF_STATUS: Final = {
+    "optimal": ExitStatus.SUCCESS,
+    "feasible": ExitStatus.SUCCESS,
+    "infeasible": ExitStatus.INFEASIBLE,
+    "unknown": ExitStatus.NO_SCHEDULE,
+}
+
+
+def status_of(result: SolveResult) -> ExitStatus:
+    """Return the exit status of a result: by its claim, whyever the solve stopped."""
+    return ExitStatus.REJECTED if result.violations else _OF_STATUS[result.status]
+
+
 def report_error(error: PoetModelError | OSError) -> ExitStatus:
     """Print an error on stderr and return its exit status."""
     if isinstance(error, InputError):
@@ -69,8 +83,7 @@ def report_error(error: PoetModelError | OSError) -> ExitStatus:
     if isinstance(error, BackendUnavailableError):
         return ExitStatus.NO_BACKEND
     if isinstance(error, NoScheduleError):
-        infeasible = error.result.status == "infeasible"
-        return ExitStatus.INFEASIBLE if infeasible else ExitStatus.NO_SCHEDULE
+        return status_of(error.result)
     if isinstance(error, MethodNotApplicableError):
         return ExitStatus.NO_SCHEDULE
     if isinstance(error, OwnMethodError) and error.refused:

@@ -455,24 +455,19 @@ class LimitOptions(CommitOptions):
         self,
         graph: Graph,
         costs: Costs,
-        *,
-        deadline: str | float | None = None,
-        energy_budget: str | float | None = None,
+        **limits: str | float | None,
     ) -> Problem:
         """Return the problem with these limits; a deadline or budget replaces that of a step."""
-        stated = Problem(
+        stated = Problem.of(
             graph,
             costs,
-            ram=self.ram,
-            deadline=self.deadline if deadline is None else deadline,
-            deadline_counts=self.deadline_counts,
+            self,
             aux_bytes=self.aux,
             recompute=not self.no_recompute,
             paging=not self.no_paging,
-            minimize=self.minimize or Quantity.ENERGY,
-            energy_budget=self.energy_budget if energy_budget is None else energy_budget,
-            count_parameters=self.count_parameters,
             commit=self.steps_to_commit,
+            constraints=(),
+            **{name: limit for name, limit in limits.items() if limit is not None},
         )
         if not self.constraints:
             return stated

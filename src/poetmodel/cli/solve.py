@@ -12,7 +12,7 @@ import typer
 
 from poetmodel.baselines.registry import DEFAULT
 from poetmodel.cli import options
-from poetmodel.cli.failures import ExitStatus, print_faults, print_room_warnings, print_warnings
+from poetmodel.cli.failures import print_faults, print_room_warnings, print_warnings, status_of
 from poetmodel.cli.inputs import check_outputs, device_warnings, read_costs, read_graph
 from poetmodel.cli.job import JobOptions, Reply, answer
 from poetmodel.cli.output import figures, live_line, print_json, print_written, show
@@ -142,7 +142,8 @@ def solve(
     print_warnings(_remedies(source, result), kind="hint")
     for path in save_beside(result, plan=files.plan, plot=files.plot, fitted=fitted):
         print_written(path)
-    raise typer.Exit(_status(result, explanation))
+    _print_reason(result, explanation)
+    raise typer.Exit(status_of(result))
 
 
 def _remedies(source: options.GraphOptions, result: SolveResult) -> Iterator[str]:
@@ -279,8 +280,8 @@ def _deliver(
         print_written(out)
 
 
-def _status(result: SolveResult, explanation: Explanation | None) -> ExitStatus:
-    """Return the exit status of a result; print its reason on stderr unless it is a success."""
+def _print_reason(result: SolveResult, explanation: Explanation | None) -> None:
+    """Print on stderr why a result is none that was asked for."""
     from poetmodel.result import Status, Termination
 
     if result.violations:
@@ -289,15 +290,11 @@ def _status(result: SolveResult, explanation: Explanation | None) -> ExitStatus:
             "use another formulation for one that can run"
         )
         print_faults([message, *result.violations])
-        return ExitStatus.REJECTED
-    if result.schedule is not None:
-        return ExitStatus.SUCCESS
-    if result.status == Status.INFEASIBLE:
+    elif result.status == Status.INFEASIBLE:
         reason = result.reason if explanation is None else explanation.whole_reason
         print_faults([f"infeasible: {reason or 'no schedule keeps the limits'}"])
         print_warnings(() if explanation is None else explanation.hints(), kind="hint")
-        return ExitStatus.INFEASIBLE
-    interrupted = result.termination == Termination.INTERRUPTED
-    reason = TOO_EARLY if interrupted else result.reason
-    print_faults([reason or "no schedule was found within the limit"])
-    return ExitStatus.NO_SCHEDULE
+    elif result.schedule is None:
+        interrupted = result.termination == Termination.INTERRUPTED
+        reason = TOO_EARLY if interrupted else result.reason
+        print_faults([reason or "no schedule was found within the limit"])

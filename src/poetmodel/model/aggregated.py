@@ -263,23 +263,14 @@ LAZY = Formulation(
 )
 
 
-def build_relaxation(
-    problem: Problem,
-    grouping: Grouping,
-    recomputable: Sequence[bool],
-    *,
-    restoring: bool = False,
-) -> Model:
+def build_relaxation(problem: Problem, grouping: Grouping, recomputable: Sequence[bool]) -> Model:
     """Return the relaxation of a problem that enforces the rows of a grouping.
 
     Its optimum is a lower bound for the problem, and that of the problem where its solution, placed
     on stages, keeps every row. `recomputable` is from `poetmodel.model.events.recomputable_nodes`.
-    With `restoring` a tensor may come back to a group that it enters, which recompute-memory cuts
-    need.
     """
     m = Model(problem, LAZY, exact=True)
     m.grouping = grouping
-    m.restoring = restoring
     m.recomputable = tuple(recomputable)
     own = (problem.stand_in.rows[number] for number in grouping.own_rows)
     counted = {decision for row in own for value, decision in row.terms if value}
@@ -292,9 +283,7 @@ def build_relaxation(
     )
     if not grouping.own_rows:
         single = {grouping.group_of[t] for t in grouping.step_stages}
-        events = without_dominated_keeps(
-            problem, events, moves=lambda group: not restoring and group not in single
-        )
+        events = without_dominated_keeps(problem, events, moves=lambda group: group not in single)
     m.events = events
     LAZY.populate(m)
     return m

@@ -86,8 +86,6 @@ class Model:
         self.grouping: Grouping
         """Which memory rows are enforced, and the groups of stages that decide together."""
         self.recomputable: tuple[bool, ...] = ()
-        self.restoring = False
-        """Whether a tensor may come back to a group of a relaxation that it enters."""
         self.decisions: Decisions
         self.relations: CompactRelations | TriangleRelations
         """The paper's relations in terms of the columns."""

@@ -108,9 +108,9 @@ def _once(m: Model) -> None:
         S_RAM[t,i] + M_in[t,i] + R[t,node(i)] <= 1    node(i) has one output and is not wanted
         S_RAM[t,i] + M_in[t,i] <= 1                   otherwise
 
-    The same holds in a group of stages. But where recompute-memory cuts are to be stated, or
-    page-ins of a tensor are wanted for their own sake, it may go in one of several stages to make
-    room for a recomputation, and come back: there are no rows then.
+    The same holds in a group of stages. But where page-ins of a tensor are wanted for their own
+    sake, it may go in one of several stages to make room for a recomputation, and come back: there
+    are no rows then.
     """
     graph, wanted, grouping = m.problem.working_graph, m.problem.wanted, m.grouping
     several = {
@@ -123,7 +123,7 @@ def _once(m: Model) -> None:
         k = graph.node_of[i]
         without_again = len(graph.outputs_of[k]) > 1 or wanted.compute[k] > 0
         for group in groups:
-            if group in several and (m.restoring or wanted.page_in[i]):
+            if group in several and wanted.page_in[i]:
                 continue
             columns = sources(m, group, i)
             if without_again:

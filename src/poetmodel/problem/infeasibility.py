@@ -41,6 +41,11 @@ def obstacles(problem: Problem) -> Iterator[str]:
     yield from _constraints(problem)
 
 
+def nothing_keeps(problem: Problem, further: str = "together") -> str:
+    """Return in words that it is proved that no schedule keeps the limits and more."""
+    return f"proved: no schedule keeps {limits_in_words(problem)} {further}"
+
+
 def limits_in_words(problem: Problem) -> str:
     """Return the limits of a problem as a phrase."""
     parts = [f"the RAM budget of {problem.ram_budget_bytes:,} B"]

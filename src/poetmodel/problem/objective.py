@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from operator import neg
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from poetmodel.device import Device, StorageMode
 from poetmodel.problem.rows import (
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from poetmodel.graph import Graph
     from poetmodel.problem.problem import Problem
-    from poetmodel.schedule import Simulation
 
 OWN: Final = "own"
 """Name of an objective that is a user's own sum of totals."""
@@ -83,6 +82,25 @@ class TimeSum(NamedTuple):
         return self.compute * compute_s + self.transfer * transfer_s
 
 
+class Simulated(Protocol):
+    """A simulated schedule, as far as objectives and limits look at it; figures by their names."""
+
+    @property
+    def compute_s(self) -> float | None:
+        """Compute time [s]."""
+
+    @property
+    def transfer_s(self) -> float | None:
+        """Transfer time [s]."""
+
+    @property
+    def time_s(self) -> float | None:
+        """Time that the deadline counts [s]."""
+
+    def total(self, graph: Graph, terms: Terms, *, extra: bool = False) -> float:
+        """Return a sum of totals, or what it has beyond a single pass."""
+
+
 @dataclass(frozen=True, slots=True)
 class OwnSum:
     """A user's own sum of totals, as simulated."""
@@ -92,11 +110,11 @@ class OwnSum:
     rewards: float
     """Least possible sum of its negative terms, 0 or less."""
 
-    def measured(self, simulation: Simulation) -> float:
+    def measured(self, simulation: Simulated) -> float:
         """Return the sum."""
         return simulation.total(self.graph, self.terms)
 
-    def overhead(self, simulation: Simulation) -> float:
+    def overhead(self, simulation: Simulated) -> float:
         """Return the excess of the sum over its baseline: a single pass less the rewards."""
         extra = simulation.total(self.graph, self.terms, extra=True)
         above = extra - self.rewards
@@ -157,14 +175,14 @@ class Objective:
         """Whether it is a sum over decisions: all are but the peak, a maximum over steps."""
         return self.quantity != Quantity.RAM
 
-    def measured(self, simulation: Simulation) -> float:
+    def measured(self, simulation: Simulated) -> float:
         """Return the amount that a schedule takes, as simulated."""
         if self.own is not None:
             return self.own.measured(simulation)
         figure: float | None = getattr(simulation, self.figure)
         return 0.0 if figure is None else figure
 
-    def overhead(self, simulation: Simulation) -> float:
+    def overhead(self, simulation: Simulated) -> float:
         """Return the amount above the baseline, as simulated; the value that a search lowers."""
         if self.own is not None:
             return self.own.overhead(simulation)

@@ -14,6 +14,7 @@ from poetmodel.problem.objective import (
     DeadlineCounts,
     Objective,
     Quantity,
+    Simulated,
     TimeSum,
     linear_limits,
     rewards_page_outs,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from poetmodel.device import Costs, CostTable
     from poetmodel.device.costs import Cost
-    from poetmodel.schedule import Simulation
 
 _LIMITED_BY: Final[Mapping[Quantity, str]] = {
     Quantity.RAM: "ram",
@@ -176,6 +176,24 @@ class Problem:
     def __getstate__(self) -> dict[str, Any]:
         # What is derived is left out: another thread may be deriving it.
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def of(cls, graph: Graph, costs: Costs, *stated: object, **more: Any) -> Self:
+        """Return the problem whose other fields are those of objects, by their names.
+
+        Parameters
+        ----------
+        graph, costs
+            Its graph and costs.
+        *stated : object
+            Options, runs, entries of files. The last that has a field counts; None says nothing.
+        **more
+            Fields that count in any case.
+        """
+        names = [entry.name for entry in fields(cls) if entry.init]
+        given = ((name, getattr(part, name, None)) for part in stated for name in names)
+        known = {name: value for name, value in given if value is not None}
+        return cls(**{**known, **more, "graph": graph, "costs": costs})
 
     @classmethod
     def parse(cls, graph: Graph, costs: Costs, **stated: Any) -> Self:
@@ -441,7 +459,7 @@ class Problem:
         beside = self.deadline_counts == DeadlineCounts.OVERLAP and self.plans_all_transfers
         return (self.time_sum, TimeSum(0.0, 1.0)) if beside else (self.time_sum,)
 
-    def limited_times_s(self, simulation: Simulation) -> tuple[float, ...]:
+    def limited_times_s(self, simulation: Simulated) -> tuple[float, ...]:
         """Return the times of a schedule that must each keep the deadline [s]."""
         if self.stand_in.transfer_share is None:
             return () if simulation.time_s is None else (simulation.time_s,)

@@ -15,7 +15,6 @@ from poetmodel.model.compact import COMPACT
 from poetmodel.problem import OWN, Constraint, LinearRow, Problem
 from poetmodel.problem.rows import over_stages
 from poetmodel.problem.totals import CONSTANT, Count, Terms, whole
-from poetmodel.solver.monolithic import states_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -57,6 +56,16 @@ def added_rows(model: pyo.ConcreteModel) -> list[LinearRow] | None:
                 return None
             rows.append(row)
     return rows
+
+
+def states_problem(model: pyo.ConcreteModel) -> bool:
+    """Return whether a model still minimizes what `build` stated: nobody replaced or changed it."""
+    objective = model.component("objective")
+    return (
+        getattr(objective, "active", False)
+        and getattr(objective, "sense", None) == pyo.minimize
+        and getattr(objective, "expr", None) is getattr(model, "stated_objective", None)
+    )
 
 
 def names_page_outs(model: pyo.ConcreteModel) -> bool:

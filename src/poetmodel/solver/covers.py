@@ -1,4 +1,8 @@
-"""Cover cuts: exact rows against points that only a solver's tolerance let through."""
+"""Cover cuts: exact rows against points that only a solver's tolerance let through.
+
+No family of `solver.lazy.cuts`: they belong to the proof, whatever the parameters, and to forms of
+any model, ``compact`` and a user's included.
+"""
 
 from __future__ import annotations
 

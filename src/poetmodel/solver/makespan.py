@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from poetmodel.schedule import Schedule
-
-    Attempt = Callable[[Problem, Request, Schedule | None], Outcome]
+    from poetmodel.solver.task import Task
 
 
 RELAXATION_RATIO: Final = 0.5
@@ -38,31 +37,19 @@ TIME_SHARES: Final = (1 / 1024, 1 / 256, 1 / 64, 1 / 8, 1.0)
 transfers hardly count, since most of them can be hidden."""
 
 
-def solve_makespan(
-    problem: Problem,
-    request: Request,
-    attempt: Attempt,
-    *,
-    start: Schedule | None,
-    restates: bool = True,
-) -> Outcome:
-    """Solve a problem whose transfers run beside the computing.
-
-    `attempt` solves a surrogate within a request, from a start; it `restates` limits and objective
-    of any, unless it has a user's model to solve. The outcome has the best schedule
-    whose plan keeps every limit, verified with its plan, and a bound on all of them. It is
-    infeasible only where the relaxation is.
-    """
-    return _ShareSearch(problem, request, attempt, start, restates).run()
-
-
 @dataclass(slots=True)
-class _ShareSearch:
-    problem: Problem
+class ShareSearch:
+    """The search for a transfer share whose plan keeps every limit, best of all.
+
+    The outcome of `run` has the best schedule whose plan does, verified with its plan, and a bound
+    on all of them. It is infeasible only where the relaxation is.
+    """
+
+    task: Task
+    """Answers surrogates of the problem."""
     request: Request
-    attempt: Attempt
     start: Schedule | None
-    restates: bool
+    problem: Problem = field(init=False)
     best: Candidate | None = None
     bound: float = 0.0
     own_bound: float | None = None
@@ -72,19 +59,23 @@ class _ShareSearch:
     solved: list[tuple[float, Outcome]] = field(default_factory=list)
     """The shares tried, with how each ended."""
 
+    def __post_init__(self) -> None:
+        self.problem = self.task.planned
+
     def run(self) -> Outcome:
+        """Try shares until one is proved to be the best, or no time is left."""
         first = RELAXATION_RATIO if self._timed else 1.0
         try:
             if self.start is not None:
                 self._take(self.start)
-            relaxed, _ = self._solve(0.0, ratio=first)
+            relaxed, _ = self._try_share(0.0, ratio=first)
             if relaxed.infeasible:
                 return relaxed
             if self._timed and self.problem.minimize == Quantity.TIME:
                 self._makespan_shares()
             elif self._timed:
                 self._bisect()
-                if self.best is None and self.restates:
+                if self.best is None and self.task.restates:
                     self._makespan_shares()
         except TimeLimitError:  # while a schedule is planned, which may take long, too
             return replace(self._outcome(), termination=Termination.TIME_LIMIT)
@@ -108,28 +99,28 @@ class _ShareSearch:
         Where something else is minimized, any schedule whose plan keeps the limits will do.
         """
         problem, timed = self.problem, self.problem.minimize == Quantity.TIME
-        if self.restates:
+        if self.task.restates:
             problem = problem.without(Quantity.TIME, minimize=Quantity.TIME, own_objective=())
         for share in TIME_SHARES:
             if self._done() or not (timed or self.best is None):
                 return
-            self._solve(share, problem=problem)
+            self._try_share(share, problem=problem)
 
     def _bisect(self) -> None:
         """Look for the least share whose plan keeps the limits."""
         missed, kept = 0.0, None
         while not self._done() and (kept is None or kept - missed > LEAST_STEP):
             share = 1.0 if kept is None else (missed + kept) / 2
-            outcome, keeps = self._solve(share)
+            outcome, keeps = self._try_share(share)
             if keeps or outcome.candidate is None or kept is None:
                 kept = share
             else:
                 missed = share
 
-    def _solve(
+    def _try_share(
         self, share: float, *, ratio: float | None = None, problem: Problem | None = None
     ) -> tuple[Outcome, bool]:
-        """Solve one surrogate, of the stated problem or of one with other limits.
+        """Have one surrogate solved, of the stated problem or of one with other limits.
 
         Return how it ended, and whether its plan keeps every limit.
         """
@@ -139,7 +130,7 @@ class _ShareSearch:
         within = replace(request, time_limit_s=max(limit_s, 1e-3), on_progress=self._report(share))
         begin = self.start if self.best is None else self.best.schedule
         stated = problem or self.problem
-        outcome = self.attempt(stated.surrogate(transfer_share=share), within, begin)
+        outcome = self.task.answer(stated.surrogate(transfer_share=share), within, begin)
         self.solved.append((share, outcome))
         self._raise_bound(share, outcome.bound)
         candidate = outcome.candidate

@@ -113,6 +113,13 @@ def accepted(problem: Problem, schedule: Schedule | None) -> Candidate | None:
     return None if candidate.violations else candidate
 
 
+def better(first: Candidate | None, other: Candidate | None) -> Candidate | None:
+    """Return the candidate of less value, the first one of equals; None where there is none."""
+    if first is None or other is None:
+        return first or other
+    return first if first.value <= other.value else other
+
+
 def safe_bound(problem: Problem, bound: float) -> float:
     """Return the part of a solver's bound that its tolerances leave certain, in the same units.
 

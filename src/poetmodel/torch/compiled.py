@@ -226,13 +226,12 @@ class Compiled:
         if minimize is None:
             minimize = Quantity.TIME if costs.device is None else Quantity.ENERGY
         counts = DeadlineCounts.OVERLAP if options.background_io else DeadlineCounts.SERIAL
-        return Problem(
+        return Problem.of(
             scheduled.graph,
             costs,
+            options,
             ram=usable,
-            deadline=options.deadline,
             deadline_counts=counts,
-            recompute=options.recompute,
             paging=options.pages,
             minimize=minimize,
         )

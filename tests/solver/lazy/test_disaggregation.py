@@ -146,7 +146,7 @@ def points(numbers):
         if obstacle(problem) is None:
             rng = seeded(f"point of {seed}")
             rows = random_rows(rng, problem, rng.choice((0.2, 0.4, 0.7)))
-            relaxation = relaxation_of(problem, rows, restoring=bool(number % 2))
+            relaxation = relaxation_of(problem, rows)
             for x in whole_points(rng, relaxation, 1):
                 yield seed, relaxation, x
 

@@ -15,7 +15,6 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
 from poetmodel.solver.lazy import LazyParams
-from poetmodel.solver.lazy.cuts.recompute_memory import RecomputeMemorySeparator
 from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
 from poetmodel.solver.lazy.linear import add_cuts, add_rows, stage_loads
 from poetmodel.solver.lazy.session import Session
@@ -32,7 +31,7 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
     """Above the first linear relaxation, below the integer one; from no row at all there is one."""
     session = session_of(comb_problem(8, 10))
     relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
-    first = session.solve(relaxation.form.relaxed())
+    first = session.relax(relaxation.form.relaxed())
     answer = add_cuts(session, relaxation)
     assert answer.x is not None
     assert not answer.infeasible
@@ -55,7 +54,7 @@ def test_cuts_and_rows_raise_the_bound_of_the_session():
 def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
     """That changes no value: each is that of the same relaxation solved from nothing."""
     session = session_of(comb_problem(8, 10))
-    solve = session.solve
+    solve = session.relax
     begun = []
 
     def compared(_, form, basis=None):
@@ -64,7 +63,7 @@ def test_rounds_of_cuts_begin_from_the_last_basis(monkeypatch):
         assert raw.objective == pytest.approx(anew.objective)
         return raw
 
-    monkeypatch.setattr(Session, "solve", compared)
+    monkeypatch.setattr(Session, "relax", compared)
     relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
     add_cuts(session, relaxation)
     assert len(begun) > 2
@@ -112,25 +111,20 @@ def test_bounds_of_the_linear_phase_hold(part):
     assert raised > part.share(10)
 
 
-@pytest.mark.parametrize(
-    "what", ["build", "taken over", "restated", "rounded", "interval", "recompute", "disaggregated"]
-)
+@pytest.mark.parametrize("what", ["build", "taken over", "rounded", "interval", "disaggregated"])
 def test_every_part_of_a_round_ends_with_the_time_limit(what, caplog):
     """Whatever Python does between two calls of the solver looks at the clock, and logs nothing."""
     session = session_of(comb_problem(8, 10))
-    session.restoring = True
     relaxation = session.build(Grouping(16, frozenset(range(2, 15))))
-    raw = session.solve(relaxation.form.relaxed())
+    raw = session.relax(relaxation.form.relaxed())
     assert raw.x is not None
     x = raw.x
     relaxation.cuts = relaxation.separate(x, 1e-3)
     parts = {
         "build": lambda: session.build(relaxation.grouping),
         "taken over": lambda: relaxation.take_over(relaxation),
-        "restated": lambda: RecomputeMemorySeparator(relaxation, 400),
         "rounded": lambda: RoundingSeparator(relaxation, 1 << 20).rows(),
         "interval": lambda: relaxation.separators["interval"].separate(x, 1e-3),
-        "recompute": lambda: relaxation.separators["recompute_memory"].separate(x, 0.0),
         "disaggregated": lambda: relaxation.disaggregate(x),
     }
     parts[what]()

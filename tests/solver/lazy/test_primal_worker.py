@@ -273,7 +273,7 @@ from poetmodel.solver.lazy import primal_worker
 
 print("once", flush=True)  # a script without a main of its own
 params = lazy.LazyParams(worker_start_s=0.0)
-lazy.solve_lazily = partial(lazy.solve_lazily, params=params)
+lazy.prove = partial(lazy.prove, params=params)
 tell = primal_worker.PrimalWorker._tell
 
 def say_and_tell(self, process, search):

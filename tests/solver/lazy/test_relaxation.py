@@ -1,7 +1,5 @@
 """The compiled relaxations: their bounds, the points of schedules, cuts as rows."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -87,30 +85,6 @@ def test_rows_are_stated_by_hand():
     assert decisions.paged_in == frozenset()
     # `c`, made by the row's own stage, is kept at no cost.
     assert decisions.kept == {(2, 0)}
-
-
-# -- where tensors may come back ---------------------------------------------------------------
-restoring = partial(relaxation_of, restoring=True)
-
-
-@parts(3)
-def test_coming_back_is_worth_nothing(part):
-    """The optimum is that of the relaxation in which nothing comes twice.
-
-    In groups of one stage a tensor cannot go and come back; in longer ones nothing is said.
-    """
-    fewer = 0
-    for number, (problem, _) in part.of(enumerate(feasible(60, "relaxation-20", (4, 7)))):
-        grouping = random_rows(seeded(f"back/{number}"), problem, 0.4)
-        plain, again = relaxation_of(problem, grouping), restoring(problem, grouping)
-        assert least(again.form) == pytest.approx(least(plain.form), abs=CLOSE), number
-        every = set(plain.model.row_keys("once"))
-        stages = zip(grouping.first_stage, grouping.last_stage, strict=True)
-        single = {group for group, (first, last) in enumerate(stages) if first == last}
-        wanted = {(group, i) for group, i in every if group in single}
-        assert set(again.model.row_keys("once")) == wanted
-        fewer += wanted < every
-    assert fewer > part.share(5)
 
 
 # -- points of schedules -----------------------------------------------------------------------

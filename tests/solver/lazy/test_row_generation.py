@@ -15,7 +15,7 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.process import WorkerProcess
 from poetmodel.result import Termination
 from poetmodel.schedule import checkpoint_all
-from poetmodel.solver.lazy import LazyParams, primal_worker, row_generation, solve_lazily
+from poetmodel.solver.lazy import LazyParams, primal_worker, prove, row_generation
 from poetmodel.solver.lazy.params import HEURISTICS
 from poetmodel.solver.lazy.primal import PrimalHeuristic
 from poetmodel.solver.lazy.row_generation import RowGeneration
@@ -33,7 +33,7 @@ def greedy(problem):
 def solved(problem, *, start=None, params=None, **choices):
     """Solve to gap 0, by default from nothing."""
     request = Request(**{"gap": 0.0, "time_limit_s": 300.0, **choices})
-    return solve_lazily(problem, request, start=start, params=params)
+    return prove(problem, request, start=start, params=params)
 
 
 def value_of(outcome):
@@ -110,7 +110,7 @@ def test_what_a_run_that_went_wrong_told_is_taken_back(monkeypatch):
         return True
 
     monkeypatch.setattr(type(session.solver), "solve", misled)
-    assert session.solve(relaxation.form, watch=watch) is not None
+    assert session.relax(relaxation.form, watch=watch) is not None
     assert session.bounds.lower == 2.0
 
 
@@ -121,7 +121,7 @@ def test_an_answer_on_the_way_becomes_a_schedule_by_repair(monkeypatch, *, repai
     params = LazyParams(heuristics=HEURISTICS - (set() if repairs else {"repair_on_the_way"}))
     session = Session(comb_problem(), Request(gap=0.0), None, params=params)
     relaxation = session.build(Grouping(20, frozenset({9})))
-    raw = session.solve(relaxation.form)
+    raw = session.relax(relaxation.form)
     assert row_generation.examine(session, relaxation, raw.x)
     assert session.bounds.incumbent is None
     progress = BackendProgress(incumbent=raw.objective, bound=None, x=raw.x)

@@ -1,23 +1,19 @@
 """What a lazy solve shares, offers and cuts, and its search for schedules, which claims nothing."""
 
+from pkgutil import iter_modules
+
 import numpy as np
 import pytest
 
 from kit.instances import scarce_problem, seeded
 from kit.relaxation import CLOSE, random_rows, run_rounds, solved
 from kit.rotation import parts
-from kit.worked import comb_problem, even_costs, skip_problem
-from poetmodel.graph import Graph, operation
+from kit.worked import comb_problem, skip_problem
 from poetmodel.heuristics.greedy import construct, page_everything
 from poetmodel.model.aggregated import Grouping
-from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.schedule import Schedule
-from poetmodel.solver.lazy.cuts import Cut
-from poetmodel.solver.lazy.cuts.recompute_memory import (
-    RecomputeMemoryOrigin,
-    RecomputeMemorySeparator,
-)
+from poetmodel.solver.lazy import cuts
 from poetmodel.solver.lazy.primal import IDLE_ITERATIONS_PER_COLUMN, PrimalHeuristic, examine
 from poetmodel.solver.lazy.session import Session
 from poetmodel.solver.outcome import as_candidate
@@ -156,51 +152,7 @@ def test_cuts_go_along_into_finer_groupings():
     assert count > 10
 
 
-def crowded():
-    """Begin a solve in which to make `k` again takes 3 + 3 beside the 5 of `a`, of 10.
-
-    The row of `y`, stage 2, is enforced: not both of `k` and `a` stay through it. Return the
-    session, its relaxation, and the cut of that.
-    """
-    graph = Graph(
-        name="crowded",
-        nodes=(
-            operation("k", output_bytes=3, workspace_bytes=3),
-            operation("a", output_bytes=5),
-            operation("y", output_bytes=0, workspace_bytes=3, recomputable=False),
-            operation("x", output_bytes=0, inputs=("k",), recomputable=False),
-            operation("m", output_bytes=0, recomputable=False),
-            operation("x2", output_bytes=0, inputs=("k",), recomputable=False),
-            operation("z", output_bytes=0, inputs=("a",), recomputable=False),
-        ),
-    )
-    costs = even_costs(graph, page_in=None, page_out=None)
-    session = session_of(Problem(graph, costs, ram=10))
-    session.restoring = True
-    coarse = session.build(Grouping(7, frozenset({2})))
-    origin = RecomputeMemoryOrigin(first_stage=3, last_stage=6, node=0, output=0, tensors=(1,))
-    noted = Cut.of((), lower=0.0, origin=origin)
-    (cut,) = RecomputeMemorySeparator(coarse, 400).restate(noted)
-    return session, coarse, cut
-
-
-def test_recompute_memory_cuts_go_along_once_each_for_every_group():
-    """A group that is parted has the cut in both; those that last stay apart from the others.
-
-    A session that does not let tensors come back builds relaxations without.
-    """
-    session, coarse, cut = crowded()
-    coarse.cuts, coarse.lasting = [cut, cut], [cut]
-    finer = session.build(coarse.grouping.add([4]), coarse)
-    for stated in (finer.cuts, finer.lasting):
-        spans = [(one.origin.first_stage, one.origin.last_stage) for one in stated]
-        assert sorted(spans) == [(3, 4), (5, 6)]
-    assert finer.cut_form().n_rows == finer.form.n_rows + 4
-    assert session.build(coarse.grouping).cuts == []
-    session, coarse, cut = crowded()
-    coarse.cuts = coarse.lasting = [cut]
-    assert coarse.model.restoring
-    session.restoring = False
-    finer = session.build(coarse.grouping.add([4]), coarse)
-    assert not finer.model.restoring
-    assert (finer.cuts, finer.lasting) == ([], [])
+def test_each_family_of_cuts_is_a_module_that_relaxations_use():
+    """A module without its name in the parameters would separate nothing."""
+    relaxation = session_of(skip_problem()).build(Grouping(4, frozenset({2})))
+    assert set(relaxation.separators) == {name for _, name, _ in iter_modules(cuts.__path__)}

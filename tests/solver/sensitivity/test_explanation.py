@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pyomo.environ as pyo
 import pytest
 
@@ -11,6 +12,7 @@ from kit.oracle import optimum
 from kit.own_rows import constrained
 from kit.rotation import parts
 from kit.worked import bench_device, comb_problem, even_costs, skip_graph, skip_problem
+from poetmodel.backends.standard_form import StandardForm
 from poetmodel.device import Costs
 from poetmodel.device.io import load_device
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor, operation
@@ -21,7 +23,7 @@ from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Status, Termination
 from poetmodel.solver import solve
 from poetmodel.solver.sensitivity import Change, conflict, explain_infeasible, variants
-from poetmodel.solver.sensitivity.conflict import find_conflict
+from poetmodel.solver.sensitivity.conflict import conflicting_rows, find_conflict
 from poetmodel.solver.sensitivity.remedies import freed, name_of, stated_limits
 
 
@@ -209,7 +211,6 @@ def test_own_constraints_are_named(whole):
     model.few_pages = pyo.Constraint(expr=sum(model.paged_out.values()) <= (0.5 if whole else 0))
     model.harmless = pyo.Constraint(expr=sum(model.paged_out.values()) <= 3)
     if whole:
-        pytest.importorskip("pyscipopt")
         model.no_work = pyo.ConstraintList()
         model.no_work.add(sum(model.recomputed.values()) <= 0.5)
     found = explain_infeasible(solve(model), model=model)
@@ -219,6 +220,30 @@ def test_own_constraints_are_named(whole):
     assert "these added constraints cannot hold together with" in text
     assert "without what was added to the model there is a schedule" in text
     assert found.to_dict()["constraints"] == list(found.constraints)
+
+
+def at_most(rows, upper):
+    """Return binaries with rows ``<= upper``."""
+    return StandardForm.from_arrays(
+        np.array(rows), np.zeros(len(rows[0])), upper=1.0, row_upper=upper, integer=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "upper", "conflict"),
+    [
+        ([[-1, -1, 0], [0, 1, 1], [1, -1, 0]], [-2, 2, -0.5], [0, 2]),
+        ([[2, 2, 0], [-2, -2, 0], [0, 1, 1]], [1, -1, 1], [0, 1]),
+        ([[1, 0], [1, 1]], [1, -1], [1]),
+        ([[1, 1]], [1], []),
+    ],
+    ids=["linearly", "through integrality", "with its bounds", "not at all"],
+)
+def test_rows_that_contradict_are_found(rows, upper, conflict):
+    """Each of them is needed: the others have a point. Without time nothing is claimed."""
+    form = at_most(rows, upper)
+    assert conflicting_rows(form, time_limit=10) == conflict
+    assert conflicting_rows(form, time_limit=0) == []
 
 
 def test_no_added_constraint_is_blamed_where_none_takes_part():

@@ -45,7 +45,7 @@ def add_cuts(session: Session, relaxation: Relaxation) -> LinearAnswer:
     answer = LinearAnswer(None, float("-inf"))
     basis: Basis | None = None
     for turn in range(params.cut_rounds):
-        raw = session.solve(relaxation.cut_form().relaxed(), basis=basis)
+        raw = session.relax(relaxation.cut_form().relaxed(), basis=basis)
         if raw is None or raw.x is None or raw.bound is None:
             if raw is not None and raw.infeasible:
                 return LinearAnswer(None, 0.0, infeasible=True)
@@ -57,7 +57,7 @@ def add_cuts(session: Session, relaxation: Relaxation) -> LinearAnswer:
         last = turn == params.cut_rounds - 1 or idle >= params.rounds_without_gain
         if last or session.done() or raw.status != SolverStatus.OPTIMAL:
             break
-        solved = relaxation.all_cuts()
+        solved = relaxation.cuts
         relaxation.drop_slack(raw.x)
         violated = relaxation.separate(raw.x, params.cut_violation)
         if not violated:
@@ -75,7 +75,7 @@ def carried_basis(
         return None
     n_rows = relaxation.form.n_rows
     known = {id(cut): row for cut, row in zip(solved, basis.rows[n_rows:], strict=True)}
-    cuts = [known.get(id(cut), basis.basic) for cut in relaxation.all_cuts()]
+    cuts = [known.get(id(cut), basis.basic) for cut in relaxation.cuts]
     return replace(basis, rows=[*basis.rows[:n_rows], *cuts])
 
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from poetmodel.errors import InputError
 
-CUT_FAMILIES: Final = frozenset({"interval", "rounding", "recompute_memory"})
-"""Families of cuts, by the names of their modules."""
+CUT_FAMILIES: Final = ("rounding", "interval")
+"""Families of cuts, by the names of their modules, in the order in which they are sought."""
 HEURISTICS: Final = frozenset({"repair", "repair_on_the_way", "local_search"})
 """Parts of the primal heuristic; the second repairs what a solve finds before its last answer."""
 
@@ -31,7 +31,7 @@ class LazyParams:
     """
 
     # -- what runs at all --------------------------------------------------------------------------
-    cuts: frozenset[str] = CUT_FAMILIES
+    cuts: frozenset[str] = frozenset(CUT_FAMILIES)
     """Families of cuts that are separated."""
     heuristics: frozenset[str] = HEURISTICS
     """Parts of the primal heuristic that run."""
@@ -41,11 +41,7 @@ class LazyParams:
     """Gap up to which a solve is near its end: there is no local search any more, and equal
     decisions are not counted, as counters are only more columns then."""
     wide_gap_ratio: float = 0.03
-    """Gap above which it is far from it: relaxations take long there, so few rows are added,
-    and cuts stand in for rows of steps."""
-    very_wide_gap_ratio: float = 0.1
-    """Gap after the linear phase above which recompute-memory cuts are stated from the first
-    integer relaxation on, where RAM is the only limit."""
+    """Gap above which it is far from it: relaxations take long there, so few rows are added."""
 
     # -- linear phase ------------------------------------------------------------------------------
     cut_rounds: int = 30
@@ -127,7 +123,7 @@ class LazyParams:
             raise InputError(faults)
 
 
-_KNOWN: Final = {"cuts": CUT_FAMILIES, "heuristics": HEURISTICS}
+_KNOWN: Final = {"cuts": frozenset(CUT_FAMILIES), "heuristics": HEURISTICS}
 
 
 def _most(name: str) -> float:

@@ -87,8 +87,6 @@ class Relaxation:
     """Separators of its cuts, by family."""
     cuts: list[Cut] = field(init=False, default_factory=list)
     """Valid rows found so far, in columns of `form`."""
-    lasting: list[Cut] = field(init=False, default_factory=list)
-    """Further ones, which stay when they are not tight."""
 
     @classmethod
     def build(
@@ -96,16 +94,10 @@ class Relaxation:
         problem: Problem,
         grouping: Grouping,
         recomputable: Sequence[bool],
-        *,
-        restoring: bool = False,
     ) -> Relaxation:
-        """State and compile the relaxation that enforces the rows of `grouping`.
-
-        With `restoring` a tensor may come back to a group that it enters, as recompute-memory cuts
-        need.
-        """
+        """State and compile the relaxation that enforces the rows of `grouping`."""
         begun = time.monotonic()
-        model = build_relaxation(problem, grouping, recomputable, restoring=restoring)
+        model = build_relaxation(problem, grouping, recomputable)
         form = form_of(model)
         layout = layout_of(form)
         return cls(
@@ -136,11 +128,7 @@ class Relaxation:
 
     def cut_form(self) -> StandardForm:
         """Return the form with all cuts found so far as further rows."""
-        return self.with_cuts(self.all_cuts())
-
-    def all_cuts(self) -> list[Cut]:
-        """Return all cuts found so far, in the order of their rows."""
-        return [*self.cuts, *self.lasting]
+        return self.with_cuts(self.cuts)
 
     def with_cuts(self, cuts: Sequence[Cut]) -> StandardForm:
         """Return the form with cuts as further rows."""
@@ -166,37 +154,18 @@ class Relaxation:
         return [cut for cuts in families for cut in cuts]
 
     def drop_slack(self, x: NDArray[Any]) -> None:
-        """Drop the cuts that are not tight at a point, but for those that last."""
+        """Drop the cuts that are not tight at a point."""
         self.cuts = [cut for cut in self.cuts if cut.violation(x) >= -TIGHT]
-
-    def separate_lasting(self, x: NDArray[Any], least: float) -> bool:
-        """Add the cuts that last and that a point violates; return whether there are any."""
-        lasting = (family for family in self.separators.values() if family.lasting)
-        cuts = [cut for separator in lasting for cut in separator.separate(x, least)]
-        self.lasting += cuts
-        return bool(cuts)
-
-    def make_lasting(self) -> None:
-        """Let all cuts of families whose cuts last stay, whether they are tight or not."""
-        known = {tuple(cut.terms) for cut in self.lasting}
-        families = {family for family, separator in self.separators.items() if separator.lasting}
-        lasts = [cut for cut in self.cuts if cut.name in families]
-        self.lasting += [cut for cut in lasts if tuple(cut.terms) not in known]
-        self.cuts = [cut for cut in self.cuts if cut.name not in families]
 
     def take_over(self, coarser: Relaxation) -> None:
         """State the cuts of a coarser relaxation in the columns of this one."""
-        self.cuts = self._restated(coarser.cuts)
-        self.lasting = self._restated(coarser.lasting)
-
-    def _restated(self, cuts: Sequence[Cut]) -> list[Cut]:
         restated: dict[tuple[tuple[float, int], ...], Cut] = {}
-        for cut in cuts:
+        for cut in coarser.cuts:
             check_time_limit()
             if cut.name in self.separators:
                 for again in self.separators[cut.name].restate(cut):
                     restated.setdefault(tuple(again.terms), again)
-        return list(restated.values())
+        self.cuts = list(restated.values())
 
     def decisions(self, x: NDArray[np.float64]) -> GroupDecisions:
         """Return the decisions of a solution."""

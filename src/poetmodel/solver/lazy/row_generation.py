@@ -7,6 +7,7 @@ disaggregated schedule that the verifier accepts is an upper bound.
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.protocol import BackendProgress, RawSolution, SolverStatus
@@ -14,13 +15,14 @@ from poetmodel.clock import time_limit
 from poetmodel.errors import TimeLimitError, TooLargeError
 from poetmodel.result import Termination
 from poetmodel.solver.covers import limit_rows, with_covers
-from poetmodel.solver.lazy.cuts import PRESENT
 from poetmodel.solver.lazy.linear import add_cuts, add_rows
 from poetmodel.solver.lazy.primal import REPAIR_S, BrokenRows, PrimalHeuristic, examine
-from poetmodel.solver.lazy.symmetry import counted_limits, solve_counted
+from poetmodel.solver.lazy.symmetry import relax_counted
 from poetmodel.solver.request import GRACE_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from poetmodel.model.aggregated import Grouping
@@ -51,57 +53,58 @@ class RowGeneration:
         """The bound when rows were last added."""
 
     def run(self) -> bool:
-        """Solve, disaggregate, search, separate, refine, until nothing is left to do.
-
-        Returns whether it is proved that there is no schedule.
-        """
-        session = self.session
-        relaxation = self._linear_phase()
-        while relaxation is not None and not session.done():
-            before = session.known()
-            raw = self._solve(relaxation)
-            if raw is None:
-                return False  # the time is over
-            if raw.infeasible or raw.status == SolverStatus.CUTOFF:
-                return self._is_infeasible()
-            if raw.x is None:
-                self._slice_s *= 2
-                continue
-            broken = examine(session, relaxation, raw.x)
-            if not session.done():
-                self._search(relaxation, raw.x)
-            separated = relaxation.separate_lasting(raw.x, PRESENT)
-            if broken:
-                relaxation = self._refine(relaxation, raw, broken, separated=separated)
-            elif not self._add_covers(relaxation, raw.x):
-                self._slice_s *= 2
-                if raw.status in _TO_ITS_END and session.known() == before and not session.done():
-                    # Nothing moved: the rest is below the solver's tolerances.
-                    session.stopped = Termination.STALLED
-        return relaxation is None
-
-    def run_within_limits(self) -> bool:
-        """Run, with the primal worker if there is a second thread; end where no time is left.
+        """Relax, disaggregate, search, separate, refine, until nothing is left to do.
 
         Returns whether it is proved that there is no schedule.
         """
         session, infeasible = self.session, False
+        with self._within_limits():
+            relaxation = self._linear_phase()
+            infeasible = relaxation is None
+            while relaxation is not None and not session.done():
+                before = session.known()
+                raw = self._relax(relaxation)
+                if raw is None:
+                    break  # the time is over
+                if raw.infeasible or raw.status == SolverStatus.CUTOFF:
+                    infeasible = self._is_infeasible()
+                    break
+                if raw.x is None:
+                    self._slice_s *= 2
+                    continue
+                broken = examine(session, relaxation, raw.x)
+                if not session.done():
+                    self._search(relaxation, raw.x)
+                if broken:
+                    relaxation = self._refine(relaxation, raw, broken)
+                elif not self._add_covers(relaxation, raw.x):
+                    self._slice_s *= 2
+                    idle = raw.status in _TO_ITS_END and session.known() == before
+                    if idle and not session.done():
+                        # Nothing moved: the rest is below the solver's tolerances.
+                        session.stopped = Termination.STALLED
+        return infeasible
+
+    @contextmanager
+    def _within_limits(self) -> Iterator[None]:
+        """Let rounds run while time is left, beside the primal worker on a second thread."""
+        session = self.session
         try:
             with time_limit(session.request.remaining_s() + GRACE_S):
                 if session.request.threads == 1:
-                    return self.run()
+                    yield
+                    return
                 from poetmodel.solver.lazy.primal_worker import PrimalWorker
 
                 with PrimalWorker(session) as self.worker:
                     self.primal.is_waited_for = self.worker.runs.is_set
-                    infeasible = self.run()
+                    yield
         except TimeLimitError:
             session.stopped = session.stopped or Termination.TIME_LIMIT
         except TooLargeError:
             session.stopped = session.stopped or Termination.STALLED
         if self.worker is not None:
             self.worker.check()
-        return infeasible
 
     # -- relaxations -----------------------------------------------------------------------------
 
@@ -110,20 +113,11 @@ class RowGeneration:
         session = self.session
         relaxation, answer = add_rows(session, self.grouping, self._search_linear)
         self.grouping = relaxation.grouping
-        if answer.infeasible:
-            return None
-        if answer.x is None or session.done():
-            return relaxation
-        self._search(relaxation, answer.x)
-        is_wide = session.bounds.gap() > session.params.very_wide_gap_ratio
-        only_ram = not counted_limits(relaxation.form)
-        if not session.done() and is_wide and only_ram and self._may_restore():
-            session.restoring = True
-            relaxation = session.build(relaxation.grouping, relaxation)
-            add_cuts(session, relaxation)
-        return relaxation
+        if answer.x is not None and not session.done():
+            self._search(relaxation, answer.x)
+        return None if answer.infeasible else relaxation
 
-    def _solve(self, relaxation: Relaxation) -> RawSolution | None:
+    def _relax(self, relaxation: Relaxation) -> RawSolution | None:
         """Solve an integer relaxation, for answers below the incumbent's value."""
         session, params = self.session, self.session.params
         targets = session.cutoff(relaxation)
@@ -132,7 +126,7 @@ class RowGeneration:
             targets["objective_stop"] = session.bounds.lower / (1 - gap) / relaxation.unit
         ratio = params.wide_gap_time_ratio if self._is_wide() else 1.0
         self.rounds += 1
-        raw = solve_counted(
+        raw = relax_counted(
             session,
             relaxation.cut_form(),
             most_s=max(self._slice_s, session.request.remaining_s() * ratio),
@@ -172,24 +166,16 @@ class RowGeneration:
 
     # -- rows and cuts ---------------------------------------------------------------------------
 
-    def _refine(
-        self, relaxation: Relaxation, raw: RawSolution, broken: BrokenRows, *, separated: bool
-    ) -> Relaxation:
-        """Enforce rows that an answer breaks, as many as are of use, and add cuts.
-
-        Rows of steps only where nothing was `separated`, or where a far gap asks for
-        recompute-memory cuts in their place.
-        """
-        session, steps = self.session, [] if separated else broken.steps
-        if not (broken.stages or steps or broken.own) or session.done():
+    def _refine(self, relaxation: Relaxation, raw: RawSolution, broken: BrokenRows) -> Relaxation:
+        """Enforce rows that an answer breaks, as many as are of use, and add cuts."""
+        session = self.session
+        if session.done():
             return relaxation
-        if steps and not session.restoring and self._is_wide() and self._may_restore():
-            session.restoring = True
-            steps = []
         easy = raw.status in _TO_ITS_END and raw.nodes is not None and raw.nodes <= 1
         most = self._rows_to_add(relaxation.grouping.n_groups, easy=easy)
-        relaxation.make_lasting()
-        self.grouping = relaxation.grouping.add(broken.stages[:most], steps[:most], broken.own)
+        self.grouping = relaxation.grouping.add(
+            broken.stages[:most], broken.steps[:most], broken.own
+        )
         following = session.build(self.grouping, relaxation)
         if not session.done():
             add_cuts(session, following)
@@ -222,10 +208,6 @@ class RowGeneration:
     def _is_wide(self) -> bool:
         """Return whether the gap is far from closed."""
         return self.session.bounds.gap() > self.session.params.wide_gap_ratio
-
-    def _may_restore(self) -> bool:
-        session = self.session
-        return session.problem.objective.is_sum and "recompute_memory" in session.params.cuts
 
     # -- primal heuristic ------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import InitVar, dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.backends.protocol import (
@@ -20,9 +21,7 @@ from poetmodel.heuristics.partial_schedule import PartialSchedule
 from poetmodel.heuristics.penalties import PenalizedObjective
 from poetmodel.model.events import recomputable_nodes
 from poetmodel.result import Termination, relative_gap
-from poetmodel.solver.lazy.cuts.interval import IntervalSeparator
-from poetmodel.solver.lazy.cuts.rounding import RoundingSeparator
-from poetmodel.solver.lazy.params import LazyParams
+from poetmodel.solver.lazy.params import CUT_FAMILIES, LazyParams
 from poetmodel.solver.lazy.relaxation import Relaxation
 from poetmodel.solver.outcome import (
     SOLVER_ERROR,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from poetmodel.model.aggregated import Grouping
     from poetmodel.problem import Problem
     from poetmodel.schedule import Schedule
-    from poetmodel.solver.lazy.cuts import Separator
     from poetmodel.solver.request import Request
 
 ALLOWANCE: Final = 2 * SOLVER_ERROR
@@ -126,9 +124,6 @@ class Session:
     params: LazyParams = field(default_factory=LazyParams)
     give_up_s: float = math.inf
     """How long to go on without any schedule, since the solve was requested [s]."""
-    restoring: bool = False
-    """Whether relaxations let tensors come back to groups that they enter, and have
-    recompute-memory cuts."""
     stopped: Termination | None = None
     """Why to stop, once there is a reason."""
     build_s: float = 0.0
@@ -216,21 +211,13 @@ class Session:
 
         Raises `TimeLimitError` once the time is over: one that nobody solves is of no use.
         """
-        params, restoring = self.params, self.restoring
         with time_limit(self.request.remaining_s()):
-            relaxation = Relaxation.build(
-                self.problem, grouping, self.recomputable, restoring=restoring
-            )
-            separators: list[Separator] = []
-            if "rounding" in params.cuts:
-                separators.append(RoundingSeparator(relaxation, params.most_sums, self.done))
-            if "interval" in params.cuts:
-                separators.append(IntervalSeparator(relaxation, params.cuts_per_round))
-            if restoring:
-                from poetmodel.solver.lazy.cuts.recompute_memory import RecomputeMemorySeparator
-
-                separators.append(RecomputeMemorySeparator(relaxation, params.cuts_per_round))
-            relaxation.separators = {separator.family: separator for separator in separators}
+            relaxation = Relaxation.build(self.problem, grouping, self.recomputable)
+            for family in CUT_FAMILIES:
+                if family in self.params.cuts:
+                    module = import_module(f"poetmodel.solver.lazy.cuts.{family}")
+                    separator = module.separator(relaxation, self.params, self.done)
+                    relaxation.separators[family] = separator
             if coarser is not None:
                 relaxation.take_over(coarser)
         with self.lock:
@@ -262,7 +249,7 @@ class Session:
         best = self.bounds.incumbent
         return None if best is None else relaxation.start(best.schedule)
 
-    def solve(
+    def relax(
         self,
         form: StandardForm,
         *,
@@ -272,7 +259,7 @@ class Session:
         basis: Basis | None = None,
         watch: Callable[[BackendProgress], bool] | None = None,
     ) -> RawSolution | None:
-        """Solve within the time that is left, or `most_s` of it; None if there is none.
+        """Solve a relaxation within the time left, or `most_s` of it; None if there is none.
 
         `targets` are further `Limits`. `watch` gets the progress; False ends this solve only.
         """

@@ -62,7 +62,7 @@ class CountedForm:
         return whole
 
 
-def solve_counted(
+def relax_counted(
     session: Session,
     form: StandardForm,
     *,
@@ -70,9 +70,9 @@ def solve_counted(
     start: NDArray[Any] | None,
     **settings: Any,
 ) -> RawSolution | None:
-    """Solve a relaxation with equal decisions counted where that is worth it.
+    """Solve a relaxation, with equal decisions counted where that is worth it.
 
-    As `Session.solve` otherwise; the answer is one in the columns of `form`. Near the end of a
+    As `Session.relax` otherwise; the answer is one in the columns of `form`. Near the end of a
     proof counters are only more columns.
     """
     params, counted = session.params, None
@@ -80,8 +80,8 @@ def solve_counted(
         cutoff = targets.get("objective_cutoff")
         counted = count_equal(form, cutoff, least_part=params.counted_part_ratio)
     if counted is None:
-        return session.solve(form, targets=targets, start=start, **settings)
-    raw = session.solve(counted.form, targets=targets, start=counted.point(start), **settings)
+        return session.relax(form, targets=targets, start=start, **settings)
+    raw = session.relax(counted.form, targets=targets, start=counted.point(start), **settings)
     if raw is None or raw.x is None:
         return raw
     return replace(raw, x=raw.x[: counted.n_columns])

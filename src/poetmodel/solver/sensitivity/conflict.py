@@ -1,4 +1,4 @@
-"""Which limits and own constraints of an infeasible problem contradict each other.
+"""Which limits and own constraints of an infeasible problem, or rows of a model, contradict.
 
 Notes
 -----
@@ -10,17 +10,27 @@ found in few solves. The rows of one rule, ``name[...]``, go together at first.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import numpy as np
+
+from poetmodel.backends.protocol import Limits
+from poetmodel.backends.registry import backend
+from poetmodel.model.arrays import Label
 from poetmodel.planner import verify
-from poetmodel.problem import Problem, Quantity
+from poetmodel.problem import CONSTRAINTS, Problem, Quantity
 from poetmodel.result import Status, Termination
 from poetmodel.solver.facade import solve
 from poetmodel.solver.sensitivity.remedies import LEAST_S, Rows, Stated, freed, stated_limits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poetmodel.backends.standard_form import StandardForm
     from poetmodel.schedule import Schedule
+
+T = TypeVar("T")
 
 PART: Final = 0.25
 """Largest part of the time limit for one solve."""
@@ -63,18 +73,53 @@ class _ConflictSearch:
             self.complete = False
         return result.status == Status.INFEASIBLE
 
-    def least(self, kept: list[Stated], more: list[Stated], *, asked: bool) -> list[Stated]:
-        """Return the members of `more` needed, beside those kept, for a contradiction.
 
-        With `asked` those kept may be one by themselves.
-        """
-        if asked and self.fails(kept):
-            return []
-        if len(more) == 1:
-            return more
-        first, second = more[: len(more) // 2], more[len(more) // 2 :]
-        needed = self.least([*kept, *first], second, asked=True)
-        return [*self.least([*kept, *needed], first, asked=bool(needed)), *needed]
+def least(
+    fails: Callable[[list[T]], bool], kept: list[T], more: list[T], *, asked: bool = False
+) -> list[T]:
+    """Return the members of `more` needed, beside those kept, for a contradiction.
+
+    What `fails` does so for certain. With `asked` those kept may do so by themselves.
+    """
+    if asked and fails(kept):
+        return []
+    if len(more) == 1:
+        return more
+    first, second = more[: len(more) // 2], more[len(more) // 2 :]
+    needed = least(fails, [*kept, *first], second, asked=True)
+    return [*least(fails, [*kept, *needed], first, asked=bool(needed)), *needed]
+
+
+def conflicting_rows(form: StandardForm, *, time_limit: float) -> list[int]:
+    """Return rows, ascending, that no values within the columns' bounds satisfy together.
+
+    Rows of a user are told apart, those that `build` states by their constraint. What was not
+    decided within the time limit [s] is kept; empty where that is whether all rows contradict.
+    """
+    ends_s = time.monotonic() + time_limit
+    groups: dict[Any, list[int]] = {}
+    for number, row in enumerate(form.rows):
+        stated = isinstance(row, Label)
+        key = (row.family, row.key[0] if row.family == CONSTRAINTS else None) if stated else number
+        groups.setdefault(key, []).append(number)
+
+    def fails(kept: list[Any]) -> bool:
+        rows = sorted(number for key in kept for number in groups[key])
+        left_s = min(ends_s - time.monotonic(), PART * time_limit)
+        part = replace(
+            form,
+            matrix=form.matrix[rows],
+            objective=np.zeros(form.n_columns),
+            row_lower=form.row_lower[rows],
+            row_upper=form.row_upper[rows],
+            rows=[form.rows[number] for number in rows],
+            layout=None,
+        )
+        return left_s > 0 and backend("highs").solve(part, Limits(time_s=left_s)).infeasible
+
+    keys = sorted(groups, key=lambda key: isinstance(key, int))  # what is stated first
+    conflict = least(fails, [], keys) if fails(keys) else []
+    return sorted(number for key in conflict for number in groups[key])
 
 
 def find_conflict(
@@ -97,12 +142,12 @@ def find_conflict(
     limits = list(stated_limits(problem))
     search = _ConflictSearch(problem=problem, time_limit=time_limit, threads=threads)
     search.all = [*limits, *rules.values()]
-    conflict = search.least([], search.all, asked=False)
+    conflict = least(search.fails, [], search.all)
     complete = search.complete
     if complete and any(isinstance(stated, tuple) and len(stated) > 1 for stated in conflict):
         search.all = [*limits, *((row,) for row in problem.constraints)]
         single = [stated for stated in search.all if stated in conflict or _is_of(stated, conflict)]
-        refined = search.least([], single, asked=False)
+        refined = least(search.fails, [], single)
         if search.complete and sum(stated not in limits for stated in refined) <= MOST_ROWS:
             return refined, True
     return conflict, complete

@@ -14,7 +14,7 @@ from poetmodel.errors import listed
 from poetmodel.problem import CONSTRAINTS, DEADLINE_ROWS, Problem
 from poetmodel.problem.infeasibility import obstacle, obstacles
 from poetmodel.solver.facade import solve
-from poetmodel.solver.sensitivity.conflict import find_conflict
+from poetmodel.solver.sensitivity.conflict import conflicting_rows, find_conflict
 from poetmodel.solver.sensitivity.remedies import (
     LEAST_S,
     LIMITS,
@@ -216,7 +216,6 @@ def _conflict_of_added_rows(
 ) -> Explanation | None:
     """Explain a model whose problem has a schedule without what was added; None for others."""
     from poetmodel.backends.compiler import compile_model
-    from poetmodel.backends.conflict import find_conflict
     from poetmodel.model.arrays import Label
 
     left_s = ends_s - time.monotonic()
@@ -224,7 +223,8 @@ def _conflict_of_added_rows(
     if without.schedule is None:
         return None
     form = compile_model(model)
-    conflict = find_conflict(form, time_s=max(LEAST_S, ends_s - time.monotonic()))
+    left_s = max(LEAST_S, ends_s - time.monotonic())
+    conflict = conflicting_rows(form, time_limit=left_s)
     added, others = [], []
     for row in (form.rows[i] for i in conflict):
         if not isinstance(row, Label):

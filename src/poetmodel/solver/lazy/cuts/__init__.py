@@ -1,13 +1,15 @@
 """Cuts: inequalities that hold for every schedule that matters, one family a module.
 
 Each family is a `Separator` of one relaxation. A cut outlives its relaxation: it is noted in terms
-of the graph, and the finer relaxation's separator of the same family states it again.
+of the graph, and the finer relaxation's separator of the same family states it again. A new family
+is a module with a function `separator`, like those of the others, and its name in `CUT_FAMILIES` of
+`solver.lazy.params`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from poetmodel.model.linear import RESOLVED
 from poetmodel.problem import LinearRow
@@ -16,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
-
-PRESENT: Final = 1e-6
-"""Least share of a decision that counts as taken: more than a solver's tolerance."""
 
 
 @dataclass(kw_only=True, unsafe_hash=True)
@@ -48,9 +47,6 @@ class Separator(Protocol):
     """Separator of one family's cuts for one relaxation."""
 
     family: ClassVar[str]
-    lasting: ClassVar[bool]
-    """Whether its cuts stay, tight or not, when rows are added: nothing else in the finer
-    relaxation says what they say."""
 
     def separate(self, x: NDArray[Any], least: float) -> list[Cut]:
         """Return cuts that a point violates by more than `least`, the most violated first."""

@@ -11,10 +11,11 @@ from poetmodel.clock import check_time_limit
 from poetmodel.solver.lazy.cuts import Cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
+    from poetmodel.solver.lazy.params import LazyParams
     from poetmodel.solver.lazy.relaxation import Relaxation
 
 
@@ -33,6 +34,13 @@ class IntervalOrigin:
     next one."""
     ends_in_recomputation: bool
     """Whether the recomputations of the last tensor's node stand for its inputs."""
+
+
+def separator(
+    relaxation: Relaxation, params: LazyParams, _: Callable[[], bool]
+) -> IntervalSeparator:
+    """Return the separator of this family for a relaxation."""
+    return IntervalSeparator(relaxation, params.cuts_per_round)
 
 
 class IntervalSeparator:
@@ -56,7 +64,6 @@ class IntervalSeparator:
     """
 
     family: ClassVar[str] = "interval"
-    lasting: ClassVar[bool] = False
 
     def __init__(self, relaxation: Relaxation, most: int) -> None:
         self.relaxation = relaxation

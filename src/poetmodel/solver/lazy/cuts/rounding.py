@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from poetmodel.solver.lazy.params import LazyParams
     from poetmodel.solver.lazy.relaxation import Relaxation
+
+
+def separator(
+    relaxation: Relaxation, params: LazyParams, done: Callable[[], bool]
+) -> RoundingSeparator:
+    """Return the separator of this family for a relaxation."""
+    return RoundingSeparator(relaxation, params.most_sums, done)
 
 
 class RoundingSeparator:
@@ -34,7 +42,6 @@ class RoundingSeparator:
     """
 
     family: ClassVar[str] = "rounding"
-    lasting: ClassVar[bool] = False
 
     def __init__(
         self, relaxation: Relaxation, most_sums: int, done: Callable[[], bool] = lambda: False

@@ -1,4 +1,4 @@
-"""``lazy``: the way in, and what is asked first where no schedule keeps the deadline."""
+"""``lazy``: the proof, and what is asked first where no schedule keeps the deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from poetmodel.graph import checkpoint_all_profile
 from poetmodel.heuristics.greedy import construct
 from poetmodel.model.aggregated import Grouping
 from poetmodel.problem import DeadlineCounts, Problem, Quantity
-from poetmodel.problem.infeasibility import limits_in_words
+from poetmodel.problem.infeasibility import nothing_keeps
 from poetmodel.result import Termination
 from poetmodel.solver.lazy.params import LazyParams
 from poetmodel.solver.lazy.row_generation import RowGeneration
@@ -30,7 +30,7 @@ MARGIN: Final = 1e-6
 """How much more than the deadline is proved away, relatively: more than any tolerance."""
 
 
-def solve_lazily(
+def prove(
     problem: Problem,
     request: Request,
     *,
@@ -46,6 +46,8 @@ def solve_lazily(
     quantity. With two threads or more, a process searches for schedules beside the proof. After
     Ctrl-C the outcome has the best schedule and bound so far.
 
+    Where a part of the time has brought no schedule, it is asked whether any keeps the deadline.
+
     ``docs/concepts/lazy.md`` has the argument why each reduction is exact. With one thread the
     course is determined by problem and seed as long as no limit or slice of time has ended a part
     of it.
@@ -59,12 +61,22 @@ def solve_lazily(
     outcome = generate_rows(session, first)
     if outcome.termination != Termination.TIME_LIMIT or request.remaining_s() <= 0:
         return outcome
-    if outcome.candidate is None:
-        return _keep_deadline(problem, request, outcome, first, params)
-    # A schedule came just as the time without one was over.
-    session = Session(problem, request, outcome.candidate, bound=outcome.bound, params=params)
+    parts, begin = [outcome], outcome.candidate  # it may have come just as the time was over
+    if begin is None:
+        fastest = find_fastest(problem, request, outcome.bound, params)
+        parts, begin = [outcome, fastest], fastest.candidate
+        if fastest.infeasible:
+            reason = nothing_keeps(problem)
+            outcome = replace(
+                outcome, termination=Termination.PROVED, infeasible=True, reason=reason
+            )
+            return _together(outcome, parts)
+        if fastest.termination == Termination.INTERRUPTED:
+            outcome = replace(outcome, termination=Termination.INTERRUPTED, candidate=begin)
+            return _together(outcome, parts)
+    session = Session(problem, request, begin, bound=outcome.bound, params=params)
     after = generate_rows(session, first)
-    return _together(after, [outcome, after])
+    return _together(after, [*parts, after])
 
 
 def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
@@ -76,12 +88,12 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
     generation = RowGeneration(session, first)
     most_s = session.request.remaining_s() + PATIENCE_S
     try:
-        infeasible = run_interruptibly(generation.run_within_limits, session.stop, most_s=most_s)
+        infeasible = run_interruptibly(generation.run, session.stop, most_s=most_s)
     except TimeLimitError:
         session.leave_behind()
         infeasible = False
     if infeasible:
-        reason = _proved_infeasible(session.problem)
+        reason = nothing_keeps(session.problem)
     else:
         reason = f"no schedule was found within {session.request.elapsed_s():.3g} s"
     grouping = generation.grouping
@@ -108,10 +120,6 @@ def generate_rows(session: Session, first: Grouping | None = None) -> Outcome:
     )
 
 
-def _proved_infeasible(problem: Problem) -> str:
-    return f"proved: no schedule keeps {limits_in_words(problem)} together"
-
-
 def _together(last: Outcome, parts: Sequence[Outcome]) -> Outcome:
     """Return the last of several sessions with the figures of all."""
     figures = dict(last.statistics)
@@ -123,31 +131,6 @@ def _together(last: Outcome, parts: Sequence[Outcome]) -> Outcome:
 
 
 # -- deadlines -----------------------------------------------------------------------------------
-
-
-def _keep_deadline(
-    problem: Problem,
-    request: Request,
-    before: Outcome,
-    first: Grouping | None,
-    params: LazyParams,
-) -> Outcome:
-    """Look whether any schedule keeps the deadline; go on from one that does.
-
-    `before` is how far the rounds came without a schedule.
-    """
-    fastest = find_fastest(problem, request, before.bound, params)
-    parts = [before, fastest]
-    if fastest.infeasible:
-        reason = _proved_infeasible(problem)
-        after = replace(before, termination=Termination.PROVED, infeasible=True, reason=reason)
-    elif fastest.termination == Termination.INTERRUPTED:
-        after = replace(before, termination=Termination.INTERRUPTED, candidate=fastest.candidate)
-    else:
-        start, bound = fastest.candidate, before.bound
-        after = generate_rows(Session(problem, request, start, bound=bound, params=params), first)
-        parts.append(after)
-    return _together(after, parts)
 
 
 def has_fastest(problem: Problem) -> bool:

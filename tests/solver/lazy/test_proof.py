@@ -14,10 +14,10 @@ from poetmodel.errors import InputError
 from poetmodel.problem import Quantity
 from poetmodel.problem.infeasibility import obstacle
 from poetmodel.result import Termination
-from poetmodel.solver.lazy import LazyParams, solve, solve_lazily
+from poetmodel.solver.lazy import LazyParams, proof, prove
 from poetmodel.solver.lazy.params import CUT_FAMILIES, HEURISTICS
+from poetmodel.solver.lazy.proof import MARGIN, find_fastest, generate_rows, has_fastest
 from poetmodel.solver.lazy.session import Session
-from poetmodel.solver.lazy.solve import MARGIN, find_fastest, generate_rows, has_fastest
 from poetmodel.solver.outcome import as_candidate
 from poetmodel.solver.request import Request, SolveProgress
 
@@ -30,7 +30,7 @@ def timed_comb(deadline):
 def least_time_s():
     """Return the time of the fastest schedule of the comb."""
     free = timed_comb("200%").without(Quantity.TIME, minimize=Quantity.TIME)
-    best = solve_lazily(free, unlimited(), start=None).candidate
+    best = prove(free, unlimited(), start=None).candidate
     assert best.simulation.time_s is not None
     return best.simulation.time_s
 
@@ -101,10 +101,10 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
         asked.append(given)
         return find(*given)
 
-    monkeypatch.setattr(solve, "find_fastest", noted)
+    monkeypatch.setattr(proof, "find_fastest", noted)
     seen = Counter()
     for seed, problem in part.of(with_deadlines(range(160), "solve", (4, 5))):
-        outcome = solve_lazily(problem, unlimited(), start=None, params=AT_ONCE)
+        outcome = prove(problem, unlimited(), start=None, params=AT_ONCE)
         best = optimum(problem)
         assert outcome.termination == Termination.PROVED, seed
         assert outcome.infeasible == (best is None), seed
@@ -121,11 +121,11 @@ def test_a_solve_without_a_schedule_asks_for_the_fastest(part, monkeypatch):
 
 def test_with_a_schedule_nothing_is_asked(monkeypatch):
     """Nor before patience is at its end, nor without a deadline."""
-    monkeypatch.setattr(solve, "find_fastest", None)
+    monkeypatch.setattr(proof, "find_fastest", None)
     problem = timed_comb("200%")
-    best = solve_lazily(problem, unlimited(), start=None).candidate
+    best = prove(problem, unlimited(), start=None).candidate
     for stated, start in ((problem, best), (problem.without(Quantity.TIME), None)):
-        outcome = solve_lazily(stated, unlimited(), start=start, params=AT_ONCE)
+        outcome = prove(stated, unlimited(), start=start, params=AT_ONCE)
         assert outcome.termination == Termination.PROVED
 
 
@@ -134,13 +134,13 @@ def test_without_a_verdict_the_solve_goes_on(monkeypatch):
     found = fastest(timed_comb("200%"))
     for start in (found.candidate, None):
         verdict = replace(found, candidate=start)
-        monkeypatch.setattr(solve, "find_fastest", lambda *_, verdict=verdict: verdict)
-        outcome = solve_lazily(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
+        monkeypatch.setattr(proof, "find_fastest", lambda *_, verdict=verdict: verdict)
+        outcome = prove(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
         assert outcome.termination == Termination.PROVED
         assert outcome.candidate is not None
     stopped = replace(found, termination=Termination.INTERRUPTED)
-    monkeypatch.setattr(solve, "find_fastest", lambda *_: stopped)
-    outcome = solve_lazily(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
+    monkeypatch.setattr(proof, "find_fastest", lambda *_: stopped)
+    outcome = prove(timed_comb("200%"), unlimited(), start=None, params=AT_ONCE)
     assert outcome.termination == Termination.INTERRUPTED
     assert outcome.candidate is found.candidate
     problem = timed_comb("200%")
@@ -155,8 +155,8 @@ def test_without_a_verdict_the_solve_goes_on(monkeypatch):
             return outcome
         return replace(outcome, termination=Termination.TIME_LIMIT, candidate=found)
 
-    monkeypatch.setattr(solve, "generate_rows", late)
-    outcome = solve_lazily(problem, unlimited(), start=None, params=AT_ONCE)
+    monkeypatch.setattr(proof, "generate_rows", late)
+    outcome = prove(problem, unlimited(), start=None, params=AT_ONCE)
     assert starts == [None, found]
     assert outcome.termination == Termination.PROVED
     assert outcome.candidate.value <= found.value
@@ -173,8 +173,8 @@ def test_figures_are_those_of_all_parts(monkeypatch):
         figures.append(dict(outcome.statistics))
         return outcome
 
-    monkeypatch.setattr(solve, "generate_rows", noted)
-    outcome = solve_lazily(problem, unlimited(), start=None, params=AT_ONCE)
+    monkeypatch.setattr(proof, "generate_rows", noted)
+    outcome = prove(problem, unlimited(), start=None, params=AT_ONCE)
     assert outcome.infeasible
     assert len(figures) == 2
     assert outcome.statistics["rounds"] == sum(part["rounds"] for part in figures)
@@ -184,7 +184,7 @@ def test_figures_are_those_of_all_parts(monkeypatch):
 def test_what_was_found_stays_found(monkeypatch):
     """News from another thread may be older; the end it caused is not the caller's."""
     problem = timed_comb("200%")
-    monkeypatch.setattr(solve, "construct", lambda *_, **__: None)
+    monkeypatch.setattr(proof, "construct", lambda *_, **__: None)
 
     def told_twice(session, first=None):
         tell = session.request.on_progress
@@ -196,7 +196,7 @@ def test_what_was_found_stays_found(monkeypatch):
         assert tell(replace(state, incumbent=None)) is False
         return replace(outcome, termination=Termination.INTERRUPTED)
 
-    monkeypatch.setattr(solve, "generate_rows", told_twice)
+    monkeypatch.setattr(proof, "generate_rows", told_twice)
     verdict = fastest(problem)
     assert verdict.candidate is not None
     assert verdict.termination != Termination.INTERRUPTED
@@ -226,7 +226,7 @@ def test_a_ceiling_above_the_deadline_proves_no_more_than_it_says():
     assert not verdict.infeasible
     assert {(progress.incumbent, progress.bound) for progress in told} == {(None, 0.25)}
     problem = timed_comb("200%").without(Quantity.TIME)
-    best = solve_lazily(problem, unlimited(), start=None).candidate
+    best = prove(problem, unlimited(), start=None).candidate
     ceiling = best.value / 2
     outcome = below(problem, ceiling)
     assert outcome.bound >= ceiling
@@ -254,7 +254,7 @@ def test_every_value_out_of_its_range_is_refused(field):
 @pytest.mark.parametrize(
     "params",
     [
-        *(LazyParams(cuts=CUT_FAMILIES - {family}) for family in sorted(CUT_FAMILIES)),
+        *(LazyParams(cuts={*CUT_FAMILIES} - {family}) for family in CUT_FAMILIES),
         *(LazyParams(heuristics=HEURISTICS - {part}) for part in sorted(HEURISTICS)),
         LazyParams(cuts=frozenset(), heuristics=frozenset()),
         LazyParams(counted_part_ratio=1.0),
@@ -268,7 +268,7 @@ def test_no_answer_depends_on_them(params):
     problem = comb_problem(8, 9, deadline="200%", deadline_counts="serial")
     request = Request(gap=0.0, time_limit_s=300.0)
     usual, other = (
-        solve_lazily(problem, request, start=None, first=no_rows(problem), params=given)
+        prove(problem, request, start=None, first=no_rows(problem), params=given)
         for given in (None, params)
     )
     assert other.termination == Termination.PROVED

@@ -1,0 +1,54 @@
+"""The way of a solve: from the call to the solver by few hands, whatever time means."""
+
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import poetmodel
+from kit.worked import comb_problem
+from poetmodel.backends import highs, registry
+from poetmodel.model import build
+from poetmodel.solver import solve
+
+MOST_FRAMES = 20
+PACKAGE = str(Path(poetmodel.__file__).parent)
+
+
+@pytest.fixture
+def depths(monkeypatch):
+    """Return the frames from `solve` to each call of a back end that was made since."""
+    seen = []
+
+    class Watched(highs.Highs):
+        """HiGHS, and who called it."""
+
+        name = "watched"
+
+        def solve(self, *arguments, **options):
+            stack = traceback.extract_stack()
+            if threading.current_thread() is not threading.main_thread():
+                waiting = sys._current_frames()[threading.main_thread().ident]
+                stack = [*traceback.extract_stack(waiting), *stack]
+            own = [frame.name for frame in stack if frame.filename.startswith(PACKAGE)]
+            seen.append(own[own.index("solve") :])
+            return super().solve(*arguments, **options)
+
+    monkeypatch.setattr(registry, "_NAMES", (*registry.backend_names(), "watched"))
+    module = SimpleNamespace(Watched=Watched)
+    monkeypatch.setitem(sys.modules, "poetmodel.backends.watched", module)
+    return seen
+
+
+@pytest.mark.parametrize("counts", ["serial", "overlap"])
+@pytest.mark.parametrize("make", [lambda problem: problem, build], ids=["problem", "model"])
+@pytest.mark.parametrize("deadline", [None, "120%"])
+def test_the_way_to_the_solver_is_short(depths, counts, make, deadline):
+    """From `solve` to the solver in two threads there are at most twenty functions."""
+    problem = comb_problem(8, 10, deadline=deadline, deadline_counts=counts)
+    assert solve(make(problem), backend="watched").schedule is not None
+    assert depths
+    assert len(max(depths, key=len)) <= MOST_FRAMES
