@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import partitioners
@@ -15,11 +16,13 @@ from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_modu
 from poetmodel.clock import rare_collections
 from poetmodel.device import Device
 from poetmodel.errors import InputError, shown
+from poetmodel.files import unknown_key
+from poetmodel.solver.request import Request
 from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
 from poetmodel.torch.dynamo.joint_graph import JointGraph
-from poetmodel.torch.dynamo.planning import MEASURED, BackendOptions, PlanRecord
+from poetmodel.torch.dynamo.planning import MEASURED, BackendOptions, PlanRecord, check_budget
 from poetmodel.torch.dynamo.rewriting import GraphPlanner
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.graph.dropout import split_dropout
@@ -37,6 +40,10 @@ if TYPE_CHECKING:
 
 EAGER, INDUCTOR = "eager", "inductor"
 """Whose kernels a graph can run."""
+_PLACES: Final = ("cpu", "cuda", "meta", "mps", "xpu")
+"""Devices of PyTorch, which a device here may be mistaken for."""
+_NAMED: Final[list[tuple[dict[str, Any], Backend]]] = []
+"""Back ends that were asked for by name, with their options."""
 
 
 def backend(
@@ -90,8 +97,8 @@ def backend(
     InputError
         If an argument is none of these.
     """
-    given = {"device": device, "storage": storage, "cache": cache, "on_progress": on_progress}
-    faults = [*_faults(kernels, costs, **given)]
+    given = locals().copy()
+    faults = [*_faults(**given)]
     if faults:
         raise InputError(faults)
     if storage is not None:
@@ -115,6 +122,7 @@ def backend(
 
 def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
     """Yield why a back end cannot be made with some options."""
+    yield from _wrong_numbers(given["ram"], given["time_limit"], given["gap"])
     if kernels not in (EAGER, INDUCTOR):
         yield f"kernels: expected {EAGER} or {INDUCTOR}, got {shown(kernels)}"
     if costs not in (None, MEASURED):
@@ -134,6 +142,60 @@ def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
     for name, (expected, kind) in kinds.items():
         if not isinstance(given[name], kind) or given[name] == "":
             yield f"{name}: expected {expected}, got {shown(given[name])}"
+    if str(given["device"]).partition(":")[0] in _PLACES:
+        yield (
+            f"device: {shown(given['device'])} is a place where PyTorch computes; a device is a "
+            "board or a card whose figures estimate times, such as rpi4b, a100 or a file *.toml; "
+            "leave it out for those of this machine"
+        )
+
+
+def _wrong_numbers(ram: object, time_limit: float, gap: float) -> Iterator[str]:
+    """Yield what is wrong with a budget and the limits of a solve."""
+    try:
+        check_budget(ram)
+    except InputError as error:
+        yield from error.faults
+    try:
+        Request(time_limit_s=time_limit, gap=gap)
+    except InputError as error:
+        yield from error.faults
+
+
+def named(module: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
+    """Compile a graph as ``torch.compile(..., backend="poetmodel", options={"ram": "60%"})`` asks.
+
+    Options are the parameters of `backend`; equal ones are one back end, with one budget.
+    """
+    options = given.pop("options", {})
+    known = signature(backend).parameters
+    faults = [f"options: {key}: {unknown_key(key, known)}" for key in options if key not in known]
+    faults += [f"{key}: the back end has options alone" for key in given]
+    if "ram" not in options:
+        faults.append('options: expected a budget, such as options={"ram": "60%"}')
+    if faults:
+        raise InputError(faults)
+    back = next((back for known, back in _NAMED if known == options), None)
+    if back is None:
+        back = backend(**options)
+        _NAMED.append((dict(options), back))
+    return back(module, inputs)
+
+
+def plans() -> list[PlanRecord]:
+    """Return one record for each graph of back ends that were asked for by name.
+
+    Returns
+    -------
+    list of PlanRecord
+        As ``plans`` of a `Backend` has them: those of equal options in the order of capture.
+    """
+    return [record for _, back in _NAMED for record in back.plans]
+
+
+def summary() -> str:
+    """Return a line about each graph of back ends that were asked for by name."""
+    return "\n".join(back.summary() for _, back in _NAMED if back.plans)
 
 
 def partitioner(

@@ -8,17 +8,17 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import Costs, Device, StorageMode
-from poetmodel.errors import BudgetError
+from poetmodel.errors import BudgetError, shown
 from poetmodel.graph import Graph, checkpoint_all_peak_bytes, floor
 from poetmodel.plan import Op
 from poetmodel.planner import checked_plan, verify
 from poetmodel.problem import Problem
-from poetmodel.problem.infeasibility import refusal
+from poetmodel.problem.infeasibility import refusal, unit_remark
 from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import Schedules, is_settled
 from poetmodel.torch.dynamo.costs import CALL_S, this_machine
 from poetmodel.torch.graph.tensors import fake, storage_of
-from poetmodel.units import format_bytes, format_seconds, parse_size
+from poetmodel.units import MAX_BYTES, format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES: Final = 8
 """RAM of the token for each page that is out [B]."""
+_PERCENT: Final = 100
+"""Up to here a number without a unit is probably meant in percent."""
 MEASURED: Final = "measured"
 """The costs that are measured on this host, in place of estimates."""
 
@@ -105,6 +107,15 @@ class BackendOptions:
     gap: float
     on_progress: Callable[[SolveProgress], bool | None] | None
     cache: Cache
+
+
+def check_budget(ram: object) -> None:
+    """Raise `BudgetError` unless it is a budget, and says its unit where it is that small."""
+    size = parse_size(ram, field="ram", whole_bytes=MAX_BYTES)  # type: ignore[arg-type]
+    if size == 0:
+        raise BudgetError(f"ram: expected more than 0 bytes, got {shown(ram)}")
+    if size <= _PERCENT and str(ram).strip().isdigit():
+        raise BudgetError(f"ram: {unit_remark(size, MAX_BYTES).removeprefix('; ')}")
 
 
 def plan(
