@@ -1,6 +1,10 @@
 """The back end as people write it: its arguments, its name, and what it says of them."""
 
+import io
+import sys
+import time
 import tomllib
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -12,7 +16,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import poetmodel.torch as pmt
 from poetmodel.errors import InputError
+from poetmodel.torch.compiled import stages_shown
 from poetmodel.torch.dynamo import backend as backends
+from poetmodel.torch.dynamo import planning, rewriting
 
 GROUP = "torch_dynamo_backends"
 
@@ -92,3 +98,71 @@ def test_wrong_options_of_the_name_are_refused(by_name, given, told):
         by_name(nn.Linear(4, 4), **given)(torch.randn(2, 4))
     assert isinstance(refused.value.inner_exception, InputError)
     assert pmt.plans() == []
+
+
+def compiled(model, back):
+    """Return a compiled function of a batch, whose result is a loss."""
+    torch._dynamo.reset()
+    return torch.compile(
+        lambda x: model(x).square().mean(), backend=back, fullgraph=True, dynamic=False
+    )
+
+
+def test_a_percentage_is_of_the_first_shape(caplog):
+    """The same bytes for all that come after; where everything was kept, it still is.
+
+    Another function has a budget of its own, and evaluation has that of its peak.
+    """
+    back, model = pmt.backend("80%", cache=False, gap=0.5), network()
+    step = compiled(model, back)
+    for rows in (256, 64, 320):
+        step(torch.randn(rows, 64)).backward()
+    with torch.no_grad():
+        step(torch.randn(320, 64))
+    compiled(network(3), back)(torch.randn(128, 64)).backward()
+    first, smaller, larger, evaluated, other = back.plans
+    assert first.ram_budget_bytes == smaller.ram_budget_bytes == larger.ram_budget_bytes
+    assert smaller.keep_all_bytes < first.ram_budget_bytes < first.keep_all_bytes
+    assert larger.recomputed > first.recomputed > 0 == smaller.recomputed
+    assert evaluated.ram_budget_bytes == evaluated.keep_all_bytes
+    assert other.ram_budget_bytes == int(0.8 * other.keep_all_bytes)
+    back = pmt.backend("100%", cache=False)
+    step = compiled(model, back)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        step(torch.randn(64, 64))
+        assert "pad batches" not in caplog.text
+        step(torch.randn(128, 64))
+    assert "pad batches to few lengths" in caplog.text
+    assert [record.recomputed for record in back.plans] == [0, 0]
+
+
+def test_the_time_limit_is_that_of_the_whole_call(monkeypatch):
+    """What was spent before is not there for the solver; a refusal takes little beyond it."""
+    limits, now, solve = [], [0.0], planning.solve
+
+    def solved(problem, *, time_limit, **options):
+        limits.append(time_limit)
+        now[0] += time_limit
+        return replace(solve(problem, time_limit=time_limit, **options), schedule=None)
+
+    monkeypatch.setattr(planning, "monotonic", lambda: now[0])
+    monkeypatch.setattr(planning, "solve", solved)
+    monkeypatch.setattr(rewriting, "monotonic", lambda: now[0] - 5.0)
+    with pytest.raises(BackendCompilerFailed, match="is too little"):
+        compiled(network(), pmt.backend("80%", cache=False, time_limit=20))(torch.randn(256, 64))
+    assert limits[0] == 15.0
+    assert sum(limits) < 18.0
+
+
+def test_a_terminal_shows_what_takes_long(monkeypatch):
+    """After some time, and nothing before."""
+    written = io.StringIO()
+    written.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", written)
+    with stages_shown(after_s=60.0) as tell:
+        tell("solving")
+    assert written.getvalue() == ""
+    with stages_shown() as tell:
+        tell("solving")
+        time.sleep(0.5)
+    assert "solving" in written.getvalue()

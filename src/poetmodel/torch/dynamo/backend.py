@@ -304,7 +304,7 @@ class Backend(GraphPlanner):
         )
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
-        with ALONE, native_operators(), strides, lazy, rare_collections():
+        with ALONE, native_operators(), strides, lazy, rare_collections(), self.first_call(inputs):
             return compile_(module, inputs, **options)
 
     def _joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:

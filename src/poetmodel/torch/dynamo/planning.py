@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from math import ceil
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from poetmodel.device import Costs, Device, StorageMode
@@ -16,12 +17,13 @@ from poetmodel.problem import Problem
 from poetmodel.problem.infeasibility import refusal, unit_remark
 from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import Schedules, is_settled
+from poetmodel.torch.compiled import of_solve
 from poetmodel.torch.dynamo.costs import CALL_S, this_machine
 from poetmodel.torch.graph.tensors import fake, storage_of
 from poetmodel.units import MAX_BYTES, format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
     from pathlib import Path
 
     from torch import fx
@@ -39,6 +41,10 @@ TOKEN_BYTES: Final = 8
 """RAM of the token for each page that is out [B]."""
 _PERCENT: Final = 100
 """Up to here a number without a unit is probably meant in percent."""
+LEAST_S: Final = 1.0
+"""Time to solve a graph even if that of the call is over [s]."""
+REFUSING_S: Final = 1.5
+"""Time to find the least budget where one is refused [s]."""
 MEASURED: Final = "measured"
 """The costs that are measured on this host, in place of estimates."""
 
@@ -108,6 +114,38 @@ class BackendOptions:
     on_progress: Callable[[SolveProgress], bool | None] | None
     cache: Cache
 
+    def budget_bytes(self, joint: JointGraph, keep_all_bytes: int, call: FirstCall) -> int:
+        """Return the budget of a graph whose peak is this when everything is kept [B].
+
+        A percentage is of the first shape of a function: the RAM of a host does not depend on its
+        inputs. Where everything was kept, it still is; without gradients nothing is.
+        """
+        is_share = str(self.ram).strip().endswith("%")
+        if is_share and joint.is_inference:
+            return keep_all_bytes
+        first_bytes = call.first_bytes.setdefault(call.function, keep_all_bytes)
+        budget_bytes = parse_size(self.ram, field="ram", whole_bytes=first_bytes)
+        keeps = is_share and budget_bytes >= first_bytes
+        return max(budget_bytes, keep_all_bytes) if keeps else budget_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstCall:
+    """The call of a compiled function in which a graph is planned."""
+
+    function: Hashable
+    """Identifies the function among those of a back end."""
+    first_bytes: dict[Hashable, int]
+    """The keep-all peak of the first shape of each function [B]."""
+    until_s: float
+    """When the time for all graphs of the call is over, on the monotonic clock [s]."""
+    tell: Callable[[str], None] = lambda _: None
+    """Takes the stage that begins."""
+
+    def left_s(self, least_s: float = LEAST_S) -> float:
+        """Return the time that is left [s], or the least that helps."""
+        return max(least_s, self.until_s - monotonic())
+
 
 def check_budget(ram: object) -> None:
     """Raise `BudgetError` unless it is a budget, and says its unit where it is that small."""
@@ -124,6 +162,7 @@ def plan(
     wanted: BackendOptions,
     *,
     name: str,
+    call: FirstCall,
     reserved_bytes: int = 0,
     is_predicted: bool = False,
 ) -> GraphPlan:
@@ -144,19 +183,15 @@ def plan(
     if wanted.paging is not None:
         beside_bytes += TOKEN_BYTES * len(graph.tensors)
     keep_all_bytes = checkpoint_all_peak_bytes(graph) + beside_bytes
-    budget_bytes = parse_size(wanted.ram, field="ram", whole_bytes=keep_all_bytes)
-    if joint.is_inference and str(wanted.ram).strip().endswith("%"):
-        budget_bytes = keep_all_bytes  # nothing is kept for a backward pass
+    budget_bytes = wanted.budget_bytes(joint, keep_all_bytes, call)
     beside_bytes += reserved_bytes
     usable_bytes = max(1, budget_bytes - beside_bytes)
     problem = Problem(
         graph, costs, ram=usable_bytes, paging=wanted.paging is not None, minimize="time"
     )
-    if floor(graph).bytes > usable_bytes:
-        raise BudgetError(_too_little(problem, wanted, name, budget_bytes, beside_bytes))
-    result = _solved(problem, wanted)
-    if result.schedule is None:
-        raise BudgetError(_too_little(problem, wanted, name, budget_bytes, beside_bytes))
+    result = None if floor(graph).bytes > usable_bytes else _solved(problem, wanted, call)
+    if result is None or result.schedule is None:
+        raise BudgetError(_too_little(problem, wanted, call, name, budget_bytes, beside_bytes))
     plan, check = checked_plan(
         graph, costs, result.schedule, mode=StorageMode.BLOCKING, ram_budget_bytes=usable_bytes
     )
@@ -185,20 +220,29 @@ def plan(
     )
 
 
-def _solved(problem: Problem, wanted: BackendOptions) -> SolveResult:
+def _solved(problem: Problem, wanted: BackendOptions, call: FirstCall) -> SolveResult:
     """Return the schedule that is known of a problem where it will do, else solve."""
     schedules = Schedules(wanted.cache)
     known = schedules.result(problem, gap=wanted.gap)
     if known is not None and is_settled(known, within_s=wanted.time_limit):
         return known
+    shown = of_solve(call.tell)
+
+    def on_progress(progress: SolveProgress) -> bool | None:
+        shown(progress)
+        return None if wanted.on_progress is None else wanted.on_progress(progress)
+
+    call.tell("solving")
     result = solve(
         problem,
-        time_limit=wanted.time_limit,
+        time_limit=call.left_s(),
         gap=wanted.gap,
         threads=1,
         start=schedules.start(problem) if known is None else known.schedule,
-        on_progress=wanted.on_progress,
+        on_progress=on_progress,
     )
+    # Another call would not have more time for it.
+    result = replace(result, time_limit_s=wanted.time_limit)
     schedules.keep(result)
     return result
 
@@ -247,12 +291,18 @@ def _sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
 
 
 def _too_little(
-    problem: Problem, wanted: BackendOptions, name: str, budget_bytes: int, beside_bytes: int
+    problem: Problem,
+    wanted: BackendOptions,
+    call: FirstCall,
+    name: str,
+    budget_bytes: int,
+    beside_bytes: int,
 ) -> str:
-    """Return why a budget cannot be kept, with the least one that can."""
+    """Return why a budget cannot be kept, with the least one that is found quickly."""
+    call.tell("looking for the least budget")
     least = solve(
         replace(problem, ram="100%", minimize="ram"),
-        time_limit=wanted.time_limit,
+        time_limit=REFUSING_S,
         gap=wanted.gap,
         threads=1,
     )

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._dynamo import config
+from torch._guards import CompileContext
 
 from poetmodel.errors import InputError
 from poetmodel.files import write_text
 from poetmodel.torch.cache import digest, host_key
+from poetmodel.torch.compiled import stages_shown
 from poetmodel.torch.dynamo.costs import Profiles
 from poetmodel.torch.dynamo.joint_rewriting import JointRewriter
 from poetmodel.torch.dynamo.pages import SlotFile
 from poetmodel.torch.dynamo.planning import (
     MEASURED,
     BackendOptions,
+    FirstCall,
     GraphPlan,
     PlanRecord,
     plan,
@@ -23,7 +31,7 @@ from poetmodel.torch.dynamo.planning import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from torch import fx
 
@@ -32,7 +40,15 @@ if TYPE_CHECKING:
 FORMAT: Final = "poetmodel-backend"
 VERSION: Final = 1
 
+SILENT_S: Final = 2.0
+"""Time after which a terminal shows what a call does [s]."""
+
 _LOG: Final = logging.getLogger(__name__)
+_MANY: Final = (
+    "a function was compiled for %d shapes, or other values, and PyTorch refuses further ones: pad "
+    "batches to few lengths, drop the last one if it is smaller (drop_last=True), or raise "
+    "torch._dynamo.config.recompile_limit"
+)
 
 
 class GraphPlanner:
@@ -65,6 +81,33 @@ class GraphPlanner:
             wanted.cache, timed=wanted.costs == MEASURED, is_generated=is_generated
         )
         self._file = None if storage is None else SlotFile(storage)
+        self._first_bytes: dict[Hashable, int] = {}
+        self._call: FirstCall | None = None
+
+    @contextmanager
+    def first_call(self, inputs: Sequence[Any] = ()) -> Iterator[FirstCall]:
+        """Plan graphs of one call inside: within one time limit, which a terminal shows.
+
+        Those of the same code and the same parameters are shapes of one function.
+        """
+        if self._call is not None:
+            yield self._call
+            return
+        number = CompileContext.current_compile_id()
+        frame = None if number is None else number.frame_id
+        if number is not None and (number.frame_compile_id or 0) + 1 == config.recompile_limit:
+            _LOG.warning(_MANY, config.recompile_limit)
+        with stages_shown(after_s=SILENT_S) as tell:
+            self._call = FirstCall(
+                function=(frame, *(id(x) for x in inputs if isinstance(x, torch.nn.Parameter))),
+                first_bytes=self._first_bytes,
+                until_s=monotonic() + self._wanted.time_limit,
+                tell=tell,
+            )
+            try:
+                yield self._call
+            finally:
+                self._call = None
 
     @property
     def key(self) -> str:
@@ -124,19 +167,22 @@ class GraphPlanner:
             If the budget is too small: says the least that is known to do.
         """
         name = f"graph {len(self._planned)}"
-        profiles = (
-            [operation.profile for operation in joint.operations]
-            if self._is_predicted
-            else self._profiles.of(joint)
-        )
-        planned = plan(
-            joint,
-            profiles,
-            self._wanted,
-            name=name,
-            reserved_bytes=reserved_bytes,
-            is_predicted=self._is_predicted,
-        )
+        with self.first_call() as call:
+            call.tell("finding what operations take")
+            profiles = (
+                [operation.profile for operation in joint.operations]
+                if self._is_predicted
+                else self._profiles.of(joint)
+            )
+            planned = plan(
+                joint,
+                profiles,
+                self._wanted,
+                name=name,
+                call=call,
+                reserved_bytes=reserved_bytes,
+                is_predicted=self._is_predicted,
+            )
         self._planned.append(planned)
         _LOG.info("%s", planned.record)
         rewriter = JointRewriter(joint, -1 if self._file is None else self._file.number)
