@@ -13,12 +13,14 @@ import torch
 from torch import nn
 from torch._dynamo.backends import registry
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional
 
 import poetmodel.torch as pmt
 from poetmodel.errors import InputError
 from poetmodel.torch.compiled import stages_shown
 from poetmodel.torch.dynamo import backend as backends
 from poetmodel.torch.dynamo import planning, rewriting
+from poetmodel.torch.graph.tensors import heap_peak_bytes
 
 GROUP = "torch_dynamo_backends"
 
@@ -34,6 +36,7 @@ def network(depth=4, width=64):
     [
         {"ram": "lots"}, {"ram": None}, {"ram": 0.6}, {"ram": True}, {"ram": "-1MiB"}, {"ram": 0},
         {"time_limit": -1}, {"time_limit": "x"}, {"gap": -3}, {"gap": None},
+        {"outside": "much"},
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_when_they_are_given(options):
@@ -166,3 +169,69 @@ def test_a_terminal_shows_what_takes_long(monkeypatch):
         tell("solving")
         time.sleep(0.5)
     assert "solving" in written.getvalue()
+
+
+@pytest.mark.parametrize("outside", [None, "auto", "700KiB"])
+def test_a_loss_outside_is_told_or_counted(outside, caplog):
+    """What it takes between both passes is reserved, as given or measured in the first step.
+
+    Then the budget holds, with eager's bits; the peak is that of a function with its loss.
+    """
+    torch._dynamo.reset()
+    model, x, y = network(), torch.randn(256, 64), torch.randint(0, 300, (256,))
+    model[-1] = nn.Linear(64, 300)
+    inside, back = pmt.backend("75%", cache=False), pmt.backend("75%", cache=False, outside=outside)
+
+    def compile_(function, back):
+        return torch.compile(function, backend=back, fullgraph=True, dynamic=False)
+
+    run = compile_(lambda x: model(x), back)  # noqa: PLW0108 - a bare Sequential is not compiled
+    compile_(lambda x: functional.cross_entropy(model(x), y), inside)(x)
+    assert "not counted" not in caplog.text
+
+    def once(run=run):
+        functional.cross_entropy(run(x), y).backward()
+
+    def gradients(run):
+        model.zero_grad()
+        once(run)
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    for _ in range(2):
+        once()
+    model.zero_grad()
+    peak = heap_peak_bytes(once)
+    (record,), (whole,) = back.plans, inside.plans
+    if outside is None:
+        assert peak > record.ram_budget_bytes
+        assert caplog.text.count("not counted; compile the function that returns the loss") == 1
+        assert "not counted" in back.summary()
+    else:
+        assert peak <= record.predicted_peak_bytes <= record.ram_budget_bytes
+        assert record.keep_all_bytes == pytest.approx(whole.keep_all_bytes, rel=0.2)
+        assert "between forward and backward pass" in back.summary()
+        assert "not counted" not in back.summary()
+    if outside == "auto":
+        assert "the first step, which may go over" in caplog.text
+        assert record.keep_all_bytes == pytest.approx(whole.keep_all_bytes, rel=0.01)
+        assert record.predicted_peak_bytes <= 1.05 * peak
+    assert all(map(torch.equal, gradients(run), gradients(model)))
+
+
+def test_what_is_outside_is_measured_in_the_first_step_that_is_gone_back_through():
+    """Not while a profiler is on, not without gradients, and not where nobody goes back."""
+    model, x = network(), torch.randn(256, 64)
+    torch._dynamo.reset()
+    back = pmt.backend("100%", cache=False, outside="auto")
+    run = torch.compile(lambda x: model(x).square(), backend=back, fullgraph=True, dynamic=False)
+    run(x)
+    with torch.profiler.profile():
+        run(x).mean().backward()
+    for _ in range(2):
+        run(x)  # which nobody goes back through
+    with torch.no_grad():
+        run(x)
+    assert [record.outside_bytes for record in back.plans] == [None, None]
+    for _ in range(2):
+        run(x).mean().backward()
+    assert [record.outside_bytes is None for record in back.plans] == [False, True]

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import partitioners
@@ -22,13 +22,21 @@ from poetmodel.torch.cache import Cache
 from poetmodel.torch.capturing.surroundings import ALONE, native_operators, real_strides
 from poetmodel.torch.dynamo.fakes import capture, predicted
 from poetmodel.torch.dynamo.joint_graph import JointGraph
-from poetmodel.torch.dynamo.planning import MEASURED, BackendOptions, PlanRecord, check_budget
-from poetmodel.torch.dynamo.rewriting import GraphPlanner
+from poetmodel.torch.dynamo.outside import Remeasured
+from poetmodel.torch.dynamo.planning import (
+    MEASURED,
+    BackendOptions,
+    Outside,
+    PlanRecord,
+    check_budget,
+)
+from poetmodel.torch.dynamo.rewriting import AUTO, GraphPlanner
 from poetmodel.torch.errors import CaptureError, explained
 from poetmodel.torch.graph.dropout import split_dropout
 from poetmodel.torch.graph.python import boxed
 from poetmodel.torch.runtime.profiling import measure_paging
 from poetmodel.torch.state.pages import make_folder
+from poetmodel.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,6 +63,7 @@ def backend(
     costs: str | None = None,
     time_limit: float = 20.0,
     gap: float = 0.01,
+    outside: str | int | None = None,
     on_progress: Callable[[SolveProgress], bool | None] | None = None,
     cache: str | Path | bool = True,
 ) -> Backend:
@@ -78,9 +87,13 @@ def backend(
     costs : str, optional
         ``measured``: time the operations of the graph in place of estimates.
     time_limit : float
-        Longest time to solve each graph [s].
+        Longest time to solve the graphs of a call [s].
     gap : float
         Gap between schedule and bound at which a solve ends, as a fraction.
+    outside : str or int, optional
+        What lives between the function's forward and its backward pass beside its results, such as
+        a loss that is computed outside of it: bytes, ``3MiB``, or ``auto``, which measures it in
+        the first step, that may go over the budget, and plans again. Only with eager kernels.
     on_progress : callable, optional
         Called with the progress of a solve; it ends where that returns False.
     cache : str, Path or bool
@@ -110,6 +123,7 @@ def backend(
         paging=None if storage is None else measure_paging(storage),
         time_limit=time_limit,
         gap=gap,
+        outside=outside,
         on_progress=on_progress,
         cache=Cache.of(cache),
     )
@@ -122,13 +136,15 @@ def backend(
 
 def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
     """Yield why a back end cannot be made with some options."""
-    yield from _wrong_numbers(given["ram"], given["time_limit"], given["gap"])
+    yield from _wrong_numbers(**given)
     if kernels not in (EAGER, INDUCTOR):
         yield f"kernels: expected {EAGER} or {INDUCTOR}, got {shown(kernels)}"
     if costs not in (None, MEASURED):
         yield f"costs: expected {MEASURED} or nothing, got {shown(costs)}"
     if kernels == INDUCTOR and given["storage"] is not None:
         yield f"storage: pages need kernels={EAGER!r}"
+    if kernels == INDUCTOR and given["outside"] is not None:
+        yield f"outside: only counted with kernels={EAGER!r}; compile the loss too"
     if kernels == INDUCTOR and costs == MEASURED:
         yield f"costs: kernels that are not written yet cannot be {MEASURED}"
     if costs is not None and given["device"] is not None:
@@ -150,16 +166,21 @@ def _faults(kernels: str, costs: str | None, **given: Any) -> Iterator[str]:
         )
 
 
-def _wrong_numbers(ram: object, time_limit: float, gap: float) -> Iterator[str]:
-    """Yield what is wrong with a budget and the limits of a solve."""
-    try:
-        check_budget(ram)
-    except InputError as error:
-        yield from error.faults
-    try:
-        Request(time_limit_s=time_limit, gap=gap)
-    except InputError as error:
-        yield from error.faults
+def _wrong_numbers(
+    ram: object, time_limit: float, gap: float, outside: Any, **_: Any
+) -> Iterator[str]:
+    """Yield what is wrong with sizes and the limits of a solve."""
+    checks: list[Callable[[], object]] = [
+        lambda: check_budget(ram),
+        lambda: Request(time_limit_s=time_limit, gap=gap),
+    ]
+    if outside not in (None, AUTO):
+        checks.append(lambda: parse_size(outside, field="outside"))
+    for check in checks:
+        try:
+            check()
+        except InputError as error:
+            yield from error.faults
 
 
 def named(module: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> Any:
@@ -296,16 +317,39 @@ class Backend(GraphPlanner):
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a graph, as ``torch.compile`` asks for it."""
         require_one_graph()
+        with self.first_call(inputs) as call:
+            if self._wanted.outside != AUTO:
+                return self._compiled(module, inputs, self._compiler, **options)
+            number, is_first = len(self._planned), call.function not in self._first_bytes
+
+            def again(outside: Outside, arguments: Sequence[Any]) -> Callable[..., Any]:
+                if is_first:  # a percentage is of the whole step
+                    del self._first_bytes[call.function]
+                with self.first_call(before=call, outside=outside):
+                    compiled = self._compiled(module, arguments, self._compiler)
+                planned = self._planned.pop()
+                record = replace(planned.record, name=self._planned[number].record.name)
+                self._planned[number] = replace(planned, record=record)
+                return compiled
+
+            run = Remeasured(again)
+            run.compiled = self._compiled(module, inputs, run.watched(self._compiler), **options)
+            return run
+
+    def _compiled(
+        self, module: fx.GraphModule, inputs: Sequence[Any], backward: Any, **options: Any
+    ) -> Callable[..., Any]:
+        """Compile a graph, its backward pass with a compiler of its own."""
         compile_ = aot_autograd(
             fw_compiler=self._compiler,
-            bw_compiler=self._compiler,
+            bw_compiler=backward,
             inference_compiler=self._inference,
             partition_fn=self._partition,
         )
         lazy = _use_lazy_graph_module(should_use=True)  # no code is run of it
         strides = nullcontext() if self._is_predicted else real_strides(inputs)
-        with ALONE, native_operators(), strides, lazy, rare_collections(), self.first_call(inputs):
-            return compile_(module, inputs, **options)
+        with ALONE, native_operators(), strides, lazy, rare_collections():
+            return cast("Callable[..., Any]", compile_(module, inputs, **options))
 
     def _joint_graph(self, graph: fx.Graph, forward_outputs: int | None) -> JointGraph:
         graph.eliminate_dead_code()

@@ -83,6 +83,8 @@ class JointGraph(StepGraph):
         )
         self.held = self.behind(self.results)
         """Numbers of what is handed over at the end."""
+        self.outside_bytes = 0
+        """What others take at most between the forward and the backward pass [B]."""
 
     def phase_of(self, node: fx.Node) -> Phase:
         """Return the phase of an operation."""
@@ -110,6 +112,16 @@ class JointGraph(StepGraph):
                 self.storages[number] = replace(storage, bytes=max(made))
             self.operations[operation.index] = replace(operation, profile=seen)
 
+    @property
+    def has_loss_outside(self) -> bool:
+        """Whether gradients come in, and none of them is that of a number: of a loss."""
+        return bool(self.tangents) and all(fake(node).numel() != 1 for node in self.tangents)
+
+    @cached_property
+    def tangents_bytes(self) -> int:
+        """The size of the gradients that come in [B]."""
+        return sum(sizes_of(self.tangents).values())
+
     def is_repeatable(self, operation: Operation) -> bool:
         """Return whether it gives the same again: draws nothing, and has no other effect.
 
@@ -134,6 +146,10 @@ class JointGraph(StepGraph):
         workspace_bytes = operation.profile.workspace_bytes
         if len(operation.storages) > 1:  # made again beside what the caller has
             workspace_bytes += sum(self.storages[number].bytes for number in handed)
+        if operation.node is self._first_backward:  # what is there then was there outside
+            made_bytes = sum(self.storages[number].bytes for number in operation.storages)
+            outside_bytes = self.outside_bytes - self.tangents_bytes - made_bytes
+            workspace_bytes = max(workspace_bytes, outside_bytes)
         touched = (*operation.storages, *operation.reads.storages)
         own = self.node(
             operation,
@@ -145,6 +161,12 @@ class JointGraph(StepGraph):
         return replace(
             own, outputs=tuple(replace(t, bytes=0) if k in handed else t for k, t in outputs)
         )
+
+    @cached_property
+    def _first_backward(self) -> fx.Node | None:
+        """The operation that the backward pass begins with, after all that is made again for it."""
+        phases = ((operation.phase, operation.node) for operation in self.operations)
+        return next((node for phase, node in phases if phase is Phase.BACKWARD), None)
 
     @cached_property
     def mutated(self) -> frozenset[fx.Node]:
@@ -228,6 +250,12 @@ def _check(graph: fx.Graph) -> None:
                     f"{str(tensor.layout).removeprefix('torch.')}, whose memory cannot be planned; "
                     "make it dense before the compiled function"
                 )
+
+
+def sizes_of(nodes: Iterable[fx.Node]) -> dict[int, int]:
+    """Return the size of each storage that some nodes show, by its key [B]."""
+    keys = ((storage_of(node), node) for node in nodes)
+    return {key: fake(node).untyped_storage().nbytes() for key, node in keys if key is not None}
 
 
 def ancestors(results: Iterable[Any]) -> set[fx.Node]:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from poetmodel.device import Costs, Device, StorageMode
 from poetmodel.errors import BudgetError, shown
@@ -19,14 +19,12 @@ from poetmodel.solver import solve
 from poetmodel.torch.compile_cache import Schedules, is_settled
 from poetmodel.torch.compiled import of_solve
 from poetmodel.torch.dynamo.costs import CALL_S, this_machine
-from poetmodel.torch.graph.tensors import fake, storage_of
+from poetmodel.torch.dynamo.joint_graph import sizes_of
 from poetmodel.units import MAX_BYTES, format_bytes, format_seconds, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
     from pathlib import Path
-
-    from torch import fx
 
     from poetmodel.device.hardware import Storage
     from poetmodel.plan import Plan, PlanCheck
@@ -45,6 +43,8 @@ LEAST_S: Final = 1.0
 """Time to solve a graph even if that of the call is over [s]."""
 REFUSING_S: Final = 1.5
 """Time to find the least budget where one is refused [s]."""
+LOSS_OUTSIDE: Final = "what the loss takes between forward and backward pass not counted"
+"""What is said where no result that needs a gradient is a number."""
 MEASURED: Final = "measured"
 """The costs that are measured on this host, in place of estimates."""
 
@@ -72,6 +72,11 @@ class PlanRecord:
     device: str
     is_predicted: bool
     """Whether sizes are PyTorch's predictions and workspaces are not counted: nothing was run."""
+    outside_bytes: int | None = None
+    """What of the budget is for what lives between the forward and the backward pass [B]; None
+    where nothing is."""
+    is_loss_missing: bool = False
+    """Whether results need gradients, none of them is a number, and nothing is known outside."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -80,14 +85,18 @@ class PlanRecord:
     def __str__(self) -> str:
         proved = "" if self.gap is None else f" (at least {self.overhead * (1 - self.gap):.1%})"
         pages = f", {self.paged_out} paged out" if self.paged_out else ""
-        predicted = ", workspaces of kernels not counted" if self.is_predicted else ""
+        more = ", workspaces of kernels not counted" if self.is_predicted else ""
+        if self.outside_bytes is not None:
+            more += f", {format_bytes(self.outside_bytes)} between forward and backward pass"
+        elif self.is_loss_missing:
+            more += f", {LOSS_OUTSIDE}"
         return (
             f"{self.name}: peak {format_bytes(self.predicted_peak_bytes)} of "
             f"{format_bytes(self.ram_budget_bytes)} (keep-all {format_bytes(self.keep_all_bytes)}; "
             f"beside it {format_bytes(self.given_bytes)} of parameters and inputs), "
             f"{self.recomputed} recomputed{pages}, "
             f"overhead {self.overhead:.1%}{proved} on {self.device}, "
-            f"{self.status}, solved in {format_seconds(self.solve_s)}{predicted}"
+            f"{self.status}, solved in {format_seconds(self.solve_s)}{more}"
         )
 
 
@@ -113,6 +122,7 @@ class BackendOptions:
     gap: float
     on_progress: Callable[[SolveProgress], bool | None] | None
     cache: Cache
+    outside: str | int | None = None
 
     def budget_bytes(self, joint: JointGraph, keep_all_bytes: int, call: FirstCall) -> int:
         """Return the budget of a graph whose peak is this when everything is kept [B].
@@ -129,6 +139,15 @@ class BackendOptions:
         return max(budget_bytes, keep_all_bytes) if keeps else budget_bytes
 
 
+class Outside(NamedTuple):
+    """What lives between the forward and the backward pass of a function, beside its results."""
+
+    peak_bytes: int = 0
+    """At most [B]."""
+    rest_bytes: int = 0
+    """What of it stays for the backward pass, but for the gradients that come in [B]."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FirstCall:
     """The call of a compiled function in which a graph is planned."""
@@ -139,6 +158,8 @@ class FirstCall:
     """The keep-all peak of the first shape of each function [B]."""
     until_s: float
     """When the time for all graphs of the call is over, on the monotonic clock [s]."""
+    outside: Outside
+    """What lives beside the function."""
     tell: Callable[[str], None] = lambda _: None
     """Takes the stage that begins."""
 
@@ -174,12 +195,14 @@ def plan(
         If the budget is too small: says the least that is known to do.
     """
     joint.apply(profiles)
+    joint.outside_bytes = call.outside.peak_bytes
     graph = joint.training_graph()
     device = wanted.device or this_machine(wanted.cache)
     costs = _costs(graph, wanted, device, [profile.time_s for profile in profiles])
     # Autograd has the gradients of results for the whole backward pass, and the caller the results.
-    beside_bytes = _copies_bytes(joint) + sum(_sizes(joint.tangents).values())
+    beside_bytes = _copies_bytes(joint) + joint.tangents_bytes
     beside_bytes += sum(joint.storages[number].bytes for number in joint.handed_early)
+    beside_bytes += call.outside.rest_bytes
     if wanted.paging is not None:
         beside_bytes += TOKEN_BYTES * len(graph.tensors)
     keep_all_bytes = checkpoint_all_peak_bytes(graph) + beside_bytes
@@ -211,6 +234,8 @@ def plan(
         given_bytes=_given_bytes(joint),
         device=device.key or device.name,
         is_predicted=is_predicted,
+        outside_bytes=call.outside.peak_bytes if any(call.outside) else None,
+        is_loss_missing=joint.has_loss_outside and not any(call.outside),
     )
     return GraphPlan(
         record=record,
@@ -276,18 +301,12 @@ def _copies_bytes(joint: JointGraph) -> int:
         for source in operation.node.all_input_nodes
         if source in joint.mutated
     }
-    return sum(_sizes(read).values())
+    return sum(sizes_of(read).values())
 
 
 def _given_bytes(joint: JointGraph) -> int:
     given = [node for node in joint.arguments if node not in joint.tangents]
-    return sum(_sizes(given).values())
-
-
-def _sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Return the size of each storage that some nodes show, by its key [B]."""
-    keys = ((storage_of(node), node) for node in nodes)
-    return {key: fake(node).untyped_storage().nbytes() for key, node in keys if key is not None}
+    return sum(sizes_of(given).values())
 
 
 def _too_little(
